@@ -1,0 +1,53 @@
+# Each target sets up what it needs in .venv: Python 3.11 to 3.13, make and git are enough.
+PYTHON ?= python3
+EXTRAS ?= simulation,report,parquet
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: run test check bench studies clean wheel
+.DELETE_ON_ERROR:
+
+run: .venv/core.done
+	$(BIN)/coalmine mechanism --noise-multiplier 0.0496 --noise-multiplier 0.0986 --noise-multiplier 0.2317 --delta 8.202952242646147e-07
+
+test: .venv/dev.done wheel
+	$(BIN)/python -m pytest -m "not slow"
+
+check: .venv/dev.done
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/dev.done
+	$(BIN)/python -m benchmarks
+
+studies: .venv/dev.done
+	$(BIN)/python -m studies
+
+# The wheel as a user without extras gets it: built, installed into an environment of its own, and tried.
+wheel: .venv/wheel.done
+
+.venv/wheel.done: .venv/dev.done $(shell find src -name '*.py') README.md
+	rm -rf build/wheel && mkdir -p build/wheel
+	$(BIN)/python -m build --wheel --no-isolation --outdir build/wheel . > build/wheel/log
+	$(PYTHON) -m venv build/wheel/venv
+	build/wheel/venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt build/wheel/*.whl
+	cd build/wheel && venv/bin/python ../../tests/try_wheel.py
+	touch $@
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info < (3, 14), f"coalmine needs Python 3.11 to 3.13, this is {sys.version.split()[0]}: make PYTHON=..."'
+	$(PYTHON) -m venv .venv
+
+.venv/core.done: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) --editable .
+	touch $@
+
+.venv/dev.done: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) --editable '.[dev,$(EXTRAS)]'
+	touch $@ .venv/core.done
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

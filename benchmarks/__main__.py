@@ -1,0 +1,21 @@
+"""`make bench`: every benchmark in turn; each prints its ratios beside its bars. Exit code 1 if a bar is missed."""
+
+import sys
+from importlib import import_module
+
+BENCHMARKS = ["gaussian_epsilon"]
+
+
+def main() -> int:
+    """Run them all, the failed ones named at the end."""
+    missed = []
+    for name in BENCHMARKS:
+        print(f"== {name}", flush=True)
+        if import_module(f"benchmarks.{name}").main():
+            missed.append(name)
+    print(f"missed a bar: {', '.join(missed)}" if missed else "every bar met")
+    return bool(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""What public functions check: each check says what must hold and what came."""
+
+import math
+import operator
+from typing import Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+def finite_array(name: str, value: npt.ArrayLike) -> Floats:
+    """`value` as float64, refused unless every entry is a finite number."""
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be numbers, got {shown(value)}") from None
+    if not np.isfinite(array).all():
+        first = array[~np.isfinite(array)].flat[0]
+        where = "" if array.ndim == 0 else f" ({(~np.isfinite(array)).sum()} of {array.size} values)"
+        raise ValueError(f"{name} must be finite, got {first}{where}")
+    return array
+
+
+def positive_array(name: str, value: npt.ArrayLike) -> Floats:
+    """`value` as float64, refused unless every entry is finite and above 0."""
+    array = finite_array(name, value)
+    if array.size and array.min() <= 0:
+        raise ValueError(f"{name} must be above 0, got {array.min()}")
+    return array
+
+
+def nonnegative_array(name: str, value: npt.ArrayLike) -> Floats:
+    """`value` as float64, refused unless every entry is finite and at least 0."""
+    array = finite_array(name, value)
+    if array.size and array.min() < 0:
+        raise ValueError(f"{name} must be at least 0, got {array.min()}")
+    return array
+
+
+def delta_array(delta: npt.ArrayLike) -> Floats:
+    """The delta of (epsilon, delta) as float64, refused unless every entry lies in (0, 1)."""
+    array = np.asarray(finite_array("delta", delta))
+    if array.size and not ((array > 0) & (array < 1)).all():
+        raise ValueError(f"delta must lie in (0, 1), got {array[~((array > 0) & (array < 1))].flat[0]}")
+    return array
+
+
+def unit_interval(name: str, value: float) -> float:
+    """`value` as a float, refused unless it lies in (0, 1)."""
+    number = one_number(name, value)
+    if not 0 < number < 1:
+        raise ValueError(f"{name} must lie in (0, 1), got {number}")
+    return number
+
+
+def one_number(name: str, value: Any) -> float:
+    """`value` as a finite float."""
+    array = finite_array(name, value)
+    if array.ndim:
+        raise ValueError(f"{name} must be one number, got an array of shape {array.shape}")
+    return float(array)
+
+
+def whole_number(name: str, value: SupportsIndex | float, *, minimum: int) -> int:
+    """`value` as an int, refused unless it is a whole number of at least `minimum`."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        if not isinstance(value, float | np.floating) or not math.isfinite(value) or value != int(value):
+            raise ValueError(f"{name} must be a whole number, got {shown(value)}") from None
+        number = int(value)
+    if number < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {number}")
+    return number
+
+
+def same_shape(**arrays: Floats) -> tuple[Floats, ...]:
+    """The arrays broadcast against each other, refused where they do not fit."""
+    try:
+        return np.broadcast_arrays(*arrays.values())
+    except ValueError:
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+        raise ValueError(f"shapes must broadcast against each other, got {shapes}") from None
+
+
+def shown(value: object) -> str:
+    """`value` as an error message shows it: short."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
