@@ -1,0 +1,1 @@
+"""The mathematics of an audit: numbers in, numbers out."""
