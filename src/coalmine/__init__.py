@@ -1,0 +1,30 @@
+"""How much privacy does a trained model give away? One training run, one epsilon, an honest error bar."""
+
+import logging
+
+from coalmine.estimators.amplification import last_iterate_epsilon, shuffled_epsilon, subsampled_epsilon
+from coalmine.estimators.gaussians import Gaussian, gaussian_delta, gaussian_epsilon
+from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
+from coalmine.estimators.normality import AndersonDarling, anderson_darling
+from coalmine.estimators.null import CosineNull, conditional_null
+from coalmine.estimators.rates import epsilon_from_rates
+from coalmine.version import __version__
+
+__all__ = [
+    "AndersonDarling",
+    "CosineNull",
+    "Gaussian",
+    "__version__",
+    "anderson_darling",
+    "conditional_null",
+    "epsilon_from_rates",
+    "gaussian_delta",
+    "gaussian_epsilon",
+    "last_iterate_epsilon",
+    "mechanism_epsilon",
+    "mechanism_noise",
+    "shuffled_epsilon",
+    "subsampled_epsilon",
+]
+
+logging.getLogger("coalmine").addHandler(logging.NullHandler())
