@@ -1,0 +1,73 @@
+"""`coalmine`: the commands, how much they say, and what their exit codes mean (docs/exit-codes.md)."""
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+from rich.console import Console
+from rich.logging import RichHandler
+
+from coalmine.cli.mechanism import mechanism
+from coalmine.version import __version__
+
+BAD_INPUT, INTERNAL_ERROR, INTERRUPTED = 2, 70, 130
+LEVELS = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO, 2: logging.DEBUG}
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="coalmine", message="%(prog)s %(version)s")
+@click.option("-v", "--verbose", count=True, help="Say more; twice for everything.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing but the result and errors.")
+@click.pass_context
+def app(context: click.Context, verbose: int, quiet: bool) -> None:
+    """Tell how much privacy a trained model gives away.
+
+    Exit codes: 0 fine, 1 VIOLATION, 2 bad input, 3 UNDERPOWERED, 70 an internal error.
+    """
+    context.obj = {"quiet": quiet}
+    logger = logging.getLogger("coalmine")
+    logger.setLevel(LEVELS[-1 if quiet else min(verbose, 2)])
+    logger.handlers = [RichHandler(console=Console(stderr=True), show_path=False, show_time=False)]
+
+
+app.add_command(mechanism)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command and exit with its code; an error is one line on stderr."""
+    try:
+        code = app.main(
+            args=None if arguments is None else list(arguments), prog_name="coalmine", standalone_mode=False
+        )
+        sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else 0)
+    except BrokenPipeError:  # the reader of our output has gone, as in `coalmine … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        sys.exit(BAD_INPUT)
+    except click.ClickException as error:
+        _fail(BAD_INPUT, error.format_message())
+    except (click.Abort, KeyboardInterrupt):
+        _fail(INTERRUPTED, "interrupted")
+    except (ValueError, OSError, ImportError) as error:
+        if "-v" in sys.argv or "-vv" in sys.argv:
+            traceback.print_exc()
+        _fail(BAD_INPUT, str(error))
+    except Exception as error:
+        traceback.print_exc()
+        _fail(
+            INTERNAL_ERROR,
+            f"internal error ({type(error).__name__}: {error}). This is a fault of coalmine {__version__}: please report it "
+            "with the lines above and the command (see CONTRIBUTING.md)",
+        )
+
+
+def _fail(code: int, message: str) -> NoReturn:
+    click.echo(f"coalmine: {' '.join(message.split())}", err=True)
+    sys.exit(code)

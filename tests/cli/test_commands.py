@@ -1,0 +1,83 @@
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import click
+import pytest
+
+from coalmine import __version__, mechanism_epsilon
+from coalmine.cli import main as cli
+
+
+def coalmine(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "coalmine", *arguments], capture_output=True, text=True, env=env)
+
+
+def test_version_and_help():
+    assert coalmine("--version").stdout == f"coalmine {__version__}\n"
+    assert "mechanism" in coalmine("--help").stdout
+
+
+def test_mechanism_prints_the_papers_noise_levels():
+    done = coalmine(
+        "mechanism", "--noise-multiplier", "0.0496", "--noise-multiplier", "0", "--delta", "8.2e-7", "--json"
+    )
+    rows = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert [row["epsilon"] for row in rows] == [mechanism_epsilon(0.0496, delta=8.2e-7), "inf"]
+
+
+def test_mechanism_inverse_as_a_table_without_colour():
+    done = coalmine("mechanism", "--epsilon", "10", "--delta", "1e-6")
+    assert "0.5411" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["mechanism", "--noise-multiplier", "1", "--delta", "2"], "delta must lie in (0, 1), got 2.0"),
+        (["mechanism", "--noise-multiplier", "nan", "--delta", "0.1"], "noise_multiplier must be finite, got nan"),
+        (["mechanism", "--noise-multiplier", "1", "--epsilon", "1", "--delta", "0.1"], "give either"),
+        (["mechanism", "--delta", "0.1"], "give either --noise-multiplier or --epsilon"),
+        (["mechanism", "--noise-multiplier", "one", "--delta", "0.1"], "'one' is not a valid float"),
+        (["nonsense"], "No such command 'nonsense'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments: Sequence[str], message: str):
+    done = coalmine(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), KeyError("x"), ZeroDivisionError()])
+def test_an_internal_error_is_70_and_says_how_to_report_it(error, monkeypatch, capsys):
+    @click.command()
+    def broken() -> None:
+        raise error
+
+    monkeypatch.setitem(cli.app.commands, "broken", broken)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["broken"])
+    assert stop.value.code == 70
+    assert "please report it" in capsys.readouterr().err
+
+
+def test_silent_by_default():
+    code = "import logging, coalmine; logging.getLogger('coalmine').warning('unheard')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr == ""
+
+
+def test_a_closed_pipe_is_no_error():
+    done = subprocess.run(
+        f"{sys.executable} -m coalmine mechanism --epsilon 1 --delta 1e-6 | true",
+        shell=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == ""

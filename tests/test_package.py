@@ -1,0 +1,61 @@
+"""What a user of the bare package relies on: a light import, a version, rooms that import one way."""
+
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+import coalmine
+
+ROOT = Path(__file__).parents[1]
+HEAVY = {"torch", "matplotlib", "plotly", "flwr", "pandas", "sklearn", "dp_accounting"}
+
+
+def python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+def seconds(code: str) -> float:
+    start = time.perf_counter()
+    python(code)
+    return time.perf_counter() - start
+
+
+def test_import_loads_nothing_heavy():
+    loaded = python("import sys, coalmine; print(*{name.split('.')[0] for name in sys.modules})").split()
+    assert not HEAVY & set(loaded)
+
+
+def test_import_costs_at_most_1_3_times_scipy_stats():
+    pairs = [(seconds("import coalmine"), seconds("import scipy.stats")) for _ in range(5)]
+    ours, theirs = (min(times) for times in zip(*pairs, strict=True))
+    assert ours <= 1.3 * theirs
+
+
+def test_version_is_the_installed_one():
+    assert metadata.version("coalmine") == coalmine.__version__
+
+
+def test_every_public_name_is_there_and_explained():
+    for name in coalmine.__all__:
+        assert getattr(coalmine, name) is not None
+        if not name.startswith("__"):
+            assert getattr(coalmine, name).__doc__, name
+
+
+def test_imports_run_one_way():
+    """The arrows of the rooms, by import-linter."""
+    linter = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([linter], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_constraints_are_exact_and_portable():
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            name, _, version = line.partition("==")
+            assert name
+            assert version
+            assert not set("+@ /") & set(version)
+    assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text().splitlines()
