@@ -2,6 +2,8 @@
 
 import logging
 
+from coalmine.audit.gaussian_mechanism import GaussianMechanismAudit, audit_gaussian_mechanism
+from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.estimators.amplification import last_iterate_epsilon, shuffled_epsilon, subsampled_epsilon
 from coalmine.estimators.gaussians import Gaussian, gaussian_delta, gaussian_epsilon
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
@@ -14,8 +16,12 @@ __all__ = [
     "AndersonDarling",
     "CosineNull",
     "Gaussian",
+    "GaussianMechanismAudit",
+    "RotatedCanaries",
+    "SphereCanaries",
     "__version__",
     "anderson_darling",
+    "audit_gaussian_mechanism",
     "conditional_null",
     "epsilon_from_rates",
     "gaussian_delta",

@@ -11,7 +11,9 @@ import click
 from rich.console import Console
 from rich.logging import RichHandler
 
+from coalmine.cli.gaussian import gaussian
 from coalmine.cli.mechanism import mechanism
+from coalmine.cli.reproduce import reproduce
 from coalmine.version import __version__
 
 BAD_INPUT, INTERNAL_ERROR, INTERRUPTED = 2, 70, 130
@@ -34,7 +36,8 @@ def app(context: click.Context, verbose: int, quiet: bool) -> None:
     logger.handlers = [RichHandler(console=Console(stderr=True), show_path=False, show_time=False)]
 
 
-app.add_command(mechanism)
+for command in (mechanism, gaussian, reproduce):
+    app.add_command(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

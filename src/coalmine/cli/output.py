@@ -2,12 +2,19 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+from coalmine.checks import Floats
 
 
 def json_ready(value: Any) -> Any:
@@ -38,6 +45,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
     for row in rows:
         table.add_row(*row)
     console = Console()
+    if not console.is_terminal:
+        console.width = 200  # a file or a pipe has no width of its own
     if title:
         console.print(title, style="bold", highlight=False, soft_wrap=True)
     console.print(table)
@@ -46,3 +55,32 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
 def shown_number(value: float, digits: int = 4) -> str:
     """A number as tables show it."""
     return "inf" if math.isinf(value) else "-" if math.isnan(value) else f"{value:.{digits}g}"
+
+
+def shown_spread(values: Floats, digits: int = 2) -> str:
+    """Mean ± standard deviation."""
+    return f"{values.mean():.{digits}f} ± {values.std():.{digits}f}"
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`value` as JSON in a file that is whole or not there at all."""
+    text = json.dumps(json_ready(value), indent=2, allow_nan=False) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def progress_bar(label: str, *, total: int, hidden: bool = False) -> Iterator[Callable[[], None]]:
+    """A bar on stderr that the yielded function moves by one; shown in a terminal only."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as progress:
+        task = progress.add_task(label, total=total)
+        yield lambda: progress.advance(task)

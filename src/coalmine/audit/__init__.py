@@ -1,0 +1,1 @@
+"""From vectors to a result: adversaries, state, run directory, record, verdict."""
