@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-BENCHMARKS = ["gaussian_epsilon"]
+BENCHMARKS = ["gaussian_epsilon", "canaries"]
 
 
 def main() -> int:

@@ -1,0 +1,106 @@
+"""What both kinds of canaries share: the interface and its checks."""
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
+
+import numpy as np
+
+from coalmine.canaries.philox import key_from_seed
+from coalmine.canaries.vectors import Array, checked_like, checked_vector, is_tensor, same_kind
+from coalmine.checks import Floats, shown, whole_number
+
+if TYPE_CHECKING:
+    import torch
+
+Vector = TypeVar("Vector")
+
+
+def usable(norm: float) -> bool:
+    """Whether a vector of this norm can be taken as it is: not zero, not NaN, and far from the limits of float32."""
+    return 1e-15 < norm < 1e15
+
+
+class Canaries(ABC):
+    """`count` unit vectors of R^dim, recreated from a seed whenever they are needed."""
+
+    def __init__(self, count: int, dim: int, *, seed: SupportsIndex | bytes) -> None:
+        self.dim = whole_number("dim", dim, minimum=2)
+        self.count = whole_number("count", count, minimum=1)
+        if self.count > self.dim:
+            raise ValueError(f"count must be at most dim, got {self.count} canaries in dimension {self.dim}")
+        self._key = key_from_seed(seed)
+
+    def __repr__(self) -> str:  # the key stays out: who knows it knows every canary
+        return f"{type(self).__name__}(count={self.count}, dim={self.dim})"
+
+    @overload
+    def canary(self, index: SupportsIndex, *, like: None = None) -> Floats: ...
+    @overload
+    def canary(self, index: SupportsIndex, *, like: Vector) -> Vector: ...
+    def canary(self, index: SupportsIndex, *, like: Any = None) -> Any:
+        """Canary `index`, from 0 on: a unit vector, of the backend, device and dtype of `like` or else numpy float64."""
+        try:
+            number = operator.index(index)
+        except TypeError:
+            raise ValueError(f"index must be a whole number, got {shown(index)}") from None
+        if not 0 <= number < self.count:
+            raise ValueError(f"index must lie in 0..{self.count - 1}, got {number}")
+        return self.combine([number], like=like)
+
+    @overload
+    def combine(self, indices: Iterable[SupportsIndex], *, like: None = None) -> Floats: ...
+    @overload
+    def combine(self, indices: Iterable[SupportsIndex], *, like: Vector) -> Vector: ...
+    def combine(self, indices: Iterable[SupportsIndex], *, like: Any = None) -> Any:
+        """The sum of the canaries at `indices`, each at most once; zeros for none; like what, as in `canary`."""
+        template = np.empty(0) if like is None else checked_like(like)
+        numbers = self._checked_indices(indices)
+        return same_kind(self._sum(numbers, template), template)
+
+    def cosines(self, vector: Vector) -> Vector:
+        """Cosines of all `count` canaries with `vector`: float64, on its backend and device.
+
+        A float32 vector is transformed in float32 (errors near 1e-6 of a typical cosine), a float64 one in float64.
+        """
+        checked: Any = checked_vector(vector, self.dim)
+        cosines, norm = self._cosines(checked)
+        if not usable(norm):
+            cosines, _ = self._cosines(_rescaled(checked))
+        return cosines
+
+    def _checked_indices(self, indices: Any) -> list[int]:
+        try:
+            listed = indices.tolist() if hasattr(indices, "tolist") else indices  # of arrays and tensors
+            numbers = [operator.index(index) for index in listed]
+        except TypeError:
+            raise ValueError(f"indices must be a list of whole numbers, got {shown(indices)}") from None
+        outside = [number for number in numbers if not 0 <= number < self.count]
+        if outside:
+            raise ValueError(f"indices must lie in 0..{self.count - 1}, got {outside[0]}")
+        if len(set(numbers)) < len(numbers):
+            repeated = next(number for number in numbers if numbers.count(number) > 1)
+            raise ValueError(f"indices must differ, got {repeated} twice; a canary that counts twice is scaled by hand")
+        return numbers
+
+    @abstractmethod
+    def _sum(self, indices: list[int], like: "Array | torch.Tensor") -> "Array | torch.Tensor":
+        """The sum of the canaries, on the backend and device of `like`, in at least its precision."""
+
+    @abstractmethod
+    def _cosines(self, vector: Any) -> tuple[Any, float]:
+        """Cosines of all canaries with a checked vector, float64 where it is, and its norm: if usable, else anything."""
+
+
+def _rescaled(vector: Any) -> Any:
+    """`vector` over its largest entry, in float64: refused if that is 0 or not finite."""
+    if is_tensor(vector):
+        largest, bad = float(vector.abs().max()), int((~vector.isfinite()).sum())
+    else:
+        largest, bad = float(np.abs(vector).max()), int((~np.isfinite(vector)).sum())
+    if bad:
+        raise ValueError(f"vector must be finite, got NaN or infinity in {bad} of {len(vector)} entries")
+    if largest == 0.0:
+        raise ValueError("vector must not be zero, which has no direction; was the model ever updated?")
+    return (vector.double() if is_tensor(vector) else vector.astype(np.float64)) / largest

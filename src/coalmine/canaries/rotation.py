@@ -1,0 +1,145 @@
+"""Orthonormal canaries: the first columns of one fast random rotation, so k cosines cost what one does."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from coalmine.canaries import philox
+from coalmine.canaries.base import Canaries, usable
+from coalmine.canaries.vectors import Array, euclidean_norm, is_tensor, working_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+STAGES = 3
+_BLOCKS = 2**16  # the shuffle moves fewer blocks than this, so that its table is small and its copies are long
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a rotation: what its signs and its shuffle are."""
+
+    order: npt.NDArray[np.uint16]  # block j of the shuffled vector is block order[j] of the vector
+    insert: int  # the shuffled block before which the left-over coordinates (dim mod block) go
+    opening: npt.NDArray[np.uint8]  # dim signs as bits, first coordinate lowest; set means minus
+    closing: npt.NDArray[np.uint8]  # 2^m signs, of the last 2^m coordinates
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """An orthogonal map of R^dim, drawn from a key: a product of stages, each of
+
+    1. a shuffle of the coordinates, in blocks of 2^max(0, m - 15) coordinates that stay together,
+    2. random signs,
+    3. a Walsh-Hadamard transform of the first 2^m coordinates, 2^m the largest power of two up to dim,
+    4. random signs on the last 2^m coordinates,
+    5. a Walsh-Hadamard transform of those.
+
+    Without the shuffle the two halves hardly mix where dim is just below a power of two, and after one stage the image of
+    a one-hot vector is far from Gaussian: tests/canaries/test_law.py shows both. The third stage is there for safety.
+    """
+
+    dim: int
+    stages: tuple[Stage, ...]
+
+    @cached_property
+    def levels(self) -> int:
+        """m: the transforms are of 2^m coordinates."""
+        return self.dim.bit_length() - 1
+
+    @cached_property
+    def size(self) -> int:
+        """2^m."""
+        return 1 << self.levels
+
+    @cached_property
+    def block(self) -> int:
+        """How many neighbouring coordinates the shuffle keeps together."""
+        return block_size(self.dim)
+
+
+def block_size(dim: int) -> int:
+    """The smallest power of two that cuts `dim` into fewer than 2^16 blocks."""
+    block = 1
+    while dim // block >= _BLOCKS:
+        block *= 2
+    return block
+
+
+def draw_rotation(dim: int, key: int, *, stages: int = STAGES, shuffled: bool = True) -> Rotation:
+    """The rotation of a key. Fewer stages and no shuffle are there for the tests, which must be able to fail."""
+    return Rotation(dim, tuple(_draw_stage(dim, key, number, shuffled=shuffled) for number in range(stages)))
+
+
+def _draw_stage(dim: int, key: int, number: int, *, shuffled: bool) -> Stage:
+    blocks = dim // block_size(dim)
+    size = 1 << (dim.bit_length() - 1)
+
+    def bits(domain: int, count: int) -> npt.NDArray[np.uint8]:
+        drawn = philox.words(key, domain=domain, dim=dim, index=number, count=-(-count // 64))
+        return drawn.astype("<u8").view(np.uint8)[: -(-count // 8)].copy()
+
+    order = np.argsort(philox.words(key, domain=philox.SHUFFLE, dim=dim, index=number, count=blocks), kind="stable")
+    insert = int(philox.words(key, domain=philox.INSERT, dim=dim, index=number, count=1)[0]) * (blocks + 1) >> 64
+    return Stage(
+        order=(order if shuffled else np.arange(blocks)).astype(np.uint16),
+        insert=insert if shuffled else blocks,
+        opening=bits(philox.OPENING_SIGNS, dim),
+        closing=bits(philox.CLOSING_SIGNS, size),
+    )
+
+
+class RotatedCanaries(Canaries):
+    """`count` orthonormal vectors: the first columns of a fast random rotation of R^dim.
+
+    All cosines with a vector are `count` entries of its image under the transposed rotation, and the sum of any set of
+    canaries is one image too: each a transform of O(dim log dim), whatever `count` is. Canary i depends on the seed and
+    on `dim`, not on `count`. The law of the cosines is tested from dim 1,000 up; in a few dimensions the rotation takes
+    few values, and `SphereCanaries` cost nothing there.
+
+        >>> canaries = RotatedCanaries(3, 1000, seed=7)
+        >>> abs(canaries.cosines(canaries.combine([0, 2]))).round(3)
+        array([0.707, 0.   , 0.707])
+    """
+
+    def __init__(self, count: int, dim: int, *, seed: SupportsIndex | bytes) -> None:
+        super().__init__(count, dim, seed=seed)
+        self._rotation = draw_rotation(self.dim, self._key)
+        self._devices: dict[Any, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_devices": {}}  # what lies on a device is made again where it is needed
+
+    def _sum(self, indices: list[int], like: "Array | torch.Tensor") -> "Array | torch.Tensor":
+        if is_tensor(like) and like.device.type != "cpu":
+            return self._on(like.device).combine(indices, working_dtype(like))
+        from coalmine.canaries import rotation_numpy
+
+        chosen = np.zeros(self.dim, dtype=np.float64 if like.dtype.itemsize > 4 else np.float32)
+        chosen[indices] = 1.0
+        return rotation_numpy.rotate(self._rotation, chosen)
+
+    def _cosines(self, vector: Any) -> tuple[Any, float]:
+        if not is_tensor(vector):
+            from coalmine.canaries import rotation_numpy
+
+            norm = euclidean_norm(vector)
+            if not usable(norm):
+                return vector[:0], norm
+            return rotation_numpy.rotate_back(self._rotation, vector)[: self.count] / np.float64(norm), norm
+        if vector.device.type != "cpu":
+            return self._on(vector.device).cosines(vector, self.count)
+        import torch
+
+        cosines, norm = self._cosines(vector.numpy())
+        return torch.from_numpy(cosines), norm
+
+    def _on(self, device: "torch.device") -> Any:
+        from coalmine.canaries.rotation_torch import DeviceRotation
+
+        if device not in self._devices:
+            self._devices[device] = DeviceRotation(self._rotation, device)
+        return self._devices[device]

@@ -1,0 +1,231 @@
+"""A rotation applied on the CPU.
+
+A Walsh-Hadamard transform of 2^m numbers is m steps of sums and differences. Four steps at a time are one product with
+the 16×16 Hadamard matrix, and sixteen steps stay within a chunk of 2^16 numbers, so that a whole transform passes twice
+over memory. The products are cut small enough for BLAS not to start threads of its own: ours, one per core, each take
+the next chunk.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coalmine.canaries.rotation import Rotation, Stage
+from coalmine.canaries.vectors import Array, cores
+
+_CHUNK = 2**16  # numbers that one core works on at a time: a few buffers of them fit its cache
+_INNER_STEPS = 4  # steps per product within a chunk
+_OUTER_STEPS = 5  # steps per product across chunks, where every pass goes through memory
+_COLUMNS = 4096
+_PRODUCT = 2**18  # OpenBLAS starts threads for products of more multiplications than this
+_THREADED = 2**18  # below this dim a thread costs more than it brings
+
+Bits = npt.NDArray[np.uint8]
+Work = Callable[[Array, Any], None]  # what to do with a scratch of three chunks and an item
+Each = Callable[[Iterable[Any], Work], None]
+
+
+def rotate_back(rotation: Rotation, vector: Array) -> Array:
+    """The transposed rotation of `vector`, which is left as it is: its products with all columns."""
+    size, scale = rotation.size, rotation.size**-0.5
+    source, target = vector, np.empty_like(vector)
+    with _workers(rotation.dim, vector.dtype) as each:
+        for stage in rotation.stages:
+            _shuffle(rotation, stage, source, target, each)
+            _flip(target[size:], stage.opening[size // 8 :], size % 8, each)
+            _hadamard(target[:size], stage.opening, scale, each, signs_first=True)
+            _hadamard(target[-size:], stage.closing, scale, each, signs_first=True)
+            source, target = target, np.empty_like(vector) if source is vector else source
+    return source
+
+
+def rotate(rotation: Rotation, vector: Array) -> Array:
+    """The rotation of `vector`, which is overwritten: the sum of the columns, weighted by its entries."""
+    size, scale = rotation.size, rotation.size**-0.5
+    source, target = vector, np.empty_like(vector)
+    with _workers(rotation.dim, vector.dtype) as each:
+        for stage in reversed(rotation.stages):
+            _hadamard(source[-size:], stage.closing, scale, each, signs_first=False)
+            _hadamard(source[:size], stage.opening, scale, each, signs_first=False)
+            _flip(source[size:], stage.opening[size // 8 :], size % 8, each)
+            _unshuffle(rotation, stage, source, target, each)
+            source, target = target, source
+    return source
+
+
+@contextmanager
+def _workers(dim: int, dtype: np.dtype[Any]) -> Iterator[Each]:
+    """A function that does some work on every item, one thread per core, each with a scratch of its own.
+
+    The threads live as long as one transform, so that no forked process finds them dead.
+    """
+    count = cores() if dim >= _THREADED else 1
+    scratches = [np.empty(3 * min(_CHUNK, dim) + 16, dtype) for _ in range(count)]
+
+    with ThreadPoolExecutor(count) as pool:
+
+        def each(items: Iterable[Any], work: Work) -> None:
+            waiting = iter(list(items))
+
+            def take_turns(scratch: Array) -> None:
+                for item in waiting:  # shared by the threads: a list's iterator gives every item once
+                    work(scratch, item)
+
+            if count == 1:
+                take_turns(scratches[0])
+            else:
+                list(pool.map(take_turns, scratches))  # list: so that errors come out
+
+        yield each
+
+
+def _shuffle(rotation: Rotation, stage: Stage, source: Array, target: Array, each: Each) -> None:
+    """Blocks of `source`, in the stage's order, into `target`, with the left-over coordinates between two of them."""
+    blocks = source[: len(stage.order) * rotation.block].reshape(-1, rotation.block)
+
+    def gather(_: Array, part: tuple[Bits, Array]) -> None:
+        order, place = part
+        np.take(blocks, order.astype(np.intp), axis=0, out=place, mode="clip")  # clip: "raise" would buffer
+
+    each(_parts(rotation, stage, target), gather)
+    _left_over(rotation, stage, target)[:] = source[blocks.size :]
+
+
+def _unshuffle(rotation: Rotation, stage: Stage, source: Array, target: Array, each: Each) -> None:
+    """Back where `_shuffle` took them from."""
+    blocks = target[: len(stage.order) * rotation.block].reshape(-1, rotation.block)
+
+    def scatter(_: Array, part: tuple[Bits, Array]) -> None:
+        order, place = part
+        blocks[order] = place
+
+    each(_parts(rotation, stage, source), scatter)
+    target[blocks.size :] = _left_over(rotation, stage, source)
+
+
+def _parts(rotation: Rotation, stage: Stage, shuffled: Array) -> Iterator[tuple[Any, Array]]:
+    """Stretches of the order of blocks, each with its place in a shuffled vector."""
+    before = stage.insert * rotation.block
+    after = before + rotation.dim % rotation.block
+    step = max(1, _CHUNK // rotation.block)
+    for order, piece in (
+        (stage.order[: stage.insert], shuffled[:before]),
+        (stage.order[stage.insert :], shuffled[after:]),
+    ):
+        places = piece.reshape(-1, rotation.block)
+        for start in range(0, len(order), step):
+            yield order[start : start + step], places[start : start + step]
+
+
+def _left_over(rotation: Rotation, stage: Stage, shuffled: Array) -> Array:
+    start = stage.insert * rotation.block
+    return shuffled[start : start + rotation.dim % rotation.block]
+
+
+def _flip(values: Array, bits: Bits, first: int, each: Each) -> None:
+    """`values` times their signs, in place; the first sign is bit `first` of the first byte."""
+
+    def flip(scratch: Array, start: int) -> None:
+        piece = values[start : start + _CHUNK]
+        piece *= _signs(bits, start + first, len(piece), 1.0, scratch)
+
+    each(range(0, len(values), _CHUNK), flip)
+
+
+def _signs(bits: Bits, start: int, count: int, scale: float, scratch: Array) -> Array:
+    """Signs `start` to `start + count`, plus or minus `scale`, at the beginning of a scratch."""
+    chosen = bits[start // 8 : -(-(start + count) // 8)]
+    signs = scratch[: 8 * len(chosen)].reshape(-1, 8)
+    np.take(_sign_table(scale, scratch.dtype), chosen, axis=0, out=signs, mode="clip")
+    return signs.reshape(-1)[start % 8 : start % 8 + count]
+
+
+@lru_cache(maxsize=8)
+def _sign_table(scale: float, dtype: np.dtype[Any]) -> Array:
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, np.newaxis], axis=1, bitorder="little")
+    return (scale * (1.0 - 2.0 * bits)).astype(dtype)
+
+
+@lru_cache(maxsize=16)
+def _matrix(steps: int, dtype: np.dtype[Any]) -> Array:
+    """The Hadamard matrix of 2^steps rows, unscaled."""
+    matrix = np.ones((1, 1))
+    for _ in range(steps):
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return matrix.astype(dtype)
+
+
+def _hadamard(values: Array, bits: Bits, scale: float, each: Each, *, signs_first: bool) -> None:
+    """The Walsh-Hadamard transform of 2^m values, in place, with signs of size `scale` before or after it."""
+    if signs_first:
+        _within_chunks(values, bits, scale, each, signs_first=True)
+        _across_chunks(values, each)
+    else:
+        _across_chunks(values, each)
+        _within_chunks(values, bits, scale, each, signs_first=False)
+
+
+def _within_chunks(values: Array, bits: Bits, scale: float, each: Each, *, signs_first: bool) -> None:
+    """The steps between values of one chunk, and the signs."""
+    size = min(_CHUNK, len(values))
+    groups = _groups(size.bit_length() - 1, _INNER_STEPS)
+
+    def transform(scratch: Array, start: int) -> None:
+        chunk = values[start : start + size]
+        signs = _signs(bits, start, size, scale, scratch)
+        one, other = scratch[-2 * size : -size], scratch[-size:]
+        source = np.multiply(chunk, signs, out=one) if signs_first else chunk
+        stride = 1
+        for steps in groups:
+            last = stride << steps == size
+            target = chunk if signs_first and last else other if source is one else one
+            _products(steps, source, target, stride)
+            source, stride = target, stride << steps
+        if not signs_first:
+            np.multiply(source, signs, out=chunk)
+
+    each(range(0, len(values), size), transform)
+
+
+def _across_chunks(values: Array, each: Each) -> None:
+    """The steps between values of different chunks."""
+    stride = _CHUNK
+    for steps in _groups((len(values) // _CHUNK).bit_length() - 1, _OUTER_STEPS):
+        sets = values.reshape(-1, 1 << steps, stride)
+
+        def transform(scratch: Array, columns: Array, steps: int = steps) -> None:
+            result = scratch[: columns.size].reshape(columns.shape)
+            np.matmul(_matrix(steps, values.dtype), _tiles(columns, steps), out=_tiles(result, steps))
+            columns[:] = result
+
+        each((rows[:, start : start + _COLUMNS] for rows in sets for start in range(0, stride, _COLUMNS)), transform)
+        stride <<= steps
+
+
+def _products(steps: int, source: Array, target: Array, stride: int) -> None:
+    """`steps` steps, between values `stride` apart and more, from `source` into `target`."""
+    matrix, size = _matrix(steps, source.dtype), 1 << steps
+    if stride == 1:
+        rows = min(len(source) >> steps, _PRODUCT >> (2 * steps))
+        np.matmul(source.reshape(-1, rows, size), matrix, out=target.reshape(-1, rows, size))
+    else:
+        shape = (-1, size, stride)
+        np.matmul(matrix, _tiles(source.reshape(shape), steps), out=_tiles(target.reshape(shape), steps))
+
+
+def _tiles(rows: Array, steps: int) -> Array:
+    """Matrices of 2^steps rows, cut into ones of so few columns that BLAS multiplies them in the calling thread."""
+    width = rows.shape[-1]
+    columns = min(width, _PRODUCT >> (2 * steps))
+    return rows.reshape(*rows.shape[:-1], width // columns, columns).swapaxes(-3, -2)
+
+
+def _groups(steps: int, most: int) -> list[int]:
+    """`steps` in as few groups of at most `most` as there can be, nearly equal."""
+    count = -(-steps // most)
+    return [steps // count + (number < steps % count) for number in range(count)]

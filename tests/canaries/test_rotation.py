@@ -1,0 +1,104 @@
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+
+from coalmine.canaries import RotatedCanaries, rotation_numpy, rotation_torch
+
+DIMS = [2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 65, 97, 255, 256, 257, 1000, 1009]
+
+
+def matrix(canaries: RotatedCanaries) -> np.ndarray:
+    return np.array([canaries.canary(index) for index in range(canaries.count)])
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_all_columns_are_orthonormal(dim):
+    """Odd, prime, a power of two and one more: R is orthogonal in every dimension."""
+    columns = matrix(RotatedCanaries(dim, dim, seed=dim))
+    np.testing.assert_allclose(columns @ columns.T, np.eye(dim), atol=1e-12)
+    np.testing.assert_allclose(columns.T @ columns, np.eye(dim), atol=1e-12)
+
+
+@pytest.mark.parametrize("dim", [4097, 8000, 65_537, 131_071, 300_007])
+def test_some_columns_are_orthonormal(dim):
+    """From 65,536 on the shuffle moves blocks, with coordinates left over; from 2^18 on several threads work."""
+    canaries = RotatedCanaries(dim, dim, seed=dim)
+    chosen = np.unique([0, 1, dim // 3, dim // 2, dim - 2, dim - 1])
+    columns = np.array([canaries.canary(index) for index in chosen])
+    np.testing.assert_allclose(columns @ columns.T, np.eye(len(chosen)), atol=1e-12)
+    expected = np.zeros((len(chosen), dim))
+    expected[np.arange(len(chosen)), chosen] = 1.0
+    np.testing.assert_allclose([canaries.cosines(column) for column in columns], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("dim", [2, 5, 64, 1009, 8000])
+def test_cosines_are_what_dot_products_say(dim):
+    canaries = RotatedCanaries(min(dim, 200), dim, seed=1)
+    vector = np.random.default_rng(dim).standard_normal(dim)
+    expected = matrix(canaries) @ vector / np.linalg.norm(vector)
+    np.testing.assert_allclose(canaries.cosines(vector), expected, atol=1e-13)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 9, 1000, 70_001])
+def test_all_cosines_together_have_norm_1(dim):
+    vector = np.random.default_rng(dim).standard_cauchy(dim)
+    assert np.linalg.norm(RotatedCanaries(dim, dim, seed=4).cosines(vector)) == pytest.approx(1, abs=1e-12)
+
+
+def test_a_canary_does_not_depend_on_how_many_there_are():
+    vector = np.random.default_rng(0).standard_normal(5000)
+    few, many = RotatedCanaries(10, 5000, seed=2), RotatedCanaries(5000, 5000, seed=2)
+    assert (few.canary(7) == many.canary(7)).all()
+    assert (few.cosines(vector) == many.cosines(vector)[:10]).all()
+
+
+def test_seeds_and_dims_give_different_canaries():
+    same = RotatedCanaries(1, 1000, seed=1).canary(0)
+    assert (RotatedCanaries(1, 1000, seed=1).canary(0) == same).all()
+    for other in (RotatedCanaries(1, 1000, seed=2), RotatedCanaries(1, 1000, seed=b"\1")):
+        assert abs(other.canary(0) @ same) < 6 / np.sqrt(1000)
+    assert abs(RotatedCanaries(1, 1001, seed=1).canary(0)[:1000] @ same) < 6 / np.sqrt(1000)
+
+
+@pytest.mark.parametrize("dim", [1000, 70_001, 1_206_590])
+def test_float32_is_as_good_as_float32_can_be(dim):
+    canaries = RotatedCanaries(500, dim, seed=3)
+    vector = np.random.default_rng(1).standard_normal(dim).astype(np.float32)
+    exact = canaries.cosines(vector.astype(np.float64))
+    assert np.linalg.norm(canaries.cosines(vector) - exact) < 1e-6 * np.linalg.norm(exact)
+    total = canaries.combine(range(0, 500, 3))
+    assert np.linalg.norm(canaries.combine(range(0, 500, 3), like=vector) - total) < 1e-6 * np.linalg.norm(total)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 5, 8, 97, 8000, 70_001])
+def test_plain_torch_applies_the_same_rotation(dim):
+    """The way for devices without Triton kernels; here on the CPU, where tensors otherwise go through numpy."""
+    rotation = RotatedCanaries(1, dim, seed=b"any bytes")._rotation
+    vector = np.random.default_rng(dim).standard_normal(dim)
+    for ours, theirs in (
+        (rotation_numpy.rotate_back(rotation, vector), rotation_torch.rotate_back(rotation, torch.from_numpy(vector))),
+        (rotation_numpy.rotate(rotation, vector.copy()), rotation_torch.rotate(rotation, torch.from_numpy(vector))),
+    ):
+        np.testing.assert_allclose(theirs.numpy(), ours, atol=1e-13)
+
+
+def test_what_a_device_computes_on_the_cpu():
+    canaries = RotatedCanaries(50, 1000, seed=9)
+    vector = torch.randn(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    device = rotation_torch.DeviceRotation(canaries._rotation, torch.device("cpu"))
+    cosines, norm = device.cosines(vector, 50)
+    np.testing.assert_allclose(cosines, canaries.cosines(vector), atol=1e-14)
+    assert norm == pytest.approx(float(vector.norm()))
+    np.testing.assert_allclose(device.combine([3, 4], torch.float64), canaries.combine([3, 4]), atol=1e-14)
+
+
+def test_golden_canaries():
+    """Canaries are part of the public interface; rounded, since machines differ in the last bits."""
+    digest = hashlib.sha256()
+    for dim in (17, 1000, 70_001):
+        for index in (0, 16):
+            rounded = np.round(RotatedCanaries(17, dim, seed=20240).canary(index) * 12_345_678.9).astype("<i8")
+            digest.update(rounded.tobytes())
+    assert digest.hexdigest() == "3f03ff95c49e0b3e9b8607c2dfed17a1efcd4988d18995b5eefeaa71bc793079"
