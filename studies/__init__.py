@@ -1,0 +1,1 @@
+"""Slow studies: `make studies`."""

@@ -1,0 +1,203 @@
+"""Before training: how many canaries an audit needs, and what a given number of them can tell (Section 5).
+
+The model is that of an honest pipeline whose canaries are orthonormal: scores N(mean, 1) in units of the null's std, that
+std estimated from the dim - k directions without a canary.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from coalmine.checks import nonnegative_array, one_number, unit_interval, whole_number
+from coalmine.estimators.bounds import FEWEST, lower_bound_ceiling
+from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
+from coalmine.estimators.intervals import Floor, Interval, epsilon_interval, noise_floor, null_lattice, quick_epsilons
+from coalmine.estimators.mechanism import mechanism_noise
+from coalmine.estimators.variance import Sample
+
+UNOBSERVED_PER_CANARY = (
+    10  # unobserved canaries cost nothing with a rotation; ten times as many lift the bound's ceiling
+)
+MOST = 2**53  # canaries that anyone may ask for
+LARGEST_MEAN = 100.0  # an epsilon of 5,000: told from 0 by ten canaries
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What `canaries` observed canaries in R^dim can tell.
+
+    `detectable` is the smallest epsilon whose estimate lies above the floor's q95 in `power` of the runs. `ceiling` is the
+    most that the valid bound can report against `unobserved` unobserved canaries; against the null in closed form it has
+    no ceiling.
+    """
+
+    dim: int
+    delta: float
+    canaries: int
+    unobserved: int
+    power: float
+    floor: Floor
+    detectable: float
+    ceiling: float
+
+    def interval_at(self, epsilon: float, *, confidence: float = 0.95) -> Interval:
+        """The interval that scores of exactly the expected mean and std would get, were the true epsilon `epsilon`."""
+        sample = _sample(self.canaries, self.dim)
+        mean = _mean(one_number("epsilon", epsilon), self.delta)
+        return epsilon_interval(mean, 1.0, sample=sample, delta=self.delta, confidence=confidence)
+
+
+def plan_audit(canaries: int, *, dim: int, delta: float, power: float = 0.9) -> Plan:
+    """What an audit with that many canaries will be able to tell.
+
+    >>> plan = plan_audit(1000, dim=1_000_000, delta=1e-6)
+    >>> f"{plan.detectable:.2f} is told from 0; the bound ends at {plan.ceiling:.2f}"
+    '0.58 is told from 0; the bound ends at 7.12'
+    """
+    dim = whole_number("dim", dim, minimum=2)
+    count = whole_number("canaries", canaries, minimum=FEWEST)
+    if count > dim - 2:
+        raise ValueError(
+            f"canaries must be at most dim - 2, got {count} canaries in {dim} dimensions; audit with fewer"
+        )
+    delta, power = unit_interval("delta", delta), unit_interval("power", power)
+    unobserved = max(min(dim - count, UNOBSERVED_PER_CANARY * count), FEWEST)
+    return Plan(
+        dim=dim,
+        delta=delta,
+        canaries=count,
+        unobserved=unobserved,
+        power=power,
+        floor=_floor(_sample(count, dim), delta),
+        detectable=_detectable_epsilon(_sample(count, dim), delta, power),
+        ceiling=lower_bound_ceiling(count, unobserved=unobserved, delta=delta),
+    )
+
+
+def canaries_to_detect(epsilon: float, *, dim: int, delta: float, power: float = 0.9) -> int:
+    """The fewest canaries whose estimate of `epsilon` lies above what nothing leaking reads, in `power` of the runs.
+
+    Above the floor's q95, that is: when nothing leaks, 5 % of the runs lie there too.
+    """
+    dim = whole_number("dim", dim, minimum=FEWEST + 2)
+    delta, power = unit_interval("delta", delta), unit_interval("power", power)
+    mean = _mean(one_number("epsilon", epsilon), delta)
+
+    most = max(
+        int(dim / (1 + mean / math.sqrt(2))), FEWEST
+    )  # more canaries leave too few directions to learn the null from
+    most = min(most, dim - 2)
+    fewest = _fewest(lambda count: _detection_power(mean, _sample(count, dim), delta) >= power, most)
+    if fewest is None:
+        raise ValueError(
+            f"no number of canaries in {dim} dimensions tells an epsilon of {epsilon:g} from 0; ask for more"
+        )
+    return fewest
+
+
+def power_against_claim(
+    canaries: int,
+    claim_epsilon: float,
+    *,
+    delta: float,
+    level: float,
+    factor: float = 2.0,
+    dilution: float = 0.0,
+    null_dof: float = math.inf,
+) -> float:
+    """The chance that the z-test of the mean score against a mechanism claim catches a mechanism of `factor` times it.
+
+    The test rejects when the mean score exceeds the claim's own, 1/z for the noise multiplier z of the claim, by the normal
+    quantile at 1 - level. The faulty mechanism's mean is 1/√(z'² + dilution²): `dilution` is the norm of the real signal
+    over clip_norm·√dim, 0 for an adversary who knows it. For R participations divide it by √R.
+    """
+    count, level = whole_number("canaries", canaries, minimum=1), unit_interval("level", level)
+    return _power(count, *_claim_means(claim_epsilon, delta, factor, dilution), level, null_dof)
+
+
+def canaries_for_power(
+    claim_epsilon: float,
+    *,
+    delta: float,
+    level: float,
+    power: float = 0.9,
+    factor: float = 2.0,
+    dilution: float = 0.0,
+    null_dof: float = math.inf,
+) -> int | None:
+    """The fewest canaries at which power_against_claim reaches `power`; None where no number of them does.
+
+    >>> canaries_for_power(3.0, delta=1e-6, level=0.002)
+    58
+    """
+    level, power = unit_interval("level", level), unit_interval("power", power)
+    claimed, faulty = _claim_means(claim_epsilon, delta, factor, dilution)
+    if faulty <= claimed:
+        return None
+    return _fewest(lambda count: _power(count, claimed, faulty, level, null_dof) >= power, MOST)
+
+
+def _power(count: int, claimed: float, faulty: float, level: float, null_dof: float) -> float:
+    spread_claimed, spread_faulty = (math.sqrt(1 / count + mean**2 / (2 * null_dof)) for mean in (claimed, faulty))
+    critical = claimed - float(ndtri(level)) * spread_claimed
+    return float(ndtr((faulty - critical) / spread_faulty))
+
+
+def _claim_means(claim_epsilon: float, delta: float, factor: float, dilution: float) -> tuple[float, float]:
+    claim, factor = one_number("claim_epsilon", claim_epsilon), one_number("factor", factor)
+    if claim <= 0:
+        raise ValueError(f"claim_epsilon must be above 0, got {claim}")
+    if factor <= 1:
+        raise ValueError(f"factor must be above 1, got {factor}")
+    dilution = float(nonnegative_array("dilution", dilution))
+    noise = float(mechanism_noise(factor * claim, delta=delta))
+    return _mean(claim, delta), 1 / math.hypot(noise, dilution)
+
+
+def _mean(epsilon: float, delta: float) -> float:
+    """The mean score at which N(0, 1) and N(mean, 1) are `epsilon` apart."""
+    return 1 / float(mechanism_noise(epsilon, delta=delta))
+
+
+def _sample(count: int, dim: int) -> Sample:
+    return Sample(count, null_dof=float(dim - count))
+
+
+def _detectable_epsilon(sample: Sample, delta: float, power: float) -> float:
+    low, high = 0.0, LARGEST_MEAN
+    while high - low > 1e-4 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if _detection_power(middle, sample, delta) >= power else (middle, high)
+    return float(gaussian_epsilon(Gaussian(0.0, 1.0), Gaussian(high, 1.0), delta=delta))
+
+
+def _detection_power(mean: float, sample: Sample, delta: float) -> float:
+    """How often the estimate lies above the floor's q95 at a true mean: the floor's own lattice, shifted."""
+    means, stds = null_lattice(sample)
+    # The error that all scores share, that of the null's std, is taken from what the fitted std says about it.
+    ratio = stds**2 * sample.variance_ratio_scale
+    shared = np.sqrt((sample.null_dof + (sample.count - 1) * ratio) / (sample.null_dof + sample.count - 1))
+    shifted = quick_epsilons(means + mean * shared, stds, sample=sample, delta=delta, variance="auto")
+    return float(np.mean(shifted > _floor(sample, delta).q95))
+
+
+@lru_cache(maxsize=64)
+def _floor(sample: Sample, delta: float) -> Floor:
+    return noise_floor(sample=sample, delta=delta)
+
+
+def _fewest(enough: Callable[[int], bool], most: int) -> int | None:
+    """The smallest count in [FEWEST, most] that is enough, if enough stays enough."""
+    low, high = FEWEST - 1, FEWEST
+    while not enough(high):
+        if high == most:
+            return None
+        low, high = high, min(2 * high, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high

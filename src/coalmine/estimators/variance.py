@@ -1,0 +1,76 @@
+"""Epsilon from the mean and std of observed scores, and which std of the alternative to believe.
+
+Means and stds here are in units of the null: its mean is 0 and its std 1. Stds divide by the number of scores, as the
+paper's do (Algorithm 1, line 9).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import chdtrc, chdtri, fdtrc, fdtri
+
+from coalmine.checks import Floats
+from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
+
+LEVEL = 0.05  # of the F test; 1 % and 10 % both lose more where the stds are nearly, but not quite, equal
+Variance = Literal["auto", "fitted", "null"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """How much there is to estimate from.
+
+    `null_dof` is the number of directions, or unobserved scores less one, that the null's std was estimated from: inf when
+    it is known. `null_count` is the number of unobserved scores its mean was taken from, inf when that is known.
+    """
+
+    count: int
+    null_dof: float = math.inf
+    null_count: float = math.inf
+
+    @property
+    def variance_ratio_scale(self) -> float:
+        """The ratio of two variances without the bias of dividing by the number of scores."""
+        null_bias = 1.0 if math.isinf(self.null_count) else 1 - 1 / self.null_count
+        return self.count / (self.count - 1) * null_bias
+
+
+def point_epsilon(mean: npt.ArrayLike, std: npt.ArrayLike, *, sample: Sample, delta: float, variance: str) -> Any:
+    """Epsilon of N(0, 1) against the alternative that `variance` chooses: one number, or one for each mean and std.
+
+    "fitted" takes the alternative's std from the scores (Algorithm 2), "null" takes the null's, and "auto" takes the null's
+    unless an F test at 5 % tells the two apart.
+    """
+    std = chosen_std(np.asarray(std, dtype=np.float64), sample, variance)
+    return gaussian_epsilon(Gaussian(0.0, 1.0), Gaussian(mean, std), delta=delta)
+
+
+def chosen_std(std: Floats, sample: Sample, variance: str) -> Floats:
+    """The alternative's std: 1, the null's, where `variance` says so."""
+    if variance == "fitted":
+        return std
+    if variance == "null":
+        return np.ones_like(std)
+    low, high = null_std_range(sample)
+    return np.where((std >= low) & (std <= high), 1.0, std)
+
+
+def null_std_range(sample: Sample) -> tuple[float, float]:
+    """The fitted stds at which the F test does not reject that the alternative has the null's std."""
+    dof, null_dof = sample.count - 1, sample.null_dof
+    if math.isinf(null_dof):
+        ratios = [chdtri(dof, 1 - LEVEL / 2) / dof, chdtri(dof, LEVEL / 2) / dof]
+    else:
+        ratios = [fdtri(dof, null_dof, LEVEL / 2), fdtri(dof, null_dof, 1 - LEVEL / 2)]
+    low, high = (math.sqrt(ratio / sample.variance_ratio_scale) for ratio in ratios)
+    return low, high
+
+
+def equal_std_p_value(std: float, sample: Sample) -> float:
+    """The two-sided p-value of the F test that the alternative has the null's std."""
+    ratio, dof = std * std * sample.variance_ratio_scale, sample.count - 1
+    above = chdtrc(dof, ratio * dof) if math.isinf(sample.null_dof) else fdtrc(dof, sample.null_dof, ratio)
+    return float(2 * min(above, 1 - above))

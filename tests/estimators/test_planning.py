@@ -1,0 +1,96 @@
+"""How many canaries an audit needs."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from coalmine.estimators.estimate import epsilon_estimate
+from coalmine.estimators.gaussians import Gaussian
+from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
+from coalmine.estimators.planning import canaries_for_power, canaries_to_detect, plan_audit, power_against_claim
+from coalmine.estimators.variance import Sample, point_epsilon
+
+
+@pytest.mark.parametrize(
+    ("claim", "fewest", "most"), [(3.0, 49, 69), (1.0, 332, 466), (0.3, 3_000, 4_200), (0.1, 24_000, 33_000)]
+)
+@pytest.mark.parametrize("level", [0.002, 0.001])
+def test_canaries_that_catch_twice_the_claim(claim, fewest, most, level):
+    """For 90 % power with everybody else's updates known, at the levels of a verdict."""
+    assert fewest <= canaries_for_power(claim, delta=1e-6, level=level) <= most
+
+
+@pytest.mark.parametrize(("claim", "level", "power"), [(1.0, 0.05, 0.9), (3.0, 0.002, 0.8), (10.0, 0.01, 0.99)])
+def test_the_fewest_canaries_have_the_closed_form(claim, level, power):
+    gap = 1 / mechanism_noise(2 * claim, delta=1e-6) - 1 / mechanism_noise(claim, delta=1e-6)
+    needed = ((norm.isf(level) + norm.ppf(power)) / gap) ** 2
+    assert canaries_for_power(claim, delta=1e-6, level=level, power=power) == max(math.ceil(needed), 10)
+
+
+@pytest.mark.parametrize(("null_dof", "dilution"), [(math.inf, 0.0), (300.0, 0.0), (math.inf, 0.5)])
+def test_power_is_how_often_the_test_rejects(null_dof, dilution):
+    """Monte Carlo of the z-test on scores whose null std was estimated."""
+    rng, runs, count, claim = np.random.default_rng(0), 4_000, 60, 3.0
+    claimed = 1 / mechanism_noise(claim, delta=1e-6)
+    faulty = 1 / math.hypot(mechanism_noise(2 * claim, delta=1e-6), dilution)
+    scale = 1.0 if math.isinf(null_dof) else np.sqrt(rng.chisquare(null_dof, runs) / null_dof)
+    means = rng.normal(faulty, 1, (runs, count)).mean(axis=1) / scale
+    critical = claimed + norm.isf(0.01) * math.sqrt(1 / count + claimed**2 / (2 * null_dof))
+    power = power_against_claim(count, claim, delta=1e-6, level=0.01, dilution=dilution, null_dof=null_dof)
+    assert np.mean(means > critical) == pytest.approx(power, abs=4 * 0.5 / math.sqrt(runs))
+
+
+def test_a_diluted_fault_may_be_beyond_any_number_of_canaries():
+    assert canaries_for_power(3.0, delta=1e-6, level=0.002, dilution=2.0) is None
+    assert canaries_for_power(3.0, delta=1e-6, level=0.002, null_dof=10) is None
+
+
+def test_the_detectable_epsilon_is_detected_in_90_percent():
+    plan = plan_audit(200, dim=2_000, delta=1e-6)
+    rng, runs, sample = np.random.default_rng(1), 4_000, Sample(200, null_dof=1_800.0)
+    mean = 1 / mechanism_noise(plan.detectable, delta=1e-6)
+    scale = np.sqrt(rng.chisquare(1_800, runs) / 1_800)
+    scores = rng.normal(mean, 1, (runs, 200))
+    epsilons = point_epsilon(
+        scores.mean(axis=1) / scale, scores.std(axis=1) / scale, sample=sample, delta=1e-6, variance="auto"
+    )
+    assert np.mean(epsilons > plan.floor.q95) == pytest.approx(0.9, abs=4 * math.sqrt(0.09 / runs) + 0.005)
+
+
+def test_the_plan_agrees_with_the_estimate():
+    plan = plan_audit(1_000, dim=100_000, delta=1e-6)
+    scores = norm.ppf((np.arange(1_000) + 0.5) / 1_000)
+    scores = scores / scores.std() + 1 / mechanism_noise(3.0, delta=1e-6)
+    estimate = epsilon_estimate(scores, null=Gaussian(0, 1), delta=1e-6, null_dof=99_000)
+    assert estimate.floor == pytest.approx(plan.floor, rel=1e-9)
+    assert estimate.interval == pytest.approx(plan.interval_at(3.0), rel=1e-6)
+    assert plan.unobserved == 10_000
+
+
+@pytest.mark.parametrize("epsilon", [0.4, 1.0, 5.0])
+def test_canaries_to_detect_inverts_the_plan(epsilon):
+    count = canaries_to_detect(epsilon, dim=1_000_000, delta=1e-6)
+    assert plan_audit(count, dim=1_000_000, delta=1e-6).detectable <= epsilon * 1.001
+    assert plan_audit(int(count * 0.95) - 1, dim=1_000_000, delta=1e-6).detectable > epsilon
+
+
+def test_more_canaries_tell_more():
+    plans = [plan_audit(count, dim=100_000, delta=1e-6) for count in (10, 100, 1_000, 10_000)]
+    assert (np.diff([plan.detectable for plan in plans]) < 0).all()
+    assert (np.diff([plan.ceiling for plan in plans]) > 0).all()
+    assert mechanism_epsilon(1.0, delta=1e-6) < plans[0].detectable
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: plan_audit(9, dim=1000, delta=1e-6), "canaries must be at least 10"),
+    (lambda: plan_audit(999, dim=1000, delta=1e-6), "at most dim - 2"),
+    (lambda: canaries_to_detect(0.01, dim=1000, delta=1e-6), "no number of canaries in 1000 dimensions"),
+    (lambda: canaries_for_power(0.0, delta=1e-6, level=0.01), "claim_epsilon must be above 0"),
+    (lambda: canaries_for_power(1.0, delta=1e-6, level=0.01, factor=1.0), "factor must be above 1"),
+    (lambda: power_against_claim(100, 1.0, delta=1e-6, level=0.0), "level must lie in"),
+])  # fmt: skip
+def test_bad_input_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
