@@ -9,6 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 
 run: .venv/core.done
 	$(BIN)/coalmine mechanism --noise-multiplier 0.0496 --noise-multiplier 0.0986 --noise-multiplier 0.2317 --delta 8.202952242646147e-07
+	$(BIN)/coalmine gaussian
 
 test: .venv/dev.done wheel
 	$(BIN)/python -m pytest -m "not slow"

@@ -2,7 +2,11 @@
 
 import logging
 
+from coalmine.audit.audit import Audit
 from coalmine.audit.gaussian_mechanism import GaussianMechanismAudit, audit_gaussian_mechanism
+from coalmine.audit.result import AuditResult
+from coalmine.audit.run_directory import RunDirectory
+from coalmine.audit.verdict import Claim, Verdict
 from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.estimators.amplification import last_iterate_epsilon, shuffled_epsilon, subsampled_epsilon
 from coalmine.estimators.gaussians import Gaussian, gaussian_delta, gaussian_epsilon
@@ -14,11 +18,16 @@ from coalmine.version import __version__
 
 __all__ = [
     "AndersonDarling",
+    "Audit",
+    "AuditResult",
+    "Claim",
     "CosineNull",
     "Gaussian",
     "GaussianMechanismAudit",
     "RotatedCanaries",
+    "RunDirectory",
     "SphereCanaries",
+    "Verdict",
     "__version__",
     "anderson_darling",
     "audit_gaussian_mechanism",

@@ -14,6 +14,7 @@ from rich.logging import RichHandler
 from coalmine.cli.gaussian import gaussian
 from coalmine.cli.mechanism import mechanism
 from coalmine.cli.reproduce import reproduce
+from coalmine.cli.verify import seed, verify
 from coalmine.version import __version__
 
 BAD_INPUT, INTERNAL_ERROR, INTERRUPTED = 2, 70, 130
@@ -36,7 +37,7 @@ def app(context: click.Context, verbose: int, quiet: bool) -> None:
     logger.handlers = [RichHandler(console=Console(stderr=True), show_path=False, show_time=False)]
 
 
-for command in (mechanism, gaussian, reproduce):
+for command in (mechanism, gaussian, reproduce, verify, seed):
     app.add_command(command)
 
 

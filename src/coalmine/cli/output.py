@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,22 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from coalmine.audit.numbers import json_ready
+from coalmine.audit.rounds import write_atomically
 from coalmine.checks import Floats
-
-
-def json_ready(value: Any) -> Any:
-    """`value` with inf as the string "inf" and NaN as null, which JSON has no words for."""
-    if isinstance(value, dict):
-        return {key: json_ready(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_ready(item) for item in value]
-    if isinstance(value, float):
-        if math.isnan(value):
-            return None
-        if math.isinf(value):
-            return "inf" if value > 0 else "-inf"
-        return float(value)
-    return value
 
 
 def print_json(value: Any) -> None:
@@ -65,15 +50,7 @@ def shown_spread(values: Floats, digits: int = 2) -> str:
 def write_json(path: Path, value: Any) -> None:
     """`value` as JSON in a file that is whole or not there at all."""
     text = json.dumps(json_ready(value), indent=2, allow_nan=False) + "\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_atomically(path, text.encode())
 
 
 @contextmanager

@@ -1,0 +1,265 @@
+"""The ladder of adversaries: from the log of an audit to the scores of each rung.
+
+| rung | the attacker sees | score | null |
+|---|---|---|---|
+| final | the final model (Algorithm 2) | cosine over its null std | closed form |
+| final-update | and knows the initial model | the same with their difference | closed form |
+| all-iterates | every model delta (Algorithm 3) | largest cosine over rounds | unobserved canaries |
+| known-round | and in which rounds the target was | standardised cosines of its rounds, combined | closed form; ghosts |
+| known-others | and everybody else's updates | the same on what is left | closed form |
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from coalmine.audit.rounds import Final, Round, RoundLog
+from coalmine.audit.settings import Settings
+from coalmine.checks import Floats
+from coalmine.estimators.gaussians import Gaussian
+from coalmine.estimators.null import CosineNull
+
+RUNGS = ("final", "final-update", "all-iterates", "known-round", "known-others")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """Scores of one rung for canaries that were presented equally often; high means present.
+
+    `null` is the closed-form law of an unobserved score, None where only the unobserved scores tell. The bound rests on
+    `bound_null`, or on the unobserved scores where that is None. `presentations` is None where they make no difference.
+    """
+
+    rung: str
+    observed: Floats
+    unobserved: Floats
+    null: CosineNull | Gaussian | None = None
+    bound_null: CosineNull | Gaussian | None = None
+    null_dof: float = math.inf
+    presentations: int | None = None
+    units: float = 1.0  # times a score is a cosine
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class View:
+    """One round as an attacker sees it: standardised scores, so that an unobserved canary has mean 0 and std 1.
+
+    `scale` is what one std is in the units of the model delta; it rests on `dof` directions.
+    """
+
+    number: int
+    present: npt.NDArray[np.int32]
+    clip_norm: float
+    noise_std: float | None
+    observed: Floats
+    unobserved: Floats
+    scale: float
+    dof: float
+    cosine_scale: float  # times a standardised score is a cosine
+
+
+def views(log: RoundLog, settings: Settings, *, residual: bool = False) -> Iterator[View]:
+    """Each observed round, the server's momentum undone; with `residual`, less everybody else's part where known.
+
+    A momentum server's delta is Δ_t = βΔ_{t-1} + ρ_t, so ρ_t = Δ_t - βΔ_{t-1}. After a gap that cannot be had, and the round
+    is left out. The inverted vector's length is measured along the unobserved canaries.
+    """
+    previous: Round | None = None
+    for item in log.rounds():
+        gap = settings.momentum and (previous.number if previous else 0) != item.number - 1
+        if not gap and not (residual and item.residual_cosines is None):
+            yield _view(item, previous, settings, residual)
+        previous = item
+
+
+def _view(item: Round, previous: Round | None, settings: Settings, residual: bool) -> View:
+    cosines = item.residual_cosines if residual else item.cosines
+    norm = item.residual_norm if residual else item.norm
+    rest = item.residual_rest if residual else item.rest
+    assert cosines is not None
+    assert norm is not None
+    assert rest is not None
+    along = np.asarray(cosines, dtype=np.float64) * norm
+    if settings.momentum and previous is not None:
+        along = along - settings.momentum * np.asarray(previous.cosines, dtype=np.float64) * previous.norm
+        scale = math.sqrt(float(np.mean(along[settings.canaries :] ** 2)))
+        length, dof = scale * math.sqrt(settings.dim), float(settings.unobserved)
+    else:
+        scale = rest / math.sqrt(settings.free) if settings.kind == "rotated" else norm / math.sqrt(settings.dim)
+        length, dof = norm, float(settings.free)
+    scores = along / scale
+    return View(
+        number=item.number,
+        present=item.present,
+        clip_norm=item.clip_norm,
+        noise_std=item.noise_std,
+        observed=scores[: settings.canaries],
+        unobserved=scores[settings.canaries :],
+        scale=scale,
+        dof=dof,
+        cosine_scale=scale / length,
+    )
+
+
+def ladder(log: RoundLog, settings: Settings) -> list[Scores]:
+    """The scores of every rung whose inputs were given; several groups where presentations differ."""
+    rungs = []
+    if log.final is not None:
+        rungs += _final_scores(log.final, settings)
+    rungs += _largest_scores(log, settings)
+    rungs += _known_scores(log, settings, residual=False)
+    rungs += _known_scores(log, settings, residual=True)
+    return rungs + _own_scores(log, settings)
+
+
+def unit_null(settings: Settings) -> CosineNull:
+    """The law of a standardised unobserved cosine with one vector (STATISTICS: exact given the observed canaries)."""
+    dof = float(settings.free) if settings.kind == "rotated" else math.inf
+    return CosineNull(settings.free, scale=math.sqrt(settings.free), dof=dof)
+
+
+def _final_scores(final: Final, settings: Settings) -> list[Scores]:
+    pairs = [("final", final.cosines)]
+    if final.update_cosines is not None:
+        pairs.append(("final-update", final.update_cosines))
+    found = []
+    for rung, singles in pairs:
+        cosines = np.asarray(singles, dtype=np.float64)
+        observed = cosines[: settings.canaries]
+        square = (1 - float(observed @ observed)) / settings.free if settings.kind == "rotated" else 1 / settings.dim
+        std, null = math.sqrt(square), unit_null(settings)
+        found.append(
+            Scores(
+                rung=rung,
+                observed=observed / std,
+                unobserved=cosines[settings.canaries :] / std,
+                null=null,
+                bound_null=null,
+                null_dof=null.dof,
+                units=std,
+            )
+        )
+    return found
+
+
+def _largest_scores(log: RoundLog, settings: Settings) -> list[Scores]:
+    """Algorithm 3: the largest cosine over all rounds, whoever took part in them."""
+    largest: Floats | None = None
+    for view in views(log, settings):
+        cosines = np.concatenate([view.observed, view.unobserved]) * view.cosine_scale
+        largest = cosines if largest is None else np.maximum(largest, cosines)
+    if largest is None:
+        return []
+    return [Scores(rung="all-iterates", observed=largest[: settings.canaries], unobserved=largest[settings.canaries :])]
+
+
+@dataclass(frozen=True)
+class _Presentations:
+    """Weighted scores of each canary over its own rounds, and the pieces of their variance."""
+
+    times: npt.NDArray[np.int64]
+    sums: Floats
+    ghost_sums: Floats
+    squares: Floats  # Σw² over the canary's rounds
+    sizes: list[int]  # canaries present, round by round
+    dof: float
+
+
+def _known_scores(log: RoundLog, settings: Settings, *, residual: bool) -> list[Scores]:
+    rung = "known-others" if residual else "known-round"
+    seen = _presentations(log, settings, residual=residual)
+    if seen is None:
+        return []
+    variance = seen.squares.copy()
+    several = seen.times > 1
+    if not residual and several.any():
+        variance[several] += _shared_variance(log, settings, seen.times)[several]
+    std = np.sqrt(np.maximum(variance, 1e-300))
+    scores = seen.sums / std
+    owners = np.arange(settings.unobserved) % settings.canaries  # whose rounds an unobserved canary borrows
+    ghosts = seen.ghost_sums / std[owners]
+    pooled = seen.dof * sum(seen.sizes) ** 2 / sum(size * size for size in seen.sizes)
+    found = []
+    for times in np.unique(seen.times[seen.times > 0]):
+        members = np.flatnonzero(seen.times == times)
+        once = times == 1
+        null: CosineNull | Gaussian = unit_null(settings) if once and not settings.momentum else Gaussian(0.0, 1.0)
+        closed = once or residual
+        found.append(
+            Scores(
+                rung=rung,
+                observed=scores[members],
+                unobserved=ghosts[np.isin(owners, members)],
+                null=null,
+                bound_null=null if closed else None,
+                null_dof=_dof(settings, pooled, estimated=not closed),
+                presentations=int(times),
+            )
+        )
+    return found
+
+
+def _dof(settings: Settings, pooled: float, *, estimated: bool) -> float:
+    """From how many directions the null's std comes; fewer where rounds' correlations come from unobserved canaries."""
+    if settings.kind == "sphere" and not settings.momentum and not estimated:
+        return math.inf
+    return min(pooled, settings.unobserved) if estimated else pooled
+
+
+def _presentations(log: RoundLog, settings: Settings, *, residual: bool) -> _Presentations | None:
+    times = np.zeros(settings.canaries, dtype=np.int64)
+    sums, squares = np.zeros(settings.canaries), np.zeros(settings.canaries)
+    ghost_sums = np.zeros(settings.unobserved)
+    owners = np.arange(settings.unobserved) % settings.canaries
+    sizes, dof = [], math.inf
+    for view in views(log, settings, residual=residual):
+        if not view.present.size:
+            continue
+        weight = view.clip_norm / view.scale
+        here = np.zeros(settings.canaries, dtype=bool)
+        here[view.present] = True
+        times[here] += 1
+        sums[here] += weight * view.observed[here]
+        squares[here] += weight * weight
+        ghosts = here[owners]
+        ghost_sums[ghosts] += weight * view.unobserved[ghosts]
+        sizes.append(int(view.present.size))
+        dof = min(dof, view.dof)
+    return _Presentations(times, sums, ghost_sums, squares, sizes, dof) if sizes else None
+
+
+def _shared_variance(log: RoundLog, settings: Settings, times: npt.NDArray[np.int64]) -> Floats:
+    """2·Σ_{t<t'} w_t·w_t'·G_tt' over each canary's rounds: real updates correlate from round to round.
+
+    G_tt' is the cosine between the two rounds' vectors off the observed canaries, measured along the unobserved ones: exact
+    where they fill the complement, else to √(2/m).
+    """
+    rows, weights, present = [], [], []
+    for view in views(log, settings):
+        members = view.present[times[view.present] > 1]
+        if members.size:
+            rows.append(view.unobserved.astype(np.float32))
+            weights.append(view.clip_norm / view.scale)
+            present.append(members)
+    stacked = np.stack(rows)
+    gram = (stacked @ stacked.T).astype(np.float64) / settings.unobserved
+    np.fill_diagonal(gram, 0.0)
+    pattern = np.zeros((settings.canaries, len(rows)))
+    for column, (members, weight) in enumerate(zip(present, weights, strict=True)):
+        pattern[members, column] = weight
+    return np.asarray(np.einsum("ct,ct->c", pattern @ gram, pattern))
+
+
+def _own_scores(log: RoundLog, settings: Settings) -> list[Scores]:
+    """The user's own attacks: their scores after the last round, against those of unobserved canaries."""
+    last: dict[str, Floats] = {}
+    for item in log.rounds():
+        last |= {name: np.asarray(values, dtype=np.float64) for name, values in item.scores.items()}
+    return [
+        Scores(rung=name, observed=values[: settings.canaries], unobserved=values[settings.canaries :])
+        for name, values in last.items()
+    ]

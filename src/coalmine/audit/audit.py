@@ -1,0 +1,367 @@
+"""The object that users put into their training loop: canaries in, vectors observed, a ladder of adversaries out."""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, SupportsIndex, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from coalmine.audit import snapshot
+from coalmine.audit.adversaries import ladder
+from coalmine.audit.gauges import read_gauges
+from coalmine.audit.result import Adversary, AuditResult, Row, make_row
+from coalmine.audit.rounds import Final, Round, RoundLog, Singles
+from coalmine.audit.run_directory import RunDirectory
+from coalmine.audit.schedule import Indices, spread_schedule
+from coalmine.audit.settings import Commitment, Settings, checked_settings, seed_bytes
+from coalmine.audit.vectors import checked_length, difference, layer_norms, numpy_vector, vector_norm
+from coalmine.audit.verdict import Claim, Verdict, judge
+from coalmine.canaries import RotatedCanaries, SphereCanaries
+from coalmine.checks import Floats, one_number, positive_array, shown, whole_number
+
+Seed = SupportsIndex | bytes
+Attack = Callable[..., npt.ArrayLike]
+Vector = TypeVar("Vector")
+
+
+class Audit:
+    """An audit of one training run.
+
+    `canaries` are observed: they take part. `unobserved` ones (default: ten times as many, or all the room there is)
+    never do, and show what an absent canary scores; unobserved canary j borrows the rounds of observed canary j modulo
+    `canaries`. `seed` makes them all and is a secret until the run is over; the audit publishes a commitment to it.
+
+    `rounds` and `presentations` are for `canaries_in_round`: each canary in `presentations` rounds, one in each of as
+    many periods; a sequence makes groups. `momentum` is the server's, and is undone where rounds are compared. `layers`,
+    names and sizes, give gauges of their own. `scores` are attacks of your own: each is called in every round as
+    attack(round_number, model_delta, canaries, previous) and returns a score for every canary, observed first; `previous`
+    is what it returned the round before, None at first. With a `directory` every round is on disk at once, and an audit
+    made again with the same arguments goes on where that directory ends.
+
+    >>> audit = Audit(dim=10_000, canaries=1_000, seed=b"a secret", delta=1e-6, rounds=2)
+    >>> rng = np.random.default_rng(0)
+    >>> for t in (1, 2):
+    ...     present = audit.canaries_in_round(t)
+    ...     noisy = audit.updates(present, clip_norm=1.0) + rng.normal(size=10_000)
+    ...     audit.observe_round(t, noisy / 600, present=present)
+    >>> row = audit.result().adversaries["known-round"].headline
+    >>> round(row.estimate.epsilon, 1)  # mechanism_epsilon(1.0, delta=1e-6) is 4.9
+    4.7
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        canaries: int,
+        unobserved: int | None = None,
+        seed: Seed,
+        delta: float,
+        kind: Literal["rotated", "sphere"] = "rotated",
+        rounds: int | None = None,
+        presentations: int | Sequence[int] = 1,
+        momentum: float = 0.0,
+        layers: Sequence[tuple[str, int]] | None = None,
+        scores: Mapping[str, Attack] | None = None,
+        directory: "RunDirectory | Path | str | None" = None,
+    ) -> None:
+        settings = checked_settings(
+            dim,
+            canaries=canaries,
+            unobserved=unobserved,
+            delta=delta,
+            kind=kind,
+            rounds=rounds,
+            presentations=presentations,
+            momentum=momentum,
+            layers=layers,
+        )
+        home = directory if isinstance(directory, RunDirectory) or directory is None else RunDirectory(Path(directory))
+        commitment = home.commit(seed, settings) if home else Commitment.to(seed, settings)
+        log = RoundLog() if home is None else home.open_log()
+        self._set_up(settings, seed, commitment, log, scores, home)
+
+    def _set_up(
+        self,
+        settings: Settings,
+        seed: Seed,
+        commitment: Commitment,
+        log: RoundLog,
+        scores: Mapping[str, Attack] | None,
+        directory: RunDirectory | None,
+    ) -> None:
+        self.settings = settings
+        self.commitment = commitment
+        self.directory = directory
+        kind = RotatedCanaries if settings.kind == "rotated" else SphereCanaries
+        self._canaries = kind(settings.total, settings.dim, seed=seed)
+        self._key = hashlib.sha256(seed_bytes(seed)).digest()
+        self._log = log
+        self._attacks = dict(scores or {})
+        self._previous_scores: dict[str, Floats] = {}
+        self._clip_norm = 1.0
+        if self._attacks:
+            for item in log.rounds():
+                self._previous_scores |= {name: np.asarray(own, np.float64) for name, own in item.scores.items()}
+
+    def __repr__(self) -> str:
+        return f"Audit(dim={self.settings.dim}, canaries={self.settings.canaries}, rounds={len(self._log.numbers)})"
+
+    @property
+    def last_round(self) -> int:
+        """Number of the last observed round, 0 before the first."""
+        return max(self._log.numbers, default=0)
+
+    @cached_property
+    def _schedule(self) -> list[Indices]:
+        settings = self.settings
+        if settings.rounds is None:
+            raise ValueError("canaries_in_round needs to know how many rounds there are: give Audit(…, rounds=)")
+        return spread_schedule(
+            settings.canaries, rounds=settings.rounds, presentations=settings.presentations, key=self._key
+        )
+
+    def canaries_in_round(self, round_number: int) -> Indices:
+        """The canaries that take part in a round, counted from 1, when their rounds are spread over the run."""
+        number = whole_number("round_number", round_number, minimum=1)
+        if number > len(self._schedule):
+            raise ValueError(f"round_number must be at most rounds = {len(self._schedule)}, got {number}")
+        return self._schedule[number - 1]
+
+    def updates(
+        self, present: Iterable[SupportsIndex], clip_norm: float, *, scale: float = 1.0, like: Any = None
+    ) -> Any:
+        """The sum of the present canaries' updates, each of norm scale·clip_norm (Proj, Algorithm 2).
+
+        `like` is an array or tensor whose kind, dtype and device the sum takes. A sum cannot be clipped client by client:
+        to audit the clip itself, send each canary's `update` with scale 10 through it.
+        """
+        self._clip_norm = _clip_norm(clip_norm)
+        size = self._clip_norm * float(positive_array("scale", one_number("scale", scale)))
+        return self._canaries.combine(self._observed_indices(present), like=like) * size
+
+    def update(self, index: SupportsIndex, clip_norm: float, *, scale: float = 1.0, like: Any = None) -> Any:
+        """One canary client's update, of norm scale·clip_norm."""
+        return self.updates([index], clip_norm, scale=scale, like=like)
+
+    def observe_round(
+        self,
+        round_number: int,
+        model_delta: Any,
+        *,
+        present: Iterable[SupportsIndex],
+        others: Any = None,
+        noise_std: float | None = None,
+        clip_norm: float | None = None,
+    ) -> None:
+        """Take note of what a round released (Algorithm 3): the noised average, before the server's optimiser.
+
+        `others` is the clipped sum of the real clients without noise, over the same n as `model_delta`; `noise_std` the
+        noise's claimed std, in its units too. `clip_norm` weighs rounds against each other (default: that of the last
+        `updates`). A delta of zeros is noted as a skipped round. On an error nothing is noted.
+        """
+        number = whole_number("round_number", round_number, minimum=1)
+        if number <= self.last_round:
+            raise ValueError(f"rounds must come in order, got round {number} after round {self.last_round}")
+        if self._log.final is not None:
+            raise ValueError(f"the final model was observed before round {number}; rewind_to an earlier round first")
+        indices = self._observed_indices(present)
+        checked_length("model_delta", model_delta, self.settings.dim)
+        if others is not None:
+            checked_length("others", others, self.settings.dim)
+        clip = self._clip_norm if clip_norm is None else _clip_norm(clip_norm)
+        noise = None if noise_std is None else _noise_std(noise_std)
+        norm = vector_norm("model_delta", model_delta)
+        if norm == 0:
+            self._log.append(Round(number=number, skipped=True))
+            return
+        cosines, rest = self._measured(model_delta, norm, indices)
+        extra = {} if others is None else self._residual(model_delta, others, indices)
+        own = {name: self._attack(name, number, model_delta) for name in self._attacks}
+        self._log.append(
+            Round(
+                number=number,
+                present=np.array(indices, dtype=np.int32),
+                clip_norm=clip,
+                noise_std=noise,
+                norm=norm,
+                rest=rest,
+                cosines=cosines,
+                scores=own,
+                **extra,
+            )
+        )
+        self._previous_scores |= {name: values.astype(np.float64) for name, values in own.items()}
+
+    def observe_final(self, model: Any, *, initial: Any = None) -> None:
+        """Take note of the final model (Algorithm 2) and, for `final-update`, of the initial one."""
+        if self._log.final is not None:
+            raise ValueError("the final model was observed already; rewind_to a round to observe another")
+        checked_length("model", model, self.settings.dim)
+        norm = vector_norm("model", model)
+        cosines = np.asarray(numpy_vector(self._canaries.cosines(model)), dtype=np.float32)
+        if initial is None:
+            self._log.finish(Final(norm=norm, cosines=cosines))
+            return
+        checked_length("initial", initial, self.settings.dim)
+        moved = difference(model, initial)
+        update_norm = vector_norm("model - initial", moved)
+        update = np.asarray(numpy_vector(self._canaries.cosines(moved)), dtype=np.float32)
+        self._log.finish(Final(norm=norm, cosines=cosines, update_norm=update_norm, update_cosines=update))
+
+    def rewind_to(self, round_number: int) -> None:
+        """Forget every round after `round_number`, and the final model: for a trainer that resumes from a checkpoint."""
+        self._log.rewind_to(whole_number("round_number", round_number, minimum=0))
+
+    def result(
+        self,
+        *,
+        claim: Claim | float | None = None,
+        analytical_epsilon: float | None = None,
+    ) -> AuditResult:
+        """What the audit has found so far: every adversary with its inputs, the gauges and, on a claim, a verdict.
+
+        A claim may be a number: the epsilon of the mechanism for a client who takes part as often as the canaries did.
+        """
+        asked = Claim(epsilon=claim) if isinstance(claim, int | float) else claim
+        return derive_result(self._log, self.settings, claim=asked, analytical_epsilon=analytical_epsilon)
+
+    def save(self, path: Path | str) -> None:
+        """Everything but the seed, in one file: written whole or not at all, hashed, no pickle."""
+        snapshot.save(Path(path), self.settings, self.commitment, self._log)
+
+    @classmethod
+    def load(cls, path: Path | str, *, seed: Seed, scores: Mapping[str, Attack] | None = None) -> "Audit":
+        """The audit that was saved, to go on bit for bit; the seed must be the one it committed to."""
+        settings, commitment, log = snapshot.load(Path(path))
+        if not commitment.opens_to(seed, settings):
+            raise ValueError(f"{path}: this is not the seed that the audit committed to")
+        audit = cls.__new__(cls)
+        audit._set_up(settings, seed, commitment, log, scores, None)
+        return audit
+
+    def _observed_indices(self, present: Iterable[SupportsIndex]) -> list[int]:
+        if not isinstance(present, Iterable):
+            raise ValueError(f"present must list canaries, got {shown(present)}")
+        listed = list(present.tolist() if hasattr(present, "tolist") else present)
+        indices = [whole_number("a canary's index", index, minimum=0) for index in listed]
+        beyond = [index for index in indices if index >= self.settings.canaries]
+        if beyond:
+            raise ValueError(f"present canaries must be among 0..{self.settings.canaries - 1}, got {beyond[0]}")
+        if len(set(indices)) < len(indices):
+            raise ValueError("present canaries must differ, got one twice")
+        return indices
+
+    def _measured(self, vector: Any, norm: float, present: list[int]) -> tuple[Singles, float]:
+        """Cosines of all canaries with a vector, and its length off the observed ones."""
+        cosines = np.asarray(numpy_vector(self._canaries.cosines(vector)), dtype=np.float32)
+        if self.settings.kind == "rotated":
+            observed = cosines[: self.settings.canaries].astype(np.float64)
+            return cosines, norm * math.sqrt(max(1 - float(observed @ observed), 0.0))
+        along, others = self._along_present(vector, present)
+        return cosines, math.sqrt(max(norm * norm - along * along * others, 0.0)) if present else norm
+
+    def _along_present(self, vector: Any, present: list[int]) -> tuple[float, float]:
+        """How much of the present canaries' sum a vector holds, and that sum's squared length."""
+        if not present:
+            return 0.0, 0.0
+        total = numpy_vector(self._canaries.combine(present))
+        square = float(total @ total)
+        return float(numpy_vector(vector) @ total) / square, square
+
+    def _residual(self, model_delta: Any, others: Any, present: list[int]) -> dict[str, Any]:
+        """What is left of a round without everybody else: canaries and noise."""
+        vector = difference(model_delta, others)
+        norm = vector_norm("model_delta - others", vector)
+        if norm == 0:
+            raise ValueError(
+                "model_delta and others are equal: no noise and no canary is left; are they what they say?"
+            )
+        cosines, rest = self._measured(vector, norm, present)
+        if self.settings.kind == "sphere" and present:
+            cosines, norm = self._without_each_other(vector, cosines, norm, rest, present)
+        layers = None
+        if self.settings.layers and not self.settings.momentum:
+            sizes = [size for _, size in self.settings.layers]
+            seen = np.asarray(cosines[present], dtype=np.float64) * norm
+            noise = vector
+            if present:
+                noise = difference(vector, self._canaries.combine(present, like=vector) * float(seen.mean()))
+            layers = layer_norms(noise, sizes)
+        return {"residual_norm": norm, "residual_rest": rest, "residual_cosines": cosines, "layer_rests": layers}
+
+    def _without_each_other(
+        self, vector: Any, cosines: Singles, norm: float, rest: float, present: list[int]
+    ) -> tuple[Singles, float]:
+        """Sphere canaries overlap: each one's cosine with the residual, the other present ones subtracted."""
+        size, _ = self._along_present(vector, present)
+        total = numpy_vector(self._canaries.combine(present))
+        overlap = np.asarray(self._canaries.cosines(total)) * np.linalg.norm(total)
+        overlap[present] -= 1.0
+        along = cosines.astype(np.float64) * norm - size * overlap
+        length = math.hypot(rest, size)
+        return (along / length).astype(np.float32), length
+
+    def _attack(self, name: str, number: int, model_delta: Any) -> Singles:
+        returned = self._attacks[name](number, model_delta, self._canaries, self._previous_scores.get(name))
+        values = np.asarray(numpy_vector(returned), dtype=np.float64)
+        if values.shape != (self.settings.total,):
+            raise ValueError(
+                f"scores of {name!r} must be one for each of {self.settings.total} canaries, got shape {values.shape}"
+            )
+        if not np.isfinite(values).all():
+            raise ValueError(f"scores of {name!r} must be finite, got NaN or infinity in round {number}")
+        return values.astype(np.float32)
+
+
+def derive_result(
+    log: RoundLog, settings: Settings, *, claim: Claim | None = None, analytical_epsilon: float | None = None
+) -> AuditResult:
+    """The result that follows from a log: the audit's own, and what `coalmine verify` derives again."""
+    rungs = ladder(log, settings)
+    gauges = read_gauges(log, settings)
+    verdict: Verdict | None = None
+    by_rung: dict[str, Verdict] = {}
+    if claim is not None:
+        verdict, by_rung = judge(claim, rungs, gauges, delta=settings.delta)
+    adversaries, notes = {}, []
+    for name in dict.fromkeys(scores.rung for scores in rungs):
+        rows: list[Row] = []
+        for scores in (scores for scores in rungs if scores.rung == name):
+            row = make_row(scores, settings)
+            if row is None:
+                notes.append(
+                    f"{name}: {scores.observed.size} canaries were shown {scores.presentations} times, too few to say"
+                )
+            else:
+                rows.append(row)
+        rows.sort(key=lambda row: (-row.canaries, -(row.presentations or 0)))
+        if rows:
+            adversaries[name] = Adversary(name=name, rows=tuple(rows), verdict=by_rung.get(name))
+    observed = sum(1 for _ in log.rounds())
+    return AuditResult(
+        settings=settings,
+        rounds=observed,
+        skipped=len(log.numbers) - observed,
+        adversaries=adversaries,
+        gauges=tuple(gauges),
+        analytical_epsilon=analytical_epsilon,
+        claim=claim,
+        verdict=verdict,
+        notes=tuple(notes),
+    )
+
+
+def _clip_norm(value: float) -> float:
+    return float(positive_array("clip_norm", one_number("clip_norm", value)))
+
+
+def _noise_std(value: float) -> float | None:
+    number = one_number("noise_std", value)
+    if number < 0:
+        raise ValueError(f"noise_std must be at least 0, got {number}")
+    return number or None  # no noise was claimed: there is nothing to gauge

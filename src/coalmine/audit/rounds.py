@@ -1,0 +1,267 @@
+"""What an audit remembers: one record a round, in memory or in an append-only file that survives kill -9.
+
+A log file is a line of magic, then records. A record is a tag, the lengths of header and body, a JSON header, the arrays'
+bytes, and a digest chained to the record before. A record whose end is missing was torn by a kill and is dropped; a record
+that is there in full with a wrong digest is damage and is refused.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+MAGIC = b"coalmine rounds 1\n"
+TAG = b"REC\n"
+LENGTHS = struct.Struct("<QQ")
+DIGEST = 16
+LARGEST_HEADER = 1 << 24
+
+logger = logging.getLogger("coalmine")
+Singles = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One observed round: cosines of all canaries (observed first, then unobserved) and the lengths to go with them.
+
+    `norm` is the length of the model delta, `rest` its length off the observed canaries. The `residual_` twins are those
+    of the model delta less everybody else's part. Cosines are single precision here, and so in everything that follows
+    from them: a result can be derived again from the log, bit for bit.
+    """
+
+    number: int
+    skipped: bool = False
+    present: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    clip_norm: float = 1.0
+    noise_std: float | None = None
+    norm: float = 0.0
+    rest: float = 0.0
+    cosines: Singles = field(default_factory=lambda: np.zeros(0, np.float32))
+    residual_norm: float | None = None
+    residual_rest: float | None = None
+    residual_cosines: Singles | None = None
+    layer_rests: npt.NDArray[np.float64] | None = None
+    scores: dict[str, Singles] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Final:
+    """The final model: cosines with it and, where the initial model is known, with their difference."""
+
+    norm: float
+    cosines: Singles
+    update_norm: float | None = None
+    update_cosines: Singles | None = None
+
+
+class RoundLog:
+    """Rounds in order, then perhaps the final model; in memory, or in the file at `path`."""
+
+    def __init__(self, path: Path | None = None, *, read_only: bool = False) -> None:
+        self._file: BinaryIO | None = None
+        self._path = path
+        self._read_only = read_only
+        self._rounds: list[Round] = []  # without a path
+        self._final: Final | None = None
+        self._numbers: list[int] = []
+        self._ends: list[int] = []  # offsets in the file after each round
+        self._digests: list[bytes] = []
+        self.dropped_bytes = 0
+        if path is not None:
+            self._open(path)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Numbers of the rounds seen so far, skipped ones included."""
+        return list(self._numbers)
+
+    @property
+    def final(self) -> Final | None:
+        return self._final
+
+    @property
+    def digest(self) -> str:
+        """A digest of everything observed, chained record by record; empty in memory."""
+        return self._digests[-1].hex() if self._digests else ""
+
+    def rounds(self) -> Iterator[Round]:
+        """Every round that was not skipped, in order; from a file, one at a time."""
+        if self._path is None:
+            yield from (item for item in self._rounds if not item.skipped)
+            return
+        for kind, item, _, _ in read_records(self._path):
+            if kind == "round" and not item.skipped:
+                yield item
+
+    def records(self) -> Iterator[tuple[str, "Round | Final"]]:
+        """Every record in order, skipped rounds and the final model included."""
+        if self._path is None:
+            yield from (("round", item) for item in self._rounds)
+            if self._final is not None:
+                yield "final", self._final
+        else:
+            for kind, item, _, _ in read_records(self._path):
+                yield kind, item
+
+    def append(self, item: Round) -> None:
+        self._write("round", item)
+        self._numbers.append(item.number)
+        if self._path is None:
+            self._rounds.append(item)
+
+    def finish(self, item: Final) -> None:
+        self._write("final", item)
+        self._final = item
+
+    def rewind_to(self, number: int) -> None:
+        """Forget the rounds after `number`, and the final model."""
+        keep = sum(1 for seen in self._numbers if seen <= number)
+        self._final = None
+        if self._file is not None:
+            end = self._ends[keep - 1] if keep else len(MAGIC)
+            self._file.truncate(end)
+            self._file.seek(end)
+        del self._numbers[keep:], self._rounds[keep:], self._ends[keep:], self._digests[keep:]
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _write(self, kind: str, item: Round | Final) -> None:
+        if self._path is None:
+            return
+        if self._file is None:
+            raise ValueError(f"the log {self._path} is closed, or open for reading alone")
+        data, digest = encode(kind, item, self._digests[-1] if self._digests else b"")
+        start = self._file.tell()
+        try:
+            self._file.write(data)  # unbuffered: one write, so a kill leaves a prefix
+        except OSError:
+            self._file.truncate(start)  # a full disk must not leave half a record
+            self._file.seek(start)
+            raise
+        self._digests.append(digest)
+        if kind == "round":
+            self._ends.append(self._file.tell())
+
+    def _open(self, path: Path) -> None:
+        if not self._read_only and (not path.exists() or path.stat().st_size < len(MAGIC)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(MAGIC)
+        end = len(MAGIC)
+        for kind, item, end, digest in read_records(path):  # noqa: B007, B020: `end` outlives the loop
+            self._digests.append(digest)
+            if kind == "round":
+                self._numbers.append(item.number)
+                self._ends.append(end)
+            else:
+                self._final = item
+        self.dropped_bytes = path.stat().st_size - end
+        if self.dropped_bytes:
+            logger.warning("%s: dropped %d bytes of a torn last record", path, self.dropped_bytes)
+        if self._read_only:
+            return
+        self._file = path.open("r+b", buffering=0)
+        self._file.truncate(end)
+        self._file.seek(end)
+
+
+def encode(kind: str, item: Round | Final, previous: bytes) -> tuple[bytes, bytes]:
+    """A record as bytes, and its digest, chained to the `previous` one."""
+    header: dict[str, Any] = {"kind": kind, "arrays": []}
+    body = []
+    for name, value in _flat(item):
+        if isinstance(value, np.ndarray):
+            plain = np.ascontiguousarray(value)
+            header["arrays"].append([name, plain.dtype.str, plain.size])
+            body.append(plain.tobytes())
+        else:
+            header[name] = value
+    head, arrays = json.dumps(header, separators=(",", ":")).encode(), b"".join(body)
+    digest = hashlib.blake2b(previous + head + arrays, digest_size=DIGEST).digest()
+    return TAG + LENGTHS.pack(len(head), len(arrays)) + head + arrays + digest, digest
+
+
+def _flat(item: Round | Final) -> Iterator[tuple[str, Any]]:
+    for part in fields(item):
+        value = getattr(item, part.name)
+        if part.name == "scores":
+            yield from ((f"scores/{name}", array) for name, array in value.items())
+        elif value is not None:
+            yield part.name, value
+
+
+def decode(head: bytes, body: bytes) -> tuple[str, Round | Final]:
+    """The inverse of `encode`, for bytes whose digest was right."""
+    header = json.loads(head)
+    kind, start = header.pop("kind"), 0
+    values: dict[str, Any] = {}
+    scores = {}
+    for name, dtype, size in header.pop("arrays"):
+        array = np.frombuffer(body, dtype=dtype, count=size, offset=start)
+        start += array.nbytes
+        if name.startswith("scores/"):
+            scores[name.removeprefix("scores/")] = array
+        else:
+            values[name] = array
+    if kind == "round":
+        return kind, Round(**header, **values, scores=scores)
+    if kind == "final":
+        return kind, Final(**header, **values)
+    raise ValueError(f"unknown record {kind!r}; was this file written by a newer coalmine?")
+
+
+def read_records(path: Path) -> Iterator[tuple[str, Any, int, bytes]]:
+    """Kind, record, offset after it and digest, for each whole record of a log file; stops before a torn one."""
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise ValueError(f"{path} is not a log of rounds; was it written by another program or a newer coalmine?")
+        yield from scan_records(file, path.stat().st_size, path)
+
+
+def scan_records(file: BinaryIO, size: int, path: Path) -> Iterator[tuple[str, Any, int, bytes]]:
+    """The same from where `file` stands, up to offset `size`."""
+    digest, number = b"", 0
+    while True:
+        number += 1
+        start = file.read(min(len(TAG) + LENGTHS.size, size - file.tell()))
+        if len(start) < len(TAG) + LENGTHS.size:
+            return
+        head_size, body_size = LENGTHS.unpack(start[len(TAG) :])
+        if not start.startswith(TAG) or head_size > LARGEST_HEADER:
+            raise ValueError(f"{path}: record {number} is damaged; restore the file from a copy")
+        if file.tell() + head_size + body_size + DIGEST > size:
+            return
+        head, body, stored = file.read(head_size), file.read(body_size), file.read(DIGEST)
+        digest = hashlib.blake2b(digest + head + body, digest_size=DIGEST).digest()
+        if digest != stored:
+            raise ValueError(f"{path}: record {number} is damaged; restore the file from a copy")
+        kind, item = decode(head, body)
+        yield kind, item, file.tell(), digest
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """`data` at `path`, whole or not at all, also across a crash."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise

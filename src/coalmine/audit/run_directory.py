@@ -1,0 +1,195 @@
+"""The directory of a run: what a trainer writes while it goes, and what report, compare and verify read.
+
+    config.toml         the trainer's settings
+    metrics.jsonl       one line a round
+    audit/record.json   commitment and settings of the audit, before round 1
+    audit/rounds.log    the audit's rounds, appended one by one
+    result.json         what the audit found
+
+One writer at a time holds the lock; readers take none. Every file is whole at any instant but for the last line or record of
+the two that grow, which a kill may tear and a reader drops.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, SupportsIndex
+
+import tomli_w
+
+from coalmine.audit.numbers import json_ready
+from coalmine.audit.result import AuditResult
+from coalmine.audit.rounds import RoundLog, write_atomically
+from coalmine.audit.settings import SCHEMA_VERSION, Commitment, Settings
+
+logger = logging.getLogger("coalmine")
+
+
+class RunDirectory:
+    """A run's directory, made if it is not there. Writing takes its lock, until `close` or the process's end."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._lock: int | None = None
+        self._log: RoundLog | None = None
+
+    # Writing
+
+    def lock(self) -> None:
+        """Become the one writer; refused while another process is."""
+        if self._lock is not None:
+            return
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{self.path} must be a directory, got a file; name another")
+        self.path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            raise ValueError(f"{self.path} is being written by another process; wait for it or name another") from None
+        self._lock = handle
+
+    def close(self) -> None:
+        """Give the lock back."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __del__(self) -> None:
+        self.close()
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """The trainer's settings; refused if the directory holds other ones."""
+        self.lock()
+        new = {"schema_version": SCHEMA_VERSION} | dict(config)
+        if (self.path / "config.toml").exists():
+            old = self.read_config()
+            changed = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
+            if changed:
+                raise ValueError(
+                    f"{self.path} holds a run with another config (it differs in {', '.join(changed)}); "
+                    "resume it as it was, or name another directory"
+                )
+            return
+        write_atomically(self.path / "config.toml", tomli_w.dumps(new).encode())
+
+    def append_metrics(self, values: Mapping[str, Any]) -> None:
+        """One line of metrics."""
+        self.lock()
+        line = json.dumps(json_ready({"schema_version": SCHEMA_VERSION} | dict(values)), allow_nan=False) + "\n"
+        handle = os.open(self.path / "metrics.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(handle, line.encode())
+        finally:
+            os.close(handle)
+
+    def rewind_metrics_to(self, round_number: int) -> None:
+        """Forget the metrics of later rounds, and a torn last line."""
+        self.lock()
+        kept = [line for line in self.read_metrics() if line.get("round", 0) <= round_number]
+        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in kept)
+        write_atomically(self.path / "metrics.jsonl", text.encode())
+
+    def commit(self, seed: SupportsIndex | bytes, settings: Settings) -> Commitment:
+        """Publish the commitment before round 1; in a directory that has one, seed and settings must open it."""
+        self.lock()
+        path = self.path / "audit" / "record.json"
+        if path.exists():
+            settings_there, commitment = self.read_record()
+            if settings_there != settings:
+                old, new = settings_there.to_dict(), settings.to_dict()
+                changed = [name for name in old if old[name] != new[name]]
+                raise ValueError(f"{self.path} holds an audit with other settings (it differs in {', '.join(changed)})")
+            if not commitment.opens_to(seed, settings):
+                raise ValueError(f"{self.path} holds an audit with another seed than this one")
+            return commitment
+        commitment = Commitment.to(seed, settings)
+        record = {"schema_version": SCHEMA_VERSION, "settings": settings.to_dict(), "commitment": vars(commitment)}
+        write_atomically(path, (json.dumps(record, indent=2) + "\n").encode())
+        return commitment
+
+    def open_log(self) -> RoundLog:
+        """The log of rounds, to append to."""
+        self.lock()
+        if self._log is None:
+            self._log = RoundLog(self.path / "audit" / "rounds.log")
+        return self._log
+
+    def write_result(self, result: AuditResult, **more: Any) -> None:
+        """What was found, whole or not at all; `more` are the trainer's own entries."""
+        self.lock()
+        text = json.dumps(json_ready(result.to_dict() | more), indent=2, allow_nan=False) + "\n"
+        write_atomically(self.path / "result.json", text.encode())
+
+    # Reading
+
+    def read_config(self) -> dict[str, Any]:
+        try:
+            return self._checked_version(tomllib.loads(self._text("config.toml")), "config.toml")
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f"{self.path / 'config.toml'} is not TOML ({error}); restore it from a copy") from None
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Every whole line; a torn last one is dropped, and said."""
+        path = self.path / "metrics.jsonl"
+        return list(self._lines(path)) if path.exists() else []
+
+    def read_record(self) -> tuple[Settings, Commitment]:
+        record = self._json("audit/record.json")
+        try:
+            return Settings.from_dict(record["settings"]), Commitment(**record["commitment"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{self.path / 'audit/record.json'} is not a record of an audit ({error})") from None
+
+    def read_log(self) -> RoundLog:
+        """The log of rounds, for reading alone."""
+        path = self.path / "audit" / "rounds.log"
+        if not path.exists():
+            raise ValueError(f"{self.path} holds no audit: {path.relative_to(self.path)} is missing")
+        return RoundLog(path, read_only=True)
+
+    def read_result(self) -> dict[str, Any]:
+        return self._json("result.json")
+
+    def _lines(self, path: Path) -> Iterator[dict[str, Any]]:
+        lines = path.read_bytes().split(b"\n")
+        for number, line in enumerate(lines, start=1):
+            if not line:
+                continue
+            try:
+                yield json.loads(line)
+            except ValueError:
+                if number < len(lines):
+                    raise ValueError(f"{path}: line {number} is damaged; restore the file from a copy") from None
+                logger.warning("%s: dropped a torn last line", path)
+
+    def _text(self, name: str) -> str:
+        try:
+            return (self.path / name).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise ValueError(f"{self.path} is no finished run: {name} is missing") from None
+        except UnicodeDecodeError:
+            raise ValueError(f"{self.path / name} is not text; restore it from a copy") from None
+
+    def _json(self, name: str) -> dict[str, Any]:
+        try:
+            found = json.loads(self._text(name))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{self.path / name} is not JSON ({error}); restore it from a copy") from None
+        if not isinstance(found, dict):
+            raise ValueError(f"{self.path / name} must hold an object, got {type(found).__name__}")
+        return self._checked_version(found, name)
+
+    def _checked_version(self, found: dict[str, Any], name: str) -> dict[str, Any]:
+        version = found.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise ValueError(f"{self.path / name} has schema version {version}, this coalmine reads {SCHEMA_VERSION}")
+        return found

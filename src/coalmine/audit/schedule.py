@@ -1,0 +1,45 @@
+"""In which rounds the canaries take part: the shipped schedules."""
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from coalmine.checks import whole_number
+
+Indices = npt.NDArray[np.int32]
+
+
+def presentation_counts(count: int, presentations: int | Sequence[int]) -> npt.NDArray[np.int64]:
+    """How often each canary is presented: one number for all, or groups of nearly equal size, one after another."""
+    if isinstance(presentations, Sequence):
+        groups = [whole_number("presentations", times, minimum=1) for times in presentations]
+    else:
+        groups = [whole_number("presentations", presentations, minimum=1)]
+    if not groups or len(groups) > count:
+        raise ValueError(f"presentations must name 1 to {count} groups, got {len(groups)}")
+    return np.repeat(groups, [len(part) for part in np.array_split(np.arange(count), len(groups))])
+
+
+def spread_schedule(count: int, *, rounds: int, presentations: int | Sequence[int], key: bytes) -> list[Indices]:
+    """The canaries of each round: R presentations are one in each of R equal periods, in random order (Section 5.3).
+
+    Every period has about as many canaries in each of its rounds. The order follows from `key`.
+    """
+    times = presentation_counts(count, presentations)
+    if times.max() > rounds:
+        raise ValueError(f"presentations must be at most rounds = {rounds}, got {times.max()}")
+    seed = int.from_bytes(hashlib.blake2b(key, digest_size=16, person=b"schedule").digest(), "little")
+    rng = np.random.Generator(np.random.Philox(key=seed))
+    rows: list[list[int]] = [[] for _ in range(rounds)]
+    for presented in np.unique(times):
+        group = np.flatnonzero(times == presented)
+        edges = np.linspace(0, rounds, presented + 1).round().astype(int)
+        for first, last in itertools.pairwise(edges):
+            order = group[np.argsort(rng.random(group.size), kind="stable")]
+            offset = rng.integers(last - first)  # so that the odd canaries out do not always meet the first rounds
+            for place, canary in enumerate(order):
+                rows[first + (offset + place * (last - first) // group.size) % (last - first)].append(int(canary))
+    return [np.array(sorted(row), dtype=np.int32) for row in rows]

@@ -1,0 +1,117 @@
+"""What is fixed before the first round, and the commitment to it."""
+
+import hashlib
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, SupportsIndex
+
+from coalmine.checks import delta_array, one_number, whole_number
+
+FEWEST = 10  # canaries
+UNOBSERVED_EACH = 10  # unobserved canaries for every observed one, where the dimension allows
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """An audit's settings: everything but the seed. `layers` are names and sizes, in the order of the vector."""
+
+    dim: int
+    canaries: int
+    unobserved: int
+    delta: float
+    kind: str = "rotated"
+    rounds: int | None = None
+    presentations: tuple[int, ...] = (1,)
+    momentum: float = 0.0
+    layers: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Observed and unobserved canaries together."""
+        return self.canaries + self.unobserved
+
+    @property
+    def free(self) -> int:
+        """Directions that the null's scale rests on: those off the observed canaries, if canaries are orthonormal."""
+        return self.dim - self.canaries if self.kind == "rotated" else self.dim
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Settings":
+        layers = tuple((str(name), int(size)) for name, size in values["layers"])
+        return cls(**(values | {"layers": layers, "presentations": tuple(values["presentations"])}))
+
+
+def checked_settings(
+    dim: int,
+    *,
+    canaries: int,
+    unobserved: int | None,
+    delta: float,
+    kind: str,
+    rounds: int | None,
+    presentations: int | Sequence[int],
+    momentum: float,
+    layers: Sequence[tuple[str, int]] | None,
+) -> Settings:
+    """The settings, or a ValueError that says which of them cannot be."""
+    dim = whole_number("dim", dim, minimum=2)
+    canaries = whole_number("canaries", canaries, minimum=FEWEST)
+    if kind not in ("rotated", "sphere"):
+        raise ValueError(f"kind must be 'rotated' or 'sphere', got {kind!r}")
+    if canaries + FEWEST > dim:
+        raise ValueError(
+            f"canaries must leave {FEWEST} directions for unobserved ones, got {canaries} canaries in dimension {dim}"
+        )
+    room = dim - canaries
+    wanted = min(room, UNOBSERVED_EACH * canaries) if unobserved is None else unobserved
+    wanted = whole_number("unobserved", wanted, minimum=FEWEST)
+    if wanted > room:
+        raise ValueError(f"unobserved must be at most dim - canaries = {room}, got {wanted}")
+    beta = one_number("momentum", momentum)
+    if not 0 <= beta < 1:
+        raise ValueError(f"momentum must lie in [0, 1), got {beta}")
+    named = tuple((str(name), whole_number("layer size", size, minimum=1)) for name, size in layers or ())
+    if named and sum(size for _, size in named) != dim:
+        raise ValueError(f"layers must add up to dim = {dim}, got {sum(size for _, size in named)}")
+    groups = tuple(presentations) if isinstance(presentations, Sequence) else (presentations,)
+    return Settings(
+        dim=dim,
+        canaries=canaries,
+        unobserved=wanted,
+        delta=float(delta_array(one_number("delta", delta))),
+        kind=kind,
+        rounds=None if rounds is None else whole_number("rounds", rounds, minimum=1),
+        presentations=tuple(whole_number("presentations", times, minimum=1) for times in groups),
+        momentum=beta,
+        layers=named,
+    )
+
+
+def seed_bytes(seed: SupportsIndex | bytes) -> bytes:
+    """A seed as the commitment and the schedule take it; whole numbers and bytes never meet."""
+    if isinstance(seed, bytes | bytearray):
+        return b"bytes:" + bytes(seed)
+    return b"number:" + str(whole_number("seed", seed, minimum=0)).encode()
+
+
+@dataclass(frozen=True)
+class Commitment:
+    """A salted SHA-256 of seed and settings, published before round 1: it binds the auditor and tells nothing."""
+
+    salt: str
+    sha256: str
+
+    @classmethod
+    def to(cls, seed: SupportsIndex | bytes, settings: Settings, *, salt: str | None = None) -> "Commitment":
+        salt = secrets.token_hex(16) if salt is None else salt
+        text = json.dumps(settings.to_dict(), sort_keys=True, separators=(",", ":"))
+        return cls(salt, hashlib.sha256(b"\0".join([salt.encode(), text.encode(), seed_bytes(seed)])).hexdigest())
+
+    def opens_to(self, seed: SupportsIndex | bytes, settings: Settings) -> bool:
+        return secrets.compare_digest(Commitment.to(seed, settings, salt=self.salt).sha256, self.sha256)

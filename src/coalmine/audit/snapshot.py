@@ -1,0 +1,53 @@
+"""An audit in one file: a JSON head, the records of its rounds, and a digest of all of it at the end."""
+
+import hashlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from coalmine.audit.rounds import RoundLog, encode, scan_records, write_atomically
+from coalmine.audit.settings import SCHEMA_VERSION, Commitment, Settings
+
+MAGIC = b"coalmine audit 1\n"
+DIGEST = 32
+
+
+def save(path: Path, settings: Settings, commitment: Commitment, log: RoundLog) -> None:
+    """Write it whole or not at all."""
+    head: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "settings": settings.to_dict(),
+        "commitment": vars(commitment),
+    }
+    records, digest = [], b""
+    for kind, item in log.records():
+        data, digest = encode(kind, item, digest)
+        records.append(data)
+    text = json.dumps(head, sort_keys=True).encode()
+    content = MAGIC + len(text).to_bytes(8, "little") + text + b"".join(records)
+    write_atomically(path, content + hashlib.blake2b(content, digest_size=DIGEST).digest())
+
+
+def load(path: Path) -> tuple[Settings, Commitment, RoundLog]:
+    """The inverse of `save`; a corrupt, truncated or foreign file is refused."""
+    data = path.read_bytes()
+    if not data.startswith(MAGIC):
+        raise ValueError(f"{path} is not a saved audit; was it written by another program or a newer coalmine?")
+    content, digest = data[:-DIGEST], data[-DIGEST:]
+    if hashlib.blake2b(content, digest_size=DIGEST).digest() != digest:
+        raise ValueError(f"{path} is damaged or cut short; restore it from a copy")
+    start = len(MAGIC) + 8
+    size = int.from_bytes(data[len(MAGIC) : start], "little")
+    head = json.loads(data[start : start + size])
+    if head["schema_version"] != SCHEMA_VERSION:
+        raise ValueError(f"{path} has schema version {head['schema_version']}, this coalmine reads {SCHEMA_VERSION}")
+    log = RoundLog()
+    file = io.BytesIO(content)
+    file.seek(start + size)
+    for kind, item, _, _ in scan_records(file, len(content), path):
+        if kind == "round":
+            log.append(item)
+        else:
+            log.finish(item)
+    return Settings.from_dict(head["settings"]), Commitment(**head["commitment"]), log

@@ -1,0 +1,60 @@
+"""Vectors of a model's size, numpy or torch: the few things an audit does with them beside cosines."""
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from coalmine.checks import Floats, shown
+
+
+def is_tensor(vector: Any) -> bool:
+    """Whether it is torch's, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(vector, torch.Tensor)
+
+
+def checked_length(name: str, vector: Any, dim: int) -> None:
+    """Refuse what is no row of `dim` numbers."""
+    if not isinstance(vector, np.ndarray) and not is_tensor(vector):
+        raise ValueError(f"{name} must be a numpy array or a torch tensor, got {shown(vector)}")
+    if tuple(vector.shape) != (dim,):
+        raise ValueError(f"{name} must be one row of dim = {dim} numbers, got shape {tuple(vector.shape)}")
+    if not (vector.is_floating_point() if is_tensor(vector) else vector.dtype.kind in "fiu"):
+        raise ValueError(f"{name} must be real numbers, got {vector.dtype}")
+
+
+def vector_norm(name: str, vector: Any) -> float:
+    """Its length, in float64; refused if it is not finite."""
+    if is_tensor(vector):
+        torch = sys.modules["torch"]
+        norm = float(torch.linalg.vector_norm(vector.detach(), dtype=torch.float64))
+    else:
+        norm = float(np.sqrt(np.square(vector, dtype=np.float64).sum()))
+    if not np.isfinite(norm):
+        raise ValueError(f"{name} must be finite, got NaN or infinity in it")
+    return norm
+
+
+def difference(first: Any, second: Any) -> Any:
+    """first - second on the device and in the precision of `first`."""
+    if is_tensor(first) and not is_tensor(second):
+        second = sys.modules["torch"].as_tensor(second)
+    elif is_tensor(second) and not is_tensor(first):
+        second = numpy_vector(second)
+    if is_tensor(first):
+        return first.detach() - second.detach().to(device=first.device)
+    return first - second
+
+
+def layer_norms(vector: Any, sizes: list[int]) -> Floats:
+    """Lengths of consecutive pieces of a vector."""
+    parts = vector.split(sizes) if is_tensor(vector) else np.split(vector, np.cumsum(sizes)[:-1])
+    return np.array([vector_norm("a layer", part) for part in parts])
+
+
+def numpy_vector(vector: Any) -> Floats:
+    """A vector as numpy float64, wherever it was."""
+    if is_tensor(vector):
+        vector = vector.detach().cpu().double().numpy()
+    return np.asarray(vector, dtype=np.float64)

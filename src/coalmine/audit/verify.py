@@ -1,0 +1,70 @@
+"""Checking a finished audit: does the seed open the commitment, and does the result follow from the stored rounds?"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coalmine.audit.audit import derive_result
+from coalmine.audit.numbers import json_ready
+from coalmine.audit.run_directory import RunDirectory
+from coalmine.audit.verdict import Claim
+from coalmine.canaries import RotatedCanaries, SphereCanaries
+
+TOLERANCE = 1e-5  # of a cosine, in units of its null std: cosines are stored in single precision
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was checked, and whether it held; None where there was nothing to check."""
+
+    name: str
+    held: bool | None
+    detail: str
+
+
+def verify_run(path: Path, seed: int | bytes, *, model: Path | None = None) -> list[Check]:
+    """Every check on a run directory. `model` is the final model as one .npy row, to recompute its cosines."""
+    run = RunDirectory(path)
+    settings, commitment = run.read_record()
+    opens = commitment.opens_to(seed, settings)
+    checks = [
+        Check("commitment", opens, "seed and settings give the published hash" if opens else "they do not give it")
+    ]
+    log = run.read_log()
+    kind = RotatedCanaries if settings.kind == "rotated" else SphereCanaries
+    canaries = kind(settings.total, settings.dim, seed=seed)
+    checks.append(_recomputed(canaries, log.final, model, settings.dim))
+    stored = run.read_result()
+    claim = None
+    if stored.get("claimed_epsilon") is not None:
+        claim = Claim(
+            epsilon=float(stored["claimed_epsilon"]),
+            accounting=stored["claim_accounting"],
+            participations=stored.get("claim_participations"),
+        )
+    derived = derive_result(log, settings, claim=claim, analytical_epsilon=_number(stored.get("analytical_epsilon")))
+    again: dict[str, Any] = json.loads(json.dumps(json_ready(derived.to_dict())))
+    changed = [name for name, value in again.items() if stored.get(name) != value]
+    detail = "result.json follows from the stored rounds" if not changed else f"differs in {', '.join(changed)}"
+    return [*checks, Check("result", not changed, detail)]
+
+
+def _recomputed(canaries: Any, final: Any, model: Path | None, dim: int) -> Check:
+    if final is None or model is None:
+        missing = "no final model was observed" if final is None else "no model was given (--model FILE.npy)"
+        return Check("cosines", None, f"not recomputed: {missing}")
+    try:
+        vector = np.load(model, allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise ValueError(f"{model} must hold the final model as one .npy row: {error}") from None
+    if vector.shape != (dim,):
+        raise ValueError(f"{model} must hold one row of {dim} numbers, got shape {vector.shape}")
+    off = float(np.abs(np.asarray(canaries.cosines(vector)) - final.cosines).max()) * dim**0.5
+    return Check("cosines", off < TOLERANCE * dim**0.5 + 1e-4, f"largest difference {off:.2g} null stds")
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)

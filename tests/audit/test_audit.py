@@ -1,0 +1,261 @@
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coalmine import Audit, mechanism_epsilon
+from coalmine.audit.adversaries import ladder, views
+
+sys.path.insert(0, str(Path(__file__).parent))
+from training import train
+
+SETTINGS = {"canaries": 20, "seed": 1, "delta": 1e-5}
+
+
+def scores(audit, rung, presentations=None):
+    found = [s for s in ladder(audit._log, audit.settings) if s.rung == rung]
+    return next(s for s in found if presentations in (None, s.presentations))
+
+
+@pytest.mark.parametrize("noise_multiplier", [0.5, 1.0])
+@pytest.mark.parametrize("presentations", [1, 4])
+def test_the_ladder_meets_the_mechanism(noise_multiplier, presentations):
+    """known-others is within four standard errors of the analytical epsilon; weaker attackers read less."""
+    audit = train(noise_multiplier=noise_multiplier, presentations=presentations, seed=presentations)
+    result = audit.result()
+    truth = mechanism_epsilon(noise_multiplier, delta=1e-6, participations=presentations)
+    known = scores(audit, "known-others")
+    mean = np.sqrt(presentations) / noise_multiplier
+    error = np.sqrt(1 / known.observed.size + mean**2 / (2 * known.null_dof))
+    assert known.observed.mean() == pytest.approx(mean, abs=4 * error)
+    row = result.adversaries["known-others"].headline
+    assert row.estimate.interval.low <= truth <= row.estimate.interval.high
+    assert row.lower_bound < truth
+    epsilon = {name: adversary.headline.estimate.epsilon for name, adversary in result.adversaries.items()}
+    assert epsilon["final"] < epsilon["known-round"] < epsilon["known-others"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"presentations": 4},
+        {"presentations": 4, "momentum": 0.9},
+        {"momentum": 0.9},
+        {"kind": "sphere", "dim": 600, "canaries": 60, "unobserved": 300, "rounds": 4},
+    ],
+    ids=str,
+)
+def test_unobserved_scores_are_standard_in_every_closed_form_rung(settings):
+    """Mean 0 and std 1 within four standard errors, pooled over ten runs with a signal as large as the noise."""
+    dim = {"dim": 2_000, "canaries": 200, "unobserved": 1_000, "rounds": 12} | settings
+    pooled: dict[str, list[float]] = {}
+    for seed in range(10):
+        audit = train(seed=seed, **dim)
+        for found in ladder(audit._log, audit.settings):
+            if found.null is not None:
+                pooled.setdefault(found.rung, []).extend(found.unobserved)
+    assert set(pooled) == {"final", "final-update", "known-round", "known-others"}
+    for rung, values in pooled.items():
+        count = len(values)
+        assert np.mean(values) == pytest.approx(0, abs=4 / np.sqrt(count)), rung
+        # correlations between rounds are estimated from m unobserved canaries a run: an error of √(2/m)/√10 more
+        shared = 2 * np.sqrt(2 / dim["unobserved"] / 10)
+        assert np.std(values) == pytest.approx(1, abs=4 / np.sqrt(2 * count) + shared), rung
+
+
+def test_the_trap_of_several_rounds():
+    """Summed as if rounds were independent, unobserved scores have a std far above 1; divided by √(wᵀGw) they have 1."""
+    audit = train(presentations=4, rounds=12, seed=1)
+    owners = np.arange(audit.settings.unobserved) % audit.settings.canaries
+    plain = np.zeros(audit.settings.unobserved)
+    for view in views(audit._log, audit.settings):
+        there = np.isin(owners, view.present)
+        plain[there] += view.unobserved[there] / 2
+    assert plain.std() > 1.1
+    assert scores(audit, "known-round").unobserved.std() == pytest.approx(1, abs=0.03)
+
+
+def test_one_run_answers_for_several_numbers_of_presentations():
+    audit = train(presentations=(1, 2, 4, 8), rounds=16, noise_multiplier=2.0, canaries=2_000, seed=5)
+    rows = audit.result().adversaries["known-others"].rows
+    assert sorted(row.presentations for row in rows) == [1, 2, 4, 8]
+    for row in rows:
+        truth = mechanism_epsilon(2.0, delta=1e-6, participations=row.presentations)
+        assert row.canaries == 500
+        assert row.estimate.interval.low <= truth <= row.estimate.interval.high
+
+
+def test_momentum_is_undone():
+    """A momentum server's deltas hide a canary in its own past; inverted, known-others meets the mechanism again."""
+    audit = train(momentum=0.9, noise_multiplier=0.5, seed=2)
+    raw = train(
+        momentum=0.9, noise_multiplier=0.5, seed=2, audit=Audit(10_000, canaries=1_000, seed=1, delta=1e-6, rounds=20)
+    )
+    truth = mechanism_epsilon(0.5, delta=1e-6)
+    row = audit.result().adversaries["known-others"].headline
+    assert row.estimate.interval.low <= truth <= row.estimate.interval.high
+    assert raw.result().adversaries["known-round"].headline.estimate.epsilon < row.estimate.epsilon
+
+
+def test_sphere_canaries_meet_the_mechanism_too():
+    audit = train(kind="sphere", dim=4_000, canaries=200, unobserved=200, noise_multiplier=0.5, seed=4)
+    row = audit.result().adversaries["known-others"].headline
+    truth = mechanism_epsilon(0.5, delta=1e-6)
+    assert row.estimate.interval.low <= truth <= row.estimate.interval.high
+
+
+def test_each_rung_only_where_its_inputs_were_given():
+    audit = train(give_others=False, give_noise=False, rounds=2, dim=500, canaries=50)
+    result = audit.result()
+    assert set(result.adversaries) == {"final", "final-update", "all-iterates", "known-round"}
+    assert result.gauges == ()
+    empty = Audit(100, **SETTINGS)
+    empty.observe_final(np.ones(100))
+    assert set(empty.result().adversaries) == {"final"}
+    assert Audit(100, **SETTINGS).result().adversaries == {}
+
+
+def test_a_users_own_attack_is_a_sixth_row():
+    """The sum of cosines over all rounds, folded from round to round, and kept over a reload."""
+
+    def running_sum(round_number, model_delta, canaries, previous):
+        cosines = canaries.cosines(model_delta)
+        return cosines if previous is None else previous + cosines
+
+    audit = Audit(500, canaries=50, seed=1, delta=1e-6, rounds=3, scores={"sum": running_sum})
+    audit = train(audit=audit, dim=500, rounds=3, noise_multiplier=0.3, signal=0.0)
+    expected = sum(item.cosines.astype(np.float64) for item in audit._log.rounds())
+    np.testing.assert_allclose(scores(audit, "sum").observed, expected[:50], atol=1e-6)
+    assert audit.result().adversaries["sum"].headline.estimate.epsilon > 1
+
+
+def test_updates_have_the_norm_that_was_asked_for():
+    audit = Audit(300, **SETTINGS)
+    assert np.linalg.norm(audit.update(3, 0.5)) == pytest.approx(0.5)
+    assert np.linalg.norm(audit.update(3, 0.5, scale=10)) == pytest.approx(5)
+    np.testing.assert_allclose(audit.updates([1, 2], 2.0), audit.update(1, 2.0) + audit.update(2, 2.0), atol=1e-12)
+    assert not audit.updates([], 1.0).any()
+
+
+def test_torch_and_numpy_give_the_same_result():
+    torch = pytest.importorskip("torch")
+    first, second = (Audit(1_000, canaries=100, seed=9, delta=1e-5, layers=[("a", 400), ("b", 600)]) for _ in range(2))
+    rng = np.random.default_rng(0)
+    for t in (1, 2, 3):
+        present = np.arange(30) + 30 * (t - 1)
+        noise, others = rng.normal(size=(2, 1_000)).astype(np.float32)
+        delta = first.updates(present, 1.0, like=noise) + noise + others
+        first.observe_round(t, delta, present=present, others=others, noise_std=1.0)
+        as_tensors = (torch.from_numpy(delta), torch.from_numpy(others))
+        second.observe_round(t, as_tensors[0], present=present, others=as_tensors[1], noise_std=1.0)
+    for ours, theirs in zip(first._log.rounds(), second._log.rounds(), strict=True):
+        np.testing.assert_allclose(ours.cosines, theirs.cosines, atol=1e-6)
+        np.testing.assert_allclose(ours.layer_rests, theirs.layer_rests, rtol=1e-5)
+
+
+def test_schedules_are_even_and_keyed():
+    audit = Audit(1_000, canaries=100, seed=1, delta=1e-5, rounds=20, presentations=4)
+    rows = [audit.canaries_in_round(t) for t in range(1, 21)]
+    assert [len(row) for row in rows] == [20] * 20
+    for period in range(4):
+        assert sorted(np.concatenate(rows[5 * period : 5 * period + 5])) == list(range(100))
+    other = Audit(1_000, canaries=100, seed=2, delta=1e-5, rounds=20, presentations=4)
+    assert any((other.canaries_in_round(t) != audit.canaries_in_round(t)).any() for t in range(1, 21))
+
+
+def test_a_zero_delta_is_a_skipped_round_and_gaps_are_allowed():
+    audit = Audit(100, **SETTINGS)
+    audit.observe_round(2, np.ones(100), present=[0])
+    audit.observe_round(3, np.zeros(100), present=[1])
+    audit.observe_round(7, np.ones(100), present=[])
+    result = audit.result()
+    assert (result.rounds, result.skipped, audit.last_round) == (2, 1, 7)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"round_number": 1}, "rounds must come in order, got round 1 after round 1"),
+        ({"round_number": 0}, "round_number must be at least 1"),
+        ({"model_delta": np.ones(99)}, r"model_delta must be one row of dim = 100 numbers, got shape \(99,\)"),
+        ({"model_delta": np.ones((100, 1))}, "model_delta must be one row"),
+        ({"model_delta": [1.0] * 100}, "must be a numpy array or a torch tensor"),
+        ({"model_delta": np.full(100, np.nan)}, "model_delta must be finite"),
+        ({"model_delta": np.full(100, 1j)}, "must be real numbers, got complex128"),
+        ({"others": np.full(100, np.inf)}, "must be finite"),
+        ({"others": np.ones(5)}, "others must be one row"),
+        ({"others": np.arange(1.0, 101.0)}, "no noise and no canary is left"),
+        ({"present": [20]}, r"present canaries must be among 0\.\.19, got 20"),
+        ({"present": [-1]}, "index must be at least 0, got -1"),
+        ({"present": [1, 1]}, "must differ, got one twice"),
+        ({"present": [0.5]}, "whole number"),
+        ({"noise_std": -1.0}, "noise_std must be at least 0"),
+        ({"clip_norm": 0.0}, "clip_norm must be above 0"),
+    ],
+)
+def test_bad_rounds_are_refused_and_leave_no_trace(arguments, message):
+    audit = Audit(100, **SETTINGS)
+    audit.observe_round(1, np.arange(1.0, 101.0), present=[0])
+    before = str(list(audit._log.records()))
+    call = {"round_number": 2, "model_delta": np.arange(1.0, 101.0), "present": [1]} | arguments
+    with pytest.raises(ValueError, match=message):
+        audit.observe_round(**call)
+    assert str(list(audit._log.records())) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"canaries": 9}, "canaries must be at least 10, got 9"),
+        ({"canaries": 95}, "must leave 10 directions for unobserved ones, got 95 canaries in dimension 100"),
+        ({"unobserved": 90}, "unobserved must be at most dim - canaries = 80, got 90"),
+        ({"delta": 0}, r"delta must lie in \(0, 1\)"),
+        ({"kind": "cube"}, "kind must be"),
+        ({"momentum": 1.0}, r"momentum must lie in \[0, 1\), got 1"),
+        ({"layers": [("a", 99)]}, "layers must add up to dim = 100, got 99"),
+        ({"presentations": 0}, "presentations must be at least 1, got 0"),
+        ({"seed": -1}, "seed must"),
+    ],
+)
+def test_bad_settings_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Audit(100, **(SETTINGS | arguments))
+
+
+def test_canaries_in_round_says_what_it_needs():
+    with pytest.raises(ValueError, match="give Audit"):
+        Audit(100, **SETTINGS).canaries_in_round(1)
+    with pytest.raises(ValueError, match="at most rounds = 3, got 4"):
+        Audit(100, **SETTINGS, rounds=3).canaries_in_round(4)
+    with pytest.raises(ValueError, match="presentations must be at most rounds = 3, got 4"):
+        Audit(100, **SETTINGS, rounds=3, presentations=4).canaries_in_round(1)
+
+
+anything = st.one_of(
+    st.none(), st.integers(-3, 30), st.floats(allow_nan=True), st.text(max_size=3), st.binary(max_size=3), st.booleans(),
+    st.lists(st.one_of(st.integers(-3, 30), st.floats(), st.text(max_size=2)), max_size=4),
+)  # fmt: skip
+arrays = st.builds(
+    lambda length, dtype, value: np.full(length, value).astype(dtype),
+    st.sampled_from([0, 1, 50, 60, 61]),
+    st.sampled_from(["f4", "f8", "f2", "i4", "u1", "U3", "O", "?", "c8"]),
+    st.sampled_from([0, 1, 2]),
+)
+
+
+@given(anything, st.one_of(arrays, anything), anything, st.one_of(arrays, anything), anything, anything)
+def test_only_documented_errors_come_out(number, model_delta, present, others, noise_std, clip_norm):
+    audit = Audit(60, canaries=20, seed=1, delta=1e-5)
+    audit.observe_round(1, np.arange(1.0, 61.0), present=[0])
+    before = str(list(audit._log.records()))
+    try:
+        audit.observe_round(
+            number, model_delta, present=present, others=others, noise_std=noise_std, clip_norm=clip_norm
+        )
+    except ValueError as error:
+        assert str(error)
+        assert str(list(audit._log.records())) == before

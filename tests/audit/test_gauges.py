@@ -1,0 +1,100 @@
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from coalmine.audit.gauges import LEVEL, _ratio_quantile
+
+sys.path.insert(0, str(Path(__file__).parent))
+from training import train
+
+SMALL = {"dim": 4_000, "canaries": 200, "rounds": 12}
+
+
+def gauges(audit):
+    return {gauge.name: gauge for gauge in audit.result().gauges}
+
+
+def test_quantiles_are_those_of_a_noise_vectors_length():
+    for dof in (10, 9_000, 4_000_000):
+        for p in (1e-9, 1e-3, 0.999):
+            assert _ratio_quantile(p, dof) == pytest.approx(np.sqrt(stats.chi2.ppf(p, dof) / dof), rel=1e-9)
+
+
+def test_an_honest_run_raises_no_gauge():
+    """Ten honest runs, six gauges and two layers at 1e-4 each: a false alarm has probability below 1 %."""
+    for seed in range(10):
+        found = gauges(train(seed=seed, layers=[("a", 1_000), ("b", 3_000)], presentations=2, **SMALL))
+        assert {name for name, gauge in found.items() if gauge.status != "ok"} == set()
+        assert set(found) == {
+            "noise",
+            "dilution",
+            "difference",
+            "residual",
+            "layer a",
+            "layer b",
+            "repeat",
+            "repeat of any",
+        }
+
+
+def test_less_noise_is_seen_by_the_noise_gauge_when_the_signal_is_small():
+    found = gauges(train(signal=0.3, noise=lambda t, rng, dim: rng.normal(size=dim) / 2, **SMALL))
+    assert found["noise"].status == "low"
+    assert found["noise"].smallest == pytest.approx(np.sqrt(0.25 + 0.09), abs=0.05)
+    assert found["residual"].status == "low"
+
+
+def test_less_noise_under_a_large_signal_is_seen_by_the_residual_alone():
+    """Blind where ‖X‖²/(z²C²d) is above ½ (noise/√2): the residual gauge is not."""
+    found = gauges(train(signal=1.0, noise=lambda t, rng, dim: rng.normal(size=dim) / np.sqrt(2), **SMALL))
+    assert found["noise"].status == "ok"
+    assert found["residual"].status == "low"
+
+
+def test_too_much_noise_is_a_warning_of_the_residual():
+    found = gauges(train(noise=lambda t, rng, dim: 3 * rng.normal(size=dim), **SMALL))
+    assert found["residual"].status == "warning"
+    assert found["noise"].status == "ok"
+
+
+def test_noise_used_again_is_seen_with_and_without_the_others():
+    def again(t, rng, dim):
+        return np.random.default_rng(5).normal(size=dim)
+
+    found = gauges(train(noise=again, signal=0.3, **SMALL))
+    assert found["repeat"].status == "low"
+    assert found["repeat"].smallest > 0.9
+    assert found["difference"].status == "low"
+    assert gauges(train(noise=again, signal=0.3, give_others=False, **SMALL))["difference"].status == "low"
+
+
+def test_noise_used_again_two_rounds_later_is_seen():
+    found = gauges(train(noise=lambda t, rng, dim: np.random.default_rng(t % 2).normal(size=dim), signal=0.3, **SMALL))
+    assert found["repeat"].status == "ok"
+    assert found["repeat of any"].status == "low"
+
+
+def test_a_layer_without_noise_is_seen_in_its_own_gauge():
+    def on_part(t, rng, dim):
+        noise = rng.normal(size=dim)
+        noise[:40] = 0
+        return noise
+
+    found = gauges(train(noise=on_part, layers=[("bias", 40), ("rest", 3_960)], **SMALL))
+    assert found["layer bias"].status == "low"
+    assert found["layer bias"].smallest < 0.3
+    assert found["layer rest"].status == "ok"
+
+
+def test_dilution_is_what_the_signal_adds():
+    found = gauges(train(signal=0.0, **SMALL))
+    assert found["dilution"].largest == pytest.approx(1, abs=0.06)
+    assert gauges(train(signal=1.0, **SMALL))["dilution"].largest > 2
+
+
+def test_the_level_is_shared_over_rounds():
+    found = gauges(train(**SMALL))["noise"]
+    assert found.limits[0] == pytest.approx(_ratio_quantile(LEVEL / 12, 3_800))

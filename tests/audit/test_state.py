@@ -1,0 +1,297 @@
+"""State that survives: save and load, the run directory, kill -9, and the record that can be verified."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coalmine import Audit, RunDirectory
+from coalmine.audit.rounds import read_records
+
+sys.path.insert(0, str(Path(__file__).parent))
+from training import train
+
+SMALL = {"dim": 400, "canaries": 40, "rounds": 6, "noise_multiplier": 0.5}
+
+
+def deltas(count, dim=400, seed=0):
+    return np.random.default_rng(seed).normal(size=(count, dim))
+
+
+def observed(audit, rows, start=1):
+    for t, row in enumerate(rows, start=start):
+        audit.observe_round(t, row, present=audit.canaries_in_round(t), others=0.1 * row, noise_std=1.0)
+    return audit
+
+
+def new_audit(directory=None):
+    layers = [("first", 150), ("second", 250)]
+    return Audit(400, canaries=40, seed=7, delta=1e-5, rounds=6, presentations=2, layers=layers, directory=directory)
+
+
+def result_of(audit):
+    return json.dumps(audit.result(claim=5.0).to_dict(), sort_keys=True)
+
+
+def test_load_goes_on_bit_for_bit(tmp_path):
+    rows = deltas(6)
+    whole = observed(new_audit(), rows)
+    first = observed(new_audit(), rows[:3])
+    first.save(tmp_path / "audit")
+    second = observed(Audit.load(tmp_path / "audit", seed=7), rows[3:], start=4)
+    assert result_of(second) == result_of(whole)
+    assert [r.cosines.tobytes() for r in second._log.rounds()] == [r.cosines.tobytes() for r in whole._log.rounds()]
+
+
+def test_save_is_atomic_and_holds_no_seed(tmp_path):
+    audit = Audit(400, canaries=40, seed=b"a very secret seed", delta=1e-5)
+    audit.save(tmp_path / "audit")
+    assert b"very secret" not in (tmp_path / "audit").read_bytes()
+    assert os.listdir(tmp_path) == ["audit"]
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "short", "foreign", "empty", "longer"])
+def test_a_damaged_file_is_refused_with_one_line(tmp_path, harm):
+    path = tmp_path / "audit"
+    observed(new_audit(), deltas(3)).save(path)
+    data = bytearray(path.read_bytes())
+    if harm == "flip":
+        data[len(data) // 2] ^= 1
+    path.write_bytes(
+        {
+            "flip": data,
+            "cut": data[: len(data) // 2],
+            "short": data[:10],
+            "foreign": b"PK\x03\x04" + data,
+            "empty": b"",
+            "longer": bytes(data) + b"x",
+        }[harm]
+    )
+    with pytest.raises(ValueError, match=r"is damaged or cut short|is not a saved audit") as error:
+        Audit.load(path, seed=7)
+    assert "\n" not in str(error.value)
+
+
+def test_another_seed_does_not_open_the_commitment(tmp_path):
+    observed(new_audit(), deltas(2)).save(tmp_path / "audit")
+    with pytest.raises(ValueError, match="not the seed that the audit committed to"):
+        Audit.load(tmp_path / "audit", seed=8)
+    with pytest.raises(ValueError, match="not the seed"):
+        Audit.load(tmp_path / "audit", seed=b"7")
+
+
+def test_a_directory_goes_on_where_it_ends(tmp_path):
+    rows = deltas(6)
+    audit = observed(new_audit(tmp_path / "run"), rows[:4])
+    audit.directory.close()
+    again = new_audit(tmp_path / "run")
+    assert again.last_round == 4
+    observed(again, rows[4:], start=5)
+    assert result_of(again) == result_of(observed(new_audit(), rows))
+
+
+def test_rewinding_forgets_later_rounds(tmp_path):
+    rows = deltas(6)
+    for audit in (new_audit(tmp_path / "run"), new_audit()):
+        observed(audit, rows[:5])
+        audit.observe_final(rows[0])
+        audit.rewind_to(2)
+        assert audit.last_round == 2
+        observed(audit, rows[2:], start=3)
+        assert result_of(audit) == result_of(observed(new_audit(), rows))
+
+
+def test_a_torn_record_is_dropped_and_said(tmp_path, caplog):
+    observed(new_audit(tmp_path / "run"), deltas(3)).directory.close()
+    log = tmp_path / "run" / "audit" / "rounds.log"
+    size = log.stat().st_size
+    with log.open("r+b") as file:
+        file.truncate(size - 20)
+    audit = new_audit(tmp_path / "run")
+    assert audit.last_round == 2
+    assert "torn last record" in caplog.text
+    audit.directory.close()
+    log.write_bytes(log.read_bytes() + b"REC\n\x00\x01")
+    assert new_audit(tmp_path / "run").last_round == 2
+
+
+def test_damage_in_the_middle_is_refused(tmp_path):
+    observed(new_audit(tmp_path / "run"), deltas(3)).directory.close()
+    log = tmp_path / "run" / "audit" / "rounds.log"
+    data = bytearray(log.read_bytes())
+    data[len(data) // 2] ^= 4
+    log.write_bytes(data)
+    with pytest.raises(ValueError, match="record 2 is damaged; restore the file from a copy"):
+        new_audit(tmp_path / "run")
+
+
+def test_other_settings_or_another_seed_are_refused(tmp_path):
+    new_audit(tmp_path / "run").directory.close()
+    with pytest.raises(ValueError, match="other settings .it differs in canaries, unobserved"):
+        Audit(400, canaries=39, seed=7, delta=1e-5, rounds=6, presentations=2, directory=tmp_path / "run",
+              layers=[("first", 150), ("second", 250)])  # fmt: skip
+    with pytest.raises(ValueError, match="another seed"):
+        Audit(400, canaries=40, seed=8, delta=1e-5, rounds=6, presentations=2, directory=tmp_path / "run",
+              layers=[("first", 150), ("second", 250)])  # fmt: skip
+
+
+def test_one_writer_at_a_time_and_readers_never_wait(tmp_path):
+    audit = observed(new_audit(tmp_path / "run"), deltas(2))
+    code = f"import coalmine; coalmine.RunDirectory({str(tmp_path / 'run')!r}).lock()"
+    second = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "is being written by another process" in second.stderr
+    reader = RunDirectory(tmp_path / "run")
+    assert reader.read_log().numbers == [1, 2]
+    observed(audit, deltas(1), start=3)
+    assert reader.read_log().numbers == [1, 2, 3]
+    audit.directory.close()
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_metrics_config_and_result(tmp_path, caplog):
+    run = RunDirectory(tmp_path / "run")
+    run.write_config({"task": "digits", "noise": {"multiplier": 1.5}})
+    run.write_config({"task": "digits", "noise": {"multiplier": 1.5}})
+    with pytest.raises(ValueError, match="another config .it differs in task"):
+        run.write_config({"task": "emnist", "noise": {"multiplier": 1.5}})
+    for t in (1, 2, 3):
+        run.append_metrics({"round": t, "loss": float("inf") if t == 1 else float("nan")})
+    path = tmp_path / "run" / "metrics.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"round": 4, "lo')
+    assert [line["loss"] for line in run.read_metrics()] == ["inf", None, None]
+    assert "torn last line" in caplog.text
+    run.rewind_metrics_to(2)
+    assert [line["round"] for line in run.read_metrics()] == [1, 2]
+    run.write_result(train(**SMALL).result(), accuracy=0.5)
+    found = run.read_result()
+    assert (found["schema_version"], found["accuracy"], found["dim"]) == (1, 0.5, 400)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("result.json", "{", "is not JSON"),
+        ("result.json", "[]", "must hold an object, got list"),
+        ("result.json", '{"schema_version": 99}', "has schema version 99, this coalmine reads 1"),
+        ("config.toml", "= nonsense", "is not TOML"),
+        ("audit/record.json", '{"schema_version": 1}', "is not a record of an audit"),
+    ],
+)
+def test_foreign_files_are_refused_with_one_line(tmp_path, name, content, message):
+    (tmp_path / "audit").mkdir()
+    (tmp_path / name).write_text(content)
+    run = RunDirectory(tmp_path)
+    read = {"result.json": run.read_result, "config.toml": run.read_config, "audit/record.json": run.read_record}[name]
+    with pytest.raises(ValueError, match=message) as error:
+        read()
+    assert "\n" not in str(error.value)
+
+
+OBSERVER = """
+import os, sys, time
+import numpy as np
+import coalmine
+
+def observe(directory):
+    audit = coalmine.Audit(600, canaries=60, seed=7, delta=1e-5, rounds=60, presentations=2, directory=directory)
+    for t in range(audit.last_round + 1, 61):
+        row = np.random.default_rng(t).normal(size=600)
+        audit.observe_round(t, row, present=audit.canaries_in_round(t), others=0.1 * row, noise_std=1.0)
+        time.sleep(0.0005)
+    audit.directory.write_result(audit.result(claim=5.0))
+
+if __name__ == "__main__":
+    for line in sys.stdin:  # one child for each line: its imports are paid once
+        child = os.fork()
+        if child == 0:
+            observe(line.strip())
+            os._exit(0)
+        print(child, flush=True)
+        status = os.waitpid(child, 0)[1]
+        print(status, flush=True)
+"""
+
+
+def test_fifty_kills_at_random_instants(tmp_path):
+    """A process that observes rounds is sent SIGKILL 50 times; what it ends with is what an undisturbed one ends with."""
+    script = tmp_path / "observer.py"
+    script.write_text(OBSERVER)
+    server = subprocess.Popen(
+        [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+
+    def observe(directory, after=None):
+        server.stdin.write(f"{directory}\n")
+        child = int(server.stdout.readline())
+        if after is not None:
+            time.sleep(after)
+            os.kill(child, signal.SIGKILL)
+        return int(server.stdout.readline())
+
+    assert observe(tmp_path / "whole") == 0
+    rng, kills, runs = random.Random(1), 0, 0
+    while kills < 50:
+        runs += 1
+        directory = tmp_path / f"run{runs}"
+        while observe(directory, after=rng.uniform(0, 0.06)) != 0 and kills < 50:
+            kills += 1
+        observe(directory)
+        for name in ("audit/rounds.log", "result.json"):
+            assert (directory / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    server.communicate()
+    torn = [len(list(read_records(tmp_path / f"run{n + 1}" / "audit" / "rounds.log"))) for n in range(runs)]
+    assert set(torn) == {60}
+
+
+def test_verify_command(tmp_path):
+    seed_file = tmp_path / "seed"
+
+    def coalmine(*arguments):
+        return subprocess.run([sys.executable, "-m", "coalmine", *arguments], capture_output=True, text=True)
+
+    assert coalmine("seed", str(seed_file)).returncode == 0
+    assert coalmine("seed", str(seed_file)).returncode == 2
+    assert oct(seed_file.stat().st_mode & 0o777) == "0o600"
+    seed = seed_file.read_bytes().strip()
+    audit = Audit(400, canaries=40, seed=seed, delta=1e-5, rounds=4, directory=tmp_path / "run")
+    observed(audit, deltas(4))
+    model = deltas(1)[0]
+    audit.observe_final(model)
+    np.save(tmp_path / "model.npy", model)
+    audit.directory.write_result(audit.result(claim=3.0, analytical_epsilon=3.0))
+    audit.directory.close()
+    run = str(tmp_path / "run")
+
+    good = coalmine("verify", run, "--seed-file", str(seed_file), "--model", str(tmp_path / "model.npy"), "--json")
+    assert good.returncode == 0, good.stderr
+    assert {name: check["held"] for name, check in json.loads(good.stdout).items()} == {
+        "commitment": True,
+        "cosines": True,
+        "result": True,
+    }
+    other = tmp_path / "other"
+    other.write_text("12345\n")
+    wrong = coalmine("verify", run, "--seed-file", str(other), "--model", str(tmp_path / "model.npy"), "--json")
+    assert wrong.returncode == 1
+    assert not json.loads(wrong.stdout)["commitment"]["held"]
+    assert not json.loads(wrong.stdout)["cosines"]["held"]
+
+    path = tmp_path / "run" / "result.json"
+    path.write_text(path.read_text().replace('"rounds": 4', '"rounds": 5'))
+    forged = coalmine("verify", run, "--seed-file", str(seed_file))
+    assert forged.returncode == 1
+    assert "differs in rounds" in forged.stdout
+    assert seed.decode() not in path.read_text() + (tmp_path / "run" / "audit" / "record.json").read_text()
+
+    for arguments in (["verify", str(tmp_path / "nothing"), "--seed-file", str(seed_file)],
+                      ["verify", run, "--seed-file", str(tmp_path / "none")],
+                      ["verify", str(tmp_path), "--seed-file", str(seed_file)]):  # fmt: skip
+        bad = coalmine(*arguments)
+        assert (bad.returncode, bad.stderr.count("\n")) == (2, 1), bad.stderr
