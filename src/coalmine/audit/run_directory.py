@@ -19,8 +19,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, SupportsIndex
 
-import tomli_w
-
 from coalmine.audit.numbers import json_ready
 from coalmine.audit.result import AuditResult
 from coalmine.audit.rounds import RoundLog, write_atomically
@@ -79,6 +77,8 @@ class RunDirectory:
                     "resume it as it was, or name another directory"
                 )
             return
+        import tomli_w  # on use: a machine that only computes need not have it
+
         write_atomically(self.path / "config.toml", tomli_w.dumps(new).encode())
 
     def append_metrics(self, values: Mapping[str, Any]) -> None:

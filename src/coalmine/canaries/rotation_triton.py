@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SMALLEST_LEVELS = 5  # below, plain torch
 _TILE_LEVELS, _ROW_LEVELS = 14, 7  # steps within a tile of neighbours, and at most between rows, in one pass
 _TILE_WARPS = 16
-_COLUMNS, _ROW_WARPS = 32, 1
+_COLUMNS, _ROW_WARPS = 32, 4
 _WIDE = 2**30  # from this dim on coordinates are 64-bit numbers
 
 _PLAIN = tl.constexpr(0)  # a pass reads, or writes, the vector that is being transformed

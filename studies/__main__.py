@@ -1,0 +1,30 @@
+"""`make studies`: every slow study, then the tests marked slow. Each study goes on where it was stopped; 2 hours in all."""
+
+import subprocess
+import sys
+import time
+
+STUDIES = [
+    ["studies/calibration.py", "--jobs", "2"],
+    ["-m", "studies.verdicts", "--jobs", "2"],
+    ["-m", "pytest", "-m", "slow"],
+]
+NO_TESTS = 5  # pytest's code when nothing is marked slow
+
+
+def main() -> int:
+    """Run them all; the failed ones are named at the end."""
+    failed = []
+    for arguments in STUDIES:
+        name, start = " ".join(arguments), time.monotonic()
+        print(f"== {name}", flush=True)
+        code = subprocess.run([sys.executable, *arguments]).returncode
+        print(f"== {name}: {(time.monotonic() - start) / 60:.1f} minutes", flush=True)
+        if code not in (0, NO_TESTS):
+            failed.append(name)
+    print(f"failed: {', '.join(failed)}" if failed else "every study done")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
