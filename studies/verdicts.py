@@ -153,7 +153,8 @@ the claim that of the noise. The score model draws the scores of all rungs; the 
 
 {tables()}
 
-An amplified claim, a tenth as large as what an attacker who knows the rounds rightly reads, is never judged on the known rungs.
+An amplified claim, a tenth as large as what an attacker who knows the rounds rightly reads, is never judged on the known
+rungs.
 """
     )
 

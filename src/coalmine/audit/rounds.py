@@ -1,19 +1,21 @@
-"""What an audit remembers: one record a round, in memory or in an append-only file that survives kill -9.
+"""What an audit remembers: one record a round, in an append-only file that survives kill -9.
 
 A log file is a line of magic, then records. A record is a tag, the lengths of header and body, a JSON header, the arrays'
 bytes, and a digest chained to the record before. A record whose end is missing was torn by a kill and is dropped; a record
 that is there in full with a wrong digest is damage and is refused.
 """
 
+import errno
 import hashlib
 import json
 import logging
 import os
 import struct
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -63,20 +65,22 @@ class Final:
 
 
 class RoundLog:
-    """Rounds in order, then perhaps the final model; in memory, or in the file at `path`."""
+    """Rounds in order, then perhaps the final model: in the file at `path`, or in a nameless one that ends with the log.
+
+    In memory stay a few numbers a round; the records are read again, one at a time, when they are wanted.
+    """
 
     def __init__(self, path: Path | None = None, *, read_only: bool = False) -> None:
-        self._file: BinaryIO | None = None
+        self._handle: int | None = None
         self._path = path
         self._read_only = read_only
-        self._rounds: list[Round] = []  # without a path
         self._final: Final | None = None
         self._numbers: list[int] = []
-        self._ends: list[int] = []  # offsets in the file after each round
+        self._ends: list[int] = []  # offsets after each round
         self._digests: list[bytes] = []
-        self.dropped_bytes = 0
-        if path is not None:
-            self._open(path)
+        self._end = len(MAGIC)
+        self._handle = _nameless_file() if path is None else _named_file(path, read_only)
+        self._read_back()
 
     @property
     def numbers(self) -> list[int]:
@@ -89,33 +93,24 @@ class RoundLog:
 
     @property
     def digest(self) -> str:
-        """A digest of everything observed, chained record by record; empty in memory."""
+        """A digest of everything observed, chained record by record."""
         return self._digests[-1].hex() if self._digests else ""
 
     def rounds(self) -> Iterator[Round]:
-        """Every round that was not skipped, in order; from a file, one at a time."""
-        if self._path is None:
-            yield from (item for item in self._rounds if not item.skipped)
-            return
-        for kind, item, _, _ in read_records(self._path):
+        """Every round that was not skipped, in order."""
+        for kind, item in self.records():
             if kind == "round" and not item.skipped:
                 yield item
 
-    def records(self) -> Iterator[tuple[str, "Round | Final"]]:
+    def records(self) -> Iterator[tuple[str, Any]]:
         """Every record in order, skipped rounds and the final model included."""
-        if self._path is None:
-            yield from (("round", item) for item in self._rounds)
-            if self._final is not None:
-                yield "final", self._final
-        else:
-            for kind, item, _, _ in read_records(self._path):
-                yield kind, item
+        for kind, item, _, _ in scan_records(_Reader(self._open_handle()), self._end, self._path):
+            yield kind, item
 
     def append(self, item: Round) -> None:
         self._write("round", item)
         self._numbers.append(item.number)
-        if self._path is None:
-            self._rounds.append(item)
+        self._ends.append(self._end)
 
     def finish(self, item: Final) -> None:
         self._write("final", item)
@@ -124,58 +119,91 @@ class RoundLog:
     def rewind_to(self, number: int) -> None:
         """Forget the rounds after `number`, and the final model."""
         keep = sum(1 for seen in self._numbers if seen <= number)
+        self._end = self._ends[keep - 1] if keep else len(MAGIC)
+        os.ftruncate(self._open_handle(), self._end)
         self._final = None
-        if self._file is not None:
-            end = self._ends[keep - 1] if keep else len(MAGIC)
-            self._file.truncate(end)
-            self._file.seek(end)
-        del self._numbers[keep:], self._rounds[keep:], self._ends[keep:], self._digests[keep:]
+        del self._numbers[keep:], self._ends[keep:], self._digests[keep:]
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
 
     def __del__(self) -> None:
         self.close()
 
-    def _write(self, kind: str, item: Round | Final) -> None:
-        if self._path is None:
-            return
-        if self._file is None:
-            raise ValueError(f"the log {self._path} is closed, or open for reading alone")
-        data, digest = encode(kind, item, self._digests[-1] if self._digests else b"")
-        start = self._file.tell()
-        try:
-            self._file.write(data)  # unbuffered: one write, so a kill leaves a prefix
-        except OSError:
-            self._file.truncate(start)  # a full disk must not leave half a record
-            self._file.seek(start)
-            raise
-        self._digests.append(digest)
-        if kind == "round":
-            self._ends.append(self._file.tell())
+    def _open_handle(self) -> int:
+        if self._handle is None:
+            raise ValueError(f"the log {self._path} is closed")
+        return self._handle
 
-    def _open(self, path: Path) -> None:
-        if not self._read_only and (not path.exists() or path.stat().st_size < len(MAGIC)):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(MAGIC)
-        end = len(MAGIC)
-        for kind, item, end, digest in read_records(path):  # noqa: B007, B020: `end` outlives the loop
+    def _write(self, kind: str, item: Round | Final) -> None:
+        if self._read_only:
+            raise ValueError(f"the log {self._path} is open for reading alone")
+        handle = self._open_handle()
+        data, digest = encode(kind, item, self._digests[-1] if self._digests else b"")
+        try:
+            written = os.pwrite(handle, data, self._end)  # one write: a kill leaves a prefix of it
+            if written < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        except OSError:
+            os.ftruncate(handle, self._end)  # a full disk must not leave half a record
+            raise
+        self._end += len(data)
+        self._digests.append(digest)
+
+    def _read_back(self) -> None:
+        handle = self._open_handle()
+        size = os.fstat(handle).st_size
+        reader = _Reader(handle, start=0)
+        if reader.read(len(MAGIC)) != MAGIC:
+            raise ValueError(
+                f"{self._path} is not a log of rounds; was it written by another program or a newer coalmine?"
+            )
+        for kind, item, end, digest in scan_records(reader, size, self._path):
+            self._end = end
             self._digests.append(digest)
             if kind == "round":
                 self._numbers.append(item.number)
                 self._ends.append(end)
             else:
                 self._final = item
-        self.dropped_bytes = path.stat().st_size - end
-        if self.dropped_bytes:
-            logger.warning("%s: dropped %d bytes of a torn last record", path, self.dropped_bytes)
-        if self._read_only:
-            return
-        self._file = path.open("r+b", buffering=0)
-        self._file.truncate(end)
-        self._file.seek(end)
+        if size > self._end and not self._read_only:  # a reader may see a record that is being written
+            logger.warning("%s: dropped %d bytes of a torn last record", self._path, size - self._end)
+            os.ftruncate(handle, self._end)
+
+
+def _nameless_file() -> int:
+    handle, name = tempfile.mkstemp(prefix="coalmine-")
+    Path(name).unlink()  # it lives as long as the handle, and is gone after a kill too
+    os.write(handle, MAGIC)
+    return handle
+
+
+def _named_file(path: Path, read_only: bool) -> int:
+    if read_only:
+        return os.open(path, os.O_RDONLY)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    if os.fstat(handle).st_size < len(MAGIC):
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, MAGIC, 0)
+    return handle
+
+
+class _Reader:
+    """Reads a file from a place of its own, without moving anybody else's."""
+
+    def __init__(self, handle: int, start: int = len(MAGIC)) -> None:
+        self._handle, self._place = handle, start
+
+    def tell(self) -> int:
+        return self._place
+
+    def read(self, size: int) -> bytes:
+        data = os.pread(self._handle, size, self._place)
+        self._place += len(data)
+        return data
 
 
 def encode(kind: str, item: Round | Final, previous: bytes) -> tuple[bytes, bytes]:
@@ -223,16 +251,8 @@ def decode(head: bytes, body: bytes) -> tuple[str, Round | Final]:
     raise ValueError(f"unknown record {kind!r}; was this file written by a newer coalmine?")
 
 
-def read_records(path: Path) -> Iterator[tuple[str, Any, int, bytes]]:
-    """Kind, record, offset after it and digest, for each whole record of a log file; stops before a torn one."""
-    with path.open("rb") as file:
-        if file.read(len(MAGIC)) != MAGIC:
-            raise ValueError(f"{path} is not a log of rounds; was it written by another program or a newer coalmine?")
-        yield from scan_records(file, path.stat().st_size, path)
-
-
-def scan_records(file: BinaryIO, size: int, path: Path) -> Iterator[tuple[str, Any, int, bytes]]:
-    """The same from where `file` stands, up to offset `size`."""
+def scan_records(file: Any, size: int, path: Path | None) -> Iterator[tuple[str, Any, int, bytes]]:
+    """Kind, record, offset after it and digest, for each whole record up to offset `size`; stops before a torn one."""
     digest, number = b"", 0
     while True:
         number += 1

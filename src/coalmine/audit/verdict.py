@@ -93,9 +93,7 @@ def _judge_run(claim: Claim, by_rung: dict[str, Verdict], gauges: list[Gauge]) -
         reason = "nothing refutes the claim, but an amplified claim can be refuted here, not confirmed"
         return Verdict("UNDERPOWERED", f"{reason}: judge the noise itself by a mechanism claim")
     known = [by_rung[name].reason for name in KNOWN if name in by_rung]
-    return Verdict(
-        "UNDERPOWERED", known[-1] if known else "no round was observed, so nothing can be said of the noise"
-    )
+    return Verdict("UNDERPOWERED", known[-1] if known else "no round was observed, so nothing can be said of the noise")
 
 
 def _judge_rung(
