@@ -61,7 +61,7 @@ def gaussian(settings: dict[str, bool], runs: int, seed: int, as_json: bool, out
             ]
             for cell in cells
         ],
-        title=f"Table 2, {runs} runs a cell, delta 1e-6: the printed figures are those of the null's std, not of Algorithm 1's",
+        title=f"Table 2, {runs} runs a cell, delta 1e-6: the printed figures are those of the null's std",
     )
     print_table(
         ["‖X‖/√d", "dilution alone", "read"],
