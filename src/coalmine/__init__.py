@@ -9,10 +9,13 @@ from coalmine.audit.run_directory import RunDirectory
 from coalmine.audit.verdict import Claim, Verdict
 from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.estimators.amplification import last_iterate_epsilon, shuffled_epsilon, subsampled_epsilon
+from coalmine.estimators.bounds import epsilon_lower_bound
+from coalmine.estimators.estimate import EpsilonEstimate, epsilon_estimate, estimate_from_final, estimate_from_iterates
 from coalmine.estimators.gaussians import Gaussian, gaussian_delta, gaussian_epsilon
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
 from coalmine.estimators.normality import AndersonDarling, anderson_darling
 from coalmine.estimators.null import CosineNull, conditional_null
+from coalmine.estimators.planning import Plan, canaries_for_power, canaries_to_detect, plan_audit, power_against_claim
 from coalmine.estimators.rates import epsilon_from_rates
 from coalmine.version import __version__
 
@@ -22,8 +25,10 @@ __all__ = [
     "AuditResult",
     "Claim",
     "CosineNull",
+    "EpsilonEstimate",
     "Gaussian",
     "GaussianMechanismAudit",
+    "Plan",
     "RotatedCanaries",
     "RunDirectory",
     "SphereCanaries",
@@ -31,13 +36,21 @@ __all__ = [
     "__version__",
     "anderson_darling",
     "audit_gaussian_mechanism",
+    "canaries_for_power",
+    "canaries_to_detect",
     "conditional_null",
+    "epsilon_estimate",
     "epsilon_from_rates",
+    "epsilon_lower_bound",
+    "estimate_from_final",
+    "estimate_from_iterates",
     "gaussian_delta",
     "gaussian_epsilon",
     "last_iterate_epsilon",
     "mechanism_epsilon",
     "mechanism_noise",
+    "plan_audit",
+    "power_against_claim",
     "shuffled_epsilon",
     "subsampled_epsilon",
 ]

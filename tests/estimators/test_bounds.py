@@ -178,7 +178,7 @@ def test_bad_scores_are_refused(observed, message):
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"delta": 0.0}, "delta must lie in"), ({"confidence": 1.0}, "confidence must lie in"),
-    ({"method": "best"}, "method must be one of"), ({"null": np.zeros(3)}, "unobserved scores must be at least 10"),
+    ({"method": "best"}, "method must be one of"), ({"null": np.zeros(3)}, "at least 10 unobserved scores"),
 ])  # fmt: skip
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):

@@ -127,7 +127,7 @@ def test_bad_scores_are_refused(observed, message):
     ({"delta": 1.0}, "delta must lie in"), ({"variance": "best"}, "variance must be one of"),
     ({"confidence": 0.0}, "confidence must lie in"), ({"null_dof": 1.0}, "null_dof must be"),
     ({"null": np.ones(50)}, "all 50 unobserved scores are equal"),
-    ({"null": np.ones(5)}, "unobserved scores must be at least"),
+    ({"null": np.ones(5)}, "at least 10 unobserved scores"),
 ])  # fmt: skip
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):

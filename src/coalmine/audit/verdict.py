@@ -9,6 +9,7 @@ from scipy.special import ndtri
 
 from coalmine.audit.adversaries import Scores
 from coalmine.audit.gauges import Gauge
+from coalmine.audit.settings import FEWEST
 from coalmine.checks import one_number, whole_number
 from coalmine.estimators.bounds import epsilon_lower_bound
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
@@ -123,7 +124,8 @@ def _bound_above(
     """What to say if the valid lower bound at 99.9 % lies above the claim; groups share the level."""
     confidence = 1 - (1 - BOUND_CONFIDENCE) / len(groups)
     for scores in groups:
-        if min(scores.observed.size, scores.unobserved.size) < 10:
+        compared = scores.observed.size if scores.bound_null else min(scores.observed.size, scores.unobserved.size)
+        if compared < FEWEST:
             continue
         claimed = claim.epsilon
         if by_presentations and scores.presentations:

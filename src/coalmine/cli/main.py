@@ -11,8 +11,10 @@ import click
 from rich.console import Console
 from rich.logging import RichHandler
 
+from coalmine.cli.estimate import estimate
 from coalmine.cli.gaussian import gaussian
 from coalmine.cli.mechanism import mechanism
+from coalmine.cli.plan import plan
 from coalmine.cli.reproduce import reproduce
 from coalmine.cli.verify import seed, verify
 from coalmine.version import __version__
@@ -37,7 +39,7 @@ def app(context: click.Context, verbose: int, quiet: bool) -> None:
     logger.handlers = [RichHandler(console=Console(stderr=True), show_path=False, show_time=False)]
 
 
-for command in (mechanism, gaussian, reproduce, verify, seed):
+for command in (estimate, plan, mechanism, gaussian, reproduce, verify, seed):
     app.add_command(command)
 
 

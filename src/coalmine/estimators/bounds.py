@@ -97,7 +97,7 @@ def score_array(name: str, scores: Any) -> Floats:
             f"{name} scores must be one row of numbers, got shape {array.shape}; pass one score per canary"
         )
     if array.size < FEWEST:
-        raise ValueError(f"{name} scores must be at least {FEWEST}, got {array.size}; audit with more canaries")
+        raise ValueError(f"there must be at least {FEWEST} {name} scores, got {array.size}; audit with more canaries")
     return array
 
 

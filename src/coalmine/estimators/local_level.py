@@ -75,10 +75,12 @@ def total_level(count: int, local: float) -> float:
     return float(failing @ np.exp(log_rest))
 
 
+@lru_cache(maxsize=32)
 def order_statistic_band(count: int, local: float) -> Floats:
-    """b_1 < ... < b_count: U_(i) <= b_i with probability 1 - local, for each i alone."""
+    """b_1 < ... < b_count: U_(i) <= b_i with probability 1 - local, for each i alone. Kept, so not to be written to."""
     rank = np.arange(1.0, count + 1)
     band: Floats = betainccinv(rank, count - rank + 1, local)
+    band.flags.writeable = False
     return band
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import ndtri
 
 from coalmine.checks import Floats, delta_array, finite_array, nonnegative_array, same_shape
 from coalmine.estimators.gaussians import Gaussian, gaussian_delta, gaussian_epsilon
@@ -43,15 +44,35 @@ def mechanism_noise(epsilon: npt.ArrayLike, *, delta: npt.ArrayLike, participati
     wanted, limited, times, delta = same_shape(
         epsilon=wanted, limited=limited, participations=_times(participations), delta=delta_array(delta)
     )
-    # Bisection on log shift: at shift s, s²/2 + s·quantile(delta) is about epsilon, so these brackets hold every root.
-    low, high = np.full(wanted.shape, -745.0), np.log(np.sqrt(2 * limited) + 80.0)
-    null = Gaussian(0.0, 1.0)
-    for _ in range(64):
-        middle = (low + high) / 2
-        above = gaussian_delta(null, Gaussian(np.exp(middle), 1.0), epsilon=limited) > delta
-        low, high = np.where(above, low, middle), np.where(above, middle, high)
-    noise = np.where(np.isposinf(wanted), 0.0, np.sqrt(times) / np.exp((low + high) / 2))
+    shift = _shift(limited, delta)
+    noise = np.where(np.isposinf(wanted), 0.0, np.sqrt(times) / shift)
     return float(noise) if noise.ndim == 0 else noise
+
+
+def _shift(epsilon: Floats, delta: Floats) -> Floats:
+    """The shift between two unit Gaussians that gives `epsilon`: Newton's method on log delta over log shift.
+
+    Without its second term, and with the density's peak for a slope, delta is too large: both starts lie below the root,
+    from where the steps do not overshoot; where rounding says otherwise the bracket holds.
+    """
+    z = -ndtri(delta)
+    low = np.log(np.maximum(2 * epsilon / (np.hypot(z, np.sqrt(2 * epsilon)) + z), np.sqrt(2 * np.pi) * delta))
+    high = np.log(np.sqrt(2 * epsilon) + 80.0)
+    null, x = Gaussian(0.0, 1.0), np.minimum(low, high)
+    for _ in range(100):
+        shift = np.exp(x)
+        reached = gaussian_delta(null, Gaussian(shift, 1.0), epsilon=epsilon)
+        low, high = np.where(reached < delta, x, low), np.where(reached > delta, x, high)
+        with np.errstate(all="ignore"):
+            slope = shift * np.exp(-((shift / 2 - epsilon / shift) ** 2) / 2) / np.sqrt(2 * np.pi) / reached
+            following = x + (np.log(delta) - np.log(reached)) / slope
+        inside = (following >= low) & (following <= high)
+        following = np.where(inside, following, (low + high) / 2)
+        done = np.abs(following - x) < 1e-15 * np.maximum(1.0, np.abs(x))
+        x = following
+        if np.all(done):
+            break
+    return np.exp(x)
 
 
 def _times(participations: npt.ArrayLike) -> Floats:

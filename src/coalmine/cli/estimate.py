@@ -1,0 +1,351 @@
+"""`coalmine estimate`: epsilon from a file of scores, with everything needed to read it."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import click
+import numpy as np
+
+from coalmine.audit.adversaries import Scores
+from coalmine.audit.verdict import BOUND_CONFIDENCE, Claim, Verdict, judge
+from coalmine.checks import Floats, whole_number
+from coalmine.cli.output import print_json, print_table, shown_number
+from coalmine.cli.scores import STDIN, read_scores
+from coalmine.estimators.bounds import METHODS, epsilon_lower_bound, lower_bound_ceiling, score_array
+from coalmine.estimators.estimate import EpsilonEstimate, epsilon_estimate
+from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
+from coalmine.estimators.null import CosineNull
+from coalmine.estimators.variance import Variance
+
+EXIT_CODES = {"PASS": 0, "VIOLATION": 1, "UNDERPOWERED": 3}
+POINTWISE = ("paper", "clopper-pearson")  # methods that hold at one threshold, not at the best of many
+SMALLEST, LARGEST = 1e-60, 1e60  # of stds and scores: the squares of their ratios are still floats
+CANARY_SHARE = 0.04  # of the vector's squared length: takes 2 % off the mean score
+FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredCanaries:
+    """Observed scores and what an unobserved one reads: a law, or scores of unobserved canaries."""
+
+    observed: Floats
+    null: CosineNull | Gaussian | Floats
+    null_dof: float
+    described: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """Every figure that the command prints."""
+
+    canaries: ScoredCanaries
+    delta: float
+    estimate: EpsilonEstimate
+    method: str
+    confidence: float
+    lower_bound: float
+    ceiling: float
+    paper_epsilon: float
+    paper_lower_bound: float
+    claim: Claim | None
+    verdict: Verdict | None
+    warnings: tuple[str, ...]
+
+
+@click.command()
+@click.argument("scores", type=FILE)
+@click.option("--dim", type=int, metavar="D", help="The scores are cosines with vectors of this length.")
+@click.option("--unobserved", type=FILE, metavar="FILE", help="Instead: scores of canaries that took no part.")
+@click.option("--null-std", type=float, metavar="S", help="Instead: unobserved scores are N(0, S²).")
+@click.option(
+    "--null-dof", type=float, default=math.inf, metavar="N", help="Directions the null's std was estimated from."
+)
+@click.option("--delta", type=float, required=True, metavar="D", help="The delta of (epsilon, delta), in (0, 1).")
+@click.option("--claim", type=float, metavar="E", help="A claimed epsilon of one participation, to be judged.")
+@click.option("--known-others", is_flag=True, help="For the claim: real updates were subtracted, and hide nothing.")
+@click.option("--method", type=click.Choice(METHODS), default="simultaneous", show_default=True, help="Of the bound.")
+@click.option("--variance", type=click.Choice(get_args(Variance)), default="auto", show_default=True, help="Whose std.")
+@click.option("--confidence", type=float, default=0.95, show_default=True, help="Of interval and lower bound.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+def estimate(
+    scores: str,
+    dim: int | None,
+    unobserved: str | None,
+    null_std: float | None,
+    null_dof: float,
+    delta: float,
+    claim: float | None,
+    known_others: bool,
+    method: str,
+    variance: Variance,
+    confidence: float,
+    as_json: bool,
+) -> int:
+    """Epsilon from the scores of observed canaries: estimate, interval, lower bound; with --claim a verdict.
+
+    SCORES is a .csv, .npy, .npz or .parquet file with one score a canary, or - for standard input; high means present.
+    A file may hold unobserved scores too, by a label or under that name. Exit codes with --claim: 0 PASS, 1 VIOLATION,
+    3 UNDERPOWERED.
+    """
+    canaries = _canaries(scores, dim, unobserved, null_std, null_dof)
+    reading = read_canaries(
+        canaries,
+        delta=delta,
+        claim=None if claim is None else Claim(epsilon=claim),
+        known_others=known_others,
+        method=method,
+        variance=variance,
+        confidence=confidence,
+    )
+    if as_json:
+        print_json(as_dict(reading))
+    else:
+        _print(reading)
+    return 0 if reading.verdict is None else EXIT_CODES[reading.verdict.outcome]
+
+
+def read_canaries(
+    canaries: ScoredCanaries,
+    *,
+    delta: float,
+    claim: Claim | None,
+    known_others: bool,
+    method: str,
+    variance: Variance,
+    confidence: float,
+) -> Reading:
+    """The figures, and the verdict where something is claimed."""
+    observed, null = canaries.observed, canaries.null
+    found = epsilon_estimate(
+        observed, null=null, delta=delta, variance=variance, confidence=confidence, null_dof=canaries.null_dof
+    )
+    settings = {"delta": delta, "confidence": confidence}
+    fitted_null, fitted = Gaussian(found.null_mean, found.null_std), Gaussian(found.mean, found.std)
+    verdict, notes = None, canaries.notes
+    if claim is not None:
+        verdict = judge_scores(canaries, found, claim, delta=delta, known_others=known_others)
+        if verdict.outcome == "UNDERPOWERED" and not known_others and _unobserved(null) is None:
+            notes += ("judged as if real updates may hide canaries; if they were subtracted, give --known-others",)
+    return Reading(
+        canaries=canaries,
+        delta=delta,
+        estimate=found,
+        method=method,
+        confidence=confidence,
+        lower_bound=epsilon_lower_bound(observed, null=null, method=method, **settings),
+        ceiling=lower_bound_ceiling(observed.size, unobserved=_unobserved(null), method=method, **settings),
+        paper_epsilon=gaussian_epsilon(fitted_null, fitted, delta=delta),
+        paper_lower_bound=epsilon_lower_bound(observed, null=null, method="paper", **settings),
+        claim=claim,
+        verdict=verdict,
+        warnings=(*notes, *_warnings(found, observed.size, claim, verdict)),
+    )
+
+
+def judge_scores(
+    canaries: ScoredCanaries, found: EpsilonEstimate, claim: Claim, *, delta: float, known_others: bool
+) -> Verdict:
+    """The verdict on a mechanism claim, the scores taken for those of canaries that were presented once.
+
+    Unless others are known nobody says how much real updates hide, so power is judged as on the known-round rung: by how
+    far the mean score falls short of the claim's. Unobserved scores give no null exact enough for the test of the mean: the
+    bound alone can speak.
+    """
+    if isinstance(canaries.null, np.ndarray):
+        scores = Scores(rung="two-sample", observed=canaries.observed, unobserved=canaries.null)
+        verdict = judge(claim, [scores], [], delta=delta)[1]["two-sample"]
+        return verdict if verdict.outcome == "VIOLATION" else _undecided(canaries, claim, delta)
+    rung = "known-others" if known_others else "known-round"
+    unit: CosineNull | Gaussian = Gaussian(0.0, 1.0)
+    if isinstance(canaries.null, CosineNull):
+        unit = CosineNull(canaries.null.dim, scale=1 / found.null_std)
+    scores = Scores(
+        rung=rung,
+        observed=canaries.observed / found.null_std,
+        unobserved=np.zeros(0),  # the bound has its null in closed form
+        null=unit,
+        bound_null=unit,
+        null_dof=canaries.null_dof,
+        presentations=1,
+    )
+    return judge(claim, [scores], [], delta=delta)[1][rung]
+
+
+def _undecided(canaries: ScoredCanaries, claim: Claim, delta: float) -> Verdict:
+    highest = lower_bound_ceiling(
+        canaries.observed.size, unobserved=_unobserved(canaries.null), delta=delta, confidence=BOUND_CONFIDENCE
+    )
+    reach = "" if highest > claim.epsilon else f" (it reaches {highest:.3g} at most with so many scores)"
+    return Verdict(
+        "UNDERPOWERED",
+        f"the lower bound at {BOUND_CONFIDENCE * 100:g} % does not refute the claim{reach}, and unobserved scores alone "
+        "cannot confirm one: that takes a null in closed form, --dim or --null-std",
+    )
+
+
+def _canaries(
+    source: str, dim: int | None, unobserved: str | None, null_std: float | None, null_dof: float
+) -> ScoredCanaries:
+    if sum(option is not None for option in (dim, unobserved, null_std)) > 1:
+        raise click.UsageError("give one of --dim, --unobserved and --null-std")
+    if source == unobserved == STDIN:
+        raise click.UsageError("SCORES and --unobserved cannot both be standard input")
+    held = read_scores(source)
+    observed = _checked("observed", held.observed)
+    null: CosineNull | Gaussian | Floats
+    notes: tuple[str, ...] = ()
+    if held.unobserved is not None and unobserved is not None:
+        raise click.UsageError(f"{source} holds unobserved scores already: leave out --unobserved")
+    if held.unobserved is not None and (dim is not None or null_std is not None):
+        notes = (f"the {held.unobserved.size:,} unobserved scores were not used: their law was given",)
+    if dim is not None:
+        null = _cosine_null(observed, dim)
+        described = f"the law of cosines in {dim:,} dimensions"
+        notes += _dilution_note(observed, dim)
+    elif null_std is not None:
+        null = _normal_null(null_std)
+        described = f"a normal null with std {null_std:g}"
+    else:
+        null = _unobserved_null(held.unobserved, unobserved)
+        described = f"{null.size:,} unobserved ones"
+    return ScoredCanaries(observed=observed, null=null, null_dof=null_dof, described=described, notes=notes)
+
+
+def _checked(name: str, scores: Floats | None) -> Floats:
+    """Scores from a file, refused where they are equal but for rounding, or so large that their squares overflow."""
+    array = score_array(name, scores)
+    farthest = float(np.abs(array).max())
+    if farthest > LARGEST:
+        raise ValueError(f"{name} scores must be at most {LARGEST:g} in size, got {farthest:.4g}")
+    if np.ptp(array) < max(1e-12 * farthest, SMALLEST):
+        raise ValueError(
+            f"all {array.size} {name} scores are equal, so no Gaussian fits them; was the model ever updated?"
+        )
+    return array
+
+
+def _cosine_null(observed: Floats, dim: int) -> CosineNull:
+    null, farthest = CosineNull(whole_number("--dim", dim, minimum=2)), float(np.abs(observed).max())
+    if farthest > 1 + 1e-6:  # single precision
+        raise ValueError(
+            f"with --dim scores are cosines, in [-1, 1], got one of size {farthest:.4g}; for other scores give --null-std"
+        )
+    return null
+
+
+def _normal_null(null_std: float) -> Gaussian:
+    if not SMALLEST <= null_std <= LARGEST:
+        raise ValueError(f"--null-std must lie in [{SMALLEST:g}, {LARGEST:g}], got {null_std:g}")
+    return Gaussian(0.0, null_std)
+
+
+def _unobserved_null(held: Floats | None, source: str | None) -> Floats:
+    scores = held if source is None else read_scores(source, role="unobserved").unobserved
+    if scores is None:
+        raise click.UsageError("say what an unobserved canary reads: give --dim, --unobserved or --null-std")
+    return _checked("unobserved", scores)
+
+
+def _dilution_note(observed: Floats, dim: int) -> tuple[str, ...]:
+    """What to say where canaries make up much of the vector that they are compared with."""
+    free = dim - observed.size
+    rest = 1 - float(observed @ observed)
+    share = 1 - rest * dim / free if free >= 2 else 0.0
+    if rest <= 0 or share < CANARY_SHARE:
+        return ()
+    return (
+        f"if all cosines are with one vector, {share:.0%} of it is canaries and epsilon reads low: for orthonormal canaries "
+        f"give --null-std {math.sqrt(rest / free):.6g} --null-dof {free} in place of --dim",
+    )
+
+
+def _unobserved(null: CosineNull | Gaussian | Floats) -> int | None:
+    return null.size if isinstance(null, np.ndarray) else None
+
+
+def _warnings(found: EpsilonEstimate, count: int, claim: Claim | None, verdict: Verdict | None) -> list[str]:
+    said = []
+    if found.anderson_darling.p_value < 0.01:
+        said.append("the scores are not normal: trust the lower bound, not the estimate and its interval")
+    ratio = found.std / found.null_std
+    if not 0.5 <= ratio <= 2 and count >= 50:
+        said.append(
+            f"the scores' std is {ratio:.2g} times the null's, where honest noise gives 1: is the null the right one?"
+        )
+    if found.mean < found.null_mean - 4 * found.null_std / math.sqrt(count):
+        said.append("observed scores lie below unobserved ones; high must mean present, so is their sign turned?")
+    if found.epsilon <= found.floor.q95:
+        said.append(f"nothing was detected: as many scores read up to {found.floor.q95:.2g} when nothing leaks")
+    passed = verdict is not None and verdict.outcome == "PASS"
+    if claim is not None and passed and found.interval is not None and found.interval.low > claim.epsilon:
+        said.append("the mean score passes, yet the interval lies above the claim: the scores' std is not the null's")
+    return said
+
+
+def as_dict(reading: Reading) -> dict[str, Any]:
+    """The reading as JSON holds it, under the names of an audit's result."""
+    found = reading.estimate
+    return {
+        "canaries": reading.canaries.observed.size,
+        "unobserved": _unobserved(reading.canaries.null),
+        "delta": reading.delta,
+        "confidence": reading.confidence,
+        "epsilon": found.epsilon,
+        "interval": None if found.interval is None else [found.interval.low, found.interval.high],
+        "lower_bound": reading.lower_bound,
+        "method": reading.method,
+        "paper": {"epsilon": reading.paper_epsilon, "lower_bound": reading.paper_lower_bound},
+        "floor": {"median": found.floor.median, "q95": found.floor.q95},
+        "ceiling": reading.ceiling,
+        "variance": {"used": found.variance.used, "reason": found.variance.reason},
+        "mean": found.mean,
+        "std": found.std,
+        "null_mean": found.null_mean,
+        "null_std": found.null_std,
+        "anderson_darling": {"statistic": found.anderson_darling.statistic, "p_value": found.anderson_darling.p_value},
+        "claimed_epsilon": None if reading.claim is None else reading.claim.epsilon,
+        "verdict": None if reading.verdict is None else reading.verdict.outcome,
+        "reason": None if reading.verdict is None else reading.verdict.reason,
+        "warnings": list(reading.warnings),
+    }
+
+
+def _print(reading: Reading) -> None:
+    found, level = reading.estimate, f"{reading.confidence * 100:g} %"
+    assert found.interval is not None
+    bound = f"lower bound, {level}"
+    if reading.method != "simultaneous":
+        bound += f", {reading.method}" + " (not a bound)" * (reading.method in POINTWISE)
+    rows = [
+        ["estimate", shown_number(found.epsilon)],
+        [f"interval, {level}", f"{shown_number(found.interval.low)} … {shown_number(found.interval.high)}"],
+        [bound, shown_number(reading.lower_bound)],
+        ["most that bound can say of so many scores", shown_number(reading.ceiling)],
+        ["floor: half of all estimates when nothing leaks", f"≤ {shown_number(found.floor.median)}"],
+        ["floor: 95 % of them", f"≤ {shown_number(found.floor.q95)}"],
+        ["the paper's estimate (not a bound)", shown_number(reading.paper_epsilon)],
+        ["the paper's ε_lo (not a bound)", shown_number(reading.paper_lower_bound)],
+    ]
+    title = f"{reading.canaries.observed.size:,} scores against {reading.canaries.described}, delta {reading.delta:.4g}"
+    print_table(["", "epsilon"], rows, title=title)
+    for line in _lines(reading):
+        click.echo(line)
+
+
+def _lines(reading: Reading) -> list[str]:
+    """What stands under the table."""
+    found = reading.estimate
+    mean = (found.mean - found.null_mean) / found.null_std
+    normality = found.anderson_darling
+    said = [
+        f"scores: mean {shown_number(mean)} and std {shown_number(found.std / found.null_std)} in units of the null's std",
+        f"variance: {found.variance.used} ({found.variance.reason})",
+        f"Anderson-Darling: {shown_number(normality.statistic)}, p = {normality.p_value:.2g}",
+        *(f"note: {warning}" for warning in reading.warnings),
+    ]
+    if reading.claim is not None and reading.verdict is not None:
+        said.append(f"claimed epsilon {shown_number(reading.claim.epsilon)}: {reading.verdict.outcome}")
+        said.append(reading.verdict.reason)
+    return said

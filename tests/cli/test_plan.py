@@ -1,0 +1,106 @@
+import itertools
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+from scipy.stats import norm
+
+
+def coalmine(*arguments: object) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-W", "error", "-m", "coalmine", *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True)
+
+
+def plan(*arguments: object) -> dict:
+    done = coalmine("plan", "--delta", "1e-6", *arguments, "--json")
+    assert (done.stderr, done.returncode) == ("", 0)
+    return json.loads(done.stdout)
+
+
+def test_the_canaries_to_detect_are_the_fewest():
+    """The plan for the answer detects that epsilon, and with one canary fewer it does not."""
+    found = plan("--dim", 10_000, "--detect", 2)
+    count = found["detect"]["canaries"]
+    around = plan("--dim", 10_000, "--canaries", count, "--canaries", count - 1)["plans"]
+    assert around[0]["detectable"] <= 2 * (1 + 2e-4) < around[1]["detectable"] * (1 + 4e-4)
+    assert around[0]["canaries"] == count
+    assert around[0]["unobserved"] == 10 * count
+    assert found["plans"][0]["interval"]["epsilon"] == 2
+
+
+def mechanism_mean(epsilon: float) -> float:
+    """1/z for the noise multiplier z of a Gaussian mechanism at delta 1e-6, by bisection of its textbook delta."""
+    low, high = 1e-3, 50.0
+    while high - low > 1e-10:
+        mean = (low + high) / 2
+        found = norm.cdf(mean / 2 - epsilon / mean) - math.exp(epsilon) * norm.cdf(-mean / 2 - epsilon / mean)
+        low, high = (low, mean) if found > 1e-6 else (mean, high)
+    return high
+
+
+@pytest.mark.parametrize(("dim", "claim"), [(1_000_000, 3), (1_000_000, 1), (10_000, 1)])
+def test_the_canaries_that_decide_a_claim_have_90_percent_power(dim, claim):
+    """A one-sided test at 0.2 % of the mean, the null's std estimated from the directions without a canary."""
+
+    def power(count: int) -> float:
+        claimed, faulty = mechanism_mean(claim), mechanism_mean(2 * claim)
+        spreads = [math.sqrt(1 / count + mean**2 / (2 * (dim - count))) for mean in (claimed, faulty)]
+        return float(norm.sf((claimed + norm.isf(0.002) * spreads[0] - faulty) / spreads[1]))
+
+    found = plan("--dim", dim, "--claim", claim, "--canaries", 100)
+    count = found["claim"]["canaries"]
+    assert power(count) >= 0.9 > power(count - 1)
+    assert found["plans"][0]["power_against_claim"] == pytest.approx(power(100), abs=1e-6)
+    assert found["plans"][0]["interval"]["epsilon"] == claim
+
+
+def test_by_default_the_table_is_of_the_usual_numbers_that_fit():
+    found = plan("--dim", 700)
+    assert [row["canaries"] for row in found["plans"]] == [100, 300]
+    assert (found["detect"], found["claim"]) == (None, None)
+
+
+def test_a_claim_that_no_canaries_decide():
+    done = coalmine("plan", "--dim", 1000, "--delta", "1e-6", "--claim", 0.01, "--canaries", 100)
+    assert "no number of canaries decides a claimed epsilon of 0.01 in this dimension" in done.stdout
+
+
+def test_more_canaries_tell_smaller_epsilons_and_narrower_intervals():
+    """Errors of the mean go with 1/√k: four times the canaries halve the smallest epsilon, or nearly."""
+    found = plan("--dim", 10**5, "--at", 5, "--canaries", 100, "--canaries", 400, "--canaries", 1600)["plans"]
+    for fewer, more in itertools.pairwise(found):
+        assert more["detectable"] < 0.6 * fewer["detectable"]
+        assert more["interval"]["width"] < fewer["interval"]["width"]
+        assert more["interval"]["low"] < 5 < more["interval"]["high"]
+        assert more["ceiling"] > fewer["ceiling"]
+
+
+def test_the_table():
+    done = coalmine("plan", "--dim", "600", "--delta", "1e-6", "--detect", "5", "--claim", "4")
+    for words in ("smallest ε told from 0", "95 % interval at ε = 4", "power against claim 4", "from 0", "decide"):
+        assert words in done.stdout
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dim", "1000", "--canaries", "100", "--detect", "1"], "give either --canaries or --detect"),
+        (["--dim", "1000", "--canaries", "999"], "canaries must be at most dim - 2, got 999"),
+        (["--dim", "1000", "--canaries", "9"], "canaries must be at least 10, got 9"),
+        (["--dim", "100", "--detect", "0.1"], "no number of canaries in 100 dimensions"),
+        (["--dim", "11"], "--dim must be at least 12, got 11"),
+        (["--dim", "1000", "--detect", "-1"], "--detect must be above 0, got -1"),
+        (["--dim", "1000", "--claim", "nan"], "--claim must be finite, got nan"),
+        (["--dim", "1000", "--at", "0"], "--at must be above 0, got 0"),
+        (["--dim", "1000", "--delta", "1"], "delta must lie in (0, 1), got 1.0"),
+        ([], "Missing option '--dim'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
+    done = coalmine("plan", "--delta", "1e-6", *arguments)
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert (done.stdout, done.returncode) == ("", 2)
