@@ -163,8 +163,8 @@ def test_10_000_scores_take_less_than_a_second():
 
 
 @pytest.mark.parametrize(("observed", "message"), [
-    ([], "at least 10, got 0"),
-    ([1.0] * 9, "at least 10, got 9"),
+    ([], "at least 10 observed scores, got 0"),
+    ([1.0] * 9, "at least 10 observed scores, got 9"),
     ([*range(20), float("nan")], "finite"),
     (np.zeros((10, 10)), "one row"),
     (np.zeros(100), "equal"),
