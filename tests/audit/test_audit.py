@@ -134,6 +134,45 @@ def test_a_users_own_attack_is_a_sixth_row():
     assert audit.result().adversaries["sum"].headline.estimate.epsilon > 1
 
 
+def test_constant_scores_of_ones_own_are_a_note_not_an_end():
+    audit = Audit(500, canaries=50, seed=1, delta=1e-6, rounds=3, scores={"flat": lambda *_: np.ones(500)})
+    found = train(audit=audit, dim=500, rounds=3).result()
+    assert "flat" not in found.adversaries
+    assert "known-others" in found.adversaries
+    assert any("flat: all" in note for note in found.notes)
+
+
+def test_rewinding_takes_ones_own_scores_back_too():
+    def running_sum(round_number, model_delta, canaries, previous):
+        cosines = canaries.cosines(model_delta)
+        return cosines if previous is None else previous + cosines
+
+    rows = np.random.default_rng(0).normal(size=(3, 200))
+    audits = [Audit(200, canaries=20, seed=1, delta=1e-6, scores={"sum": running_sum}) for _ in range(2)]
+    audits[0].observe_round(1, rows[0], present=[])
+    audits[0].observe_round(2, rows[1], present=[])
+    audits[0].rewind_to(1)
+    audits[1].observe_round(1, rows[0], present=[])
+    for audit in audits:
+        audit.observe_round(2, rows[2], present=[])
+    first, second = (scores(audit, "sum").observed for audit in audits)
+    np.testing.assert_array_equal(first, second)
+
+
+def test_canaries_presented_unequally_are_not_pooled_into_one_interval():
+    """Some canaries once, some three times: final has a row for each, and a pooled one without an interval."""
+    audit = train(presentations=(1, 3), dim=1_000, canaries=200, rounds=6)
+    rows = audit.result().adversaries["final"].rows
+    assert [(row.presentations, row.canaries) for row in rows] == [(None, 200), (3, 100), (1, 100)]
+    assert rows[0].estimate.interval is None
+    assert "different numbers of times" in rows[0].warnings[0]
+
+
+def test_momentum_needs_enough_unobserved_canaries():
+    with pytest.raises(ValueError, match="unobserved must be at least 200 where momentum is undone"):
+        Audit(2_000, canaries=20, unobserved=100, seed=1, delta=1e-5, momentum=0.9)
+
+
 def test_updates_have_the_norm_that_was_asked_for():
     audit = Audit(300, **SETTINGS)
     assert np.linalg.norm(audit.update(3, 0.5)) == pytest.approx(0.5)

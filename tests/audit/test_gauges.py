@@ -40,6 +40,15 @@ def test_an_honest_run_raises_no_gauge():
         }
 
 
+def test_an_honest_run_with_sphere_canaries_raises_no_gauge():
+    """They overlap: m of them carry md/(m + d) degrees of freedom."""
+    for seed in range(5):
+        found = gauges(
+            train(seed=seed, kind="sphere", dim=400, canaries=40, unobserved=360, rounds=4, noise_multiplier=0.2)
+        )
+        assert {name for name, gauge in found.items() if gauge.status != "ok"} == set()
+
+
 def test_less_noise_is_seen_by_the_noise_gauge_when_the_signal_is_small():
     found = gauges(train(signal=0.3, noise=lambda t, rng, dim: rng.normal(size=dim) / 2, **SMALL))
     assert found["noise"].status == "low"

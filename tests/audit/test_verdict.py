@@ -4,7 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coalmine import Audit, Claim, mechanism_epsilon
+from coalmine import Audit, Claim, epsilon_lower_bound, mechanism_epsilon
+from coalmine.audit.adversaries import ladder
 
 sys.path.insert(0, str(Path(__file__).parent))
 from training import train
@@ -77,11 +78,90 @@ def test_groups_are_tested_together():
     assert verdict(broken, claim).outcome == "VIOLATION"
 
 
-def test_dilution_takes_power_from_known_round():
-    audit = train(signal=5.0, give_others=False, **SMALL)
-    found = verdict(audit, mechanism_epsilon(1.0, delta=1e-6))
-    assert found.outcome == "UNDERPOWERED"
-    assert "known-others (pass `others`)" in found.reason
+def test_known_round_cannot_tell_signal_from_missing_noise():
+    """Half the noise under a signal of 0.87 of it looks just like the claim: without `others` that is never a PASS."""
+
+    def half(t, rng, dim):
+        return rng.normal(size=dim) / 2
+
+    claim = mechanism_epsilon(1.0, delta=1e-6)
+    broken = train(noise=half, signal=0.87, give_others=False, **SMALL)
+    assert broken.result(claim=claim).verdict.outcome != "PASS"
+    assert broken.result(claim=claim, clients=100).verdict.outcome != "PASS"
+    honest = train(signal=0.0, give_others=False, **SMALL)
+    found = honest.result(claim=claim)
+    assert found.verdict.outcome == "UNDERPOWERED"
+    assert "real updates could stand in for missing noise" in found.verdict.reason
+    assert honest.result(claim=claim, clients=20).verdict.outcome == "PASS"  # 20 clipped clients hide 0.33 C√d at most
+    many = honest.result(claim=claim, clients=100).verdict
+    assert many.outcome == "UNDERPOWERED"
+    assert "known-others (pass `others`)" in many.reason
+
+
+@pytest.mark.parametrize("signal", [3.0, 30.0])
+def test_rounds_that_nearly_cancel_raise_no_alarm(signal):
+    """An alternating signal, R = T = 2, few unobserved canaries: wᵀGw is near 0 and must not be taken for less."""
+    rng = np.random.default_rng(1)
+    for seed in range(15):
+        audit = Audit(2_000, canaries=40, unobserved=200, seed=seed, delta=1e-6)
+        drift = signal * rng.normal(size=2_000)
+        for t in (1, 2):
+            delta = drift * (-1) ** t + audit.updates(range(40), 1.0) + rng.normal(size=2_000)
+            audit.observe_round(t, delta, present=range(40), noise_std=1.0)
+        assert verdict(audit, mechanism_epsilon(1.0, delta=1e-6, participations=2)).outcome != "VIOLATION"
+
+
+@pytest.mark.parametrize(("dim", "canaries", "noise"), [(60, 30, 0.5), (200, 100, 0.2), (1_000, 500, 0.1)])
+def test_the_bound_holds_in_few_dimensions(dim, canaries, noise):
+    """Honest, one round: the 95 % bound is above the truth in at most 5 % of 100 runs (13 and more: 1 in 1,000)."""
+    truth, above = mechanism_epsilon(noise, delta=1e-6), 0
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        audit = Audit(dim, canaries=canaries, seed=seed, delta=1e-6)
+        clean = audit.updates(range(canaries), 1.0)
+        audit.observe_round(1, clean + noise * rng.normal(size=dim), present=range(canaries), others=np.zeros(dim))
+        known = next(s for s in ladder(audit.log, audit.settings) if s.rung == "known-others")
+        above += epsilon_lower_bound(known.bounded, null=known.bound_null, delta=1e-6) > truth
+    assert above <= 12
+
+
+@pytest.mark.parametrize("signal", [0.0, 1.0])
+def test_no_noise_at_all_is_a_violation_and_not_a_crash(signal):
+    for give_others in (True, False):
+        audit = train(noise=lambda t, rng, dim: np.zeros(dim), signal=signal, give_others=give_others, **SMALL)
+        if signal == 0 or give_others:
+            assert verdict(audit, mechanism_epsilon(1.0, delta=1e-6)).outcome == "VIOLATION"
+
+
+def test_rounds_of_different_size_weigh_alike():
+    """n alternates between 50 and 250: what a canary adds is C/n, so known-others still meets the mechanism."""
+    audit = Audit(4_000, canaries=400, seed=3, delta=1e-6, rounds=8, presentations=4)
+    rng = np.random.default_rng(0)
+    for t in range(1, 9):
+        present, n = audit.canaries_in_round(t), 50 if t % 2 else 250
+        delta = (audit.updates(present, 1.0) + 0.5 * rng.normal(size=4_000)) / n
+        audit.observe_round(t, delta, present=present, others=np.zeros(4_000), noise_std=0.5 / n)
+    row = audit.result().adversaries["known-others"].headline
+    truth = mechanism_epsilon(0.5, delta=1e-6, participations=4)
+    assert row.estimate.interval.low <= truth <= row.estimate.interval.high
+    assert row.estimate.epsilon == pytest.approx(truth, rel=0.05)
+
+
+def test_a_claim_about_fewer_participations_is_carried_over():
+    """Canaries in all 16 rounds, claim for one: every rung is compared with what the claim says of 16."""
+    audit = train(rounds=16, presentations=16, noise_multiplier=4.0, signal=0.1, dim=4_000, canaries=400)
+    claim = Claim(epsilon=mechanism_epsilon(4.0, delta=1e-6), participations=1)
+    assert verdict(audit, claim).outcome == "PASS"
+
+
+def test_rounds_that_were_not_observed_still_count():
+    """Canaries in 8 rounds of which 2 are observed: a number as a claim is about 8."""
+    audit = Audit(4_000, canaries=400, seed=3, delta=1e-6, rounds=8, presentations=8)
+    rng = np.random.default_rng(0)
+    for t in (4, 8):
+        noise = rng.normal(size=4_000) / 1.7
+        audit.observe_round(t, audit.updates(range(400), 1.0) + noise, present=range(400), others=np.zeros(4_000))
+    assert verdict(audit, mechanism_epsilon(1.0, delta=1e-6, participations=8)).outcome == "VIOLATION"
 
 
 def test_no_claim_no_verdict():

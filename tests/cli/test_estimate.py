@@ -192,7 +192,7 @@ def judged(mean: float, *options: object, run=called) -> dict:
 
 def test_a_true_claim_passes_and_twice_the_noise_is_a_violation():
     z = honest_noise(3.0, DELTA)
-    passed = judged(1 / z, "--claim", 3, run=coalmine)
+    passed = judged(1 / z, "--claim", 3, "--known-others", run=coalmine)
     assert (passed["verdict"], passed["exit_code"]) == ("PASS", 0)
     violated = judged(2 / z, "--claim", 3, run=coalmine)
     assert (violated["verdict"], violated["exit_code"]) == ("VIOLATION", 1)
@@ -203,7 +203,7 @@ def test_a_true_claim_passes_and_twice_the_noise_is_a_violation():
 def test_the_mean_is_tested_at_0_2_percent(level, verdict):
     """A mean whose one-sided p-value under the claim lies just above, and just below, 0.2 %."""
     mean = 1 / honest_noise(3.0, DELTA) + norm.isf(level) / math.sqrt(1000)
-    assert judged(mean, "--claim", 3)["verdict"] == verdict
+    assert judged(mean, "--claim", 3, "--known-others")["verdict"] == verdict
 
 
 def test_scores_that_show_nothing_confirm_nothing():
@@ -348,7 +348,17 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path):
 def test_ten_thousand_scores_take_less_than_a_second(tmp_path, capsys):
     scores = norm.ppf((np.arange(10_000) + 0.5) / 10_000) + 1
     np.savetxt(tmp_path / "scores.csv", scores)
-    words = ["estimate", str(tmp_path / "scores.csv"), "--null-std", "1", "--delta", "1e-6", "--claim", "5"]
+    words = [
+        "estimate",
+        str(tmp_path / "scores.csv"),
+        "--null-std",
+        "1",
+        "--delta",
+        "1e-6",
+        "--claim",
+        "5",
+        "--known-others",
+    ]
     took = []
     for _ in range(3):
         start = time.process_time()

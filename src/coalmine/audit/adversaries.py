@@ -10,8 +10,9 @@
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from coalmine.checks import Floats
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.null import CosineNull
 
+SMALLEST = 1e-14  # of a squared length: without any noise nothing else is left of it
 RUNGS = ("final", "final-update", "all-iterates", "known-round", "known-others")
 
 
@@ -29,8 +31,9 @@ RUNGS = ("final", "final-update", "all-iterates", "known-round", "known-others")
 class Scores:
     """Scores of one rung for canaries that were presented equally often; high means present.
 
-    `null` is the closed-form law of an unobserved score, None where only the unobserved scores tell. The bound rests on
-    `bound_null`, or on the unobserved scores where that is None. `presentations` is None where they make no difference.
+    `null` is the closed-form law of an unobserved score, None where only the unobserved scores tell. The bound compares
+    `bound_observed` (default: the scores) with `bound_null`, or with the unobserved scores where that is None.
+    `presentations` is None where they make no difference or, `mixed`, where canaries of different numbers are pooled.
     """
 
     rung: str
@@ -38,10 +41,17 @@ class Scores:
     unobserved: Floats
     null: CosineNull | Gaussian | None = None
     bound_null: CosineNull | Gaussian | None = None
+    bound_observed: Floats | None = None
     null_dof: float = math.inf
+    mixed: bool = False
     presentations: int | None = None
     units: float = 1.0  # times a score is a cosine
     warnings: tuple[str, ...] = ()
+
+    @property
+    def bounded(self) -> Floats:
+        """The observed scores as the bound takes them."""
+        return self.observed if self.bound_observed is None else self.bound_observed
 
 
 @dataclass(frozen=True)
@@ -86,10 +96,12 @@ def _view(item: Round, previous: Round | None, settings: Settings, residual: boo
     along = np.asarray(cosines, dtype=np.float64) * norm
     if settings.momentum and previous is not None:
         along = along - settings.momentum * np.asarray(previous.cosines, dtype=np.float64) * previous.norm
-        scale = math.sqrt(float(np.mean(along[settings.canaries :] ** 2)))
-        length, dof = scale * math.sqrt(settings.dim), float(settings.unobserved)
-    else:
-        scale = rest / math.sqrt(settings.free) if settings.kind == "rotated" else norm / math.sqrt(settings.dim)
+        scale = math.sqrt(max(float(np.mean(along[settings.canaries :] ** 2)), SMALLEST * float(along @ along)))
+        length, dof = scale * math.sqrt(settings.dim), settings.unobserved_dof
+    elif settings.kind == "rotated":
+        scale, length, dof = rest / math.sqrt(settings.free), norm, float(settings.free)
+    else:  # with the others' part out, the canaries' own can be taken out of the length too
+        scale = rest / math.sqrt(settings.dim - 1) if residual else norm / math.sqrt(settings.dim)
         length, dof = norm, float(settings.free)
     scores = along / scale
     return View(
@@ -109,7 +121,7 @@ def ladder(log: RoundLog, settings: Settings) -> list[Scores]:
     """The scores of every rung whose inputs were given; several groups where presentations differ."""
     rungs = []
     if log.final is not None:
-        rungs += _final_scores(log.final, settings)
+        rungs += _final_scores(log, log.final, settings)
     rungs += _largest_scores(log, settings)
     rungs += _known_scores(log, settings, residual=False)
     rungs += _known_scores(log, settings, residual=True)
@@ -122,28 +134,60 @@ def unit_null(settings: Settings) -> CosineNull:
     return CosineNull(settings.free, scale=math.sqrt(settings.free), dof=dof)
 
 
-def _final_scores(final: Final, settings: Settings) -> list[Scores]:
+def exact_bound(scores: Floats, dof: float) -> dict[str, Any]:
+    """Observed scores and null as the bound wants them: exact also where scores are large beside their dof.
+
+    A score is a over the length of dof other directions; absent, a is one direction of dof + 1 that are all alike, so
+    s/√(s² + dof) is a cosine in dof + 1 dimensions.
+    """
+    return {
+        "bound_observed": scores / np.sqrt(scores * scores + dof) * (1 - 1e-15),  # 1 itself has probability 0
+        "bound_null": CosineNull(max(int(dof) + 1, 2)),
+    }
+
+
+def _final_scores(log: RoundLog, final: Final, settings: Settings) -> list[Scores]:
     pairs = [("final", final.cosines)]
     if final.update_cosines is not None:
         pairs.append(("final-update", final.update_cosines))
     found = []
+    times = presented_times(log, settings)
+    groups = [int(number) for number in np.unique(times)]
     for rung, singles in pairs:
         cosines = np.asarray(singles, dtype=np.float64)
         observed = cosines[: settings.canaries]
-        square = (1 - float(observed @ observed)) / settings.free if settings.kind == "rotated" else 1 / settings.dim
-        std, null = math.sqrt(square), unit_null(settings)
-        found.append(
-            Scores(
-                rung=rung,
-                observed=observed / std,
-                unobserved=cosines[settings.canaries :] / std,
-                null=null,
-                bound_null=null,
-                null_dof=null.dof,
-                units=std,
+        off = max(1 - float(observed @ observed), SMALLEST) / settings.free
+        std = math.sqrt(off if settings.kind == "rotated" else 1 / settings.dim)
+        null, unobserved = unit_null(settings), cosines[settings.canaries :] / std
+        everybody = np.ones(settings.canaries, dtype=bool)
+        parts: list[tuple[npt.NDArray[np.bool_], int | None, bool]] = [(everybody, None, len(groups) > 1)]
+        if len(groups) > 1:
+            parts += [(times == number, number, False) for number in groups if number]
+        for members, number, mixed in parts:
+            scores = observed[members] / std
+            bound = exact_bound(scores, settings.free) if settings.kind == "rotated" else {"bound_null": null}
+            found.append(
+                Scores(
+                    rung=rung,
+                    observed=scores,
+                    unobserved=unobserved,
+                    null=null,
+                    null_dof=null.dof,
+                    units=std,
+                    presentations=number,
+                    mixed=mixed,
+                    **bound,
+                )
             )
-        )
     return found
+
+
+def presented_times(log: RoundLog, settings: Settings) -> npt.NDArray[np.int64]:
+    """In how many observed rounds each canary took part."""
+    times = np.zeros(settings.canaries, dtype=np.int64)
+    for item in log.rounds():
+        times[item.present] += 1
+    return times
 
 
 def _largest_scores(log: RoundLog, settings: Settings) -> list[Scores]:
@@ -177,8 +221,8 @@ def _known_scores(log: RoundLog, settings: Settings, *, residual: bool) -> list[
     variance = seen.squares.copy()
     several = seen.times > 1
     if not residual and several.any():
-        variance[several] += _shared_variance(log, settings, seen.times)[several]
-    std = np.sqrt(np.maximum(variance, 1e-300))
+        variance[several] = _shared_variance(log, settings, seen.times)[several]
+    std = np.sqrt(np.where(variance > 0, variance, 1.0))
     scores = seen.sums / std
     owners = np.arange(settings.unobserved) % settings.canaries  # whose rounds an unobserved canary borrows
     ghosts = seen.ghost_sums / std[owners]
@@ -189,15 +233,18 @@ def _known_scores(log: RoundLog, settings: Settings, *, residual: bool) -> list[
         once = times == 1
         null: CosineNull | Gaussian = unit_null(settings) if once and not settings.momentum else Gaussian(0.0, 1.0)
         closed = once or residual
+        bound: dict[str, Any] = {"bound_null": null if closed else None}
+        if once and (settings.kind == "rotated" or settings.momentum):
+            bound = exact_bound(scores[members], seen.dof)
         found.append(
             Scores(
                 rung=rung,
                 observed=scores[members],
                 unobserved=ghosts[np.isin(owners, members)],
                 null=null,
-                bound_null=null if closed else None,
                 null_dof=_dof(settings, pooled, estimated=not closed),
                 presentations=int(times),
+                **bound,
             )
         )
     return found
@@ -216,10 +263,11 @@ def _presentations(log: RoundLog, settings: Settings, *, residual: bool) -> _Pre
     ghost_sums = np.zeros(settings.unobserved)
     owners = np.arange(settings.unobserved) % settings.canaries
     sizes, dof = [], math.inf
+    weigh = _weights(log)
     for view in views(log, settings, residual=residual):
         if not view.present.size:
             continue
-        weight = view.clip_norm / view.scale
+        weight = weigh(view)
         here = np.zeros(settings.canaries, dtype=bool)
         here[view.present] = True
         times[here] += 1
@@ -232,22 +280,30 @@ def _presentations(log: RoundLog, settings: Settings, *, residual: bool) -> _Pre
     return _Presentations(times, sums, ghost_sums, squares, sizes, dof) if sizes else None
 
 
+def _weights(log: RoundLog) -> Callable[[View], float]:
+    """Rounds weigh by what a canary adds to them over the scale: the claimed noise tells that, n included; else C."""
+    if all(item.noise_std for item in log.rounds() if item.present.size):
+        return lambda view: (view.noise_std or 0.0) / view.scale
+    return lambda view: view.clip_norm / view.scale
+
+
 def _shared_variance(log: RoundLog, settings: Settings, times: npt.NDArray[np.int64]) -> Floats:
-    """2·Σ_{t<t'} w_t·w_t'·G_tt' over each canary's rounds: real updates correlate from round to round.
+    """wᵀGw over each canary's rounds: real updates correlate from round to round.
 
     G_tt' is the cosine between the two rounds' vectors off the observed canaries, measured along the unobserved ones: exact
-    where they fill the complement, else to √(2/m).
+    where they fill the complement, else to √(2/m). All of G comes from the same directions, so that wᵀGw is a mean of
+    squares and stays one where rounds nearly cancel.
     """
     rows, weights, present = [], [], []
+    weigh = _weights(log)
     for view in views(log, settings):
         members = view.present[times[view.present] > 1]
         if members.size:
             rows.append(view.unobserved.astype(np.float32))
-            weights.append(view.clip_norm / view.scale)
+            weights.append(weigh(view))
             present.append(members)
     stacked = np.stack(rows)
     gram = (stacked @ stacked.T).astype(np.float64) / settings.unobserved
-    np.fill_diagonal(gram, 0.0)
     pattern = np.zeros((settings.canaries, len(rows)))
     for column, (members, weight) in enumerate(zip(present, weights, strict=True)):
         pattern[members, column] = weight

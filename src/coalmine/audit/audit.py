@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coalmine.audit import snapshot
-from coalmine.audit.adversaries import ladder
+from coalmine.audit.adversaries import SMALLEST, ladder
 from coalmine.audit.gauges import read_gauges
 from coalmine.audit.result import Adversary, AuditResult, Row, make_row
 from coalmine.audit.rounds import Final, Round, RoundLog, Singles
@@ -102,14 +102,22 @@ class Audit:
         self._key = hashlib.sha256(seed_bytes(seed)).digest()
         self._log = log
         self._attacks = dict(scores or {})
-        self._previous_scores: dict[str, Floats] = {}
         self._clip_norm = 1.0
+        self._recall_scores()
+
+    def _recall_scores(self) -> None:
+        self._previous_scores: dict[str, Floats] = {}
         if self._attacks:
-            for item in log.rounds():
+            for item in self._log.rounds():
                 self._previous_scores |= {name: np.asarray(own, np.float64) for name, own in item.scores.items()}
 
     def __repr__(self) -> str:
         return f"Audit(dim={self.settings.dim}, canaries={self.settings.canaries}, rounds={len(self._log.numbers)})"
+
+    @property
+    def log(self) -> RoundLog:
+        """Everything observed so far."""
+        return self._log
 
     @property
     def last_round(self) -> int:
@@ -216,19 +224,25 @@ class Audit:
     def rewind_to(self, round_number: int) -> None:
         """Forget every round after `round_number`, and the final model: for a trainer that resumes from a checkpoint."""
         self._log.rewind_to(whole_number("round_number", round_number, minimum=0))
+        self._recall_scores()
 
     def result(
         self,
         *,
         claim: Claim | float | None = None,
         analytical_epsilon: float | None = None,
+        clients: int | None = None,
     ) -> AuditResult:
         """What the audit has found so far: every adversary with its inputs, the gauges and, on a claim, a verdict.
 
         A claim may be a number: the epsilon of the mechanism for a client who takes part as often as the canaries did.
+        `clients` is the largest number of real clients in a round: it bounds what their updates can hide, without which
+        known-round can refute a claim but not confirm it.
         """
         asked = Claim(epsilon=claim) if isinstance(claim, int | float) else claim
-        return derive_result(self._log, self.settings, claim=asked, analytical_epsilon=analytical_epsilon)
+        return derive_result(
+            self._log, self.settings, claim=asked, analytical_epsilon=analytical_epsilon, clients=clients
+        )
 
     def save(self, path: Path | str) -> None:
         """Everything but the seed, in one file: written whole or not at all, hashed, no pickle."""
@@ -258,12 +272,14 @@ class Audit:
 
     def _measured(self, vector: Any, norm: float, present: list[int]) -> tuple[Singles, float]:
         """Cosines of all canaries with a vector, and its length off the observed ones."""
-        cosines = np.asarray(numpy_vector(self._canaries.cosines(vector)), dtype=np.float32)
-        if self.settings.kind == "rotated":
-            observed = cosines[: self.settings.canaries].astype(np.float64)
-            return cosines, norm * math.sqrt(max(1 - float(observed @ observed), 0.0))
-        along, others = self._along_present(vector, present)
-        return cosines, math.sqrt(max(norm * norm - along * along * others, 0.0)) if present else norm
+        exact = numpy_vector(self._canaries.cosines(vector))
+        observed = exact[: self.settings.canaries]
+        share = 1 - float(observed @ observed)
+        if self.settings.kind == "sphere":
+            along, square = self._along_present(vector, present)
+            share = 1 - along * along * square / (norm * norm)
+        # without any noise nothing is left but rounding: scores are then huge, and not infinite
+        return exact.astype(np.float32), norm * math.sqrt(max(share, SMALLEST))
 
     def _along_present(self, vector: Any, present: list[int]) -> tuple[float, float]:
         """How much of the present canaries' sum a vector holds, and that sum's squared length."""
@@ -319,7 +335,12 @@ class Audit:
 
 
 def derive_result(
-    log: RoundLog, settings: Settings, *, claim: Claim | None = None, analytical_epsilon: float | None = None
+    log: RoundLog,
+    settings: Settings,
+    *,
+    claim: Claim | None = None,
+    analytical_epsilon: float | None = None,
+    clients: int | None = None,
 ) -> AuditResult:
     """The result that follows from a log: the audit's own, and what `coalmine verify` derives again."""
     rungs = ladder(log, settings)
@@ -327,16 +348,21 @@ def derive_result(
     verdict: Verdict | None = None
     by_rung: dict[str, Verdict] = {}
     if claim is not None:
-        verdict, by_rung = judge(claim, rungs, gauges, delta=settings.delta)
+        hidden = None if clients is None else whole_number("clients", clients, minimum=0) / math.sqrt(settings.free)
+        planned = max(settings.presentations) if settings.rounds is not None else 1
+        verdict, by_rung = judge(claim, rungs, gauges, delta=settings.delta, most_hidden=hidden, presentations=planned)
     adversaries, notes = {}, []
     for name in dict.fromkeys(scores.rung for scores in rungs):
         rows: list[Row] = []
         for scores in (scores for scores in rungs if scores.rung == name):
-            row = make_row(scores, settings)
+            try:
+                row = make_row(scores, settings)
+            except ValueError as error:  # constant scores, say: the other rungs still have something to tell
+                notes.append(f"{name}: {error}")
+                continue
             if row is None:
-                notes.append(
-                    f"{name}: {scores.observed.size} canaries were shown {scores.presentations} times, too few to say"
-                )
+                shown_times = f"{scores.observed.size} canaries were presented {scores.presentations} times"
+                notes.append(f"{name}: {shown_times}, too few to say anything")
             else:
                 rows.append(row)
         rows.sort(key=lambda row: (-row.canaries, -(row.presentations or 0)))
@@ -351,6 +377,7 @@ def derive_result(
         gauges=tuple(gauges),
         analytical_epsilon=analytical_epsilon,
         claim=claim,
+        clients=clients,
         verdict=verdict,
         notes=tuple(notes),
     )

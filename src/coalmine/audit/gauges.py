@@ -93,7 +93,7 @@ def _difference(log: RoundLog, settings: Settings) -> Gauge | None:
         before = view
     if not found:
         return None
-    floors = np.full(len(found), _ratio_quantile(LEVEL / len(found), settings.unobserved))
+    floors = np.full(len(found), _ratio_quantile(LEVEL / len(found), settings.unobserved_dof))
     meaning = "change from round to round over that of fresh noise"
     return _one_sided("difference", meaning, found, np.array(ratios), floors)
 
@@ -167,7 +167,7 @@ def _correlation(log: RoundLog, settings: Settings) -> Iterator[Gauge]:
         earlier, total = own, own if total is None else total + own
     if not numbers:
         return
-    limit = float(-CosineNull(settings.unobserved).ppf(LEVEL / (2 * len(numbers))))
+    limit = float(-CosineNull(max(int(settings.unobserved_dof), 2)).ppf(LEVEL / (2 * len(numbers))))
     for name, values in (("repeat", np.array(with_last)), ("repeat of any", np.array(with_all))):
         outside = np.abs(values) > limit
         yield Gauge(

@@ -84,6 +84,7 @@ class AuditResult:
     gauges: tuple[Gauge, ...]
     analytical_epsilon: float | None = None
     claim: Claim | None = None
+    clients: int | None = None
     verdict: Verdict | None = None
     notes: tuple[str, ...] = ()
 
@@ -102,6 +103,7 @@ class AuditResult:
             "claimed_epsilon": None if self.claim is None else self.claim.epsilon,
             "claim_accounting": None if self.claim is None else self.claim.accounting,
             "claim_participations": None if self.claim is None else self.claim.participations,
+            "clients": self.clients,
             "verdict": None if self.verdict is None else self.verdict.outcome,
             "reason": None if self.verdict is None else self.verdict.reason,
             "gauges": {gauge.name: gauge.to_dict() for gauge in self.gauges},
@@ -176,7 +178,8 @@ class AuditResult:
 
 def make_row(scores: Scores, settings: Settings) -> Row | None:
     """The figures of one group of scores; None where it is too small to say anything."""
-    if min(scores.observed.size, scores.unobserved.size) < FEWEST:
+    compared = scores.unobserved.size if scores.bound_null is None else FEWEST
+    if min(scores.observed.size, compared) < FEWEST:
         return None
     delta = settings.delta
     if scores.null is None:
@@ -184,7 +187,11 @@ def make_row(scores: Scores, settings: Settings) -> Row | None:
         paper_epsilon = estimate.epsilon
     else:
         estimate = epsilon_estimate(
-            scores.observed, null=scores.null, delta=delta, confidence=CONFIDENCE, null_dof=scores.null_dof
+            scores.observed,
+            null=scores.null,
+            delta=delta,
+            confidence=None if scores.mixed else CONFIDENCE,
+            null_dof=scores.null_dof,
         )
         paper_epsilon = _paper_epsilon(scores, settings)
     null = scores.unobserved if scores.bound_null is None else scores.bound_null
@@ -192,10 +199,10 @@ def make_row(scores: Scores, settings: Settings) -> Row | None:
         presentations=scores.presentations,
         canaries=scores.observed.size,
         estimate=estimate,
-        lower_bound=epsilon_lower_bound(scores.observed, null=null, delta=delta, confidence=CONFIDENCE),
+        lower_bound=epsilon_lower_bound(scores.bounded, null=null, delta=delta, confidence=CONFIDENCE),
         paper_epsilon=paper_epsilon,
         paper_lower_bound=epsilon_lower_bound(
-            scores.observed, null=null, delta=delta, confidence=CONFIDENCE, method="paper"
+            scores.bounded, null=null, delta=delta, confidence=CONFIDENCE, method="paper"
         ),
         warnings=_warnings(scores, estimate),
     )
@@ -213,6 +220,10 @@ def _paper_epsilon(scores: Scores, settings: Settings) -> float:
 
 def _warnings(scores: Scores, estimate: EpsilonEstimate) -> tuple[str, ...]:
     found = list(scores.warnings)
+    if scores.mixed:
+        found.append(
+            "canaries were presented different numbers of times: no interval; each number has a row of its own"
+        )
     if estimate.anderson_darling.p_value < 0.01 and scores.null is not None:
         found.append(
             f"the scores are not normal (Anderson-Darling p = {estimate.anderson_darling.p_value:.2g}): "

@@ -13,7 +13,7 @@ import os
 import struct
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +171,28 @@ class RoundLog:
         if size > self._end and not self._read_only:  # a reader may see a record that is being written
             logger.warning("%s: dropped %d bytes of a torn last record", self._path, size - self._end)
             os.ftruncate(handle, self._end)
+
+
+class WithoutOthers(RoundLog):
+    """A log as somebody has it who does not know everybody else's updates."""
+
+    def __init__(self, log: RoundLog) -> None:
+        self._handle = None
+        self._whole = log
+
+    @property
+    def numbers(self) -> list[int]:
+        return self._whole.numbers
+
+    @property
+    def final(self) -> Final | None:
+        return self._whole.final
+
+    def records(self) -> Iterator[tuple[str, Any]]:
+        for kind, item in self._whole.records():
+            if kind == "round":
+                item = replace(item, residual_norm=None, residual_rest=None, residual_cosines=None, layer_rests=None)
+            yield kind, item
 
 
 def _nameless_file() -> int:

@@ -10,6 +10,7 @@ from typing import Any, SupportsIndex
 from coalmine.checks import delta_array, one_number, whole_number
 
 FEWEST = 10  # canaries
+FEWEST_WITH_MOMENTUM = 200
 UNOBSERVED_EACH = 10  # unobserved canaries for every observed one, where the dimension allows
 SCHEMA_VERSION = 1
 
@@ -37,6 +38,13 @@ class Settings:
     def free(self) -> int:
         """Directions that the null's scale rests on: those off the observed canaries, if canaries are orthonormal."""
         return self.dim - self.canaries if self.kind == "rotated" else self.dim
+
+    @property
+    def unobserved_dof(self) -> float:
+        """Degrees of freedom along the unobserved canaries: fewer than their number where they overlap."""
+        if self.kind == "rotated":
+            return float(self.unobserved)
+        return self.unobserved * self.dim / (self.unobserved + self.dim)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -76,6 +84,11 @@ def checked_settings(
     beta = one_number("momentum", momentum)
     if not 0 <= beta < 1:
         raise ValueError(f"momentum must lie in [0, 1), got {beta}")
+    if beta and wanted < FEWEST_WITH_MOMENTUM:
+        raise ValueError(
+            f"unobserved must be at least {FEWEST_WITH_MOMENTUM} where momentum is undone, since lengths are measured along "
+            f"them, got {wanted}"
+        )
     named = tuple((str(name), whole_number("layer size", size, minimum=1)) for name, size in layers or ())
     if named and sum(size for _, size in named) != dim:
         raise ValueError(f"layers must add up to dim = {dim}, got {sum(size for _, size in named)}")

@@ -4,20 +4,21 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-from scipy.special import ndtri
+from scipy.special import nctdtr, ndtr
 
 from coalmine.audit.adversaries import Scores
 from coalmine.audit.gauges import Gauge
 from coalmine.audit.settings import FEWEST
 from coalmine.checks import one_number, whole_number
-from coalmine.estimators.bounds import epsilon_lower_bound
+from coalmine.estimators.bounds import bound_of
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
 from coalmine.estimators.planning import canaries_for_power, power_against_claim
 
 Outcome = Literal["PASS", "VIOLATION", "UNDERPOWERED"]
 TEST_LEVEL = 0.002  # of the z-test on each of the two known rungs
-BOUND_CONFIDENCE = 0.999  # of the bound on each of the five rungs
+BOUND_LEVEL = 0.005  # of the bounds on all rungs together
+BOUND_CONFIDENCE = 1 - BOUND_LEVEL / 5  # on each of the five
+MANY = 10_000  # dof from which on the scale is as good as known to the test
 POWER = 0.9
 KNOWN = ("known-round", "known-others")
 
@@ -54,22 +55,45 @@ class Verdict:
 
 
 def judge(
-    claim: Claim, rungs: list[Scores], gauges: list[Gauge], *, delta: float
+    claim: Claim,
+    rungs: list[Scores],
+    gauges: list[Gauge],
+    *,
+    delta: float,
+    most_hidden: float | None = None,
+    presentations: int = 1,
 ) -> tuple[Verdict, dict[str, Verdict]]:
-    """The verdict on the run and that of each rung; a true claim is called VIOLATION in at most 1 % of runs."""
-    noise = _claimed_noise(claim, rungs, delta)
+    """The verdict on the run and that of each rung; a true claim is called VIOLATION in at most 1 % of runs.
+
+    `most_hidden` bounds the real clients' part of a round, ‖X‖/(C√d); `presentations` is how often canaries were to be
+    presented, in case not all rounds were observed.
+    """
+    shown = max([presentations, *(s.presentations for s in rungs if s.presentations)])
+    times = claim.participations or shown
+    noise = float(mechanism_noise(claim.epsilon, delta=delta, participations=times))
     names = list(dict.fromkeys(scores.rung for scores in rungs))
-    by_rung = {
-        name: _judge_rung(name, [s for s in rungs if s.rung == name], claim, noise, gauges, delta) for name in names
-    }
+    case = _Case(claim, noise, shown, delta, BOUND_LEVEL / max(len(names), 5), most_hidden)
+    by_rung = {name: _judge_rung(name, [s for s in rungs if s.rung == name], case) for name in names}
     return _judge_run(claim, by_rung, gauges), by_rung
 
 
-def _claimed_noise(claim: Claim, rungs: list[Scores], delta: float) -> float:
-    """The noise multiplier that the claim amounts to."""
-    presented = [s.presentations for s in rungs if s.presentations]
-    times = claim.participations or max(presented, default=1)
-    return float(mechanism_noise(claim.epsilon, delta=delta, participations=times))
+@dataclass(frozen=True)
+class _Case:
+    """What every rung is judged by: the claim and its noise multiplier, and how often the canaries were presented."""
+
+    claim: Claim
+    noise: float
+    presentations: int
+    delta: float
+    bound_level: float
+    most_hidden: float | None
+
+    def epsilon(self, presentations: int | None) -> float:
+        """What is claimed for somebody who takes part so often."""
+        if self.claim.accounting == "amplified":
+            return self.claim.epsilon
+        times = presentations or self.presentations
+        return float(mechanism_epsilon(self.noise, delta=self.delta, participations=times))
 
 
 def _judge_run(claim: Claim, by_rung: dict[str, Verdict], gauges: list[Gauge]) -> Verdict:
@@ -97,65 +121,68 @@ def _judge_run(claim: Claim, by_rung: dict[str, Verdict], gauges: list[Gauge]) -
     return Verdict("UNDERPOWERED", known[-1] if known else "no round was observed, so nothing can be said of the noise")
 
 
-def _judge_rung(
-    name: str, groups: list[Scores], claim: Claim, noise: float, gauges: list[Gauge], delta: float
-) -> Verdict:
-    if name in KNOWN and claim.accounting == "amplified":
+def _judge_rung(name: str, groups: list[Scores], case: _Case) -> Verdict:
+    if name in KNOWN and case.claim.accounting == "amplified":
         return Verdict("UNDERPOWERED", "an amplified claim is not about an attacker who knows the rounds")
-    tested = name in KNOWN
-    bound = _bound_above(groups, claim, noise, delta, by_presentations=tested)
+    bound = _bound_above(groups, case)
     if bound:
         return Verdict("VIOLATION", bound)
-    if not tested:
+    if name not in KNOWN:
         return Verdict("UNDERPOWERED", "nothing refutes the claim, but this attacker is too weak to confirm it")
-    beta, error = _signal(groups, 1 / noise)
-    excess = (beta - 1 / noise) / error
-    if excess > -float(ndtri(TEST_LEVEL)):
-        return Verdict(
-            "VIOLATION",
-            f"the mean score {beta:.3f} a presentation lies {excess:.1f} standard errors above the claim's {1 / noise:.3f}",
-        )
-    return _power_of(name, groups, claim, noise, gauges, delta, beta)
+    beta, weight, dof = _signal(groups)
+    p_value = _p_value(beta, weight, dof, 1 / case.noise)
+    if p_value < TEST_LEVEL:
+        claimed = f"the claim's {1 / case.noise:.3f}"
+        return Verdict("VIOLATION", f"the mean score {beta:.3f} a presentation is above {claimed} (p = {p_value:.1g})")
+    return _power_of(name, groups, case, weight, dof)
 
 
-def _bound_above(
-    groups: list[Scores], claim: Claim, noise: float, delta: float, *, by_presentations: bool
-) -> str | None:
-    """What to say if the valid lower bound at 99.9 % lies above the claim; groups share the level."""
-    confidence = 1 - (1 - BOUND_CONFIDENCE) / len(groups)
+def _bound_above(groups: list[Scores], case: _Case) -> str | None:
+    """What to say if the valid lower bound lies above the claim; groups share the level."""
+    confidence = 1 - case.bound_level / len(groups)
     for scores in groups:
-        compared = scores.observed.size if scores.bound_null else min(scores.observed.size, scores.unobserved.size)
-        if compared < FEWEST:
+        compared = scores.unobserved.size if scores.bound_null is None else FEWEST
+        if min(scores.observed.size, compared) < FEWEST:
             continue
-        claimed = claim.epsilon
-        if by_presentations and scores.presentations:
-            claimed = float(mechanism_epsilon(noise, delta=delta, participations=scores.presentations))
         null = scores.unobserved if scores.bound_null is None else scores.bound_null
-        bound = epsilon_lower_bound(scores.observed, null=null, delta=delta, confidence=confidence)
+        bound = bound_of(scores.bounded, null=null, delta=case.delta, confidence=confidence)
+        claimed = case.epsilon(scores.presentations)
         if bound > claimed:
             return f"the lower bound {bound:.3g} at {confidence:.2%} confidence lies above the claimed {claimed:.3g}"
     return None
 
 
-def _signal(groups: list[Scores], claimed: float) -> tuple[float, float]:
-    """β in score = β√R + noise over all groups, and its standard error under the claim, the null's std known to its dof."""
-    weight = sum(s.observed.size * (s.presentations or 1) for s in groups)
+def _signal(groups: list[Scores]) -> tuple[float, float, float]:
+    """β in score = β√R + noise over all groups, ΣR, and the dof of the null's std."""
+    weight = float(sum(s.observed.size * (s.presentations or 1) for s in groups))
     beta = sum(math.sqrt(s.presentations or 1) * float(s.observed.sum()) for s in groups) / weight
-    dof = min(s.null_dof for s in groups)
-    return beta, math.sqrt(1 / weight + claimed * claimed / (2 * dof))
+    return beta, weight, min(s.null_dof for s in groups)
 
 
-def _power_of(
-    name: str, groups: list[Scores], claim: Claim, noise: float, gauges: list[Gauge], delta: float, beta: float
-) -> Verdict:
-    """PASS if twice the claim would have been caught with 90 % probability, dilution by real signal included."""
-    weight = sum(s.observed.size * (s.presentations or 1) for s in groups)
+def _p_value(beta: float, weight: float, dof: float, claimed: float) -> float:
+    """Chance of a β as large under the claim: noncentral t, as the scale rests on dof directions; normal for many."""
+    if dof > MANY:
+        return float(ndtr(-(beta - claimed) / math.sqrt(1 / weight + claimed * claimed / (2 * dof))))
+    root = math.sqrt(weight)
+    return float(1 - nctdtr(dof, claimed * root, beta * root))
+
+
+def _power_of(name: str, groups: list[Scores], case: _Case, weight: float, dof: float) -> Verdict:
+    """PASS if twice the claim would have been caught with 90 % probability, whatever real updates may hide.
+
+    known-round sees the noise and the real clients' signal as one, so what the signal may be must be known: a signal in the
+    place of missing noise looks the same. At worst it is the same in every round.
+    """
     times = max(s.presentations or 1 for s in groups)
-    dof = min(s.null_dof for s in groups)
-    dilution = 0.0 if name == "known-others" else _dilution(noise, beta, weight, gauges)
-    settings = {"delta": delta, "level": TEST_LEVEL, "dilution": dilution / math.sqrt(times), "null_dof": dof}
-    epsilon = float(mechanism_epsilon(noise, delta=delta, participations=times))
-    count = max(round(weight / times), 1)
+    count, epsilon = max(round(weight / times), 1), case.epsilon(times)
+    if name == "known-round" and case.most_hidden is None:
+        return Verdict(
+            "UNDERPOWERED",
+            "nothing refutes the claim, but real updates could stand in for missing noise: pass `others`, or the largest "
+            "number of `clients` in a round",
+        )
+    hidden = (case.most_hidden or 0.0) if name == "known-round" else 0.0
+    settings = {"delta": case.delta, "level": TEST_LEVEL, "dilution": hidden, "null_dof": dof}
     power = power_against_claim(count, epsilon, **settings)
     if power >= POWER:
         return Verdict("PASS", f"no excess, and twice the claim would have been caught with probability {power:.1%}")
@@ -163,20 +190,9 @@ def _power_of(
     if needed is not None:
         advice = f"{needed:,} canaries would decide, {count:,} were there"
     elif name == "known-round":
-        advice = (
-            "no number of canaries would, real updates hide them; known-others (pass `others`) is the rung that can"
-        )
+        advice = "no number of canaries would, so much can real updates hide; known-others (pass `others`) can"
     else:
         advice = "no number of canaries would in this dimension"
     return Verdict(
         "UNDERPOWERED", f"twice the claim would have been caught with probability {power:.1%} only; {advice}"
     )
-
-
-def _dilution(noise: float, beta: float, weight: float, gauges: list[Gauge]) -> float:
-    """‖X‖/(C√d): from the noise gauge where there is one, else from how far the mean score fell short of the claim's."""
-    for gauge in gauges:
-        if gauge.name == "noise":
-            return noise * math.sqrt(max(float(np.mean(gauge.values**2)) - 1, 0.0))
-    low = beta - 1.645 / math.sqrt(weight)
-    return math.sqrt(max(1 / low**2 - noise * noise, 0.0)) if low > 0 else 1e6

@@ -45,7 +45,13 @@ def verify_run(path: Path, seed: int | bytes, *, model: Path | None = None) -> l
             accounting=stored["claim_accounting"],
             participations=stored.get("claim_participations"),
         )
-    derived = derive_result(log, settings, claim=claim, analytical_epsilon=_number(stored.get("analytical_epsilon")))
+    derived = derive_result(
+        log,
+        settings,
+        claim=claim,
+        analytical_epsilon=_number(stored.get("analytical_epsilon")),
+        clients=stored.get("clients"),
+    )
     again: dict[str, Any] = json.loads(json.dumps(json_ready(derived.to_dict())))
     changed = [name for name, value in again.items() if stored.get(name) != value]
     detail = "result.json follows from the stored rounds" if not changed else f"differs in {', '.join(changed)}"

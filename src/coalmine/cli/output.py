@@ -22,11 +22,17 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(json_ready(value), indent=2, allow_nan=False))
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> None:
-    """A table to stdout; numbers to the right, colour only in a terminal."""
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    title: str | None = None,
+    left: Sequence[int] = (),
+) -> None:
+    """A table to stdout; numbers to the right, the columns numbered in `left` not; colour only in a terminal."""
     table = Table()
-    for column in columns:
-        table.add_column(column, justify="right")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number in left else "right")
     for row in rows:
         table.add_row(*row)
     console = Console()

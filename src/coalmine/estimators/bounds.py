@@ -58,12 +58,18 @@ def epsilon_lower_bound(
     4.69
     """
     scores = np.sort(score_array("observed", observed))
+    if is_law(null):
+        _refuse_constant(scores)
+    return bound_of(scores, null=null, delta=delta, confidence=confidence, method=method)
+
+
+def bound_of(observed: Floats, *, null: Null, delta: float, confidence: float, method: str = "simultaneous") -> float:
+    """The same where equal scores are no mistake: canaries without any noise are all seen alike."""
+    scores = np.sort(observed)
     delta, failing = unit_interval("delta", delta), 1 - unit_interval("confidence", confidence)
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-    if is_law(null):
-        _refuse_constant(scores)
-    else:
+    if not is_law(null):
         null = np.sort(score_array("unobserved", null))
         failing = failing if method == "paper" else one_of_two(failing)
     if method == "split":
