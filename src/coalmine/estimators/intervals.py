@@ -4,6 +4,7 @@ Means and stds are in units of the null, as in `variance`.
 """
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,6 +99,7 @@ def deviance(mean: Floats, std: Floats, mu: Floats, sigma: Floats, sample: Sampl
     return loss
 
 
+@lru_cache(maxsize=256)
 def noise_floor(*, sample: Sample, delta: float, variance: str = "auto") -> Floor:
     """What the estimate reads when nothing leaks, by quadrature: no random numbers, the same answer every time.
 
