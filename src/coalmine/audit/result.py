@@ -73,7 +73,7 @@ class Adversary:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class AuditResult:
     """Everything an audit found. `verdict` is None where nothing was claimed. Prints as a table; `to_dict` for JSON."""
 
@@ -167,6 +167,10 @@ class AuditResult:
             f"unobserved ones in {settings.dim:,} dimensions, delta {settings.delta:.3g}"
         )
         return "\n".join([title, *rows, *self.lines()])
+
+    def __repr__(self) -> str:
+        outcome = "" if self.verdict is None else f", verdict={self.verdict.outcome}"
+        return f"AuditResult(rounds={self.rounds}, adversaries={', '.join(self.adversaries)}{outcome})"
 
     def _repr_html_(self) -> str:
         heads, cells = self.table()

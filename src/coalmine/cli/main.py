@@ -15,8 +15,11 @@ from coalmine.cli.estimate import estimate
 from coalmine.cli.gaussian import gaussian
 from coalmine.cli.mechanism import mechanism
 from coalmine.cli.plan import plan
+from coalmine.cli.report import report
 from coalmine.cli.reproduce import reproduce
+from coalmine.cli.selftest import selftest
 from coalmine.cli.verify import seed, verify
+from coalmine.cli.watch import watch
 from coalmine.version import __version__
 
 BAD_INPUT, INTERNAL_ERROR, INTERRUPTED = 2, 70, 130
@@ -39,7 +42,7 @@ def app(context: click.Context, verbose: int, quiet: bool) -> None:
     logger.handlers = [RichHandler(console=Console(stderr=True), show_path=False, show_time=False)]
 
 
-for command in (estimate, plan, mechanism, gaussian, reproduce, verify, seed):
+for command in (estimate, plan, mechanism, gaussian, reproduce, report, watch, selftest, verify, seed):
     app.add_command(command)
 
 

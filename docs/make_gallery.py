@@ -1,0 +1,93 @@
+"""The pictures of docs/gallery, from audits made here: python -m docs.make_gallery [DIRECTORY]."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import coalmine
+from coalmine.audit.adversaries import views
+from coalmine.estimators.planning import plan_audit
+from coalmine.report import Run, plots, read_run
+from coalmine.report.checkpoints import estimates_during
+from coalmine.report.pictures import STYLE, overlay, presentation_bars
+
+HERE = Path(__file__).parent / "gallery"
+DIM, CLIENTS, CLIP_NORM, DELTA = 10_000, 100, 1.0, 1e-6
+
+
+def audited_run(
+    path: Path, noise_multiplier: float, *, presentations: tuple[int, ...] = (1,), fault: float = 1.0
+) -> Run:
+    """DP-FedAvg with a drifting signal in the place of real clients; `fault` multiplies the noise that is added."""
+    rng = np.random.default_rng(7)
+    rounds = 32
+    audit = coalmine.Audit(
+        DIM, canaries=1_000, seed=b"gallery", delta=DELTA, rounds=rounds, presentations=presentations, directory=path
+    )
+    initial = rng.normal(size=DIM)
+    model, drift = initial.copy(), rng.normal(size=DIM)
+    for t in range(1, rounds + 1):
+        drift = 0.9 * drift + np.sqrt(1 - 0.81) * rng.normal(size=DIM)
+        present = audit.canaries_in_round(t)
+        n, std = CLIENTS + len(present), noise_multiplier * CLIP_NORM
+        clients = 0.5 * std * drift
+        total = clients + audit.updates(present, CLIP_NORM) + fault * std * rng.normal(size=DIM)
+        audit.observe_round(t, total / n, present=present, others=clients / n, noise_std=std / n)
+        model += total / n
+    audit.observe_final(model, initial=initial)
+    analytical = coalmine.mechanism_epsilon(noise_multiplier, delta=DELTA, participations=max(presentations))
+    assert audit.directory is not None
+    result = audit.result(claim=analytical, analytical_epsilon=analytical)
+    audit.directory.write_result(result, noise_multiplier=noise_multiplier)
+    audit.directory.close()
+    return read_run(path)
+
+
+def save(name: str, ax: Axes, out: Path, *, legend: bool = True) -> None:
+    """One picture as a small PNG."""
+    if legend:
+        ax.legend(fontsize=8)
+    assert isinstance(ax.figure, Figure)
+    ax.figure.savefig(out / f"{name}.png", dpi=90, metadata={"Software": None})
+
+
+def new_axes(height: float = 3.4) -> Axes:
+    """An empty picture."""
+    return Figure(figsize=(6, height), layout="constrained").add_subplot()
+
+
+def make_gallery(out: Path) -> None:
+    """Every picture, one file each."""
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as home, mpl.rc_context(STYLE | {"savefig.facecolor": "white"}):
+        honest = audited_run(Path(home) / "honest", 1.0)
+        halved = audited_run(Path(home) / "halved", 1.0, fault=0.5)
+        grouped = [
+            audited_run(Path(home) / f"noise {z:g}", z, presentations=(1, 2, 4, 8)) for z in (0.5, 1.0, 2.0, 4.0)
+        ]
+        for name, run in (("ladder", honest), ("ladder-halved-noise", halved)):
+            save(name, plots.ladder(new_axes(), run.findings), out)
+        known = honest.scores[-1]
+        save("densities", plots.densities(new_axes(2.6), known, honest.findings.rows[-1]), out)
+        save("quantiles", plots.quantiles(new_axes(), known.observed, honest.findings.rows[-1]), out, legend=False)
+        analytical = honest.findings.analytical
+        save("roc", plots.roc(new_axes(4.2), honest.scores, epsilon=analytical, delta=DELTA), out)
+        assert honest.rounds is not None
+        assert honest.settings is not None
+        seen = list(views(honest.rounds.as_log, honest.settings, residual=True))
+        save("rounds", plots.rounds(new_axes(), seen, canary=int(seen[4].present[0])), out)
+        save("training", plots.training(new_axes(), estimates_during(honest), analytical=analytical), out)
+        save("noise", plots.noise(new_axes(), [(run.noise_multiplier or 0.0, run.findings) for run in grouped]), out)
+        save("presentations", plots.presentations(new_axes(), presentation_bars(grouped)), out)
+        save("overlay", plots.overlayed_densities(new_axes(), overlay(grouped, "known-others")), out)
+        plans = [plan_audit(count, dim=DIM, delta=DELTA) for count in (100, 300, 1_000, 3_000)]
+        save("plan", plots.plan(new_axes(), plans), out)
+
+
+if __name__ == "__main__":
+    make_gallery(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE)

@@ -1,0 +1,48 @@
+"""`coalmine watch`: a run that is going on, in the terminal."""
+
+import time
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from coalmine.report.trackers import MLflow, TensorBoard, Tracker
+from coalmine.report.watch import Frame, Watcher, screen
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--every", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds between looks.")
+@click.option("--tensorboard", type=click.Path(path_type=Path, file_okay=False), help="Also write event files there.")
+@click.option("--mlflow", is_flag=True, help="Also log to the active MLflow run.")
+def watch(directory: Path, every: float, tensorboard: Path | None, mlflow: bool) -> None:
+    """Follow the run in DIRECTORY: rounds, accuracy, and what each adversary would read by now.
+
+    Reads only. Ends when the run has a result, or with Ctrl-C; without a terminal it shows one frame.
+    """
+    trackers: list[Tracker] = [TensorBoard(tensorboard)] if tensorboard else []
+    if mlflow:
+        trackers.append(MLflow())
+    watcher, console = Watcher(directory), Console()
+    if not console.is_terminal:
+        console.width = 120  # a file or a pipe has no width of its own
+    frame = _look(watcher, trackers)
+    if frame.finished or not (console.is_terminal or trackers):
+        console.print(screen(frame))
+        return
+    try:
+        with Live(screen(frame), console=console, auto_refresh=False) as live:
+            while not frame.finished:
+                time.sleep(every)
+                frame = _look(watcher, trackers)
+                live.update(screen(frame), refresh=True)
+    except KeyboardInterrupt:
+        console.print("stopped watching; the run goes on")
+
+
+def _look(watcher: Watcher, trackers: list[Tracker]) -> Frame:
+    frame = watcher.look()
+    for tracker in trackers:
+        tracker.send(frame.scalars)
+    return frame

@@ -1,0 +1,50 @@
+"""From directories of runs to one file: HTML, Markdown or JSON."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from coalmine.audit.numbers import json_ready
+from coalmine.audit.rounds import write_atomically
+from coalmine.report.run import Run, read_run, read_runs
+from coalmine.report.text import as_dict, markdown
+
+Format = Literal["html", "md", "json"]
+
+
+def write_report(directories: Sequence[Path | str], out: Path | str | None = None, *, kind: Format = "html") -> Path:
+    """The report of a run, or of several beside each other, as a file; its path comes back.
+
+    By default it is `report.html` (`.md`, `.json`) in the run's own directory, and in the current one for several runs.
+    """
+    paths = [Path(directory) for directory in directories]
+    if not paths:
+        raise ValueError("a report needs at least one directory of a run")
+    home = paths[0] if len(paths) == 1 else Path()
+    target = home / f"report.{kind}" if out is None else Path(out)
+    text = report_text(paths, kind=kind)
+    try:
+        write_atomically(target, text.encode("utf-8", "replace"))
+    except OSError as error:
+        raise OSError(f"writing {target} failed ({error.strerror}); name another file with --out") from error
+    return target
+
+
+def report_text(paths: Sequence[Path], *, kind: Format = "html") -> str:
+    """The same as text."""
+    runs, refused = read(paths)
+    if kind == "md":
+        return markdown(runs, refused)
+    if kind == "json":
+        return json.dumps(json_ready(as_dict(runs, refused)), indent=2, allow_nan=False, default=str) + "\n"
+    from coalmine.report.page import comparison_page, run_page
+
+    return run_page(runs[0]) if len(paths) == 1 else comparison_page(runs, refused)
+
+
+def read(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """The runs, and a line for each directory that cannot be read; one run alone must be readable."""
+    if len(paths) == 1:
+        return [read_run(paths[0])], []
+    return read_runs(list(paths))

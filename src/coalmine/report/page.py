@@ -1,0 +1,504 @@
+"""The report as one HTML file: no network, light and dark, for a phone, a printer and a screen reader alike."""
+
+import base64
+import hashlib
+import importlib.metadata
+import math
+import platform
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape, unescape
+from importlib import resources
+from typing import Any
+
+from coalmine.report import plots
+from coalmine.report.findings import Findings
+from coalmine.report.html import Markup, element, foreign, together
+from coalmine.report.pictures import Picture, comparison_pictures, run_pictures
+from coalmine.report.run import Run
+from coalmine.report.words import (
+    ATTACKERS,
+    GLOSSARY,
+    meaning,
+    next_steps,
+    percent,
+    shown,
+    suspicion,
+    verdict_sentence,
+)
+from coalmine.version import __version__
+
+PACKAGES = ("numpy", "scipy", "matplotlib")
+OWN_ENTRIES = {  # of result.json, shown elsewhere on the page
+    "adversaries", "gauges", "notes", "verdict", "reason", "schema_version", "if_analytical_were_claimed",
+}  # fmt: skip
+PRIORS = (0.01, 0.1, 0.5)
+
+
+def run_page(run: Run) -> str:
+    """The page of one run."""
+    pictures = {picture.name: picture for picture in run_pictures(run)}
+    body = [
+        _problems(run.problems),
+        _meaning(run.findings),
+        _steps(run),
+        _section(
+            "What each attacker finds", _figures(pictures, "ladder"), _rungs(run.findings), _warnings(run.findings)
+        ),
+        _section(
+            "Can the canaries be told apart?",
+            _figures(pictures, "densities", "roc", "quantiles"),
+            _recognised(run) if run.scores else None,
+        ),
+        _section("Over the rounds", _figures(pictures, "rounds", "training", "accuracy", "gauges")),
+        _gauges(run.findings),
+        _estimators(run.findings),
+        _settings(run),
+        _reproduce(run),
+    ]
+    return _document(run.name, [_heading(run), *body])
+
+
+def comparison_page(runs: Sequence[Run], refused: Sequence[str] = ()) -> str:
+    """The page of several runs beside each other."""
+    pictures = {picture.name: picture for picture in comparison_pictures(runs)}
+    problems = [*refused, *(f"{run.name}: {problem}" for run in runs for problem in run.problems)]
+    heading = element("h1", "coalmine report: ", element("strong", f"{len(runs)} runs"))
+    body = [
+        heading,
+        _problems(problems),
+        _section("Runs", _runs_table(runs)),
+        _section("Side by side", _figures(pictures, "noise", "presentations", "overlay")) if pictures else None,
+        _section("Each run", [_summary(run) for run in runs]),
+    ]
+    return _document(f"{len(runs)} runs", body)
+
+
+# The frame
+
+
+def _document(title: str, body: Sequence[Any]) -> str:
+    style, script = _resource("page.css"), _resource("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    # Nothing is fetched, and no script but this very one runs, whatever text a config holds.
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
+    head = [
+        Markup('<meta charset="utf-8">'),
+        Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
+        Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+        Markup('<meta name="generator" content="coalmine">'),
+        element("title", f"coalmine report: {_plain(title)}"),
+        Markup(f"<style>{style}</style>"),
+    ]
+    content = together(
+        element("a", "To the result", class_="skip", href="#result"),
+        element("main", *body, _words(), id="result"),
+        element("footer", f"Made by coalmine {__version__} from the run's own files."),
+        element("div", id="tip", role="tooltip", hidden=True),
+        Markup(f"<script>{script}</script>"),
+    )
+    return f'<!DOCTYPE html>\n<html lang="en">\n<head>{together(*head)}</head>\n<body>{content}</body>\n</html>\n'
+
+
+def _resource(name: str) -> str:
+    return resources.files("coalmine.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _section(title: str, *parts: Any) -> Markup | None:
+    inside = [part for part in parts if part]
+    return element("section", element("h2", title), *inside) if inside else None
+
+
+def _figures(pictures: Mapping[str, Picture], *names: str) -> Markup | None:
+    found = [pictures[name] for name in names if name in pictures]
+    if not found:
+        return None
+    figures = [
+        element(
+            "figure",
+            element("h3", picture.title),
+            Markup(picture.svg),
+            element("figcaption", picture.caption),
+            id=f"picture-{picture.name}",
+        )
+        for picture in found
+    ]
+    return element("div", *figures, class_="pictures")
+
+
+# What stands on the page of one run
+
+
+def _heading(run: Run) -> Markup:
+    return together(element("h1", "coalmine report: ", element("strong", foreign(run.name))), _verdict(run))
+
+
+def _verdict(run: Run) -> Markup:
+    sentence, findings = verdict_sentence(run), run.findings
+    word, _, rest = sentence.partition(":")
+    said = together(element("b", word), ":", rest) if findings.verdict else sentence
+    reason = element("p", foreign(findings.reason)) if findings.reason else None
+    return element("div", element("p", said), reason, class_=f"verdict {_plain(findings.verdict or '')}")
+
+
+def _problems(problems: Sequence[str]) -> Markup | None:
+    if not problems:
+        return None
+    items = [element("li", foreign(problem)) for problem in problems]
+    return element(
+        "div", element("p", element("b", "Not everything could be read.", class_="warning")), element("ul", *items),
+        class_="problems", role="note",
+    )  # fmt: skip
+
+
+def _meaning(findings: Findings) -> Markup | None:
+    named = [("analytical ε", findings.analytical), ("claimed ε", findings.claimed)]
+    if findings.strongest is not None:
+        named += [("estimate", findings.strongest.epsilon), ("valid bound", findings.strongest.lower_bound)]
+    lines = [(name, value) for name, value in named if value is not None and not math.isnan(value)]
+    if not lines:
+        return None
+    epsilon = lines[-2][1] if findings.strongest is not None else lines[0][1]
+    rows = [
+        [
+            term(name),
+            _cell(value),
+            *(element("td", percent(suspicion(prior, value)), class_="number") for prior in PRIORS),
+        ]
+        for name, value in lines
+    ]
+    heads = ["", term("ε"), *(f"{percent(prior)} becomes" for prior in PRIORS)]
+    return _section(
+        "What this means",
+        element("p", meaning(epsilon, findings.delta)),
+        _table("What a suspicion can become", heads, rows, narrow=True),
+    )
+
+
+def _steps(run: Run) -> Markup | None:
+    steps = next_steps(run)
+    return (
+        _section("What to do next", element("ul", *(element("li", _with_code(step)) for step in steps)))
+        if steps
+        else None
+    )
+
+
+def _rungs(findings: Findings) -> Markup:
+    heads = [
+        term("adversary"), "sees", term("canary", "canaries"), term("estimate", "ε"), term("interval", "95 % interval"),
+        term("lower bound"), term("floor"), term("ceiling"), "verdict",
+    ]  # fmt: skip
+    rows = []
+    for row in findings.rows:
+        interval = "none" if row.interval is None else f"{shown(row.interval[0])} … {shown(row.interval[1])}"
+        verdict = findings.verdicts.get(row.rung, "")
+        rows.append(
+            [
+                foreign(row.name),
+                element("td", ATTACKERS.get(row.rung, "an attack of your own")),
+                _cell(row.canaries),
+                _cell(row.epsilon),
+                element("td", interval, class_="number"),
+                _cell(row.lower_bound),
+                _cell(row.floor),
+                _cell(row.ceiling),
+                element("td", element("b", verdict, class_=_plain(verdict))),
+            ]
+        )
+    return _table("Every attacker", heads, rows)
+
+
+def _warnings(findings: Findings) -> Markup | None:
+    lines = [f"{row.name}: {warning}" for row in findings.rows for warning in row.warnings]
+    lines += findings.notes
+    return element("ul", *(element("li", foreign(line)) for line in lines)) if lines else None
+
+
+def _recognised(run: Run) -> Markup:
+    heads = [term("adversary"), "at 1 %", "at 0.1 %"]
+    rows = [
+        [
+            foreign(plots.group_name(scores)),
+            *(
+                element("td", percent(plots.true_positive_rate(scores, rate)), class_="number")
+                for rate in (0.01, 0.001)
+            ),
+        ]
+        for scores in run.scores
+    ]
+    said = element(
+        "p", "The ", term("true positive rate"), " at a ", term("false positive rate"), " of 1 % and of 0.1 %:"
+    )
+    return together(said, _table("How many canaries an attacker recognises", heads, rows, narrow=True))
+
+
+def _gauges(findings: Findings) -> Markup | None:
+    if not findings.gauges:
+        return None
+    heads = [term("gauge"), "what it measures", "smallest", "largest", term("limits"), "rounds outside", "status"]
+    rows = [
+        [
+            foreign(gauge.name),
+            element("td", foreign(gauge.meaning)),
+            _cell(gauge.smallest),
+            _cell(gauge.largest),
+            element("td", f"{shown(gauge.limits[0])} … {shown(gauge.limits[1])}", class_="number"),
+            _cell(len(gauge.flagged)),
+            element("td", element("b", gauge.status, class_=_plain(gauge.status))),
+        ]
+        for gauge in findings.gauges
+    ]
+    return _section("Gauges of the noise", _table("Gauges", heads, rows))
+
+
+def _estimators(findings: Findings) -> Markup | None:
+    heads = ["adversary", "method", "ε", "kind", "how"]
+    terms = ["adversary", None, "ε", None, None]
+    rows = []
+    for row in findings.rows:
+        for method in row.estimators:
+            label = term(method.name) if method.name in GLOSSARY else foreign(method.name)
+            kind = element("span", term(method.kind), class_=f"kind {method.kind.split()[-1]}")
+            rows.append(
+                [
+                    foreign(row.name),
+                    element("td", label),
+                    _cell(method.value),
+                    element("td", kind),
+                    element("td", foreign(method.note)),
+                ]
+            )
+    if not rows:
+        return None
+    return _section("Every number and what kind it is", _sortable("Estimators", heads, terms, rows))
+
+
+def _settings(run: Run) -> Markup:
+    findings, settings = run.findings, run.settings
+    audit: dict[str, Any] = {
+        "dimensions": findings.dim, "canaries": findings.canaries, "unobserved canaries": findings.unobserved,
+        "delta": findings.delta, "rounds observed": findings.rounds, "rounds skipped": findings.skipped,
+    }  # fmt: skip
+    if settings is not None:
+        audit |= {"kind of canaries": settings.kind, "presentations": ", ".join(map(str, settings.presentations)),
+                  "momentum": settings.momentum, "layers": len(settings.layers)}  # fmt: skip
+    schema = {"dim", "delta", "canaries", "unobserved", "kind", "rounds", "skipped_rounds"}
+    told = {name: value for name, value in findings.raw.items() if name not in OWN_ENTRIES | schema}
+    parts = [_pairs("The audit", audit), _pairs("The result", dict(flattened(told)))]
+    if run.config:
+        parts.append(_pairs("The trainer's config", dict(flattened(run.config))))
+    versions = {"coalmine": __version__, "Python": platform.python_version()}
+    versions |= {name: importlib.metadata.version(name) for name in PACKAGES if _installed(name)}
+    parts.append(_pairs("Versions that made this report", versions))
+    return element("section", element("h2", "Settings"), element("div", *parts, class_="lists"))
+
+
+def _reproduce(run: Run) -> Markup:
+    where = shlex.quote(str(run.path))
+    lines = [f"coalmine verify {where} --seed-file SEED"]
+    if "task" in run.config:
+        lines.insert(0, f"coalmine run --config {where}/config.toml --out AGAIN")
+    lines.append(f"coalmine report {where}")
+    parts = [
+        element("pre", element("code", foreign("\n".join(lines))), tabindex="0", role="region", aria_label="Commands")
+    ]
+    if run.commitment is not None:
+        parts.append(
+            element("p", "Before round 1 the audit published this ", term("commitment"), " to its seed and settings; "
+                    "who has the seed can check both, and that the result follows from the stored rounds.")
+        )  # fmt: skip
+        parts.append(_pairs("Commitment", {"sha256": run.commitment.sha256, "salt": run.commitment.salt}))
+    return element("section", element("h2", "How to reproduce and check"), *parts)
+
+
+def _words() -> Markup:
+    pairs = [
+        part for name, text in GLOSSARY.items() for part in (element("dt", name), element("dd", text, id=slug(name)))
+    ]
+    return element("section", element("h2", "Words"), element("dl", *pairs, class_="words"))
+
+
+# What stands on the page of several runs
+
+
+def _runs_table(runs: Sequence[Run]) -> Markup:
+    rungs = list(dict.fromkeys(row.rung for run in runs for row in run.findings.headlines))
+    heads = [
+        "run",
+        "verdict",
+        "noise multiplier",
+        "presentations",
+        "canaries",
+        "rounds",
+        "accuracy",
+        "analytical ε",
+        *rungs,
+    ]
+    terms = [
+        None,
+        None,
+        "noise multiplier",
+        "presentations",
+        "canary",
+        None,
+        "accuracy",
+        "analytical ε",
+        *("estimate" for _ in rungs),
+    ]
+    heads, terms = [*heads, "lower bound"], [*terms, "lower bound"]
+    rows = []
+    for place, run in enumerate(runs, start=1):
+        findings = run.findings
+        rows_by_rung = {row.rung: row for row in findings.headlines}
+        strongest = findings.strongest
+        shows = findings.raw.get("presentations")
+        if shows is None and run.settings is not None:
+            shows = ", ".join(map(str, run.settings.presentations))
+        rows.append(
+            [
+                together(f"{place} ", foreign(_middle(run.name))),
+                element("td", element("b", findings.verdict or "–", class_=_plain(findings.verdict or ""))),
+                _cell(run.noise_multiplier),
+                element("td", foreign(shows), class_="number", data_value=shows if isinstance(shows, int) else None),
+                _cell(findings.canaries),
+                _cell(findings.rounds),
+                element(
+                    "td",
+                    "–" if run.accuracy is None else f"{run.accuracy:.1%}",
+                    class_="number",
+                    data_value=run.accuracy,
+                ),
+                _cell(findings.analytical),
+                *(_cell(rows_by_rung[rung].epsilon if rung in rows_by_rung else None) for rung in rungs),
+                _cell(strongest.lower_bound if strongest else None),
+            ]
+        )
+    return _sortable("Runs", heads, terms, rows)
+
+
+def _summary(run: Run) -> Markup:
+    steps = [element("li", _with_code(step)) for step in next_steps(run)]
+    command = element("code", f"coalmine report {shlex.quote(str(run.path))}")
+    return element(
+        "details",
+        element("summary", foreign(run.name), ": ", verdict_sentence(run)),
+        _rungs(run.findings),
+        element("ul", *steps) if steps else None,
+        element("p", "The whole report of this run: ", command),
+    )
+
+
+# Small parts
+
+
+def term(name: str, text: str | None = None) -> Markup:
+    """A word of the glossary, explained where it stands."""
+    return element("a", text or name, class_="term", href=f"#{slug(name)}", data_term=slug(name))
+
+
+def slug(name: str) -> str:
+    """The anchor of a word.
+
+    >>> slug("paper's ε_lo")
+    'word-papers-epsilon-lo'
+    """
+    spelled = name.replace("ε", "epsilon").replace("δ", "delta").replace("–", " ").replace("'", "")
+    return "word-" + re.sub(r"[^a-z]+", "-", spelled.lower()).strip("-")
+
+
+def flattened(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings as one row of dotted names."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flattened(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
+
+
+def _pairs(title: str, values: Mapping[str, Any]) -> Markup:
+    rows = [[foreign(_middle(name)), element("td", _value(value))] for name, value in values.items()]
+    return element("div", element("h3", title), _rows(title, None, rows, None), class_="list")
+
+
+def _value(value: Any) -> Markup:
+    text = shown(value) if isinstance(value, float) else str(value)
+    if len(text) > 200:
+        return element("span", foreign(text), class_="long", tabindex="0", role="region", aria_label="a long value")
+    return foreign(text)
+
+
+def _cell(value: float | None) -> Markup:
+    known = value is not None and not math.isnan(value)
+    number = ("Infinity" if value == math.inf else value) if known else None
+    text = f"{value:,}" if isinstance(value, int) else shown(value)
+    return element("td", text, class_="number", data_value=number)
+
+
+def _table(label: str, heads: Sequence[Any], rows: Sequence[Sequence[Any]], *, narrow: bool = False) -> Markup:
+    """A table whose first cell of each row is its head; on a phone every row of a wide one becomes a list of its own."""
+    cells = [
+        element("th", head, scope="col", class_="number" if right else None)
+        for head, right in zip(heads, _numbers(rows, len(heads)), strict=True)
+    ]
+    top = element("thead", element("tr", *cells))
+    return _rows(label, top, rows, None if narrow else heads)
+
+
+def _sortable(label: str, heads: Sequence[str], terms: Sequence[str | None], rows: Sequence[Sequence[Any]]) -> Markup:
+    """The same, its columns sorted by a click on their heads."""
+    cells = [
+        element(
+            "th",
+            element("button", head, type="button", data_term=slug(word) if word else None),
+            scope="col",
+            aria_sort="none",
+            class_="number" if right else None,
+        )
+        for head, word, right in zip(heads, terms, _numbers(rows, len(heads)), strict=True)
+    ]
+    return _rows(label, element("thead", element("tr", *cells), class_="sorts"), rows, heads)
+
+
+def _rows(label: str, top: Markup | None, rows: Sequence[Sequence[Any]], heads: Sequence[Any] | None) -> Markup:
+    """`heads` name the cells where rows become lists."""
+    body = []
+    for first, *cells in rows:
+        named = cells if heads is None else [_labelled(*pair) for pair in zip(cells, heads[1:], strict=True)]
+        body.append(element("tr", element("th", first, scope="row"), *named))
+    table = element("table", top, element("tbody", *body), class_="stacks" if heads else None)
+    return element("div", table, class_="scroll", tabindex="0", role="region", aria_label=label)
+
+
+def _numbers(rows: Sequence[Sequence[Any]], width: int) -> list[bool]:
+    """Which columns hold numbers."""
+    return ['class="number"' in str(cell) for cell in rows[0]] if rows else [False] * width
+
+
+def _labelled(cell: Markup, head: Any) -> Markup:
+    """A cell that carries its column's name."""
+    name = unescape(re.sub(r"<[^>]*>", "", head)) if isinstance(head, Markup) else str(head)
+    return Markup(cell.replace("<td", f'<td data-label="{escape(name)}"', 1))
+
+
+def _with_code(text: str) -> Markup:
+    """Text in which `…` is code."""
+    parts = text.split("`")
+    return together(*(element("code", part) if place % 2 else foreign(part) for place, part in enumerate(parts)))
+
+
+def _middle(name: str) -> str:
+    return name if len(name) <= 80 else f"{name[:50]}…{name[-25:]}"
+
+
+def _plain(text: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def _installed(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

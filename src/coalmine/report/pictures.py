@@ -1,0 +1,443 @@
+"""Pictures of a report: figures as inline SVG in the page's colours, each with words for those who cannot see it."""
+
+import io
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coalmine.audit.adversaries import RUNGS, Scores, views
+from coalmine.report import plots
+from coalmine.report.checkpoints import estimates_during
+from coalmine.report.findings import Finding, Findings
+from coalmine.report.run import MOST_SIDE_BY_SIDE, Run
+from coalmine.report.words import interval_words, shown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WIDTH = 5.4  # inches: 389 units of the picture, about as many pixels on a phone
+INK, GRID = "#1b2430", "#d4dae2"
+VARIABLES = {
+    INK: "ink", GRID: "grid", plots.OBSERVED: "observed", plots.FITTED: "fitted", plots.NULL: "null",
+    plots.BOUND: "bound", plots.ANALYTICAL: "analytical", plots.CLAIM: "claim", plots.FLOOR: "floor",
+    plots.ALARM: "alarm", plots.SERIES[5]: "teal", plots.SERIES[6]: "olive",
+}  # fmt: skip
+STYLE: Any = {
+    "font.size": 10, "font.family": ["DejaVu Sans"], "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK,
+    "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8,
+    "axes.titlesize": 10, "axes.titlelocation": "left", "axes.grid": True, "axes.grid.axis": "both", "grid.color": GRID,
+    "grid.linewidth": 0.6, "axes.axisbelow": True, "legend.frameon": False, "legend.fontsize": 9, "xtick.labelsize": 9,
+    "ytick.labelsize": 9, "svg.fonttype": "none", "svg.hashsalt": "coalmine", "text.parse_math": False,
+    "path.simplify": True, "axes.unicode_minus": True, "text.usetex": False,
+}  # fmt: skip
+MOST_GAUGES = 12
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An SVG for a page; `alt` says in words what it shows, `caption` how to read it."""
+
+    name: str
+    title: str
+    svg: str
+    alt: str
+    caption: str
+
+
+def needs_matplotlib() -> None:
+    """ImportError in one line where matplotlib is missing."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise ImportError("the report's pictures need: pip install 'coalmine[report]'") from error
+
+
+def draw(paint: "Callable[[Figure], None]", *, height: float) -> str:
+    """A figure as SVG without a size or colours of its own."""
+    needs_matplotlib()
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)  # the browser has the glyph
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        paint(figure)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return file.getvalue()
+
+
+def themed(svg: str, name: str, alt: str) -> str:
+    """The SVG element alone: colours as the page's variables, ids of its own, as wide as there is room, said in words."""
+    body = svg[svg.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>\s*", "", body, flags=re.DOTALL)
+    body = re.sub(r"<!--.*?-->\s*", "", body, flags=re.DOTALL)
+    head, rest = body.split(">", 1)
+    box = re.search(r'viewBox="[^"]*"', head)
+    for colour, variable in VARIABLES.items():
+        rest = rest.replace(colour, f"var(--{variable})")
+    rest = re.sub(r' id="(?![mp][0-9a-f]{10}")[^"]*"', "", rest)  # only markers and clips are referred to
+    rest = re.sub(r'( id="|url\(#|href="#)', rf"\1{name}-", rest)
+    rest = rest.replace("'DejaVu Sans'", "system-ui, sans-serif")
+    return f'<svg {box[0] if box else ""} role="img" aria-label="{escape(alt)}">{rest.rstrip()}'
+
+
+def make(name: str, title: str, paint: "Callable[[Figure], None]", *, height: float, alt: str, caption: str) -> Picture:
+    """A picture, drawn."""
+    return Picture(name, title, themed(draw(paint, height=height), name, alt), alt, caption)
+
+
+def one_axes(plot: Callable[..., Any], *arguments: Any, legend: int = 0, **named: Any) -> "Callable[[Figure], None]":
+    """A figure of one plot, with a legend of so many columns below it."""
+
+    def paint(figure: "Figure") -> None:
+        plot(figure.add_subplot(), *arguments, **named)
+        if legend:
+            figure.legend(loc="outside lower center", ncols=legend)
+
+    return paint
+
+
+def save_plot(path: Path, plot: Callable[..., Any], *arguments: Any, legend: int = 3, **named: Any) -> None:
+    """A file of one plot, PNG, SVG or PDF by its name; `arguments` are the plot's, after its Axes."""
+    needs_matplotlib()
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(STYLE | {"savefig.facecolor": "white", "savefig.dpi": 150}):
+        figure = Figure(figsize=(WIDTH, 3.8), layout="constrained")
+        one_axes(plot, *arguments, legend=legend, **named)(figure)
+        if path.suffix[1:] not in figure.canvas.get_supported_filetypes():
+            raise ValueError(f"{path} must end in .png, .svg or .pdf")
+        figure.savefig(path)
+
+
+# One run
+
+
+def run_pictures(run: Run) -> list[Picture]:
+    """Every picture that the run's files allow."""
+    findings = run.findings
+    found = [ladder_picture(findings)] if findings.rows else []
+    scores = [group for group in run.scores if group.observed.size >= 2]
+    if scores:
+        found += [
+            densities_picture(findings, scores),
+            roc_picture(findings, scores),
+            quantiles_picture(findings, scores),
+        ]
+    found += [picture for picture in (_rounds(run), _training(run), _gauges(run), _accuracy(run)) if picture]
+    return found
+
+
+def ladder_picture(findings: Findings) -> Picture:
+    """Every attacker as one line."""
+    said = "; ".join(
+        f"{row.name}: ε {shown(row.epsilon)}{interval_words(row)}, at least {shown(row.lower_bound)}, "
+        f"floor {shown(row.floor)}"
+        for row in findings.rows
+    )
+    analytical = "" if findings.analytical is None else f" The analytical ε is {shown(findings.analytical)}."
+    return make(
+        "ladder",
+        "The ladder of attackers",
+        one_axes(plots.ladder, findings, legend=3),
+        height=1.6 + 0.46 * len(findings.rows),
+        alt=f"Each attacker's ε as one line. {said}.{analytical}",
+        caption="From the weakest attacker to the strongest. A dot left of the end of its grey bar detects nothing; a "
+        "triangle right of the claimed ε is proof.",
+    )
+
+
+def densities_picture(findings: Findings, scores: Sequence[Scores]) -> Picture:
+    """Histograms, a panel for each rung; panels in the same units share their axis."""
+
+    def paint(figure: "Figure") -> None:
+        axes = figure.subplots(len(scores), squeeze=False)[:, 0]
+        for place, (ax, group) in enumerate(zip(axes, scores, strict=True)):
+            plots.densities(ax, group, finding_of(findings, group))
+            ax.set_title(plots.group_name(group))
+            ax.grid(visible=False)
+            if place < len(scores) - 1 and (group.null is None) == (scores[place + 1].null is None):
+                ax.set_xlabel("")
+        alike = [ax for ax, group in zip(axes, scores, strict=True) if group.null is not None]
+        for ax in alike:
+            ax.set_xlim(min(other.get_xlim()[0] for other in alike), max(other.get_xlim()[1] for other in alike))
+        entries = {name: mark for ax in axes for mark, name in zip(*ax.get_legend_handles_labels(), strict=True)}
+        figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=4)
+
+    said = "; ".join(
+        f"{plots.group_name(group)}: observed mean {group.observed.mean():.3g}, std {group.observed.std():.3g}, "
+        f"against {group.unobserved.mean():.3g} and {group.unobserved.std():.3g} when absent"
+        for group in scores
+    )
+    return make(
+        "densities",
+        "Present and absent canaries",
+        paint,
+        height=0.7 + 1.25 * len(scores),
+        alt=f"Histograms of the scores of observed canaries over the law of absent ones. {said}.",
+        caption="The further the blue lies from the grey line, the more is given away.",
+    )
+
+
+def roc_picture(findings: Findings, scores: Sequence[Scores]) -> Picture:
+    """All rungs' ROC curves."""
+    said = "; ".join(
+        f"{plots.group_name(group)}: {plots.true_positive_rate(group, 0.01):.1%} at 1 % and "
+        f"{plots.true_positive_rate(group, 0.001):.1%} at 0.1 % false positives"
+        for group in scores
+    )
+    return make(
+        "roc",
+        "What an attacker recognises",
+        one_axes(plots.roc, scores, epsilon=findings.analytical, delta=findings.delta, legend=3),
+        height=4.4,
+        alt=f"True positive rate against false positive rate on log axes. {said}.",
+        caption="Higher is worse for privacy, most of all on the left, where an attacker is nearly certain.",
+    )
+
+
+def quantiles_picture(findings: Findings, scores: Sequence[Scores]) -> Picture:
+    """Q–Q plots, a panel for each rung."""
+    rows = (len(scores) + 1) // 2
+
+    def paint(figure: "Figure") -> None:
+        axes = figure.subplots(rows, min(len(scores), 2), squeeze=False)
+        for place, ax in enumerate(axes.flat):
+            if place >= len(scores):
+                ax.remove()
+                continue
+            group = scores[place]
+            plots.quantiles(ax, group.observed, finding_of(findings, group))
+            ax.set_title(plots.group_name(group))
+            if place < len(scores) - 2:
+                ax.set_xlabel("")
+            if place % 2:
+                ax.set_ylabel("")
+
+    said = "; ".join(
+        f"{row.name}: statistic {row.anderson_darling:.2f}, p {plots.p_value(row.p_value)}" for row in findings.rows
+    )
+    return make(
+        "quantiles",
+        "Are the scores normal?",
+        paint,
+        height=0.3 + 1.9 * rows,
+        alt=f"Quantiles of the scores over normal quantiles. Anderson–Darling: {said}.",
+        caption="Dots on the line: the scores are normal, and estimate and interval can be trusted. A largest cosine over "
+        "rounds is never normal.",
+    )
+
+
+def _rounds(run: Run) -> Picture | None:
+    if run.rounds is None or run.settings is None:
+        return None
+    rounds, settings = run.rounds.thinned(run.settings, most=MOST_SIDE_BY_SIDE)
+    for residual in (True, False):
+        seen = list(views(rounds.as_log, settings, residual=residual))
+        if seen:
+            break
+    if not any(view.present.size for view in seen):
+        return None
+    canary = int(next(view.present[0] for view in seen if view.present.size))
+    what = "less everybody else's part" if residual else "as it was released"
+    return make(
+        "rounds",
+        "Round by round",
+        one_axes(plots.rounds, seen, canary=canary, legend=2),
+        height=3.4,
+        alt=f"The score of each present canary in each of {len(seen)} rounds, over the range of the unobserved ones.",
+        caption=f"Scores with each round's model delta, {what}. On average a canary stands out in the rounds in which it "
+        f"took part and in no other; canary {canary} is followed through all of them.",
+    )
+
+
+def _training(run: Run) -> Picture | None:
+    found = estimates_during(run)
+    if not found:
+        return None
+    said = "; ".join(
+        f"{rung} {shown(line[0][1].epsilon)} to {shown(line[-1][1].epsilon)}" for rung, line in found.items()
+    )
+    return make(
+        "training",
+        "ε during training",
+        one_axes(plots.training, found, analytical=run.findings.analytical, legend=2),
+        height=3.4,
+        alt=f"The estimate of ε from the rounds so far. {said}.",
+        caption="What each attacker would have read had training stopped there, with its 95 % interval.",
+    )
+
+
+def _gauges(run: Run) -> Picture | None:
+    gauges = sorted((gauge for gauge in run.gauges if gauge.values.size > 1), key=lambda gauge: gauge.status == "ok")
+    gauges = gauges[:MOST_GAUGES]
+    if not gauges or run.rounds is None:
+        return None
+    numbers, rows = [item.number for item in run.rounds.kept], (len(gauges) + 1) // 2
+
+    def paint(figure: "Figure") -> None:
+        axes = figure.subplots(rows, min(len(gauges), 2), squeeze=False, sharex=True)
+        for place, ax in enumerate(axes.flat):
+            if place >= len(gauges):
+                ax.remove()
+                continue
+            gauge = gauges[place]
+            plots.gauge(ax, gauge.values, numbers, gauge.limits)
+            ax.set_title(_short(gauge.name))
+            if place >= len(gauges) - 2:
+                ax.set_xlabel("round")
+                ax.tick_params(labelbottom=True)
+
+    said = "; ".join(
+        f"{_short(gauge.name)} {shown(gauge.smallest)} to {shown(gauge.largest)}, {gauge.status}" for gauge in gauges
+    )
+    return make(
+        "gauges",
+        "The noise itself",
+        paint,
+        height=0.3 + 1.35 * rows,
+        alt=f"Gauges of the noise over the rounds. {said}.",
+        caption="Dashed: what an honest run keeps to. Near 1 is the claimed noise, for the cosines (repeat) 0.",
+    )
+
+
+def _accuracy(run: Run) -> Picture | None:
+    points = run.accuracies
+    if len(points) < 2:
+        return None
+    return make(
+        "accuracy",
+        "Accuracy",
+        one_axes(plots.accuracy, points),
+        height=2.6,
+        alt=f"Accuracy over the rounds, from {points[0][1]:.1%} to {points[-1][1]:.1%}.",
+        caption="On examples that the model has not seen.",
+    )
+
+
+# Several runs
+
+
+def comparison_pictures(runs: Sequence[Run]) -> list[Picture]:
+    """Several runs in one picture each: against noise, against presentations, and their densities."""
+    found = []
+    noisy = [(run.noise_multiplier, run.findings) for run in runs if run.noise_multiplier is not None]
+    if len({noise for noise, _ in noisy}) > 1:
+        found.append(_noise([(noise, findings) for noise, findings in noisy if noise is not None]))
+    bars = presentation_bars(runs)
+    if len({bar.presentations for bar in bars}) > 1:
+        found.append(_presentations(bars))
+    rung = shared_rung(runs)
+    if rung is not None:
+        groups = overlay(runs, rung)
+        if len(groups) > 1:
+            found.append(_overlay(groups, rung))
+    return found
+
+
+def _noise(runs: Sequence[tuple[float, Findings]]) -> Picture:
+    said = "; ".join(
+        f"at {shown(noise)}: " + ", ".join(f"{row.rung} {shown(row.epsilon)}" for row in findings.headlines)
+        for noise, findings in sorted(runs, key=lambda pair: pair[0])
+    )
+    return make(
+        "noise",
+        "ε against noise",
+        one_axes(plots.noise, runs, legend=3),
+        height=4.2,
+        alt=f"ε of each attacker against the noise multiplier. {said}.",
+        caption="More noise, less given away. A vertical bar is the 95 % interval.",
+    )
+
+
+def presentation_bars(runs: Sequence[Run]) -> list[plots.Bar]:
+    """A bar for each number of presentations of the strongest rung that all runs have, grouped by noise."""
+    rung = shared_rung(runs)
+    bars: dict[tuple[str, int], plots.Bar] = {}
+    for run in sorted(runs, key=lambda run: (run.noise_multiplier is not None, run.noise_multiplier or 0.0)):
+        group = "" if run.noise_multiplier is None else f"noise {shown(run.noise_multiplier)}"
+        rows = [row for row in run.findings.rows if row.rung == rung]
+        grouped = [row for row in rows if row.presentations is not None]
+        for row in grouped or rows:
+            times = row.presentations or _whole(run.findings.raw.get("presentations"))
+            if times:
+                bars.setdefault((group, times), plots.Bar(group, times, row.epsilon, row.lower_bound))
+    groups = list(dict.fromkeys(bar.group for bar in bars.values()))[:8]
+    return [bar for bar in bars.values() if bar.group in groups]
+
+
+def _presentations(bars: Sequence[plots.Bar]) -> Picture:
+    said = "; ".join(
+        f"{bar.group} shown {bar.presentations}×: {shown(bar.epsilon)}, at least {shown(bar.lower_bound)}"
+        for bar in bars
+    )
+    return make(
+        "presentations",
+        "ε against presentations",
+        one_axes(plots.presentations, bars, legend=4),
+        height=3.6,
+        alt=f"Bars of ε by how often a canary was shown. {said}.",
+        caption="The more often somebody takes part, the more is given away. The red tick is the valid bound.",
+    )
+
+
+def shared_rung(runs: Sequence[Run]) -> str | None:
+    """The strongest rung that every run has; not the maximum over rounds, whose scores have no common unit."""
+    have = [{row.rung for row in run.findings.rows} for run in runs]
+    shared = [rung for rung in RUNGS if rung != "all-iterates" and all(rung in each for each in have)]
+    return shared[-1] if shared else None
+
+
+def overlay(runs: Sequence[Run], rung: str) -> dict[str, Scores | Finding]:
+    """The scores of one rung, run by run and group by group, under short names; without scores, the fitted laws."""
+    groups: dict[str, Scores | Finding] = {}
+    for place, run in enumerate(runs, start=1):
+        own: list[Scores | Finding] = [
+            group for group in run.few_scores if group.rung == rung and group.observed.size >= 10
+        ]
+        own = own or [row for row in run.findings.rows if row.rung == rung]
+        if len(runs) > 2:  # one line for each run: those shown most often
+            own = sorted(own, key=lambda group: group.presentations or 0)[-1:]
+        for group in own:
+            times = f" {group.presentations}×" if (group.presentations or 1) > 1 else ""
+            groups[f"{place} {_short(run.name)}{times}"] = group
+    return dict(list(groups.items())[:24])
+
+
+def _overlay(groups: dict[str, Scores | Finding], rung: str) -> Picture:
+    means = {
+        name: group.mean if isinstance(group, Finding) else group.observed.mean() for name, group in groups.items()
+    }
+    said = "; ".join(f"{name}: mean {mean:.3g}" for name, mean in means.items())
+    fitted = any(isinstance(group, Finding) for group in groups.values())
+    return make(
+        "overlay",
+        f"Densities of {rung}",
+        one_axes(plots.overlayed_densities, groups, legend=2),
+        height=3 + 0.2 * (len(groups) // 2),
+        alt=f"Densities of the observed canaries' scores of each run, over the law of an absent one. {said}.",
+        caption="The grey curve is an absent canary. The further to the right, the more is given away."
+        + " Where rounds are missing or too many, the fitted normal law stands for the scores." * fitted,
+    )
+
+
+def finding_of(findings: Findings, scores: Scores) -> Finding | None:
+    """The row of the result that rests on these scores."""
+    same = (row for row in findings.rows if row.rung == scores.rung and row.presentations == scores.presentations)
+    return next(same, None)
+
+
+def _short(name: str) -> str:
+    """A name as a picture can hold it."""
+    plain = "".join(letter if letter.isprintable() else " " for letter in name)
+    return plain if len(plain) <= 24 else f"{plain[:12]}…{plain[-10:]}"
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -1,0 +1,427 @@
+"""The report's plots, for notebooks too: each draws on the Axes it is given and returns it.
+
+In a notebook:
+
+    import matplotlib.pyplot as plt
+    from coalmine.report import plots, read_run
+
+    run = read_run("runs/digits-1")
+    figure, ax = plt.subplots()
+    plots.ladder(ax, run.findings)
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.special import ndtri
+
+from coalmine.audit.adversaries import RUNGS, Scores, View
+from coalmine.checks import Floats
+from coalmine.estimators.bounds import is_law, log_upper_tail
+from coalmine.estimators.gaussians import Gaussian
+from coalmine.report.findings import Finding, Findings
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from coalmine.estimators.planning import Plan
+
+# The report's page gives each of these a second value for a dark background.
+OBSERVED, FITTED, NULL = "#1d63b8", "#b45309", "#5f6b7a"
+BOUND, ANALYTICAL, CLAIM, FLOOR, ALARM = "#147a3d", "#7a3fc4", "#b3246b", "#8b95a3", "#c62828"
+SERIES = (OBSERVED, FITTED, BOUND, ANALYTICAL, CLAIM, "#0e7c86", "#8a6d00", NULL)
+STROKES = ("-", "--", ":")
+GROUP_STROKES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (3, 1.5, 1, 1.5)), (0, (1, 1.5)))
+MOST_POINTS = 400  # of one line or cloud
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar of `presentations`: its group, and what so many presentations read there."""
+
+    group: str
+    presentations: int
+    epsilon: float
+    lower_bound: float
+
+
+def ladder(ax: "Axes", findings: Findings) -> "Axes":
+    """Every adversary as one line: estimate, interval, valid bound and floor, with the analytical and the claimed ε."""
+    rows = findings.rows
+    drawn = [value for row in rows for value in (row.epsilon, row.lower_bound, row.floor, *(row.interval or ()))]
+    drawn += [value for value in (findings.analytical, findings.claimed) if value is not None]
+    right = epsilon_axis(ax, drawn, axis="x")
+    for place, row in enumerate(rows):
+        first = place == 0
+        ax.barh(place, min(row.floor, right), height=0.8, color=FLOOR, alpha=0.25, lw=0, label=_once("floor", first))
+        if row.interval is not None:
+            low, high = (min(end, right) for end in row.interval)
+            ax.plot([low, high], [place, place], color=OBSERVED, lw=5, alpha=0.35, solid_capstyle="butt",
+                    label=_once("95 % interval", not any(other.interval for other in rows[:place])))  # fmt: skip
+        ax.plot(
+            min(row.lower_bound, right), place, marker=9, ms=9, color=BOUND, ls="", label=_once("valid bound", first)
+        )
+        ax.plot(min(row.epsilon, right), place, "o", ms=6, color=OBSERVED, label=_once("estimate", first))
+        if not math.isnan(row.epsilon):
+            side = "left" if row.epsilon < right / 20 else "center"
+            at = (min(row.epsilon, right), place)
+            ax.annotate(_figure(row.epsilon), at, (0, 6), textcoords="offset points", ha=side)
+    if findings.analytical is not None and math.isfinite(findings.analytical):
+        ax.axvline(findings.analytical, color=ANALYTICAL, lw=1.5, label="analytical ε")
+    if findings.claimed is not None:
+        ax.axvline(findings.claimed, color=CLAIM, lw=1.5, ls="--", label="claimed ε")
+    ax.set_yticks(range(len(rows)), [row.name for row in rows])
+    ax.set_ylim(len(rows) - 0.4, -0.7)  # the weakest attacker on top
+    ax.set_xlabel("ε")
+    return ax
+
+
+def epsilon_axis(ax: "Axes", values: Sequence[float], *, axis: str) -> float:
+    """An axis of epsilons: linear, or logarithmic above 1 where they span much. Returns where infinity is drawn."""
+    finite = [value for value in values if math.isfinite(value)]
+    top = max([*finite, 1.0])
+    spread = top > 30 and min([value for value in finite if value > 0.01], default=top) < top / 15
+    end = top * (2.5 if spread else 1.12)
+    setter = ax.set_xscale if axis == "x" else ax.set_yscale
+    if spread:
+        setter("symlog", linthresh=1.0)
+        ticks = [0.0, 1.0]
+        while ticks[-1] < end:
+            ticks.append(ticks[-1] * (3 if str(ticks[-1])[0] == "1" else 10 / 3))
+        marks = [round(tick) for tick in ticks if tick <= end]
+        (ax.set_xticks if axis == "x" else ax.set_yticks)(marks, [f"{mark:,}" for mark in marks])
+        (ax.xaxis if axis == "x" else ax.yaxis).set_minor_locator(_no_ticks())
+    (ax.set_xlim if axis == "x" else ax.set_ylim)(0, end)
+    return end
+
+
+def densities(ax: "Axes", scores: Scores, finding: Finding | None = None) -> "Axes":
+    """Observed scores as a histogram over what unobserved ones read, with the normal law that was fitted to them."""
+    low, high = _span([scores.observed, scores.unobserved])
+    edges = np.linspace(low, high, 51).tolist()
+    grid = np.linspace(low, high, 201)
+    ax.hist(scores.observed, edges, density=True, color=OBSERVED, alpha=0.3, lw=0, label="observed")
+    if scores.null is None:
+        ax.hist(scores.unobserved, edges, density=True, color=NULL, histtype="step", lw=1.2, label="unobserved")
+    else:
+        ax.plot(grid, law_density(scores.null, grid), color=NULL, lw=1.5, label="null")
+    mean, std = (
+        (finding.mean, finding.std) if finding else (float(scores.observed.mean()), float(scores.observed.std()))
+    )
+    ax.plot(grid, normal_density(grid, mean, std), color=FITTED, lw=1.5, ls=(0, (4, 2)), label="fitted")
+    ax.set_xlim(low, high)
+    ax.set_yticks([])
+    own_units = "largest cosine over rounds" if scores.rung in RUNGS else "score"
+    ax.set_xlabel(own_units if scores.null is None else "score, in null stds")
+    return ax
+
+
+def overlayed_densities(ax: "Axes", groups: Mapping[str, Scores | Finding]) -> "Axes":
+    """Observed scores of several runs or groups over one null, as in the paper's density figure.
+
+    A Finding stands for its fitted normal law.
+    """
+    ends = [
+        _span([group.observed])
+        if isinstance(group, Scores)
+        else (group.mean - 4 * group.std, group.mean + 4 * group.std)
+        for group in groups.values()
+    ]
+    grid = np.linspace(min([-3.5, *(low for low, _ in ends)]), max([3.5, *(high for _, high in ends)]), 201)
+    ax.plot(grid, normal_density(grid, 0.0, 1.0), color=NULL, lw=2, label="null")
+    for place, (label, group) in enumerate(groups.items()):
+        colour, stroke = series(place)
+        if isinstance(group, Finding):
+            density = normal_density(grid, group.mean, group.std)
+        else:
+            density = smooth_density(group.observed, grid)
+        ax.plot(grid, density, color=colour, ls=stroke, lw=1.4, label=label)
+    ax.set_yticks([])
+    ax.set_ylim(bottom=0)
+    ax.set_xlabel("score, in null stds")
+    return ax
+
+
+def quantiles(ax: "Axes", observed: Floats, finding: Finding | None = None) -> "Axes":
+    """A Q–Q plot: the scores' own quantiles over those of a normal law; a straight line where they are normal."""
+    ordered = np.sort(observed)
+    places = _spread(ordered.size)
+    standard = ndtri((places + 0.5) / ordered.size)
+    mean, std = float(ordered.mean()), float(ordered.std())
+    ends = np.array([standard[0], standard[-1]])
+    ax.plot(ends, mean + std * ends, color=FITTED, lw=1.2)
+    ax.plot(standard, ordered[places], ".", ms=3, color=OBSERVED)
+    if finding is not None:
+        text = f"A² = {finding.anderson_darling:.2f}, p {p_value(finding.p_value)}"
+        ax.text(0.04, 0.94, text, transform=ax.transAxes, va="top", color=ALARM if finding.p_value < 0.01 else None)
+    ax.set_xlabel("normal quantile")
+    ax.set_ylabel("score")
+    return ax
+
+
+def roc(ax: "Axes", rungs: Sequence[Scores], *, epsilon: float | None = None, delta: float = 0.0) -> "Axes":
+    """How many canaries each attacker recognises at how many false accusations, on log axes.
+
+    `epsilon` draws the most that (ε, δ) differential privacy allows.
+    """
+    least = 1e-4
+    groups: dict[str, int] = {}
+    for scores in rungs:
+        log_fpr, tpr = rates(scores)
+        colour, _ = series(RUNGS.index(scores.rung) if scores.rung in RUNGS else len(RUNGS))
+        stroke = GROUP_STROKES[groups.setdefault(scores.rung, 0) % len(GROUP_STROKES)]
+        groups[scores.rung] += 1
+        inside = log_fpr >= math.log(least) - 2
+        ax.plot(np.exp(log_fpr[inside]), tpr[inside], color=colour, ls=stroke, lw=1.4, label=group_name(scores))
+    grid = np.geomspace(least, 1, 100)
+    ax.plot(grid, grid, color=NULL, lw=1, ls=":", label="guessing")
+    if epsilon is not None and epsilon < 500:
+        ax.plot(grid, np.minimum(delta + np.exp(epsilon) * grid, 1), color=ANALYTICAL, lw=1.2, ls="--",
+                label=f"most at ε = {epsilon:.3g}")  # fmt: skip
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlim(least, 1)
+    ax.set_ylim(1e-3, 1.15)
+    for axis, marks in ((ax.xaxis, (1e-4, 1e-3, 1e-2, 0.1, 1)), (ax.yaxis, (1e-3, 1e-2, 0.1, 1))):
+        axis.set_ticks(list(marks), [_share(mark) for mark in marks])
+        axis.set_minor_locator(_no_ticks())
+    ax.set_xlabel("false positive rate")
+    ax.set_ylabel("true positive rate")
+    return ax
+
+
+def rates(scores: Scores) -> tuple[Floats, Floats]:
+    """Log false positive rate and true positive rate at each observed score as threshold, thinned for drawing."""
+    ordered = np.sort(scores.observed)[::-1]
+    places = _spread(ordered.size)
+    log_fpr = _log_fpr(scores, ordered[places])
+    return log_fpr, (places + 1) / ordered.size
+
+
+def true_positive_rate(scores: Scores, false_positive_rate: float) -> float:
+    """The share of observed canaries that a test with this false positive rate recognises."""
+    return float(np.mean(_log_fpr(scores, scores.observed) <= math.log(false_positive_rate)))
+
+
+def _log_fpr(scores: Scores, thresholds: Floats) -> Floats:
+    if scores.null is not None and is_law(scores.null):
+        return log_upper_tail(scores.null, thresholds)
+    ordered = np.sort(scores.unobserved)
+    above = ordered.size - np.searchsorted(ordered, thresholds)
+    with np.errstate(divide="ignore"):
+        return np.log(above / ordered.size)
+
+
+def rounds(ax: "Axes", seen: Sequence[View], *, canary: int | None = None) -> "Axes":
+    """Scores round by round: each present canary as a dot, over the range of nine in ten unobserved ones.
+
+    `canary` is followed through all rounds, a ring around each round in which it took part.
+    """
+    sampled = [seen[place] for place in _spread(len(seen))]
+    numbers = [view.number for view in sampled]
+    bands = np.array([np.quantile(view.unobserved, [0.05, 0.95]) for view in sampled])
+    ax.fill_between(numbers, bands[:, 0], bands[:, 1], color=NULL, alpha=0.2, lw=0, label="9 in 10 unobserved")
+    x = np.concatenate([np.full(view.present.size, view.number) for view in seen])
+    y = np.concatenate([view.observed[view.present] for view in seen])
+    kept = _spread(x.size, most=2 * MOST_POINTS)
+    ax.plot(x[kept], y[kept], ".", ms=3, color=OBSERVED, alpha=0.6, label="a canary's presentation")
+    if canary is not None:
+        ax.plot(numbers, [view.observed[canary] for view in sampled], color=FITTED, lw=0.8, label=f"canary {canary}")
+        own = [view for view in seen if canary in view.present]
+        ax.plot([view.number for view in own], [view.observed[canary] for view in own], "o", ms=7, mfc="none",
+                color=FITTED)  # fmt: skip
+    _whole_rounds(ax)
+    ax.set_ylabel("score, in null stds")
+    return ax
+
+
+def training(ax: "Axes", found: Mapping[str, Sequence[tuple[int, Any]]], *, analytical: float | None = None) -> "Axes":
+    """Epsilon as training goes: for each rung, round and estimate (an EpsilonEstimate) at some rounds."""
+    drawn = [estimate.epsilon for points in found.values() for _, estimate in points]
+    drawn += [line[-1][1].interval.high for line in found.values() if line[-1][1].interval]  # earlier ones are wider
+    right = epsilon_axis(ax, [*drawn, *([analytical] if analytical is not None else [])], axis="y")
+    for rung, points in found.items():
+        colour, stroke = series(RUNGS.index(rung) if rung in RUNGS else len(RUNGS))
+        numbers = [number for number, _ in points]
+        ax.plot(numbers, [min(estimate.epsilon, right) for _, estimate in points], ls=stroke, color=colour, lw=1.5,
+                marker="o", ms=4, label=rung)  # fmt: skip
+        if all(estimate.interval for _, estimate in points):
+            low, high = ([min(estimate.interval[end], right) for _, estimate in points] for end in (0, 1))
+            ax.fill_between(numbers, low, high, color=colour, alpha=0.12, lw=0)
+    if analytical is not None and math.isfinite(analytical):
+        ax.axhline(analytical, color=ANALYTICAL, lw=1.2, ls="--", label="analytical ε")
+    _whole_rounds(ax)
+    ax.set_ylabel("ε so far")
+    return ax
+
+
+def gauge(ax: "Axes", values: Floats, numbers: Sequence[int], limits: tuple[float, float]) -> "Axes":
+    """One gauge over the rounds, with what an honest run keeps to."""
+    numbers = list(numbers)[-len(values) :]
+    low, high = limits
+    places = _spread(len(values))
+    outside = (values < low) | (values > high)
+    ax.plot(
+        np.array(numbers)[places], values[places], color=OBSERVED, lw=1, marker="." if len(values) < 60 else "", ms=4
+    )
+    ax.plot(np.array(numbers)[outside][:MOST_POINTS], values[outside][:MOST_POINTS], "o", ms=3, color=ALARM)
+    for limit in (low, high):
+        if math.isfinite(limit) and limit != 0:
+            ax.axhline(limit, color=NULL, lw=1, ls="--")
+    return ax
+
+
+def accuracy(ax: "Axes", points: Sequence[tuple[int, float]]) -> "Axes":
+    """Accuracy over the rounds."""
+    kept = [points[place] for place in _spread(len(points))]
+    ax.plot(*zip(*kept, strict=True), color=OBSERVED, lw=1.5, marker="o" if len(kept) < 60 else "", ms=3.5)
+    ax.set_ylim(0, 1)
+    ax.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
+    _whole_rounds(ax)
+    ax.set_ylabel("accuracy")
+    return ax
+
+
+def noise(ax: "Axes", runs: Sequence[tuple[float, Findings]]) -> "Axes":
+    """Epsilon against the noise multiplier, one line for each rung: the paper's tables as a plot."""
+    ordered = sorted(runs, key=lambda pair: pair[0])
+    every = [row.epsilon for _, findings in ordered for row in findings.headlines]
+    right = epsilon_axis(ax, [*every, *(f.analytical for _, f in ordered if f.analytical is not None)], axis="y")
+    names = dict.fromkeys(row.rung for _, findings in ordered for row in findings.headlines)
+    for rung in names:
+        points = [(z, row) for z, findings in ordered for row in findings.headlines if row.rung == rung]
+        colour, stroke = series(RUNGS.index(rung) if rung in RUNGS else len(RUNGS))
+        x = [z for z, _ in points]
+        if len(set(x)) < len(x):
+            stroke = ""  # runs that differ in more than their noise: no line joins them
+        ax.plot(x, [min(row.epsilon, right) for _, row in points], color=colour, ls=stroke, marker="o", ms=4, lw=1.4,
+                label=rung)  # fmt: skip
+        for z, row in points:
+            if row.interval is not None:
+                ax.plot([z, z], [min(end, right) for end in row.interval], color=colour, alpha=0.4, lw=2.5)
+    lines = [(z, findings.analytical) for z, findings in ordered if findings.analytical is not None]
+    if len({z for z, _ in lines}) == len(lines) > 0:
+        ax.plot([z for z, _ in lines], [min(value, right) for _, value in lines], color=ANALYTICAL, ls="--", lw=1.2,
+                label="analytical ε")  # fmt: skip
+    ax.set_xlabel("noise multiplier")
+    ax.set_ylabel("ε")
+    return ax
+
+
+def presentations(ax: "Axes", bars: Sequence[Bar]) -> "Axes":
+    """Epsilon against how often a canary is shown, with the valid bound as a tick: the paper's bar figure."""
+    groups = list(dict.fromkeys(bar.group for bar in bars))
+    times = sorted({bar.presentations for bar in bars})
+    right = epsilon_axis(ax, [bar.epsilon for bar in bars], axis="y")
+    width = 0.8 / len(times)
+    for offset, count in enumerate(times):
+        colour, _ = series(offset)
+        own = [bar for bar in bars if bar.presentations == count]
+        x = [groups.index(bar.group) + (offset - (len(times) - 1) / 2) * width for bar in own]
+        heights = [min(bar.epsilon, right) for bar in own]
+        ax.bar(x, heights, width * 0.9, color=colour, alpha=0.6, label=f"shown {count}×")
+        for centre, bar in zip(x, own, strict=True):
+            ends = [centre - width * 0.4, centre + width * 0.4]
+            ax.plot(ends, [min(bar.lower_bound, right)] * 2, color=ALARM, lw=2, solid_capstyle="butt")
+    ax.set_xticks(range(len(groups)), groups)
+    ax.set_ylabel("ε")
+    return ax
+
+
+def plan(ax: "Axes", plans: "Sequence[Plan]") -> "Axes":
+    """What a number of canaries can tell: the smallest ε told from 0, the floor, and the bound's ceiling."""
+    ordered = sorted(plans, key=lambda each: each.canaries)
+    counts = [each.canaries for each in ordered]
+    lines = (
+        ("smallest ε told from 0", OBSERVED, "-", [each.detectable for each in ordered]),
+        ("floor", NULL, ":", [each.floor.q95 for each in ordered]),
+        ("ceiling of the bound", BOUND, "--", [each.ceiling for each in ordered]),
+    )
+    for label, colour, stroke, values in lines:
+        ax.plot(counts, values, color=colour, ls=stroke, marker="o", ms=4, lw=1.5, label=label)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xticks(counts, [f"{count:,}" for count in counts])
+    ax.xaxis.set_minor_locator(_no_ticks())
+    marks = [mark for mark in (0.03, 0.1, 0.3, 1, 3, 10, 30, 100) if ax.get_ylim()[0] <= mark <= ax.get_ylim()[1]]
+    ax.set_yticks(marks, [f"{mark:g}" for mark in marks])
+    ax.yaxis.set_minor_locator(_no_ticks())
+    ax.set_xlabel("canaries")
+    ax.set_ylabel("ε")
+    return ax
+
+
+def series(place: int) -> tuple[str, str]:
+    """Colour and stroke of the line at a place: 24 of them differ."""
+    return SERIES[place % len(SERIES)], STROKES[place // len(SERIES) % len(STROKES)]
+
+
+def group_name(scores: Scores) -> str:
+    """A rung's name, with its presentations where they make a difference."""
+    return scores.rung if scores.presentations is None else f"{scores.rung} {scores.presentations}×"
+
+
+def law_density(law: Any, grid: Floats) -> Floats:
+    """The density of a null in closed form."""
+    return normal_density(grid, law.mean, law.std) if isinstance(law, Gaussian) else np.asarray(law.pdf(grid))
+
+
+def smooth_density(values: Floats, grid: Floats) -> Floats:
+    """A kernel estimate of a density, as wide as Silverman's rule has it; drawn from at most 400 of the values."""
+    kept = np.sort(values)[np.linspace(0, values.size - 1, min(values.size, MOST_POINTS)).round().astype(int)]
+    width = 1.06 * max(float(kept.std()), 1e-12) * kept.size**-0.2
+    density: Floats = normal_density(grid[:, None], kept[None, :], width).mean(axis=1)
+    return density
+
+
+def normal_density(grid: Floats, mean: float | Floats, std: float) -> Floats:
+    """The density of a normal law."""
+    return np.exp(-0.5 * ((grid - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi))
+
+
+def p_value(value: float) -> str:
+    """A p-value as plots show it, with its sign."""
+    return "< 0.001" if value < 0.001 else f"= {value:.2g}"
+
+
+def _spread(count: int, most: int = MOST_POINTS) -> Any:
+    """At most `most` places of a row, first and last among them; both ends of a row of scores stay whole."""
+    if count <= most:
+        return np.arange(count)
+    ends = most // 8
+    middle = np.linspace(ends, count - 1 - ends, most - 2 * ends).round().astype(int)
+    return np.unique(np.concatenate([np.arange(ends), middle, np.arange(count - ends, count)]))
+
+
+def _span(arrays: Sequence[Floats]) -> tuple[float, float]:
+    low, high = min(float(array.min()) for array in arrays), max(float(array.max()) for array in arrays)
+    room = 0.03 * (high - low)
+    return low - room, high + room
+
+
+def _whole_rounds(ax: "Axes") -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    ax.set_xlabel("round")
+
+
+def _once(label: str, first: bool) -> str:
+    return label if first else "_nolegend_"
+
+
+def _figure(value: float) -> str:
+    return "∞" if math.isinf(value) else f"{value:.3g}"
+
+
+def _share(value: float) -> str:
+    return f"{value:.4g}" if value >= 1e-3 else "0.0001"
+
+
+def _no_ticks() -> Any:
+    from matplotlib.ticker import NullLocator
+
+    return NullLocator()

@@ -1,0 +1,179 @@
+"""A run's directory, read for a report: whatever of it can be read, and what could not be."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from coalmine.audit.adversaries import Scores, ladder
+from coalmine.audit.audit import derive_result
+from coalmine.audit.gauges import Gauge, read_gauges
+from coalmine.audit.run_directory import RunDirectory
+from coalmine.audit.settings import FEWEST, Commitment, Settings
+from coalmine.report.findings import Findings, optional_number
+from coalmine.report.log import Rounds, map_rounds
+
+logger = logging.getLogger("coalmine")
+MOST = 60_000_000  # cosines of one run that are read whole; beyond it unobserved canaries are thinned
+MOST_SIDE_BY_SIDE = 5_000_000  # the same for each of several runs
+MOST_PRODUCTS = 1_000_000_000  # of rounds with rounds for each canary, which several presentations take
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What is known of a run. `problems` say what could not be read; `finished` is False where no result was written."""
+
+    path: Path
+    findings: Findings
+    finished: bool
+    settings: Settings | None = None
+    commitment: Commitment | None = None
+    rounds: Rounds | None = field(default=None, repr=False)
+    config: dict[str, Any] = field(default_factory=dict)
+    metrics: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    problems: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.path.name or str(self.path)
+
+    @cached_property
+    def scores(self) -> list[Scores]:
+        """The scores of every rung, from the log; none where there is no log."""
+        if self.rounds is None or self.settings is None:
+            return []
+        rounds, settings = self.rounds.thinned(self.settings, most=MOST)
+        return ladder(rounds.as_log, settings)
+
+    @cached_property
+    def few_scores(self) -> list[Scores]:
+        """The same with fewer unobserved canaries where there are many: enough for one picture of many runs.
+
+        None where they would take too long: the pictures then have the fitted laws of the result.
+        """
+        if self.rounds is None or self.settings is None:
+            return []
+        repeated = sum(item.present.size for item in self.rounds.kept) > self.settings.canaries
+        if repeated and len(self.rounds.kept) ** 2 * self.settings.canaries > MOST_PRODUCTS:
+            return []
+        least = None if repeated else FEWEST  # what rounds share is learnt from the unobserved; else they are not drawn
+        rounds, settings = self.rounds.thinned(self.settings, most=MOST_SIDE_BY_SIDE, least=least)
+        return ladder(rounds.as_log, settings)
+
+    @cached_property
+    def gauges(self) -> list[Gauge]:
+        """The gauges with their value in each round, from the log."""
+        return [] if self.rounds is None or self.settings is None else read_gauges(self.rounds.as_log, self.settings)
+
+    @property
+    def noise_multiplier(self) -> float | None:
+        privacy = self.config.get("privacy")
+        configured = privacy.get("noise_multiplier") if isinstance(privacy, dict) else None
+        found = self.findings.noise_multiplier
+        return _number(configured) if found is None else found
+
+    @property
+    def accuracies(self) -> list[tuple[int, float]]:
+        """Round and accuracy, where the trainer wrote them."""
+        pairs = [(_number(line.get("round")), _number(line.get("accuracy"))) for line in self.metrics]
+        return [(int(number), value) for number, value in pairs if number is not None and value is not None]
+
+    @property
+    def accuracy(self) -> float | None:
+        told = _number(self.findings.raw.get("accuracy"))
+        return self.accuracies[-1][1] if told is None and self.accuracies else told
+
+
+def read_run(path: Path | str) -> Run:
+    """The run in a directory; ValueError where neither its result nor its rounds can be read.
+
+    The log's digests are checked once, so pictures and, where no result was written, the numbers rest on what was observed.
+    """
+    return _read(Path(path), checked=True)
+
+
+def read_runs(paths: list[Path]) -> tuple[list[Run], list[str]]:
+    """Several runs to be compared, and a line for each that cannot be read; logs are drawn from, not checked."""
+    runs, refused = [], []
+    for path in paths:
+        try:
+            runs.append(_read(path, checked=False))
+        except (ValueError, OSError) as error:
+            refused.append(str(error))
+    if not runs:
+        raise ValueError("; ".join(refused))
+    return runs, refused
+
+
+def _read(path: Path, *, checked: bool) -> Run:
+    if not path.is_dir():
+        raise ValueError(f"{path} is not a directory of a run")
+    home, problems = RunDirectory(path), []
+
+    def attempt(read: Callable[[], Part], *needed: str) -> Part | None:
+        if not all((path / name).exists() for name in needed):
+            return None
+        try:
+            return read()
+        except (ValueError, OSError, KeyError, TypeError) as error:
+            problems.append(str(error))
+            return None
+
+    config = attempt(home.read_config, "config.toml") or {}
+    metrics = attempt(home.read_metrics, "metrics.jsonl") or []
+    record = attempt(home.read_record, "audit/record.json")
+    log_file = path / "audit" / "rounds.log"
+    sound: bool | None = True
+    if (checked or not (path / "result.json").exists()) and log_file.exists():
+        sound = attempt(lambda: _is_sound(home), "audit/rounds.log")
+    rounds = attempt(lambda: map_rounds(log_file), "audit/rounds.log") if sound and record else None
+    if record is not None and rounds is not None and not _fits(rounds, record[0]):
+        problems.append(f"{log_file} does not fit audit/record.json; is one of them from another run?")
+        rounds = None
+    result = attempt(lambda: Findings.from_dict(home.read_result()), "result.json")
+    finished = result is not None
+    if result is None and record and rounds is not None and rounds.kept:
+        result = attempt(lambda: Findings.from_dict(derive_result(rounds.as_log, record[0]).to_dict()))
+    if result is None:
+        raise ValueError(problems[0] if problems else _nothing_in(path))
+    return Run(
+        path=path,
+        findings=result,
+        finished=finished,
+        settings=record[0] if record else None,
+        commitment=record[1] if record else None,
+        rounds=rounds,
+        config=config,
+        metrics=[line for line in metrics if isinstance(line, dict)],
+        problems=tuple(problems),
+    )
+
+
+def _is_sound(home: RunDirectory) -> bool:
+    """Whether the log's digests hold; ValueError where one does not."""
+    home.read_log().close()
+    return True
+
+
+def _nothing_in(path: Path) -> str:
+    if (path / "audit" / "rounds.log").exists():
+        return f"{path} holds no round yet; `coalmine watch {path}` follows it"
+    return f"{path} holds no run: neither result.json nor audit/rounds.log is there"
+
+
+def _fits(rounds: Rounds, settings: Settings) -> bool:
+    """Whether every array has one entry for each canary of the record."""
+    arrays = [array for item in rounds.kept for array in (item.cosines, item.residual_cosines)]
+    if rounds.final is not None:
+        arrays += [rounds.final.cosines, rounds.final.update_cosines]
+    return all(array is None or array.size == settings.total for array in arrays)
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return optional_number(value)
+    except ValueError:
+        return None

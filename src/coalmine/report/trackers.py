@@ -1,0 +1,68 @@
+"""A run's numbers for TensorBoard and MLflow, where those are installed."""
+
+import importlib
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from coalmine.report.run import Run
+from coalmine.report.watch import metric_scalars
+
+Scalar = tuple[str, float, int]  # name, value, round
+
+
+class Tracker(Protocol):
+    """Takes scalars while a run goes."""
+
+    def send(self, scalars: Iterable[Scalar]) -> None:
+        """Pass on those that were not sent yet."""
+
+
+class TensorBoard:
+    """Scalars as TensorBoard's event files in `directory`."""
+
+    def __init__(self, directory: Path | str) -> None:
+        try:
+            writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
+        except ImportError as error:
+            raise ImportError("TensorBoard scalars need: pip install tensorboard torch") from error
+        self._writer = writer(str(directory))
+        self._sent: set[tuple[str, int]] = set()
+
+    def send(self, scalars: Iterable[Scalar]) -> None:
+        for name, value, number in _new(scalars, self._sent):
+            self._writer.add_scalar(name, value, number)
+        self._writer.flush()
+
+
+class MLflow:
+    """Scalars as metrics of the active MLflow run; one is started where there is none."""
+
+    def __init__(self) -> None:
+        try:
+            self._mlflow: Any = importlib.import_module("mlflow")
+        except ImportError as error:
+            raise ImportError("MLflow metrics need: pip install mlflow") from error
+        self._sent: set[tuple[str, int]] = set()
+
+    def send(self, scalars: Iterable[Scalar]) -> None:
+        for name, value, number in _new(scalars, self._sent):
+            self._mlflow.log_metric(name, value, step=number)
+
+
+def result_scalars(run: Run) -> Iterator[Scalar]:
+    """Everything of a finished run that is a number: metrics by round, and the result at the last round."""
+    yield from metric_scalars(run.metrics)
+    last = run.findings.rounds + run.findings.skipped
+    for row in run.findings.rows:
+        for name, value in (("epsilon", row.epsilon), ("lower_bound", row.lower_bound), ("floor", row.floor)):
+            if math.isfinite(value):
+                yield f"coalmine/{name}/{row.rung}" + f"/{row.presentations}" * bool(row.presentations), value, last
+
+
+def _new(scalars: Iterable[Scalar], sent: set[tuple[str, int]]) -> Iterator[Scalar]:
+    for name, value, number in scalars:
+        if (name, number) not in sent:
+            sent.add((name, number))
+            yield name, value, number

@@ -1,0 +1,182 @@
+"""A run that is still going, as one screen of text: what its files say, and never a lock on them."""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from coalmine.audit.adversaries import RUNGS, ladder
+from coalmine.audit.gauges import read_gauges
+from coalmine.audit.run_directory import RunDirectory
+from coalmine.audit.settings import Settings
+from coalmine.estimators.estimate import EpsilonEstimate
+from coalmine.report.checkpoints import estimate_scores, largest_groups
+from coalmine.report.log import map_rounds
+from coalmine.report.words import ATTACKERS, shown
+
+MOST = 4_000_000  # cosines read for one frame
+SHARE = 0.1  # of the time that estimating may take
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """What is known at one moment."""
+
+    path: Path
+    rounds: int
+    planned: int | None
+    canaries: int | None
+    metrics: list[dict[str, Any]]
+    estimates: dict[str, EpsilonEstimate]
+    flagged: tuple[str, ...]
+    finished: bool
+    problem: str = ""
+
+    @property
+    def scalars(self) -> Iterator[tuple[str, float, int]]:
+        """Name, value and round of everything a dashboard could plot."""
+        yield from metric_scalars(self.metrics)
+        for rung, estimate in self.estimates.items():
+            yield f"coalmine/epsilon/{rung}", estimate.epsilon, self.rounds
+
+
+@dataclass
+class Watcher:
+    """Looks at a run again and again; estimates only as often as that takes a tenth of the time."""
+
+    path: Path
+    _estimates: dict[str, EpsilonEstimate] = field(default_factory=dict)
+    _flagged: tuple[str, ...] = ()
+    _seen: int = 0
+    _next: float = 0.0
+
+    def look(self) -> Frame:
+        """One frame; ValueError where there is no run to be seen."""
+        home = RunDirectory(self.path)
+        if not self.path.is_dir():
+            raise ValueError(f"{self.path} is not a directory of a run")
+        metrics, problem, settings, rounds, numbers = [], "", None, 0, 0
+        try:
+            metrics = home.read_metrics()
+            if (self.path / "audit" / "record.json").exists():
+                settings, _ = home.read_record()
+                rounds = self._look_at_log(settings)
+            numbers = max((line.get("round", 0) for line in metrics), default=0)
+            config = home.read_config() if (self.path / "config.toml").exists() else {}
+        except (ValueError, OSError, TypeError, AttributeError) as error:
+            config, problem = {}, str(error)
+        planned = config.get("rounds") or (settings.rounds if settings else None)
+        return Frame(
+            path=self.path,
+            rounds=max(rounds, numbers),
+            planned=planned if isinstance(planned, int) else None,
+            canaries=settings.canaries if settings else None,
+            metrics=metrics,
+            estimates=self._estimates,
+            flagged=self._flagged,
+            finished=(self.path / "result.json").exists(),
+            problem=problem,
+        )
+
+    def _look_at_log(self, settings: Settings) -> int:
+        path = self.path / "audit" / "rounds.log"
+        if not path.exists():
+            return 0
+        mapped = map_rounds(path)
+        last = max(mapped.numbers, default=0)
+        started = time.monotonic()
+        if last == self._seen or started < self._next:
+            return last
+        rounds, fewer = mapped.thinned(settings, most=MOST)
+        largest = largest_groups(ladder(rounds.as_log, fewer))
+        found = {rung: estimate_scores(scores, settings.delta) for rung, scores in largest.items()}
+        self._estimates = {rung: estimate for rung, estimate in found.items() if estimate is not None}
+        gauges = read_gauges(rounds.as_log, fewer)
+        self._flagged = tuple(f"{gauge.name} is {gauge.status}" for gauge in gauges if gauge.status != "ok")
+        self._seen = last
+        self._next = time.monotonic() + (time.monotonic() - started) / SHARE
+        return last
+
+
+def screen(frame: Frame) -> Group:
+    """A frame as rich shows it."""
+    parts: list[Any] = [Text(f"{frame.path}", style="bold"), _progress(frame)]
+    metrics = Table.grid(padding=(0, 2))
+    for name in ("accuracy", "clip_norm", "clients", "canaries"):
+        values = [line[name] for line in frame.metrics if _plottable(line.get(name))]
+        if values:
+            last = f"{values[-1]:.1%}" if name == "accuracy" else shown(float(values[-1]))
+            metrics.add_row(name.replace("_", " "), last, sparkline(values) if len(set(values)) > 1 else "")
+    if metrics.row_count:
+        parts.append(metrics)
+    if frame.estimates:
+        table = Table("adversary", "sees", title="ε so far", title_justify="left")
+        for head in ("ε", "95 % interval", "floor"):
+            table.add_column(head, justify="right")
+        for rung in [
+            *(rung for rung in RUNGS if rung in frame.estimates),
+            *(r for r in frame.estimates if r not in RUNGS),
+        ]:
+            found = frame.estimates[rung]
+            interval = (
+                "none" if found.interval is None else f"{shown(found.interval.low)} … {shown(found.interval.high)}"
+            )
+            table.add_row(Text(rung), ATTACKERS.get(rung, ""), shown(found.epsilon), interval, shown(found.floor.q95))
+        parts.append(table)
+    if frame.flagged:
+        parts.append(Text("gauges: " + "; ".join(frame.flagged), style="bold red"))
+    if frame.problem:
+        parts.append(Text(frame.problem, style="yellow"))
+    if frame.finished:
+        parts.append(Text(f"finished: coalmine report {frame.path}", style="green"))
+    return Group(*parts)
+
+
+def _progress(frame: Frame) -> Any:
+    done = f"round {frame.rounds:,}" + (f" of {frame.planned:,}" if frame.planned else "")
+    if not frame.planned:
+        return Text(done)
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row(done, ProgressBar(total=frame.planned, completed=frame.rounds, width=32), _time_left(frame))
+    return grid
+
+
+def _time_left(frame: Frame) -> str:
+    times = [line["seconds"] for line in frame.metrics if _plottable(line.get("seconds"))]
+    if frame.finished or not times or not frame.planned or not frame.rounds:
+        return ""
+    return f"about {times[-1] / frame.rounds * (frame.planned - frame.rounds):,.0f} s left"
+
+
+def sparkline(values: list[float], width: int = 40) -> str:
+    """Numbers as a row of small bars.
+
+    >>> sparkline([0, 1, 2, 3])
+    '▁▃▆█'
+    """
+    kept = [values[place * len(values) // width] for place in range(width)] if len(values) > width else values
+    low, high = min(kept), max(kept)
+    span = (high - low) or 1.0
+    return "".join(BLOCKS[round((value - low) / span * (len(BLOCKS) - 1))] for value in kept)
+
+
+def metric_scalars(metrics: list[dict[str, Any]]) -> Iterator[tuple[str, float, int]]:
+    """Name, value and round of every number among the metrics of a run."""
+    for line in metrics:
+        number = line.get("round")
+        if isinstance(number, int):
+            for name, value in line.items():
+                if name not in ("round", "schema_version") and _plottable(value):
+                    yield f"coalmine/{name}", float(value), number
+
+
+def _plottable(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

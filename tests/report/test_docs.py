@@ -1,0 +1,46 @@
+"""The notebook and the gallery are what the code makes."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture
+def notebook():
+    return json.loads((DOCS / "notebook.ipynb").read_text())
+
+
+def test_the_notebook_runs(notebook, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    mpl.use("agg", force=True)
+    names = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    assert names["result"].verdict.outcome == "PASS"
+    assert names["broken"].verdict.outcome == "VIOLATION"
+    mpl.pyplot.close("all")
+
+
+def test_the_notebook_was_executed_and_is_small(notebook):
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    assert all(output["output_type"] != "error" for cell in code for output in cell["outputs"])
+    assert (DOCS / "notebook.ipynb").stat().st_size < 300_000
+    assert os.sep + "home" not in (DOCS / "notebook.ipynb").read_text()
+
+
+def test_the_gallery_holds_what_its_script_makes_and_the_docs_show():
+    script, page = (DOCS / "make_gallery.py").read_text(), (DOCS / "report.md").read_text()
+    made = set(re.findall(r'save\("([\w-]+)"', script)) | {"ladder", "ladder-halved-noise"}
+    there = {picture.stem for picture in (DOCS / "gallery").glob("*.png")}
+    assert there == made
+    assert set(re.findall(r"gallery/([\w-]+)\.png", page)) <= there
+    assert sum(picture.stat().st_size for picture in (DOCS / "gallery").glob("*.png")) < 500_000

@@ -1,0 +1,124 @@
+"""Plots on an Axes of one's own; what they draw is what the result and the scores say."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from coalmine import CosineNull, Gaussian
+from coalmine.audit.adversaries import Scores, views
+from coalmine.estimators.planning import plan_audit
+from coalmine.report import plots, read_run
+from coalmine.report.pictures import needs_matplotlib, save_plot
+
+sys.path.insert(0, str(Path(__file__).parent))
+from runs import make_run
+
+
+@pytest.fixture
+def ax():
+    return Figure().add_subplot()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return read_run(make_run(tmp_path_factory.mktemp("plots") / "run", presentations=(1, 2)))
+
+
+def normal_scores(mean, *, count=20_000, null=None):
+    rng = np.random.default_rng(0)
+    return Scores(rung="known-round", observed=rng.normal(mean, 1, count), unobserved=rng.normal(size=count), null=null)
+
+
+@pytest.mark.parametrize("null", [Gaussian(0.0, 1.0), CosineNull(100_000, scale=math.sqrt(100_000)), None])
+@pytest.mark.parametrize("rate", [0.01, 0.001])
+def test_true_positive_rates_of_shifted_normals(null, rate):
+    """Pr(N(2, 1) > z) at the threshold with Pr(N(0, 1) > z) = rate: 0.3720 and 0.1378."""
+    expected = {0.01: 0.37203, 0.001: 0.13783}[rate]
+    found = plots.true_positive_rate(normal_scores(2.0, null=null), rate)
+    spread = math.sqrt(expected * (1 - expected) / 20_000)
+    threshold = (
+        0.0 if null is not None else 0.25 * math.sqrt(1 / (20_000 * rate))
+    )  # the unobserved have their own error
+    assert abs(found - expected) < 4 * (spread + threshold * 0.3)
+
+
+def test_an_roc_curve_of_guessing_is_the_diagonal():
+    log_fpr, tpr = plots.rates(normal_scores(0.0, null=Gaussian(0.0, 1.0)))
+    assert len(tpr) <= plots.MOST_POINTS
+    inside = tpr > 0.01
+    np.testing.assert_allclose(np.exp(log_fpr[inside]), tpr[inside], rtol=0.3)
+
+
+def test_the_ladder_draws_every_row(ax, run):
+    plots.ladder(ax, run.findings)
+    assert [label.get_text() for label in ax.get_yticklabels()] == [row.name for row in run.findings.rows]
+    marks = [line for line in ax.lines if line.get_marker() == "o"]
+    assert [line.get_xdata()[0] for line in marks] == [row.epsilon for row in run.findings.rows]
+    assert ax.get_xscale() == "linear"
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"), [([0.1, 5.0], "linear"), ([0.1, 300.0], "symlog"), ([math.inf, 2.0], "linear")]
+)
+def test_epsilons_that_span_much_get_a_log_axis(ax, values, scale):
+    end = plots.epsilon_axis(ax, values, axis="x")
+    assert ax.get_xscale() == scale
+    assert math.isfinite(end)
+    assert end > max(value for value in values if math.isfinite(value))
+
+
+def test_every_plot_draws_on_the_axes_it_is_given(run):
+    views_seen = list(views(run.rounds.as_log, run.settings))
+    bars = [plots.Bar("noise 1", 1, 3.0, 1.0), plots.Bar("noise 1", 2, math.inf, 2.0)]
+    scores = run.scores[0]
+    calls = [
+        (plots.densities, scores, run.findings.rows[0]),
+        (plots.densities, scores),
+        (plots.overlayed_densities, {"a": scores, "b": run.findings.rows[0]}),
+        (plots.quantiles, scores.observed, run.findings.rows[0]),
+        (plots.roc, run.scores),
+        (plots.rounds, views_seen),
+        (plots.gauge, run.gauges[0].values, run.rounds.numbers, run.gauges[0].limits),
+        (plots.accuracy, run.accuracies),
+        (plots.noise, [(1.0, run.findings), (2.0, run.findings)]),
+        (plots.presentations, bars),
+        (plots.plan, [plan_audit(count, dim=10_000, delta=1e-6) for count in (100, 1_000)]),
+    ]
+    for plot, *arguments in calls:
+        figure = Figure()
+        ax = figure.add_subplot()
+        assert plot(ax, *arguments) is ax
+        assert ax.has_data()
+        figure.canvas.draw()
+
+
+def test_a_smooth_density_is_one():
+    grid = np.linspace(-8, 8, 401)
+    density = plots.smooth_density(np.random.default_rng(1).normal(size=5_000), grid)
+    assert np.trapezoid(density, grid) == pytest.approx(1, abs=1e-3)
+    np.testing.assert_allclose(density, plots.normal_density(grid, 0.0, 1.0), atol=0.03)
+
+
+def test_a_plot_can_be_a_file(run, tmp_path):
+    for name, start in (("ladder.png", b"\x89PNG"), ("ladder.svg", b"<?xml"), ("ladder.pdf", b"%PDF")):
+        save_plot(tmp_path / name, plots.ladder, run.findings)
+        assert (tmp_path / name).read_bytes().startswith(start)
+    with pytest.raises(ValueError, match=r"must end in .png, .svg or .pdf"):
+        save_plot(tmp_path / "ladder.doc", plots.ladder, run.findings)
+
+
+def test_importing_the_report_loads_no_matplotlib():
+    code = "import sys, coalmine.report, coalmine.report.page; print('matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "False\n"
+
+
+def test_without_matplotlib_the_extra_is_named(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"pip install 'coalmine\[report\]'"):
+        needs_matplotlib()

@@ -1,0 +1,207 @@
+"""Directories as they come: whole, half written, damaged, of another program, of another version."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coalmine.audit.adversaries import ladder
+from coalmine.audit.run_directory import RunDirectory
+from coalmine.report import Findings, read_run, write_report
+from coalmine.report.checkpoints import estimates_during
+from coalmine.report.document import report_text
+from coalmine.report.log import map_rounds
+from coalmine.report.run import read_runs
+
+sys.path.insert(0, str(Path(__file__).parent))
+from runs import make_run
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("template") / "run")
+
+
+@pytest.fixture
+def run(template, tmp_path):
+    return shutil.copytree(template, tmp_path / "run")
+
+
+def test_the_scores_are_those_of_the_audit(run):
+    """Mapped rounds give the very scores that the log itself gives."""
+    read = read_run(run)
+    settings, _ = RunDirectory(run).read_record()
+    for ours, theirs in zip(read.scores, ladder(RunDirectory(run).read_log(), settings), strict=True):
+        assert ours.rung == theirs.rung
+        np.testing.assert_array_equal(ours.observed, theirs.observed)
+        np.testing.assert_array_equal(ours.unobserved, theirs.unobserved)
+    for scores in read.scores:
+        row = next(row for row in read.findings.rows if row.rung == scores.rung)
+        assert row.mean == pytest.approx(scores.observed.mean(), rel=1e-12)
+
+
+def test_thinning_keeps_the_observed_scores(run):
+    read = read_run(run)
+    thin, fewer = read.rounds.thinned(read.settings, most=12 * 250)
+    assert fewer.unobserved == 150
+    for ours, whole in zip(ladder(thin.as_log, fewer), read.scores, strict=True):
+        np.testing.assert_array_equal(ours.observed, whole.observed)
+        np.testing.assert_array_equal(ours.unobserved, whole.unobserved[:150])
+
+
+def test_epsilon_during_training_ends_where_the_result_is(run):
+    read = read_run(run)
+    lines = estimates_during(read, points=3)
+    assert set(lines) == {"all-iterates", "known-round", "known-others"}
+    for rung, line in lines.items():
+        assert [number for number, _ in line] == [4, 8, 12]
+        assert line[-1][1].epsilon == next(row.epsilon for row in read.findings.rows if row.rung == rung)
+
+
+def test_findings_are_those_of_the_result(run):
+    stored = json.loads((run / "result.json").read_text())
+    findings = read_run(run).findings
+    assert findings.strongest.rung == "known-others"
+    assert [row.rung for row in findings.headlines] == list(stored["adversaries"])
+    for row in findings.headlines:
+        found = stored["adversaries"][row.rung]
+        assert row.epsilon == found["epsilon"]
+        assert row.lower_bound == found["lower_bound"]
+        assert row.floor == found["floor"]["q95"]
+    assert {each.name: each.kind for each in findings.strongest.estimators} == {
+        "estimate": "estimate", "lower bound": "valid bound", "paper's ε": "estimate", "paper's ε_lo": "heuristic",
+    }  # fmt: skip
+
+
+def test_rows_of_other_estimators_are_shown_with_their_kind(run):
+    stored = json.loads((run / "result.json").read_text())
+    row = {"name": "Somebody 2030", "value": 1.25, "kind": "valid bound", "assumptions": "none"}
+    stored["adversaries"]["final"]["groups"][0]["estimators"] = [row]
+    (run / "result.json").write_text(json.dumps(stored))
+    found = read_run(run).findings.rows[0].estimators[-1]
+    assert (found.name, found.value, found.kind) == ("Somebody 2030", 1.25, "valid bound")
+
+
+def test_an_unfinished_run_is_reported_as_far_as_it_went(run):
+    (run / "result.json").unlink()
+    log = run / "audit" / "rounds.log"
+    log.write_bytes(log.read_bytes()[:-5_000])  # torn in the last record
+    read = read_run(run)
+    assert not read.finished
+    assert read.findings.rounds == 12
+    assert read.findings.verdict is None
+    assert "not finished" in write_report([run]).read_text()
+
+
+@pytest.mark.parametrize("lost", ["config.toml", "metrics.jsonl", "audit/record.json", "audit/rounds.log"])
+def test_what_is_missing_is_left_out(run, lost):
+    (run / lost).unlink(missing_ok=True)
+    assert "**PASS" in report_text([run], kind="md")
+    assert read_run(run).problems == ()
+
+
+@pytest.mark.parametrize("cut", [0, 3, 5_000, 100_000])
+def test_a_log_cut_short_leaves_the_result(run, cut):
+    log = run / "audit" / "rounds.log"
+    log.write_bytes(log.read_bytes()[:cut])
+    page = write_report([run]).read_text()
+    assert 'id="picture-ladder"' in page
+    assert ("Not everything could be read" in page) == (cut < 18)  # no line of magic: said; fewer rounds: drawn
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("audit/rounds.log", b"coalmine rounds 1\n" + b"REC\nnonsense" * 1000),
+        ("audit/rounds.log", b"PK\x03\x04 another program's file"),
+        ("audit/record.json", b'{"schema_version": 1, "settings": {}}'),
+        ("metrics.jsonl", b'{"round": 1}\nnot json\n{"round": 2}\n'),
+        ("metrics.jsonl", b'[1, 2]\n{"round": "x", "accuracy": "high"}\n'),
+        ("config.toml", b"= not toml"),
+        ("config.toml", b"schema_version = 99\n"),
+    ],
+)
+def test_a_damaged_part_is_named_and_the_rest_shown(run, name, content):
+    (run / name).write_bytes(content)
+    read = read_run(run)
+    assert read.findings.verdict == "PASS"
+    if name != "metrics.jsonl" or b"not json" in content:
+        assert any(Path(name).name in problem or "record" in problem for problem in read.problems)
+    text = report_text([run], kind="md")
+    assert "**PASS" in text
+    assert text.count("> not read:") == len(read.problems)
+
+
+def test_a_damaged_result_is_derived_again_without_its_claim(run):
+    (run / "result.json").write_text('{"schema_version": 1, "adversaries": [1, 2]}')
+    read = read_run(run)
+    assert not read.finished
+    assert any("not a result of an audit" in problem for problem in read.problems)
+    assert read.findings.strongest.epsilon > 0
+
+
+def test_a_flipped_bit_is_found(run):
+    log = run / "audit" / "rounds.log"
+    content = bytearray(log.read_bytes())
+    content[len(content) // 2] ^= 1
+    log.write_bytes(content)
+    read = read_run(run)
+    assert read.rounds is None
+    assert any("damaged" in problem for problem in read.problems)
+
+
+def test_rounds_of_another_audit_are_not_drawn(run, tmp_path):
+    other = make_run(tmp_path / "other", canaries=50)
+    (run / "audit" / "rounds.log").write_bytes((other / "audit" / "rounds.log").read_bytes())
+    read = read_run(run)
+    assert read.rounds is None
+    assert "does not fit" in read.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "holds no run"),
+        ({"photo.jpg": b"\xff\xd8"}, "holds no run"),
+        ({"result.json": b"{"}, "is not JSON"),
+        ({"result.json": b'{"schema_version": 0, "epsilon": 3}'}, "has schema version 0, this coalmine reads 1"),
+        ({"result.json": b'{"schema_version": 1, "loss": 3}'}, "not a result of an audit ('adversaries' is missing)"),
+        ({"result.json": b"\xff\xfe\x00"}, "is not text"),
+    ],
+)
+def test_a_foreign_directory_is_refused_in_one_line(tmp_path, files, said):
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError) as refused:
+        read_run(tmp_path)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_one_bad_directory_among_several_is_named(run, tmp_path):
+    page = write_report([run, tmp_path / "nowhere"], tmp_path / "both.html").read_text()
+    assert "nowhere is not a directory of a run" in page
+    with pytest.raises(ValueError, match="nowhere"):
+        read_runs([tmp_path / "nowhere", tmp_path / "neither"])
+
+
+@pytest.mark.parametrize(
+    "place", [("delta",), ("adversaries", "final", "groups", 0, "epsilon"), ("gauges", "noise", "limits")]
+)
+@pytest.mark.parametrize("value", ["text", [], {}, True, [None, None, None]])
+def test_findings_refuse_what_is_no_number(run, place, value):
+    stored = json.loads((run / "result.json").read_text())
+    inner = stored
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    with pytest.raises(ValueError, match="not a result of an audit"):
+        Findings.from_dict(stored)
+
+
+def test_an_empty_log_has_no_rounds(tmp_path):
+    (tmp_path / "rounds.log").write_bytes(b"coalmine rounds 1\n")
+    assert map_rounds(tmp_path / "rounds.log").numbers == ()

@@ -1,0 +1,106 @@
+"""A run that is going on, looked at from outside."""
+
+import io
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from coalmine.audit.run_directory import RunDirectory
+from coalmine.report import read_run
+from coalmine.report.trackers import MLflow, TensorBoard, result_scalars
+from coalmine.report.watch import Watcher, screen
+
+sys.path.insert(0, str(Path(__file__).parent))
+from runs import make_run
+
+
+def shown(frame):
+    console = Console(file=io.StringIO(), width=120)
+    console.print(screen(frame))
+    return console.file.getvalue()
+
+
+@pytest.fixture
+def run(tmp_path):
+    return make_run(tmp_path / "run [bold]", config={"rounds": 12})
+
+
+def test_a_run_that_goes_on(run):
+    (run / "result.json").unlink()
+    frame = Watcher(run).look()
+    assert (frame.rounds, frame.planned, frame.finished) == (12, 12, False)
+    assert set(frame.estimates) == {"final", "final-update", "all-iterates", "known-round", "known-others"}
+    text = shown(frame)
+    assert "round 12 of 12" in text
+    assert "run [bold]" in text
+    assert "71.8%" in text  # 1 - 0.9^12
+    assert "finished" not in text
+
+
+def test_a_finished_run_says_how_to_go_on(run):
+    assert "finished: coalmine report" in shown(Watcher(run).look())
+
+
+def test_watching_takes_no_lock_and_survives_a_torn_end(run):
+    home = RunDirectory(run)
+    home.lock()
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 13, "accu')
+    log = run / "audit" / "rounds.log"
+    log.write_bytes(log.read_bytes()[:-100])
+    assert Watcher(run).look().rounds == 12
+    home.close()
+
+
+def test_before_the_first_round_there_is_little_to_see(tmp_path):
+    assert "round 0" in shown(Watcher(tmp_path).look())
+    with pytest.raises(ValueError, match="not a directory"):
+        Watcher(tmp_path / "nowhere").look()
+
+
+def test_a_damaged_part_is_said_not_raised(run):
+    (run / "audit" / "record.json").write_text("{}")
+    assert "schema version" in Watcher(run).look().problem
+
+
+class Notes:
+    """Stands in for a tracker's library: it notes what it was told."""
+
+    def __init__(self, *_):
+        self.said = []
+        self.__class__.last = self
+
+    def add_scalar(self, name, value, step):
+        self.said.append((name, step))
+
+    def log_metric(self, name, value, step):
+        self.said.append((name, step))
+
+    def flush(self):
+        pass
+
+
+def test_scalars_go_to_tensorboard_and_mlflow_once(run, monkeypatch):
+    board = types.ModuleType("torch.utils.tensorboard")
+    board.SummaryWriter = Notes
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
+    monkeypatch.setitem(sys.modules, "mlflow", Notes())
+    for tracker in (TensorBoard(run / "events"), MLflow()):
+        for _ in range(2):
+            tracker.send(result_scalars(read_run(run)))
+        said = Notes.last.said
+        assert ("coalmine/accuracy", 12) in said
+        assert ("coalmine/epsilon/known-others/1", 12) in said
+        assert len(said) == len(set(said))
+
+
+def test_a_missing_tracker_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(ImportError, match="pip install tensorboard"):
+        TensorBoard("events")
+    with pytest.raises(ImportError, match="pip install mlflow"):
+        MLflow()
