@@ -104,3 +104,13 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert (done.stdout, done.returncode) == ("", 2)
+
+
+def test_a_picture_of_the_plan(tmp_path):
+    pytest.importorskip("matplotlib")
+    done = coalmine("plan", "--dim", 10_000, "--delta", 1e-6, "--plot", tmp_path / "plan.png")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    bad = coalmine("plan", "--dim", 10_000, "--delta", 1e-6, "--canaries", 100, "--plot", tmp_path / "plan.txt")
+    assert bad.returncode == 2
+    assert "must end in .png, .svg or .pdf" in bad.stderr

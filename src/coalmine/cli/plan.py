@@ -1,6 +1,7 @@
 """`coalmine plan`: before training, what a number of canaries can tell, and how many a wanted answer takes."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -33,6 +34,7 @@ USUAL_EPSILON = 3.0  # the interval is shown at this one, where nothing else is 
     metavar="E",
     help="Show the interval at this epsilon.  [default: that of the claim, to detect, or 3]",
 )
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also a picture: .png, .svg or .pdf.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
 @click.pass_obj
 def plan(
@@ -43,6 +45,7 @@ def plan(
     detect: float | None,
     claim: float | None,
     at: float | None,
+    plot: Path | None,
     as_json: bool,
 ) -> None:
     """How many canaries an audit needs, or what a given number of them can tell.
@@ -66,6 +69,11 @@ def plan(
         for count in counts:
             plans.append(plan_audit(count, dim=dim, delta=delta, power=POWER))
             advance()
+    if plot is not None:
+        from coalmine.report.pictures import save_plot
+        from coalmine.report.plots import plan as plan_plot
+
+        save_plot(plot, plan_plot, plans)
     deciding = None if claim is None else canaries_to_decide(claim, dim=dim, delta=delta)
     if as_json:
         print_json(_as_dict(plans, shown_at, detect, claim, deciding))
