@@ -8,8 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 .DELETE_ON_ERROR:
 
 run: .venv/core.done
-	$(BIN)/coalmine mechanism --noise-multiplier 0.0496 --noise-multiplier 0.0986 --noise-multiplier 0.2317 --delta 8.202952242646147e-07
-	$(BIN)/coalmine gaussian
+	$(BIN)/coalmine run
 
 test: .venv/dev.done wheel
 	$(BIN)/python -m pytest -m "not slow"
@@ -42,7 +41,7 @@ wheel: .venv/wheel.done
 	$(PYTHON) -m venv .venv
 
 .venv/core.done: pyproject.toml constraints.txt | .venv/bin/python
-	$(PIP) --editable .
+	$(PIP) --editable '.[simulation,report]'
 	touch $@
 
 .venv/dev.done: pyproject.toml constraints.txt | .venv/bin/python

@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-BENCHMARKS = ["gaussian_epsilon", "canaries"]
+BENCHMARKS = ["gaussian_epsilon", "canaries", "engine", "audit_share"]
 
 
 def main() -> int:

@@ -7,6 +7,8 @@ import time
 STUDIES = [
     ["studies/calibration.py", "--jobs", "2"],
     ["-m", "studies.verdicts", "--jobs", "2"],
+    ["-m", "studies.coverage", "--jobs", "2"],
+    ["-m", "studies.faults", "--jobs", "2"],
     ["-m", "pytest", "-m", "slow"],
 ]
 NO_TESTS = 5  # pytest's code when nothing is marked slow

@@ -114,8 +114,8 @@ def test_10_000_scores_take_less_than_a_second():
 
 
 @pytest.mark.parametrize(("observed", "message"), [
-    ([], "at least 10 observed scores, got 0"), (np.zeros(100), "all 100 observed scores are equal"), ([1.0, math.nan] * 10, "finite"),
-    (range(9), "at least 10 observed scores, got 9"), (np.zeros((20, 2)), "one row"),
+    ([], "at least 10 observed scores, got 0"), (np.zeros(100), "all 100 observed scores are equal"),
+    ([1.0, math.nan] * 10, "finite"), (range(9), "at least 10 observed scores, got 9"), (np.zeros((20, 2)), "one row"),
 ])  # fmt: skip
 def test_bad_scores_are_refused(observed, message):
     with pytest.raises(ValueError, match=message) as error:

@@ -103,6 +103,7 @@ class Audit:
         self._log = log
         self._attacks = dict(scores or {})
         self._clip_norm = 1.0
+        self._last_sum: tuple[list[int], Any] | None = None
         self._recall_scores()
 
     def _recall_scores(self) -> None:
@@ -150,7 +151,10 @@ class Audit:
         """
         self._clip_norm = _clip_norm(clip_norm)
         size = self._clip_norm * float(positive_array("scale", one_number("scale", scale)))
-        return self._canaries.combine(self._observed_indices(present), like=like) * size
+        indices = self._observed_indices(present)
+        total = self._canaries.combine(indices, like=like)
+        self._last_sum = (indices, total) if self.settings.layers else None  # its round is about to need it again
+        return total * size
 
     def update(self, index: SupportsIndex, clip_norm: float, *, scale: float = 1.0, like: Any = None) -> Any:
         """One canary client's update, of norm scale·clip_norm."""
@@ -306,9 +310,14 @@ class Audit:
             seen = np.asarray(cosines[present], dtype=np.float64) * norm
             noise = vector
             if present:
-                noise = difference(vector, self._canaries.combine(present, like=vector) * float(seen.mean()))
+                noise = difference(vector, self._sum_of(present, vector) * float(seen.mean()))
             layers = layer_norms(noise, sizes)
         return {"residual_norm": norm, "residual_rest": rest, "residual_cosines": cosines, "layer_rests": layers}
+
+    def _sum_of(self, present: list[int], like: Any) -> Any:
+        """The present canaries' sum: that of the last `updates` if it was theirs, kept no longer than its round."""
+        last, self._last_sum = self._last_sum, None
+        return last[1] if last is not None and last[0] == present else self._canaries.combine(present, like=like)
 
     def _without_each_other(
         self, vector: Any, cosines: Singles, norm: float, rest: float, present: list[int]

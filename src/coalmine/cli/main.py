@@ -11,12 +11,15 @@ import click
 from rich.console import Console
 from rich.logging import RichHandler
 
+from coalmine.cli.compare import compare
 from coalmine.cli.estimate import estimate
 from coalmine.cli.gaussian import gaussian
 from coalmine.cli.mechanism import mechanism
 from coalmine.cli.plan import plan
 from coalmine.cli.report import report
 from coalmine.cli.reproduce import reproduce
+from coalmine.cli.resume import resume
+from coalmine.cli.run import run
 from coalmine.cli.selftest import selftest
 from coalmine.cli.verify import seed, verify
 from coalmine.cli.watch import watch
@@ -42,7 +45,21 @@ def app(context: click.Context, verbose: int, quiet: bool) -> None:
     logger.handlers = [RichHandler(console=Console(stderr=True), show_path=False, show_time=False)]
 
 
-for command in (estimate, plan, mechanism, gaussian, reproduce, report, watch, selftest, verify, seed):
+for command in (
+    run,
+    resume,
+    compare,
+    estimate,
+    plan,
+    mechanism,
+    gaussian,
+    reproduce,
+    report,
+    watch,
+    selftest,
+    verify,
+    seed,
+):
     app.add_command(command)
 
 

@@ -1,0 +1,86 @@
+"""`coalmine compare`: finished runs beside each other."""
+
+import csv
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from coalmine.audit.adversaries import RUNGS
+from coalmine.audit.run_directory import RunDirectory
+from coalmine.cli.output import print_json, print_table, shown_number
+
+FIRST = ("run", "task", "rounds", "noise_multiplier", "canaries", "presentations", "accuracy", "analytical_epsilon")
+
+
+@click.command()
+@click.argument("directories", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--csv", "as_csv", is_flag=True, help="CSV instead of a table, with interval and bound of each adversary."
+)
+@click.option(
+    "--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also epsilon against noise: .png, .svg or .pdf."
+)
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+def compare(directories: tuple[Path, ...], as_csv: bool, plot: Path | None, as_json: bool) -> None:
+    """Finished runs beside each other: accuracy, analytical epsilon, and what each adversary finds."""
+    runs = [_summary(directory) for directory in directories]
+    if plot is not None:
+        _plot(plot, directories)
+    if as_json:
+        print_json(runs)
+    elif as_csv:
+        rows = [_flat(run) for run in runs]
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        shown = [name for name in RUNGS if any(name in run["adversaries"] for run in runs)]
+        cells = [[*(_cell(run[name]) for name in FIRST), *(_epsilon(run, name) for name in shown)] for run in runs]
+        verdicts = [[run["verdict"] or "-"] for run in runs]
+        print_table([*FIRST, *shown, "verdict"], [a + b for a, b in zip(cells, verdicts, strict=True)])
+
+
+def _plot(path: Path, directories: tuple[Path, ...]) -> None:
+    from coalmine.report import plots, read_run
+    from coalmine.report.pictures import save_plot
+
+    found = [(run.noise_multiplier, run.findings) for run in map(read_run, directories)]
+    known = [(noise, findings) for noise, findings in found if noise is not None and findings is not None]
+    if not known:
+        raise ValueError("none of these runs says what its noise multiplier was, so there is nothing to plot")
+    save_plot(path, plots.noise, known)
+
+
+def _summary(directory: Path) -> dict[str, Any]:
+    """What is compared, from a run's result; what a trainer did not write is None."""
+    if not directory.is_dir():
+        raise ValueError(f"{directory} is not a directory of a run")
+    result = RunDirectory(directory).read_result()
+    summary: dict[str, Any] = {name: result.get(name) for name in FIRST}
+    adversaries = {
+        name: {key: found.get(key) for key in ("epsilon", "interval", "lower_bound", "verdict")}
+        for name, found in result.get("adversaries", {}).items()
+    }
+    claim = {name: result.get(name) for name in ("delta", "claimed_epsilon", "verdict")}
+    return summary | {"run": str(directory)} | claim | {"adversaries": adversaries}
+
+
+def _flat(run: dict[str, Any]) -> dict[str, Any]:
+    flat = {name: value for name, value in run.items() if name != "adversaries"}
+    for name, found in run["adversaries"].items():
+        low, high = found["interval"] or (None, None)
+        figures = {"epsilon": found["epsilon"], "low": low, "high": high, "lower_bound": found["lower_bound"]}
+        flat |= {f"{name} {key}": value for key, value in figures.items()}
+    return flat
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else shown_number(value) if isinstance(value, float) else str(value)
+
+
+def _epsilon(run: dict[str, Any], name: str) -> str:
+    found = run["adversaries"].get(name)
+    return "-" if found is None else _cell(found["epsilon"])

@@ -1,0 +1,24 @@
+"""`coalmine resume`: go on with a run that was stopped."""
+
+from pathlib import Path
+
+import click
+
+from coalmine.audit.run_directory import RunDirectory
+from coalmine.cli.run import live_progress, report, training_extra
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--page/--no-page", default=True, help="Write report.html into the directory, or not.")
+@click.option("--json", "as_json", is_flag=True, help="The result as JSON instead of a table.")
+@click.pass_obj
+def resume(settings: dict[str, bool], directory: Path, page: bool, as_json: bool) -> int:
+    """Go on with the run in DIRECTORY where it was stopped; the result is that of a run never stopped."""
+    with training_extra():
+        from coalmine.simulation.run import resume as go_on
+
+    rounds = int(RunDirectory(directory).read_config().get("rounds", 0))
+    with live_progress(rounds, hidden=settings["quiet"]) as progress:
+        outcome = go_on(directory, progress=progress)
+    return report(outcome, directory, page=page, as_json=as_json, quiet=settings["quiet"])

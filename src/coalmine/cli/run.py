@@ -1,0 +1,242 @@
+"""`coalmine run`: train with canaries, and say what the audit found."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+
+from coalmine.cli.output import print_json, print_table, shown_number
+
+if TYPE_CHECKING:
+    from coalmine.simulation.run import Progress, RunOutcome
+
+logger = logging.getLogger("coalmine")
+EXIT_CODES = {"PASS": 0, "VIOLATION": 1, "UNDERPOWERED": 3}
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.option("--task", help="digits (the default), mnist-by-writer or fashion-mnist.")
+@click.option("--level", help="client (DP-FedAvg, the default) or example (DP-SGD).")
+@click.option("--config", "config_file", type=FILE, help="A TOML file; options given here come before it.")
+@click.option("--rounds", type=int)
+@click.option("--clients", type=int, help="How many clients; more than the task has of its own are virtual.")
+@click.option("--clients-per-round", type=int)
+@click.option("--participation", help="shuffled (the default), poisson, fixed, limited or file.")
+@click.option("--separation", type=int, metavar="B", help="With limited: rounds between two check-ins of a client.")
+@click.option("--rounds-file", type=FILE, help="With file: who takes part, a line for each round.")
+@click.option("--noise-multiplier", type=float, metavar="Z", help="Noise std over clip norm; 0 only clips.")
+@click.option("--clipping", help="fixed (the default) or adaptive.")
+@click.option("--clip-norm", type=float, metavar="S")
+@click.option("--delta", type=float, help="The delta of (epsilon, delta).")
+@click.option("--canaries", type=int, metavar="K", help="How many canaries take part.")
+@click.option("--presentations", metavar="R[,R…]", help="How often each is shown; several numbers make groups.")
+@click.option("--pattern", help="spread (the default), clients (as clients come) or replace (in their place).")
+@click.option("--client-learning-rate", type=float)
+@click.option("--client-epochs", type=int)
+@click.option("--server-optimizer", help="sgd (the default) or adam.")
+@click.option("--server-learning-rate", type=float)
+@click.option("--server-momentum", type=float)
+@click.option("--claim", metavar="E", help="Judge the run against this epsilon, or against the `analytical` one.")
+@click.option("--claim-accounting", help="mechanism (the default) or amplified, by sampling.")
+@click.option("--seed", type=int, help="Seed of the training; not a secret.")
+@click.option("--seed-file", type=FILE, help="The secret seed of the canaries; without it they are for show.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Where the data sets are; else COALMINE_DATA_DIR.")
+@click.option("--device", help="auto (the default), cpu or cuda.")
+@click.option("--engine", help="auto (the default), together or one-by-one.")
+@click.option("--workers", type=int, help="Processes that train one by one; default: one for each core.")
+@click.option("--out", type=click.Path(path_type=Path), help="The run's directory; default: a new one in runs/.")
+@click.option("--page/--no-page", default=True, help="Write report.html into the directory, or not.")
+@click.option("--json", "as_json", is_flag=True, help="The result as JSON instead of a table.")
+@click.pass_obj
+def run(
+    settings: dict[str, bool],
+    /,
+    config_file: Path | None,
+    out: Path | None,
+    page: bool,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Train a model with DP-FedAvg, with canaries among the clients, and tell what they give away.
+
+    Without options: handwritten digits that come with scikit-learn, in under two minutes. Killed, it goes on with
+    `coalmine resume DIR`. With a claim the exit code is the verdict: 0 PASS, 1 VIOLATION, 3 UNDERPOWERED.
+    """
+    with training_extra():
+        from coalmine.simulation.config import RunConfig, merged, read_config, task_defaults
+        from coalmine.simulation.run import start
+
+    changes = merged(read_config(config_file) if config_file else {}, _changes(options))
+    task = changes.get("task", {})
+    task = task if isinstance(task, dict) else {}
+    defaults = task_defaults(task.get("name", "digits"), task.get("level", "client"))
+    config = RunConfig.from_dict(merged(defaults, changes))
+    directory = out or _new_directory(config.task.name)
+    with live_progress(config.rounds, hidden=settings["quiet"]) as progress:
+        outcome = start(config, directory, progress=progress)
+    return report(outcome, directory, page=page, as_json=as_json, quiet=settings["quiet"])
+
+
+@contextmanager
+def training_extra() -> Iterator[None]:
+    """Say which extra is missing, if one is."""
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f"training needs: pip install 'coalmine[simulation]' ({error})") from error
+
+
+@contextmanager
+def live_progress(rounds: int, *, hidden: bool) -> Iterator["Callable[[Progress], None]"]:
+    """A line on stderr that follows the run, with the analytical epsilon so far; shown in a terminal only."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=10))  # short: a terminal may have 80 columns
+    with Bar(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bar:
+        task = bar.add_task("starting", total=rounds)
+
+        def follow(progress: "Progress") -> None:
+            accuracy = "-" if progress.accuracy is None else f"{progress.accuracy:.1%}"
+            text = (
+                f"round {progress.report.round_number}/{rounds}  accuracy {accuracy}  clip {progress.report.clip_norm:.3g}  "
+                f"ε {shown_number(progress.epsilon, 3)}  {progress.seconds_left:.0f} s left"
+            )
+            bar.update(task, completed=progress.report.round_number, description=text)
+
+        yield follow
+
+
+def report(outcome: "RunOutcome", directory: Path, *, page: bool, as_json: bool, quiet: bool) -> int:
+    """Print what came of a run, and write its page; the exit code that goes with it."""
+    result = outcome.result
+    written = _page(directory) if page else directory
+    if as_json:
+        print_json(result.to_dict() | outcome.extra())
+    else:
+        columns, rows = result.table()
+        print_table(columns, rows, title=_title(outcome))
+        for line in [*_notes(outcome), *([] if quiet else result.lines()), f"written to {written}"]:
+            click.echo(line)
+    return 0 if result.verdict is None else EXIT_CODES[result.verdict.outcome]
+
+
+def _page(directory: Path) -> Path:
+    """The page of the run, where matplotlib is there to draw it; else the directory."""
+    try:
+        from coalmine.report import write_report
+
+        return write_report([directory])
+    except ImportError as error:
+        logger.info("no report.html: %s", error)
+        return directory
+
+
+def _title(outcome: "RunOutcome") -> str:
+    config = outcome.config
+    return (
+        f"{config.task.name}: {config.rounds} rounds, noise multiplier {config.privacy.noise_multiplier:g}, "
+        f"{config.canaries.count:,} canaries shown {outcome.presentations}×; accuracy {outcome.accuracy:.1%}; "
+        f"trained {outcome.engine}"
+    )
+
+
+def _notes(outcome: "RunOutcome") -> list[str]:
+    config = outcome.config
+    notes = []
+    if outcome.client_rounds > outcome.presentations:
+        notes.append(
+            f"a client takes part in about {outcome.client_rounds} rounds of this run: its analytical ε is "
+            f"{shown_number(outcome.client_epsilon, 3)}"
+        )
+    if outcome.update_noise_multiplier > config.privacy.noise_multiplier:
+        notes.append(
+            f"the adaptive clip's count takes its share, so the updates' noise multiplier is "
+            f"{outcome.update_noise_multiplier:.4g} and known-others meets ε {shown_number(outcome.update_epsilon, 4)}"
+        )
+    if outcome.if_claimed is not None:
+        notes.append(
+            f"had ε {shown_number(outcome.analytical)} been claimed (--claim analytical): {outcome.if_claimed.outcome}, "
+            f"{outcome.if_claimed.reason}"
+        )
+    if config.canaries.seed_file is None:
+        notes.append(
+            "the canaries' seed is the demo's and no secret: an audit that others are to trust needs --seed-file"
+        )
+    return notes
+
+
+def _changes(options: dict[str, Any]) -> dict[str, Any]:
+    """What the options say, as TOML would."""
+    places = {
+        "task": ("task", "name"),
+        "level": ("task", "level"),
+        "clients": ("task", "clients"),
+        "data_dir": ("task", "data_dir"),
+        "clients_per_round": ("participation", "clients_per_round"),
+        "participation": ("participation", "kind"),
+        "separation": ("participation", "separation"),
+        "rounds_file": ("participation", "file"),
+        "noise_multiplier": ("privacy", "noise_multiplier"),
+        "clipping": ("privacy", "clipping"),
+        "clip_norm": ("privacy", "clip_norm"),
+        "delta": ("privacy", "delta"),
+        "canaries": ("canaries", "count"),
+        "presentations": ("canaries", "presentations"),
+        "pattern": ("canaries", "pattern"),
+        "seed_file": ("canaries", "seed_file"),
+        "client_learning_rate": ("client", "learning_rate"),
+        "client_epochs": ("client", "epochs"),
+        "server_optimizer": ("server", "optimizer"),
+        "server_learning_rate": ("server", "learning_rate"),
+        "server_momentum": ("server", "momentum"),
+        "claim_accounting": ("claim", "accounting"),
+        "device": ("engine", "device"),
+        "engine": ("engine", "name"),
+        "workers": ("engine", "workers"),
+    }
+    changes: dict[str, Any] = {}
+    for name, value in options.items():
+        if value is None:
+            continue
+        plain = str(value.absolute()) if isinstance(value, Path) else value
+        if name == "presentations":
+            plain = _numbers(plain)
+        if name == "claim":
+            claim = {"analytical": True} if plain == "analytical" else {"epsilon": _number("--claim", plain)}
+            changes.setdefault("claim", {}).update(claim)
+        elif name in places:
+            section, key = places[name]
+            changes.setdefault(section, {})[key] = plain
+        else:
+            changes[name] = plain
+    return changes
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise click.BadParameter(
+            f"must be whole numbers like 1,2,4, got {text!r}", param_hint="--presentations"
+        ) from None
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise click.BadParameter(f"must be a number or `analytical`, got {text!r}", param_hint=name) from None
+
+
+def _new_directory(task: str) -> Path:
+    """The first of runs/digits-1, runs/digits-2, … that is not there."""
+    number = 1
+    while (directory := Path("runs") / f"{task}-{number}").exists():
+        number += 1
+    return directory

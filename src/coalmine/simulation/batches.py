@@ -1,0 +1,69 @@
+"""What the clients of one round train on, as arrays: clients, their steps, and the examples of each step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from coalmine.simulation.population import Indices
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The examples of every step of every client; clients and steps of different sizes are told by `counts`.
+
+    Step s of client c trains on examples[c, s, :counts[c, s]]; what follows in that row is padding. A client has taken
+    its last step when counts[c, s] is 0, and keeps its model from there.
+    """
+
+    examples: Indices  # clients × steps × batch size
+    counts: Indices  # clients × steps
+    dropout_seeds: Indices  # one for each client
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    @property
+    def steps(self) -> Indices:
+        """How many steps each client takes."""
+        taken: Indices = (self.counts > 0).sum(axis=1)
+        return taken
+
+    @property
+    def sizes(self) -> Indices:
+        """How many examples each client trains on, epochs included."""
+        total: Indices = self.counts.sum(axis=1)
+        return total
+
+    def longest_first(self, clients: Indices) -> tuple["Batches", Indices]:
+        """Those of some of the clients, and how to put what comes of them back in order.
+
+        Sorted by their number of steps, those that still train are always the first few.
+        """
+        order = np.argsort(-self.steps[clients], kind="stable")
+        return self.take(clients[order]), np.argsort(order)
+
+    def take(self, clients: Indices) -> "Batches":
+        """Those of some of the clients, without the steps that none of them takes."""
+        counts = self.counts[clients]
+        steps = int((counts > 0).sum(axis=1).max(initial=0))
+        return Batches(self.examples[clients, :steps], counts[:, :steps], self.dropout_seeds[clients])
+
+
+def draw_batches(owned: Sequence[Indices], *, epochs: int, batch_size: int, rng: np.random.Generator) -> Batches:
+    """Each client's examples in a random order, new in each epoch, in batches of which the last may be smaller."""
+    sizes = np.array([len(examples) for examples in owned], dtype=np.int64)
+    if not len(sizes):
+        return Batches(np.zeros((0, 0, batch_size), np.int64), np.zeros((0, 0), np.int64), np.zeros(0, np.int64))
+    flat, owner = np.concatenate(owned), np.repeat(np.arange(len(sizes)), sizes)
+    place = np.arange(len(flat)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    per_epoch = -(-sizes // batch_size)
+    steps = epochs * int(per_epoch.max())
+    examples = np.zeros((len(sizes), steps, batch_size), dtype=np.int64)
+    counts = np.zeros((len(sizes), steps), dtype=np.int64)
+    for epoch in range(epochs):
+        order = np.lexsort((rng.random(len(flat)), owner))
+        step = epoch * per_epoch[owner] + place // batch_size
+        examples[owner, step, place % batch_size] = flat[order]
+        np.add.at(counts, (owner, step), 1)
+    return Batches(examples, counts, rng.integers(2**62, size=len(sizes), dtype=np.int64))

@@ -1,0 +1,81 @@
+"""The clip norm S(t) of a round: fixed, or adapted to a quantile of the clients' norms (Andrew et al. 2021)."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coalmine.checks import one_number, unit_interval
+
+CLIPPINGS = ("fixed", "adaptive")
+
+
+def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
+    """What each update is multiplied by, so that its norm is at most `clip_norm` (Clip in Algorithm 2)."""
+    return (clip_norm / norms).clamp(max=1.0)  # norm 0 gives inf, which the clamp makes 1
+
+
+@dataclass(frozen=True)
+class FixedClipping:
+    """The same clip norm in every round, and all of the noise for the updates."""
+
+    clip_norm: float
+    noise_multiplier: float
+
+    @property
+    def update_noise_multiplier(self) -> float:
+        return self.noise_multiplier
+
+    @property
+    def count_noise_multiplier(self) -> float:
+        """Of the count, which is not released: none."""
+        return math.inf
+
+    def next_norm(self, clip_norm: float, below: float, participants: float, generator: torch.Generator) -> float:
+        return clip_norm
+
+
+@dataclass(frozen=True)
+class AdaptiveClipping:
+    """The clip norm follows the `quantile` of the norms: C ← C · exp(−rate · (share of norms ≤ C − quantile)).
+
+    The share is a noised count over the n that updates are divided by. A participant moves the count, less ½, by at most
+    ½, so a count with noise std `count_noise` has the noise multiplier 2 · count_noise; the updates get the rest:
+    z_Δ = (z⁻² − (2σ_b)⁻²)^−½, and both together are one Gaussian mechanism of noise multiplier z.
+    """
+
+    clip_norm: float  # of the first round
+    noise_multiplier: float
+    quantile: float = 0.5
+    rate: float = 0.2
+    count_noise: float = 1.0
+
+    def __post_init__(self) -> None:
+        unit_interval("privacy.quantile", self.quantile)
+        one_number("privacy.clip_rate", self.rate)
+        if self.count_noise < 0 or (self.noise_multiplier and 2 * self.count_noise <= self.noise_multiplier):
+            raise ValueError(
+                f"the noise of the count must be above half of the noise multiplier, {self.noise_multiplier / 2:g}, "
+                f"got {self.count_noise:g}: nothing would be left for the updates"
+            )
+
+    @property
+    def update_noise_multiplier(self) -> float:
+        """z_Δ, a little above the noise multiplier of the whole."""
+        if not self.noise_multiplier:
+            return 0.0
+        return float((self.noise_multiplier**-2 - (2 * self.count_noise) ** -2) ** -0.5)
+
+    @property
+    def count_noise_multiplier(self) -> float:
+        return 2 * self.count_noise
+
+    def next_norm(self, clip_norm: float, below: float, participants: float, generator: torch.Generator) -> float:
+        """The next round's clip norm from the number of norms `below` this one's, canaries counted as clients are."""
+        noise = float(torch.randn((), generator=generator, dtype=torch.float64)) * self.count_noise
+        share = (below + noise * bool(self.noise_multiplier)) / participants
+        return clip_norm * math.exp(-self.rate * (share - self.quantile))
+
+
+Clipping = FixedClipping | AdaptiveClipping

@@ -1,0 +1,105 @@
+"""Who trains in a round: real clients, and canaries among them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coalmine.simulation.config import RunConfig
+from coalmine.simulation.participation import (
+    FixedSize,
+    LimitedCheckIns,
+    Participation,
+    Poisson,
+    ShuffledEpochs,
+    read_rounds,
+)
+from coalmine.simulation.population import Indices
+from coalmine.simulation.randomness import numpy_stream
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The real clients and the canaries of one round."""
+
+    clients: Indices
+    canaries: Indices
+
+    def __len__(self) -> int:
+        return len(self.clients) + len(self.canaries)
+
+
+@dataclass(frozen=True)
+class Cohorts:
+    """The cohort of every round, its expected size, and how many of them are canaries on average."""
+
+    of_round: Callable[[int], Cohort]
+    expected_size: float
+    expected_canaries: float
+
+
+def plan_cohorts(config: RunConfig, population: int, spread: Callable[[int], npt.NDArray[np.integer[Any]]]) -> Cohorts:
+    """Who trains when. `spread` gives the canaries of a round where they do not follow the clients' pattern."""
+    canaries = config.canaries
+    if canaries.pattern == "spread":
+        return _spread(config, population, spread)
+    if canaries.pattern == "clients":
+        return _among(config, population, population + np.arange(canaries.count))
+    if canaries.count >= population:
+        raise ValueError(
+            f"canaries.count must be below the {population} clients whose place they take, got {canaries.count}"
+        )
+    chosen = numpy_stream(config.seed, "replaced clients").choice(population, canaries.count, replace=False)
+    return _among(config, population, chosen)
+
+
+def _spread(config: RunConfig, population: int, spread: Callable[[int], npt.NDArray[np.integer[Any]]]) -> Cohorts:
+    clients = _participation(config, population, extra=0)
+    shown = np.mean(config.canaries.presentations) * config.canaries.count / config.rounds
+
+    def of_round(round_number: int) -> Cohort:
+        return Cohort(clients.participants(round_number), np.asarray(spread(round_number), dtype=np.int64))
+
+    return Cohorts(of_round, clients.expected_size + float(shown), float(shown))
+
+
+def _among(config: RunConfig, population: int, canary_ids: Indices) -> Cohorts:
+    """Canaries that are participants like the others: participant canary_ids[i] is canary i."""
+    everybody = _participation(config, population, extra=max(0, int(canary_ids.max()) + 1 - population))
+    order = np.argsort(canary_ids)
+    sorted_ids = canary_ids[order]
+
+    def of_round(round_number: int) -> Cohort:
+        present = everybody.participants(round_number)
+        place = np.searchsorted(sorted_ids, present).clip(max=len(sorted_ids) - 1)
+        is_canary = sorted_ids[place] == present
+        return Cohort(present[~is_canary], np.sort(order[place[is_canary]]))
+
+    share = len(canary_ids) / max(population, int(canary_ids.max()) + 1)
+    return Cohorts(of_round, everybody.expected_size, everybody.expected_size * share)
+
+
+def _participation(config: RunConfig, population: int, *, extra: int) -> Participation:
+    """Of `population` clients and `extra` participants like them; rounds grow so that everybody comes as often."""
+    settings, everybody = config.participation, population + extra
+    if settings.clients_per_round > population:
+        raise ValueError(
+            f"participation.clients_per_round must be at most the {population} there are, got {settings.clients_per_round}"
+        )
+    size = -(-settings.clients_per_round * everybody // population)
+    if settings.kind == "poisson":
+        return Poisson(everybody, settings.clients_per_round / population, config.seed)
+    if settings.kind == "fixed":
+        return FixedSize(everybody, size, config.seed)
+    if settings.kind == "limited":
+        return LimitedCheckIns(everybody, size, settings.separation, config.seed)
+    if settings.kind == "shuffled":
+        return ShuffledEpochs(everybody, size, config.seed)
+    assert settings.file is not None  # the settings say so
+    rounds = read_rounds(Path(settings.file), clients=population, canaries=extra)
+    if len(rounds.rounds) < config.rounds:
+        raise ValueError(f"{settings.file} has {len(rounds.rounds)} rounds, the run {config.rounds}")
+    return rounds

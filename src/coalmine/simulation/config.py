@@ -1,0 +1,303 @@
+"""A run's settings: frozen, checked, and the same in Python, in a TOML file and in a run's directory."""
+
+import dataclasses
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coalmine.audit.seeds import DEMO_SEED, read_seed
+from coalmine.checks import delta_array, nonnegative_array, one_number, shown, unit_interval, whole_number
+from coalmine.simulation.clipping import CLIPPINGS, AdaptiveClipping, Clipping, FixedClipping
+from coalmine.simulation.engines import ENGINES, ClientSettings, available_cores
+from coalmine.simulation.participation import PARTICIPATIONS
+from coalmine.simulation.server import ServerSettings
+from coalmine.simulation.tasks import TASKS
+
+LEVELS = ("client", "example")
+PATTERNS = ("spread", "clients", "replace")
+DIVISORS = ("actual", "expected")
+ACCOUNTINGS = ("mechanism", "amplified")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings:
+    """What is learnt, and by whom: clients (DP-FedAvg) or single examples (DP-SGD)."""
+
+    name: str = "digits"
+    level: str = "client"
+    clients: int | None = None  # default: the task's own; more are virtual
+    data_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("task.name", self.name, TASKS)
+        _one_of("task.level", self.level, LEVELS)
+        if self.clients is not None:
+            whole_number("task.clients", self.clients, minimum=1)
+            if self.level == "example":
+                raise ValueError("task.clients has no meaning at level example, where every example is a client")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParticipationSettings:
+    """Who takes part in which round. `clients_per_round` is an average under Poisson sampling."""
+
+    kind: str = "shuffled"
+    clients_per_round: int = 50
+    separation: int = 1  # of kind "limited": rounds between two check-ins
+    file: str | None = None  # of kind "file"
+
+    def __post_init__(self) -> None:
+        _one_of("participation.kind", self.kind, PARTICIPATIONS)
+        whole_number("participation.clients_per_round", self.clients_per_round, minimum=1)
+        whole_number("participation.separation", self.separation, minimum=1)
+        if (self.kind == "file") != (self.file is not None):
+            raise ValueError("participation.file must be given with kind file, and only then")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacySettings:
+    """Clip and noise. `noise_multiplier` is that of everything released in a round, an adaptive clip's count included."""
+
+    noise_multiplier: float = 0.5
+    delta: float = 1e-6
+    clipping: str = "fixed"
+    clip_norm: float = 0.5  # of an adaptive clip: where it starts
+    quantile: float = 0.5
+    clip_rate: float = 0.2
+    count_noise: float | None = None  # default: participants of a round over 20
+    divide_by: str = "actual"
+
+    def __post_init__(self) -> None:
+        nonnegative_array("privacy.noise_multiplier", one_number("privacy.noise_multiplier", self.noise_multiplier))
+        delta_array(one_number("privacy.delta", self.delta))
+        _one_of("privacy.clipping", self.clipping, CLIPPINGS)
+        if not one_number("privacy.clip_norm", self.clip_norm) > 0:
+            raise ValueError(f"privacy.clip_norm must be above 0, got {self.clip_norm}")
+        unit_interval("privacy.quantile", self.quantile)
+        nonnegative_array("privacy.clip_rate", one_number("privacy.clip_rate", self.clip_rate))
+        _one_of("privacy.divide_by", self.divide_by, DIVISORS)
+
+    def clipping_of(self, participants: float) -> Clipping:
+        """The clipping with rounds of this many participants."""
+        if self.clipping == "fixed":
+            return FixedClipping(self.clip_norm, self.noise_multiplier)
+        count_noise = participants / 20 if self.count_noise is None else self.count_noise
+        return AdaptiveClipping(self.clip_norm, self.noise_multiplier, self.quantile, self.clip_rate, count_noise)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanarySettings:
+    """The canaries: `spread` over the run as in Section 5.3, in the `clients` own pattern, or in the place of clients."""
+
+    count: int = 1000
+    unobserved: int | None = None
+    kind: str = "rotated"
+    presentations: tuple[int, ...] = (1,)  # of pattern "spread"; several make groups
+    pattern: str = "spread"
+    scale: float = 10.0  # they send this times the clip norm, so that the clip is audited too
+    seed_file: str | None = None
+
+    def __post_init__(self) -> None:
+        whole_number("canaries.count", self.count, minimum=10)
+        _one_of("canaries.pattern", self.pattern, PATTERNS)
+        _one_of("canaries.kind", self.kind, ("rotated", "sphere"))
+        if not one_number("canaries.scale", self.scale) >= 1:
+            raise ValueError(
+                f"canaries.scale must be at least 1, got {self.scale}: a canary sends its clip norm or more"
+            )
+        if not self.presentations:
+            raise ValueError("canaries.presentations must name at least one number")
+        for times in self.presentations:
+            whole_number("canaries.presentations", times, minimum=1)
+        if self.pattern != "spread" and self.presentations != (1,):
+            raise ValueError(
+                f"canaries.presentations follow from the clients' pattern, so they cannot be {self.presentations}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimSettings:
+    """The epsilon that the run is judged against; none, no verdict."""
+
+    epsilon: float | None = None
+    analytical: bool = False  # instead: what the accountant says
+    accounting: str = "mechanism"
+
+    def __post_init__(self) -> None:
+        _one_of("claim.accounting", self.accounting, ACCOUNTINGS)
+        if self.epsilon is not None and not one_number("claim.epsilon", self.epsilon) > 0:
+            raise ValueError(f"claim.epsilon must be above 0, got {self.epsilon}")
+        if self.epsilon is not None and self.analytical:
+            raise ValueError("claim either an epsilon or the analytical one, not both")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """How the clients are trained. `memory_limit` is in GiB; 0 workers or threads mean as many as the machine gives.
+
+    The number of threads is part of a run, since sums in another order round otherwise.
+    """
+
+    name: str = "auto"
+    device: str = "auto"
+    workers: int = 0
+    threads: int = 0
+    memory_limit: float = 1.0
+
+    def __post_init__(self) -> None:
+        _one_of("engine.name", self.name, ENGINES)
+        whole_number("engine.workers", self.workers, minimum=0)
+        whole_number("engine.threads", self.threads, minimum=0)
+        if not one_number("engine.memory_limit", self.memory_limit) > 0:
+            raise ValueError(f"engine.memory_limit must be above 0, got {self.memory_limit}")
+
+    def resolved(self) -> "EngineSettings":
+        """With this machine's device and cores in the place of "auto" and 0, so that a resumed run keeps to them."""
+        device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError):
+            raise ValueError(f"engine.device {device!r} is not to be had here; use auto or cpu") from None
+        threads = self.threads or torch.get_num_threads()
+        return dataclasses.replace(self, device=device, workers=self.workers or available_cores(), threads=threads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that decides a run but the secret seed of its canaries, of which only the file's name is here."""
+
+    rounds: int = 100
+    seed: int = 1  # of the training: initial model, who trains when, noise
+    evaluate_every: int = 10
+    checkpoint_every: int = 10
+    task: TaskSettings = field(default_factory=TaskSettings)
+    participation: ParticipationSettings = field(default_factory=ParticipationSettings)
+    client: ClientSettings = field(default_factory=lambda: ClientSettings(epochs=2, learning_rate=0.3))
+    server: ServerSettings = field(default_factory=ServerSettings)
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    canaries: CanarySettings = field(default_factory=CanarySettings)
+    claim: ClaimSettings = field(default_factory=ClaimSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+
+    def __post_init__(self) -> None:
+        whole_number("rounds", self.rounds, minimum=1)
+        whole_number("seed", self.seed, minimum=0)
+        whole_number("evaluate_every", self.evaluate_every, minimum=1)
+        whole_number("checkpoint_every", self.checkpoint_every, minimum=1)
+        if max(self.canaries.presentations) > self.rounds:
+            raise ValueError(
+                f"canaries.presentations must be at most rounds = {self.rounds}, got {max(self.canaries.presentations)}"
+            )
+        if self.claim.analytical and not self.privacy.noise_multiplier:
+            raise ValueError(
+                "without noise the analytical epsilon is infinite, so it cannot be claimed: claim a number"
+            )
+        if self.claim.analytical and self.claim.accounting == "amplified" and self.participation.kind != "poisson":
+            raise ValueError(
+                "the analytical epsilon amplified by sampling is known for Poisson participation only, got "
+                f"{self.participation.kind}: claim a number"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As TOML has it: what is None is left out."""
+        return _plain(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "RunConfig":
+        """The inverse; a name or a value that cannot be is refused, and so is a section of something else."""
+        return _made(cls, {name: value for name, value in values.items() if name != "schema_version"}, "")
+
+    def canary_seed(self) -> int | bytes:
+        """The secret in the seed file; without one a demo seed, another for each `seed`, which is no secret."""
+        if self.canaries.seed_file is None:
+            return DEMO_SEED + self.seed
+        return read_seed(Path(self.canaries.seed_file))
+
+
+def task_defaults(name: str, level: str = "client") -> dict[str, Any]:
+    """What a run of this task starts from, as TOML has it: the defaults, and what the task needs otherwise."""
+    _one_of("task.name", name, TASKS)
+    _one_of("task.level", level, LEVELS)
+    changes: dict[str, Any] = {"task": {"name": name, "level": level}}
+    if level == "example":
+        changes |= _EXAMPLE_LEVEL
+    elif name in _TASK_DEFAULTS:
+        changes |= _TASK_DEFAULTS[name]
+    return merged(RunConfig().to_dict(), changes)
+
+
+# MNIST by writer trains as the paper's EMNIST does (Section 5): five epochs of its writers, 34 a round.
+_TASK_DEFAULTS: dict[str, dict[str, Any]] = {
+    "mnist-by-writer": {
+        "rounds": 80,
+        "participation": {"clients_per_round": 34},
+        "client": {"learning_rate": 0.031, "epochs": 1},
+        "server": {"momentum": 0.9},
+        "privacy": {"noise_multiplier": 0.16, "clipping": "adaptive", "clip_norm": 0.1},
+    },
+    "fashion-mnist": {"participation": {"clients_per_round": 60}, "client": {"learning_rate": 0.05, "epochs": 1}},
+}
+_EXAMPLE_LEVEL: dict[str, Any] = {
+    "participation": {"kind": "poisson", "clients_per_round": 250},
+    "server": {"learning_rate": 0.5},
+}
+
+
+def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with `changes`, section by section."""
+    result = dict(values)
+    for name, change in changes.items():
+        old = result.get(name)
+        result[name] = merged(old, change) if isinstance(change, Mapping) and isinstance(old, Mapping) else change
+    return result
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A TOML file as it is; RunConfig.from_dict says whether it can be."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not TOML: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        pairs = ((part.name, getattr(value, part.name)) for part in dataclasses.fields(value))
+        return {name: _plain(item) for name, item in pairs if item is not None}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _made(cls: Any, values: Mapping[str, Any], section: str) -> Any:
+    types_of = typing.get_type_hints(cls)
+    unknown = sorted(values.keys() - types_of.keys())
+    if unknown:
+        raise ValueError(f"a config has no {section}{unknown[0]}; {section or 'it '}has {', '.join(types_of)}")
+    return cls(**{name: _value(types_of[name], value, f"{section}{name}") for name, value in values.items()})
+
+
+def _value(kind: Any, value: Any, name: str) -> Any:
+    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{name} must be a section, got {shown(value)}")
+        return _made(kind, value, f"{name}.")
+    if typing.get_origin(kind) is tuple:
+        items = value if isinstance(value, list | tuple) else [value]
+        return tuple(_value(typing.get_args(kind)[0], item, name) for item in items)
+    if float in options and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, tuple(options)) or (isinstance(value, bool) and bool not in options):
+        wanted = " or ".join(option.__name__ for option in options if option is not types.NoneType)
+        raise ValueError(f"{name} must be {wanted}, got {shown(value)}")
+    return value
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {shown(value)}")

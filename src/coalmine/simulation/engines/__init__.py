@@ -1,0 +1,53 @@
+"""How the clients of a round are trained: together or one by one, whichever is faster for the model and the device."""
+
+import os
+
+from coalmine.simulation.engines.base import ClientSettings, Engine, Examples
+from coalmine.simulation.engines.dense import DenseTogether
+from coalmine.simulation.engines.one_by_one import OneByOne
+from coalmine.simulation.engines.per_example import PerExample
+from coalmine.simulation.engines.processes import Processes
+from coalmine.simulation.engines.vectorized import VectorizedTogether
+from coalmine.simulation.models import Model
+
+__all__ = ["ClientSettings", "Engine", "Examples", "available_cores", "client_engine", "example_engine"]
+
+ENGINES = ("auto", "together", "one-by-one")
+
+
+def client_engine(
+    name: str,
+    model: Model,
+    examples: Examples,
+    client: ClientSettings,
+    *,
+    memory_limit: float = 1.0,
+    workers: int = 1,
+) -> Engine:
+    """The engine of this name; "auto" takes the one that was measured faster (benchmarks/engine.py).
+
+    Dense layers train together anywhere and everything trains together on a GPU; convolutions on a CPU are faster one
+    by one, in a process for each worker where there are several. `memory_limit` is in GiB.
+    """
+    if name not in ENGINES:
+        raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {name!r}")
+    on_cpu = examples.inputs.device.type == "cpu"
+    if name == "auto":
+        name = "one-by-one" if on_cpu and not model.layers else "together"
+    if name == "together" and model.layers:
+        return DenseTogether(model, examples, client, memory_limit=memory_limit)
+    if name == "together":
+        return VectorizedTogether(model, examples, client, memory_limit=memory_limit)
+    if on_cpu and workers > 1:
+        return Processes(model, examples, client, workers=workers, memory_limit=memory_limit)
+    return OneByOne(model, examples, client)
+
+
+def example_engine(model: Model, examples: Examples, *, memory_limit: float = 1.0) -> Engine:
+    """The engine of DP-SGD."""
+    return PerExample(model, examples, memory_limit=memory_limit)
+
+
+def available_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

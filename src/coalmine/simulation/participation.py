@@ -1,0 +1,206 @@
+"""Who takes part in which round: a function of the round number and the run's seed, so that a run can be resumed."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from coalmine.checks import unit_interval, whole_number
+from coalmine.simulation.population import Indices
+from coalmine.simulation.randomness import numpy_stream
+
+PARTICIPATIONS = ("shuffled", "poisson", "fixed", "limited", "file")
+CANARY_PREFIX = "canary:"
+
+
+class Participation(Protocol):
+    """Which of the participants 0 to n − 1 take part in a round."""
+
+    def participants(self, round_number: int) -> Indices:
+        """Those of round `round_number`, counted from 1; nobody twice."""
+        ...
+
+    @property
+    def expected_size(self) -> float:
+        """How many take part in a round on average."""
+        ...
+
+
+@dataclass(frozen=True)
+class ShuffledEpochs:
+    """All participants in a random order, `size` a round; a new order when all have had their turn (Section 5).
+
+    The last round of an epoch takes those who are left, so everybody takes part once in each epoch.
+    """
+
+    population: int
+    size: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        _check_size(self.size, self.population)
+
+    def participants(self, round_number: int) -> Indices:
+        epoch, place = divmod(round_number - 1, self.rounds_per_epoch)
+        order = numpy_stream(self.seed, "shuffled epochs", epoch).permutation(self.population)
+        return order[place * self.size : (place + 1) * self.size]
+
+    @property
+    def rounds_per_epoch(self) -> int:
+        """Rounds until everybody has taken part once."""
+        return -(-self.population // self.size)
+
+    @property
+    def expected_size(self) -> float:
+        return self.population / self.rounds_per_epoch
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Everybody takes part in a round with the same probability, on their own."""
+
+    population: int
+    probability: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.probability != 1:
+            unit_interval("probability", self.probability)
+
+    def participants(self, round_number: int) -> Indices:
+        rng = numpy_stream(self.seed, "poisson", round_number)
+        # A binomial number of them, then who: the same law, without a draw for each of the absent.
+        return _some(rng, self.population, int(rng.binomial(self.population, self.probability)))
+
+    @property
+    def expected_size(self) -> float:
+        return self.population * self.probability
+
+
+@dataclass(frozen=True)
+class FixedSize:
+    """`size` different participants, drawn anew in each round."""
+
+    population: int
+    size: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        _check_size(self.size, self.population)
+
+    def participants(self, round_number: int) -> Indices:
+        return _some(numpy_stream(self.seed, "fixed size", round_number), self.population, self.size)
+
+    @property
+    def expected_size(self) -> float:
+        return float(self.size)
+
+
+@dataclass(frozen=True)
+class LimitedCheckIns:
+    """As FixedSize, but whoever took part waits until `separation` rounds later (Section 5.3).
+
+    Remembers the last rounds only; asked for a round that does not follow the last one, it goes through them again.
+    """
+
+    population: int
+    size: int
+    separation: int
+    seed: int
+    _recent: deque[Indices] = field(default_factory=deque, repr=False, compare=False)
+    _last: list[int] = field(default_factory=lambda: [0], repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check_size(self.size, self.population)
+        whole_number("separation", self.separation, minimum=1)
+        if self.size * self.separation > self.population:
+            raise ValueError(
+                f"{self.size} clients a round, {self.separation} rounds apart, need {self.size * self.separation} clients, "
+                f"got {self.population}"
+            )
+
+    def participants(self, round_number: int) -> Indices:
+        if round_number == self._last[0] and self.separation > 1:
+            return self._recent[-1]
+        if round_number <= self._last[0]:
+            self._recent.clear()
+            self._last[0] = 0
+        for number in range(self._last[0] + 1, round_number + 1):
+            chosen = self._draw(number)
+            self._recent.append(chosen)
+            while len(self._recent) >= self.separation and len(self._recent) > 1:
+                self._recent.popleft()
+        self._last[0] = round_number
+        return chosen
+
+    @property
+    def expected_size(self) -> float:
+        return float(self.size)
+
+    def _draw(self, round_number: int) -> Indices:
+        waiting = [] if self.separation == 1 else list(self._recent)
+        absent = np.sort(np.concatenate(waiting)) if waiting else np.zeros(0, dtype=np.int64)
+        rng = numpy_stream(self.seed, "limited check-ins", round_number)
+        rank = _some(rng, self.population - len(absent), self.size)
+        # The participant of a rank among those who may come: skip every absent one below it.
+        return rank + np.searchsorted(absent - np.arange(len(absent)), rank, side="right")
+
+
+@dataclass(frozen=True)
+class RoundsFromFile:
+    """The rounds that a file names, one to a line."""
+
+    rounds: tuple[Indices, ...]
+
+    def participants(self, round_number: int) -> Indices:
+        if round_number > len(self.rounds):
+            raise ValueError(f"the file of rounds has {len(self.rounds)} rounds, so there is no round {round_number}")
+        return self.rounds[round_number - 1]
+
+    @property
+    def expected_size(self) -> float:
+        return float(np.mean([len(present) for present in self.rounds]))
+
+
+def read_rounds(path: Path, *, clients: int, canaries: int = 0) -> RoundsFromFile:
+    """A file of rounds: a line for each, with the numbers of its clients; canary:3 is canary 3, participant clients + 3."""
+    rounds = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        present = [_participant(word, f"{path}, line {number}", clients, canaries) for word in line.split()]
+        if len(set(present)) < len(present):
+            raise ValueError(f"{path}, line {number}: somebody is named twice")
+        rounds.append(np.array(present, dtype=np.int64))
+    if not rounds:
+        raise ValueError(f"{path} has no rounds")
+    return RoundsFromFile(tuple(rounds))
+
+
+def write_rounds(path: Path, rounds: Sequence[Indices], *, clients: int) -> None:
+    """The file that read_rounds reads."""
+
+    def word(participant: int) -> str:
+        return str(participant) if participant < clients else f"{CANARY_PREFIX}{participant - clients}"
+
+    lines = (" ".join(word(participant) for participant in present.tolist()) for present in rounds)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def _participant(word: str, where: str, clients: int, canaries: int) -> int:
+    digits = word.removeprefix(CANARY_PREFIX)
+    first, count, kind = (clients, canaries, "canaries") if word != digits else (0, clients, "clients")
+    if not digits.isascii() or not digits.isdigit() or int(digits) >= count:
+        raise ValueError(f"{where}: {word!r} is none of {count} {kind}, counted from 0")
+    return first + int(digits)
+
+
+def _some(rng: np.random.Generator, population: int, size: int) -> Indices:
+    return rng.choice(population, size, replace=False).astype(np.int64, copy=False)
+
+
+def _check_size(size: int, population: int) -> None:
+    whole_number("clients_per_round", size, minimum=1)
+    if size > population:
+        raise ValueError(f"clients_per_round must be at most the {population} there are, got {size}")

@@ -1,0 +1,25 @@
+"""Every random number of a run: a function of the run's seed, what it is for, and when.
+
+Nothing is carried from round to round, so a run that was killed goes on with the numbers it would have drawn.
+"""
+
+import zlib
+
+import numpy as np
+import torch
+
+
+def numpy_stream(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
+    """The generator of (seed, purpose, numbers): for instance of the noise of round 3."""
+    return np.random.Generator(np.random.Philox(_sequence(seed, purpose, numbers)))
+
+
+def torch_stream(seed: int, purpose: str, *numbers: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """The same for tensors, drawn on their device. The numbers are not those of another kind of device."""
+    generator = torch.Generator(device)
+    words = _sequence(seed, purpose, numbers).generate_state(2, np.uint32)
+    return generator.manual_seed(int(words[0]) | int(words[1]) << 32)
+
+
+def _sequence(seed: int, purpose: str, numbers: tuple[int, ...]) -> np.random.SeedSequence:
+    return np.random.SeedSequence(seed, spawn_key=(zlib.crc32(purpose.encode()), *numbers))

@@ -1,0 +1,330 @@
+"""A run: train with canaries in a directory, and say what the audit found. Killed at any instant, it can be resumed."""
+
+import io
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from coalmine.audit.audit import Audit
+from coalmine.audit.result import AuditResult
+from coalmine.audit.rounds import write_atomically
+from coalmine.audit.run_directory import RunDirectory
+from coalmine.audit.verdict import Claim, Verdict
+from coalmine.estimators.amplification import subsampled_epsilon
+from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.simulation.checkpoint import load_checkpoint, save_checkpoint
+from coalmine.simulation.cohorts import Cohorts, plan_cohorts
+from coalmine.simulation.config import RunConfig
+from coalmine.simulation.engines import Engine, client_engine, example_engine
+from coalmine.simulation.tasks import Task, load_task
+from coalmine.simulation.training import RoundReport, Steps, Training, TrainingState, participations
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is. `epsilon` is the analytical one of the canary that took part most often so far."""
+
+    report: RoundReport
+    rounds: int
+    accuracy: float | None  # the last one known
+    epsilon: float
+    seconds_left: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOutcome:
+    """What a run came to.
+
+    `analytical` is the epsilon of somebody who takes part in `presentations` rounds, as most canaries did, and
+    `client_epsilon` that of a client, who takes part in `client_rounds` on average; `update_epsilon` leaves out the share
+    of an adaptive clip's count. `if_claimed` is the verdict on the analytical epsilon, had it been claimed.
+    """
+
+    config: RunConfig
+    result: AuditResult
+    accuracy: float
+    engine: str
+    analytical: float
+    presentations: int
+    update_noise_multiplier: float
+    update_epsilon: float
+    client_rounds: int
+    client_epsilon: float
+    if_claimed: Verdict | None
+
+    def extra(self) -> dict[str, Any]:
+        """What result.json says beside the audit's own."""
+        return {
+            "task": self.config.task.name,
+            "level": self.config.task.level,
+            "accuracy": self.accuracy,
+            "engine": self.engine,
+            "noise_multiplier": self.config.privacy.noise_multiplier,
+            "update_noise_multiplier": self.update_noise_multiplier,
+            "update_epsilon": self.update_epsilon,
+            "presentations": self.presentations,
+            "client_rounds": self.client_rounds,
+            "client_epsilon": self.client_epsilon,
+            "secret_seed": self.config.canaries.seed_file is not None,
+            "if_analytical_were_claimed": None
+            if self.if_claimed is None
+            else {"verdict": self.if_claimed.outcome, "reason": self.if_claimed.reason},
+        }
+
+
+def start(
+    config: RunConfig,
+    directory: Path,
+    *,
+    progress: Callable[[Progress], None] = lambda _: None,
+    steps: Steps | None = None,
+) -> RunOutcome:
+    """Train with canaries in `directory` and return what the audit found.
+
+    A directory that holds this very run is gone on with, where its checkpoint ends; one that holds another is refused.
+    """
+    config = replace(config, engine=config.engine.resolved())
+    home = RunDirectory(directory)
+    with _named_errors(directory):
+        try:
+            home.write_config(config.to_dict())
+            return _in_directory(config, home, progress, steps)
+        finally:
+            home.close()
+
+
+def resume(directory: Path, *, progress: Callable[[Progress], None] = lambda _: None) -> RunOutcome:
+    """Go on with the run in `directory` where its checkpoint ends; the result is that of a run never stopped."""
+    if not (directory / "config.toml").is_file():
+        raise ValueError(f"{directory} holds no run: config.toml is missing")
+    return start(RunConfig.from_dict(RunDirectory(directory).read_config()), directory, progress=progress)
+
+
+def simulate(config: RunConfig, *, steps: Steps | None = None) -> RunOutcome:
+    """The same run in memory, with nothing written."""
+    config = replace(config, engine=config.engine.resolved())
+    with prepared(config, None, steps) as training:
+        state = training.initial_state()
+        accuracy = [report.accuracy for report in training.rounds(state)][-1]
+        training.audit.observe_final(state.model_vector, initial=training.initial_vector())
+        return _outcome(training, accuracy or 0.0)
+
+
+def _in_directory(
+    config: RunConfig, home: RunDirectory, progress: Callable[[Progress], None], steps: Steps | None
+) -> RunOutcome:
+    with prepared(config, home, steps) as training:
+        log.info("training %s", training.engine.description)
+        state = _last_state(training, home)
+        last_accuracy = _last_accuracy(home)
+        times = participations(training.cohorts, state.round_number, config.canaries.count)
+        started, first = time.monotonic(), state.round_number
+        for report in training.rounds(state):
+            spent = time.monotonic() - started
+            last_accuracy = last_accuracy if report.accuracy is None else report.accuracy
+            home.append_metrics(_metrics(report, spent))
+            if report.round_number % config.checkpoint_every == 0 or report.round_number == config.rounds:
+                save_checkpoint(home.path, state, config)
+            times[training.cohorts.of_round(report.round_number).canaries] += 1
+            left = spent / (report.round_number - first) * (config.rounds - report.round_number)
+            progress(Progress(report, config.rounds, last_accuracy, _epsilon(training, int(times.max())), left))
+        training.audit.observe_final(state.model_vector, initial=training.initial_vector())
+        _save_model(home.path / "model.npy", state)
+        outcome = _outcome(training, last_accuracy or 0.0)
+        home.write_result(outcome.result, **outcome.extra())
+        return outcome
+
+
+def _last_state(training: Training, home: RunDirectory) -> TrainingState:
+    """Where the checkpoint ends, or the beginning; the audit and the metrics go back to there."""
+    state = load_checkpoint(home.path, training.config, training.config.engine.device)
+    if state is not None and training.audit.last_round < state.round_number:
+        log.warning(
+            "%s: the audit's rounds end before the checkpoint, so training starts again from round 1", home.path
+        )
+        state = None
+    if state is None:
+        state = training.initial_state()
+    if state.round_number:
+        log.info("going on after round %d", state.round_number)
+    training.audit.rewind_to(state.round_number)
+    home.rewind_metrics_to(state.round_number)
+    return state
+
+
+def _save_model(path: Path, state: TrainingState) -> None:
+    """The final model as one row, from which `coalmine verify --model` recomputes the cosines."""
+    content = io.BytesIO()
+    np.save(content, state.model_vector.cpu().numpy(), allow_pickle=False)
+    write_atomically(path, content.getvalue())
+
+
+def _last_accuracy(home: RunDirectory) -> float | None:
+    known = [line["accuracy"] for line in home.read_metrics() if line.get("accuracy") is not None]
+    return known[-1] if known else None
+
+
+def _metrics(report: RoundReport, seconds: float) -> dict[str, Any]:
+    return {
+        "round": report.round_number,
+        "clients": report.clients,
+        "canaries": report.canaries,
+        "clip_norm": report.clip_norm,
+        "clipped_share": report.clipped_share,
+        "accuracy": report.accuracy,
+        "seconds": round(seconds, 3),
+    }
+
+
+@contextmanager
+def prepared(config: RunConfig, home: RunDirectory | None, steps: Steps | None) -> Iterator[Training]:
+    """Everything a training needs, let go of at the end."""
+    device = config.engine.device
+    data_dir = None if config.task.data_dir is None else Path(config.task.data_dir)
+    task = load_task(config.task.name, clients=config.task.clients, data_dir=data_dir).to(device)
+    canaries = config.canaries
+    kind: Literal["rotated", "sphere"] = "rotated" if canaries.kind == "rotated" else "sphere"
+    audit = Audit(
+        task.model.dim,
+        canaries=canaries.count,
+        unobserved=canaries.unobserved,
+        seed=config.canary_seed(),
+        delta=config.privacy.delta,
+        kind=kind,
+        rounds=config.rounds if canaries.pattern == "spread" else None,
+        presentations=canaries.presentations,
+        layers=task.model.sizes,
+        directory=home,
+    )
+    population = len(task.population) if config.task.level == "client" else len(task.train)
+    cohorts = plan_cohorts(config, population, audit.canaries_in_round)
+    _warn_of_many_canaries(config, cohorts)
+    engine = _engine(config, task)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.engine.threads)
+    try:
+        yield Training(config, task=task, engine=engine, cohorts=cohorts, audit=audit, steps=steps)
+    finally:
+        torch.set_num_threads(threads)
+        engine.close()
+
+
+def _warn_of_many_canaries(config: RunConfig, cohorts: Cohorts) -> None:
+    """An adaptive clip finds no quantile of the clients where canaries, all above it or all below, outvote them."""
+    share = cohorts.expected_canaries / cohorts.expected_size
+    always_above = config.canaries.scale > 1
+    outvoted = 1 - share < config.privacy.quantile if always_above else share > config.privacy.quantile
+    if config.privacy.clipping == "adaptive" and outvoted:
+        log.warning(
+            "%.0f %% of a round are canaries, more than the adaptive clip's quantile leaves: the clip norm will %s in "
+            "every round; use fewer canaries or more rounds",
+            100 * share,
+            "grow" if always_above else "shrink",
+        )
+
+
+def _engine(config: RunConfig, task: Task) -> Engine:
+    settings = config.engine
+    if config.task.level == "example":
+        return example_engine(task.model, task.train, memory_limit=settings.memory_limit)
+    return client_engine(
+        settings.name,
+        task.model,
+        task.train,
+        config.client,
+        memory_limit=settings.memory_limit,
+        workers=settings.workers,
+    )
+
+
+def _outcome(training: Training, accuracy: float) -> RunOutcome:
+    config = training.config
+    presentations = _usual_presentations(training)
+    analytical = _epsilon(training, presentations)
+    hypothetical = None
+    if np.isfinite(analytical) and config.claim.epsilon is None and not config.claim.analytical:
+        hypothetical = training.audit.result(claim=Claim(epsilon=analytical, participations=presentations)).verdict
+    result = training.audit.result(
+        claim=_claim(training, analytical, presentations), analytical_epsilon=float(analytical)
+    )
+    client_rounds = max(1, round(config.rounds * config.participation.clients_per_round / len(training.population)))
+    delta, update_noise = config.privacy.delta, training.clipping.update_noise_multiplier
+    return RunOutcome(
+        config=config,
+        result=result,
+        accuracy=accuracy,
+        engine=training.engine.description,
+        analytical=analytical,
+        presentations=presentations,
+        update_noise_multiplier=update_noise,
+        update_epsilon=float(mechanism_epsilon(update_noise, delta=delta, participations=presentations)),
+        client_rounds=client_rounds,
+        client_epsilon=_epsilon(training, client_rounds),
+        if_claimed=hypothetical,
+    )
+
+
+def _usual_presentations(training: Training) -> int:
+    """How often most canaries took part; with groups of one size, the most often shown ones."""
+    times = participations(training.cohorts, training.config.rounds, training.config.canaries.count)
+    counts = np.bincount(times)
+    counts[0] = 0
+    return int(len(counts) - 1 - np.argmax(counts[::-1])) or 1
+
+
+def _epsilon(training: Training, times: int) -> float:
+    """The analytical epsilon of somebody who took part so often, without amplification."""
+    if not times:
+        return 0.0
+    privacy = training.config.privacy
+    return float(mechanism_epsilon(privacy.noise_multiplier, delta=privacy.delta, participations=times))
+
+
+def _claim(training: Training, analytical: float, presentations: int) -> Claim | None:
+    config = training.config
+    accounting: Literal["mechanism", "amplified"] = (
+        "amplified" if config.claim.accounting == "amplified" else "mechanism"
+    )
+    if config.claim.epsilon is not None:
+        return Claim(epsilon=config.claim.epsilon, accounting=accounting, participations=presentations)
+    if not config.claim.analytical:
+        return None
+    if accounting == "mechanism":
+        return Claim(epsilon=analytical, accounting=accounting, participations=presentations)
+    probability = config.participation.clients_per_round / len(training.population)
+    privacy = config.privacy
+    amplified = subsampled_epsilon(
+        privacy.noise_multiplier, sampling_probability=probability, rounds=config.rounds, delta=privacy.delta
+    )
+    return Claim(epsilon=amplified, accounting=accounting, participations=presentations)
+
+
+@contextmanager
+def _named_errors(directory: Path) -> Iterator[None]:
+    """Errors of the file system that say which run they stopped, and whether it can go on."""
+    try:
+        yield
+    except OSError as error:
+        elsewhere = isinstance(error.filename, str) and not Path(error.filename).is_relative_to(directory)
+        if error.errno is None or elsewhere:
+            raise
+        started = _exists(directory / "config.toml")
+        goes_on = f"nothing before this round is lost: `coalmine resume {directory}` goes on"
+        advice = goes_on if started else "name another directory by --out"
+        raise OSError(f"writing {directory} failed ({error.strerror}); {advice}") from error
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False

@@ -1,0 +1,41 @@
+"""The tasks: data of real people and things, split over clients, and the model that learns them."""
+
+import os
+from pathlib import Path
+
+from coalmine.simulation.population import VirtualClients
+from coalmine.simulation.tasks.digits import digits
+from coalmine.simulation.tasks.mnist import fashion_mnist, mnist_by_writer
+from coalmine.simulation.tasks.task import Task
+
+__all__ = ["TASKS", "Task", "load_task"]
+
+TASKS = ("digits", "mnist-by-writer", "fashion-mnist")
+
+
+def load_task(name: str, *, clients: int | None = None, data_dir: Path | None = None) -> Task:
+    """The task of this name, over its own clients or over `clients` of them.
+
+    Where there are more clients than the task has of its own, they are virtual: each draws its examples from the pool by
+    its number, and none is stored. `data_dir` defaults to the folder that COALMINE_DATA_DIR names.
+    """
+    if name not in TASKS:
+        raise ValueError(f"task must be one of {', '.join(TASKS)}, got {name!r}")
+    task = digits() if name == "digits" else _from_files(name, data_dir)
+    own = len(task.population)
+    if clients is None or clients == own:
+        return task
+    if clients < own:
+        raise ValueError(f"task {name} has {own} clients, which cannot be made {clients}: ask for {own} or more")
+    return task.with_population(VirtualClients(clients, len(task.train), max(1, len(task.train) // own), seed=0))
+
+
+def _from_files(name: str, data_dir: Path | None) -> Task:
+    folder = data_dir or (Path(os.environ["COALMINE_DATA_DIR"]) if os.environ.get("COALMINE_DATA_DIR") else None)
+    if folder is None:
+        raise ValueError(
+            f"task {name} reads files: say where they are by --data-dir or COALMINE_DATA_DIR (docs/training.md)"
+        )
+    if not folder.is_dir():
+        raise FileNotFoundError(f"the data folder {folder} is not there")
+    return mnist_by_writer(folder / name) if name == "mnist-by-writer" else fashion_mnist(folder / name)

@@ -1,0 +1,124 @@
+"""How often each fault is caught: the study behind the table in docs/faults.md.
+
+    python -m studies.faults                  100 seeds of each fault
+    python -m studies.faults --write-docs     the table, into docs/faults.md
+
+A finished trial is one line of studies/out/faults.jsonl and is not run again.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from coalmine.audit.signatures import SIGNATURES
+from coalmine.simulation.faults import evidence, try_fault
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "studies" / "out" / "faults.jsonl"
+DOCS = ROOT / "docs" / "faults.md"
+BEGIN, END = "<!-- table -->", "<!-- end of table -->"
+FAULTS = {fault.name: fault for fault in SIGNATURES}
+
+
+def trial(name: str, seed: int) -> dict[str, Any]:
+    """One run, as a line."""
+    import torch
+
+    torch.set_num_threads(1)
+    found = try_fault(FAULTS[name], seed)
+    return {
+        "fault": name,
+        "seed": seed,
+        "outcome": found.outcome,
+        "by": evidence(found.result),
+        "blind_outcome": found.blind.verdict.outcome if found.blind.verdict else "",
+        "blind_by": evidence(found.blind),
+    }
+
+
+def read() -> list[dict[str, Any]]:
+    """The finished trials."""
+    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+
+
+def run(seeds: int, processes: int) -> None:
+    """Run what is not there yet."""
+    done = {(line["fault"], line["seed"]) for line in read()}
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor(processes) as pool:
+        waiting = [
+            pool.submit(trial, name, seed)
+            for seed in range(1, seeds + 1)
+            for name in FAULTS
+            if (name, seed) not in done
+        ]
+        for number, future in enumerate(as_completed(waiting), start=1):
+            with RESULTS.open("a") as file:
+                file.write(json.dumps(future.result()) + "\n")
+            if not number % 50:
+                print(f"{number} of {len(waiting)} trials", file=sys.stderr)
+
+
+def table() -> str:
+    """What was found, as Markdown."""
+    heads = ["fault", "runs", "caught", "PASS / VIOLATION / UNDERPOWERED", "by", "without `others`", "by"]
+    rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    lines = read()
+    for name, fault in FAULTS.items():
+        mine = [line for line in lines if line["fault"] == name]
+        if not mine:
+            continue
+        outcomes = Counter(line["outcome"] for line in mine)
+        words = " / ".join(str(outcomes[word]) for word in ("PASS", "VIOLATION", "UNDERPOWERED"))
+        caught, blind = (sum(bool(line[key]) for line in mine) for key in ("by", "blind_by"))
+        cells = [fault.title, len(mine), caught, words, _by(mine, "by") or fault.reason, blind, _by(mine, "blind_by")]
+        rows.append(f"| {' | '.join(str(cell) for cell in cells)} |")
+    return "\n".join(rows)
+
+
+def _by(lines: list[dict[str, Any]], key: str) -> str:
+    """Evidence and how often it was there; layers together."""
+    found: Counter[str] = Counter()
+    for line in lines:
+        found.update({"layer gauges" if name.startswith("layer ") else name for name in line[key]})
+    return ", ".join(f"{name} {count}" for name, count in found.most_common())
+
+
+def failures(lines: list[dict[str, Any]]) -> list[str]:
+    """Which of the bars are missed: honest PASS >= 92 and VIOLATION <= 4 %, every detectable fault missed in <= 5 %."""
+    bad = []
+    for name, fault in FAULTS.items():
+        mine = [line for line in lines if line["fault"] == name]
+        caught = sum(bool(line["by"]) for line in mine)
+        outcomes = Counter(line["outcome"] for line in mine)
+        if name == "honest" and (outcomes["PASS"] < 0.92 * len(mine) or outcomes["VIOLATION"] > 0.04 * len(mine)):
+            bad.append(f"honest: {dict(outcomes)}")
+        elif fault.detectable and caught < 0.95 * len(mine):
+            bad.append(f"{name}: caught {caught} of {len(mine)}")
+    return bad
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--write-docs", action="store_true", help="write the table into docs/faults.md")
+    arguments = parser.parse_args()
+    if not arguments.write_docs:
+        run(arguments.seeds, arguments.jobs)
+        print(table())
+        bad = failures(read())
+        print("\n".join(bad) if bad else "every bar met")
+        return bool(bad)
+    before, _, rest = DOCS.read_text().partition(BEGIN)
+    DOCS.write_text(f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,302 @@
+"""`coalmine run`, `resume` and `compare` as a user meets them: real processes, really killed."""
+
+import csv
+import io
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coalmine.cli import main as cli
+
+pytest.importorskip("torch")
+
+SHORT = ("--rounds", "30", "--canaries", "200")
+CONFIG = "checkpoint_every = 4\n"
+# One thread: what runs beside the tests would make two wait for each other. No .pyc: the file size limit is not for them.
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "coalmine", *map(str, arguments)]
+
+
+def coalmine(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, env=ENVIRONMENT, **options)
+
+
+def started(*arguments: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
+
+
+def failed_with(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    """One line on stderr, exit code 2, nothing on stdout."""
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    for word in words:
+        assert word in done.stderr
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "short.toml").write_text(CONFIG)
+    done = coalmine("run", "--config", folder / "short.toml", *SHORT, "--out", folder / "run")
+    assert done.returncode == 0, done.stderr
+    (folder / "shown.txt").write_text(done.stdout)
+    return folder / "run"
+
+
+def test_a_run_prints_all_five_rungs_and_what_a_claim_would_have_said(finished):
+    shown = (finished.parent / "shown.txt").read_text()
+    for rung in ("final", "final-update", "all-iterates", "known-round", "known-others"):
+        assert rung in shown
+    assert "accuracy" in shown
+    assert "together, by batched matrix products" in shown
+    assert "had ε 11 been claimed (--claim analytical): PASS" in shown
+    assert "no secret" in shown
+
+
+def test_a_run_leaves_its_directory(finished):
+    result = json.loads((finished / "result.json").read_text())
+    assert result["accuracy"] > 0.5
+    assert result["verdict"] is None
+    assert result["if_analytical_were_claimed"]["verdict"] == "PASS"
+    low, high = result["adversaries"]["known-others"]["interval"]
+    assert low < result["analytical_epsilon"] < high
+    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == list(range(1, 31))
+    names = {path.name for path in finished.iterdir()}
+    assert names >= {"config.toml", "metrics.jsonl", "result.json", "checkpoint.safetensors", "model.npy", "audit"}
+
+
+def test_a_run_can_be_verified(finished):
+    from coalmine.audit.seeds import DEMO_SEED
+
+    seed = finished.parent / "seed"
+    seed.write_text(str(DEMO_SEED + 1))
+    done = coalmine("verify", finished, "--seed-file", seed, "--model", finished / "model.npy", "--json")
+    assert {check["held"] for check in json.loads(done.stdout).values()} == {True}
+
+
+def test_killed_and_resumed_a_run_ends_bit_for_bit_the_same(finished, tmp_path):
+    """Killed while it trains: as soon as so many rounds are on disk."""
+    for wanted in (2, 17):
+        folder = tmp_path / str(wanted)
+        process = started("run", "--config", finished.parent / "short.toml", *SHORT, "--out", folder)
+        metrics = folder / "metrics.jsonl"
+        while process.poll() is None and (not metrics.exists() or metrics.read_bytes().count(b"\n") < wanted):
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        assert not (folder / "result.json").exists()
+        done = coalmine("resume", folder)
+        assert done.returncode == 0, done.stderr
+        for name in ("result.json", "model.npy", "audit/rounds.log"):
+            assert (folder / name).read_bytes() == (finished / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random_instants(tmp_path):
+    """From before the first round to after the last one, at any instant: resumed, every run ends the same."""
+    arguments = ("run", "--rounds", "400", "--canaries", "400", "--out")
+    begun = time.monotonic()
+    process = started(*arguments, tmp_path / "whole")
+    metrics = tmp_path / "whole" / "metrics.jsonl"
+    while not metrics.exists() or not metrics.stat().st_size:
+        time.sleep(0.01)
+    first = time.monotonic() - begun
+    assert process.wait() == 0
+    whole = time.monotonic() - begun
+    instants, caught = random.Random(1), 0
+    for number in range(20):
+        folder = tmp_path / str(number)
+        process = started(*arguments, folder)
+        time.sleep(instants.uniform(0.7 * first, whole))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        caught += (folder / "config.toml").exists() and not (folder / "result.json").exists()
+        # Killed before there was anything to resume, it starts anew.
+        done = coalmine("resume", folder) if (folder / "config.toml").exists() else coalmine(*arguments, folder)
+        assert done.returncode == 0, done.stderr
+        for name in ("result.json", "model.npy", "audit/rounds.log"):
+            assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert caught >= 10  # else the kills did not meet the training
+
+
+def test_a_finished_run_is_resumed_to_the_same_result(finished):
+    before = (finished / "result.json").read_bytes()
+    done = coalmine("resume", finished, "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout) == json.loads(before)
+    assert (finished / "result.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(("claim", "code", "verdict"), [("analytical", 0, "PASS"), ("2", 1, "VIOLATION")])
+def test_the_exit_code_is_the_verdict(tmp_path, claim, code, verdict):
+    done = coalmine("run", *SHORT, "--claim", claim, "--out", tmp_path / "run")
+    assert done.returncode == code, done.stderr
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["verdict"] == verdict
+    assert verdict in done.stdout
+
+
+def test_too_few_canaries_are_underpowered(tmp_path):
+    done = coalmine(
+        "run",
+        "--rounds",
+        "10",
+        "--canaries",
+        "10",
+        "--noise-multiplier",
+        "4",
+        "--claim",
+        "analytical",
+        "--out",
+        tmp_path,
+    )
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "canaries would decide" in done.stdout
+
+
+def test_another_config_in_the_same_directory_is_refused_and_nothing_is_lost(finished, capsys):
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    said = fails_here(capsys, "run", *SHORT, "--noise-multiplier", "2", "--out", finished)
+    assert "holds a run with another config" in said
+    assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
+
+
+def test_a_damaged_checkpoint_is_refused_and_the_run_can_start_over(finished, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    checkpoint = folder / "checkpoint.safetensors"
+    content = bytearray(checkpoint.read_bytes())
+    content[-1] ^= 1
+    checkpoint.write_bytes(content)
+    failed_with(coalmine("resume", folder), "checkpoint.safetensors is damaged", "delete it to train again")
+    checkpoint.unlink()
+    assert coalmine("resume", folder).returncode == 0
+    assert (folder / "result.json").read_bytes() == (finished / "result.json").read_bytes()
+
+
+def test_a_full_disk_is_one_line_and_the_run_goes_on_later(finished, tmp_path):
+    """A limit on the size of files stands for the full disk: the write that passes it fails."""
+    folder = tmp_path / "run"
+    arguments = ("run", "--config", finished.parent / "short.toml", *SHORT, "--out", folder)
+
+    def limited() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
+
+    done = coalmine(*arguments, preexec_fn=limited)
+    failed_with(done, f"writing {folder} failed", f"`coalmine resume {folder}` goes on")
+    assert not (folder / "result.json").exists()
+    assert coalmine("resume", folder).returncode == 0
+    assert (folder / "result.json").read_bytes() == (finished / "result.json").read_bytes()
+
+
+def fails_here(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line on stderr of a command that ends with exit code 2, run in this process."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    assert (stop.value.code, out, err.count("\n")) == (2, "", 1)
+    return err
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert "must be a directory, got a file" in fails_here(capsys, "run", *SHORT, "--out", tmp_path / "file")
+    assert "/proc/coalmine" in fails_here(capsys, "run", *SHORT, "--out", "/proc/coalmine")
+    if os.geteuid():  # root writes where it likes
+        (tmp_path / "closed").mkdir(mode=0o500)
+        assert "Permission denied" in fails_here(capsys, "run", *SHORT, "--out", tmp_path / "closed" / "run")
+
+
+def test_a_second_writer_is_refused(finished):
+    from coalmine.audit.run_directory import RunDirectory
+
+    home = RunDirectory(finished)
+    home.lock()
+    try:
+        failed_with(coalmine("resume", finished), "is being written by another process")
+    finally:
+        home.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--rounds", "0"], "rounds must be at least 1, got 0"),
+        (["run", "--task", "cifar"], "task.name must be one of digits, mnist-by-writer, fashion-mnist"),
+        (["run", "--claim", "low"], "must be a number or `analytical`, got 'low'"),
+        (["run", "--presentations", "1,x"], "must be whole numbers like 1,2,4, got '1,x'"),
+        (
+            ["run", "--claim", "analytical", "--noise-multiplier", "0"],
+            "without noise the analytical epsilon is infinite",
+        ),
+        (["run", "--canaries", "9700", "--out", "{tmp}/run"], "dimension 9610"),
+        (["run", "--clients-per-round", "300", "--out", "{tmp}/run"], "must be at most the 200 there are, got 300"),
+        (["run", "--config", "{tmp}/absent.toml"], "absent.toml"),
+        (["run", "--config", "{tmp}/bad.toml"], "is not TOML"),
+        (["run", "--config", "{tmp}/typo.toml"], "a config has no privacy.noise_multiplyer"),
+        (["run", "--seed-file", "{tmp}/empty", "--out", "{tmp}/run"], "is empty"),
+        (["run", "--task", "fashion-mnist", "--data-dir", "{tmp}", "--out", "{tmp}/run"], "train-images-idx3-ubyte.gz"),
+        (["resume", "{tmp}/nowhere"], "config.toml is missing"),
+        (["compare", "{tmp}/nowhere"], "is not a directory of a run"),
+        (["compare", "{tmp}"], "result.json is missing"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, capsys, arguments, message):
+    (tmp_path / "bad.toml").write_text("rounds = \n")
+    (tmp_path / "typo.toml").write_text("[privacy]\nnoise_multiplyer = 1\n")
+    (tmp_path / "empty").write_text("")
+    assert message in fails_here(capsys, *(argument.format(tmp=tmp_path) for argument in arguments))
+
+
+def test_without_torch_the_extra_is_named():
+    code = "import sys; sys.modules['torch'] = None; from coalmine.cli.main import main; main(['run'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    failed_with(done, "training needs: pip install 'coalmine[simulation]'")
+
+
+def test_an_amplified_claim_is_judged_where_the_rounds_are_not_known(tmp_path):
+    sampled = (
+        "--participation",
+        "poisson",
+        "--clients-per-round",
+        "10",
+        "--pattern",
+        "clients",
+        "--noise-multiplier",
+        "2",
+    )
+    claim = ("--claim", "analytical", "--claim-accounting", "amplified")
+    done = coalmine("run", *SHORT, *sampled, *claim, "--out", tmp_path / "run")
+    assert done.returncode == 3, done.stdout + done.stderr  # it may be refuted here, not confirmed
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    # 30 rounds at q = 0.05: far below the epsilon of one known participation.
+    assert 0 < result["claimed_epsilon"] < result["analytical_epsilon"]
+    assert result["adversaries"]["final"]["verdict"] == "UNDERPOWERED"
+
+
+def test_runs_beside_each_other(finished):
+    table = coalmine("compare", finished, finished).stdout
+    assert table.count(str(finished)[:20]) == 2
+    rows = list(csv.DictReader(io.StringIO(coalmine("compare", finished, "--csv").stdout)))
+    result = json.loads((finished / "result.json").read_text())
+    assert float(rows[0]["known-others epsilon"]) == result["adversaries"]["known-others"]["epsilon"]
+    assert float(rows[0]["known-others low"]) == result["adversaries"]["known-others"]["interval"][0]
+    assert float(rows[0]["accuracy"]) == result["accuracy"]
+    [run] = json.loads(coalmine("compare", finished, "--json").stdout)
+    assert run["adversaries"]["final"]["epsilon"] == result["adversaries"]["final"]["epsilon"]

@@ -1,0 +1,75 @@
+import dataclasses
+import tomllib
+
+import pytest
+import tomli_w
+
+from coalmine.simulation.config import CanarySettings, EngineSettings, RunConfig, merged, task_defaults
+
+
+@pytest.mark.parametrize("task", ["digits", "mnist-by-writer", "fashion-mnist"])
+@pytest.mark.parametrize("level", ["client", "example"])
+def test_a_config_is_the_same_in_toml(task, level):
+    config = RunConfig.from_dict(task_defaults(task, level))
+    assert RunConfig.from_dict(tomllib.loads(tomli_w.dumps(config.to_dict()))) == config
+
+
+def test_groups_and_optional_values_survive_toml():
+    canaries = CanarySettings(count=50, unobserved=20, presentations=(1, 2, 4))
+    config = dataclasses.replace(RunConfig(), canaries=canaries)
+    again = RunConfig.from_dict(tomllib.loads(tomli_w.dumps(config.to_dict())))
+    assert again.canaries == canaries
+    assert again.task.clients is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rounds": 0}, "rounds must be at least 1, got 0"),
+        ({"rounds": "many"}, "rounds must be int, got 'many'"),
+        ({"rounds": True}, "rounds must be int, got True"),
+        ({"privacy": {"noise": 1.0}}, r"a config has no privacy.noise; privacy.has noise_multiplier, "),
+        ({"model": "x"}, "a config has no model; it has rounds, "),
+        ({"privacy": 3}, "privacy must be a section, got 3"),
+        ({"privacy": {"noise_multiplier": -1}}, "privacy.noise_multiplier must be at least 0, got -1.0"),
+        ({"privacy": {"noise_multiplier": float("nan")}}, "privacy.noise_multiplier must be finite"),
+        ({"privacy": {"delta": 1.0}}, r"delta must lie in \(0, 1\), got 1.0"),
+        ({"privacy": {"clip_norm": 0}}, "privacy.clip_norm must be above 0"),
+        ({"canaries": {"count": 9}}, "canaries.count must be at least 10, got 9"),
+        ({"canaries": {"scale": 0.5}}, "canaries.scale must be at least 1"),
+        ({"canaries": {"presentations": [101]}}, "canaries.presentations must be at most rounds = 100, got 101"),
+        ({"canaries": {"presentations": [2], "pattern": "clients"}}, "presentations follow from the clients' pattern"),
+        ({"participation": {"kind": "file"}}, "participation.file must be given with kind file"),
+        ({"task": {"level": "example", "clients": 5}}, "task.clients has no meaning at level example"),
+        ({"claim": {"epsilon": 1.0, "analytical": True}}, "claim either an epsilon or the analytical one"),
+        (
+            {"claim": {"analytical": True}, "privacy": {"noise_multiplier": 0}},
+            "without noise the analytical epsilon is inf",
+        ),
+        (
+            {"claim": {"analytical": True, "accounting": "amplified"}},
+            "known for Poisson participation only, got shuffled",
+        ),
+        ({"client": {"momentum": 1.0}}, r"client.momentum must lie in \[0, 1\)"),
+        ({"engine": {"memory_limit": 0}}, "engine.memory_limit must be above 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_name(changes, message):
+    with pytest.raises(ValueError, match=message):
+        RunConfig.from_dict(merged(RunConfig().to_dict(), changes))
+
+
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match=r"engine.device 'nonsense' is not to be had here; use auto or cpu"):
+        EngineSettings(device="nonsense").resolved()
+    assert EngineSettings(workers=3).resolved().workers == 3
+
+
+def test_a_secret_seed_stays_in_its_file(tmp_path):
+    secret = "0123456789abcdef0123456789abcdeX"
+    path = tmp_path / "seed"
+    path.write_text(secret + "\n")
+    config = dataclasses.replace(RunConfig(), canaries=CanarySettings(seed_file=str(path)))
+    assert config.canary_seed() == secret.encode()
+    assert secret not in tomli_w.dumps(config.to_dict())
+    assert RunConfig(seed=3).canary_seed() != RunConfig(seed=4).canary_seed()

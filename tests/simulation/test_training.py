@@ -1,0 +1,222 @@
+"""The loop against Algorithms 2 and 3 written out, and the audit of what it trains."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from coalmine import mechanism_epsilon
+from coalmine.simulation import RunConfig, Steps, simulate
+from coalmine.simulation.batches import draw_batches
+from coalmine.simulation.clipping import clip_factors
+from coalmine.simulation.config import merged, task_defaults
+from coalmine.simulation.engines import client_engine
+from coalmine.simulation.randomness import numpy_stream, torch_stream
+from coalmine.simulation.run import prepared
+from coalmine.simulation.training import Training, gaussian_noise
+
+SHORT = {"rounds": 12, "canaries": {"count": 300}}
+
+
+def config(level: str = "client", **changes: Any) -> RunConfig:
+    made = RunConfig.from_dict(merged(merged(task_defaults("digits", level), SHORT), changes))
+    return dataclasses.replace(made, engine=made.engine.resolved())
+
+
+def clipped(vector: np.ndarray, norm: float) -> np.ndarray:
+    return vector * min(1.0, norm / np.linalg.norm(vector))
+
+
+def trained(settings: RunConfig, steps: Steps | None = None) -> tuple[Training, torch.Tensor]:
+    with prepared(settings, None, steps) as training:
+        state = training.initial_state()
+        list(training.rounds(state))
+        return training, state.model_vector
+
+
+@pytest.mark.parametrize("divide_by", ["actual", "expected"])
+def test_rounds_follow_algorithm_2(divide_by):
+    """θ ← θ + η(Σ Clip(τ_j(θ)) + Σ Proj(c_i) + Z)/n, every client and canary on its own, in float64."""
+    settings = config(rounds=3, privacy={"divide_by": divide_by}, server={"learning_rate": 0.8}, canaries={"count": 40})
+    training, found = trained(settings)
+    audit, task, clip_norm = training.audit, training.task, settings.privacy.clip_norm
+    engine = client_engine("one-by-one", task.model, task.train, settings.client)
+    theta = training.initial_vector().double().numpy()
+    for number in (1, 2, 3):
+        cohort = training.cohorts.of_round(number)
+        owned = [task.population.examples(client) for client in cohort.clients]
+        batches = draw_batches(owned, epochs=2, batch_size=16, rng=numpy_stream(1, "batches", number))
+        total = np.zeros_like(theta)
+        for update in engine.updates(torch.from_numpy(theta).float(), batches):
+            total += clipped(update[0].double().numpy(), clip_norm)
+        for canary in cohort.canaries:
+            sent = audit.update(canary, clip_norm, scale=10.0, like=np.zeros(1))
+            assert np.linalg.norm(sent) == pytest.approx(10 * clip_norm)
+            total += clipped(sent, clip_norm)
+        noise = torch.randn(len(theta), generator=torch_stream(1, "noise", number))
+        total += noise.double().numpy() * settings.privacy.noise_multiplier * clip_norm
+        n = len(cohort) if divide_by == "actual" else 50 + 40 / 3
+        theta += 0.8 * total / n
+    np.testing.assert_allclose(found.numpy(), theta, rtol=1e-3, atol=1e-5)
+
+
+def test_examples_train_by_the_mean_of_their_clipped_gradients():
+    """DP-SGD: θ ← θ − η(Σ Clip(∇ℓ_j) − Σ canaries)/n, each gradient by autograd on its own."""
+    settings = config("example", rounds=2, privacy={"noise_multiplier": 0.0}, canaries={"count": 20})
+    training, found = trained(settings)
+    model, data, clip_norm = training.task.model, training.task.train, settings.privacy.clip_norm
+    theta = training.initial_vector()
+    for number in (1, 2):
+        cohort = training.cohorts.of_round(number)
+        total = np.zeros(model.dim)
+        for example in cohort.clients:
+            leaf = theta.clone().requires_grad_()
+            logits = model.logits(model.split(leaf), data.inputs[example : example + 1], ())
+            torch.nn.functional.cross_entropy(logits, data.labels[example : example + 1]).backward()
+            assert leaf.grad is not None
+            total -= clipped(leaf.grad.double().numpy(), clip_norm)
+        for canary in cohort.canaries:
+            total += training.audit.update(canary, clip_norm, like=np.zeros(1))
+        theta = theta + torch.from_numpy(settings.server.learning_rate * total / len(cohort)).float()
+    np.testing.assert_allclose(found.numpy(), theta.numpy(), rtol=1e-3, atol=1e-5)
+
+
+def test_noise_has_its_std_and_is_new_in_every_round():
+    like = torch.zeros(100_000)
+    first, second = (gaussian_noise(0.3, like, torch_stream(1, "noise", number)) for number in (1, 2))
+    assert first.std().item() == pytest.approx(0.3, rel=4 / np.sqrt(2 * 100_000))
+    assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1]) < 4 / np.sqrt(100_000)
+    torch.testing.assert_close(first, gaussian_noise(0.3, like, torch_stream(1, "noise", 1)))
+
+
+def test_same_config_same_run_and_another_seed_another():
+    first, second, other = (trained(config(rounds=3, seed=seed))[1] for seed in (1, 1, 2))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "presentations"),
+    [
+        ({"rounds": 40}, 1),
+        ({"canaries": {"presentations": [4]}}, 4),
+        ({"privacy": {"clipping": "adaptive", "clip_norm": 0.1}}, 1),
+        ({"server": {"optimizer": "adam", "learning_rate": 0.02}}, 1),
+        ({"server": {"momentum": 0.9, "learning_rate": 0.3}}, 1),
+        ({"participation": {"kind": "limited", "clients_per_round": 20, "separation": 4}}, 1),
+        ({"canaries": {"pattern": "clients"}}, 3),
+        ({"canaries": {"kind": "sphere", "count": 100, "unobserved": 100}}, 1),
+    ],
+    ids=["spread", "four times", "adaptive", "adam", "momentum", "limited", "as clients", "sphere"],
+)
+def test_who_knows_all_others_meets_the_analytical_epsilon(changes, presentations):
+    """The mean score is √R/z_Δ to its standard error: the canaries' own, and that of the null's scale."""
+    outcome = simulate(config(**changes))
+    row = outcome.result.adversaries["known-others"].headline
+    assert row.presentations == presentations == outcome.presentations
+    mean = np.sqrt(presentations) / outcome.update_noise_multiplier
+    dof = 9610 - row.canaries
+    error = np.sqrt(1 / row.canaries + mean**2 / (2 * dof))
+    assert row.estimate.mean == pytest.approx(mean, abs=4 * error)
+    assert outcome.update_epsilon == pytest.approx(
+        mechanism_epsilon(outcome.update_noise_multiplier, delta=1e-6, participations=presentations)
+    )
+    assert not [gauge for gauge in outcome.result.gauges if gauge.status == "low"]
+
+
+def test_example_level_meets_the_analytical_epsilon_too():
+    outcome = simulate(config("example"))
+    row = outcome.result.adversaries["known-others"].headline
+    assert row.estimate.mean == pytest.approx(2.0, abs=4 * np.sqrt(1 / 300 + 4 / (2 * 9310)))
+
+
+def test_groups_of_presentations_answer_in_one_run():
+    rows = simulate(config(canaries={"presentations": [1, 4]})).result.adversaries["known-others"].rows
+    assert {row.presentations: row.canaries for row in rows} == {1: 150, 4: 150}
+
+
+def test_without_noise_the_run_ends_with_no_analytical_epsilon():
+    outcome = simulate(config(privacy={"noise_multiplier": 0.0}))
+    assert outcome.analytical == np.inf
+    assert outcome.if_claimed is None
+    assert outcome.result.verdict is None
+    assert outcome.result.adversaries["known-round"].headline.estimate.epsilon > 20
+    judged = simulate(config(privacy={"noise_multiplier": 0.0}, claim={"epsilon": 5.0}))
+    assert judged.result.verdict is not None
+    assert judged.result.verdict.outcome == "VIOLATION"
+
+
+HALF_NOISE = Steps(noise=lambda std, like, generator: gaussian_noise(std / 2, like, generator))
+NO_CLIP = Steps(clip=lambda norms, clip_norm: torch.ones_like(norms))
+WEIGHTED = Steps(weigh=lambda examples: examples / 7.5)
+
+
+@pytest.mark.parametrize(
+    ("steps", "verdict"),
+    [(Steps(), "PASS"), (HALF_NOISE, "VIOLATION"), (NO_CLIP, "VIOLATION"), (WEIGHTED, "VIOLATION")],
+    ids=["honest", "half the noise", "clip forgotten", "weighted by examples"],
+)
+def test_a_faulty_step_is_caught(steps, verdict):
+    outcome = simulate(config(claim={"analytical": True}), steps=steps)
+    assert outcome.result.verdict is not None
+    assert outcome.result.verdict.outcome == verdict
+
+
+def test_an_honest_clip_makes_ten_times_the_norm_the_norm():
+    ten, one = (trained(config(rounds=2, canaries={"scale": scale}))[1] for scale in (10.0, 1.0))
+    torch.testing.assert_close(ten, one, rtol=1e-5, atol=1e-7)
+    assert clip_factors(torch.tensor([5.0]), 0.5).item() == pytest.approx(0.1)
+
+
+def test_canaries_count_in_the_adaptive_quantile_as_clients_do():
+    """All canaries send more than the clip norm, so with nothing else the norm grows by exp(rate · quantile) a round."""
+    settings = config(
+        rounds=2,
+        privacy={"noise_multiplier": 0.0, "clipping": "adaptive", "clip_norm": 1e-4},
+        canaries={"pattern": "clients"},
+    )
+    with prepared(settings, None, None) as training:
+        reports = list(training.rounds(training.initial_state()))
+    assert [report.clip_norm for report in reports] == pytest.approx([1e-4, 1e-4 * np.exp(0.2 * 0.5)])
+
+
+@pytest.mark.parametrize(
+    ("canaries", "says"),
+    [
+        ({"count": 500}, None),
+        (
+            {"count": 700},
+            "58 % of a round are canaries, more than the adaptive clip's quantile leaves: the clip norm will grow",
+        ),
+        ({"count": 700, "scale": 1.0}, "the clip norm will shrink"),
+        ({"count": 300, "pattern": "clients"}, "60 % of a round are canaries"),
+        ({"count": 90, "pattern": "replace"}, None),
+    ],
+)
+def test_canaries_that_outvote_the_clients_in_the_clip_are_warned_of(canaries, says, caplog):
+    with prepared(config(rounds=10, privacy={"clipping": "adaptive"}, canaries=canaries), None, None):
+        assert (says in caplog.text) if says else not caplog.text
+
+
+def test_memory_does_not_grow_with_clients_that_are_not_there():
+    """Peak memory of whole runs over 1,000 and 100,000 virtual clients; the latter's examples alone were 5.3 MiB."""
+    small, large = (_peak_memory(clients) for clients in (1_000, 100_000))
+    assert large - small < 4 * 2**20
+
+
+def _peak_memory(clients: int) -> int:
+    code = f"""
+import resource
+from coalmine.simulation import RunConfig, simulate
+from coalmine.simulation.config import TaskSettings, CanarySettings
+simulate(RunConfig(rounds=30, task=TaskSettings(clients={clients}), canaries=CanarySettings(count=300)))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    return int(done.stdout)
