@@ -9,6 +9,7 @@ STUDIES = [
     ["-m", "studies.verdicts", "--jobs", "2"],
     ["-m", "studies.coverage", "--jobs", "2"],
     ["-m", "studies.faults", "--jobs", "2"],
+    ["-m", "studies.flower_coverage"],
     ["-m", "pytest", "-m", "slow"],
 ]
 NO_TESTS = 5  # pytest's code when nothing is marked slow

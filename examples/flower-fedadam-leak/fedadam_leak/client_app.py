@@ -1,0 +1,21 @@
+"""A client: trains on its own digits. Canaries among the clients train too, but send their canary."""
+
+from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import fixedclipping_mod
+
+from coalmine.integrations.flower import canary_mod
+from fedadam_leak.task import partition, train
+
+app = ClientApp(mods=[fixedclipping_mod, canary_mod])
+
+
+@app.train()
+def train_digits(message: Message, context: Context) -> Message:
+    """One round of a client."""
+    settings, node = context.run_config, context.node_config
+    part = int(node.get("partition-id", node.get("data-part", 0)))
+    data = partition(part, int(settings["clients"]))
+    model = train(message.content["arrays"], data, int(settings["local-epochs"]), float(settings["learning-rate"]))
+    metrics = MetricRecord({"num-examples": 1})  # all weigh the same, for the noise is sized for that
+    return Message(RecordDict({"arrays": model, "metrics": metrics}), reply_to=message)

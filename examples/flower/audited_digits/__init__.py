@@ -1,0 +1,1 @@
+"""Handwritten digits with differential privacy in Flower, audited by coalmine."""

@@ -1,0 +1,75 @@
+"""Federated averaging with central differential privacy in pfl, audited.
+
+pfl needs an environment of its own:
+
+    python -m venv .venv-pfl && .venv-pfl/bin/pip install 'coalmine[pfl]'
+    .venv-pfl/bin/python examples/pfl/train.py
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+from pfl.aggregate.simulate import SimulatedBackend
+from pfl.algorithm.base import NNAlgorithmParams
+from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.data.dataset import Dataset
+from pfl.data.federated_dataset import FederatedDataset
+from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
+from pfl.metrics import Weighted
+from pfl.model.pytorch import PyTorchModel
+from pfl.privacy.gaussian_mechanism import GaussianMechanism
+from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
+
+from coalmine import Audit
+from coalmine.integrations.pfl import CanaryPostprocessor
+
+USERS, CANARIES, ROUNDS = 50, 300, 5
+
+
+class Network(torch.nn.Module):
+    """A small network of 9,648 parameters with the two functions that pfl asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(50, 158), torch.nn.ReLU(), torch.nn.Linear(158, 10))
+
+    def loss(self, inputs: torch.Tensor, labels: torch.Tensor, eval: bool = False) -> torch.Tensor:  # noqa: A002
+        """The mean loss of a batch."""
+        return torch.nn.functional.cross_entropy(self.layers(torch.as_tensor(inputs)), torch.as_tensor(labels).long())
+
+    def metrics(self, inputs: torch.Tensor, labels: torch.Tensor, eval: bool = True) -> dict[str, Weighted]:  # noqa: A002
+        """The summed loss of a batch."""
+        return {"loss": Weighted(float(self.loss(inputs, labels)) * len(labels), len(labels))}
+
+
+def main(out: Path) -> None:
+    """Train, and print what was found."""
+    np.random.seed(1)  # noqa: NPY002 - pfl draws from numpy's global stream
+    torch.manual_seed(1)
+    rng = np.random.default_rng(1)
+    names = [f"user-{index}" for index in range(USERS)] + [f"canary-{index}" for index in range(CANARIES)]
+    turn = iter(names * ROUNDS)
+    data = {name: (rng.normal(size=(8, 50)).astype(np.float32), rng.integers(0, 10, 8)) for name in names}
+    users = FederatedDataset(lambda name: Dataset(data[name], user_id=name), lambda: next(turn))
+    network = Network()
+    model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), 1.0 / len(names)))
+    privacy = CentrallyAppliedPrivacyMechanism(GaussianMechanism(clipping_bound=1.0, relative_noise_stddev=1.0))
+    audit = Audit(sum(p.numel() for p in network.parameters()), canaries=CANARIES, seed=7, delta=1e-5, directory=out)
+    canaries = CanaryPostprocessor(audit, clip_norm=1.0, noise_multiplier=1.0)
+    backend = SimulatedBackend(users, users, postprocessors=[canaries, privacy])
+    FederatedAveraging().run(
+        NNAlgorithmParams(ROUNDS, ROUNDS + 1, len(names), None),
+        backend,
+        model,
+        NNTrainHyperParams(local_num_epochs=1, local_learning_rate=0.1, local_batch_size=None),
+        NNEvalHyperParams(local_batch_size=None),
+    )
+    print(canaries.finish())
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/pfl"))
+    main(parser.parse_args().out)

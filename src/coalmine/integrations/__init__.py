@@ -1,0 +1,1 @@
+"""One module per framework, each behind its extra: its objects become vectors, and the audit does the rest."""

@@ -1,0 +1,49 @@
+"""The global model on disk, so that a restarted ServerApp goes on."""
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+
+from coalmine.audit.rounds import write_atomically
+
+NAME = "checkpoint.npz"
+
+
+def save_checkpoint(directory: Path, round_number: int, model: Mapping[str, Array], state: Mapping[str, float]) -> None:
+    """The model after a round and a few numbers of the strategy, whole or not at all."""
+    content = io.BytesIO()
+    arrays = {f"model/{name}": array.numpy() for name, array in model.items()}
+    numbers = {f"state/{name}": np.float64(value) for name, value in state.items()}
+    np.savez(content, allow_pickle=False, round=np.int64(round_number), **arrays, **numbers)
+    write_atomically(directory / NAME, content.getvalue())
+
+
+def load_checkpoint(directory: Path) -> tuple[int, ArrayRecord, dict[str, float]] | None:
+    """Round, model and the strategy's numbers, or None where none was saved."""
+    path = directory / NAME
+    if not path.exists():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as saved:
+            found: dict[str, Any] = dict(saved)
+        model = {name.removeprefix("model/"): Array(found[name]) for name in found if name.startswith("model/")}
+        state = {name.removeprefix("state/"): float(found[name]) for name in found if name.startswith("state/")}
+        return int(found["round"]), ArrayRecord(model), state
+    except (ValueError, OSError, KeyError) as error:
+        raise ValueError(f"{path} is no checkpoint ({error}); remove it to train from round 1") from None
+
+
+def save_row(path: Path, row: Any) -> None:
+    """One .npy row, as `coalmine verify --model` reads it."""
+    content = io.BytesIO()
+    np.save(content, row, allow_pickle=False)
+    write_atomically(path, content.getvalue())
+
+
+def load_row(path: Path) -> Any:
+    """The inverse."""
+    return np.load(path, allow_pickle=False)

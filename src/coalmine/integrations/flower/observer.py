@@ -1,0 +1,117 @@
+"""An `evaluate_fn` that observes every global model: for strategies and workflows of their own, SecAgg+ among them."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import Array
+
+from coalmine.audit.audit import Audit
+from coalmine.audit.result import AuditResult
+from coalmine.audit.verdict import Claim
+from coalmine.integrations.flower.announcement import Announcement
+from coalmine.integrations.flower.layout import Layout
+from coalmine.integrations.flower.recorder import Recorder
+
+
+def observer(
+    audit: Audit,
+    evaluate_fn: Callable[..., Any] | None = None,
+    *,
+    clip_norm: float | None = None,
+    participants: int | None = None,
+    noise_multiplier: float | None = None,
+    present: Callable[[int], Iterable[int]] | None = None,
+) -> "Observer":
+    """An `evaluate_fn` for `Strategy.start`, or for a legacy strategy, that observes the model and then calls the user's.
+
+    It sees models and nothing else, so who took part must be known: `present` tells the canaries of a round, from 1, and is
+    by default the audit's schedule if it has `rounds`, else all canaries in every round, which holds if every node trains in
+    every round and none fails. Where nodes are sampled or may fail, use AuditedStrategy, which reads it from the replies.
+    With `clip_norm`, `participants` (how many updates a round averages) and `noise_multiplier` the noise is gauged too: its
+    std is then noise_multiplier·clip_norm/participants.
+    """
+    if noise_multiplier is not None and (clip_norm is None or participants is None):
+        raise ValueError("a noise_multiplier needs clip_norm and participants too, for they make the noise's std")
+    return Observer(audit, evaluate_fn, clip_norm, participants, noise_multiplier, present)
+
+
+class Observer:
+    """What `observer` returns. Call `finish` after training."""
+
+    def __init__(
+        self,
+        audit: Audit,
+        evaluate_fn: Callable[..., Any] | None,
+        clip_norm: float | None,
+        participants: int | None,
+        noise_multiplier: float | None,
+        present: Callable[[int], Iterable[int]] | None,
+    ) -> None:
+        self._audit, self._evaluate = audit, evaluate_fn
+        self._clip_norm, self._participants, self._noise = clip_norm, participants, noise_multiplier
+        self._present = present or self._default_present
+        self._recorder: Recorder | None = None
+
+    def announce(
+        self,
+        initial: Mapping[str, Array] | list[Any],
+        *,
+        seed: int | bytes | None = None,
+        scale: float = 10.0,
+        canary_partitions: range | None = None,
+    ) -> dict[str, Any]:
+        """Entries for the train config, from which `canary_mod` knows what to send."""
+        if self._clip_norm is None:
+            raise ValueError("canaries are as long as the clip allows: give observer(..., clip_norm=)")
+        layout = Layout.of(_record(initial))
+        settings = self._audit.settings
+        return Announcement(
+            canaries=settings.canaries,
+            dim=settings.dim,
+            kind=settings.kind,
+            clip_norm=self._clip_norm,
+            scale=scale,
+            left_out=layout.left_out,
+            seed=seed,
+            partitions=None if canary_partitions is None else (canary_partitions.start, canary_partitions.stop),
+        ).to_config()
+
+    def __call__(self, server_round: int, arrays: Any, *rest: Any) -> Any:
+        model = _record(arrays)
+        if self._recorder is None:
+            config = {
+                "trainer": "flower",
+                "privacy": {"clip_norm": self._clip_norm or 0.0, "noise_multiplier": self._noise or 0.0},
+                "canaries": {"count": self._audit.settings.canaries, "mode": "observer"},
+            }
+            self._recorder = Recorder(self._audit, model, config)
+        if server_round > 0:
+            size = None if self._clip_norm is None else self._clip_norm / (self._participants or 1)
+            self._recorder.observe(
+                server_round,
+                model,
+                np.fromiter(self._present(self._recorder.number(server_round)), dtype=np.int32),
+                noise_std=None if self._noise is None or size is None else self._noise * size,
+                canary_norm=size,
+                clip_norm=self._clip_norm,
+            )
+        return None if self._evaluate is None else self._evaluate(server_round, arrays, *rest)
+
+    def finish(self, *, claim: Claim | float | None = None) -> AuditResult:
+        """Observe the final model and return what was found; in a run directory, write it too."""
+        if self._recorder is None:
+            raise ValueError("nothing was observed; was this observer given to start() as evaluate_fn?")
+        return self._recorder.finish(claim, noise_multiplier=self._noise)
+
+    def _default_present(self, round_number: int) -> Iterable[int]:
+        if self._audit.settings.rounds is not None:
+            return [int(index) for index in self._audit.canaries_in_round(round_number)]
+        return range(self._audit.settings.canaries)
+
+
+def _record(arrays: Any) -> Mapping[str, Array]:
+    """A model as Flower's strategies hand it over: an ArrayRecord, or the list of arrays of a legacy one."""
+    if isinstance(arrays, Mapping):
+        return arrays
+    return {str(index): Array(np.asarray(values)) for index, values in enumerate(arrays)}

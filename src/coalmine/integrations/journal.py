@@ -1,0 +1,41 @@
+"""What an integration writes into the audit's run directory, as `coalmine run` does, so that report and compare read it."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from coalmine.audit.audit import Audit
+from coalmine.audit.result import AuditResult
+from coalmine.audit.verdict import Claim
+
+
+class Journal:
+    """Config, a line of metrics a round, and the result; nothing at all for an audit without a directory."""
+
+    def __init__(self, audit: Audit, config: Mapping[str, Any]) -> None:
+        self._audit = audit
+        self._started = time.monotonic()
+        if audit.directory is not None:
+            audit.directory.write_config(config)
+            audit.directory.rewind_metrics_to(audit.last_round)
+
+    def add_round(self, round_number: int, **values: Any) -> None:
+        """One line of metrics; what is None is left out."""
+        if self._audit.directory is not None:
+            told = {name: value for name, value in values.items() if value is not None}
+            seconds = round(time.monotonic() - self._started, 3)
+            self._audit.directory.append_metrics({"round": round_number, **told, "seconds": seconds})
+
+    def finish(self, claim: Claim | float | None, *, accounted: float | None = None, **more: Any) -> AuditResult:
+        """The result, on disk too. `accounted` is the accountant's epsilon, judged as a claim amplified by sampling."""
+        asked = Claim(epsilon=claim) if isinstance(claim, int | float) else claim
+        analytical = asked.epsilon if asked is not None and asked.accounting == "mechanism" else None
+        result = self._audit.result(claim=asked, analytical_epsilon=analytical)
+        if accounted is not None:
+            verdict = self._audit.result(claim=Claim(epsilon=accounted, accounting="amplified")).verdict
+            assert verdict is not None
+            more["accounted_epsilon"] = accounted
+            more["if_accounted_were_claimed"] = {"verdict": verdict.outcome, "reason": verdict.reason}
+        if self._audit.directory is not None:
+            self._audit.directory.write_result(result, **more)
+        return result

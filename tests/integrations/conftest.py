@@ -1,0 +1,2 @@
+# Helpers of the tests, which import frameworks that may not be there; doctests are looked for in every other module.
+collect_ignore = ["flower_processes.py", "flower_training.py", "opacus_training.py", "secagg_app.py"]

@@ -1,0 +1,127 @@
+"""Flower's own processes on 127.0.0.1, each stopped by its pid, with a home of their own and no telemetry."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+BIN = Path(sys.executable).parent
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def free_ports(count):
+    """Ports that nobody listens on just now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def environment(home):
+    """What a process of Flower sees: its own home, no telemetry, nothing installed at run time."""
+    return os.environ | {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    }
+
+
+class Processes:
+    """A SuperLink, its SuperNodes and runs of an app, in a folder of their own."""
+
+    def __init__(self, folder, *, example, simulation=False):
+        self.folder = folder
+        self.app = folder / "app"
+        shutil.copytree(EXAMPLES / example, self.app)
+        self.home = folder / "home"
+        self.home.mkdir()
+        (self.port,) = free_ports(1)
+        (self.home / "config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
+        )
+        self.environment = environment(self.home)
+        self.running = []
+        self.simulation = simulation
+
+    def __enter__(self):
+        mode = ["--simulation"] if self.simulation else []
+        self.superlink = self.start(
+            "superlink", "flower-superlink", "--insecure", *mode, "--host", "127.0.0.1", "--port", str(self.port),
+            "--disable-runtime-dependency-installation",
+        )  # fmt: skip
+        self.wait_until(self.healthy, "the SuperLink to answer")
+        return self
+
+    def __exit__(self, *error):
+        for process in reversed(self.running):
+            stop(process)
+
+    def start(self, name, *command):
+        """A process of its own group, its output in a file of that name."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [str(BIN / command[0]), *command[1:]],
+                cwd=self.folder, env=self.environment, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        self.running.append(process)
+        return process
+
+    def supernode(self, name, config):
+        """A SuperNode with this node config."""
+        (port,) = free_ports(1)
+        return self.start(
+            name, "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.port}", "--port", str(port),
+            "--node-config", config,
+        )  # fmt: skip
+
+    def run(self, **settings):
+        """Start a run of the app; its output is run.log."""
+        pairs = " ".join(f"{name.replace('_', '-')}={value!r}" for name, value in settings.items())
+        federation = ["--federation-config", "num-supernodes=50 client-resources-num-cpus=1"] if self.simulation else []
+        command = ["flwr", "run", str(self.app), "here", "--stream", *federation, "--run-config", pairs]
+        return self.start("run", *command)
+
+    def log(self, name):
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def healthy(self):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=2) as answer:
+                return answer.status == 200
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def wait_until(self, condition, what, seconds=90):
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                logs = "\n".join(
+                    f"--- {p.name}\n{p.read_text(errors='replace')[-3000:]}" for p in self.folder.glob("*.log")
+                )
+                raise TimeoutError(f"waited {seconds} s for {what}\n{logs}")
+            time.sleep(0.2)
+
+
+def stop(process):
+    """Ask the process to end, then its group: by pid, and nobody else."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # of its own session: what it left behind
+    process.wait()

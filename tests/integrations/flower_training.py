@@ -1,0 +1,103 @@
+"""Flower without its processes: real strategies, a real ClientApp with mods, and a grid that calls it in a loop."""
+
+import random
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from coalmine import Audit
+
+SEED = b"tests only"
+DIM = 10_000
+
+
+class LoopGrid(Grid):
+    """Nodes 1, 2, … with their configs. `failing` and `silent` are pairs of round and node."""
+
+    def __init__(self, app, node_configs, *, failing=(), silent=()):
+        TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
+        self.app = app
+        self.failing, self.silent = set(failing), set(silent)
+        self.contexts = {
+            node: Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={})
+            for node, config in enumerate(node_configs, start=1)
+        }
+
+    def get_node_ids(self):
+        return list(self.contexts)
+
+    def send_and_receive(self, messages, *, timeout=None):
+        replies = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            (config,) = message.content.config_records.values()
+            key = (config["server-round"], node)
+            if key in self.failing:
+                replies.append(Message(Error(code=0, reason="killed"), reply_to=message))
+            elif key not in self.silent:
+                replies.append(self.app(message, self.contexts[node]))
+        return replies
+
+    def set_run(self, run):
+        raise NotImplementedError
+
+    run = property(set_run)
+
+    def create_message(self, *args, **kwargs):
+        raise NotImplementedError
+
+    def push_messages(self, messages):
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids):
+        raise NotImplementedError
+
+
+def initial_arrays(dim=DIM):
+    """Two arrays of a model of `dim` numbers, far from 0 so that rounding is as in life."""
+    values = np.random.default_rng(99).normal(size=dim).astype(np.float32)
+    return ArrayRecord({"first": Array(values[:-10].reshape(10, -1)), "last": Array(values[-10:])})
+
+
+def client_app(mods=(), *, update_norm=0.01, examples=lambda node: 10):
+    """A client whose update is a random vector of its own in each round."""
+    app = ClientApp(mods=list(mods))
+
+    @app.train()
+    def train(message, context):
+        (record,) = message.content.array_records.values()
+        (config,) = message.content.config_records.values()
+        rng = np.random.default_rng([context.node_id, config["server-round"]])
+        moved = {}
+        for name, array in record.items():
+            values = array.numpy()
+            moved[name] = Array(values)
+            if array.dtype.startswith("float"):
+                step = rng.normal(size=values.shape) * update_norm / np.sqrt(DIM)
+                moved[name] = Array(np.asarray(values + step, dtype=values.dtype))
+        metrics = MetricRecord({"num-examples": examples(context.node_id), "loss": 1.0})
+        return Message(RecordDict({"arrays": ArrayRecord(moved), "metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def new_audit(*, canaries=400, dim=DIM, seed=SEED, delta=1e-5, **settings):
+    return Audit(dim, canaries=canaries, seed=seed, delta=delta, **settings)
+
+
+def run(strategy, grid, *, rounds=5, seed=0, arrays=None, **more):
+    """Train; Flower's own draws (who is sampled, noise) come from global streams, so they are seeded here."""
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    return strategy.start(grid, arrays or initial_arrays(), num_rounds=rounds, **more)
+
+
+def cosines(audit):
+    return np.array([item.cosines for item in audit._log.rounds()])
+
+
+def config(**entries):
+    return ConfigRecord(entries)

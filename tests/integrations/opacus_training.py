@@ -1,0 +1,102 @@
+"""DP-SGD with Opacus as a user would write it, on data that is learnable or not, with the faults that tests put in."""
+
+import numpy as np
+import torch
+from opacus import PrivacyEngine
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from coalmine import Audit
+from coalmine.integrations.opacus import attach
+
+
+def make(
+    *, examples=1_000, batch=1_000, learnable=True, mode="hooks", noise_multiplier=1.0, clip_norm=1.0, seed=0, **more
+):
+    """Model, optimizer, loss, loader and engine: 9,610 parameters, all examples in a step unless `batch` is smaller."""
+    torch.manual_seed(seed)
+    labels = torch.randint(0, 10, (examples,))
+    data = torch.randn(examples, 50)
+    if learnable:
+        data += 3 * torch.randn(10, 50)[labels]
+    model = nn.Sequential(nn.Linear(50, 158), nn.ReLU(), nn.Linear(158, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(data, labels), batch_size=batch)
+    engine = PrivacyEngine()
+    made = engine.make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=loader,
+        criterion=nn.CrossEntropyLoss(),
+        noise_multiplier=noise_multiplier,
+        max_grad_norm=clip_norm,
+        poisson_sampling=batch < examples,
+        grad_sample_mode=mode,
+        **more,
+    )
+    if mode == "ghost":
+        model, optimizer, loss, loader = made
+    else:
+        model, optimizer, loader = made
+        loss = nn.CrossEntropyLoss()
+    return model, optimizer, loss, loader, engine
+
+
+def dimension(optimizer):
+    return sum(p.numel() for p in optimizer.params)
+
+
+def train(*, steps=5, canaries=400, sample_rate=1.0, physical=None, fault=None, through_clip=False, seed=0, **settings):
+    """A trained and finished audit, its attachment and the engine. `fault` spoils the optimizer before the audit comes."""
+    model, optimizer, loss, loader, engine = make(seed=seed, **settings)
+    if fault:
+        fault(optimizer)
+    audit = Audit(dimension(optimizer), canaries=canaries, seed=bytes([seed]) + b"tests only", delta=1e-5)
+    rng = np.random.default_rng(seed)
+    attached = attach(optimizer, audit, sample_rate=sample_rate, through_clip=through_clip, rng=rng)
+    while audit.last_round < steps:
+        if physical:
+            with BatchMemoryManager(
+                data_loader=loader, max_physical_batch_size=physical, optimizer=optimizer
+            ) as smaller:
+                run_epoch(model, optimizer, loss, smaller, audit, steps)
+        else:
+            run_epoch(model, optimizer, loss, loader, audit, steps)
+    attached.finish()
+    return audit, attached, engine
+
+
+def run_epoch(model, optimizer, loss, loader, audit, steps):
+    for data, labels in loader:
+        optimizer.zero_grad()
+        loss(model(data), labels).backward()
+        optimizer.step()
+        if audit.last_round >= steps:
+            return
+
+
+def halve_noise(optimizer):
+    """Half the noise; the accountant goes on reading the whole multiplier."""
+    real = optimizer.add_noise
+
+    def add_noise():
+        claimed = optimizer.noise_multiplier
+        optimizer.noise_multiplier = claimed / 2
+        real()
+        optimizer.noise_multiplier = claimed
+
+    optimizer.add_noise = add_noise
+
+
+def forget_clip(optimizer):
+    """A clip that lets everything through."""
+    real = optimizer.clip_and_accumulate
+
+    def clip_and_accumulate():
+        claimed = optimizer.max_grad_norm
+        optimizer.max_grad_norm = 1e9
+        real()
+        optimizer.max_grad_norm = claimed
+
+    optimizer.clip_and_accumulate = clip_and_accumulate

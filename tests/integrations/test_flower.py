@@ -1,0 +1,442 @@
+"""Flower's own strategies and mods in a loop; tests with its real processes are in test_flower_processes.py."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from requires import require
+
+require("flwr")
+from flower_training import (  # noqa: E402
+    DIM,
+    SEED,
+    LoopGrid,
+    client_app,
+    config,
+    cosines,
+    initial_arrays,
+    new_audit,
+    run,
+)
+from flwr.app import Array, ArrayRecord  # noqa: E402
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod  # noqa: E402
+from flwr.serverapp.strategy import (  # noqa: E402
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAdam,
+    FedAvg,
+    Krum,
+)
+
+from coalmine import mechanism_epsilon  # noqa: E402
+from coalmine.audit.verify import verify_run  # noqa: E402
+from coalmine.integrations.flower import AuditedStrategy, canary_mod, observer  # noqa: E402
+
+SMALL = 2_000
+REAL, CANARIES = 8, 12
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog):
+    caplog.set_level(logging.ERROR, logger="flwr")
+    caplog.set_level(logging.WARNING, logger="flwr.coalmine")
+
+
+def fedavg(**settings):
+    return FedAvg(fraction_evaluate=0.0, **settings)
+
+
+def server_side(count, *, noise=1.0, clip=1.0, inner=None):
+    return DifferentialPrivacyServerSideFixedClipping(inner or fedavg(), noise, clip, count)
+
+
+def client_side(count, *, noise=1.0, clip=1.0, inner=None):
+    return DifferentialPrivacyClientSideFixedClipping(inner or fedavg(), noise, clip, count)
+
+
+def small_audit(**settings):
+    return new_audit(canaries=CANARIES, dim=SMALL, **settings)
+
+
+def small_run(strategy, grid, **settings):
+    return run(strategy, grid, **({"rounds": 3, "arrays": initial_arrays(SMALL)} | settings))
+
+
+def nodes(real=REAL, canaries=CANARIES):
+    """Real clients first, then canaries, each way of designation at hand."""
+    return [{"partition-id": i} for i in range(real)] + [{"canary-id": i} for i in range(canaries)]
+
+
+def gauge(result, name):
+    return next(found for found in result.gauges if found.name == name)
+
+
+def by_replacing(wrapper=server_side):
+    audit = small_audit()
+    named = {REAL + 1 + i: i for i in range(CANARIES)}
+    strategy = AuditedStrategy(wrapper(REAL + CANARIES, noise=0.0), audit, "replace", canary_nodes=named)
+    small_run(strategy, LoopGrid(client_app(), nodes()))
+    return audit
+
+
+def by_extra():
+    audit = small_audit()
+    strategy = AuditedStrategy(server_side(REAL, noise=0.0), audit, "extra")
+    small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)))
+    return audit
+
+
+def by_clients(wrapper=server_side, mods=(canary_mod,), configs=None, **settings):
+    audit = small_audit()
+    strategy = AuditedStrategy(wrapper(REAL + CANARIES, noise=0.0), audit, "client", seed=SEED, **settings)
+    small_run(strategy, LoopGrid(client_app(mods), configs or nodes()))
+    return audit
+
+
+def by_observer():
+    audit = small_audit()
+    watch = observer(audit, clip_norm=1.0, participants=REAL + CANARIES)
+    announced = config(**watch.announce(initial_arrays(SMALL), seed=SEED))
+    grid = LoopGrid(client_app([canary_mod]), nodes())
+    small_run(server_side(REAL + CANARIES, noise=0.0), grid, train_config=announced, evaluate_fn=watch)
+    return audit
+
+
+PARTITIONS = [{"partition-id": i} for i in range(REAL + CANARIES)]
+WAYS = {
+    "extra": by_extra,
+    "replace, clipped on clients": lambda: by_replacing(client_side),
+    "canary-id": by_clients,
+    "partition id": lambda: by_clients(configs=PARTITIONS, canary_partitions=range(REAL, REAL + CANARIES)),
+    "named by the server": lambda: by_clients(
+        configs=PARTITIONS, canary_nodes={REAL + 1 + i: i for i in range(CANARIES)}
+    ),
+    "clipped on clients": lambda: by_clients(client_side, [fixedclipping_mod, canary_mod]),
+    "observer": by_observer,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_be_a_canary_gives_the_same_cosines(way):
+    """Without noise and with the same nodes as canaries there is nothing for them to differ in."""
+    found = cosines(WAYS[way]())
+    assert found.shape == (3, CANARIES + 10 * CANARIES)
+    assert found == pytest.approx(cosines(by_replacing()), abs=1e-5)
+    assert found[:, :CANARIES] == pytest.approx(1 / np.sqrt(CANARIES), abs=0.01)  # real updates are short
+
+
+def test_canaries_ten_times_too_long_make_no_difference_to_a_clip_that_works():
+    plain = by_clients(client_side, [fixedclipping_mod, canary_mod], scale=1.0)
+    assert cosines(by_clients(client_side, [fixedclipping_mod, canary_mod])) == pytest.approx(cosines(plain), abs=1e-5)
+
+
+def test_clients_that_forget_their_clip_are_caught():
+    """The strategy says that clients clip; they do not, and canaries ten times too long show it."""
+    audit = small_audit()
+    strategy = AuditedStrategy(client_side(REAL + CANARIES), audit, "client", seed=SEED)
+    small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()))
+    assert strategy.finish().verdict.outcome == "VIOLATION"
+
+
+@pytest.mark.parametrize("side", ["server", "client"])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_known_round_covers_the_truth(side, seed):
+    """z = 1, five rounds, 400 canaries: 20 seeds of this are studies/flower_coverage.py."""
+    audit, strategy = covered(side, seed)
+    result = strategy.finish()
+    truth = mechanism_epsilon(1.0, delta=1e-5, participations=5)
+    assert truth == pytest.approx(11.48, abs=0.01)
+    assert gauge(result, "dilution").largest < 1.1
+    for rung in ("known-round", "known-others"):
+        interval = result.adversaries[rung].headline.estimate.interval
+        assert interval.low <= truth <= interval.high
+    assert result.verdict.outcome == "PASS"
+    assert audit.last_round == 5
+
+
+def covered(side, seed):
+    """FedAvg with fixed clipping on one side; canaries beside the clients, or as clients that clip themselves."""
+    audit = new_audit(seed=SEED + bytes([seed]))
+    if side == "server":
+        strategy = AuditedStrategy(server_side(20), audit, "extra")
+        run(strategy, LoopGrid(client_app(), nodes(20, 0)), seed=seed)
+    else:
+        app = client_app([fixedclipping_mod, canary_mod])
+        strategy = AuditedStrategy(client_side(410), audit, "client", seed=SEED + bytes([seed]))
+        run(strategy, LoopGrid(app, nodes(10, 400)), seed=seed)
+    return audit, strategy
+
+
+def test_noise_after_adam_is_a_violation():
+    """The wrapper adds its noise to the model that FedAdam made, whose steps are longer than the updates."""
+    audit = new_audit()
+    strategy = AuditedStrategy(server_side(20, inner=FedAdam(fraction_evaluate=0.0)), audit, "extra")
+    run(strategy, LoopGrid(client_app(), nodes(20, 0)))
+    result = strategy.finish()
+    assert result.verdict.outcome == "VIOLATION"
+    assert result.adversaries["known-round"].headline.estimate.epsilon > 2 * 11.48
+    assert "known-others" not in result.adversaries  # Adam is not linear: nobody's part can be taken out
+
+
+def test_adaptive_clipping_on_the_server_is_noised_by_the_wrong_norm():
+    """The audit reads the norm that clipped; Flower's noise is sized by the one it has just changed that to."""
+    audit = small_audit()
+    wrapper = DifferentialPrivacyServerSideAdaptiveClipping(
+        fedavg(), 1.0, REAL + CANARIES, clipped_count_stddev=2.0, clip_norm_lr=2.0
+    )
+    named = {REAL + 1 + i: i for i in range(CANARIES)}
+    strategy = AuditedStrategy(wrapper, audit, "replace", canary_nodes=named)
+    small_run(strategy, LoopGrid(client_app(), nodes()))
+    norms = np.array([item.clip_norm * (REAL + CANARIES) for item in audit._log.rounds()] + [wrapper.clipping_norm])
+    assert norms[0] == pytest.approx(0.1)
+    assert strategy.noise_multiplier == pytest.approx((1 - 1 / 16) ** -0.5)  # of the updates alone
+    changes = norms[1:] / norms[:-1]
+    assert np.abs(changes - 1).max() > 0.1
+    assert gauge(strategy.finish(), "residual").values == pytest.approx(changes, rel=4 / np.sqrt(2 * SMALL))
+
+
+def test_adaptive_clipping_on_clients():
+    audit = small_audit()
+    wrapper = DifferentialPrivacyClientSideAdaptiveClipping(fedavg(), 0.0, REAL + CANARIES)
+    strategy = AuditedStrategy(wrapper, audit, "client", seed=SEED)
+    small_run(strategy, LoopGrid(client_app([adaptiveclipping_mod, canary_mod]), nodes()))
+    found = cosines(audit)[:, :CANARIES]
+    assert found == pytest.approx(1 / np.sqrt(CANARIES), abs=0.03)
+    assert len({item.clip_norm for item in audit._log.rounds()}) == 3
+
+
+def test_local_noise_is_audited_on_clients():
+    """LocalDpMod's noise of std 0.5 on each of 25 clients is a noise multiplier of 2.5 of their sum."""
+    audit = new_audit(canaries=20)
+    local = LocalDpMod(1.0, 1.0, np.sqrt(2 * np.log(1.25 / 1e-5)) / 0.5, 1e-5)
+    strategy = AuditedStrategy(fedavg(), audit, "client", seed=SEED, clip_norm=1.0, noise_multiplier=2.5, scale=10.0)
+    run(strategy, LoopGrid(client_app([local, canary_mod]), nodes(5, 20)))
+    result = strategy.finish()
+    assert gauge(result, "noise").smallest == pytest.approx(1.0, abs=0.05)
+    assert gauge(result, "noise").status == "ok"
+    scores = result.adversaries["known-round"].headline.estimate
+    assert scores.mean == pytest.approx(np.sqrt(5) / 2.5, abs=4 / np.sqrt(20))
+
+
+def test_an_error_reply_skips_the_private_round_and_is_counted(caplog):
+    """Flower's wrapper gives the whole round up; the audit says what it missed and goes on."""
+    audit = small_audit()
+    strategy = AuditedStrategy(server_side(REAL + CANARIES), audit, "client", seed=SEED)
+    small_run(strategy, LoopGrid(client_app([canary_mod]), nodes(), failing=[(2, 1)]))
+    result = strategy.finish()
+    assert (result.rounds, result.skipped) == (2, 1)
+    assert audit.last_round == 3
+    assert f"skipped 1, failed 1, missing 0, lost canaries {CANARIES}" in caplog.text
+
+
+def test_a_failed_canary_was_not_there():
+    """Without a wrapper FedAvg averages who is left: the canary that failed is not among the present ones."""
+    audit = small_audit()
+    strategy = AuditedStrategy(fedavg(), audit, "client", seed=SEED, clip_norm=1.0)
+    failed = REAL + 1 + 5
+    small_run(strategy, LoopGrid(client_app([canary_mod]), nodes(), failing=[(2, failed)], silent=[(3, failed)]))
+    present = [item.present.tolist() for item in audit._log.rounds()]
+    everybody = list(range(CANARIES))
+    assert present == [everybody, [i for i in everybody if i != 5], [i for i in everybody if i != 5]]
+    assert abs(cosines(audit)[1:, 5]).max() < 0.15
+    assert strategy._recorder._tally["failed"] == strategy._recorder._tally["missing"] == 1
+
+
+def test_missing_replies_leave_too_little_noise():
+    """The wrapper sizes its noise for the clients it asked; a third of them silent, each of the rest counts for more."""
+    audit = small_audit()
+    strategy = AuditedStrategy(server_side(REAL + CANARIES), audit, "client", seed=SEED)
+    silent = [(t, node) for t in (1, 2, 3) for node in range(1, 7)]
+    small_run(strategy, LoopGrid(client_app([canary_mod]), nodes(), silent=silent))
+    result = strategy.finish()
+    assert gauge(result, "residual").largest == pytest.approx(14 / 20, abs=0.04)
+    assert result.verdict.outcome == "VIOLATION"
+
+
+def test_heavier_clients_are_given_away(caplog):
+    """One client in ten counts twenty times, the noise is sized for equal ones: canaries take the largest weight."""
+    audit = new_audit(canaries=50)
+    strategy = AuditedStrategy(server_side(20), audit, "extra")
+    app = client_app(examples=lambda node: 200 if node <= 2 else 10)
+    run(strategy, LoopGrid(app, nodes(20, 0)), rounds=2)
+    assert strategy.finish().verdict.outcome == "VIOLATION"
+    assert "clients weigh differently" in caplog.text
+
+
+def test_two_nodes_with_one_canary_are_no_round_of_the_audit(caplog):
+    audit = small_audit()
+    doubled = [*nodes(), {"canary-id": 3}]
+    strategy = AuditedStrategy(server_side(len(doubled)), audit, "client", seed=SEED)
+    small_run(strategy, LoopGrid(client_app([canary_mod]), doubled))
+    assert strategy.finish().skipped == 3
+    assert "canary 3 came from two nodes" in caplog.text
+
+
+def test_a_fraction_of_the_nodes():
+    """By a hash of their ids: about as many as asked for, the same in every round, each its own canary."""
+    audit = new_audit(canaries=40, dim=SMALL)
+    strategy = AuditedStrategy(server_side(100), audit, "replace", canary_nodes=0.2)
+    small_run(strategy, LoopGrid(client_app(), nodes(100, 0)))
+    present = [sorted(item.present.tolist()) for item in audit._log.rounds()]
+    assert present[0] == present[1] == present[2] == list(range(len(present[0])))
+    assert 8 <= len(present[0]) <= 35  # 20 ± 3 standard deviations
+
+
+def test_sampled_clients_make_canaries_of_different_presentations():
+    audit = new_audit(canaries=20, dim=SMALL)
+    strategy = AuditedStrategy(server_side(10, inner=fedavg(fraction_train=0.5)), audit, "client", seed=SEED)
+    small_run(strategy, LoopGrid(client_app([canary_mod]), nodes(0, 20)), rounds=4)
+    sizes = [item.present.size for item in audit._log.rounds()]
+    assert sizes == [10, 10, 10, 10]
+    times = np.bincount(np.concatenate([item.present for item in audit._log.rounds()]), minlength=20)
+    assert len(set(times)) > 1
+
+
+def test_extra_canaries_follow_the_schedule_of_the_audit():
+    audit = small_audit(rounds=3, presentations=1)
+    strategy = AuditedStrategy(server_side(REAL), audit, "extra")
+    small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)))
+    for number, item in enumerate(audit._log.rounds(), start=1):
+        assert sorted(item.present) == sorted(audit.canaries_in_round(number))
+    assert strategy._private.num_sampled_clients == REAL  # as it was
+
+
+def test_with_flowers_accountant():
+    accounting = require("flwr.serverapp")
+    settings = accounting.PrivacyConfig(
+        target_delta=1e-5,
+        population_size=REAL,
+        sampling_method=accounting.SamplingMethod.NO_AMPLIFICATION,
+        neighboring_relation=accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    )
+    accountant = accounting.RdpAccountant(settings)
+    wrapper = DifferentialPrivacyServerSideFixedClipping(fedavg(), 1.0, 1.0, REAL, accountant=accountant)
+    audit = small_audit()
+    strategy = AuditedStrategy(wrapper, audit, "extra")
+    small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)), rounds=5)
+    assert wrapper.privacy_spent().epsilon == pytest.approx(12.30, abs=0.02)
+    assert strategy.finish().claim.epsilon == pytest.approx(11.48, abs=0.01)
+
+
+def test_a_restarted_server_goes_on(tmp_path):
+    def start(rounds, failing=()):
+        audit = small_audit(directory=tmp_path)
+        strategy = AuditedStrategy(server_side(50), audit, "replace", canary_nodes=0.5)
+        small_run(strategy, LoopGrid(client_app(), nodes(50, 0), failing=failing), rounds=rounds)
+        return audit, strategy
+
+    audit, _ = start(2, failing=[(1, 3)])
+    first = [item.present.tolist() for item in audit._log.rounds()]
+    audit.directory.close()
+    audit, strategy = start(4)
+    assert audit.last_round == 4
+    assert [item.number for item in audit._log.rounds()] == [2, 3, 4]
+    assert [sorted(item.present.tolist()) for item in audit._log.rounds()] == [sorted(first[0])] * 3
+    result = strategy.finish()
+    final = next(result.adversaries[name] for name in ["final-update"])
+    assert final.headline.estimate.mean > 1  # √3 with the first model still known, about 0 without
+    stored = json.loads((tmp_path / "result.json").read_text())
+    assert stored["missed"] == {"skipped": 1, "failed": 1, "missing": 0, "lost_canaries": len(first[0])}
+    audit.directory.close()
+    audit, strategy = start(4)  # nothing is left to do, and a finished run may be finished again
+    assert strategy.finish().to_dict() == result.to_dict()
+
+
+def test_the_directory_is_that_of_any_run(tmp_path):
+    schema = json.loads((Path(__file__).parents[2] / "docs" / "result.schema.json").read_text())
+    audit = small_audit(directory=tmp_path)
+    strategy = AuditedStrategy(server_side(REAL), audit, "extra")
+
+    def evaluate(server_round, arrays):
+        from flwr.app import MetricRecord
+
+        return MetricRecord({"accuracy": 0.25 * server_round})
+
+    small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)), evaluate_fn=evaluate)
+    strategy.finish()
+    stored = json.loads((tmp_path / "result.json").read_text())
+    require("jsonschema").validate(stored, schema)
+    assert stored["accuracy"] == 0.75
+    assert stored["noise_multiplier"] == 1.0
+    assert stored["presentations"] == 3
+    lines = audit.directory.read_metrics()
+    assert [line["accuracy"] for line in lines if "accuracy" in line] == [0.25, 0.5, 0.75]
+    checks = verify_run(tmp_path, SEED, model=tmp_path / "model.npy")
+    assert [check.held for check in checks] == [True, True, True]
+
+
+def test_a_seed_in_a_file_of_the_canary_node_never_travels(tmp_path):
+    secret = tmp_path / "seed"
+    secret.write_bytes(SEED)
+    configs = [{**node, "coalmine-seed-file": str(secret)} if "canary-id" in node else node for node in nodes()]
+    audit = small_audit()
+    strategy = AuditedStrategy(server_side(REAL + CANARIES, noise=0.0), audit, "client")
+    announced = config()
+    small_run(strategy, LoopGrid(client_app([canary_mod]), configs), train_config=announced)
+    assert cosines(audit) == pytest.approx(cosines(by_clients()), abs=1e-5)
+    assert "coalmine-seed" not in announced
+
+
+def test_a_canary_without_a_seed_says_so():
+    audit = small_audit()
+    strategy = AuditedStrategy(server_side(REAL + CANARIES), audit, "client")
+    with pytest.raises(ValueError, match="a canary needs the seed"):
+        small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()))
+
+
+def test_buffers_are_told_apart(caplog):
+    """A buffer of whole numbers is no part of the audit, in no round, though Flower makes fractions of it."""
+    arrays = initial_arrays(SMALL)
+    arrays["norm.running_mean"] = Array(np.zeros(0, np.float32))
+    arrays["norm.num_batches_tracked"] = Array(np.array(7, dtype=np.int64))
+    audit = small_audit()
+    strategy = AuditedStrategy(server_side(REAL + CANARIES), audit, "client", seed=SEED)
+    small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()), arrays=arrays)
+    assert "left out of the audit" in caplog.text
+    assert "norm.num_batches_tracked" in caplog.text
+    assert audit.last_round == 3
+
+
+def test_strategies_that_drop_outliers_are_named(caplog):
+    AuditedStrategy(server_side(REAL, inner=Krum()), small_audit(), "extra")
+    assert "Krum may drop" in caplog.text
+
+
+def test_what_cannot_be_is_refused():
+    audit = small_audit()
+    with pytest.raises(ValueError, match="mode must be"):
+        AuditedStrategy(server_side(5), audit, "ghost")
+    with pytest.raises(ValueError, match="replace needs canary_nodes"):
+        AuditedStrategy(server_side(5), audit, "replace")
+    with pytest.raises(ValueError, match="clip_norm"):
+        AuditedStrategy(fedavg(), audit, "extra")
+    with pytest.raises(ValueError, match="are for mode 'client'"):
+        AuditedStrategy(server_side(5), audit, "extra", seed=SEED)
+    with pytest.raises(ValueError, match=r"fraction in \(0, 1\]"):
+        AuditedStrategy(server_side(5), audit, "replace", canary_nodes=1.5)
+    with pytest.raises(ValueError, match="different canaries"):
+        AuditedStrategy(server_side(5), audit, "replace", canary_nodes={1: 0, 2: 0})
+    with pytest.raises(ValueError, match="start"):
+        AuditedStrategy(server_side(5), audit, "extra").finish()
+    with pytest.raises(ValueError, match="clip_norm and participants"):
+        observer(audit, noise_multiplier=1.0)
+    wrong = AuditedStrategy(server_side(5), new_audit(dim=DIM), "extra")
+    with pytest.raises(ValueError, match=f"dim = {SMALL}"):
+        small_run(wrong, LoopGrid(client_app(), nodes(canaries=0)))
+
+
+def test_clients_that_are_no_canaries_are_left_alone():
+    """Without an announcement, or in an evaluation, the mod hands everything on untouched."""
+    app = client_app([canary_mod])
+    seen = small_run(server_side(REAL, noise=0.0), LoopGrid(app, nodes(REAL, 0)))
+    plain = small_run(server_side(REAL, noise=0.0), LoopGrid(client_app(), nodes(REAL, 0)))
+    assert isinstance(seen.arrays, ArrayRecord)
+    for name in plain.arrays:
+        assert np.array_equal(seen.arrays[name].numpy(), plain.arrays[name].numpy())

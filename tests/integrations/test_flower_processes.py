@@ -1,0 +1,90 @@
+"""The example app in Flower's own processes: a Ray simulation, and a SuperLink with SuperNodes on 127.0.0.1."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from requires import require
+
+require("flwr")
+require("sklearn")
+from flower_processes import Processes, environment  # noqa: E402
+
+from coalmine import RunDirectory  # noqa: E402
+from coalmine.audit.verify import verify_run  # noqa: E402
+
+
+@pytest.mark.parametrize("example", ["flower", "flower-fedadam-leak"])
+def test_simulation_with_50_nodes(tmp_path, example):
+    """Ten clients and forty canaries. FedAvg keeps its claim; noise after FedAdam does not."""
+    require("ray")
+    home = tmp_path / "run"
+    with Processes(tmp_path, example=example, simulation=True) as flower:
+        done = flower.run(num_rounds=3, directory=str(home))
+        done.wait(200)
+        told = flower.log("run")
+    assert (home / "result.json").exists(), told[-3000:]
+    result = RunDirectory(home).read_result()
+    assert result["verdict"] == ("PASS" if example == "flower" else "VIOLATION")
+    assert result["rounds"] == 3
+    assert result["missed"] == {"skipped": 0, "failed": 0, "missing": 0, "lost_canaries": 0}
+    assert result["adversaries"]["known-round"]["canaries"] == 40
+    assert result["adversaries"]["known-round"]["presentations"] == 3
+    assert [check.held for check in verify_run(home, 7, model=home / "model.npy")] == [True, True, True]
+    assert f"claimed epsilon {result['claimed_epsilon']:.3g} (mechanism): {result['verdict']}" in told
+
+
+def test_deployment_with_a_node_killed_in_mid_round_and_restarted(tmp_path):
+    """One client and two canaries, a restarted server, a killed node: the audit ends and says what it missed."""
+    home = tmp_path / "run"
+    settings = {"nodes": 3, "clients": 1, "canaries": 10, "directory": str(home), "timeout": 25.0}
+    with Processes(tmp_path, example="flower") as flower:
+        flower.supernode("real", "data-part=0")
+        flower.supernode("first", "canary-id=0")
+        second = flower.supernode("second", "canary-id=1")
+        flower.run(num_rounds=1, **settings).wait(120)
+        assert (home / "result.json").exists(), flower.log("run")[-3000:]
+        before = flower.log("second").count("Receiving: train message")
+
+        going_on = flower.run(num_rounds=3, **settings)
+        flower.wait_until(
+            lambda: flower.log("second").count("Receiving: train message") > before, "round 2 to reach the node"
+        )
+        os.killpg(second.pid, signal.SIGKILL)
+        flower.supernode("again", "canary-id=1")
+        going_on.wait(200)
+        told = flower.log("run")
+    metrics = [line for line in RunDirectory(home).read_metrics() if "canaries" in line]
+    assert [line["round"] for line in metrics] == [1, 2, 3], told[-3000:]
+    assert [line["canaries"] for line in metrics] == [2, 1, 2]  # back under another node id, with its own canary
+    assert metrics[1]["missing"] + metrics[1]["failed"] == 1
+    result = RunDirectory(home).read_result()
+    assert result["missed"]["missing"] + result["missed"]["failed"] >= 1
+    assert result["rounds"] + result["skipped_rounds"] == 3
+    assert "the audit missed something" in told
+    assert result["gauges"]["residual"]["flagged"] == [2]  # noise for three, an average over two
+    assert result["verdict"] == "VIOLATION"
+    assert [check.held for check in verify_run(home, 7, model=home / "model.npy")] == [True, True, True]
+
+
+def test_secure_aggregation(tmp_path):
+    """SecAgg+ hides every update from the server, and none of the canaries from the audit: 1/√12 each, the rest 0."""
+    require("ray")
+    script = Path(__file__).with_name("secagg_app.py")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    told = [line for line in done.stdout.splitlines() if line.startswith("cosines ")]
+    assert told, done.stderr[-3000:]
+    found = np.array(json.loads(told[0].removeprefix("cosines ")))
+    assert found.shape == (2, 12 + 120)
+    assert found[:, :12] == pytest.approx(1 / np.sqrt(12), abs=0.005)
+    assert np.abs(found[:, 12:]).max() < 0.01  # but for rounding there is nothing else in the sum
