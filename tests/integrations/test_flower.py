@@ -32,6 +32,7 @@ from flwr.serverapp.strategy import (  # noqa: E402
     DifferentialPrivacyServerSideFixedClipping,
     FedAdam,
     FedAvg,
+    FedYogi,
     Krum,
 )
 
@@ -174,10 +175,11 @@ def covered(side, seed):
     return audit, strategy
 
 
-def test_noise_after_adam_is_a_violation():
-    """The wrapper adds its noise to the model that FedAdam made, whose steps are longer than the updates."""
+@pytest.mark.parametrize("adaptive", [FedAdam, FedYogi])
+def test_noise_after_an_adaptive_optimiser_is_a_violation(adaptive):
+    """The wrapper adds its noise to the model that FedAdam or FedYogi made, whose steps are longer than the updates."""
     audit = new_audit()
-    strategy = AuditedStrategy(server_side(20, inner=FedAdam(fraction_evaluate=0.0)), audit, "extra")
+    strategy = AuditedStrategy(server_side(20, inner=adaptive(fraction_evaluate=0.0)), audit, "extra")
     run(strategy, LoopGrid(client_app(), nodes(20, 0)))
     result = strategy.finish()
     assert result.verdict.outcome == "VIOLATION"
