@@ -10,6 +10,7 @@ STUDIES = [
     ["-m", "studies.coverage", "--jobs", "2"],
     ["-m", "studies.faults", "--jobs", "2"],
     ["-m", "studies.flower_coverage"],
+    ["-m", "studies.other_frameworks"],
     ["-m", "pytest", "-m", "slow"],
 ]
 NO_TESTS = 5  # pytest's code when nothing is marked slow
