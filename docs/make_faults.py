@@ -11,17 +11,18 @@ from coalmine.audit.signatures import SIGNATURES, Signature
 from coalmine.report import plots
 from coalmine.report.findings import Findings
 from coalmine.report.pictures import STYLE
-from coalmine.simulation.faults import Trial, evidence, try_fault
+from coalmine.simulation.faults import Trial, evidence, selftest_config, try_fault
 
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 HEAD = f"""# Faults, and what catches them
 
 An auditor that was never shown to catch a fault is a claim. `coalmine selftest` puts each of these faults into a real
-training loop (scikit-learn's digits over 200 clients, d = 9,610, ten rounds, 1,000 canaries, noise multiplier 1, so the
-claim is ε 4.89 at delta 1e-6; the real updates' signal is about as long as the noise) and lets the audit judge the claim.
-The loop has no branch for faults: each replaces one of its steps (`coalmine.simulation.faults`). `coalmine report` uses the
-same signatures to say what is likely wrong. Pictures and text of this page: `python -m docs.make_faults`.
+training loop (scikit-learn's digits over 200 clients, d = 9,610, ten rounds, 1,000 canaries, noise multiplier NOISE, so
+the claim is ε CLAIM at delta 1e-6; the real clients' part of a model delta is longer than its noise) and lets the audit
+judge the claim. The loop has no branch for faults: each replaces one of its steps (`coalmine.simulation.faults`).
+`coalmine report` uses the same signatures to say what is likely wrong. Pictures and text of this page:
+`python -m docs.make_faults`.
 
 ## How often each is caught
 
@@ -29,6 +30,11 @@ same signatures to say what is likely wrong. Pictures and text of this page: `py
 
 {BEGIN}
 {END}
+
+`signal` is the length of the real clients' part of a model delta, as the audit was told it, over that of the claimed noise:
+the smallest of all rounds and runs. Without `others` a signal that long hides the noise from the noise gauge and most of a
+canary from known-round; the difference gauge still sees what it does here because the signal is much the same from one
+round to the next.
 """
 
 
@@ -89,12 +95,13 @@ def main() -> None:
     old = page.read_text() if page.exists() else ""
     table = old.partition(BEGIN)[2].partition(END)[0].strip()
     text = HEAD.replace(f"{BEGIN}\n{END}", f"{BEGIN}\n{table}\n{END}" if table else f"{BEGIN}\n{END}")
+    text = text.replace("NOISE", f"{selftest_config(1).privacy.noise_multiplier:g}")
     with mpl.rc_context(STYLE | {"savefig.facecolor": "white"}):
         for fault in SIGNATURES:
             trial = try_fault(fault, 1)
             picture(trial).savefig(HERE / "faults" / f"{fault.name}.png", dpi=80, metadata={"Software": None})
             text += section(fault, trial)
-    page.write_text(text)
+    page.write_text(text.replace("CLAIM", f"{trial.claim:.2f}"))
 
 
 if __name__ == "__main__":

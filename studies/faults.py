@@ -33,6 +33,7 @@ def trial(name: str, seed: int) -> dict[str, Any]:
     return {
         "fault": name,
         "seed": seed,
+        "signal": min(found.signal),
         "outcome": found.outcome,
         "by": evidence(found.result),
         "blind_outcome": found.blind.verdict.outcome if found.blind.verdict else "",
@@ -65,7 +66,7 @@ def run(seeds: int, processes: int) -> None:
 
 def table() -> str:
     """What was found, as Markdown."""
-    heads = ["fault", "runs", "caught", "PASS / VIOLATION / UNDERPOWERED", "by", "without `others`", "by"]
+    heads = ["fault", "runs", "signal", "caught", "PASS / VIOLATION / UNDERPOWERED", "by", "without `others`", "by"]
     rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     lines = read()
     for name, fault in FAULTS.items():
@@ -75,26 +76,33 @@ def table() -> str:
         outcomes = Counter(line["outcome"] for line in mine)
         words = " / ".join(str(outcomes[word]) for word in ("PASS", "VIOLATION", "UNDERPOWERED"))
         caught, blind = (sum(bool(line[key]) for line in mine) for key in ("by", "blind_by"))
-        cells = [fault.title, len(mine), caught, words, _by(mine, "by") or fault.reason, blind, _by(mine, "blind_by")]
+        signal = f"{min(line['signal'] for line in mine):.2f}"
+        seen, seen_blind = _by(mine, "by") or fault.reason, _by(mine, "blind_by")
+        cells = [fault.title, len(mine), signal, caught, words, seen, blind, seen_blind]
         rows.append(f"| {' | '.join(str(cell) for cell in cells)} |")
     return "\n".join(rows)
 
 
 def _by(lines: list[dict[str, Any]], key: str) -> str:
-    """Evidence and how often it was there; layers together."""
+    """Evidence and how often it was there, most often first; layers together."""
     found: Counter[str] = Counter()
     for line in lines:
         found.update({"layer gauges" if name.startswith("layer ") else name for name in line[key]})
-    return ", ".join(f"{name} {count}" for name, count in found.most_common())
+    return ", ".join(f"{name} {count}" for name, count in sorted(found.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
 def failures(lines: list[dict[str, Any]]) -> list[str]:
-    """Which of the bars are missed: honest PASS >= 92 and VIOLATION <= 4 %, every detectable fault missed in <= 5 %."""
+    """Which of the bars are missed: honest PASS >= 92 and VIOLATION <= 4 %, every detectable fault missed in <= 5 %.
+
+    All of it under a real signal at least as long as the claimed noise, in every round of every run.
+    """
     bad = []
     for name, fault in FAULTS.items():
         mine = [line for line in lines if line["fault"] == name]
         caught = sum(bool(line["by"]) for line in mine)
         outcomes = Counter(line["outcome"] for line in mine)
+        if any(line["signal"] < 1 for line in mine):
+            bad.append(f"{name}: signal {min(line['signal'] for line in mine):.2f} of the noise")
         if name == "honest" and (outcomes["PASS"] < 0.92 * len(mine) or outcomes["VIOLATION"] > 0.04 * len(mine)):
             bad.append(f"honest: {dict(outcomes)}")
         elif fault.detectable and caught < 0.95 * len(mine):

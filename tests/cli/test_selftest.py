@@ -26,6 +26,7 @@ def test_selftest_as_json():
     assert found[0]["fault"] == "noise-reused"
     assert "repeat gauge" in found[0]["caught_by"]
     assert found[0]["likely"] == ["noise-reused"]
+    assert found[0]["smallest_signal"] >= 1
 
 
 @pytest.mark.parametrize("arguments", [["--fault", "magic"], ["--seeds", "0"]])

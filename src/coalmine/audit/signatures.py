@@ -9,8 +9,8 @@ from typing import Any
 class Signature:
     """A fault: what it is, what it means, how to mend it, and which rungs and gauges it moves.
 
-    `moves` names evidence that the fault brings about; `spares` evidence that would speak for another fault. Empty `moves`:
-    this audit cannot see it, for the `reason` given.
+    `moves` names evidence that the fault brings about, `may_move` what comes with it in some runs, `spares` evidence that
+    would speak for another fault. Empty `moves`: this audit cannot see it, for the `reason` given.
     """
 
     name: str
@@ -20,6 +20,7 @@ class Signature:
     moves: tuple[str, ...] = ()
     spares: tuple[str, ...] = ()
     reason: str = ""
+    may_move: tuple[str, ...] = ()
 
     @property
     def detectable(self) -> bool:
@@ -27,6 +28,7 @@ class Signature:
 
 
 LESS_NOISE = ("known-others", "low residual")
+WEAKER_RUNGS = ("known-round", "all-iterates")
 
 SIGNATURES: tuple[Signature, ...] = (
     Signature("honest", "nothing is broken", "Every step does what it claims.", "Nothing to mend."),
@@ -37,14 +39,17 @@ SIGNATURES: tuple[Signature, ...] = (
         "Scale every update to at most the clip norm before it is added.",
         ("known-others",),
         ("low residual", "high residual", "repeat"),
+        may_move=WEAKER_RUNGS,
     ),
     Signature(
         "clip-after-averaging",
         "the average is clipped, not the updates",
-        "One client may move the average as far as it likes, up to the clip norm of all together.",
+        "One client may move the average as far as it likes, up to the clip norm of all together. The clip shortens all "
+        "parts alike, so what is left without the others is more than noise, and much the same in every round.",
         "Clip each update before it is added, not the sum or the average.",
-        ("known-others",),
-        ("repeat",),
+        ("known-round", "known-others", "high residual", "repeat"),
+        ("low residual", "low difference"),
+        may_move=("all-iterates",),
     ),
     Signature(
         "noise-over-n",
@@ -115,6 +120,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "The optimiser scales the average up first, so the noise is small beside it.",
         "Add the noise to the average, before the optimiser sees it.",
         ("known-others",),
+        may_move=("high residual", "repeat"),
     ),
     Signature(
         "canaries-twice",
@@ -123,6 +129,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "Add each update once; look for a retried reply that is added again.",
         ("known-others",),
         ("low residual", "high residual", "repeat"),
+        may_move=WEAKER_RUNGS,
     ),
     Signature(
         "weighted-by-examples",
@@ -131,6 +138,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "Weigh all clients equally, or size the noise for the largest weight.",
         ("known-others",),
         ("low residual", "high residual", "repeat"),
+        may_move=WEAKER_RUNGS,
     ),
     Signature(
         "one-client-twice",
@@ -167,10 +175,12 @@ def likely_faults(result: Mapping[str, Any], most: int = 5) -> list[Signature]:
     seen = evidence_of(result)
     if not seen:
         return []
-    rated = [
-        (len(seen & set(fault.moves)) - len(set(fault.moves) - seen) - 2 * len(seen & set(fault.spares)), fault)
-        for fault in SIGNATURES
-        if fault.detectable and seen & set(fault.moves)
-    ]
+    rated = [(_fit(fault, seen), fault) for fault in SIGNATURES if seen & set(fault.moves)]
     rated.sort(key=lambda pair: -pair[0])
     return [fault for rating, fault in rated[:most] if rating == rated[0][0]]
+
+
+def _fit(fault: Signature, seen: set[str]) -> int:
+    """How well a fault explains what was seen: evidence against it counts twice."""
+    explained = seen & {*fault.moves, *fault.may_move}
+    return len(explained) - len(set(fault.moves) - seen) - 2 * len(seen & set(fault.spares))

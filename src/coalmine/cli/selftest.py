@@ -83,6 +83,7 @@ def _as_dict(trial: "Trial", seen: list[str], seen_blind: list[str]) -> dict[str
         "seed": trial.seed,
         "detectable": trial.fault.detectable,
         "claim": trial.claim,
+        "smallest_signal": min(trial.signal),
         "caught_by": seen,
         "caught_by_without_others": seen_blind,
         "likely": [fault.name for fault in likely_faults(trial.result.to_dict())],

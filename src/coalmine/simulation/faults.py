@@ -18,6 +18,7 @@ from coalmine.audit.signatures import SIGNATURES, Signature
 from coalmine.audit.verdict import Claim
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.simulation.config import CanarySettings, ParticipationSettings, PrivacySettings, RunConfig
+from coalmine.simulation.engines import ClientSettings
 from coalmine.simulation.run import prepared
 from coalmine.simulation.training import Steps, average, gaussian_noise
 
@@ -31,6 +32,7 @@ class Trial:
     claim: float
     result: AuditResult
     blind: AuditResult  # the same run seen by somebody who does not know the others
+    signal: tuple[float, ...]  # of each round: length of the real clients' part over that of the claimed noise
 
     @property
     def outcome(self) -> str:
@@ -47,14 +49,19 @@ def evidence(result: AuditResult) -> list[str]:
     return rungs + [f"{gauge.name} gauge" for gauge in result.gauges if gauge.status != "ok"]
 
 
-def selftest_config(seed: int, *, noise_multiplier: float = 1.0) -> RunConfig:
-    """A run of a few seconds: all 200 clients of the digits in each of 10 rounds, so that their signal equals the noise."""
+def selftest_config(seed: int) -> RunConfig:
+    """A run of a second: all 200 clients of the digits in each of 10 rounds.
+
+    They train until their updates point much the same way and are several times the clip norm: so their sum is longer
+    than the noise, and an average of unclipped updates longer than the clip norm.
+    """
     return RunConfig(
         rounds=10,
         seed=seed,
         evaluate_every=10,
         participation=ParticipationSettings(clients_per_round=200),
-        privacy=PrivacySettings(noise_multiplier=noise_multiplier, clip_norm=0.5),
+        client=ClientSettings(epochs=4, learning_rate=0.3),
+        privacy=PrivacySettings(noise_multiplier=0.8, clip_norm=0.2),
         canaries=CanarySettings(count=1000),
     )
 
@@ -63,7 +70,8 @@ def try_fault(fault: Signature, seed: int) -> Trial:
     """Train with the fault, and let the audit judge the analytical claim."""
     config = selftest_config(seed)
     config = replace(config, engine=config.engine.resolved())
-    with prepared(config, None, STEPS[fault.name]()) as training:
+    signal: list[float] = []
+    with prepared(config, None, _measured(STEPS[fault.name](), config.privacy, signal)) as training:
         state = training.initial_state()
         for _ in training.rounds(state):
             pass
@@ -77,7 +85,20 @@ def try_fault(fault: Signature, seed: int) -> Trial:
             epsilon,
             derive_result(log, settings, claim=claim, analytical_epsilon=epsilon),
             derive_result(WithoutOthers(log), settings, claim=claim, analytical_epsilon=epsilon),
+            tuple(signal),
         )
+
+
+def _measured(steps: Steps, privacy: PrivacySettings, signal: list[float]) -> Steps:
+    """The same steps; each round adds to `signal` how long the others' part is, in lengths of the claimed noise."""
+
+    def others(clients: Tensor, count: float) -> Tensor:
+        part = steps.others(clients, count)
+        noise_length = privacy.noise_multiplier * privacy.clip_norm / count * math.sqrt(len(part))
+        signal.append(float(torch.linalg.vector_norm(part)) / noise_length)
+        return part
+
+    return replace(steps, others=others)
 
 
 def _noise(change: Callable[[Tensor], Tensor]) -> Callable[[], Steps]:
@@ -102,6 +123,8 @@ def _unclipped(norms: Tensor, clip_norm: float) -> Tensor:
 
 
 def _clip_after_averaging() -> Steps:
+    """Noise for clipped updates on an average that was clipped as a whole; the others are known as they were sent."""
+
     def aggregate(clients: Tensor, canaries: Tensor, noise: Tensor, count: float, clip_norm: float) -> Tensor:
         mean = (clients + canaries) / count
         return mean * torch.clamp(clip_norm / torch.linalg.vector_norm(mean), max=1.0) + noise / count
