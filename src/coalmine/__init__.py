@@ -10,8 +10,11 @@ from coalmine.audit.verdict import Claim, Verdict
 from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.estimators.amplification import last_iterate_epsilon, shuffled_epsilon, subsampled_epsilon
 from coalmine.estimators.bounds import epsilon_lower_bound
+from coalmine.estimators.correlated import BandedNoise, TreeNoise, correlated_epsilon
 from coalmine.estimators.estimate import EpsilonEstimate, epsilon_estimate, estimate_from_final, estimate_from_iterates
 from coalmine.estimators.gaussians import Gaussian, gaussian_delta, gaussian_epsilon
+from coalmine.estimators.literature.compare import compare_estimators
+from coalmine.estimators.literature.row import LiteratureRow
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
 from coalmine.estimators.normality import AndersonDarling, anderson_darling
 from coalmine.estimators.null import CosineNull, conditional_null
@@ -23,22 +26,27 @@ __all__ = [
     "AndersonDarling",
     "Audit",
     "AuditResult",
+    "BandedNoise",
     "Claim",
     "CosineNull",
     "EpsilonEstimate",
     "Gaussian",
     "GaussianMechanismAudit",
+    "LiteratureRow",
     "Plan",
     "RotatedCanaries",
     "RunDirectory",
     "SphereCanaries",
+    "TreeNoise",
     "Verdict",
     "__version__",
     "anderson_darling",
     "audit_gaussian_mechanism",
     "canaries_for_power",
     "canaries_to_detect",
+    "compare_estimators",
     "conditional_null",
+    "correlated_epsilon",
     "epsilon_estimate",
     "epsilon_from_rates",
     "epsilon_lower_bound",

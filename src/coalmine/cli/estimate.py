@@ -1,6 +1,7 @@
 """`coalmine estimate`: epsilon from a file of scores, with everything needed to read it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -15,6 +16,8 @@ from coalmine.cli.scores import STDIN, read_scores
 from coalmine.estimators.bounds import METHODS, epsilon_lower_bound, lower_bound_ceiling, score_array
 from coalmine.estimators.estimate import EpsilonEstimate, epsilon_estimate
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
+from coalmine.estimators.literature.compare import compare_estimators
+from coalmine.estimators.literature.row import LiteratureRow
 from coalmine.estimators.null import CosineNull
 from coalmine.estimators.variance import Variance
 
@@ -22,6 +25,7 @@ EXIT_CODES = {"PASS": 0, "VIOLATION": 1, "UNDERPOWERED": 3}
 POINTWISE = ("paper", "clopper-pearson")  # methods that hold at one threshold, not at the best of many
 SMALLEST, LARGEST = 1e-60, 1e60  # of stds and scores: the squares of their ratios are still floats
 CANARY_SHARE = 0.04  # of the vector's squared length: takes 2 % off the mean score
+CHOSEN = "chosen on the same data, "
 FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
 
 
@@ -33,6 +37,7 @@ class ScoredCanaries:
     null: CosineNull | Gaussian | Floats
     null_dof: float
     described: str
+    unobserved: Floats | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -68,6 +73,7 @@ class Reading:
 @click.option("--method", type=click.Choice(METHODS), default="simultaneous", show_default=True, help="Of the bound.")
 @click.option("--variance", type=click.Choice(get_args(Variance)), default="auto", show_default=True, help="Whose std.")
 @click.option("--confidence", type=float, default=0.95, show_default=True, help="Of interval and lower bound.")
+@click.option("--all", "every", is_flag=True, help="Every published estimator on the same scores, too.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
 def estimate(
     scores: str,
@@ -81,15 +87,17 @@ def estimate(
     method: str,
     variance: Variance,
     confidence: float,
+    every: bool,
     as_json: bool,
 ) -> int:
     """Epsilon from the scores of observed canaries: estimate, interval, lower bound; with --claim a verdict.
 
     SCORES is a .csv, .npy, .npz or .parquet file with one score a canary, or - for standard input; high means present.
     A file may hold unobserved scores too, by a label or under that name. Exit codes with --claim: 0 PASS, 1 VIOLATION,
-    3 UNDERPOWERED.
+    3 UNDERPOWERED. With --all, --unobserved may stand beside --dim or --null-std: most published estimators want both
+    observed and unobserved scores.
     """
-    canaries = _canaries(scores, dim, unobserved, null_std, null_dof)
+    canaries = _canaries(scores, dim, unobserved, null_std, null_dof, every=every)
     reading = read_canaries(
         canaries,
         delta=delta,
@@ -99,10 +107,13 @@ def estimate(
         variance=variance,
         confidence=confidence,
     )
+    rows = _every_row(reading) if every else ()
     if as_json:
-        print_json(as_dict(reading))
+        print_json(as_dict(reading) | ({"estimators": [vars(row) for row in rows]} if every else {}))
     else:
         _print(reading)
+        if every:
+            _print_rows(rows)
     return 0 if reading.verdict is None else EXIT_CODES[reading.verdict.outcome]
 
 
@@ -186,9 +197,10 @@ def _undecided(canaries: ScoredCanaries, claim: Claim, delta: float) -> Verdict:
 
 
 def _canaries(
-    source: str, dim: int | None, unobserved: str | None, null_std: float | None, null_dof: float
+    source: str, dim: int | None, unobserved: str | None, null_std: float | None, null_dof: float, *, every: bool
 ) -> ScoredCanaries:
-    if sum(option is not None for option in (dim, unobserved, null_std)) > 1:
+    nulls = (dim, null_std) if every else (dim, null_std, unobserved)
+    if sum(option is not None for option in nulls) > 1:
         raise click.UsageError("give one of --dim, --unobserved and --null-std")
     if source == unobserved == STDIN:
         raise click.UsageError("SCORES and --unobserved cannot both be standard input")
@@ -198,7 +210,7 @@ def _canaries(
     notes: tuple[str, ...] = ()
     if held.unobserved is not None and unobserved is not None:
         raise click.UsageError(f"{source} holds unobserved scores already: leave out --unobserved")
-    if held.unobserved is not None and (dim is not None or null_std is not None):
+    if held.unobserved is not None and (dim is not None or null_std is not None) and not every:
         notes = (f"the {held.unobserved.size:,} unobserved scores were not used: their law was given",)
     if dim is not None:
         null = _cosine_null(observed, dim)
@@ -210,7 +222,12 @@ def _canaries(
     else:
         null = _unobserved_null(held.unobserved, unobserved)
         described = f"{null.size:,} unobserved ones"
-    return ScoredCanaries(observed=observed, null=null, null_dof=null_dof, described=described, notes=notes)
+    others = null if isinstance(null, np.ndarray) else None
+    if every and others is None and (held.unobserved is not None or unobserved is not None):
+        others = _unobserved_null(held.unobserved, unobserved)
+    return ScoredCanaries(
+        observed=observed, null=null, null_dof=null_dof, described=described, unobserved=others, notes=notes
+    )
 
 
 def _checked(name: str, scores: Floats | None) -> Floats:
@@ -332,6 +349,31 @@ def _print(reading: Reading) -> None:
     print_table(["", "epsilon"], rows, title=title)
     for line in _lines(reading):
         click.echo(line)
+
+
+def _every_row(reading: Reading) -> tuple[LiteratureRow, ...]:
+    canaries = reading.canaries
+    return compare_estimators(
+        canaries.observed,
+        canaries.unobserved,
+        null=canaries.null,
+        delta=reading.delta,
+        confidence=reading.confidence,
+    )
+
+
+def _print_rows(rows: Sequence[LiteratureRow]) -> None:
+    cells = [
+        [row.name, shown_number(row.value), row.kind, row.threshold.removeprefix(CHOSEN), row.assumptions]
+        for row in rows
+        if row.value is not None
+    ]
+    heads = ["estimator", "epsilon", "kind", "threshold", "assumes"]
+    print_table(heads, cells, title="every estimator on the same scores", left=(0, 2, 3, 4))
+    click.echo("threshold: (not) corrected for being chosen on the same scores; --json adds what each auditor controls")
+    for needs in dict.fromkeys(row.needs for row in rows if row.needs is not None):
+        names = "; ".join(row.name for row in rows if row.needs == needs)
+        click.echo(f"not applicable: {names}: {needs}")
 
 
 def _lines(reading: Reading) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from coalmine.audit.numbers import json_ready
 from coalmine.audit.rounds import write_atomically
+from coalmine.audit.run_directory import runs_in
 from coalmine.report.run import Run, read_run, read_runs
 from coalmine.report.text import as_dict, markdown
 
@@ -21,7 +22,7 @@ def write_report(directories: Sequence[Path | str], out: Path | str | None = Non
     paths = [Path(directory) for directory in directories]
     if not paths:
         raise ValueError("a report needs at least one directory of a run")
-    home = paths[0] if len(paths) == 1 else Path()
+    home = paths[0] if len(paths) == 1 else Path()  # a sweep's directory too
     target = home / f"report.{kind}" if out is None else Path(out)
     text = report_text(paths, kind=kind)
     try:
@@ -32,7 +33,8 @@ def write_report(directories: Sequence[Path | str], out: Path | str | None = Non
 
 
 def report_text(paths: Sequence[Path], *, kind: Format = "html") -> str:
-    """The same as text."""
+    """The same as text. A directory that holds runs, as that of a sweep, stands for them."""
+    paths = [run for path in paths for run in runs_in(path)]
     runs, refused = read(paths)
     if kind == "md":
         return markdown(runs, refused)

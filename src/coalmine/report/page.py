@@ -34,6 +34,10 @@ OWN_ENTRIES = {  # of result.json, shown elsewhere on the page
     "adversaries", "gauges", "notes", "verdict", "reason", "schema_version", "if_analytical_were_claimed",
 }  # fmt: skip
 PRIORS = (0.01, 0.1, 0.5)
+OWN_THRESHOLDS = {
+    "lower bound": "chosen on the same data, corrected",
+    "paper's ε_lo": "chosen on the same data, not corrected",
+}
 
 
 def run_page(run: Run) -> str:
@@ -54,6 +58,7 @@ def run_page(run: Run) -> str:
         _section("Over the rounds", _figures(pictures, "rounds", "training", "accuracy", "gauges")),
         _gauges(run.findings),
         _estimators(run.findings),
+        _published(run),
         _settings(run),
         _reproduce(run),
     ]
@@ -273,6 +278,53 @@ def _estimators(findings: Findings) -> Markup | None:
     if not rows:
         return None
     return _section("Every number and what kind it is", _sortable("Estimators", heads, terms, rows))
+
+
+def _published(run: Run) -> Markup | None:
+    """Every published estimator on the scores of the strongest attacker."""
+    strongest = run.findings.strongest
+    if strongest is None or not run.published:
+        return None
+    heads = ["method", "ε", "kind", "auditor controls", "auditor receives", "threshold", "assumes"]
+    terms = [None, "ε", None, None, None, None, None]
+    receives = "final model" if strongest.rung.startswith("final") else "intermediate models"
+    own = [
+        (
+            each.name,
+            each.value,
+            each.kind,
+            "client model update",
+            receives,
+            OWN_THRESHOLDS.get(each.name, "none"),
+            each.note,
+        )
+        for each in strongest.estimators
+    ]
+    others = [
+        (row.name, row.value, row.kind, row.controls, row.receives, row.threshold,
+         row.assumptions if row.needs is None else f"not applicable: {row.needs}")
+        for row in run.published
+    ]  # fmt: skip
+    rows = [
+        [
+            foreign(name),
+            _cell(value),
+            element("td", element("span", term(kind), class_=f"kind {kind.split()[-1]}")),
+            *(element("td", foreign(text)) for text in texts),
+        ]
+        for name, value, kind, *texts in own + others
+    ]
+    return _section(
+        "Every published estimator on the same scores",
+        element(
+            "p",
+            f"What other methods make of the {strongest.canaries:,} canaries that ",
+            foreign(strongest.name),
+            " sees, below coalmine's own. Some bounds assume a Gaussian mechanism, or a fair coin for each canary: without "
+            "these they bound nothing.",
+        ),
+        _sortable("Published estimators", heads, terms, rows),
+    )
 
 
 def _settings(run: Run) -> Markup:

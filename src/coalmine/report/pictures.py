@@ -239,7 +239,7 @@ def _rounds(run: Run) -> Picture | None:
         return None
     rounds, settings = run.rounds.thinned(run.settings, most=MOST_SIDE_BY_SIDE)
     for residual in (True, False):
-        seen = list(views(rounds.as_log, settings, residual=residual))
+        seen = list(views(rounds.as_log, settings, residual=residual, whitened=False))
         if seen:
             break
     if not any(view.present.size for view in seen):

@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 from coalmine.audit.adversaries import Scores, ladder
 from coalmine.audit.audit import derive_result
 from coalmine.audit.gauges import Gauge, read_gauges
+from coalmine.audit.published import published_rows
 from coalmine.audit.run_directory import RunDirectory
 from coalmine.audit.settings import FEWEST, Commitment, Settings
+from coalmine.estimators.literature.row import LiteratureRow
 from coalmine.report.findings import Findings, optional_number
 from coalmine.report.log import Rounds, map_rounds
 
@@ -62,6 +64,15 @@ class Run:
         least = None if repeated else FEWEST  # what rounds share is learnt from the unobserved; else they are not drawn
         rounds, settings = self.rounds.thinned(self.settings, most=MOST_SIDE_BY_SIDE, least=least)
         return ladder(rounds.as_log, settings)
+
+    @cached_property
+    def published(self) -> tuple[LiteratureRow, ...]:
+        """What every published estimator says of the strongest attacker's scores; none where there is no log."""
+        row = self.findings.strongest
+        if row is None:
+            return ()
+        of_row = [each for each in self.scores if (each.rung, each.presentations) == (row.rung, row.presentations)]
+        return published_rows(of_row[0], delta=self.findings.delta, confidence=row.confidence) if of_row else ()
 
     @cached_property
     def gauges(self) -> list[Gauge]:

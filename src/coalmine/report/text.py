@@ -14,7 +14,7 @@ def markdown(runs: Sequence[Run], refused: Sequence[str] = ()) -> str:
     parts = [f"> not read: {plain(line)}" for line in refused]
     if len(runs) > 1:
         parts.append(_overview(runs))
-    parts += [_run_markdown(run) for run in runs]
+    parts += [_run_markdown(run, published=len(runs) == 1) for run in runs]
     return "\n\n".join(parts) + "\n"
 
 
@@ -35,12 +35,13 @@ def as_dict(runs: Sequence[Run], refused: Sequence[str] = ()) -> dict[str, Any]:
                 "config": run.config,
                 "result": run.findings.raw,
             }
+            | ({"estimators": [vars(row) for row in run.published]} if len(runs) == 1 else {})
             for run in runs
         ],
     }
 
 
-def _run_markdown(run: Run) -> str:
+def _run_markdown(run: Run, *, published: bool) -> str:
     findings, strongest = run.findings, run.findings.strongest
     parts = [f"## {plain(run.name)}", f"**{plain(verdict_sentence(run))}**"]
     if findings.reason:
@@ -87,6 +88,9 @@ def _run_markdown(run: Run) -> str:
             for gauge in findings.gauges
         ]
         parts.append(_table(["gauge", "smallest", "largest", "limits", "status"], cells))
+    if published and run.published:
+        parts.append(f"Every published estimator on the scores of {plain(strongest.name) if strongest else ''}:")
+        parts.append(_published(run))
     steps = next_steps(run)
     if steps:
         parts.append("What to do next:\n\n" + "\n".join(f"- {_keeping_code(step)}" for step in steps))
@@ -96,6 +100,20 @@ def _run_markdown(run: Run) -> str:
         )
     parts += [f"> not read: {plain(problem)}" for problem in run.problems]
     return "\n\n".join(parts)
+
+
+def _published(run: Run) -> str:
+    cells = [
+        [
+            row.name,
+            shown(row.value),
+            row.kind,
+            row.threshold,
+            row.assumptions if row.needs is None else f"not applicable: {row.needs}",
+        ]
+        for row in run.published
+    ]
+    return _table(["method", "ε", "kind", "threshold", "assumes"], cells)
 
 
 def _overview(runs: Sequence[Run]) -> str:

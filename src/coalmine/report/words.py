@@ -32,8 +32,8 @@ GLOSSARY = {
     "estimate": "The most likely ε, from a normal law fitted to the scores. It may lie above or below the true one: an "
     "estimate is never a bound.",
     "heuristic": "A number with a name that promises more than it keeps. Shown for comparison with the literature.",
-    "valid bound": "The true ε of this attack is at least as large, with the stated confidence, whatever law the scores "
-    "follow.",
+    "valid bound": "The true ε of this attack is at least as large, with the stated confidence, if what stands beside it "
+    "is so.",
     "interval": "Where the true ε lies with 95 % confidence, if the scores are normal.",
     "lower bound": "The true ε of this attack is at least as large, with 95 % confidence, whatever law the scores follow.",
     "floor": "What as many canaries read in 95 of 100 runs when nothing leaks at all. An estimate below it detects "

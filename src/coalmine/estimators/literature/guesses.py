@@ -1,0 +1,91 @@
+"""Guesses at who was observed, for the audits by one run: some made, the rest left open, and how many were mistakes.
+
+The one-run methods play one game: each of `total` canaries is observed or not by its own fair coin, an auditor who has
+not seen the coins guesses some of them, and more correct guesses than an epsilon allows refute it.
+"""
+
+from typing import SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from coalmine.checks import Floats, whole_number
+from coalmine.estimators.bounds import FEWEST
+from coalmine.estimators.literature.thresholds import Counts, sorted_scores
+
+THINNING_SEED = 20230  # of the choice among the scores of the larger side
+FIXED_HALVES = "a fair coin for each canary (here halves of fixed size, the larger side thinned at random)"
+
+
+def fair_halves(observed: npt.ArrayLike, unobserved: npt.ArrayLike) -> tuple[Floats, Floats]:
+    """Equally many sorted scores of both sides: a seeded draw from the larger side, since the coins are fair.
+
+    With ten unobserved canaries to one observed, a blind guess "unobserved" is right in ten cases of eleven, and an
+    audit that takes the coins for fair would call that a leak.
+    """
+    present, absent = sorted_scores(observed, unobserved)
+    size = min(present.size, absent.size)
+    rng = np.random.default_rng(THINNING_SEED)
+    first, second = (scores[np.sort(rng.permutation(scores.size)[:size])] for scores in (present, absent))
+    return first, second
+
+
+def hull_guesses(observed: Floats, unobserved: Floats) -> tuple[Counts, Counts]:
+    """Guesses and mistakes of "observed if the score is at least t" at the corners of the ROC curve's hull.
+
+    Only k+ guesses, no k-. Both ends are corners: no guess at all, and a guess at everyone. Scores must be sorted.
+    """
+    thresholds = np.append(np.inf, np.unique(np.concatenate([observed, unobserved]))[::-1])
+    hits = observed.size - np.searchsorted(observed, thresholds)
+    mistakes = unobserved.size - np.searchsorted(unobserved, thresholds)
+    corners = _upper_hull(mistakes.tolist(), hits.tolist())
+    return hits[corners] + mistakes[corners], mistakes[corners]
+
+
+def mistakes_by_confidence(observed: Floats, unobserved: Floats) -> Counts:
+    """Entry r: the mistakes among the r most confident guesses, k+ of "observed" and k- of "unobserved".
+
+    A guess says on which side of the median of all scores a canary lies, and is the more confident the farther it lies.
+    So neither guesses nor their order look at who was observed; where scores tie, mistakes come first.
+    """
+    scores = np.concatenate([observed, unobserved])
+    present = np.repeat([True, False], [observed.size, unobserved.size])
+    distance = scores - np.median(scores)
+    mistaken = np.where(present, distance <= 0, distance >= 0)
+    order = np.lexsort((~mistaken, -np.abs(distance)))
+    return np.append(0, np.cumsum(mistaken[order]))
+
+
+def halvings(total: int) -> Counts:
+    """Numbers of guesses fixed in advance: a half of the canaries, a quarter, and so on down to ten."""
+    counts = [total // 2]
+    while counts[-1] // 2 >= FEWEST:
+        counts.append(counts[-1] // 2)
+    return np.array(counts)
+
+
+def checked_counts(guesses: SupportsIndex, mistakes: SupportsIndex, total: SupportsIndex) -> tuple[int, int, int]:
+    """The counts of one game, refused unless mistakes <= guesses <= total."""
+    made = whole_number("guesses", guesses, minimum=1)
+    wrong = whole_number("mistakes", mistakes, minimum=0)
+    canaries = whole_number("total", total, minimum=1)
+    if wrong > made:
+        raise ValueError(f"mistakes must be at most the guesses, got {wrong} mistakes in {made} guesses")
+    if made > canaries:
+        raise ValueError(f"guesses must be at most the total of canaries, got {made} guesses at {canaries} canaries")
+    return made, wrong, canaries
+
+
+def _upper_hull(x: list[int], y: list[int]) -> list[int]:
+    """Indices of the corners of the least concave curve above the points; x ascends, and y where x stays."""
+    hull: list[int] = []
+    for i in range(len(x)):
+        while len(hull) > 1 and _not_above(x, y, hull[-2], hull[-1], i):
+            hull.pop()
+        hull.append(i)
+    return hull
+
+
+def _not_above(x: list[int], y: list[int], left: int, middle: int, right: int) -> bool:
+    rise, run = y[middle] - y[left], x[middle] - x[left]
+    return rise * (x[right] - x[middle]) <= (y[right] - y[middle]) * run

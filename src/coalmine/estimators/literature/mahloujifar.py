@@ -1,0 +1,146 @@
+"""Mahloujifar, Melis and Chaudhuri 2024 (arXiv 2410.22235): auditing f-differential privacy in one run.
+
+The same game as Steinke et al. 2023, tested against a whole trade-off function f at once, not one (epsilon, delta).
+Here f is the Gaussian one, so that a μ is refuted, and μ gives epsilon at any delta: more than Steinke's where the
+mechanism is Gaussian, and no bound where it is not.
+"""
+
+from typing import SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtr, ndtri
+
+from coalmine.checks import Floats, unit_interval
+from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
+from coalmine.estimators.literature.guesses import (
+    FIXED_HALVES,
+    checked_counts,
+    fair_halves,
+    halvings,
+    hull_guesses,
+    mistakes_by_confidence,
+)
+from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.thresholds import Counts
+
+tiny = np.finfo(np.float64).tiny
+REFERENCE = "Mahloujifar, Melis and Chaudhuri 2024, arXiv 2410.22235"
+
+
+def mahloujifar_row(
+    observed: npt.ArrayLike, unobserved: npt.ArrayLike, *, delta: float, confidence: float = 0.95
+) -> LiteratureRow:
+    """The best number of "observed" guesses on the ROC hull, Bonferroni over its corners: no proven bound."""
+    present, absent = fair_halves(observed, unobserved)
+    guesses, mistakes = hull_guesses(present, absent)
+    return LiteratureRow(
+        name="Mahloujifar 2024, ROC hull",
+        reference=REFERENCE,
+        value=_best_epsilon(guesses, mistakes, delta=delta, total=2 * present.size, confidence=confidence),
+        kind="heuristic",
+        confidence=confidence,
+        controls="train data",
+        receives="final model",
+        assumptions=(
+            f"{FIXED_HALVES}; a Gaussian mechanism; the guesses are corrected for the corners of the ROC hull, "
+            "not for finding them"
+        ),
+        threshold="chosen on the same data, corrected",
+    )
+
+
+def mahloujifar_fixed_row(
+    observed: npt.ArrayLike, unobserved: npt.ArrayLike, *, delta: float, confidence: float = 0.95
+) -> LiteratureRow:
+    """The most confident half, quarter, ... of the guesses, Bonferroni over these: a bound for a Gaussian mechanism."""
+    present, absent = fair_halves(observed, unobserved)
+    guesses = halvings(2 * present.size)
+    mistakes = mistakes_by_confidence(present, absent)[guesses]
+    return LiteratureRow(
+        name="Mahloujifar 2024, fixed guesses",
+        reference=REFERENCE,
+        value=_best_epsilon(guesses, mistakes, delta=delta, total=2 * present.size, confidence=confidence),
+        kind="valid bound",
+        confidence=confidence,
+        controls="train data",
+        receives="final model",
+        assumptions=f"{FIXED_HALVES}; a Gaussian mechanism: for another it is no bound; canaries may leak together",
+        threshold="chosen on the same data, corrected",
+    )
+
+
+def f_dp_epsilon(
+    guesses: SupportsIndex, mistakes: SupportsIndex, *, delta: float, total: SupportsIndex, confidence: float = 0.95
+) -> float:
+    """A lower bound on epsilon of a Gaussian mechanism from `mistakes` in `guesses` at `total` canaries.
+
+    Holds if the number of guesses was fixed before the coins were seen.
+
+    >>> round(f_dp_epsilon(100, 10, delta=1e-5, total=1000), 4)
+    2.4564
+    """
+    made, wrong, canaries = checked_counts(guesses, mistakes, total)
+    return _best_epsilon(np.array([made]), np.array([wrong]), delta=delta, total=canaries, confidence=confidence)
+
+
+def _best_epsilon(guesses: Counts, mistakes: Counts, *, delta: float, total: int, confidence: float) -> float:
+    delta, failing = unit_interval("delta", delta), (1 - unit_interval("confidence", confidence)) / guesses.size
+    mu = best_mu(guesses, mistakes, total=total, failing=failing)
+    return float(gaussian_epsilon(Gaussian(0.0, 1.0), Gaussian(mu, 1.0), delta=delta))
+
+
+def best_mu(guesses: Counts, mistakes: Counts, *, total: int, failing: float) -> float:
+    """The largest μ that one of the games refutes, each at `failing`."""
+    ceilings = _ceilings(guesses, mistakes, total, failing)
+    best = 0.0
+    for i in np.argsort(-ceilings):
+        if ceilings[i] <= best:
+            break
+        best = _largest_refuted(int(guesses[i]), int(mistakes[i]), total, failing, best)
+    return best
+
+
+def _ceilings(guesses: Counts, mistakes: Counts, total: int, failing: float) -> Floats:
+    """A μ that each game cannot refute: from there on its recursion stops at the first step."""
+    right, wrong = failing * (guesses - mistakes) / total, failing * mistakes / total
+    ceilings: Floats = np.where(mistakes > 0, ndtri(np.maximum(right, tiny)) - ndtri(np.maximum(wrong, tiny)), np.inf)
+    return np.where(mistakes < guesses, ceilings, 0.0)
+
+
+def _largest_refuted(guesses: int, mistakes: int, total: int, failing: float, low: float) -> float:
+    """The largest μ >= low that is refuted, to twelve digits; `low` where even that one is not."""
+    if not refuted(low, guesses, mistakes, total=total, failing=failing):
+        return low
+    high = max(1.0, 2 * low)
+    while refuted(high, guesses, mistakes, total=total, failing=failing):
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        if refuted(middle, guesses, mistakes, total=total, failing=failing):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def refuted(mu: float, guesses: int, mistakes: int, *, total: int, failing: float) -> bool:
+    """Whether no μ-GDP mechanism makes so few mistakes with probability `failing`.
+
+    Let p_i be the probability of i correct guesses, and flip the coin of one canary drawn at random: where at least j
+    guesses were correct and this one was, at least j - 1 are and this one is not. The first has probability
+    Σ_{i >= j} p_i i / total, the second Σ_{i >= j - 1} p_i (guesses - i) / total, and the trade-off function says how
+    small the second may be. Beginning with p = failing at the count seen, each j asks for more p at j - 1, until more
+    is asked for than there are guesses, and μ is refuted, or nothing more is.
+    """
+    correct = guesses - mistakes
+    right, wrong, most = failing * correct / total, failing * mistakes / total, guesses / total
+    for i in range(correct - 1, -1, -1):
+        asked = float(ndtr(ndtri(right) - mu))
+        if asked <= wrong:
+            return False
+        right += i / (guesses - i) * (asked - wrong)
+        wrong = asked
+        if right + wrong > most:
+            return True
+    return False

@@ -1,0 +1,124 @@
+"""Steinke, Nasr and Jagielski 2023 (arXiv 2305.08846): epsilon from the correct guesses in one training run.
+
+Under (epsilon, 0) each guess is right with probability at most e^ε / (1 + e^ε), whatever the others were, so that the
+number of correct guesses is at most binomial. Delta adds F correct guesses, with mean at most 2 δ times the number of
+canaries and otherwise of any law: all canaries may be given away at once.
+"""
+
+from typing import SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import brentq
+from scipy.special import betaincc, betainccinv, betaincinv, expit, gammaln, log_expit
+
+from coalmine.checks import Floats, unit_interval
+from coalmine.estimators.literature.guesses import (
+    FIXED_HALVES,
+    checked_counts,
+    fair_halves,
+    halvings,
+    hull_guesses,
+    mistakes_by_confidence,
+)
+from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.thresholds import Counts
+
+REFERENCE = "Steinke, Nasr and Jagielski 2023, arXiv 2305.08846"
+
+
+def steinke_row(
+    observed: npt.ArrayLike, unobserved: npt.ArrayLike, *, delta: float, confidence: float = 0.95
+) -> LiteratureRow:
+    """The best number of "observed" guesses on the ROC hull, Bonferroni over its corners: no bound.
+
+    The corners are found in the same scores, so a share of the failing probability for each of them does not cover all
+    thresholds: with fair coins, nothing leaking and a vanishing delta the value is above 0 in more than 5 % of runs.
+    """
+    present, absent = fair_halves(observed, unobserved)
+    guesses, mistakes = hull_guesses(present, absent)
+    return LiteratureRow(
+        name="Steinke 2023, ROC hull",
+        reference=REFERENCE,
+        value=_best_epsilon(guesses, mistakes, delta=delta, total=2 * present.size, confidence=confidence),
+        kind="heuristic",
+        confidence=confidence,
+        controls="train data",
+        receives="final model",
+        assumptions=f"{FIXED_HALVES}; the guesses are corrected for the corners of the ROC hull, not for finding them",
+        threshold="chosen on the same data, corrected",
+    )
+
+
+def steinke_fixed_row(
+    observed: npt.ArrayLike, unobserved: npt.ArrayLike, *, delta: float, confidence: float = 0.95
+) -> LiteratureRow:
+    """The most confident half, quarter, ... of the guesses, Bonferroni over these: a bound, as published."""
+    present, absent = fair_halves(observed, unobserved)
+    guesses = halvings(2 * present.size)
+    mistakes = mistakes_by_confidence(present, absent)[guesses]
+    return LiteratureRow(
+        name="Steinke 2023, fixed guesses",
+        reference=REFERENCE,
+        value=_best_epsilon(guesses, mistakes, delta=delta, total=2 * present.size, confidence=confidence),
+        kind="valid bound",
+        confidence=confidence,
+        controls="train data",
+        receives="final model",
+        assumptions=f"{FIXED_HALVES}; canaries may leak together",
+        threshold="chosen on the same data, corrected",
+    )
+
+
+def one_run_epsilon(
+    guesses: SupportsIndex, mistakes: SupportsIndex, *, delta: float, total: SupportsIndex, confidence: float = 0.95
+) -> float:
+    """A lower bound on epsilon from one run: `mistakes` in `guesses` at `total` canaries, the rest left open.
+
+    Holds if the number of guesses was fixed before the coins were seen.
+
+    >>> round(one_run_epsilon(100, 10, delta=1e-5, total=1000), 4)
+    1.6261
+    """
+    made, wrong, canaries = checked_counts(guesses, mistakes, total)
+    return _best_epsilon(np.array([made]), np.array([wrong]), delta=delta, total=canaries, confidence=confidence)
+
+
+def _best_epsilon(guesses: Counts, mistakes: Counts, *, delta: float, total: int, confidence: float) -> float:
+    """The largest bound over the given games, each with its share of the failing probability."""
+    delta, failing = unit_interval("delta", delta), (1 - unit_interval("confidence", confidence)) / guesses.size
+    ceilings = pure_epsilon(guesses, mistakes, failing)  # delta only lowers them
+    best = 0.0
+    for i in np.argsort(-ceilings):
+        if ceilings[i] <= best:
+            break
+        best = _inverted(int(guesses[i]), int(mistakes[i]), 2 * total * delta, failing, best, float(ceilings[i]))
+    return best
+
+
+def pure_epsilon(guesses: Counts, mistakes: Counts, failing: float) -> Floats:
+    """The bound at delta = 0: log odds of Clopper and Pearson's bound on the rate of correct guesses, 0 at least."""
+    correct = guesses - mistakes
+    some = np.maximum(correct, 1)
+    right, wrong = betaincinv(some, mistakes + 1, failing), betainccinv(mistakes + 1, some, failing)
+    return np.where(correct > 0, np.maximum(np.log(right) - np.log(wrong), 0.0), 0.0)
+
+
+def _inverted(guesses: int, mistakes: int, given_away: float, failing: float, low: float, high: float) -> float:
+    """The epsilon in [low, high] that is just not refuted; `low` where even that one is not."""
+    wrong_guesses = np.arange(mistakes + 1, guesses + 1)
+    log_ways = gammaln(guesses + 1) - gammaln(wrong_guesses + 1) - gammaln(guesses - wrong_guesses + 1)
+    spread = np.arange(1, guesses - mistakes + 1)
+
+    def excess(epsilon: float) -> float:
+        """How far the chance of so few mistakes, at its largest, lies above `failing`.
+
+        F of mean `given_away` does best on 0 and one other value i: it then gains Pr(i mistakes fewer would do) / i.
+        """
+        log_pmf = log_ways + wrong_guesses * log_expit(-epsilon) + (guesses - wrong_guesses) * log_expit(epsilon)
+        gain = (np.cumsum(np.exp(log_pmf)) / spread).max()
+        return float(betaincc(mistakes + 1, guesses - mistakes, expit(-epsilon)) + given_away * gain - failing)
+
+    if excess(low) >= 0:
+        return low
+    return float(brentq(excess, low, high, xtol=1e-12)) if excess(high) > 0 else high

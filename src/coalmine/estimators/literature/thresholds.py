@@ -1,0 +1,53 @@
+"""Threshold tests on two sets of scores: what most published estimators look at."""
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import betainccinv
+
+from coalmine.checks import Floats, finite_array
+from coalmine.estimators.bounds import score_array
+
+Counts = npt.NDArray[np.int64]
+
+
+def sorted_scores(observed: npt.ArrayLike, unobserved: npt.ArrayLike) -> tuple[Floats, Floats]:
+    """Both sets of scores in ascending order, refused unless each has at least ten finite numbers."""
+    return np.sort(score_array("observed", observed)), np.sort(score_array("unobserved", unobserved))
+
+
+def score_tables(
+    name: str, observed: npt.ArrayLike, unobserved: npt.ArrayLike, *, fewest: int = 1
+) -> tuple[Floats, Floats]:
+    """Scores with a row for each of several runs, checkpoints or rounds: equally many rows on both sides."""
+    tables = []
+    for side, scores in (("observed", observed), ("unobserved", unobserved)):
+        table = finite_array(f"{name}: {side} scores", scores)
+        if table.ndim != 2 or table.shape[1] < fewest:
+            raise ValueError(
+                f"{name}: {side} scores must be a table, a row each and at least {fewest} scores a row, "
+                f"got shape {table.shape}"
+            )
+        tables.append(table)
+    if tables[0].shape[0] != tables[1].shape[0]:
+        raise ValueError(
+            f"{name}: both tables must have as many rows, got {tables[0].shape[0]} observed and {tables[1].shape[0]} "
+            "unobserved"
+        )
+    return tables[0], tables[1]
+
+
+def error_counts(observed: Floats, unobserved: Floats) -> tuple[Counts, Counts]:
+    """False negatives and false positives of "observed if the score is at least t", t each observed score; both sorted.
+
+    Thresholds other than the observed scores need no look: moved up to the next one, neither count grows.
+    """
+    false_negatives = np.searchsorted(observed, observed)
+    false_positives = unobserved.size - np.searchsorted(unobserved, observed)
+    return false_negatives, false_positives
+
+
+def clopper_pearson(errors: npt.ArrayLike, count: int, failing: float) -> Floats:
+    """Clopper and Pearson's one-sided upper bound on the rate of `errors` among `count`."""
+    seen = np.asarray(errors, dtype=np.float64)
+    bound = betainccinv(seen + 1, np.maximum(count - seen, 0.5), failing)
+    return np.where(seen < count, bound, 1.0)

@@ -1,0 +1,449 @@
+"""Which published estimator can be believed: the study behind docs/estimators.md.
+
+    python -m studies.literature_calibration                 every cell, 1,000 runs each: 7 minutes of processor time
+    python -m studies.literature_calibration --write-docs    docs/estimators.md and its picture from what has been run
+
+A cell is one line of studies/out/literature_calibration.jsonl and is not run again. A run draws 1,000 observed and 1,000
+unobserved scores whose true epsilon is known, and asks every estimator. Methods that want several runs get the same
+number of scores as 100 runs of 10 canaries a side; those that want checkpoints, 10 of them, between which scores wander
+and each canary rises once; CANIFE, 10 rounds with 100 scores a side that together have the true epsilon.
+"""
+
+import argparse
+import json
+import math
+import sys
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coalmine import Gaussian, compare_estimators
+from coalmine.checks import Floats
+from coalmine.estimators.literature.compare import own_rows
+from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.zanella_beguelin import posterior_epsilon
+from coalmine.estimators.mechanism import mechanism_noise
+from studies.calibration import read_results
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "studies" / "out" / "literature_calibration.jsonl"
+DOCS, PICTURE = ROOT / "docs" / "estimators.md", ROOT / "docs" / "estimators.png"
+DELTA, CANARIES, RUNS = 1e-6, 1_000, 1_000
+EPSILONS = (0.0, 0.8, 2.3, 4.9)
+MECHANISMS = ("gaussian", "laplace")
+CHECKPOINTS, ROUNDS, PER_RUN = 10, 10, 10
+KNOWN = ("coalmine's lower bound", "paper's ε_lo")  # shown against the null in closed form too
+COUNTS = [(3, 10, 2, 10), (0, 10, 1, 10), (60, 100, 5, 100), (30, 200, 40, 200), (500, 1_000, 10, 1_000)]
+
+Result = dict[str, Any]
+
+
+def all_cells() -> dict[str, tuple[str, float]]:
+    """Every cell by its name; where nothing leaks both mechanisms' scores are one law, so one of them will do."""
+    return {
+        f"{mechanism}/eps={epsilon}": (mechanism, epsilon)
+        for mechanism in MECHANISMS
+        for epsilon in EPSILONS
+        if epsilon or mechanism == "gaussian"
+    }
+
+
+def run_cell(name: str, runs: int) -> Result:
+    """How often each estimator lies above the true epsilon, and its mean; the seed is made from the cell's name."""
+    started = time.process_time()
+    mechanism, epsilon = all_cells()[name]
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    values: dict[str, list[float]] = {}
+    for _ in range(runs):
+        for row in one_run(rng, mechanism, epsilon):
+            values.setdefault(row.name, []).append(math.nan if row.value is None else row.value)
+    rows = {
+        method: {"above": float(np.mean(np.array(found) > epsilon)), "mean": float(np.mean(found))}
+        for method, found in values.items()
+    }
+    return {"cell": name, "runs": runs, "seconds": round(time.process_time() - started, 1), "rows": rows}
+
+
+def one_run(rng: np.random.Generator, mechanism: str, epsilon: float) -> Iterator[LiteratureRow]:
+    """Every estimator that applies, on scores of one run."""
+    if mechanism == "laplace":
+        observed, unobserved = laplace_scores(rng, epsilon)
+        tables = observed.reshape(-1, PER_RUN), unobserved.reshape(-1, PER_RUN)
+        rows = compare_estimators(observed, unobserved, delta=DELTA, trials=tables)
+    else:
+        shift = 1 / float(mechanism_noise(epsilon, delta=DELTA)) if epsilon else 0.0
+        observed, unobserved = rng.normal(shift, 1, CANARIES), rng.normal(size=CANARIES)
+        tables = observed.reshape(-1, PER_RUN), unobserved.reshape(-1, PER_RUN)
+        rows = compare_estimators(
+            observed,
+            unobserved,
+            delta=DELTA,
+            trials=tables,
+            checkpoints=(checkpoints(rng, shift), checkpoints(rng, 0.0)),
+            audited_rounds=(rounds(rng, shift), rounds(rng, 0.0)),
+            sampling_probability=1.0,
+        )
+        for row in own_rows(observed, Gaussian(0.0, 1.0), delta=DELTA):
+            if row.name in KNOWN:
+                yield named(row, f"{row.name}, null known")
+    yield from (row for row in rows if row.value is not None)
+
+
+def laplace_scores(rng: np.random.Generator, epsilon: float) -> tuple[Floats, Floats]:
+    """Scores of a Laplace mechanism: its privacy loss is bounded, so that its epsilon at delta is s + 2 log(1 - delta)."""
+    shift = epsilon - 2 * math.log1p(-DELTA)
+    return rng.laplace(shift, 1, CANARIES), rng.laplace(size=CANARIES)
+
+
+def checkpoints(rng: np.random.Generator, shift: float) -> Floats:
+    """Scores that wander by N(0, 1) from checkpoint to checkpoint; each canary rises by `shift` once."""
+    steps = rng.normal(size=(CHECKPOINTS, CANARIES))
+    steps[rng.integers(1, CHECKPOINTS, CANARIES), np.arange(CANARIES)] += shift
+    return np.cumsum(steps, axis=0)
+
+
+def rounds(rng: np.random.Generator, shift: float) -> Floats:
+    """Scores of rounds that everybody is in, and that together are one Gaussian mechanism with `shift`."""
+    return rng.normal(shift / math.sqrt(ROUNDS), 1, (ROUNDS, CANARIES // ROUNDS))
+
+
+def named(row: LiteratureRow, name: str) -> LiteratureRow:
+    """The row under another name."""
+    return LiteratureRow(**vars(row) | {"name": name})
+
+
+def check_against_packages() -> bool:
+    """Whether Zanella-Béguelin's rows are those of their own package; True too where it is not installed."""
+    try:
+        from privacy_estimates import AttackResults, compute_eps_lo  # type: ignore[import-not-found]
+    except ImportError:
+        print("privacy-estimates is not installed: nothing to compare with")
+        return True
+    worst = 0.0
+    for fn, count, fp, unobserved in COUNTS:
+        counts = AttackResults(FN=fn, FP=fp, TN=unobserved - fp, TP=count - fn)
+        theirs = compute_eps_lo(counts, 1e-5, 0.05, "joint-beta")
+        worst = max(worst, abs(theirs - posterior_epsilon(fn, count, fp, unobserved, delta=1e-5, quantile=0.05)))
+    print(f"privacy-estimates: largest difference {worst:.4f}; its own tolerance is 0.01")
+    return worst < 0.01
+
+
+def main() -> int:
+    """Run what has not been run; or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=RUNS, help="simulated audits in each cell")
+    parser.add_argument("--write-docs", action="store_true", help="write docs/estimators.md and its picture")
+    options = parser.parse_args()
+    results = read_results(RESULTS)
+    if options.write_docs:
+        missing = [name for name in all_cells() if name not in results]
+        if missing:
+            print(f"run the study first: {', '.join(missing)} are missing", file=sys.stderr)
+            return 1
+        DOCS.write_text(page(results))
+        draw(results)
+        return 0
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    with RESULTS.open("a") as out:
+        for name in all_cells():
+            if results.get(name, {"runs": 0})["runs"] < options.runs:
+                result = run_cell(name, options.runs)
+                out.write(json.dumps(result) + "\n")
+                out.flush()
+                print(f"{name} {result['seconds']} s", flush=True)
+    return 0 if check_against_packages() else 1
+
+
+def page(results: dict[str, Result]) -> str:
+    """The whole of docs/estimators.md."""
+    runs = min(result["runs"] for result in results.values())
+    figures = {
+        "runs": f"{runs:,}",
+        "error": f"{100 * math.sqrt(0.05 * 0.95 / runs):.1f}",
+        "minutes": f"{sum(result['seconds'] for result in results.values()) / 60:.0f}",
+        "methods": methods_table(),
+        "gaussian": rates_table(results, "gaussian"),
+        "laplace": rates_table(results, "laplace"),
+        "means": means_table(results),
+    } | spoken(results)
+    return TEMPLATE.format(**figures)
+
+
+TEMPLATE = """# Every published estimator on the same scores
+
+    coalmine estimate scores.npz --delta 1e-6 --all    # a table; --json has every column
+    coalmine report runs/digits-1                      # the page of a run has them too
+
+```python
+rows = coalmine.compare_estimators(observed, unobserved, delta=1e-6)
+```
+
+Each row is a number, what kind of number it is, what its auditor controls and receives (the paper's Table 1), what it
+assumes, and where its threshold came from. A method that wants more than one run's scores says so, and gets them in
+Python: `trials=` (several runs), `checkpoints=` (several models of one run), `audited_rounds=` with
+`sampling_probability=` and `rounds=`.
+
+![How often each lies above the true ε, and how much of it each sees](estimators.png)
+
+## Which of them can be believed
+
+- **Whatever the mechanism**: coalmine's lower bound, Jagielski 2020 split, and Steinke 2023 with fixed guesses. In no
+  cell below does one of them lie above the true ε in more than {worst} of runs; 5 % ± {error} % is what 95 % allows. Of a
+  true ε of 4.9 they see {mean_known} (coalmine, null known), {mean_steinke} (Steinke), {mean_bound} (coalmine against as
+  many unobserved scores) and {mean_split} (split).
+- **Only if the mechanism is Gaussian**: Xiang 2025, Nasr 2023 over all thresholds, Mahloujifar 2024 with fixed
+  guesses. Then they are bounds, and see the most: {mean_xiang}, {mean_nasr} and {mean_mahloujifar} of 4.9. On a
+  Laplace mechanism of true ε 2.3 they read {laplace_xiang}, {laplace_nasr} and {laplace_mahloujifar} on average, and
+  lie above the truth in {least_laplace} of runs or more. They refute a claim that noise is Gaussian and of a given
+  size; they bound nothing else.
+- **Not at 95 %**: whatever takes the best threshold of the same scores uncorrected. When nothing leaks the paper's ε_lo
+  is above 0 in {lo_known} of runs (null known; {lo_two} against unobserved scores), Zanella-Béguelin 2023 in {zb_zero},
+  Jagielski 2020 in {best_jagielski}. Against a Gaussian mechanism of 4.9 a threshold shows so much less than there is
+  that most of them lie below it again; against a Laplace mechanism, where a threshold shows all there is, they do not:
+  up to {laplace_lo}, {laplace_zb} and {laplace_jagielski}. Nasr 2023 errs in {best_nasr} even where the mechanism is
+  Gaussian.
+- **No bounds at all**: the estimates. coalmine's lies above the true ε in about half of the runs ({estimate_rates}),
+  as an estimate should; the paper's, which fits the scores' std, in {paper_rates}. Both take scores for normal, so
+  that on Laplace noise both read {laplace_estimate} and more for 2.3. CANIFE's composes lower bounds of single rounds
+  and reads {mean_canife} for 4.9.
+
+The label "valid bound" in a row therefore always goes with what the row assumes.
+
+## How often each lies above the true ε
+
+A lower bound at 95 % may lie above the true ε in 5 % of runs. {runs} runs a cell, so that 5 % is known to ± {error} %
+(one standard deviation); 1,000 observed and 1,000 unobserved scores, δ = 1e-6. Estimates ought to lie above it in
+about half of the runs; where nothing leaks, every number above 0 does. Bold: more than the 5 % that was promised, and
+more than chance explains (four standard deviations).
+
+A Gaussian mechanism:
+
+{gaussian}
+
+A Laplace mechanism, whose privacy loss is bounded. What the bulk of its scores shows says nothing of a Gaussian tail,
+because there is none:
+
+{laplace}
+
+## How much of it each sees
+
+Mean value over the same runs. A bound is worth the more the closer it comes to the true ε from below:
+
+{means}
+
+"null known": the law of an unobserved score is in closed form, as it is for cosines. Pillutla's rows have the same
+number of scores as 100 runs of 10 canaries a side, half of which choose the threshold; intervals are over runs, so
+that so few show little. Jagielski 2023's see ten checkpoints between which scores wander and each canary rises once,
+at a time that the attacker does not know; the true ε is that of an attacker who knows it. CANIFE's has ten rounds
+with 100 scores a side, all of them audited and nobody left out, which together have the true ε.
+
+## What they are
+
+{methods}
+
+- **Jagielski 2020**: Clopper–Pearson bounds on the two error rates of a threshold test, then Eq. 1. As published one
+  batch of models chooses the threshold and another tests it ("split": halves of the scores); most who use it, the
+  paper among them, take the best threshold of the same scores.
+- **Zanella-Béguelin 2023**: the joint posterior of the two rates under Jeffreys' prior, carried over to ε by
+  quadrature; the value is the lower end of a one-sided credible interval. A test worse than chance counts as a leak
+  too, so that the interval never reaches 0.
+- **Steinke 2023**, **Mahloujifar 2024**, **Xiang 2025**: one run, a fair coin for each canary, and how many guesses
+  at the coins are right. Where there are more unobserved than observed scores the larger side is thinned. "ROC hull"
+  corrects for the corners of the ROC curve's hull but not for finding them; "fixed guesses" are numbers fixed in
+  advance.
+- **Nasr 2023**: the two rates read as Gaussian differential privacy, μ = Φ⁻¹(1 − FPR) − Φ⁻¹(FNR), then ε at δ. "All
+  thresholds" is with coalmine's bounds, which hold at every threshold together.
+- **Pillutla 2023**: several canaries in each of several runs; Wilson intervals from moments of order 1, 2 and 4 of
+  exchangeable outcomes.
+- **Jagielski 2023**: each canary's largest rise from one checkpoint to the next ("delta"), or its rise from the first
+  to the last ("back-front"); ε as in Jagielski 2020. The audit's `all-iterates` rung is the first of these on model
+  deltas.
+- **CANIFE 2022**: each audited round's ε gives a noise multiplier σ̂, and an accountant composes the rounds.
+
+All of this page is printed by
+
+    python -m studies.literature_calibration                 # {minutes} minutes of processor time
+    python -m studies.literature_calibration --write-docs
+
+with a fixed seed for each cell. `make studies` also compares Zanella-Béguelin's rows with the authors' own package,
+privacy-estimates, where that is installed.
+"""
+
+
+def spoken(results: dict[str, Result]) -> dict[str, str]:
+    """The figures in the plain words."""
+
+    def mean(name: str, cell: str = "gaussian/eps=4.9") -> str:
+        return f"{results[cell]['rows'][name]['mean']:.2f}"
+
+    def rate(name: str, cell: str = "gaussian/eps=0.0") -> str:
+        return percent(results[cell]["rows"][name]["above"])
+
+    def rates(name: str) -> str:
+        return " to ".join(percent(f(_rates(results, name)[1:])) for f in (min, max))
+
+    def most(name: str) -> str:
+        return percent(max(cell["rows"][name]["above"] for cell in laplace))
+
+    gaussian_only = ("Xiang 2025", "Nasr 2023, all thresholds", "Mahloujifar 2024, fixed guesses")
+    anywhere = [f"coalmine's lower bound{known}" for known in ("", ", null known")]
+    anywhere += ["Jagielski 2020, split", "Steinke 2023, fixed guesses"]
+    laplace = [cell for name, cell in results.items() if name.startswith("laplace")]
+    return {
+        "worst": percent(
+            max(row["above"] for cell in results.values() for name, row in cell["rows"].items() if name in anywhere)
+        ),
+        "mean_known": mean("coalmine's lower bound, null known"),
+        "mean_bound": mean("coalmine's lower bound"),
+        "mean_steinke": mean("Steinke 2023, fixed guesses"),
+        "mean_split": mean("Jagielski 2020, split"),
+        "mean_xiang": mean("Xiang 2025"),
+        "mean_nasr": mean("Nasr 2023, all thresholds"),
+        "mean_mahloujifar": mean("Mahloujifar 2024, fixed guesses"),
+        "mean_canife": mean("CANIFE 2022"),
+        "laplace_xiang": mean("Xiang 2025", "laplace/eps=2.3"),
+        "laplace_nasr": mean("Nasr 2023, all thresholds", "laplace/eps=2.3"),
+        "laplace_mahloujifar": mean("Mahloujifar 2024, fixed guesses", "laplace/eps=2.3"),
+        "laplace_estimate": mean("coalmine's estimate", "laplace/eps=2.3"),
+        "least_laplace": percent(min(cell["rows"][name]["above"] for cell in laplace for name in gaussian_only)),
+        "lo_known": rate("paper's ε_lo, null known"),
+        "lo_two": rate("paper's ε_lo"),
+        "zb_zero": rate("Zanella-Béguelin 2023, best threshold"),
+        "best_jagielski": rate("Jagielski 2020, best threshold"),
+        "best_nasr": " to ".join(percent(f(_rates(results, "Nasr 2023, best threshold"))) for f in (min, max)),
+        "laplace_lo": most("paper's ε_lo"),
+        "laplace_zb": most("Zanella-Béguelin 2023, best threshold"),
+        "laplace_jagielski": most("Jagielski 2020, best threshold"),
+        "estimate_rates": rates("coalmine's estimate"),
+        "paper_rates": rates("paper's ε"),
+    }
+
+
+def _rates(results: dict[str, Result], name: str) -> list[float]:
+    """At each true epsilon of the Gaussian mechanism."""
+    return [float(results[f"gaussian/eps={epsilon}"]["rows"][name]["above"]) for epsilon in EPSILONS]
+
+
+def methods_table() -> str:
+    """Every row without its value."""
+    scores = np.arange(20.0)
+    lines = [
+        [row.name, row.kind, row.controls, row.receives, row.threshold, row.assumptions]
+        for row in compare_estimators(scores, scores, delta=DELTA)
+    ]
+    return table(["estimator", "kind", "auditor controls", "auditor receives", "threshold", "assumes"], lines)
+
+
+def rates_table(results: dict[str, Result], mechanism: str) -> str:
+    """In how many runs each lies above the true epsilon."""
+    epsilons = [epsilon for epsilon in EPSILONS if f"{mechanism}/eps={epsilon}" in results]
+    lines = []
+    for name, kind in methods(results, mechanism):
+        cells = [results[f"{mechanism}/eps={epsilon}"] for epsilon in epsilons]
+        lines.append([name, kind, *(shown_rate(cell, name, kind) for cell in cells)])
+    return table(["estimator", "kind", *(f"ε = {epsilon:g}" for epsilon in epsilons)], lines)
+
+
+def means_table(results: dict[str, Result]) -> str:
+    """The mean value of each, for both mechanisms."""
+    columns = list(all_cells())
+    lines = []
+    for name, kind in methods(results, "gaussian"):
+        rows = [results[cell]["rows"].get(name) for cell in columns]
+        lines.append([name, kind, *("" if row is None else f"{row['mean']:.2f}" for row in rows)])
+    heads = [f"{mechanism.capitalize()}, ε = {epsilon:g}" for mechanism, epsilon in all_cells().values()]
+    return table(["estimator", "kind", *heads], lines)
+
+
+def methods(results: dict[str, Result], mechanism: str) -> list[tuple[str, str]]:
+    """Names and kinds in the order of the rows, "null known" after its like."""
+    kinds = {row.name: row.kind for row in compare_estimators(np.arange(20.0), np.arange(20.0), delta=DELTA)}
+    found = results[f"{mechanism}/eps={EPSILONS[-1]}"]["rows"]
+    names = [each for name in kinds for each in (name, f"{name}, null known") if each in found]
+    return [(name, kinds[name.removesuffix(", null known")]) for name in names]
+
+
+def shown_rate(cell: Result, name: str, kind: str) -> str:
+    """A rate in percent; bold where a number with a confidence breaks it."""
+    rate, allowed = cell["rows"][name]["above"], 0.05 + 4 * math.sqrt(0.05 * 0.95 / cell["runs"])
+    text = percent(rate)
+    return f"**{text}**" if kind != "estimate" and rate > allowed else text
+
+
+def percent(rate: float) -> str:
+    """A rate as the page shows it."""
+    return f"{100 * rate:.1f} %"
+
+
+def table(heads: list[str], lines: list[list[str]]) -> str:
+    """A Markdown table."""
+    return "\n".join("| " + " | ".join(line) + " |" for line in [heads, ["---"] * len(heads), *lines])
+
+
+def draw(results: dict[str, Result]) -> None:
+    """The picture: rates above the truth for both mechanisms, and mean values over the truth."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import PercentFormatter
+
+    listed = methods(results, "gaussian")[::-1]
+    colours = {"estimate": "#1f5fae", "heuristic": "#b5651d", "valid bound": "#1a7f37"}
+    markers = dict(zip(EPSILONS, ("o", "s", "D", "^"), strict=True))
+    if_gaussian = {
+        row.name
+        for row in compare_estimators(np.arange(20.0), np.arange(20.0), delta=DELTA)
+        if row.kind == "valid bound" and "a Gaussian mechanism" in row.assumptions
+    }
+
+    def style(name: str, kind: str) -> dict[str, Any]:
+        fill = "white" if name in if_gaussian else colours[kind]
+        return {"mec": colours[kind], "mfc": fill, "ms": 6, "mew": 1.2, "ls": "", "clip_on": False, "zorder": 3}
+
+    figure, panels = plt.subplots(1, 3, figsize=(12.8, 7.4), sharey=True, width_ratios=[1.2, 1.2, 1])
+    for panel, mechanism in zip(panels[:2], MECHANISMS, strict=True):
+        panel.set_title(f"{mechanism.capitalize()} mechanism:\nshare of runs above the true ε", fontsize=10)
+        panel.axvspan(0, 0.05, color="#1a7f37", alpha=0.10, lw=0)
+        panel.axvline(0.05, color="#1a7f37", lw=1)
+        for place, (name, kind) in enumerate(listed):
+            for epsilon in EPSILONS:
+                row = results.get(f"{mechanism}/eps={epsilon}", {"rows": {}})["rows"].get(name)
+                if row is not None:
+                    panel.plot(row["above"], place, markers[epsilon], **style(name, kind))
+        panel.set_xscale("function", functions=(np.sqrt, np.square))
+        panel.set_xlim(0, 1)
+        panel.set_xticks([0, 0.05, 0.2, 0.5, 1.0])
+        panel.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    panel = panels[2]
+    panel.set_title("Gaussian mechanism:\nmean value over the true ε", fontsize=10)
+    panel.axvline(1, color="#444444", lw=1)
+    for place, (name, kind) in enumerate(listed):
+        for epsilon in EPSILONS[2:]:
+            mean = results[f"gaussian/eps={epsilon}"]["rows"][name]["mean"]
+            panel.plot(mean / epsilon, place, markers[epsilon], **style(name, kind))
+    panel.set_xlim(0, 1.35)
+    for panel in panels:
+        panel.grid(axis="y", color="#dddddd", lw=0.6)
+        panel.tick_params(axis="y", length=0, pad=8)
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0].set_yticks(range(len(listed)), [name for name, _ in listed], fontsize=9)
+    for label, (_, kind) in zip(panels[0].get_yticklabels(), listed, strict=True):
+        label.set_color(colours[kind])
+    handles = [Line2D([], [], marker=mark, ls="", color="#555555", label=f"ε = {e:g}") for e, mark in markers.items()]
+    handles += [Line2D([], [], marker="o", label=kind, **style("", kind)) for kind in colours]
+    some = next(iter(if_gaussian))
+    handles.append(Line2D([], [], marker="o", label="valid if the mechanism is Gaussian", **style(some, "valid bound")))
+    figure.legend(handles=handles, loc="lower center", ncols=8, frameon=False, fontsize=9, columnspacing=1.2)
+    figure.tight_layout(rect=(0, 0.045, 1, 1))
+    figure.savefig(PICTURE, dpi=110, metadata={"Software": None})
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

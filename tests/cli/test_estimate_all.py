@@ -1,0 +1,63 @@
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_estimate import DIM, QUANTILES, called, shifted
+
+from coalmine import compare_estimators
+
+
+@pytest.fixture
+def scores(tmp_path):
+    np.savez(tmp_path / "both.npz", observed=shifted(1.0), unobserved=QUANTILES)
+    np.savetxt(tmp_path / "observed.csv", shifted(1.0))
+    np.savetxt(tmp_path / "unobserved.csv", QUANTILES)
+    return tmp_path
+
+
+def every(*arguments):
+    done = called("estimate", *arguments, "--delta", 1e-6, "--all", "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["estimators"]
+
+
+def test_json_has_every_row_as_the_library_gives_it(scores):
+    wanted = compare_estimators(shifted(1.0), QUANTILES, delta=1e-6)
+    assert every(scores / "both.npz") == [vars(row) for row in wanted]
+
+
+def test_the_table_has_every_row_and_says_what_the_others_need(scores):
+    done = called("estimate", scores / "both.npz", "--delta", 1e-6, "--all")
+    for row in compare_estimators(shifted(1.0), QUANTILES, delta=1e-6):
+        assert row.name in done.stdout
+    assert "not applicable: CANIFE 2022: needs scores round by round (audited_rounds=)" in done.stdout
+
+
+def test_unobserved_scores_may_stand_beside_a_law(scores):
+    law = ["--dim", DIM]
+    alone = every(scores / "observed.csv", *law)
+    beside = every(scores / "observed.csv", *law, "--unobserved", scores / "unobserved.csv")
+    held = every(scores / "both.npz", *law)
+    assert [row["value"] for row in alone[:4]] == [row["value"] for row in beside[:4]]
+    assert {row["needs"] for row in alone[4:14]} == {"needs scores of unobserved canaries"}
+    assert None not in [row["value"] for row in beside[:14]]
+    assert [row["name"] for row in held] == [row["name"] for row in beside]
+
+
+def test_without_all_nothing_changes(scores):
+    done = called("estimate", scores / "both.npz", "--delta", 1e-6, "--json")
+    assert "estimators" not in json.loads(done.stdout)
+    refused = called(
+        "estimate", scores / "observed.csv", "--dim", DIM, "--unobserved", scores / "unobserved.csv", "--delta", 1e-6
+    )
+    assert (refused.returncode, refused.stdout) == (2, "")
+
+
+def test_two_laws_are_refused(scores):
+    done = called("estimate", scores / "observed.csv", "--dim", DIM, "--null-std", 1, "--delta", 1e-6, "--all")
+    assert done.returncode == 2
+    assert "give one of --dim" in done.stderr

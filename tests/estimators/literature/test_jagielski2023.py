@@ -1,0 +1,50 @@
+import itertools
+
+import numpy as np
+import pytest
+
+from coalmine.estimators.literature.jagielski2020 import jagielski2020_row
+from coalmine.estimators.literature.jagielski2023 import jagielski2023_rows
+
+
+def walks(rng, *, checkpoints, canaries, jump):
+    """Scores that wander from checkpoint to checkpoint; each canary's rises once by `jump`, at a time of its own."""
+    steps = rng.normal(size=(checkpoints, canaries))
+    steps[rng.integers(1, checkpoints, canaries), np.arange(canaries)] += jump
+    return steps.cumsum(axis=0)
+
+
+def test_rows_are_jagielski_2020_on_the_combined_scores():
+    rng = np.random.default_rng(0)
+    observed, unobserved = (walks(rng, checkpoints=6, canaries=200, jump=jump) for jump in (3.0, 0.0))
+    delta_row, back_front_row = jagielski2023_rows((observed, unobserved), delta=1e-6)
+    risen = [[max(b - a for a, b in itertools.pairwise(c)) for c in side.T] for side in (observed, unobserved)]
+    ends = [[c[-1] - c[0] for c in side.T] for side in (observed, unobserved)]
+    assert delta_row.value == jagielski2020_row(*risen, delta=1e-6).value
+    assert back_front_row.value == jagielski2020_row(*ends, delta=1e-6).value
+    assert (delta_row.receives, delta_row.kind) == ("intermediate models", "heuristic")
+
+
+def test_checkpoints_tell_more_than_the_last_model():
+    """A canary that rose early drowns in what came after, unless its rise is looked at where it happened."""
+    rng = np.random.default_rng(1)
+    observed, unobserved = (walks(rng, checkpoints=30, canaries=1_000, jump=jump) for jump in (5.0, 0.0))
+    rise, ends = jagielski2023_rows((observed, unobserved), delta=1e-6)
+    last = jagielski2020_row(observed[-1], unobserved[-1], delta=1e-6)
+    assert rise.value > ends.value + 1
+    assert rise.value > last.value + 1
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "needs"),
+    [(None, "needs scores at several checkpoints"), ((np.zeros((1, 20)), np.zeros((1, 20))), "got one")],
+)
+def test_what_is_missing_is_said(checkpoints, needs):
+    for row in jagielski2023_rows(checkpoints, delta=1e-6):
+        assert row.value is None
+        assert needs in row.needs
+
+
+def test_too_few_canaries_are_refused():
+    with pytest.raises(ValueError, match="at least 10 scores a row"):
+        jagielski2023_rows((np.zeros((3, 5)), np.zeros((3, 20))), delta=1e-6)
