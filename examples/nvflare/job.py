@@ -1,9 +1,9 @@
-"""Federated averaging in NVFlare with two sites and ten canary sites, audited.
+"""Federated averaging of numpy arrays in NVFlare.
 
     python -m venv .venv-nvflare && .venv-nvflare/bin/pip install 'coalmine[nvflare]'
     .venv-nvflare/bin/python examples/nvflare/job.py
 
-Nothing here adds noise, so every canary is seen: the audit says what plain averaging gives away.
+Nothing here adds noise, so an audit sees every canary: it says what plain averaging gives away.
 """
 
 import argparse
@@ -12,36 +12,27 @@ from pathlib import Path
 import numpy as np
 from nvflare.app_common.np.recipes.fedavg import NumpyFedAvgRecipe
 from nvflare.client.config import TransferType
-from nvflare.recipe import SimEnv, set_per_site_config
+from nvflare.recipe import SimEnv
 
-from coalmine.audit.seeds import write_seed
-from coalmine.integrations.nvflare import AuditFilter, CanaryFilter
+from coalmine.integrations.nvflare import audit_recipe
 
-DIM, CANARIES, SITES = 1_000, 10, 12
+DIM = 1_000
 
 
 def main(out: Path) -> None:
-    """Run the job in this machine's simulator, and print where the result is."""
-    seed = out.absolute() / "seed"
-    out.mkdir(parents=True, exist_ok=True)
-    write_seed(seed)
+    """Run the job in this machine's simulator, in a folder of `out`."""
+    sites = ["site-1", "site-2"]
+    sites += [f"canary-{number}" for number in range(10)]
     recipe = NumpyFedAvgRecipe(
-        name="audited",
+        name="averaging",
         model=np.ones(DIM).tolist(),
-        min_clients=SITES,
+        min_clients=len(sites),
         num_rounds=3,
         train_script=str(Path(__file__).parent / "client.py"),
         params_transfer_type=TransferType.DIFF,
     )
-    names = [f"site-{number}" for number in range(1, SITES + 1)]
-    set_per_site_config(recipe, {name: {} for name in names})
-    for index, name in enumerate(names[-CANARIES:]):
-        canary = CanaryFilter(canary=index, dim=DIM, clip_norm=1.0, seed_file=str(seed))
-        recipe.add_client_output_filter(canary, tasks=["train"], clients=[name])
-    audit = AuditFilter(DIM, CANARIES, 1e-5, str(seed), str(out.absolute()), clip_norm=1.0)
-    recipe.add_server_input_filter(audit, tasks=["train"])
-    recipe.execute(SimEnv(clients=names, num_threads=2))
-    print(f"coalmine compare {out}")
+    audit_recipe(recipe, sites, sites[2:], dim=DIM, clip_norm=1.0, delta=1e-5, directory=out, task="averaging")
+    recipe.execute(SimEnv(clients=sites, num_threads=2, workspace_root=str(out.absolute() / "workspace")))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Federated averaging with central differential privacy in pfl, audited.
+"""Federated averaging with central differential privacy in pfl.
 
 pfl needs an environment of its own:
 
@@ -22,10 +22,9 @@ from pfl.model.pytorch import PyTorchModel
 from pfl.privacy.gaussian_mechanism import GaussianMechanism
 from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
 
-from coalmine import Audit
-from coalmine.integrations.pfl import CanaryPostprocessor
+from coalmine.integrations.pfl import canary_postprocessor
 
-USERS, CANARIES, ROUNDS = 50, 300, 5
+USERS, ROUNDS = 50, 5
 
 
 class Network(torch.nn.Module):
@@ -45,19 +44,19 @@ class Network(torch.nn.Module):
 
 
 def main(out: Path) -> None:
-    """Train, and print what was found."""
+    """Train, and save the network."""
     np.random.seed(1)  # noqa: NPY002 - pfl draws from numpy's global stream
     torch.manual_seed(1)
     rng = np.random.default_rng(1)
-    names = [f"user-{index}" for index in range(USERS)] + [f"canary-{index}" for index in range(CANARIES)]
+    names = [f"user-{index}" for index in range(USERS)]
+    names += [f"canary-{index}" for index in range(300)]
     turn = iter(names * ROUNDS)
     data = {name: (rng.normal(size=(8, 50)).astype(np.float32), rng.integers(0, 10, 8)) for name in names}
     users = FederatedDataset(lambda name: Dataset(data[name], user_id=name), lambda: next(turn))
     network = Network()
     model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), 1.0 / len(names)))
     privacy = CentrallyAppliedPrivacyMechanism(GaussianMechanism(clipping_bound=1.0, relative_noise_stddev=1.0))
-    audit = Audit(sum(p.numel() for p in network.parameters()), canaries=CANARIES, seed=7, delta=1e-5, directory=out)
-    canaries = CanaryPostprocessor(audit, clip_norm=1.0, noise_multiplier=1.0)
+    canaries = canary_postprocessor(network, privacy, canaries=300, seed=7, delta=1e-5, directory=out)
     backend = SimulatedBackend(users, users, postprocessors=[canaries, privacy])
     FederatedAveraging().run(
         NNAlgorithmParams(ROUNDS, ROUNDS + 1, len(names), None),
@@ -66,7 +65,9 @@ def main(out: Path) -> None:
         NNTrainHyperParams(local_num_epochs=1, local_learning_rate=0.1, local_batch_size=None),
         NNEvalHyperParams(local_batch_size=None),
     )
-    print(canaries.finish())
+    print(canaries.finish(task="random-data"))
+    out.mkdir(parents=True, exist_ok=True)
+    torch.save(network.state_dict(), out / "network.pt")
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def run(strategy, grid, *, rounds=5, seed=0, arrays=None, **more):
 
 
 def cosines(audit):
-    return np.array([item.cosines for item in audit._log.rounds()])
+    return np.array([item.cosines for item in audit.log.rounds()])
 
 
 def config(**entries):

@@ -49,7 +49,7 @@ def main(grid, context):
     legacy = LegacyContext(context=context, config=ServerConfig(num_rounds=2), strategy=private)
     masked = SecAggPlusWorkflow(num_shares=5, reconstruction_threshold=3, max_weight=2, clipping_range=8.0)
     DefaultWorkflow(fit_workflow=masked)(grid, legacy)
-    print("cosines " + json.dumps([item.cosines.tolist() for item in audit._log.rounds()]), flush=True)
+    print("cosines " + json.dumps([item.cosines.tolist() for item in audit.log.rounds()]), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from requires import require
 
 require("flwr")
+from click.testing import CliRunner  # noqa: E402
 from flower_training import (  # noqa: E402
     DIM,
     SEED,
@@ -23,7 +24,7 @@ from flower_training import (  # noqa: E402
     new_audit,
     run,
 )
-from flwr.app import Array, ArrayRecord  # noqa: E402
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict  # noqa: E402
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod  # noqa: E402
 from flwr.serverapp.strategy import (  # noqa: E402
     DifferentialPrivacyClientSideAdaptiveClipping,
@@ -38,7 +39,10 @@ from flwr.serverapp.strategy import (  # noqa: E402
 
 from coalmine import mechanism_epsilon  # noqa: E402
 from coalmine.audit.verify import verify_run  # noqa: E402
-from coalmine.integrations.flower import AuditedStrategy, canary_mod, observer  # noqa: E402
+from coalmine.canaries import rotation_numpy  # noqa: E402
+from coalmine.cli.compare import compare  # noqa: E402
+from coalmine.integrations.flower import AuditedStrategy, audited, canary_mod, observer  # noqa: E402
+from coalmine.integrations.flower.layout import Layout  # noqa: E402
 
 SMALL = 2_000
 REAL, CANARIES = 8, 12
@@ -196,7 +200,7 @@ def test_adaptive_clipping_on_the_server_is_noised_by_the_wrong_norm():
     named = {REAL + 1 + i: i for i in range(CANARIES)}
     strategy = AuditedStrategy(wrapper, audit, "replace", canary_nodes=named)
     small_run(strategy, LoopGrid(client_app(), nodes()))
-    norms = np.array([item.clip_norm * (REAL + CANARIES) for item in audit._log.rounds()] + [wrapper.clipping_norm])
+    norms = np.array([item.clip_norm * (REAL + CANARIES) for item in audit.log.rounds()] + [wrapper.clipping_norm])
     assert norms[0] == pytest.approx(0.1)
     assert strategy.noise_multiplier == pytest.approx((1 - 1 / 16) ** -0.5)  # of the updates alone
     changes = norms[1:] / norms[:-1]
@@ -211,7 +215,7 @@ def test_adaptive_clipping_on_clients():
     small_run(strategy, LoopGrid(client_app([adaptiveclipping_mod, canary_mod]), nodes()))
     found = cosines(audit)[:, :CANARIES]
     assert found == pytest.approx(1 / np.sqrt(CANARIES), abs=0.03)
-    assert len({item.clip_norm for item in audit._log.rounds()}) == 3
+    assert len({item.clip_norm for item in audit.log.rounds()}) == 3
 
 
 def test_local_noise_is_audited_on_clients():
@@ -244,7 +248,7 @@ def test_a_failed_canary_was_not_there():
     strategy = AuditedStrategy(fedavg(), audit, "client", seed=SEED, clip_norm=1.0)
     failed = REAL + 1 + 5
     small_run(strategy, LoopGrid(client_app([canary_mod]), nodes(), failing=[(2, failed)], silent=[(3, failed)]))
-    present = [item.present.tolist() for item in audit._log.rounds()]
+    present = [item.present.tolist() for item in audit.log.rounds()]
     everybody = list(range(CANARIES))
     assert present == [everybody, [i for i in everybody if i != 5], [i for i in everybody if i != 5]]
     assert abs(cosines(audit)[1:, 5]).max() < 0.15
@@ -286,7 +290,7 @@ def test_a_fraction_of_the_nodes():
     audit = new_audit(canaries=40, dim=SMALL)
     strategy = AuditedStrategy(server_side(100), audit, "replace", canary_nodes=0.2)
     small_run(strategy, LoopGrid(client_app(), nodes(100, 0)))
-    present = [sorted(item.present.tolist()) for item in audit._log.rounds()]
+    present = [sorted(item.present.tolist()) for item in audit.log.rounds()]
     assert present[0] == present[1] == present[2] == list(range(len(present[0])))
     assert 8 <= len(present[0]) <= 35  # 20 ± 3 standard deviations
 
@@ -295,9 +299,9 @@ def test_sampled_clients_make_canaries_of_different_presentations():
     audit = new_audit(canaries=20, dim=SMALL)
     strategy = AuditedStrategy(server_side(10, inner=fedavg(fraction_train=0.5)), audit, "client", seed=SEED)
     small_run(strategy, LoopGrid(client_app([canary_mod]), nodes(0, 20)), rounds=4)
-    sizes = [item.present.size for item in audit._log.rounds()]
+    sizes = [item.present.size for item in audit.log.rounds()]
     assert sizes == [10, 10, 10, 10]
-    times = np.bincount(np.concatenate([item.present for item in audit._log.rounds()]), minlength=20)
+    times = np.bincount(np.concatenate([item.present for item in audit.log.rounds()]), minlength=20)
     assert len(set(times)) > 1
 
 
@@ -305,7 +309,7 @@ def test_extra_canaries_follow_the_schedule_of_the_audit():
     audit = small_audit(rounds=3, presentations=1)
     strategy = AuditedStrategy(server_side(REAL), audit, "extra")
     small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)))
-    for number, item in enumerate(audit._log.rounds(), start=1):
+    for number, item in enumerate(audit.log.rounds(), start=1):
         assert sorted(item.present) == sorted(audit.canaries_in_round(number))
     assert strategy._private.num_sampled_clients == REAL  # as it was
 
@@ -335,12 +339,12 @@ def test_a_restarted_server_goes_on(tmp_path):
         return audit, strategy
 
     audit, _ = start(2, failing=[(1, 3)])
-    first = [item.present.tolist() for item in audit._log.rounds()]
+    first = [item.present.tolist() for item in audit.log.rounds()]
     audit.directory.close()
     audit, strategy = start(4)
     assert audit.last_round == 4
-    assert [item.number for item in audit._log.rounds()] == [2, 3, 4]
-    assert [sorted(item.present.tolist()) for item in audit._log.rounds()] == [sorted(first[0])] * 3
+    assert [item.number for item in audit.log.rounds()] == [2, 3, 4]
+    assert [sorted(item.present.tolist()) for item in audit.log.rounds()] == [sorted(first[0])] * 3
     result = strategy.finish()
     final = next(result.adversaries[name] for name in ["final-update"])
     assert final.headline.estimate.mean > 1  # √3 with the first model still known, about 0 without
@@ -351,14 +355,126 @@ def test_a_restarted_server_goes_on(tmp_path):
     assert strategy.finish().to_dict() == result.to_dict()
 
 
+class Sent(LoopGrid):
+    """Nodes whose updates are given: some far longer than the clip norm, some shorter; `laid` says how in memory."""
+
+    def __init__(self, updates, laid):
+        super().__init__(None, [{} for _ in updates])
+        self.updates, self.laid = updates, laid
+
+    def send_and_receive(self, messages, *, timeout=None):
+        replies = []
+        for message in messages:
+            update = self.updates[message.metadata.dst_node_id - 1]
+            arrays, place = {}, 0
+            for name, array in message.content["arrays"].items():
+                values = array.numpy()
+                step = update[place : place + values.size].reshape(values.shape)
+                arrays[name] = Array(self.laid(values + step))
+                place += values.size
+            metrics = MetricRecord({"num-examples": message.metadata.dst_node_id})
+            replies.append(Message(RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=message))
+        return replies
+
+
+@pytest.mark.parametrize(
+    "laid",
+    [
+        lambda values: values.astype(np.float32),
+        lambda values: np.asfortranarray(values.astype(np.float32)),
+        lambda values: values.astype(np.float64),
+        lambda values: values.astype(">f4"),
+    ],
+    ids=["as the model", "columns first", "double", "the other byte order"],
+)
+@pytest.mark.parametrize("wrapper", [server_side, client_side])
+def test_others_are_the_clipped_average_of_the_real_clients(laid, wrapper, monkeypatch):
+    """However a reply's bytes lie, and although a strategy that clips puts other arrays into the replies meanwhile."""
+    rng = np.random.default_rng(4)
+    updates = rng.normal(size=(6, SMALL)) * np.array([0.1, 0.5, 1, 3, 10, 100])[:, None] / np.sqrt(SMALL)
+    audit, seen = small_audit(), []
+    observe = audit.observe_round
+    monkeypatch.setattr(
+        audit, "observe_round", lambda *a, **options: (seen.append(options["others"]), observe(*a, **options))
+    )
+    strategy = AuditedStrategy(wrapper(6), audit, "replace", canary_nodes={6: 0})
+    small_run(strategy, Sent(updates, laid), rounds=1)
+    weights = np.arange(1, 7) / 21  # node 6 is a canary
+    norms = np.linalg.norm(updates, axis=1)
+    assert (norms[:5] > 1).tolist() == [False, False, norms[2] > 1, True, True]
+    truth = sum(w * u * min(1, 1 / norm) for w, u, norm in zip(weights[:5], updates[:5], norms[:5], strict=True))
+    (found,) = seen
+    assert found.dtype == np.float32
+    rounding = 2.0**-23 * np.abs(initial_arrays(SMALL)["first"].numpy()).max()  # of models, which updates are added to
+    assert np.abs(found - truth).max() < rounding
+    assert np.abs(truth).max() > 1000 * rounding
+
+
+def test_a_reply_of_another_size_is_refused():
+    layout = Layout.of(initial_arrays(SMALL))
+    wrong = ArrayRecord({"first": Array(np.zeros((10, 5), np.float32)), "last": Array(np.zeros(10, np.float32))})
+    with pytest.raises(ValueError, match=r"'first' must hold 1990 numbers as the model's does, got 50"):
+        layout.update_into(np.empty(SMALL, np.float32), wrong, np.zeros(SMALL, np.float32))
+
+
+@pytest.mark.parametrize("known_others", [True, False])
+def test_transforms(known_others, monkeypatch):
+    """A canary client takes one; the server two a round, or one without known others; nobody else any."""
+    counts = {"rotate": 0, "rotate_back": 0}
+
+    def counted(name):
+        real = getattr(rotation_numpy, name)
+
+        def call(*arguments):
+            counts[name] += 1
+            return real(*arguments)
+
+        return call
+
+    for name in counts:
+        monkeypatch.setattr(rotation_numpy, name, counted(name))
+    audit = small_audit()
+    strategy = AuditedStrategy(server_side(REAL + CANARIES), audit, "client", seed=SEED, known_others=known_others)
+    each, app = [], client_app([canary_mod])
+
+    def client(message, context):
+        before = dict(counts)
+        reply = app(message, context)
+        each.append((context.node_config, {name: counts[name] - before[name] for name in counts}))
+        return reply
+
+    small_run(strategy, LoopGrid(client, nodes()), rounds=1)
+    assert len(each) == REAL + CANARIES
+    for node, taken in each:
+        assert taken == {"rotate": int("canary-id" in node), "rotate_back": 0}
+    assert counts == {"rotate": CANARIES, "rotate_back": 1 + known_others}
+
+
+@pytest.mark.parametrize(("mode", "canaries"), [("client", range(REAL, REAL + CANARIES)), ("extra", CANARIES)])
+def test_audited_in_one_line(mode, canaries, tmp_path):
+    """The audit that one would make by hand for this model; the task is what `coalmine compare` shows."""
+    arrays = initial_arrays(SMALL)
+    count = REAL if mode == "extra" else REAL + CANARIES
+    strategy = audited(
+        server_side(count, noise=0.0), arrays, mode, canaries=canaries, seed=SEED, delta=1e-5, directory=tmp_path
+    )
+    grid = LoopGrid(client_app([canary_mod]), PARTITIONS[:count])
+    small_run(strategy, grid, arrays=arrays)
+    assert cosines(strategy.audit) == pytest.approx(cosines(by_extra()), abs=1e-5)
+    strategy.finish(task="a task")
+    shown = CliRunner().invoke(compare, ["--json", str(tmp_path)])
+    assert json.loads(shown.stdout)[0]["task"] == "a task"
+    strategy.finish()
+    stored = json.loads((tmp_path / "result.json").read_text())
+    assert (stored["trainer"], stored["task"]) == ("flower", "flower")
+
+
 def test_the_directory_is_that_of_any_run(tmp_path):
     schema = json.loads((Path(__file__).parents[2] / "docs" / "result.schema.json").read_text())
     audit = small_audit(directory=tmp_path)
     strategy = AuditedStrategy(server_side(REAL), audit, "extra")
 
     def evaluate(server_round, arrays):
-        from flwr.app import MetricRecord
-
         return MetricRecord({"accuracy": 0.25 * server_round})
 
     small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)), evaluate_fn=evaluate)

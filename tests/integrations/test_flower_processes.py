@@ -34,6 +34,8 @@ def test_simulation_with_50_nodes(tmp_path, example):
     result = RunDirectory(home).read_result()
     assert result["verdict"] == ("PASS" if example == "flower" else "VIOLATION")
     assert result["rounds"] == 3
+    assert result["task"] == "digits"
+    assert (home / "digits.npz").exists()  # the app's own
     assert result["missed"] == {"skipped": 0, "failed": 0, "missing": 0, "lost_canaries": 0}
     assert result["adversaries"]["known-round"]["canaries"] == 40
     assert result["adversaries"]["known-round"]["presentations"] == 3
@@ -44,7 +46,7 @@ def test_simulation_with_50_nodes(tmp_path, example):
 def test_deployment_with_a_node_killed_in_mid_round_and_restarted(tmp_path):
     """One client and two canaries, a restarted server, a killed node: the audit ends and says what it missed."""
     home = tmp_path / "run"
-    settings = {"nodes": 3, "clients": 1, "canaries": 10, "directory": str(home), "timeout": 25.0}
+    settings = {"nodes": 3, "clients": 1, "directory": str(home), "timeout": 25.0}
     with Processes(tmp_path, example="flower") as flower:
         flower.supernode("real", "data-part=0")
         flower.supernode("first", "canary-id=0")

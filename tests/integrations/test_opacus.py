@@ -36,11 +36,11 @@ def _one_thread():
 
 
 def cosines(audit):
-    return np.array([item.cosines for item in audit._log.rounds()])
+    return np.array([item.cosines for item in audit.log.rounds()])
 
 
 def residual_cosines(audit):
-    return np.array([item.residual_cosines for item in audit._log.rounds()])
+    return np.array([item.residual_cosines for item in audit.log.rounds()])
 
 
 def audit_of(optimizer, canaries=20):
@@ -67,7 +67,7 @@ def test_known_others_meets_the_accountant_on_learnable_data():
 def test_the_final_model_moves_towards_the_canaries():
     """A step goes against its gradient, so canaries are subtracted there, and the model has them with a plus."""
     audit, _, _ = train(learnable=False, canaries=100)
-    found = {scores.rung: scores for scores in ladder(audit._log, audit.settings)}
+    found = {scores.rung: scores for scores in ladder(audit.log, audit.settings)}
     scores = found["final-update"].observed  # mean √5/√(1 + dilution) without sign errors
     assert scores.mean() > 1.5
     assert abs(found["final-update"].unobserved.mean()) < 5 / np.sqrt(found["final-update"].unobserved.size)
@@ -108,9 +108,9 @@ def test_modes_and_physical_batches_make_no_difference(other):
 def test_canaries_are_drawn_as_examples_are():
     """Poisson: how often a canary is shown is binomial, and each group meets the mechanism at its own number."""
     audit, attached, engine = train(steps=30, examples=500, batch=50, sample_rate=0.1, canaries=600)
-    present = [item.present.size for item in audit._log.rounds()]
+    present = [item.present.size for item in audit.log.rounds()]
     assert np.mean(present) == pytest.approx(60, abs=5 * np.sqrt(600 * 0.1 * 0.9 / 30))
-    shown = {s.presentations: s for s in ladder(audit._log, audit.settings) if s.rung == "known-others"}
+    shown = {s.presentations: s for s in ladder(audit.log, audit.settings) if s.rung == "known-others"}
     for times, scores in shown.items():
         assert scores.observed.mean() == pytest.approx(np.sqrt(times), abs=4.5 / np.sqrt(scores.observed.size))
     result = audit.result(claim=attached.noise_claim())
@@ -155,7 +155,7 @@ def test_adaptive_clipping_is_judged_by_the_noise_of_its_gradients():
     update_noise = (1 - 1 / 4) ** -0.5
     claim = attached.noise_claim()
     assert claim.epsilon == pytest.approx(mechanism_epsilon(update_noise, delta=1e-5, participations=5))
-    norms = [item.clip_norm for item in audit._log.rounds()]
+    norms = [item.clip_norm for item in audit.log.rounds()]
     assert len(set(norms)) == len(norms)
     result = audit.result(claim=claim)
     assert result.verdict.outcome == "PASS"
@@ -231,6 +231,7 @@ def test_the_example(tmp_path, mode):
     assert done.returncode == 0, done.stderr[-2000:]
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["verdict"] == "PASS"
+    assert (result["trainer"], result["task"]) == ("opacus", "digits")
     assert result["accounted_epsilon"] < result["claimed_epsilon"]
     assert result["if_accounted_were_claimed"]["verdict"] != "VIOLATION"
     assert result["rounds"] == len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 20

@@ -1,4 +1,4 @@
-"""A client: trains on its own digits. Canaries among the clients train too, but send their canary."""
+"""A client: trains on its own digits."""
 
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp

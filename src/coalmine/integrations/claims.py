@@ -10,7 +10,7 @@ from coalmine.estimators.mechanism import mechanism_epsilon
 def most_presentations(audit: Audit) -> int:
     """How often the canary that took part most often did so; 1 before the first round."""
     times = np.zeros(audit.settings.canaries, dtype=np.int64)
-    for item in audit._log.rounds():
+    for item in audit.log.rounds():
         times[item.present] += 1
     return max(int(times.max()), 1)
 

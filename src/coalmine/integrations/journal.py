@@ -14,6 +14,7 @@ class Journal:
 
     def __init__(self, audit: Audit, config: Mapping[str, Any]) -> None:
         self._audit = audit
+        self._trainer = str(config["trainer"])
         self._started = time.monotonic()
         if audit.directory is not None:
             audit.directory.write_config(config)
@@ -26,8 +27,18 @@ class Journal:
             seconds = round(time.monotonic() - self._started, 3)
             self._audit.directory.append_metrics({"round": round_number, **told, "seconds": seconds})
 
-    def finish(self, claim: Claim | float | None, *, accounted: float | None = None, **more: Any) -> AuditResult:
-        """The result, on disk too. `accounted` is the accountant's epsilon, judged as a claim amplified by sampling."""
+    def finish(
+        self,
+        claim: Claim | float | None,
+        *,
+        accounted: float | None = None,
+        task: str | None = None,
+        **more: Any,
+    ) -> AuditResult:
+        """The result, on disk too. `accounted` is the accountant's epsilon, judged as a claim amplified by sampling.
+
+        `task` is what was trained, as `coalmine compare` shows it: by default the trainer's name.
+        """
         asked = Claim(epsilon=claim) if isinstance(claim, int | float) else claim
         analytical = asked.epsilon if asked is not None and asked.accounting == "mechanism" else None
         result = self._audit.result(claim=asked, analytical_epsilon=analytical)
@@ -37,5 +48,5 @@ class Journal:
             more["accounted_epsilon"] = accounted
             more["if_accounted_were_claimed"] = {"verdict": verdict.outcome, "reason": verdict.reason}
         if self._audit.directory is not None:
-            self._audit.directory.write_result(result, **more)
+            self._audit.directory.write_result(result, trainer=self._trainer, task=task or self._trainer, **more)
         return result

@@ -1,14 +1,14 @@
 """Audit NVFlare: a filter for canary sites, and one for the server that sees who came and what was aggregated.
 
-    recipe.add_client_output_filter(CanaryFilter(canary=3, dim=..., clip_norm=1.0, seed_file=...), tasks=["train"],
-                                    clients=["site-3"])     # before filters for privacy and encryption
-    recipe.add_server_input_filter(AuditFilter(dim=..., canaries=10, delta=1e-5, seed_file=..., directory=...,
-                                               clip_norm=1.0), tasks=["train"])
+    recipe = NumpyFedAvgRecipe(...)
+    audit_recipe(recipe, sites, canary_sites, dim=..., clip_norm=1.0, delta=1e-5, directory=...)
+    recipe.execute(...)
 
 Sites must send differences (TransferType.DIFF). Filters travel as text in the job, so they take the seed's file, not the
 seed. The result is in the directory when the job has ended.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,46 @@ except ImportError as error:
     raise ImportError("auditing NVFlare needs: pip install 'coalmine[nvflare]'") from error
 
 from coalmine.audit.audit import Audit
-from coalmine.audit.seeds import read_seed
+from coalmine.audit.seeds import read_seed, write_seed
 from coalmine.canaries import RotatedCanaries
 from coalmine.integrations.claims import most_presentations, noise_claim
 from coalmine.integrations.journal import Journal
 
 CANARY = "coalmine-canary"
+
+
+def audit_recipe(
+    recipe: Any,
+    sites: Sequence[str],
+    canary_sites: Sequence[str],
+    *,
+    dim: int,
+    clip_norm: float,
+    delta: float,
+    directory: Path | str,
+    noise_multiplier: float | None = None,
+    seed_file: Path | str | None = None,
+    task: str | None = None,
+) -> None:
+    """Make canaries of some of a new recipe's sites, and have its server audit every round of training.
+
+    Call it before filters for privacy and encryption are added: canaries come first. `seed_file` has one path on the
+    server and on canary sites; in a simulation leave it out, and one is made in the directory.
+    """
+    unknown = sorted(set(canary_sites) - set(sites))
+    if unknown:
+        raise ValueError(f"canary_sites must be among sites, got {', '.join(unknown)}")
+    home = Path(directory).absolute()
+    seed = home / "seed" if seed_file is None else Path(seed_file)
+    if seed_file is None and not seed.exists():
+        home.mkdir(parents=True, exist_ok=True)
+        write_seed(seed)
+    recipe.set_per_site_config({name: {} for name in sites})
+    for index, name in enumerate(canary_sites):
+        canary = CanaryFilter(index, dim, clip_norm, str(seed))
+        recipe.add_client_output_filter(canary, tasks=["train"], clients=[name])
+    audit = AuditFilter(dim, len(canary_sites), delta, str(seed), str(home), clip_norm, noise_multiplier, task)
+    recipe.add_server_input_filter(audit, tasks=["train"])
 
 
 class CanaryFilter(DXOFilter):  # type: ignore[misc]
@@ -67,11 +101,12 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
         directory: str,
         clip_norm: float,
         noise_multiplier: float | None = None,
+        task: str | None = None,
     ) -> None:
         super().__init__(supported_data_kinds=[DataKind.WEIGHT_DIFF], data_kinds_to_filter=[DataKind.WEIGHT_DIFF])
         self.dim, self.canaries, self.delta = dim, canaries, delta
         self.seed_file, self.directory = seed_file, directory
-        self.clip_norm, self.noise_multiplier = clip_norm, noise_multiplier
+        self.clip_norm, self.noise_multiplier, self.task = clip_norm, noise_multiplier, task
         self._audit: Audit | None = None
         self._journal: Journal | None = None
         self._present: list[int] = []
@@ -117,4 +152,4 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
             return
         claim = noise_claim(self._audit, self.noise_multiplier) if self.noise_multiplier else None
         more = {"noise_multiplier": self.noise_multiplier, "presentations": most_presentations(self._audit)}
-        self._journal.finish(claim, trainer="nvflare", **more)
+        self._journal.finish(claim, task=self.task, **more)

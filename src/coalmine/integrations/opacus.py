@@ -90,9 +90,14 @@ class Attachment:
         optimizer.attach_step_hook(self._after_noise)
 
     def finish(
-        self, *, claim: Claim | float | None = None, accounted: float | None = None, initial: Any = None
+        self,
+        *,
+        claim: Claim | float | None = None,
+        accounted: float | None = None,
+        initial: Any = None,
+        task: str | None = None,
     ) -> AuditResult:
-        """Observe the final model and return what was found; in a run directory, write it too.
+        """Observe the final model and return what was found; in a run directory, write it too, under the task's name.
 
         The claim is by default that of the optimizer's own settings, `noise_claim`; `accounted`, the accountant's epsilon,
         is judged beside it on the rungs that it speaks of. `initial` is needed only after a restart, for `final-update`.
@@ -102,8 +107,8 @@ class Attachment:
         noise = min(self._noise_multipliers, default=0.0)
         if claim is None and noise and len(self._noise_multipliers) == 1:
             claim = self.noise_claim()
-        more = {"trainer": "opacus", "noise_multiplier": noise, "presentations": most_presentations(self._audit)}
-        return self._journal.finish(claim, accounted=accounted, **more)
+        more = {"noise_multiplier": noise, "presentations": most_presentations(self._audit)}
+        return self._journal.finish(claim, accounted=accounted, task=task, **more)
 
     def noise_claim(self) -> Claim:
         """The claim that the optimizer's settings make: this noise multiplier, in every step."""

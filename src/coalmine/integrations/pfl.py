@@ -1,14 +1,14 @@
 """Audit pfl: a postprocessor that makes canaries of some users and looks at the noised sum.
 
-    audit = Audit(model_size, canaries=300, seed=..., delta=1e-5)
-    canaries = CanaryPostprocessor(audit, clip_norm=1.0, noise_multiplier=1.0)
-    SimulatedBackend(..., postprocessors=[canaries, central_privacy])  # first: before the clip, and last after the noise
+    canaries = canary_postprocessor(network, privacy, canaries=300, seed=..., delta=1e-5)
+    SimulatedBackend(..., postprocessors=[canaries, privacy])  # first: before the clip, and last after the noise
     ...
     print(canaries.finish())
 
 A user is canary i if its id is "canary-i": an ordinary user of the dataset, whose own data is trained on for nothing.
 """
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,29 @@ from coalmine.integrations.claims import most_presentations, noise_claim
 from coalmine.integrations.journal import Journal
 
 PREFIX = "canary-"
+
+
+def canary_postprocessor(
+    network: "torch.nn.Module",
+    privacy: Any,
+    *,
+    canaries: int,
+    seed: int | bytes,
+    delta: float,
+    directory: Path | str | None = None,
+) -> "CanaryPostprocessor":
+    """An audit of this network's updates under this central Gaussian mechanism, whose clip and noise it reads."""
+    mechanism = getattr(privacy, "underlying_mechanism", privacy)
+    clip_norm = getattr(mechanism, "clipping_bound", None)
+    noise_multiplier = getattr(mechanism, "relative_noise_stddev", None)
+    if clip_norm is None or noise_multiplier is None:
+        raise ValueError(
+            f"privacy must clip and add Gaussian noise centrally, got {type(mechanism).__name__}; "
+            "give CanaryPostprocessor clip_norm and noise_multiplier yourself"
+        )
+    dim = sum(parameter.numel() for parameter in network.parameters())
+    audit = Audit(dim, canaries=canaries, seed=seed, delta=delta, directory=directory)
+    return CanaryPostprocessor(audit, clip_norm=float(clip_norm), noise_multiplier=float(noise_multiplier))
 
 
 class CanaryPostprocessor(Postprocessor):  # type: ignore[misc]
@@ -74,12 +97,12 @@ class CanaryPostprocessor(Postprocessor):  # type: ignore[misc]
         self._present, self._others = [], None
         return stats, Metrics()
 
-    def finish(self, *, claim: Claim | float | None = None) -> AuditResult:
-        """What was found, by default judged by the noise multiplier; in a run directory, written too."""
+    def finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
+        """What was found, by default judged by the noise multiplier; in a run directory, written under the task's name."""
         if claim is None and self._noise:
             claim = noise_claim(self._audit, self._noise)
         more = {"noise_multiplier": self._noise, "presentations": most_presentations(self._audit)}
-        return self._journal.finish(claim, trainer="pfl", **more)
+        return self._journal.finish(claim, task=task, **more)
 
 
 def _row(stats: Any) -> Any:

@@ -14,8 +14,9 @@ except ImportError as error:
 
 from coalmine.audit.audit import Audit
 from coalmine.integrations.flower.announcement import Announcement
+from coalmine.integrations.flower.audited import audited
 from coalmine.integrations.flower.mod import canary_mod
 from coalmine.integrations.flower.observer import Observer, observer
 from coalmine.integrations.flower.strategy import AuditedStrategy
 
-__all__ = ["Announcement", "Audit", "AuditedStrategy", "Observer", "canary_mod", "observer"]
+__all__ = ["Announcement", "Audit", "AuditedStrategy", "Observer", "audited", "canary_mod", "observer"]

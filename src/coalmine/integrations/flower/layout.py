@@ -1,8 +1,10 @@
 """A model's arrays as one row of numbers, in the order of its ArrayRecord."""
 
+import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +12,7 @@ from flwr.app import Array, ArrayRecord
 
 Row = npt.NDArray[Any]
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+NPY = b"\x93NUMPY\x01\x00"  # how data in numpy's format begins, version 1.0
 
 
 @dataclass(frozen=True)
@@ -20,8 +23,8 @@ class Layout:
     """
 
     names: tuple[str, ...]
+    sizes: tuple[int, ...]
     left_out: tuple[str, ...]
-    dim: int
     single: bool  # whether float32 holds every array
 
     @classmethod
@@ -33,17 +36,37 @@ class Layout:
         out = tuple(left_out)
         names = tuple(name for name in record if name not in out)
         single = all(known[name][0] != "float64" for name in names)
-        return cls(names, out, sum(known[name][1] for name in names), single)
+        return cls(names, tuple(known[name][1] for name in names), out, single)
+
+    @property
+    def dim(self) -> int:
+        """How many numbers the audit looks at."""
+        return sum(self.sizes)
 
     @property
     def buffers(self) -> tuple[str, ...]:
         """Arrays that are no parameters, by the names that PyTorch gives them."""
         return tuple(name for name in (*self.names, *self.left_out) if name.endswith(BUFFERS))
 
+    @property
+    def dtype(self) -> type[np.floating[Any]]:
+        """Of the row: single precision where that holds every array."""
+        return np.float32 if self.single else np.float64
+
     def row(self, record: Mapping[str, Array]) -> Row:
         """The model as one row."""
-        parts = [record[name].numpy().reshape(-1) for name in self.names]
-        return np.concatenate(parts).astype(np.float32 if self.single else np.float64, copy=False)
+        parts = [_values(record[name]).reshape(-1) for name in self.names]
+        return np.concatenate(parts, dtype=self.dtype)
+
+    def update_into(self, out: Row, record: Mapping[str, Array], current: Row) -> None:
+        """`out` becomes what a client's model adds to the current one; read where it lies, nothing is copied."""
+        place = 0
+        for name, size in zip(self.names, self.sizes, strict=True):
+            values, part = _values(record[name]).reshape(-1), slice(place, place + size)
+            if values.size != size:
+                raise ValueError(f"a reply's {name!r} must hold {size} numbers as the model's does, got {values.size}")
+            np.subtract(values, current[part], out=out[part], casting="same_kind")
+            place += size
 
     def moved(self, record: Mapping[str, Array], step: Row) -> ArrayRecord:
         """The model with `step` added to its row; what is left out stays as it is."""
@@ -52,7 +75,7 @@ class Layout:
             if name in self.left_out:
                 result[name] = array
                 continue
-            values = array.numpy()
+            values = _values(array)
             part = step[place : place + values.size].reshape(values.shape)
             result[name] = Array(np.asarray(values + part, dtype=values.dtype))
             place += values.size
@@ -65,3 +88,23 @@ def _dtype_and_size(array: Array) -> tuple[str, int]:
         return array.dtype, int(np.prod(array.shape))
     values = array.numpy()
     return str(values.dtype), int(values.size)
+
+
+def _values(array: Array) -> npt.NDArray[Any]:
+    """The array's numbers where they lie, not to be written to; copied only if they must be made into floats of ours."""
+    if array.data.startswith(NPY):
+        length = len(NPY) + 2 + int.from_bytes(array.data[len(NPY) : len(NPY) + 2], "little")
+        shape, order, dtype = _header(array.data[:length])
+        if dtype.kind == "f" and dtype.isnative:
+            count = int(np.prod(shape, dtype=np.int64))
+            return np.frombuffer(array.data, dtype, count, offset=length).reshape(shape, order=order)
+    return array.numpy()
+
+
+@lru_cache(maxsize=1024)  # replies of a round have the same headers, and reading one costs more than a small array
+def _header(data: bytes) -> tuple[tuple[int, ...], Literal["C", "F"], np.dtype[Any]]:
+    """What a header in numpy's format says: shape, order and dtype."""
+    file = io.BytesIO(data)
+    np.lib.format.read_magic(file)
+    shape, column_first, dtype = np.lib.format.read_array_header_1_0(file)
+    return shape, "F" if column_first else "C", dtype

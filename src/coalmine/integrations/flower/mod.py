@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 from flwr.app import ConfigRecord, Context, Message
 
 from coalmine.integrations.flower.announcement import PREFIX, REPLY, Announcement
@@ -28,7 +29,8 @@ def canary_mod(message: Message, context: Context, call_next: "ClientAppCallable
     layout = Layout.of(received, announcement.left_out)
     if layout.dim != announcement.dim:
         raise ValueError(f"the audit is of {announcement.dim} numbers, but this model has {layout.dim}")
-    update = announcement.update(index, announcement.seed_for(context.node_config), layout.row(received))
+    seed = announcement.seed_for(context.node_config)
+    update = announcement.update(index, seed, np.empty(0, layout.dtype))
     sent = layout.moved(received, update)  # before the client trains, which may be in place
     reply = call_next(message, context)
     if reply.has_error():

@@ -98,11 +98,11 @@ class Observer:
             )
         return None if self._evaluate is None else self._evaluate(server_round, arrays, *rest)
 
-    def finish(self, *, claim: Claim | float | None = None) -> AuditResult:
-        """Observe the final model and return what was found; in a run directory, write it too."""
+    def finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
+        """Observe the final model and return what was found; in a run directory, write it too, under the task's name."""
         if self._recorder is None:
             raise ValueError("nothing was observed; was this observer given to start() as evaluate_fn?")
-        return self._recorder.finish(claim, noise_multiplier=self._noise)
+        return self._recorder.finish(claim, noise_multiplier=self._noise, task=task)
 
     def _default_present(self, round_number: int) -> Iterable[int]:
         if self._audit.settings.rounds is not None:

@@ -78,7 +78,9 @@ class Recorder:
         self._accuracy = value
         self._journal.add_round(self.number(server_round), accuracy=value)
 
-    def finish(self, claim: Claim | float | None, *, noise_multiplier: float | None, **more: Any) -> AuditResult:
+    def finish(
+        self, claim: Claim | float | None, *, noise_multiplier: float | None, task: str | None, **more: Any
+    ) -> AuditResult:
         """Observe the final model, and return and write what was found. A noise multiplier is a claim too."""
         self.audit.rewind_to(self.audit.last_round)  # of a run that was finished before, forget the end
         self.audit.observe_final(self.current, initial=self._initial)
@@ -89,16 +91,12 @@ class Recorder:
         if any(self._tally.values()):
             counts = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in self._tally.items())
             logger.warning("the audit missed something: %s", counts)
-        known: dict[str, Any] = {
-            "trainer": "flower",
-            "presentations": most_presentations(self.audit),
-            "missed": dict(self._tally),
-        }
+        known: dict[str, Any] = {"presentations": most_presentations(self.audit), "missed": dict(self._tally)}
         if noise_multiplier is not None:
             known["noise_multiplier"] = noise_multiplier
         if self._accuracy is not None:
             known["accuracy"] = self._accuracy
-        return self._journal.finish(claim, **known, **more)
+        return self._journal.finish(claim, task=task, **known, **more)
 
     def _first_model(self) -> Row:
         """The model before round 1, which a restarted server no longer has."""

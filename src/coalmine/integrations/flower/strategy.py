@@ -61,8 +61,8 @@ class AuditedStrategy(Strategy):
 
     Clip norm and noise are read from Flower's own wrappers; elsewhere give `clip_norm` and, relative to the sum of updates,
     `noise_multiplier`. `scale` is how many times too long canaries are before a clip that they pass: 10, or 1 where there is
-    none. `known_others` has the server add up the real updates for the rung of that name: it costs about what server-side
-    clipping does. With a directory the audit's, a restarted ServerApp goes on after the last finished round.
+    none. `known_others` has the server add up the real updates for the rung of that name, which reads every reply once more.
+    With a directory the audit's, a restarted ServerApp goes on after the last finished round.
     """
 
     def __init__(
@@ -212,8 +212,8 @@ class AuditedStrategy(Strategy):
             return self._given_noise
         return float(self._private.noise_multiplier)
 
-    def finish(self, *, claim: Claim | float | None = None) -> AuditResult:
-        """Observe the final model and return what was found; in a run directory, write it too.
+    def finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
+        """Observe the final model and return what was found; in a run directory, write it too, under the task's name.
 
         The claim is by default that of the noise multiplier, for a client that takes part as often as the canaries did.
         """
@@ -223,7 +223,7 @@ class AuditedStrategy(Strategy):
         spent = self._private.privacy_spent() if hasattr(self._private, "privacy_spent") else None
         if spent is not None:
             more["accounted_epsilon"] = float(spent.epsilon)
-        return self._recorder.finish(claim, noise_multiplier=self.noise_multiplier, **more)
+        return self._recorder.finish(claim, noise_multiplier=self.noise_multiplier, task=task, **more)
 
     # Rounds
 
@@ -304,15 +304,20 @@ class AuditedStrategy(Strategy):
             self._private.num_sampled_clients = expected
 
     def _others(self, recorder: Recorder, sent: _Sent, real: list[Message], total: float) -> Row | None:
-        """The real clients' part of the average, clipped by us: what they sent is on trial, and so is the clip."""
+        """The real clients' part of the average, clipped by us: what they sent is on trial, and so is the clip.
+
+        Each reply is read once, where it lies: update, length and share of the sum take no copy of it.
+        """
         if not self._known_others:
             return None
-        summed = np.zeros(recorder.layout.dim, dtype=recorder.current.dtype)
+        layout, current = recorder.layout, recorder.current
+        summed, update = np.zeros_like(current), np.empty_like(current)
         for reply, weight in zip(real, self._weights(real), strict=True):
             (record,) = reply.content.array_records.values()
-            update = recorder.layout.row(record) - recorder.current
-            square = float(np.vdot(update, update)) + self._left_out_square(sent, record, recorder.layout.left_out)
-            summed += update * (weight / total * min(1.0, sent.clip_norm / max(square**0.5, 1e-300)))
+            layout.update_into(update, record, current)
+            square = float(np.vdot(update, update)) + self._left_out_square(sent, record, layout.left_out)
+            update *= weight / total * min(1.0, sent.clip_norm / max(square**0.5, 1e-300))
+            summed += update
         return summed
 
     def _left_out_square(self, sent: _Sent, record: ArrayRecord, names: tuple[str, ...]) -> float:

@@ -1,0 +1,216 @@
+"""What the audit adds to a Flower round at d = 1,000,000 with 1,000 canaries, on the server and on a canary client.
+
+A round is a real one: Flower's simulation engine, 50 nodes that train on as many examples as the clients of
+benchmarks/audit_share.py and clip, FedAvg in Flower's wrapper that adds the noise; five of the nodes are canaries.
+Strategies with and without an audit take turns on the same replies. The overhead is what the audited one needs longer for
+`configure_train` and `aggregate_train`, over the whole of the plain round. In every second round clients send the model back
+without training: no round can be shorter.
+
+The floor, for n real clients: every number of their replies is read once, 4·n·d bytes, 180 MB here; the audit itself takes
+two transforms of d numbers, one for what the round added to the model and one for what is left of it without the real
+clients, and some ten passes over single vectors of d, 4 MB each. With a directory, 4 MB of model are written and synced.
+
+    python -m benchmarks.flower_round
+"""
+
+import copy
+import logging
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+BAR = 0.05
+DIM, CANARIES, NODES, CANARY_NODES = 1_000_000, 1_000, 50, 5
+INPUTS, HIDDEN, CLASSES = 799, 1111, 100  # a network of exactly DIM weights
+STEPS = 7  # of 16 examples
+TURNS, WARM_UP, SEED = 22, 2, 7
+
+
+def main() -> int:
+    try:
+        import flwr  # noqa: F401
+        import ray  # noqa: F401
+    except ImportError:
+        print("skipped: it needs pip install 'coalmine[flower]'")
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {"FLWR_HOME": folder, "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+        share = server(Path(folder))
+    client()
+    print(f"share of the server in a round of clients that train: at most {share:.1%} (bar {BAR:.0%})")
+    return 0 if share <= BAR else 1
+
+
+def server(folder: Path) -> float:
+    """The share that the bar is for; every figure is printed."""
+    from flwr.clientapp.mod import fixedclipping_mod
+    from flwr.serverapp import ServerApp
+    from flwr.simulation import run_simulation
+
+    from coalmine.integrations.flower import canary_mod
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    app, turns = ServerApp(), list[dict[str, float]]()
+
+    @app.main()
+    def take_turns(grid: Any, context: Any) -> None:
+        strategies, model = made(folder), initial_model()
+        for number in range(1, TURNS + 1):
+            turns.append(timed_turn(strategies, number, model, grid, steps=STEPS * (number % 2)))
+
+    client_app = training_client([fixedclipping_mod, canary_mod])
+    backend: Any = {"client_resources": {"num_cpus": 1}, "init_args": {"log_to_driver": False}}
+    run_simulation(app, client_app, num_supernodes=NODES, backend_config=backend)
+    trained, untrained = turns[WARM_UP::2], turns[WARM_UP + 1 :: 2]
+    share = told(trained, f"{NODES} nodes, {STEPS} steps each")
+    told(untrained, f"{NODES} nodes that do not train")
+    return share
+
+
+def timed_turn(strategies: dict[str, Any], number: int, model: Any, grid: Any, *, steps: int) -> dict[str, float]:
+    """Seconds of each strategy in one round as `Strategy.start` makes it, and of all that is between, as "exchange"."""
+    from flwr.app import ConfigRecord, RecordDict
+
+    seconds, messages, start = {}, {}, time.perf_counter()
+    for name, strategy in strategies.items():
+        messages[name] = list(strategy.configure_train(number, model, ConfigRecord({"steps": steps}), grid))
+        start, seconds[name] = time.perf_counter(), time.perf_counter() - start
+    replies = list(grid.send_and_receive(messages["audited"], timeout=600))
+    seconds["exchange"] = time.perf_counter() - start
+    assert len(replies) == NODES
+    names = list(strategies)
+    first = number // 2 % len(names)
+    for turn, name in enumerate(["plain", *names[first:], *names[:first]]):  # once for nothing: fresh memory is slow
+        own = [copy.copy(reply) for reply in replies]
+        for reply in own:
+            reply.content = RecordDict(dict(reply.content))  # strategies change it
+        start = time.perf_counter()
+        arrays, _ = strategies[name].aggregate_train(number, own)
+        seconds[name] += time.perf_counter() - start if turn else 0.0
+        assert arrays is not None
+    return seconds
+
+
+def told(turns: list[dict[str, float]], what: str) -> float:
+    """Print medians and quartiles; return the largest share of an audit."""
+    rounds = [turn["exchange"] + turn["plain"] for turn in turns]
+    usual = statistics.median(rounds)
+    plain = spread([turn["plain"] for turn in turns])
+    print(f"a plain round, d = {DIM:,}, {what}: {spread(rounds)}, of it on the server {plain}")
+    shares = {}
+    for name in [name for name in turns[0] if name not in ("exchange", "plain")]:
+        more = [turn[name] - turn["plain"] for turn in turns]
+        shares[name] = statistics.median(more) / usual
+        print(f"  {name}: the server takes {spread(more)} longer, {shares[name]:.1%} of the round")
+    return max(shares.values())
+
+
+def made(folder: Path) -> dict[str, Any]:
+    """The strategies that take turns."""
+    from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
+
+    from coalmine.integrations.flower import Audit, AuditedStrategy
+
+    def plain() -> Any:
+        inner = FedAvg(fraction_evaluate=0.0, min_train_nodes=NODES, min_available_nodes=NODES)
+        return DifferentialPrivacyClientSideFixedClipping(inner, 1.0, 1.0, NODES)
+
+    def audited(directory: Path | None = None, **settings: Any) -> Any:
+        audit = Audit(DIM, canaries=CANARIES, seed=SEED, delta=1e-5, directory=directory)
+        nodes = range(NODES - CANARY_NODES, NODES)
+        return AuditedStrategy(plain(), audit, "client", seed=SEED, canary_partitions=nodes, **settings)
+
+    return {
+        "plain": plain(),
+        "without known others": audited(known_others=False),
+        "audited": audited(),
+        "audited, in a directory": audited(folder / "run"),
+    }
+
+
+def client() -> None:
+    """A canary's part of its client's work, beside the transform that no canary can do without."""
+    from flwr.app import ConfigRecord, Context, Message, RecordDict
+    from flwr.supercore.task_identity import TaskIdentity
+
+    from coalmine.canaries import RotatedCanaries
+    from coalmine.integrations.flower import Announcement, canary_mod
+
+    TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
+    announced = Announcement(canaries=CANARIES, dim=DIM, kind="rotated", clip_norm=1.0, scale=10.0, seed=SEED)
+    content = {
+        "arrays": initial_model(),
+        "config": ConfigRecord(announced.to_config() | {"server-round": 1, "steps": 1}),
+    }
+    message = Message(RecordDict(content), dst_node_id=1, message_type="train")
+    context = Context(run_id=1, node_id=1, node_config={"canary-id": 3}, state=RecordDict(), run_config={})
+    reply = training_client([])(message, context)
+    like = np.empty(0, np.float32)
+    drawn = RotatedCanaries(CANARIES, DIM, seed=SEED)
+    calls: dict[str, Callable[[], object]] = {
+        "a canary's mod": lambda: canary_mod(message, context, lambda *_: reply),
+        "of it one transform": lambda: drawn.canary(3, like=like),
+        "of it the rotation, drawn from the seed": lambda: RotatedCanaries(CANARIES, DIM, seed=SEED),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(TURNS):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            seconds[name].append(time.perf_counter() - start)
+    print(f"a canary client, d = {DIM:,}:")
+    for name, found in seconds.items():
+        print(f"  {name}: {spread(found)}")
+
+
+def initial_model() -> Any:
+    from flwr.app import Array, ArrayRecord
+
+    rng = np.random.default_rng(0)
+    shapes = {"hidden": (INPUTS + 1, HIDDEN), "out": (HIDDEN, CLASSES), "bias": (CLASSES,)}
+    return ArrayRecord({n: Array((0.03 * rng.normal(size=shape)).astype(np.float32)) for n, shape in shapes.items()})
+
+
+def training_client(mods: list[Any]) -> Any:
+    """A client that takes as many steps as it is asked to, in batches of 16 examples."""
+    from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp(mods=mods)
+
+    @app.train()
+    def train(message: Any, context: Any) -> Any:
+        rng = np.random.default_rng(context.node_id % 2**32)
+        (record,) = message.content.array_records.values()
+        hidden, out, bias = (array.numpy() for array in record.values())
+        (config,) = message.content.config_records.values()
+        bias += 0.01  # Flower's clip divides by the update's length
+        for _ in range(config["steps"]):
+            inputs = rng.random((16, INPUTS + 1), dtype=np.float32)
+            reached = np.maximum(inputs @ hidden, 0)
+            odds = np.exp(reached @ out + bias)
+            error = odds / odds.sum(axis=1, keepdims=True)
+            error[np.arange(16), rng.integers(0, CLASSES, 16)] -= 1
+            back = (error @ out.T) * (reached > 0)
+            for values, gradient in ((hidden, inputs.T @ back), (out, reached.T @ error), (bias, error.sum(axis=0))):
+                values -= 0.01 * gradient
+        arrays = ArrayRecord({name: Array(a) for name, a in zip(record, (hidden, out, bias), strict=True)})
+        return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
+
+    return app
+
+
+def spread(seconds: list[float]) -> str:
+    """Median, and quartiles."""
+    low, middle, high = (1e3 * value for value in statistics.quantiles(seconds, n=4, method="inclusive"))
+    return f"{middle:.0f} ms ({low:.0f} … {high:.0f})"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
