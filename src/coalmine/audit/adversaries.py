@@ -6,7 +6,7 @@
 | final-update | and knows the initial model | the same with their difference | closed form |
 | all-iterates | every model delta (Algorithm 3) | largest cosine over rounds | unobserved canaries |
 | known-round | and in which rounds the target was | standardised cosines of its rounds, combined | closed form; ghosts |
-| known-others | and everybody else's updates | the same on what is left | closed form |
+| known-others | and everybody else's updates | the same on what is left, correlated noise whitened | closed form |
 """
 
 import math
@@ -20,6 +20,7 @@ import numpy.typing as npt
 from coalmine.audit.rounds import Final, Round, RoundLog
 from coalmine.audit.settings import Settings
 from coalmine.checks import Floats
+from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.null import CosineNull
 
@@ -34,6 +35,8 @@ class Scores:
     `null` is the closed-form law of an unobserved score, None where only the unobserved scores tell. The bound compares
     `bound_observed` (default: the scores) with `bound_null`, or with the unobserved scores where that is None.
     `presentations` is None where they make no difference or, `mixed`, where canaries of different numbers are pooled.
+    `strength` is the mean of ‖Cu‖² over the canaries under correlated noise, and `largest_strength` the largest: what
+    presentations are under fresh noise, where both are None.
     """
 
     rung: str
@@ -45,6 +48,8 @@ class Scores:
     null_dof: float = math.inf
     mixed: bool = False
     presentations: int | None = None
+    strength: float | None = None
+    largest_strength: float | None = None
     units: float = 1.0  # times a score is a cosine
     warnings: tuple[str, ...] = ()
 
@@ -53,12 +58,18 @@ class Scores:
         """The observed scores as the bound takes them."""
         return self.observed if self.bound_observed is None else self.bound_observed
 
+    @property
+    def exposure(self) -> float:
+        """The square of what a score's mean is in units of 1/z: presentations, or what stands in their place."""
+        return float(self.presentations or 1) if self.strength is None else self.strength
+
 
 @dataclass(frozen=True)
 class View:
     """One round as an attacker sees it: standardised scores, so that an unobserved canary has mean 0 and std 1.
 
-    `scale` is what one std is in the units of the model delta; it rests on `dof` directions.
+    `scale` is what one std is in the units of the model delta; it rests on `dof` directions. `weights` say how much of each
+    present canary is in it: 1, unless rounds were combined.
     """
 
     number: int
@@ -70,10 +81,22 @@ class View:
     scale: float
     dof: float
     cosine_scale: float  # times a standardised score is a cosine
+    weights: Floats | float = 1.0
 
 
-def views(log: RoundLog, settings: Settings, *, residual: bool = False) -> Iterator[View]:
+def views(log: RoundLog, settings: Settings, *, residual: bool = False, whitened: bool | None = None) -> Iterator[View]:
     """Each observed round, the server's momentum undone; with `residual`, less everybody else's part where known.
+
+    `whitened` (default: as `residual`) undoes the correlation of noise too: what is seen in the place of round t is row t of
+    CX + ζ, in which the noise is fresh. It makes no difference to noise that is fresh as it is.
+    """
+    seen = _plain_views(log, settings, residual=residual)
+    asked = residual if whitened is None else whitened
+    yield from _whitened(seen, log, settings, settings.noise) if asked and settings.noise else seen
+
+
+def _plain_views(log: RoundLog, settings: Settings, *, residual: bool) -> Iterator[View]:
+    """The rounds as they were released but for momentum.
 
     A momentum server's delta is Δ_t = βΔ_{t-1} + ρ_t, so ρ_t = Δ_t - βΔ_{t-1}. After a gap that cannot be had, and the round
     is left out. The inverted vector's length is measured along the unobserved canaries.
@@ -115,6 +138,39 @@ def _view(item: Round, previous: Round | None, settings: Settings, residual: boo
         dof=dof,
         cosine_scale=scale / length,
     )
+
+
+def _whitened(seen: Iterator[View], log: RoundLog, settings: Settings, noise: CorrelatedNoise) -> Iterator[View]:
+    """The rounds multiplied by C, in units of ζ's std; left out where a round is missing that they need.
+
+    A round's unit is its noise's claimed std over the std that C gives it, n and clip norm included; where none was claimed,
+    the clip norm. Lengths are measured along the unobserved canaries, as where momentum is undone.
+    """
+    claimed = all(item.noise_std for item in log.rounds())
+    encoder = noise.encoder()
+    for view in seen:
+        unit = (view.noise_std or 0.0) / noise.std(view.number) if claimed else view.clip_norm
+        shares = np.zeros(settings.canaries)
+        shares[view.present] = view.weights
+        along = np.concatenate([view.observed, view.unobserved]) * (view.scale / unit)
+        combined = encoder.add(view.number, np.concatenate([shares, along]))
+        if combined is None:
+            continue
+        shares, along = combined[: settings.canaries], combined[settings.canaries :]
+        scale = math.sqrt(max(float(np.mean(along[settings.canaries :] ** 2)), SMALLEST * float(along @ along)))
+        present = np.flatnonzero(shares).astype(np.int32)
+        yield View(
+            number=view.number,
+            present=present,
+            clip_norm=1.0,
+            noise_std=1.0 if claimed else None,
+            observed=along[: settings.canaries] / scale,
+            unobserved=along[settings.canaries :] / scale,
+            scale=scale,
+            dof=settings.unobserved_dof,
+            cosine_scale=1 / math.sqrt(settings.dim),
+            weights=shares[present],
+        )
 
 
 def ladder(log: RoundLog, settings: Settings) -> list[Scores]:
@@ -209,7 +265,8 @@ class _Presentations:
     sums: Floats
     ghost_sums: Floats
     squares: Floats  # Σw² over the canary's rounds
-    sizes: list[int]  # canaries present, round by round
+    strengths: Floats  # what a score's mean is, squared, in units of 1/z; fresh noise: times
+    sizes: list[float]  # canaries present, round by round
     dof: float
 
 
@@ -227,39 +284,70 @@ def _known_scores(log: RoundLog, settings: Settings, *, residual: bool) -> list[
     owners = np.arange(settings.unobserved) % settings.canaries  # whose rounds an unobserved canary borrows
     ghosts = seen.ghost_sums / std[owners]
     pooled = seen.dof * sum(seen.sizes) ** 2 / sum(size * size for size in seen.sizes)
+    whitened = residual and settings.noise is not None
+    strengths = seen.strengths if residual or settings.noise is None else _exposures(log, settings, settings.noise)
     found = []
     for times in np.unique(seen.times[seen.times > 0]):
         members = np.flatnonzero(seen.times == times)
         once = times == 1
-        null: CosineNull | Gaussian = unit_null(settings) if once and not settings.momentum else Gaussian(0.0, 1.0)
+        combined = bool(settings.momentum) or whitened
+        null: CosineNull | Gaussian = unit_null(settings) if once and not combined else Gaussian(0.0, 1.0)
         closed = once or residual
         bound: dict[str, Any] = {"bound_null": null if closed else None}
-        if once and (settings.kind == "rotated" or settings.momentum):
-            bound = exact_bound(scores[members], seen.dof)
+        if whitened or (once and (settings.kind == "rotated" or settings.momentum)):
+            bound = exact_bound(scores[members], seen.dof)  # over several rounds tails are lighter: a bound still
+        own = strengths[members]
         found.append(
             Scores(
                 rung=rung,
-                observed=scores[members],
+                observed=_at_one_strength(scores[members], np.sqrt(own)) if whitened else scores[members],
                 unobserved=ghosts[np.isin(owners, members)],
                 null=null,
-                null_dof=_dof(settings, pooled, estimated=not closed),
+                null_dof=_dof(settings, pooled, estimated=not closed, whitened=whitened),
                 presentations=int(times),
+                strength=None if settings.noise is None else float(own.mean()),
+                largest_strength=None if settings.noise is None else float(own.max()),
                 **bound,
             )
         )
     return found
 
 
-def _dof(settings: Settings, pooled: float, *, estimated: bool) -> float:
+def _at_one_strength(scores: Floats, sensitivities: Floats) -> Floats:
+    """Scores as if all canaries had the root mean square of their sensitivities: score = β·sensitivity + noise is fitted.
+
+    Their mean is β̂ times that root, whose variance is that of a mean of so many; their std is that of the residuals.
+    """
+    if np.ptp(sensitivities) < 1e-9 * sensitivities.max():
+        return scores
+    beta = float(sensitivities @ scores) / float(sensitivities @ sensitivities)
+    residuals = scores - beta * sensitivities
+    return np.asarray(beta * math.sqrt(float(np.mean(sensitivities**2))) + residuals - residuals.mean())
+
+
+def _exposures(log: RoundLog, settings: Settings, noise: CorrelatedNoise) -> Floats:
+    """‖Cu‖² of each canary, u the rounds that it took part in."""
+    present = {item.number: item.present for item in log.rounds()}
+    encoder, strengths = noise.encoder(), np.zeros(settings.canaries)
+    for number in range(1, noise.rounds + 1):
+        shares = np.zeros(settings.canaries)
+        shares[present.get(number, [])] = 1.0
+        combined = encoder.add(number, shares)
+        assert combined is not None  # no round is missing here
+        strengths += combined**2
+    return strengths
+
+
+def _dof(settings: Settings, pooled: float, *, estimated: bool, whitened: bool = False) -> float:
     """From how many directions the null's std comes; fewer where rounds' correlations come from unobserved canaries."""
-    if settings.kind == "sphere" and not settings.momentum and not estimated:
+    if settings.kind == "sphere" and not settings.momentum and not estimated and not whitened:
         return math.inf
     return min(pooled, settings.unobserved) if estimated else pooled
 
 
 def _presentations(log: RoundLog, settings: Settings, *, residual: bool) -> _Presentations | None:
     times = np.zeros(settings.canaries, dtype=np.int64)
-    sums, squares = np.zeros(settings.canaries), np.zeros(settings.canaries)
+    sums, squares, strengths = (np.zeros(settings.canaries) for _ in range(3))
     ghost_sums = np.zeros(settings.unobserved)
     owners = np.arange(settings.unobserved) % settings.canaries
     sizes, dof = [], math.inf
@@ -267,17 +355,19 @@ def _presentations(log: RoundLog, settings: Settings, *, residual: bool) -> _Pre
     for view in views(log, settings, residual=residual):
         if not view.present.size:
             continue
-        weight = weigh(view)
-        here = np.zeros(settings.canaries, dtype=bool)
-        here[view.present] = True
-        times[here] += 1
-        sums[here] += weight * view.observed[here]
-        squares[here] += weight * weight
-        ghosts = here[owners]
-        ghost_sums[ghosts] += weight * view.unobserved[ghosts]
-        sizes.append(int(view.present.size))
+        share = np.zeros(settings.canaries)
+        share[view.present] = view.weights
+        times[view.present] += 1
+        weights = weigh(view) * share
+        sums += weights * view.observed
+        squares += weights * weights
+        strengths += share * share
+        ghost_sums += weights[owners] * view.unobserved
+        sizes.append(float(share @ share))
         dof = min(dof, view.dof)
-    return _Presentations(times, sums, ghost_sums, squares, sizes, dof) if sizes else None
+    if residual and settings.noise is not None:  # a canary is in the rows of many rounds, but took part in its own
+        times = np.where(strengths > 0, presented_times(log, settings), 0)
+    return _Presentations(times, sums, ghost_sums, squares, strengths, sizes, dof) if sizes else None
 
 
 def _weights(log: RoundLog) -> Callable[[View], float]:

@@ -3,6 +3,7 @@
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, TypeVar
@@ -21,7 +22,9 @@ from coalmine.audit.settings import Commitment, Settings, checked_settings, seed
 from coalmine.audit.vectors import checked_length, difference, layer_norms, numpy_vector, vector_norm
 from coalmine.audit.verdict import Claim, Verdict, judge
 from coalmine.canaries import RotatedCanaries, SphereCanaries
+from coalmine.canaries.base import usable
 from coalmine.checks import Floats, one_number, positive_array, shown, whole_number
+from coalmine.estimators.correlated import CorrelatedNoise
 
 Seed = SupportsIndex | bytes
 Attack = Callable[..., npt.ArrayLike]
@@ -36,11 +39,14 @@ class Audit:
     `canaries`. `seed` makes them all and is a secret until the run is over; the audit publishes a commitment to it.
 
     `rounds` and `presentations` are for `canaries_in_round`: each canary in `presentations` rounds, one in each of as
-    many periods; a sequence makes groups. `momentum` is the server's, and is undone where rounds are compared. `layers`,
+    many periods; a sequence makes groups. `momentum` is the server's, and is undone where rounds are compared. `noise`
+    says that the noise of rounds hangs together, a TreeNoise or a BandedNoise of `coalmine.estimators.correlated`: the
+    attacker of known-others then whitens it. `layers`,
     names and sizes, give gauges of their own. `scores` are attacks of your own: each is called in every round as
     attack(round_number, model_delta, canaries, previous) and returns a score for every canary, observed first; `previous`
     is what it returned the round before, None at first. With a `directory` every round is on disk at once, and an audit
-    made again with the same arguments goes on where that directory ends.
+    made again with the same arguments goes on where that directory ends. A `deferred` audit measures a round on the GPU that
+    holds it beside whatever that does next, and notes it when the next round comes, or on `flush`.
 
     >>> audit = Audit(dim=10_000, canaries=1_000, seed=b"a secret", delta=1e-6, rounds=2)
     >>> rng = np.random.default_rng(0)
@@ -65,9 +71,11 @@ class Audit:
         rounds: int | None = None,
         presentations: int | Sequence[int] = 1,
         momentum: float = 0.0,
+        noise: CorrelatedNoise | None = None,
         layers: Sequence[tuple[str, int]] | None = None,
         scores: Mapping[str, Attack] | None = None,
         directory: "RunDirectory | Path | str | None" = None,
+        deferred: bool = False,
     ) -> None:
         settings = checked_settings(
             dim,
@@ -79,11 +87,13 @@ class Audit:
             presentations=presentations,
             momentum=momentum,
             layers=layers,
+            noise=noise,
         )
         home = directory if isinstance(directory, RunDirectory) or directory is None else RunDirectory(Path(directory))
         commitment = home.commit(seed, settings) if home else Commitment.to(seed, settings)
         log = RoundLog() if home is None else home.open_log()
         self._set_up(settings, seed, commitment, log, scores, home)
+        self._deferred = deferred
 
     def _set_up(
         self,
@@ -104,6 +114,8 @@ class Audit:
         self._attacks = dict(scores or {})
         self._clip_norm = 1.0
         self._last_sum: tuple[list[int], Any] | None = None
+        self._deferred = False
+        self._pending: _Pending | None = None
         self._recall_scores()
 
     def _recall_scores(self) -> None:
@@ -118,12 +130,13 @@ class Audit:
     @property
     def log(self) -> RoundLog:
         """Everything observed so far."""
+        self.flush()
         return self._log
 
     @property
     def last_round(self) -> int:
         """Number of the last observed round, 0 before the first."""
-        return max(self._log.numbers, default=0)
+        return self._pending.number if self._pending else max(self._log.numbers, default=0)
 
     @cached_property
     def _schedule(self) -> list[Indices]:
@@ -173,12 +186,14 @@ class Audit:
         """Take note of what a round released (Algorithm 3): the noised average, before the server's optimiser.
 
         `others` is the clipped sum of the real clients without noise, over the same n as `model_delta`; `noise_std` the
-        noise's claimed std, in its units too. `clip_norm` weighs rounds against each other (default: that of the last
-        `updates`). A delta of zeros is noted as a skipped round. On an error nothing is noted.
+        noise's claimed std in this round, in its units too. `clip_norm` weighs rounds against each other (default: that of
+        the last `updates`). A delta of zeros is noted as a skipped round. On an error nothing is noted.
         """
         number = whole_number("round_number", round_number, minimum=1)
         if number <= self.last_round:
             raise ValueError(f"rounds must come in order, got round {number} after round {self.last_round}")
+        if self.settings.noise is not None and number > self.settings.noise.rounds:
+            raise ValueError(f"the noise was planned for {self.settings.noise.rounds} rounds, got round {number}")
         if self._log.final is not None:
             raise ValueError(f"the final model was observed before round {number}; rewind_to an earlier round first")
         indices = self._observed_indices(present)
@@ -187,6 +202,9 @@ class Audit:
             checked_length("others", others, self.settings.dim)
         clip = self._clip_norm if clip_norm is None else _clip_norm(clip_norm)
         noise = None if noise_std is None else _noise_std(noise_std)
+        self.flush()
+        if self._begin_later(number, model_delta, others, indices, clip, noise):
+            return
         norm = vector_norm("model_delta", model_delta)
         if norm == 0:
             self._log.append(Round(number=number, skipped=True))
@@ -209,8 +227,73 @@ class Audit:
         )
         self._previous_scores |= {name: values.astype(np.float64) for name, values in own.items()}
 
+    def flush(self) -> None:
+        """Note the round that a `deferred` audit is still measuring; errors in it come now."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        found = pending.measurement.numbers()
+        norm, residual = float(found["norm"][0]), float(found.get("residual_norm", np.ones(1))[0])
+        if not usable(norm) or not usable(residual):  # zeros, NaN, or numbers at the end of their range: step by step
+            self._deferred = False
+            others = pending.measurement.others if pending.measurement.plan.others else None
+            try:
+                self.observe_round(
+                    pending.number,
+                    pending.measurement.vector,
+                    present=pending.present,
+                    others=others,
+                    noise_std=pending.noise_std,
+                    clip_norm=pending.clip_norm,
+                )
+            finally:
+                self._deferred = True
+            return
+        present = pending.present
+        cosines, rest = self._rest_of(found["cosines"], norm)
+        extra: dict[str, Any] = {}
+        if "residual_cosines" in found:
+            own, residual_rest = self._rest_of(found["residual_cosines"], residual)
+            extra = {"residual_norm": residual, "residual_rest": residual_rest, "residual_cosines": own}
+            if self.settings.layers:
+                size = float(np.asarray(own[present], np.float64).mean()) * residual if present else 0.0
+                square = found["rests"] - 2 * size * found.get("overlaps", 0.0) + size**2 * found.get("totals", 0.0)
+                extra["layer_rests"] = np.sqrt(np.maximum(square, 0.0))
+        self._log.append(
+            Round(
+                number=pending.number,
+                present=np.array(present, dtype=np.int32),
+                clip_norm=pending.clip_norm,
+                noise_std=pending.noise_std,
+                norm=norm,
+                rest=rest,
+                cosines=cosines,
+                **extra,
+            )
+        )
+
+    def _begin_later(
+        self, number: int, model_delta: Any, others: Any, present: list[int], clip: float, noise: float | None
+    ) -> bool:
+        """Whether the round is being measured now, to be noted when the next one comes."""
+        settings = self.settings
+        if not self._deferred or settings.kind != "rotated" or settings.momentum or self._attacks:
+            return False
+        by_layer = others is not None and settings.layers is not None
+        layers = tuple(size for _, size in settings.layers) if by_layer and settings.layers else ()
+        total = self._sum_of(present, model_delta) if layers and present else None
+        assert isinstance(self._canaries, RotatedCanaries)
+        measurement = self._canaries.measure_later(model_delta, others, total, layers)
+        if measurement is None:
+            if total is not None:
+                self._last_sum = (present, total)
+            return False
+        self._pending = _Pending(number, present, clip, noise, measurement)
+        return True
+
     def observe_final(self, model: Any, *, initial: Any = None) -> None:
         """Take note of the final model (Algorithm 2) and, for `final-update`, of the initial one."""
+        self.flush()
         if self._log.final is not None:
             raise ValueError("the final model was observed already; rewind_to a round to observe another")
         checked_length("model", model, self.settings.dim)
@@ -227,6 +310,7 @@ class Audit:
 
     def rewind_to(self, round_number: int) -> None:
         """Forget every round after `round_number`, and the final model: for a trainer that resumes from a checkpoint."""
+        self.flush()
         self._log.rewind_to(whole_number("round_number", round_number, minimum=0))
         self._recall_scores()
 
@@ -239,10 +323,12 @@ class Audit:
     ) -> AuditResult:
         """What the audit has found so far: every adversary with its inputs, the gauges and, on a claim, a verdict.
 
-        A claim may be a number: the epsilon of the mechanism for a client who takes part as often as the canaries did.
+        A claim may be a number: the epsilon of the mechanism for a client who takes part as often as the canaries did,
+        under correlated `noise` as the most exposed canary did.
         `clients` is the largest number of real clients in a round: it bounds what their updates can hide, without which
         known-round can refute a claim but not confirm it.
         """
+        self.flush()
         asked = Claim(epsilon=claim) if isinstance(claim, int | float) else claim
         return derive_result(
             self._log, self.settings, claim=asked, analytical_epsilon=analytical_epsilon, clients=clients
@@ -250,6 +336,7 @@ class Audit:
 
     def save(self, path: Path | str) -> None:
         """Everything but the seed, in one file: written whole or not at all, hashed, no pickle."""
+        self.flush()
         snapshot.save(Path(path), self.settings, self.commitment, self._log)
 
     @classmethod
@@ -277,13 +364,18 @@ class Audit:
     def _measured(self, vector: Any, norm: float, present: list[int]) -> tuple[Singles, float]:
         """Cosines of all canaries with a vector, and its length off the observed ones."""
         exact = numpy_vector(self._canaries.cosines(vector))
-        observed = exact[: self.settings.canaries]
-        share = 1 - float(observed @ observed)
-        if self.settings.kind == "sphere":
-            along, square = self._along_present(vector, present)
-            share = 1 - along * along * square / (norm * norm)
-        # without any noise nothing is left but rounding: scores are then huge, and not infinite
+        if self.settings.kind == "rotated":
+            return self._rest_of(exact, norm)
+        along, square = self._along_present(vector, present)
+        share = 1 - along * along * square / (norm * norm)
         return exact.astype(np.float32), norm * math.sqrt(max(share, SMALLEST))
+
+    def _rest_of(self, cosines: Floats, norm: float) -> tuple[Singles, float]:
+        """Orthonormal canaries' cosines as they are kept, and the length off the observed ones."""
+        observed = cosines[: self.settings.canaries]
+        share = 1 - float(observed @ observed)
+        # without any noise nothing is left but rounding: scores are then huge, and not infinite
+        return cosines.astype(np.float32), norm * math.sqrt(max(share, SMALLEST))
 
     def _along_present(self, vector: Any, present: list[int]) -> tuple[float, float]:
         """How much of the present canaries' sum a vector holds, and that sum's squared length."""
@@ -341,6 +433,17 @@ class Audit:
         if not np.isfinite(values).all():
             raise ValueError(f"scores of {name!r} must be finite, got NaN or infinity in round {number}")
         return values.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A round that is being measured."""
+
+    number: int
+    present: list[int]
+    clip_norm: float
+    noise_std: float | None
+    measurement: Any
 
 
 def derive_result(

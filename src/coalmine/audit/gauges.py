@@ -84,7 +84,7 @@ def _difference(log: RoundLog, settings: Settings) -> Gauge | None:
     """
     found, ratios = [], []
     before: View | None = None
-    for view in views(log, settings):
+    for view in views(log, settings, whitened=True):
         if before is not None and view.noise_std and before.noise_std:
             gap = view.unobserved * view.scale / view.clip_norm - before.unobserved * before.scale / before.clip_norm
             fresh = math.hypot(view.noise_std / view.clip_norm, before.noise_std / before.clip_norm)
@@ -101,7 +101,7 @@ def _difference(log: RoundLog, settings: Settings) -> Gauge | None:
 def _dilution(log: RoundLog, settings: Settings) -> Gauge | None:
     """Length of the sum of all rounds over that of noise alone: far above 1, real signal hides the canaries."""
     total, variance, count = np.zeros(settings.unobserved), 0.0, 0
-    for view in views(log, settings):
+    for view in views(log, settings, whitened=True):
         if view.noise_std:
             total += view.unobserved * view.scale
             variance += view.noise_std**2

@@ -18,7 +18,10 @@ FEWEST = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One adversary, for canaries presented equally often. `lower_bound` is valid; the paper's is not, by its own name."""
+    """One adversary, for canaries presented equally often. `lower_bound` is valid; the paper's is not, by its own name.
+
+    Under correlated noise the estimate is for somebody of this `sensitivity`, in clip norms: the canaries' root mean square.
+    """
 
     presentations: int | None
     canaries: int
@@ -27,10 +30,12 @@ class Row:
     paper_epsilon: float
     paper_lower_bound: float
     warnings: tuple[str, ...] = ()
+    sensitivity: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         found = self.estimate
-        return {
+        exposed = {} if self.sensitivity is None else {"sensitivity": self.sensitivity}
+        return exposed | {
             "presentations": self.presentations,
             "canaries": self.canaries,
             "epsilon": found.epsilon,
@@ -90,7 +95,9 @@ class AuditResult:
 
     def to_dict(self) -> dict[str, Any]:
         """As docs/result.schema.json has it; inf and NaN are still floats here."""
-        return {
+        sensitivity = None if self.claim is None else self.claim.sensitivity
+        accounted = {} if sensitivity is None else {"claim_sensitivity": sensitivity}
+        return accounted | {
             "schema_version": SCHEMA_VERSION,
             "dim": self.settings.dim,
             "delta": self.settings.delta,
@@ -209,6 +216,7 @@ def make_row(scores: Scores, settings: Settings) -> Row | None:
             scores.bounded, null=null, delta=delta, confidence=CONFIDENCE, method="paper"
         ),
         warnings=_warnings(scores, estimate),
+        sensitivity=None if scores.strength is None else math.sqrt(scores.strength),
     )
 
 

@@ -14,6 +14,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,6 +26,23 @@ from coalmine.audit.rounds import RoundLog, write_atomically
 from coalmine.audit.settings import SCHEMA_VERSION, Commitment, Settings
 
 logger = logging.getLogger("coalmine")
+
+
+def runs_in(directory: Path) -> list[Path]:
+    """The runs that a directory holds, in the order of their names, numbers by size; itself where it holds none."""
+    if _is_run(directory) or not directory.is_dir():
+        return [directory]
+    found = [path for path in directory.iterdir() if path.is_dir() and _is_run(path)]
+    return sorted(found, key=lambda path: _natural(path.name)) or [directory]
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / name).exists() for name in ("config.toml", "result.json", "audit/record.json"))
+
+
+def _natural(name: str) -> list[tuple[float, str]]:
+    parts = re.findall(r"\d+(?:\.\d+)?|\D+", name)
+    return [(float(part), "") if part[0].isdigit() else (-1.0, part) for part in parts]
 
 
 class RunDirectory:
@@ -106,7 +124,7 @@ class RunDirectory:
             settings_there, commitment = self.read_record()
             if settings_there != settings:
                 old, new = settings_there.to_dict(), settings.to_dict()
-                changed = [name for name in old if old[name] != new[name]]
+                changed = [name for name in old | new if old.get(name) != new.get(name)]
                 raise ValueError(f"{self.path} holds an audit with other settings (it differs in {', '.join(changed)})")
             if not commitment.opens_to(seed, settings):
                 raise ValueError(f"{self.path} holds an audit with another seed than this one")

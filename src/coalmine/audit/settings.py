@@ -7,17 +7,21 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, SupportsIndex
 
-from coalmine.checks import delta_array, one_number, whole_number
+from coalmine.checks import delta_array, one_number, shown, whole_number
+from coalmine.estimators.correlated import BandedNoise, CorrelatedNoise, TreeNoise, correlated_noise
 
 FEWEST = 10  # canaries
-FEWEST_WITH_MOMENTUM = 200
+FEWEST_WITH_MOMENTUM = 200  # or with correlated noise
 UNOBSERVED_EACH = 10  # unobserved canaries for every observed one, where the dimension allows
 SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """An audit's settings: everything but the seed. `layers` are names and sizes, in the order of the vector."""
+    """An audit's settings: everything but the seed. `layers` are names and sizes, in the order of the vector.
+
+    `noise` is how the noise of one round hangs together with that of others; None, it is fresh in every round.
+    """
 
     dim: int
     canaries: int
@@ -28,6 +32,7 @@ class Settings:
     presentations: tuple[int, ...] = (1,)
     momentum: float = 0.0
     layers: tuple[tuple[str, int], ...] = ()
+    noise: CorrelatedNoise | None = None
 
     @property
     def total(self) -> int:
@@ -47,12 +52,14 @@ class Settings:
         return self.unobserved * self.dim / (self.unobserved + self.dim)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        values = asdict(self) | {"noise": self.noise and self.noise.to_dict()}
+        return {name: value for name, value in values.items() if name != "noise" or value}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Settings":
         layers = tuple((str(name), int(size)) for name, size in values["layers"])
-        return cls(**(values | {"layers": layers, "presentations": tuple(values["presentations"])}))
+        noise = correlated_noise(values["noise"]) if values.get("noise") else None
+        return cls(**(values | {"layers": layers, "presentations": tuple(values["presentations"]), "noise": noise}))
 
 
 def checked_settings(
@@ -66,6 +73,7 @@ def checked_settings(
     presentations: int | Sequence[int],
     momentum: float,
     layers: Sequence[tuple[str, int]] | None,
+    noise: CorrelatedNoise | None = None,
 ) -> Settings:
     """The settings, or a ValueError that says which of them cannot be."""
     dim = whole_number("dim", dim, minimum=2)
@@ -84,9 +92,12 @@ def checked_settings(
     beta = one_number("momentum", momentum)
     if not 0 <= beta < 1:
         raise ValueError(f"momentum must lie in [0, 1), got {beta}")
-    if beta and wanted < FEWEST_WITH_MOMENTUM:
+    if noise is not None and not isinstance(noise, TreeNoise | BandedNoise):
+        raise ValueError(f"noise must be a TreeNoise, a BandedNoise or None, got {shown(noise)}")
+    if (beta or noise) and wanted < FEWEST_WITH_MOMENTUM:
+        undone = "momentum is undone" if beta else "correlated noise is whitened"
         raise ValueError(
-            f"unobserved must be at least {FEWEST_WITH_MOMENTUM} where momentum is undone, since lengths are measured along "
+            f"unobserved must be at least {FEWEST_WITH_MOMENTUM} where {undone}, since lengths are measured along "
             f"them, got {wanted}"
         )
     named = tuple((str(name), whole_number("layer size", size, minimum=1)) for name, size in layers or ())
@@ -103,6 +114,7 @@ def checked_settings(
         presentations=tuple(whole_number("presentations", times, minimum=1) for times in groups),
         momentum=beta,
         layers=named,
+        noise=noise,
     )
 
 

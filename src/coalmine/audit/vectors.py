@@ -49,8 +49,11 @@ def difference(first: Any, second: Any) -> Any:
 
 def layer_norms(vector: Any, sizes: list[int]) -> Floats:
     """Lengths of consecutive pieces of a vector."""
-    parts = vector.split(sizes) if is_tensor(vector) else np.split(vector, np.cumsum(sizes)[:-1])
-    return np.array([vector_norm("a layer", part) for part in parts])
+    if is_tensor(vector):
+        torch = sys.modules["torch"]
+        norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in vector.detach().split(sizes)]
+        return numpy_vector(torch.stack(norms))  # one wait for all of them
+    return np.array([vector_norm("a layer", part) for part in np.split(vector, np.cumsum(sizes)[:-1])])
 
 
 def numpy_vector(vector: Any) -> Floats:

@@ -29,12 +29,14 @@ class Claim:
 
     accounting "mechanism": that of a client who took part `participations` times (default: as often as the most often
     presented canaries), its rounds known. "amplified": sampling or shuffling hides its rounds, so the claim says nothing
-    of attackers who know them and is judged on the other rungs alone.
+    of attackers who know them and is judged on the other rungs alone. `sensitivity` is what the claim was accounted with,
+    in clip norms (default: √participations; under correlated noise that of the most exposed canary).
     """
 
     epsilon: float
     accounting: Literal["mechanism", "amplified"] = "mechanism"
     participations: int | None = None
+    sensitivity: float | None = None
 
     def __post_init__(self) -> None:
         epsilon = one_number("claim", self.epsilon)
@@ -44,6 +46,8 @@ class Claim:
             raise ValueError(f"accounting must be 'mechanism' or 'amplified', got {self.accounting!r}")
         if self.participations is not None:
             whole_number("participations", self.participations, minimum=1)
+        if self.sensitivity is not None and not one_number("sensitivity", self.sensitivity) > 0:
+            raise ValueError(f"sensitivity must be above 0, got {self.sensitivity}")
 
 
 @dataclass(frozen=True)
@@ -69,29 +73,48 @@ def judge(
     presented, in case not all rounds were observed.
     """
     shown = max([presentations, *(s.presentations for s in rungs if s.presentations)])
-    times = claim.participations or shown
-    noise = float(mechanism_noise(claim.epsilon, delta=delta, participations=times))
+    strongest = max((s.largest_strength for s in rungs if s.largest_strength is not None), default=None)
+    noise = _claimed_noise(claim, claim.participations or shown, strongest, delta)
     names = list(dict.fromkeys(scores.rung for scores in rungs))
-    case = _Case(claim, noise, shown, delta, BOUND_LEVEL / max(len(names), 5), most_hidden)
+    case = _Case(claim, noise, shown, strongest, delta, BOUND_LEVEL / max(len(names), 5), most_hidden)
     by_rung = {name: _judge_rung(name, [s for s in rungs if s.rung == name], case) for name in names}
     return _judge_run(claim, by_rung, gauges), by_rung
 
 
+def _claimed_noise(claim: Claim, times: int, strongest: float | None, delta: float) -> float:
+    """The noise multiplier that the claim stands for."""
+    if claim.sensitivity is None and strongest is None:
+        return float(mechanism_noise(claim.epsilon, delta=delta, participations=times))
+    if claim.sensitivity is None and claim.participations is not None:
+        raise ValueError(
+            "under correlated noise the number of participations does not say how exposed somebody is: give the claim its "
+            "sensitivity, or leave participations out to claim epsilon for the most exposed canary"
+        )
+    sensitivity = math.sqrt(strongest or 1.0) if claim.sensitivity is None else claim.sensitivity
+    return sensitivity * float(mechanism_noise(claim.epsilon, delta=delta))
+
+
 @dataclass(frozen=True)
 class _Case:
-    """What every rung is judged by: the claim and its noise multiplier, and how often the canaries were presented."""
+    """What every rung is judged by: the claim and its noise multiplier, and how often the canaries were presented.
+
+    `strongest` is the most exposed canary's ‖Cu‖² under correlated noise.
+    """
 
     claim: Claim
     noise: float
     presentations: int
+    strongest: float | None
     delta: float
     bound_level: float
     most_hidden: float | None
 
-    def epsilon(self, presentations: int | None) -> float:
-        """What is claimed for somebody who takes part so often."""
+    def epsilon(self, presentations: int | None, strength: float | None = None) -> float:
+        """What is claimed for somebody who takes part so often, or is so exposed."""
         if self.claim.accounting == "amplified":
             return self.claim.epsilon
+        if self.strongest is not None:
+            return float(mechanism_epsilon(self.noise / math.sqrt(strength or self.strongest), delta=self.delta))
         times = presentations or self.presentations
         return float(mechanism_epsilon(self.noise, delta=self.delta, participations=times))
 
@@ -146,16 +169,16 @@ def _bound_above(groups: list[Scores], case: _Case) -> str | None:
             continue
         null = scores.unobserved if scores.bound_null is None else scores.bound_null
         bound = bound_of(scores.bounded, null=null, delta=case.delta, confidence=confidence)
-        claimed = case.epsilon(scores.presentations)
+        claimed = case.epsilon(scores.presentations, scores.largest_strength)
         if bound > claimed:
             return f"the lower bound {bound:.3g} at {confidence:.2%} confidence lies above the claimed {claimed:.3g}"
     return None
 
 
 def _signal(groups: list[Scores]) -> tuple[float, float, float]:
-    """β in score = β√R + noise over all groups, ΣR, and the dof of the null's std."""
-    weight = float(sum(s.observed.size * (s.presentations or 1) for s in groups))
-    beta = sum(math.sqrt(s.presentations or 1) * float(s.observed.sum()) for s in groups) / weight
+    """β in score = β√R + noise over all groups, ΣR, and the dof of the null's std; R is ‖Cu‖² under correlated noise."""
+    weight = float(sum(s.observed.size * s.exposure for s in groups))
+    beta = sum(math.sqrt(s.exposure) * float(s.observed.sum()) for s in groups) / weight
     return beta, weight, min(s.null_dof for s in groups)
 
 
@@ -173,8 +196,14 @@ def _power_of(name: str, groups: list[Scores], case: _Case, weight: float, dof: 
     known-round sees the noise and the real clients' signal as one, so what the signal may be must be known: a signal in the
     place of missing noise looks the same. At worst it is the same in every round.
     """
-    times = max(s.presentations or 1 for s in groups)
-    count, epsilon = max(round(weight / times), 1), case.epsilon(times)
+    if name == "known-round" and case.strongest is not None:
+        return Verdict(
+            "UNDERPOWERED",
+            "nothing refutes the claim, but this attacker does not undo the noise's correlation: known-others (pass "
+            "`others`) can confirm it",
+        )
+    exposure = max(s.exposure for s in groups)
+    count, epsilon = max(round(weight / exposure), 1), case.epsilon(round(exposure), exposure)
     if name == "known-round" and case.most_hidden is None:
         return Verdict(
             "UNDERPOWERED",

@@ -44,6 +44,7 @@ def verify_run(path: Path, seed: int | bytes, *, model: Path | None = None) -> l
             epsilon=float(stored["claimed_epsilon"]),
             accounting=stored["claim_accounting"],
             participations=stored.get("claim_participations"),
+            sensitivity=_number(stored.get("claim_sensitivity")),
         )
     derived = derive_result(
         log,

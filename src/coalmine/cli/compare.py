@@ -1,16 +1,19 @@
 """`coalmine compare`: finished runs beside each other."""
 
 import csv
+import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from coalmine.audit.adversaries import RUNGS
-from coalmine.audit.run_directory import RunDirectory
+from coalmine.audit.run_directory import RunDirectory, runs_in
 from coalmine.cli.output import print_json, print_table, shown_number
 
+logger = logging.getLogger("coalmine")
 FIRST = ("run", "task", "rounds", "noise_multiplier", "canaries", "presentations", "accuracy", "analytical_epsilon")
 
 
@@ -24,10 +27,14 @@ FIRST = ("run", "task", "rounds", "noise_multiplier", "canaries", "presentations
 )
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
 def compare(directories: tuple[Path, ...], as_csv: bool, plot: Path | None, as_json: bool) -> None:
-    """Finished runs beside each other: accuracy, analytical epsilon, and what each adversary finds."""
-    runs = [_summary(directory) for directory in directories]
+    """Finished runs beside each other: accuracy, analytical epsilon, and what each adversary finds.
+
+    A directory that holds runs, as that of a sweep, stands for all of those that are finished.
+    """
+    found = finished_runs(directories)
+    runs = [summary(directory) for directory in found]
     if plot is not None:
-        _plot(plot, directories)
+        _plot(plot, found)
     if as_json:
         print_json(runs)
     elif as_csv:
@@ -37,13 +44,32 @@ def compare(directories: tuple[Path, ...], as_csv: bool, plot: Path | None, as_j
         writer.writeheader()
         writer.writerows(rows)
     else:
-        shown = [name for name in RUNGS if any(name in run["adversaries"] for run in runs)]
-        cells = [[*(_cell(run[name]) for name in FIRST), *(_epsilon(run, name) for name in shown)] for run in runs]
-        verdicts = [[run["verdict"] or "-"] for run in runs]
-        print_table([*FIRST, *shown, "verdict"], [a + b for a, b in zip(cells, verdicts, strict=True)])
+        print_runs(runs)
 
 
-def _plot(path: Path, directories: tuple[Path, ...]) -> None:
+def finished_runs(directories: Sequence[Path]) -> list[Path]:
+    """The directories of the runs; of a directory that holds several, those that are finished, a warning for others."""
+    found: list[Path] = []
+    for directory in directories:
+        inside = runs_in(directory)
+        done = [run for run in inside if (run / "result.json").exists()]
+        if inside != [directory]:
+            for run in inside:
+                if run not in done:
+                    logger.warning("%s is not finished, and left out", run)
+        found += done or [directory]
+    return found
+
+
+def print_runs(runs: list[dict[str, Any]]) -> None:
+    """A table of summaries."""
+    shown = [name for name in RUNGS if any(name in run["adversaries"] for run in runs)]
+    cells = [[*(_cell(run[name]) for name in FIRST), *(_epsilon(run, name) for name in shown)] for run in runs]
+    verdicts = [[run["verdict"] or "-"] for run in runs]
+    print_table([*FIRST, *shown, "verdict"], [a + b for a, b in zip(cells, verdicts, strict=True)])
+
+
+def _plot(path: Path, directories: Sequence[Path]) -> None:
     from coalmine.report import plots, read_run
     from coalmine.report.pictures import save_plot
 
@@ -54,18 +80,18 @@ def _plot(path: Path, directories: tuple[Path, ...]) -> None:
     save_plot(path, plots.noise, known)
 
 
-def _summary(directory: Path) -> dict[str, Any]:
+def summary(directory: Path) -> dict[str, Any]:
     """What is compared, from a run's result; what a trainer did not write is None."""
     if not directory.is_dir():
         raise ValueError(f"{directory} is not a directory of a run")
     result = RunDirectory(directory).read_result()
-    summary: dict[str, Any] = {name: result.get(name) for name in FIRST}
+    first: dict[str, Any] = {name: result.get(name) for name in FIRST}
     adversaries = {
         name: {key: found.get(key) for key in ("epsilon", "interval", "lower_bound", "verdict")}
         for name, found in result.get("adversaries", {}).items()
     }
     claim = {name: result.get(name) for name in ("delta", "claimed_epsilon", "verdict")}
-    return summary | {"run": str(directory)} | claim | {"adversaries": adversaries}
+    return first | {"run": str(directory)} | claim | {"adversaries": adversaries}
 
 
 def _flat(run: dict[str, Any]) -> dict[str, Any]:

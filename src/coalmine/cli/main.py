@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from coalmine.cli.compare import compare
+from coalmine.cli.data import data
 from coalmine.cli.estimate import estimate
 from coalmine.cli.gaussian import gaussian
 from coalmine.cli.mechanism import mechanism
@@ -21,6 +22,7 @@ from coalmine.cli.reproduce import reproduce
 from coalmine.cli.resume import resume
 from coalmine.cli.run import run
 from coalmine.cli.selftest import selftest
+from coalmine.cli.sweep import sweep
 from coalmine.cli.verify import seed, verify
 from coalmine.cli.watch import watch
 from coalmine.version import __version__
@@ -48,7 +50,9 @@ def app(context: click.Context, verbose: int, quiet: bool) -> None:
 for command in (
     run,
     resume,
+    sweep,
     compare,
+    data,
     estimate,
     plan,
     mechanism,

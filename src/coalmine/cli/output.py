@@ -32,7 +32,7 @@ def print_table(
     """A table to stdout; numbers to the right, the columns numbered in `left` not; colour only in a terminal."""
     table = Table()
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number in left else "right")
+        table.add_column(column, justify="left" if number in left else "right", overflow="fold")  # nothing is cut off
     for row in rows:
         table.add_row(*row)
     console = Console()

@@ -22,7 +22,11 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command()
-@click.option("--task", help="digits (the default), mnist-by-writer or fashion-mnist.")
+@click.option(
+    "--task",
+    help="digits (the default), mnist-by-writer, fashion-mnist, emnist, emnist-digits, stackoverflow, stackexchange or "
+    "shakespeare.",
+)
 @click.option("--level", help="client (DP-FedAvg, the default) or example (DP-SGD).")
 @click.option("--config", "config_file", type=FILE, help="A TOML file; options given here come before it.")
 @click.option("--rounds", type=int)
@@ -32,6 +36,9 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--separation", type=int, metavar="B", help="With limited: rounds between two check-ins of a client.")
 @click.option("--rounds-file", type=FILE, help="With file: who takes part, a line for each round.")
 @click.option("--noise-multiplier", type=float, metavar="Z", help="Noise std over clip norm; 0 only clips.")
+@click.option("--noise", help="gaussian (the default), tree (DP-FTRL) or banded (matrix factorisation).")
+@click.option("--bands", type=int, metavar="B", help="With noise banded: how many rounds hang together.")
+@click.option("--restart", type=int, metavar="B", help="With noise tree: rounds of one tree; default: all.")
 @click.option("--clipping", help="fixed (the default) or adaptive.")
 @click.option("--clip-norm", type=float, metavar="S")
 @click.option("--delta", type=float, help="The delta of (epsilon, delta).")
@@ -149,7 +156,13 @@ def _title(outcome: "RunOutcome") -> str:
 def _notes(outcome: "RunOutcome") -> list[str]:
     config = outcome.config
     notes = []
-    if outcome.client_rounds > outcome.presentations:
+    if config.privacy.noise != "gaussian":
+        notes.append(
+            f"under {config.privacy.noise} noise the canaries count {outcome.sensitivity:.3g} clip norms, which is what the "
+            f"analytical ε is for; the most exposed client took part in {outcome.client_rounds} rounds: its ε is "
+            f"{shown_number(outcome.client_epsilon, 3)}"
+        )
+    elif outcome.client_rounds > outcome.presentations:
         notes.append(
             f"a client takes part in about {outcome.client_rounds} rounds of this run: its analytical ε is "
             f"{shown_number(outcome.client_epsilon, 3)}"
@@ -183,6 +196,9 @@ def _changes(options: dict[str, Any]) -> dict[str, Any]:
         "separation": ("participation", "separation"),
         "rounds_file": ("participation", "file"),
         "noise_multiplier": ("privacy", "noise_multiplier"),
+        "noise": ("privacy", "noise"),
+        "bands": ("privacy", "bands"),
+        "restart": ("privacy", "restart"),
         "clipping": ("privacy", "clipping"),
         "clip_norm": ("privacy", "clip_norm"),
         "delta": ("privacy", "delta"),

@@ -1,0 +1,93 @@
+"""`coalmine sweep`: a grid of runs, each in its own directory, then all of them beside each other."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+
+from coalmine.cli.compare import print_runs, summary
+from coalmine.cli.output import print_json
+from coalmine.cli.run import EXIT_CODES, FILE, training_extra
+
+if TYPE_CHECKING:
+    from coalmine.simulation.sweep import SweepProgress, SweepRun
+
+FAILED = 2
+
+
+@click.command()
+@click.argument("file", type=FILE)
+@click.option("--out", type=click.Path(path_type=Path), help="Where the runs go; default: runs/NAME-OF-FILE.")
+@click.option("--jobs", type=int, default=1, show_default=True, metavar="N", help="Runs at a time, each in a process.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+@click.pass_obj
+def sweep(settings: dict[str, bool], file: Path, out: Path | None, jobs: int, as_json: bool) -> int:
+    """Run every combination of the values that the section [sweep] of a TOML file lists.
+
+    The rest of FILE is a run's config, as for `coalmine run --config`. Killed at any instant, the same command goes on:
+    finished runs are left alone, stopped ones are resumed. A run that fails does not stop the others; the exit code is then
+    2, else that of the worst verdict: 1 VIOLATION, 3 UNDERPOWERED.
+    """
+    with training_extra():
+        from coalmine.simulation.sweep import read_sweep, run_sweep
+
+    points = read_sweep(file)
+    home = out or Path("runs") / file.stem
+    with _bar(hidden=settings["quiet"]) as progress:
+        runs = run_sweep(points, home, jobs=jobs, plan=file.read_bytes(), progress=progress)
+    finished = [run for run in runs if run.error is None]
+    summaries = [summary(run.directory) | {"run": run.point.name} for run in finished]
+    if as_json:
+        print_json({"directory": str(home), "runs": [_told(run, summaries) for run in runs]})
+    else:
+        if summaries:
+            print_runs(summaries)
+        click.echo(f"{len(finished)} of {len(runs)} runs finished, in {home}; `coalmine report {home}` draws them")
+    for run in runs:
+        if run.error is not None:
+            click.echo(f"coalmine: {run.point.name} failed: {run.error}", err=True)
+    return FAILED if len(finished) < len(runs) else _worst_verdict(summaries)
+
+
+def _told(run: "SweepRun", summaries: list[dict[str, Any]]) -> dict[str, Any]:
+    """A run for a program: what it is, and what was found or why it failed."""
+    found = next((found for found in summaries if found["run"] == run.point.name), {})
+    about = {"run": run.point.name, "directory": str(run.directory), "settings": run.point.values}
+    return found | about | {"error": run.error}
+
+
+def _worst_verdict(summaries: list[dict[str, Any]]) -> int:
+    verdicts = {found["verdict"] for found in summaries}
+    return next((EXIT_CODES[name] for name in ("VIOLATION", "UNDERPOWERED") if name in verdicts), 0)
+
+
+@contextmanager
+def _bar(*, hidden: bool) -> Iterator["Callable[[SweepProgress], None]"]:
+    """A line on stderr: runs done, the round of the run that moved last, time left; shown in a terminal only."""
+    console = Console(stderr=True)
+    columns = (BarColumn(bar_width=10), TextColumn("{task.description}"))
+    with Bar(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def follow(seen: "SweepProgress") -> None:
+            bar.update(task, total=seen.runs, completed=seen.done + seen.failed, description=_described(seen))
+
+        yield follow
+
+
+def _described(seen: "SweepProgress") -> str:
+    parts = [f"{seen.done}/{seen.runs} runs"]
+    if seen.failed:
+        parts.append(f"{seen.failed} failed")
+    if seen.current:
+        others = f" and {seen.running - 1} more" if seen.running > 1 else ""
+        parts.append(f"{seen.current} round {seen.round_number}/{seen.rounds}{others}")
+    if seen.seconds_left is not None:
+        minutes, seconds = divmod(round(seen.seconds_left), 60)
+        parts.append(f"{minutes} min {seconds} s left" if minutes else f"{seconds} s left")
+    return "  ".join(parts)

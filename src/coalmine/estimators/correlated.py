@@ -1,0 +1,322 @@
+"""Noise that hangs together from round to round, and the epsilon it gives: DP-FTRL's tree, banded matrix factorisation.
+
+Round t releases its sum X_t with noise Z_t, and Z = C⁻¹ζ with C lower triangular and ζ fresh normal numbers in every round.
+Whoever sees all rounds can multiply by C: what is released is as good as CX + ζ, a Gaussian mechanism. Somebody who takes
+part in the rounds that u marks moves it by at most ‖Cu‖ clip norms (no entry of C is negative, so the worst is the same
+update every time). So epsilon is that of one Gaussian release of noise multiplier z/‖Cu‖, exactly; no amplification by
+sampling is counted. It holds also where updates depend on what was released before (Denisov et al. 2022, arXiv
+2202.08312).
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from coalmine.checks import Floats, finite_array, nonnegative_array, one_number, whole_number
+from coalmine.estimators.mechanism import mechanism_epsilon
+
+
+class Encoder(Protocol):
+    """Multiplies a stream of vectors by C, one round after the other."""
+
+    def add(self, round_number: int, values: Floats) -> Floats | None:
+        """Row `round_number` of CX; None where a round that it needs was never added. `values` are not copied."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeNoise:
+    """Tree aggregation (Kairouz et al. 2021, arXiv 2103.00039): a prefix sum carries the noise of the nodes it is made of.
+
+    Node t holds the rounds from t − 2^j + 1 to t, 2^j the largest power of two that divides t, and noise of its own. The
+    nodes of a prefix are t, t − 2^j, and so on, so the noise of a round is N_t − N_{t−1}: that of its own node, less that of
+    the smaller ones that it takes in. Row t of C is node t. With `restart` a new tree begins after so many rounds. A
+    noise multiplier is that of one node.
+    """
+
+    rounds: int
+    restart: int | None = None
+
+    def __post_init__(self) -> None:
+        whole_number("rounds", self.rounds, minimum=1)
+        if self.restart is not None:
+            whole_number("restart", self.restart, minimum=1)
+
+    @property
+    def span(self) -> int:
+        """Rounds of one tree."""
+        return min(self.restart or self.rounds, self.rounds)
+
+    def children(self, round_number: int) -> list[int]:
+        """The nodes that this round's node takes in; with this round itself they are all of it."""
+        _check_round(round_number, self.rounds)
+        place = (round_number - 1) % self.span + 1
+        return [round_number - (1 << level) for level in range(_twos(place))]
+
+    def std(self, round_number: int) -> float:
+        """The noise of a round over that of one node: √(1 + the nodes it takes in)."""
+        return math.sqrt(1 + len(self.children(round_number)))
+
+    def strength(self, rounds: Iterable[int]) -> float:
+        """‖Cu‖² of somebody who takes part in these rounds: over all nodes, the square of how often it is in them."""
+        counts: dict[int, int] = {}
+        for number in rounds:
+            _check_round(number, self.rounds)
+            first = (number - 1) // self.span * self.span
+            place, last = number - first, min(self.span, self.rounds - first)
+            while place <= last:
+                counts[first + place] = counts.get(first + place, 0) + 1
+                place += place & -place
+        return float(sum(count * count for count in counts.values()))
+
+    def worst_strength(self, participations: int, separation: int) -> float:
+        """An upper bound on ‖Cu‖² for so many rounds, at least `separation` apart; exact for one.
+
+        A node of 2^j rounds holds at most ⌈2^j/separation⌉ of them, and squares are largest where nodes are full: level by
+        level that is reached, for all levels at once not always.
+        """
+        times = _check_pattern(participations, separation, self.rounds)
+        total = 0
+        for level in range(self.span.bit_length()):
+            full = min(times, -(-(1 << level) // separation))
+            held = min(times, full * self._nodes(level))
+            total += held // full * full**2 + (held % full) ** 2
+        return float(total)
+
+    def encoder(self) -> Encoder:
+        return _TreeEncoder(self)
+
+    def matrix(self) -> Floats:
+        """C, for few rounds."""
+        return _matrix(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "tree", "rounds": self.rounds, "restart": self.restart}
+
+    def _nodes(self, level: int) -> int:
+        """Nodes of 2^level rounds, in all trees."""
+
+        def of_tree(size: int) -> int:
+            return (size >> level) - (size >> (level + 1))
+
+        trees, rest = divmod(self.rounds, self.span)
+        return trees * of_tree(self.span) + of_tree(rest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BandedNoise:
+    """Banded matrix factorisation (Choquette-Choo et al. 2023, arXiv 2306.08153): C has `coefficients` below its diagonal.
+
+    Column s of C holds them from row s on, divided by its length, so that it has length 1 to the last: a noise multiplier is
+    that of ζ, and whoever takes part R times, at least as many rounds apart as there are bands, has ‖Cu‖² = R.
+    Coefficients may not grow: then C⁻¹ stays bounded.
+    """
+
+    rounds: int
+    coefficients: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        whole_number("rounds", self.rounds, minimum=1)
+        found = nonnegative_array("coefficients", finite_array("coefficients", self.coefficients))
+        if found.ndim != 1 or not found.size or not found[0] > 0:
+            raise ValueError(f"coefficients must be a list that starts above 0, got {self.coefficients}")
+        if (np.diff(found) > 0).any():
+            raise ValueError("coefficients must not grow from one to the next: the noise would")
+        if found.size > self.rounds:
+            raise ValueError(f"bands must be at most rounds = {self.rounds}, got {found.size}")
+        object.__setattr__(self, "coefficients", tuple(float(value) for value in found))
+
+    @classmethod
+    def for_prefix_sums(cls, rounds: int, *, bands: int, momentum: float = 0.0) -> "BandedNoise":
+        """The bands of the square root of what a server does: prefix sums, of sums with `momentum`.
+
+        The square root of its Toeplitz matrix, cut to `bands` (Kalinin and Lampert 2024, arXiv 2405.13763): within 5 % of
+        the best error of all Toeplitz bands (docs/noise.md), and a formula.
+        """
+        count = whole_number("bands", bands, minimum=1)
+        beta = one_number("momentum", momentum)
+        if not 0 <= beta < 1:
+            raise ValueError(f"momentum must lie in [0, 1), got {beta}")
+        root = np.cumprod(np.concatenate([[1.0], 1 - 0.5 / np.arange(1, count)]))  # of 1/√(1 − x)
+        return cls(rounds=rounds, coefficients=tuple(np.convolve(root, root * beta ** np.arange(count))[:count]))
+
+    @property
+    def bands(self) -> int:
+        return len(self.coefficients)
+
+    @cached_property
+    def unit(self) -> Floats:
+        """The coefficients as a vector of length 1: a column of C but for the last ones."""
+        plain = np.array(self.coefficients)
+        return np.asarray(plain / np.linalg.norm(plain))
+
+    def column_norm(self, round_number: int) -> float:
+        """What is left of a column's length where the run ends before the bands do: column s is divided by it."""
+        _check_round(round_number, self.rounds)
+        return float(self._column_norms[min(self.rounds - round_number + 1, self.bands) - 1])
+
+    @cached_property
+    def _column_norms(self) -> Floats:
+        return np.asarray(np.sqrt(np.cumsum(self.unit**2)) / np.sqrt(np.sum(self.unit**2)))
+
+    def std(self, round_number: int) -> float:
+        """The noise of a round over that of ζ: the length of row t of C⁻¹."""
+        return self.column_norm(round_number) * float(self._row_norms[round_number - 1])
+
+    @cached_property
+    def _row_norms(self) -> Floats:
+        """Of the inverse of the Toeplitz matrix, whose rows are one series cut off."""
+        series = np.zeros(self.rounds)
+        series[0] = 1 / self.unit[0]
+        for place in range(1, self.rounds):
+            before = series[max(0, place - self.bands + 1) : place][::-1]
+            series[place] = -(self.unit[1 : before.size + 1] @ before) / self.unit[0]
+        return np.asarray(np.sqrt(np.cumsum(series**2)))
+
+    def strength(self, rounds: Iterable[int]) -> float:
+        """‖Cu‖² of somebody who takes part in these rounds."""
+        moved = np.zeros(self.rounds)
+        for number in rounds:
+            column = self._column(number)
+            moved[number - 1 : number - 1 + column.size] += column
+        return float(moved @ moved)
+
+    def worst_strength(self, participations: int, separation: int) -> float:
+        """An upper bound on ‖Cu‖² for so many rounds, at least `separation` apart; exact for one, or separation ≥ bands.
+
+        Two rounds that are j visits apart are at least j·separation rounds apart, and add at most the largest product of
+        two columns so far apart.
+        """
+        times = _check_pattern(participations, separation, self.rounds)
+        between = sum((times - j) * self._largest_product(j * separation) for j in range(1, times))
+        return times + 2 * between
+
+    def _largest_product(self, apart: int) -> float:
+        return float(self._products[apart:].max(initial=0.0))
+
+    @cached_property
+    def _products(self) -> Floats:
+        """The largest product of two columns of C, by how far they are apart; what ends with the run is looked at whole."""
+        found = np.zeros(self.bands)
+        for apart in range(self.bands):
+            for first in range(max(1, self.rounds - 2 * self.bands), self.rounds - apart + 1):
+                left, right = self._column(first)[apart:], self._column(first + apart)
+                size = min(left.size, right.size)
+                found[apart] = max(found[apart], float(left[:size] @ right[:size]))
+        return found
+
+    def encoder(self) -> Encoder:
+        return _BandedEncoder(self)
+
+    def matrix(self) -> Floats:
+        """C, for few rounds."""
+        return _matrix(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "banded", "rounds": self.rounds, "coefficients": list(self.coefficients)}
+
+    def _column(self, round_number: int) -> Floats:
+        norm = self.column_norm(round_number)
+        return self.unit[: self.rounds - round_number + 1] / norm
+
+
+CorrelatedNoise = TreeNoise | BandedNoise
+
+
+def correlated_noise(values: Mapping[str, Any]) -> CorrelatedNoise:
+    """The noise that to_dict wrote down."""
+    if values["kind"] == "tree":
+        return TreeNoise(rounds=values["rounds"], restart=values["restart"])
+    if values["kind"] == "banded":
+        return BandedNoise(rounds=values["rounds"], coefficients=tuple(values["coefficients"]))
+    raise ValueError(f"noise must be a tree or banded, got {values['kind']!r}; was it written by a newer coalmine?")
+
+
+def correlated_epsilon(
+    noise_multiplier: float,
+    *,
+    noise: CorrelatedNoise,
+    delta: float,
+    participations: int = 1,
+    separation: int = 1,
+) -> float:
+    """An upper bound on epsilon for whoever takes part so often, at least `separation` rounds apart; no amplification.
+
+    Exact for one participation, and for bands where separation is at least as large (`worst_strength`). For a pattern that
+    is known, mechanism_epsilon(noise_multiplier/√noise.strength(rounds)) is exact.
+
+    >>> tree = TreeNoise(rounds=64)
+    >>> round(correlated_epsilon(2.0, noise=tree, delta=1e-6), 2)  # in 7 nodes: as noise 2/√7
+    6.74
+    """
+    multiplier = float(nonnegative_array("noise_multiplier", one_number("noise_multiplier", noise_multiplier)))
+    strength = noise.worst_strength(participations, separation)
+    return float(mechanism_epsilon(multiplier / math.sqrt(strength), delta=delta))
+
+
+class _TreeEncoder:
+    """Node sums: each is wanted once more, by the node that takes it in."""
+
+    def __init__(self, noise: TreeNoise) -> None:
+        self._noise = noise
+        self._nodes: dict[int, Floats] = {}
+
+    def add(self, round_number: int, values: Floats) -> Floats | None:
+        children = self._noise.children(round_number)
+        if (round_number - 1) % self._noise.span == 0:
+            self._nodes.clear()
+        parts = [self._nodes.pop(child, None) for child in children]
+        total = values
+        for part in parts:
+            if part is None:
+                return None
+            total = total + part
+        self._nodes[round_number] = total
+        return total
+
+
+class _BandedEncoder:
+    """The last rounds, as many as there are bands."""
+
+    def __init__(self, noise: BandedNoise) -> None:
+        self._noise = noise
+        self._recent: dict[int, Floats] = {}
+
+    def add(self, round_number: int, values: Floats) -> Floats | None:
+        self._recent[round_number] = values / self._noise.column_norm(round_number)
+        first = max(1, round_number - self._noise.bands + 1)
+        self._recent = {number: kept for number, kept in self._recent.items() if number >= first}
+        if len(self._recent) < round_number - first + 1:
+            return None
+        total = np.zeros_like(values)
+        for number, kept in self._recent.items():
+            total += self._noise.unit[round_number - number] * kept
+        return total
+
+
+def _matrix(noise: CorrelatedNoise) -> Floats:
+    encoder = noise.encoder()
+    rows = [encoder.add(number, unit) for number, unit in enumerate(np.eye(noise.rounds), start=1)]
+    return np.array(rows)
+
+
+def _twos(number: int) -> int:
+    """How often 2 divides it."""
+    return (number & -number).bit_length() - 1
+
+
+def _check_round(number: int, rounds: int) -> None:
+    if not 1 <= number <= rounds:
+        raise ValueError(f"the noise was planned for rounds 1 to {rounds}, got round {number}")
+
+
+def _check_pattern(participations: int, separation: int, rounds: int) -> int:
+    times = whole_number("participations", participations, minimum=1)
+    apart = whole_number("separation", separation, minimum=1)
+    if (times - 1) * apart >= rounds:
+        raise ValueError(f"{times} participations, {apart} rounds apart, do not fit into {rounds} rounds")
+    return times

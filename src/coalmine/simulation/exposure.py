@@ -1,0 +1,102 @@
+"""How exposed participants are: in how many rounds they took part, and what the noise makes of just these rounds."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from coalmine.estimators.correlated import CorrelatedNoise
+from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.simulation.clipping import Clipping
+from coalmine.simulation.population import Indices
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """Participation in `times` rounds. `strength` is ‖Cu‖² under correlated noise; fresh noise has it at `times`."""
+
+    times: int
+    strength: float
+
+    @property
+    def sensitivity(self) -> float:
+        return math.sqrt(self.strength)
+
+
+class CanaryExposures:
+    """Times and strengths of all canaries, as the rounds come."""
+
+    def __init__(self, canaries: int, law: CorrelatedNoise | None) -> None:
+        self.times = np.zeros(canaries, dtype=np.int64)
+        self._squares = np.zeros(canaries)
+        self._encoder = None if law is None else law.encoder()
+
+    def add(self, round_number: int, present: Indices) -> None:
+        """The next round, with the canaries present in it."""
+        self.times[present] += 1
+        if self._encoder is not None:
+            shares = np.zeros(self.times.size)
+            shares[present] = 1.0
+            moved = self._encoder.add(round_number, shares)
+            assert moved is not None  # every round comes
+            self._squares += moved * moved
+
+    @property
+    def strengths(self) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
+        return self.times.astype(np.float64) if self._encoder is None else self._squares
+
+    @property
+    def most(self) -> Exposure:
+        """The most exposed one's so far."""
+        place = int(np.argmax(self.strengths))
+        return Exposure(int(self.times[place]), float(self.strengths[place]))
+
+    @property
+    def usual(self) -> Exposure:
+        """Of those who took part as often as most did (the more often shown, of groups alike): their mean strength.
+
+        That is what the estimate of known-others is for.
+        """
+        counts = np.bincount(self.times)
+        counts[0] = 0
+        times = int(len(counts) - 1 - np.argmax(counts[::-1])) or 1
+        members = self.times == times
+        return Exposure(times, float(self.strengths[members].mean()) if members.any() else float(times))
+
+
+def canary_exposures(
+    present: Callable[[int], Indices], rounds: int, canaries: int, law: CorrelatedNoise | None
+) -> CanaryExposures:
+    """The canaries' exposures in the first `rounds` rounds."""
+    found = CanaryExposures(canaries, law)
+    for number in range(1, rounds + 1):
+        found.add(number, present(number))
+    return found
+
+
+def most_exposed(rounds: Iterable[Indices], law: CorrelatedNoise) -> Exposure:
+    """Of the participants of each round, the one whom correlated noise exposes most: exact for these very rounds."""
+    taken: dict[int, list[int]] = {}
+    for number, present in enumerate(rounds, start=1):
+        for participant in present.tolist():
+            taken.setdefault(participant, []).append(number)
+    found = [Exposure(len(own), law.strength(own)) for own in taken.values()]
+    return max(found, key=lambda exposure: exposure.strength, default=Exposure(0, 0.0))
+
+
+def exposed_epsilon(exposure: Exposure, clipping: Clipping, *, delta: float) -> float:
+    """The analytical epsilon of somebody so exposed, without amplification.
+
+    An adaptive clip's count is a release of its own, fresh in every round; both together are one Gaussian mechanism.
+    """
+    if not exposure.times:
+        return 0.0
+    if exposure.strength == exposure.times:
+        multiplier = clipping.noise_multiplier
+        return float(mechanism_epsilon(multiplier, delta=delta, participations=exposure.times))
+    if not clipping.noise_multiplier:
+        return math.inf
+    updates = exposure.strength / clipping.update_noise_multiplier**2
+    counts = exposure.times / clipping.count_noise_multiplier**2
+    return float(mechanism_epsilon((updates + counts) ** -0.5, delta=delta))

@@ -1,0 +1,46 @@
+"""An audit on a CUDA device that measures a round beside what comes after it."""
+
+import numpy as np
+import pytest
+import torch
+
+from coalmine.audit.audit import Audit
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DIM = 20_000
+
+
+@pytest.mark.parametrize("layers", [None, [("first", 4_000), ("second", 16_000)]])
+def test_a_deferred_audit_notes_what_another_notes(layers):
+    """Also when the vectors are overwritten right after, and in a round that released nothing."""
+    kind = {"canaries": 500, "unobserved": 500, "seed": 1, "delta": 1e-6, "rounds": 6, "presentations": 2}
+    audits = [Audit(DIM, layers=layers, deferred=deferred, **kind) for deferred in (True, False)]
+    generator = torch.Generator("cuda").manual_seed(1)
+    for number in range(1, 7):
+        present = audits[0].canaries_in_round(number)
+        others, noise = (torch.randn(DIM, device="cuda", generator=generator) for _ in range(2))
+        total, _ = (audit.updates(present, 1.0, like=others) for audit in audits)
+        model_delta = (others + total + noise) / 100 if number != 4 else torch.zeros_like(noise)
+        for audit in audits:
+            audit.observe_round(
+                number, model_delta, present=present, others=others / 100, noise_std=0.01, clip_norm=1.0
+            )
+        model_delta.zero_()
+    assert audits[0].last_round == 6
+    for (_, later), (_, at_once) in zip(*(audit.log.records() for audit in audits), strict=True):
+        assert later.skipped == at_once.skipped == (later.number == 4)
+        if later.skipped:
+            continue
+        np.testing.assert_allclose(later.cosines, at_once.cosines, atol=1e-7)
+        np.testing.assert_allclose(later.residual_cosines, at_once.residual_cosines, atol=1e-7)
+        assert later.rest == pytest.approx(at_once.rest, rel=1e-6)
+        if layers:
+            np.testing.assert_allclose(later.layer_rests, at_once.layer_rests, rtol=1e-6)
+
+
+def test_what_is_not_finite_is_refused_when_it_is_noted():
+    audit = Audit(DIM, canaries=100, seed=1, delta=1e-6, deferred=True)
+    audit.observe_round(1, torch.full((DIM,), float("nan"), device="cuda"), present=[])
+    with pytest.raises(ValueError, match="model_delta must be finite"):
+        audit.flush()
+    assert audit.last_round == 0

@@ -1,0 +1,162 @@
+"""The ladder and the gauges under correlated noise: a plain loop that draws it by dense linear algebra."""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+
+from coalmine import Audit, Claim, mechanism_epsilon
+from coalmine.audit.adversaries import ladder, views
+from coalmine.audit.settings import Commitment, checked_settings
+from coalmine.audit.verdict import _signal
+from coalmine.audit.verify import verify_run
+from coalmine.estimators.correlated import BandedNoise, TreeNoise
+
+ROUNDS, DIM, CANARIES, NOISE = 32, 3_000, 300, 2.0
+TREE = TreeNoise(rounds=ROUNDS)
+BANDS = BandedNoise.for_prefix_sums(ROUNDS, bands=6)
+both = pytest.mark.parametrize("law", [TREE, BANDS], ids=["tree", "bands"])
+
+
+def train(law, *, seed=1, told=True, factor=1.0, presentations=1, skipped=(), fresh=False, **settings):
+    """A loop whose noise is NOISE·C⁻¹ζ times `factor`, beside a steady real signal about as long; n changes by round."""
+    rng = np.random.default_rng(seed)
+    audit = Audit(
+        DIM, canaries=CANARIES, unobserved=2_000, seed=seed, delta=1e-6, rounds=ROUNDS, presentations=presentations,
+        noise=law if told else None, **settings,
+    )  # fmt: skip
+    inverse = np.linalg.inv(law.matrix())
+    if fresh:  # the right length in every round, but none of the correlation
+        inverse = np.diag(np.linalg.norm(inverse, axis=1))
+    noise = factor * NOISE * inverse @ rng.normal(size=(ROUNDS, DIM))
+    steady = NOISE * rng.normal(size=DIM)
+    for t in range(1, ROUNDS + 1):
+        n = 40.0 + t
+        present = audit.canaries_in_round(t)
+        others = 0.8 * steady + 0.6 * NOISE * rng.normal(size=DIM)
+        total = others + audit.updates(present, 1.0) + noise[t - 1]
+        if t not in skipped:
+            std = NOISE * float(np.linalg.norm(np.linalg.inv(law.matrix())[t - 1]))
+            audit.observe_round(t, total / n, present=present, others=others / n, noise_std=std / n, clip_norm=1.0)
+    return audit
+
+
+def unit_claim() -> Claim:
+    """The truth, said of somebody who moves CX by one clip norm."""
+    return Claim(epsilon=float(mechanism_epsilon(NOISE, delta=1e-6)), sensitivity=1.0)
+
+
+def slope_error(audit) -> float:
+    """How many standard errors known-others lies from the truth, all canaries with their own strengths."""
+    groups = [scores for scores in ladder(audit.log, audit.settings) if scores.rung == "known-others"]
+    beta, weight, dof = _signal(groups)
+    return float((beta - 1 / NOISE) / np.sqrt(1 / weight + 1 / (2 * dof * NOISE**2)))
+
+
+@both
+@pytest.mark.parametrize("presentations", [1, 3])
+def test_known_others_meets_the_analytical_epsilon(law, presentations):
+    errors = [slope_error(train(law, seed=seed, presentations=presentations)) for seed in range(12)]
+    assert abs(np.mean(errors)) < 4 / np.sqrt(12)
+    assert 0.4 < np.std(errors) < 1.7  # chi-square with 11 dof, 1e-3 on either side
+    result = train(law, presentations=presentations).result(claim=unit_claim())
+    row = result.adversaries["known-others"].headline
+    truth = float(mechanism_epsilon(NOISE / row.sensitivity, delta=1e-6))
+    assert row.estimate.interval.low < truth < row.estimate.interval.high
+    assert result.verdict.outcome == "PASS", result.verdict.reason
+    assert result.adversaries["known-round"].verdict.outcome == "UNDERPOWERED"
+
+
+@both
+def test_an_attacker_who_is_not_told_sees_less_and_takes_the_noise_for_reused(law):
+    told, untold = (train(law, told=told).result(claim=unit_claim()) for told in (True, False))
+    whitened, plain = (result.adversaries["known-others"].headline for result in (told, untold))
+    alone = np.mean([1 / law.std(t) for t in range(1, ROUNDS + 1)]) / NOISE  # a canary beside the noise of its round
+    assert plain.estimate.mean == pytest.approx(alone, abs=4 / np.sqrt(CANARIES))
+    assert whitened.estimate.mean == pytest.approx(whitened.sensitivity / NOISE, abs=4 / np.sqrt(CANARIES))
+    assert plain.estimate.mean < 0.8 * whitened.estimate.mean
+    assert {gauge.name: gauge.status for gauge in untold.gauges}["repeat"] == "low"
+    assert {gauge.status for gauge in told.gauges} == {"ok"}
+
+
+@both
+def test_half_of_the_noise_is_caught(law):
+    result = train(law, factor=0.5).result(claim=unit_claim())
+    assert result.verdict.outcome == "VIOLATION"
+    assert result.adversaries["known-others"].verdict.outcome == "VIOLATION"
+    assert {gauge.name: gauge.status for gauge in result.gauges}["residual"] == "low"
+
+
+@both
+def test_noise_of_the_right_length_without_its_correlation_is_seen(law):
+    statuses = {gauge.name: gauge.status for gauge in train(law, fresh=True).result().gauges}
+    assert statuses["noise"] == "ok"
+    assert statuses["residual"] == "warning"  # whitened, it is too long; privacy is not the worse for it
+
+
+@both
+def test_whitened_noise_is_fresh_and_has_std_1(law):
+    audit = train(law)
+    seen = list(views(audit.log, audit.settings, residual=True))
+    assert [view.number for view in seen] == list(range(1, ROUNDS + 1))
+    rows = np.array([view.unobserved * view.scale for view in seen])
+    covariance = rows @ rows.T / rows.shape[1]
+    np.testing.assert_allclose(covariance, np.eye(ROUNDS), atol=5.5 * np.sqrt(2 / rows.shape[1]))
+
+
+@both
+def test_a_skipped_round_leaves_out_the_rows_that_need_it(law):
+    audit = train(law, skipped={5})
+    seen = {view.number for view in views(audit.log, audit.settings, residual=True)}
+    assert seen == {t for t in range(1, ROUNDS + 1) if t != 5 and not law.matrix()[t - 1, 4]}
+    assert abs(slope_error(audit)) < 4
+    assert audit.result(claim=unit_claim()).verdict.outcome == "PASS"
+
+
+def test_a_claim_is_for_the_most_exposed_canary_unless_it_says_otherwise():
+    audit = train(TREE)
+    most = max(TREE.strength([t]) for t in range(1, ROUNDS + 1))
+    plain = float(mechanism_epsilon(NOISE / np.sqrt(most), delta=1e-6))
+    assert audit.result(claim=plain).verdict.outcome == "PASS"
+    assert audit.result(claim=plain / 2).verdict.outcome == "VIOLATION"
+    with pytest.raises(ValueError, match="give the claim its sensitivity"):
+        audit.result(claim=Claim(epsilon=plain, participations=1))
+    with pytest.raises(ValueError, match="sensitivity must be above 0"):
+        Claim(epsilon=1.0, sensitivity=0.0)
+
+
+@both
+def test_a_run_on_disk_can_be_verified(law, tmp_path):
+    audit = train(law, directory=tmp_path)
+    audit.directory.write_result(audit.result(claim=unit_claim()))
+    audit.directory.close()
+    assert {check.name: check.held for check in verify_run(tmp_path, 1)}["result"] is True
+    stored = json.loads((tmp_path / "result.json").read_text())
+    assert stored["claim_sensitivity"] == 1.0
+    assert stored["adversaries"]["known-others"]["sensitivity"] > 0.99
+    with pytest.raises(ValueError, match="other settings"):
+        Audit(DIM, canaries=CANARIES, unobserved=2_000, seed=1, delta=1e-6, rounds=ROUNDS, directory=tmp_path)
+
+
+def test_without_correlated_noise_a_commitment_is_what_it_was():
+    settings = checked_settings(
+        1_000, canaries=10, unobserved=300, delta=1e-6, kind="rotated", rounds=None, presentations=1, momentum=0.0,
+        layers=None,
+    )  # fmt: skip
+    text = (
+        '{"canaries":10,"delta":1e-06,"dim":1000,"kind":"rotated","layers":[],"momentum":0.0,"presentations":[1],'
+        '"rounds":null,"unobserved":300}'
+    )
+    expected = hashlib.sha256(b"\0".join([b"salt", text.encode(), b"number:7"])).hexdigest()
+    assert Commitment.to(7, settings, salt="salt").sha256 == expected
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(ValueError, match="noise must be a TreeNoise, a BandedNoise or None, got 'tree'"):
+        Audit(1_000, canaries=100, seed=1, delta=1e-6, noise="tree")
+    with pytest.raises(ValueError, match="at least 200 where correlated noise is whitened"):
+        Audit(1_000, canaries=100, unobserved=100, seed=1, delta=1e-6, noise=TREE)
+    audit = Audit(1_000, canaries=100, seed=1, delta=1e-6, noise=TreeNoise(rounds=2))
+    with pytest.raises(ValueError, match="planned for 2 rounds, got round 3"):
+        audit.observe_round(3, np.ones(1_000), present=[])
