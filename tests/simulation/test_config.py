@@ -5,9 +5,10 @@ import pytest
 import tomli_w
 
 from coalmine.simulation.config import CanarySettings, EngineSettings, RunConfig, merged, task_defaults
+from coalmine.simulation.tasks import TASKS
 
 
-@pytest.mark.parametrize("task", ["digits", "mnist-by-writer", "fashion-mnist"])
+@pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("level", ["client", "example"])
 def test_a_config_is_the_same_in_toml(task, level):
     config = RunConfig.from_dict(task_defaults(task, level))
@@ -26,9 +27,11 @@ def test_groups_and_optional_values_survive_toml():
     ("changes", "message"),
     [
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
+        ({"task": {"max_examples_per_client": 0}}, "task.max_examples_per_client must be at least 1, got 0"),
+        ({"task": {"max_examples_per_client": 9, "level": "example"}}, "has no meaning at level example"),
         ({"rounds": "many"}, "rounds must be int, got 'many'"),
         ({"rounds": True}, "rounds must be int, got True"),
-        ({"privacy": {"noise": 1.0}}, r"a config has no privacy.noise; privacy.has noise_multiplier, "),
+        ({"privacy": {"noises": 1.0}}, r"a config has no privacy.noises; privacy.has noise_multiplier, "),
         ({"model": "x"}, "a config has no model; it has rounds, "),
         ({"privacy": 3}, "privacy must be a section, got 3"),
         ({"privacy": {"noise_multiplier": -1}}, "privacy.noise_multiplier must be at least 0, got -1.0"),

@@ -13,6 +13,7 @@ from coalmine.simulation.batches import Batches, draw_batches
 from coalmine.simulation.engines import ClientSettings, Engine, Examples, client_engine, example_engine
 from coalmine.simulation.engines.dense import DenseTogether
 from coalmine.simulation.engines.one_by_one import OneByOne
+from coalmine.simulation.engines.pictures import PicturesTogether
 from coalmine.simulation.engines.processes import Processes
 from coalmine.simulation.engines.vectorized import VectorizedTogether
 from coalmine.simulation.models import Model, cnn_dropout, mlp
@@ -114,6 +115,20 @@ def test_the_cnn_drops_the_same_activations_in_every_engine(pictures):
         torch.testing.assert_close(collected(other, vector, batches), alone, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_the_cnn_written_out_is_the_one_of_autograd(momentum, pictures):
+    """Ragged clients, several steps, chunks of two clients; in fp64, where no activation is on both sides of zero."""
+    pictures = Examples(pictures.inputs.double(), pictures.labels)
+    model = cnn_dropout()
+    client = ClientSettings(learning_rate=0.1, momentum=momentum, batch_size=8)
+    vector = model.initial(torch.Generator().manual_seed(1)).double()
+    batches = ragged_batches((3, 20, 9), epochs=1, batch_size=8)
+    alone = collected(OneByOne(model, pictures, client), vector, batches)
+    written = PicturesTogether(model, pictures, client, memory_limit=0.07)
+    assert written.chunk == 2
+    torch.testing.assert_close(collected(written, vector, batches), alone, rtol=1e-6, atol=1e-8)
+
+
 def test_the_cnn_is_the_papers(pictures):
     """320 + 18,496 + 1,179,776 + 1,290 parameters, and the logits of the same network from torch.nn."""
     model = cnn_dropout()
@@ -128,11 +143,23 @@ def test_the_cnn_is_the_papers(pictures):
 
 
 def test_dropout_masks_keep_the_mean():
-    masks = cnn_dropout().draw_masks(torch.Generator().manual_seed(1), 50)
+    masks = cnn_dropout().masks(torch.arange(10) * 2**40 + 7, 3, 50)
     for mask, rate in zip(masks, (0.25, 0.5), strict=True):
         kept = (mask > 0).double().mean()
         assert abs(kept - (1 - rate)) < 4 * (rate * (1 - rate) / mask.numel()) ** 0.5
         torch.testing.assert_close(mask.max(), torch.tensor(1 / (1 - rate)))
+
+
+def test_dropout_masks_of_clients_steps_and_layers_have_nothing_to_do_with_each_other():
+    """And one client's are the same alone, beside others, and in a smaller batch."""
+    model, seeds = cnn_dropout(), torch.tensor([5, 6, 2**61 + 3, 5 + 2**33])
+    first, dense = model.masks(seeds, 0, 16)
+    later = model.masks(seeds, torch.tensor([1]), 16)[0]
+    streams = [*first.flatten(1), *later.flatten(1), first[0].flatten().roll(1), first[0].flatten().roll(9216)]
+    correlations = torch.corrcoef(torch.stack(streams)) - torch.eye(len(streams))
+    assert correlations.abs().max() < 5 / streams[0].numel() ** 0.5
+    assert torch.equal(model.masks(seeds[2:3], 0, 7)[0][0], first[2, :7])
+    assert abs(float(torch.corrcoef(torch.stack([first[0, :, :128].flatten(), dense[0].flatten()]))[0, 1])) < 0.1
 
 
 @pytest.mark.parametrize("model", [mlp(6, 8, 4), cnn_dropout()], ids=["mlp", "cnn"])
@@ -143,9 +170,9 @@ def test_per_example_updates_add_up_to_minus_the_gradient_of_the_sum(model, exam
     rows = collected(example_engine(model, data, memory_limit=4 * 4 * model.dim * 4 / 2**30), vector, batches)
     assert rows.shape == (9, model.dim)
     index = torch.from_numpy(batches.examples[:, 0, 0])
-    masks = [model.draw_masks(torch.Generator().manual_seed(int(seed)), 1) for seed in batches.dropout_seeds]
+    masks = [mask[:, 0] for mask in model.masks(torch.from_numpy(batches.dropout_seeds), 0, 1)]
     leaf = vector.clone().requires_grad_()
-    logits = model.logits(model.split(leaf), data.inputs[index], [torch.cat(rows) for rows in zip(*masks, strict=True)])
+    logits = model.logits(model.split(leaf), data.inputs[index], masks)
     nn.functional.cross_entropy(logits, data.labels[index], reduction="sum").backward()
     torch.testing.assert_close(rows.sum(dim=0), -leaf.grad, rtol=1e-3, atol=1e-5)
 
@@ -154,8 +181,9 @@ def test_auto_takes_what_is_faster_and_says_which(examples, pictures):
     client = ClientSettings()
     assert "together" in client_engine("auto", mlp(6, 8, 4), examples, client).description
     convolutions = client_engine("auto", cnn_dropout(), pictures, client, workers=2)
-    assert convolutions.description == "one by one, in 2 processes"
-    assert client_engine("auto", cnn_dropout(), pictures, client, workers=1).description == "one by one"
+    assert convolutions.description == "one by one, written out for the CNN, in 2 processes"
+    alone = client_engine("auto", cnn_dropout(), pictures, client, workers=1)
+    assert alone.description == "one by one, written out for the CNN"
     with pytest.raises(ValueError, match="engine must be one of auto, together, one-by-one, got 'fast'"):
         client_engine("fast", mlp(6, 8, 4), examples, client)
 

@@ -94,7 +94,7 @@ def test_damaged_files_say_what_is_wrong(tmp_path):
         read_idx(path, sha256=checksum)
     path.unlink()
     with pytest.raises(
-        FileNotFoundError, match="is not there: put it there, or name its folder's parent by --data-dir"
+        FileNotFoundError, match=r"is not there: `coalmine data get .*`, or name its folder's parent by --data-dir"
     ):
         read_idx(path, sha256=checksum)
 
@@ -116,7 +116,7 @@ def test_bytes_that_are_not_idx_are_refused(content, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "cifar"}, "task must be one of digits, mnist-by-writer, fashion-mnist, got 'cifar'"),
+        ({"name": "cifar"}, "task must be one of digits, mnist-by-writer, fashion-mnist, .*, shakespeare, got 'cifar'"),
         ({"name": "digits", "clients": 10}, "task digits has 200 clients, which cannot be made 10"),
         (
             {"name": "fashion-mnist", "data_dir": Path("/no/such/folder")},
@@ -125,8 +125,9 @@ def test_bytes_that_are_not_idx_are_refused(content, message):
         ({"name": "fashion-mnist"}, "say where they are by --data-dir or COALMINE_DATA_DIR"),
     ],
 )
-def test_tasks_that_cannot_be_are_refused(arguments, message, monkeypatch):
+def test_tasks_that_cannot_be_are_refused(arguments, message, monkeypatch, tmp_path):
     monkeypatch.delenv("COALMINE_DATA_DIR", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         load_task(**arguments)
 
@@ -141,7 +142,7 @@ def test_examples_go_to_their_owners():
 def test_a_model_is_its_name():
     assert model_by_name("mlp-64-128-10").shapes == mlp(64, 128, 10).shapes
     assert model_by_name("cnn-dropout-62").dim == 1_206_590
-    with pytest.raises(ValueError, match="model must be like mlp-64-128-10 or cnn-dropout-10, got 'lstm'"):
+    with pytest.raises(ValueError, match="model must be like mlp-64-128-10, cnn-dropout-10 or word-lstm-10000, got 'lstm'"):
         model_by_name("lstm")
 
 

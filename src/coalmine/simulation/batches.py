@@ -50,20 +50,30 @@ class Batches:
         return Batches(self.examples[clients, :steps], counts[:, :steps], self.dropout_seeds[clients])
 
 
-def draw_batches(owned: Sequence[Indices], *, epochs: int, batch_size: int, rng: np.random.Generator) -> Batches:
-    """Each client's examples in a random order, new in each epoch, in batches of which the last may be smaller."""
+def draw_batches(
+    owned: Sequence[Indices], *, epochs: int, batch_size: int, rng: np.random.Generator, most: int | None = None
+) -> Batches:
+    """Each client's examples in a random order, new in each epoch, in batches of which the last may be smaller.
+
+    A client that would go through more than `most` examples, epochs included, stops there: it is shuffled, then cut, then
+    put into batches.
+    """
     sizes = np.array([len(examples) for examples in owned], dtype=np.int64)
     if not len(sizes):
         return Batches(np.zeros((0, 0, batch_size), np.int64), np.zeros((0, 0), np.int64), np.zeros(0, np.int64))
     flat, owner = np.concatenate(owned), np.repeat(np.arange(len(sizes)), sizes)
     place = np.arange(len(flat)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     per_epoch = -(-sizes // batch_size)
-    steps = epochs * int(per_epoch.max())
+    before = np.arange(epochs)[:, None] * sizes  # examples gone through when an epoch begins
+    shares = np.tile(sizes, (epochs, 1)) if most is None else (most - before).clip(0, sizes)
+    steps = int((-(-shares // batch_size)).sum(axis=0).max())
     examples = np.zeros((len(sizes), steps, batch_size), dtype=np.int64)
     counts = np.zeros((len(sizes), steps), dtype=np.int64)
-    for epoch in range(epochs):
+    for epoch, share in enumerate(shares):
         order = np.lexsort((rng.random(len(flat)), owner))
-        step = epoch * per_epoch[owner] + place // batch_size
-        examples[owner, step, place % batch_size] = flat[order]
-        np.add.at(counts, (owner, step), 1)
+        kept = place < share[owner]
+        who, where, which = owner[kept], place[kept], flat[order][kept]
+        step = epoch * per_epoch[who] + where // batch_size
+        examples[who, step, where % batch_size] = which
+        np.add.at(counts, (who, step), 1)
     return Batches(examples, counts, rng.integers(2**62, size=len(sizes), dtype=np.int64))

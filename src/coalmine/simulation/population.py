@@ -45,6 +45,23 @@ class Partition:
         return int(np.diff(self.starts).max())
 
 
+@dataclass(frozen=True)
+class Consecutive:
+    """Clients whose examples follow each other: client c has starts[c] to starts[c + 1] − 1."""
+
+    starts: Indices
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def examples(self, client: int) -> Indices:
+        return np.arange(self.starts[client], self.starts[client + 1])
+
+    @property
+    def most_examples(self) -> int:
+        return int(np.diff(self.starts).max())
+
+
 def partition_by_owner(owners: npt.ArrayLike) -> Partition:
     """The partition in which example i belongs to owners[i]; owners are numbered in the order of their ids."""
     _, numbers, counts = np.unique(np.asarray(owners), return_inverse=True, return_counts=True)

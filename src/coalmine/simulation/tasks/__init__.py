@@ -3,21 +3,37 @@
 import os
 from pathlib import Path
 
+from coalmine.data.folders import data_folder
 from coalmine.simulation.population import VirtualClients
 from coalmine.simulation.tasks.digits import digits
+from coalmine.simulation.tasks.emnist import emnist, emnist_digits
 from coalmine.simulation.tasks.mnist import fashion_mnist, mnist_by_writer
+from coalmine.simulation.tasks.shakespeare import shakespeare
+from coalmine.simulation.tasks.stackexchange import stackexchange
+from coalmine.simulation.tasks.stackoverflow import stackoverflow
 from coalmine.simulation.tasks.task import Task
 
 __all__ = ["TASKS", "Task", "load_task"]
 
-TASKS = ("digits", "mnist-by-writer", "fashion-mnist")
+# What reads a task's files, and the folder that they lie in.
+_READERS = {
+    "mnist-by-writer": (mnist_by_writer, "mnist-by-writer"),
+    "fashion-mnist": (fashion_mnist, "fashion-mnist"),
+    "emnist": (emnist, "emnist"),
+    "emnist-digits": (emnist_digits, "emnist"),
+    "stackoverflow": (stackoverflow, "stackoverflow"),
+    "stackexchange": (stackexchange, "stackexchange"),
+    "shakespeare": (shakespeare, "shakespeare"),
+}
+TASKS = ("digits", *_READERS)
 
 
 def load_task(name: str, *, clients: int | None = None, data_dir: Path | None = None) -> Task:
     """The task of this name, over its own clients or over `clients` of them.
 
     Where there are more clients than the task has of its own, they are virtual: each draws its examples from the pool by
-    its number, and none is stored. `data_dir` defaults to the folder that COALMINE_DATA_DIR names.
+    its number, and none is stored. `data_dir` defaults to the folder that COALMINE_DATA_DIR names, or to the one into
+    which `coalmine data get` puts what it fetches.
     """
     if name not in TASKS:
         raise ValueError(f"task must be one of {', '.join(TASKS)}, got {name!r}")
@@ -31,11 +47,13 @@ def load_task(name: str, *, clients: int | None = None, data_dir: Path | None = 
 
 
 def _from_files(name: str, data_dir: Path | None) -> Task:
-    folder = data_dir or (Path(os.environ["COALMINE_DATA_DIR"]) if os.environ.get("COALMINE_DATA_DIR") else None)
-    if folder is None:
-        raise ValueError(
-            f"task {name} reads files: say where they are by --data-dir or COALMINE_DATA_DIR (docs/training.md)"
-        )
+    folder = data_folder(data_dir)
     if not folder.is_dir():
+        if data_dir is None and not os.environ.get("COALMINE_DATA_DIR"):
+            raise ValueError(
+                f"task {name} reads files: fetch them by `coalmine data get {name}`, or say where they are by --data-dir or "
+                "COALMINE_DATA_DIR (docs/data.md)"
+            )
         raise FileNotFoundError(f"the data folder {folder} is not there")
-    return mnist_by_writer(folder / name) if name == "mnist-by-writer" else fashion_mnist(folder / name)
+    read, where = _READERS[name]
+    return read(folder / where)

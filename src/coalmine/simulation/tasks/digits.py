@@ -23,4 +23,5 @@ def digits() -> Task:
     classes = torch.tensor(labels[order], dtype=torch.int64)
     train = Examples(inputs[TEST_EXAMPLES:], classes[TEST_EXAMPLES:])
     test = Examples(inputs[:TEST_EXAMPLES], classes[:TEST_EXAMPLES])
-    return Task("digits", mlp(64, 128, 10), train, test, random_partition(len(train), CLIENTS, seed=0))
+    population = random_partition(len(train), CLIENTS, seed=0)
+    return Task("digits", mlp(64, 128, 10), train, test, population, title="scikit-learn's handwritten digits")

@@ -17,7 +17,7 @@ def read_idx(path: Path, *, sha256: str) -> Any:
         content = gzip.decompress(path.read_bytes())
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"{path} is not there: put it there, or name its folder's parent by --data-dir"
+            f"{path} is not there: `coalmine data get {path.parent.name}`, or name its folder's parent by --data-dir"
         ) from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is no whole gzip file ({error}); fetch it again") from None

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from coalmine.data.catalogue import DATASETS
 from coalmine.simulation.engines.base import Examples
 from coalmine.simulation.models import cnn_dropout, mlp
 from coalmine.simulation.population import partition_by_owner, random_partition
@@ -37,7 +38,9 @@ def mnist_by_writer(folder: Path) -> Task:
     images, tests, classes, extended = (read_idx(folder / name, sha256=checksum) for name, checksum in MNIST.items())
     train = Examples(1 - _pixels(images).unsqueeze(1), _classes(extended[:, 0]))
     test = Examples(1 - _pixels(tests).unsqueeze(1), _classes(classes))
-    return Task("mnist-by-writer", cnn_dropout(10), train, test, partition_by_owner(extended[:, WRITER]))
+    population = partition_by_owner(extended[:, WRITER])
+    title = DATASETS["mnist-by-writer"].title
+    return Task("mnist-by-writer", cnn_dropout(10), train, test, population, title=title)
 
 
 def fashion_mnist(folder: Path) -> Task:
@@ -46,7 +49,8 @@ def fashion_mnist(folder: Path) -> Task:
     train = Examples(_pixels(images).flatten(start_dim=1), _classes(classes))
     test = Examples(_pixels(tests).flatten(start_dim=1), _classes(truth))
     population = random_partition(len(train), FASHION_CLIENTS, seed=0)
-    return Task("fashion-mnist", mlp(784, 32, 10), train, test, population)
+    title = DATASETS["fashion-mnist"].title
+    return Task("fashion-mnist", mlp(784, 32, 10), train, test, population, title=title)
 
 
 def _pixels(images: Any) -> torch.Tensor:

@@ -9,13 +9,19 @@ from coalmine.simulation.population import Population
 
 @dataclass(frozen=True)
 class Task:
-    """Examples to learn from and to be tested on, who has which, and the model."""
+    """Examples to learn from and to be tested on, who has which, and the model.
+
+    Examples of text are rows of symbols in 16 bits. `unscored_labels` are those that accuracy leaves out; `title` is what
+    results call the data, which says where it stands in for something else.
+    """
 
     name: str
     model: Model
     train: Examples
     test: Examples
     population: Population
+    unscored_labels: tuple[int, ...] = ()
+    title: str = ""
 
     def with_population(self, population: Population) -> "Task":
         return replace(self, population=population)

@@ -1,0 +1,59 @@
+"""How long it takes until Stack Exchange's 5,022 clients train: a new process, up to the first client's first update.
+
+Once with an empty cache, so that 241,796 sentences are read and turned into symbols, and once more with what is cached.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from coalmine.data import DATASETS, data_folder
+
+BAR = 20.0  # seconds
+
+
+def first_update() -> None:
+    """What `coalmine run --task stackexchange` does until a client has trained."""
+    from dataclasses import replace
+
+    from coalmine.simulation.batches import draw_batches
+    from coalmine.simulation.config import RunConfig, task_defaults
+    from coalmine.simulation.run import prepared
+
+    config = RunConfig.from_dict(task_defaults("stackexchange"))
+    config = replace(config, engine=config.engine.resolved())
+    with prepared(config, None, None) as training:
+        state = training.initial_state()
+        shortest = min(range(len(training.population)), key=lambda client: len(training.population.examples(client)))
+        batches = draw_batches(
+            [training.population.examples(shortest)], epochs=1, batch_size=16, rng=np.random.default_rng(0)
+        )
+        next(iter(training.engine.updates(state.model_vector, batches)))
+
+
+def main() -> int:
+    if not DATASETS["stackexchange"].is_in(data_folder()):
+        print(f"Stack Exchange is not in {data_folder()}: not measured")
+        return 0
+    seconds = []
+    with tempfile.TemporaryDirectory() as cache:
+        for state in ("empty", "filled"):
+            start = time.perf_counter()
+            subprocess.run(
+                [sys.executable, "-c", "from benchmarks.start import first_update; first_update()"],
+                check=True,
+                cwd=Path(__file__).parents[1],
+                env=os.environ | {"COALMINE_CACHE_DIR": cache},
+            )
+            seconds.append(time.perf_counter() - start)
+            print(f"5,022 clients train after {seconds[-1]:.1f} s, cache {state} (bar {BAR:.0f} s)")
+    return 0 if max(seconds) <= BAR else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

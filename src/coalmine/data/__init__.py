@@ -1,0 +1,7 @@
+"""The data sets that the tasks learn from: what there is, where it lies, and how to fetch it. Needs no torch."""
+
+from coalmine.data.catalogue import DATASETS, Dataset, Download
+from coalmine.data.fetch import Fetched, fetch
+from coalmine.data.folders import cache_folder, data_folder
+
+__all__ = ["DATASETS", "Dataset", "Download", "Fetched", "cache_folder", "data_folder", "fetch"]

@@ -1,0 +1,115 @@
+"""A data set fetched: each of its files downloaded, checked, unpacked, and noted in a file beside them."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from coalmine.data.catalogue import Dataset, Download
+from coalmine.data.download import Checksums, checksums, download
+from coalmine.data.unpack import unpack
+
+RECORD = "coalmine-data.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetched:
+    """A file of a data set that is there now. `checked` says against what; empty, that nobody has published a checksum."""
+
+    name: str
+    size: int
+    here_before: bool = False
+    url: str = ""
+    sha256: str = ""  # of what was downloaded, packed as it was
+    checked: str = ""
+
+
+class Follower(Protocol):
+    """Told what is being done: it gives a function of the bytes so far and, where known, in all."""
+
+    def __call__(self, doing: str, name: str, /) -> Callable[[int, int | None], None]: ...
+
+
+def ignore(doing: str, name: str) -> Callable[[int, int | None], None]:
+    """The follower that does not look."""
+    return lambda done, total: None
+
+
+def fetch(dataset: Dataset, data_dir: Path, *, follow: Follower = ignore) -> list[Fetched]:
+    """Put a data set's files where its task looks for them, under `data_dir`; those that are there are left alone."""
+    if not dataset.downloads:
+        raise ValueError(f"{dataset.name} cannot be fetched: {dataset.note}")
+    folder = data_dir / dataset.folder
+    fetched = []
+    for file in dataset.downloads:
+        if all((folder / name).is_file() for name in file.results):
+            fetched += [_here(folder, name) for name in file.results]
+        else:
+            fetched += _get(file, folder, follow)
+    return fetched
+
+
+def _here(folder: Path, name: str) -> Fetched:
+    return Fetched(name=name, size=(folder / name).stat().st_size, here_before=True)
+
+
+def _get(file: Download, folder: Path, follow: Follower) -> list[Fetched]:
+    packed = folder / file.name
+    try:
+        found = _whole(file, packed) or download(file, packed, progress=follow("downloading", file.name))
+        if file.unpacked:
+            _unpack(file, packed, follow("unpacking", file.name))
+    except OSError as error:
+        if error.errno is None:  # it says already what is wrong
+            raise
+        raise OSError(f"writing {folder} failed: {error.strerror}; name another folder by --data-dir") from None
+    fetched = [
+        Fetched(
+            name=name,
+            size=(folder / name).stat().st_size,
+            url=file.url,
+            sha256=found.sha256,
+            checked=found.checked,
+        )
+        for name in file.results
+    ]
+    _record(folder, fetched)
+    return fetched
+
+
+def _whole(file: Download, packed: Path) -> Checksums | None:
+    """What an archive is that was fetched before and not unpacked, since something came between."""
+    if not packed.is_file():
+        return None
+    try:
+        return checksums(file, packed)
+    except ValueError:
+        return None
+
+
+def _unpack(file: Download, packed: Path, tell: Callable[[int, int | None], None]) -> None:
+    limit = file.unpacked_limit
+    try:
+        unpack(packed, packed.parent, wanted=file.unpacked, limit=limit, progress=lambda done: tell(done, None))
+    except ValueError:
+        packed.unlink()  # it will never be right, so the next call fetches it again
+        raise
+    packed.unlink()
+
+
+def _record(folder: Path, fetched: list[Fetched]) -> None:
+    """Note in the folder where each file came from and what it was, whether or not a checksum was published."""
+    path = folder / RECORD
+    known: dict[str, Any] = {}
+    if path.exists():
+        try:
+            known = {entry["name"]: entry for entry in json.loads(path.read_text(encoding="utf-8"))["files"]}
+        except (ValueError, KeyError, TypeError):
+            known = {}  # somebody wrote into it: what is noted now is right in any case
+    for file in fetched:
+        known[file.name] = {name: value for name, value in asdict(file).items() if name != "here_before"}
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps({"files": list(known.values())}, indent=2) + "\n", encoding="utf-8")
+    draft.replace(path)

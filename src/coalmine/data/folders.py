@@ -1,0 +1,25 @@
+"""Where data lies on this machine."""
+
+import os
+from pathlib import Path
+
+
+def data_folder(named: Path | None = None) -> Path:
+    """The folder that holds a folder for each data set: the one named, COALMINE_DATA_DIR, or the user's own."""
+    if named is not None:
+        return named
+    if from_environment := os.environ.get("COALMINE_DATA_DIR"):
+        return Path(from_environment)
+    return _home("XDG_DATA_HOME", ".local/share")
+
+
+def cache_folder() -> Path:
+    """The folder for what was worked out once from data and can be worked out again: COALMINE_CACHE_DIR, or the user's."""
+    if from_environment := os.environ.get("COALMINE_CACHE_DIR"):
+        return Path(from_environment)
+    return _home("XDG_CACHE_HOME", ".cache")
+
+
+def _home(variable: str, default: str) -> Path:
+    named = os.environ.get(variable)
+    return (Path(named) if named else Path.home() / default) / "coalmine"

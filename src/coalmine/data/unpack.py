@@ -1,0 +1,169 @@
+"""Archives, unpacked without trust: no path that leads outside, no links, and never more bytes than were agreed on."""
+
+import gzip
+import lzma
+import os
+import shutil
+import stat
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Protocol
+
+CHUNK = 1 << 20
+MEMORY = 1 << 30  # that an LZMA file may ask for
+ENTRIES = 100_000  # that an archive may have
+
+Progress = Callable[[int], None]  # bytes written so far
+
+
+class Content(Protocol):
+    """What a file in an archive holds, piece by piece."""
+
+    def read(self, size: int = ..., /) -> bytes: ...
+
+
+def unpack(
+    archive: Path, folder: Path, *, wanted: tuple[str, ...], limit: int, progress: Progress = lambda done: None
+) -> None:
+    """Put the files `wanted` from an archive into `folder`: all of them, or none.
+
+    The kind follows from the name: .tar.bz2, .tar.gz, .tgz and .zip hold several files, .lzma, .xz, .gz and .bz2 one.
+    An archive with a path that leads outside, a link or a device is refused whole, even where nobody wants them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as draft, _named_errors(archive):
+        found = set()
+        budget = _Budget(archive.name, limit, progress)
+        for name, size, content in _members(archive, wanted):
+            budget.announce(size)
+            if name in wanted and content is not None:
+                _write(Path(draft) / name, content, budget)
+                found.add(name)
+        missing = [name for name in wanted if name not in found]
+        if missing:
+            raise ValueError(f"{archive.name} does not hold {missing[0]}")
+        for name in wanted:
+            (Path(draft) / name).replace(folder / name)
+
+
+class _Budget:
+    """How many bytes may still come out of an archive, by its own word and in truth."""
+
+    def __init__(self, archive: str, limit: int, progress: Progress) -> None:
+        self.archive, self.limit, self.progress = archive, limit, progress
+        self.announced = self.written = 0
+
+    def announce(self, size: int) -> None:
+        self.announced += size
+        self._check(self.announced)
+
+    def write(self, size: int) -> None:
+        self.written += size
+        self._check(self.written)
+        self.progress(self.written)
+
+    def _check(self, total: int) -> None:
+        if total > self.limit:
+            raise ValueError(
+                f"{self.archive} unpacks to more than {self.limit:,} bytes, so it is not what it should be"
+            )
+
+
+def _members(archive: Path, wanted: tuple[str, ...]) -> Iterator[tuple[str, int, Content | None]]:
+    """Each regular file of an archive: its own name, the size that the archive states, its content."""
+    name = archive.name
+    if not archive.stat().st_size:
+        raise EOFError("it is empty")
+    if name.endswith((".tar.bz2", ".tar.gz", ".tgz", ".tar")):
+        yield from _tar_members(archive)
+    elif name.endswith(".zip"):
+        yield from _zip_members(archive)
+    elif name.endswith((".lzma", ".xz")):
+        with archive.open("rb") as packed:
+            yield wanted[0], 0, _Lzma(packed)
+    elif name.endswith(".gz"):
+        with gzip.open(archive, "rb") as content:
+            yield wanted[0], 0, content
+    else:
+        raise ValueError(f"{name} is no archive of a kind that is known: .tar.bz2, .tar.gz, .zip, .lzma, .xz or .gz")
+
+
+def _tar_members(archive: Path) -> Iterator[tuple[str, int, Content | None]]:
+    with tarfile.open(archive, "r|*") as tar:
+        for number, member in enumerate(tar):
+            name = _safe_name(archive, member.name, number)
+            if not member.isfile() and not member.isdir():
+                raise ValueError(f"{archive.name} holds {member.name!r}, which is neither a file nor a folder; refused")
+            if member.isfile():
+                yield name, member.size, tar.extractfile(member)
+
+
+def _zip_members(archive: Path) -> Iterator[tuple[str, int, Content | None]]:
+    with zipfile.ZipFile(archive) as packed:
+        for number, member in enumerate(packed.infolist()):
+            name = _safe_name(archive, member.filename, number)
+            kind = stat.S_IFMT(member.external_attr >> 16)
+            if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+                raise ValueError(
+                    f"{archive.name} holds {member.filename!r}, which is neither a file nor a folder; refused"
+                )
+            if member.flag_bits & 1:
+                raise ValueError(f"{archive.name} holds {member.filename!r}, which is encrypted; refused")
+            if not member.is_dir():
+                with packed.open(member) as content:
+                    yield name, member.file_size, content
+
+
+def _safe_name(archive: Path, path: str, number: int) -> str:
+    """A member's own name, refused where its path leads out of the archive's folder on any system."""
+    if number >= ENTRIES:
+        raise ValueError(f"{archive.name} holds more than {ENTRIES:,} entries; refused")
+    posix, windows = PurePosixPath(path), PureWindowsPath(path)
+    if posix.is_absolute() or windows.anchor or ".." in posix.parts or ".." in windows.parts or "\0" in path:
+        raise ValueError(f"{archive.name} holds a path that leads outside, {path!r}; refused")
+    return posix.name
+
+
+class _Lzma:
+    """The content of an .lzma or .xz file, by a decompressor that may not take all memory."""
+
+    def __init__(self, packed: Content) -> None:
+        self._packed = packed
+        self._decompressor = lzma.LZMADecompressor(memlimit=MEMORY)
+
+    def read(self, size: int = CHUNK, /) -> bytes:
+        while not self._decompressor.eof:
+            packed = self._packed.read(CHUNK) if self._decompressor.needs_input else b""
+            if self._decompressor.needs_input and not packed:
+                raise EOFError("the file ends too early")
+            if content := self._decompressor.decompress(packed, max_length=size):
+                return content
+        return b""
+
+
+def _write(path: Path, content: Content, budget: _Budget) -> None:
+    with path.open("wb") as output:
+        while chunk := content.read(CHUNK):
+            budget.write(len(chunk))
+            output.write(chunk)
+        output.flush()
+        os.fsync(output.fileno())
+
+
+@contextmanager
+def _named_errors(archive: Path) -> Iterator[None]:
+    damages = (EOFError, lzma.LZMAError, zlib.error, tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile)
+    try:
+        yield
+    except damages as error:
+        raise ValueError(f"{archive} cannot be unpacked ({error}); fetch it again") from None
+    except OSError as error:
+        if error.errno is None:  # bz2 has no error of its own
+            raise ValueError(f"{archive} cannot be unpacked ({error}); fetch it again") from None
+        free = shutil.disk_usage(archive.parent).free
+        raise OSError(f"unpacking {archive} failed: {error.strerror}; {free:,} bytes are free there") from None

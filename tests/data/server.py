@@ -1,0 +1,80 @@
+"""A web server on this machine that answers Range requests, and misbehaves when it is told to."""
+
+import threading
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class Site:
+    """What the server has, how it misbehaves, and what it was asked."""
+
+    files: dict[str, bytes]
+    url: str = ""
+    etag: str | None = '"v1"'
+    ranges: bool = True
+    length: bool = True
+    cuts: list[int] = field(default_factory=list)  # the next answers end after so many bytes of content
+    statuses: list[int] = field(default_factory=list)  # the next answers are these errors
+    moved: dict[str, str] = field(default_factory=dict)
+    asked: list[dict[str, str]] = field(default_factory=list)
+
+
+@contextmanager
+def serving(files: dict[str, bytes]):
+    site = Site(files)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            site.asked.append({"target": self.path} | dict(self.headers))
+            name = self.path.rpartition("/")[2]
+            if site.statuses:
+                return self.send_error(site.statuses.pop(0))
+            if name in site.moved:
+                self.send_response(302)
+                self.send_header("Location", site.moved[name])
+                return self.end_headers()
+            if name not in site.files:
+                return self.send_error(404)
+            return self.answer(site.files[name])
+
+        def answer(self, content):
+            start = 0
+            wanted = self.headers.get("Range")
+            same = self.headers.get("If-Range") in (None, site.etag)
+            if wanted and site.ranges and same:
+                start = int(wanted.removeprefix("bytes=").rstrip("-"))
+                if start >= len(content):
+                    self.send_response(416)
+                    self.send_header("Content-Range", f"bytes */{len(content)}")
+                    self.send_header("Content-Length", "0")
+                    return self.end_headers()
+                self.send_response(206)
+                self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+            else:
+                self.send_response(200)
+            if site.etag:
+                self.send_header("ETag", site.etag)
+            if site.length:
+                self.send_header("Content-Length", str(len(content) - start))
+            self.end_headers()
+            rest = content[start:]
+            with suppress(ConnectionError):  # whoever asked has heard enough
+                self.wfile.write(rest[: site.cuts.pop(0)] if site.cuts else rest)
+            return None
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    site.url = f"http://127.0.0.1:{server.server_port}/"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield site
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

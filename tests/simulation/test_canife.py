@@ -1,0 +1,293 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from coalmine.estimators.estimate import epsilon_estimate
+from coalmine.estimators.gaussians import Gaussian
+from coalmine.estimators.literature.canife import round_epsilons
+from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.simulation.canife import (
+    CanifeSettings,
+    craft_canaries,
+    drawn,
+    interference,
+    mock_scores,
+    sample_gradients,
+    softened,
+)
+from coalmine.simulation.canife.comparison import Comparison, train
+from coalmine.simulation.clipping import clip_factors
+from coalmine.simulation.engines.base import Examples
+from coalmine.simulation.models import cnn_dropout, mlp
+from coalmine.simulation.tasks.digits import digits
+
+CLASSES = 10
+
+
+@pytest.fixture(scope="module")
+def task():
+    return digits()
+
+
+@pytest.fixture(scope="module")
+def trained(task):
+    """Three models after 30 steps of SGD: neither fresh nor done."""
+    gradients, examples = sample_gradients(task.model), softened(task.train, CLASSES)
+    vectors = torch.stack([task.model.initial(torch.Generator().manual_seed(seed)) for seed in range(3)])
+    stream = torch.Generator().manual_seed(1)
+    for _ in range(30):
+        batch = gradients(vectors, *drawn(examples, (3, 64), stream))
+        vectors = vectors - 0.5 / 64 * batch.weighted_sum(clip_factors(batch.norms(), 1.0))
+    return vectors
+
+
+@pytest.fixture(scope="module")
+def crafted(task, trained):
+    """A canary for each model, with the pool it was crafted for and the sample that it started as."""
+    settings = CanifeSettings(noise_multiplier=0.2, pool_size=200, design_steps=300)
+    gradients, held_out = sample_gradients(task.model), softened(task.test, CLASSES)
+    index = torch.arange(200).expand(3, 200)
+    pool = gradients(trained, held_out.inputs[index], held_out.labels[index])
+    start = held_out.inputs[200:203], held_out.labels[200:203]
+    canaries = craft_canaries(gradients, trained, pool, sample=start[0], label=start[1], settings=settings)
+    return canaries, pool, start
+
+
+def one_by_one(model, vectors, inputs, labels):
+    """Gradients of every sample by plain autograd: models × samples × dim."""
+    rows = []
+    for vector, some, truth in zip(vectors, inputs, labels, strict=True):
+        leaf = vector.clone().requires_grad_()
+        losses = [
+            functional.cross_entropy(model.logits(model.split(leaf), sample[None], ()), label[None])
+            for sample, label in zip(some, truth, strict=True)
+        ]
+        rows.append(torch.stack([torch.autograd.grad(loss, leaf)[0] for loss in losses]))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_gradients_are_those_of_autograd(dense):
+    """Norms, products and weighted sums, with outer products and written out, against one sample at a time."""
+    model = mlp(6, 5, 4, 3)
+    if not dense:
+        model = replace(model, layers=())
+    stream = torch.Generator().manual_seed(0)
+    vectors = torch.randn(2, model.dim, generator=stream, dtype=torch.float64)
+    inputs = torch.randn(2, 7, 6, generator=stream, dtype=torch.float64)
+    labels = torch.rand(2, 7, 3, generator=stream, dtype=torch.float64).softmax(dim=2)
+    weights = torch.rand(2, 7, generator=stream, dtype=torch.float64)
+    found = sample_gradients(model)(vectors, inputs, labels)
+    alone = sample_gradients(model)(vectors, inputs[:, :1], labels[:, :1])
+    rows = one_by_one(model, vectors, inputs, labels)
+    torch.testing.assert_close(found.norms(), rows.norm(dim=2))
+    torch.testing.assert_close(found.products(alone), (rows * rows[:, :1]).sum(dim=2))
+    torch.testing.assert_close(found.weighted_sum(weights), (rows * weights.unsqueeze(2)).sum(dim=1))
+
+
+def test_both_ways_craft_the_same_canary(task, trained):
+    settings = CanifeSettings(noise_multiplier=0.2, pool_size=20, design_steps=20)
+    held_out, index = softened(task.test, CLASSES), torch.arange(20).expand(3, 20)
+    losses = []
+    for model in (task.model, replace(task.model, layers=())):
+        gradients = sample_gradients(model)
+        pool = gradients(trained, held_out.inputs[index], held_out.labels[index])
+        start = held_out.inputs[20:23], held_out.labels[20:23]
+        canaries = craft_canaries(gradients, trained, pool, sample=start[0], label=start[1], settings=settings)
+        losses.append(canaries.losses)
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-3, atol=1e-5)
+
+
+def test_a_crafted_canary_is_orthogonal_to_its_pool_and_at_the_clip(task, trained, crafted):
+    canaries, pool, (sample, label) = crafted
+    gradients = sample_gradients(task.model)
+    plain = interference(pool, gradients(trained, sample.unsqueeze(1), label.unsqueeze(1)))
+    assert (interference(pool, canaries.gradient) < plain / 10).all()
+    assert (canaries.losses[-1] < canaries.losses[0] / 100).all()
+    assert (canaries.norm > 1 - 1e-6).all()
+    torch.testing.assert_close(canaries.update.norm(dim=1), torch.ones(3))
+    torch.testing.assert_close(canaries.label.sum(dim=1), torch.ones(3))
+    rows = one_by_one(task.model, trained, canaries.sample.unsqueeze(1), canaries.label.unsqueeze(1))[:, 0]
+    torch.testing.assert_close(canaries.update, rows / rows.norm(dim=1, keepdim=True), rtol=1e-3, atol=1e-5)
+
+
+def test_it_interferes_little_with_samples_that_it_has_not_seen(task, trained, crafted):
+    canaries, _, (sample, label) = crafted
+    gradients = sample_gradients(task.model)
+    others = gradients(trained, *drawn(softened(task.train, CLASSES), (3, 500), torch.Generator().manual_seed(5)))
+    plain = interference(others, gradients(trained, sample.unsqueeze(1), label.unsqueeze(1)))
+    assert (interference(others, canaries.gradient) < plain / 5).all()
+
+
+@pytest.fixture(scope="module")
+def silent(task, trained):
+    """Examples that the first model predicts as they are labelled, so that their gradients vanish."""
+    with torch.no_grad():
+        logits = task.model.logits(task.model.split(trained[0]), task.train.inputs, ())
+    return Examples(task.train.inputs, logits.softmax(dim=1))
+
+
+@pytest.fixture(scope="module")
+def silent_scores(task, trained, crafted, silent):
+    """20,000 scores of each kind of a canary that nothing interferes with, noise multiplier 0.5."""
+    copies = 100
+    settings = CanifeSettings(noise_multiplier=0.5, scores=200, batch_size=4)
+    canaries = replace(crafted[0], update=crafted[0].update[:1].expand(copies, -1))
+    return [
+        table.double().flatten().numpy()
+        for table in mock_scores(
+            sample_gradients(task.model),
+            trained[:1].expand(copies, -1),
+            canaries,
+            silent,
+            settings,
+            torch.Generator().manual_seed(3),
+        )
+    ]
+
+
+def test_without_interference_scores_are_the_gaussian_mechanism(silent_scores):
+    for scores, mean in zip(silent_scores, (1.0, 0.0), strict=True):
+        assert scores.mean() == pytest.approx(mean, abs=4 * 0.5 / math.sqrt(scores.size))
+        assert scores.std() == pytest.approx(0.5, rel=4 / math.sqrt(2 * scores.size))
+
+
+def test_epsilon_of_a_silent_round_is_the_analytical_one(silent_scores):
+    """Gaussians fitted to the scores give the mechanism's epsilon; its slope in the mean sets the tolerance."""
+    present, _ = silent_scores
+    truth = mechanism_epsilon(0.5, delta=1e-5)
+    found = epsilon_estimate(present, null=Gaussian(0.0, 0.5), delta=1e-5, variance="null", confidence=None).epsilon
+    error = 4 / math.sqrt(present.size)  # of the shift 1/z, in units of the scores' std
+    slope = (mechanism_epsilon(0.5 / 1.01, delta=1e-5) - truth) / 0.02  # the shift is 2, and 1 % of it 0.02
+    assert found == pytest.approx(truth, abs=slope * error)
+
+
+def test_the_published_epsilon_of_a_silent_round_is_that_of_its_error_rates(silent_scores):
+    """At the threshold with the fewest errors, ½, both rates are Φ(−1/2z): far below the analytical epsilon."""
+    found = round_epsilons([scores[None] for scores in silent_scores], delta=1e-5)[0]
+    rate = 0.5 * math.erfc(1.0 / math.sqrt(2))
+    expected = math.log((1 - 1e-5 - rate) / rate)
+    error = 4 * math.sqrt(2 * (1 - rate) / rate / silent_scores[0].size) + 0.03  # Clopper-Pearson's own margin
+    assert found == pytest.approx(expected, abs=error)
+    assert found < mechanism_epsilon(0.5, delta=1e-5) / 3
+
+
+def test_interference_adds_its_variance_to_the_scores(task, trained):
+    """Of a plain sample as canary: mean and variance over a batch drawn with replacement are those of sums."""
+    gradients, examples = sample_gradients(task.model), softened(task.train, CLASSES)
+    vectors = trained[:1].expand(50, -1)
+    settings = CanifeSettings(noise_multiplier=0.2, scores=40, batch_size=16, design_steps=0)
+    sample, label = examples.inputs[:1].expand(50, -1), examples.labels[:1].expand(50, -1)
+    nobody = gradients(vectors, sample.unsqueeze(1), label.unsqueeze(1))
+    canaries = craft_canaries(gradients, vectors, nobody, sample=sample, label=label, settings=settings)
+    update = canaries.update[0]
+    rows = one_by_one(task.model, trained[:1], examples.inputs[None], examples.labels[None])[0]
+    products = (rows * clip_factors(rows.norm(dim=1), 1.0).unsqueeze(1)) @ update
+    length = float(update.square().sum())
+    tables = mock_scores(gradients, vectors, canaries, examples, settings, torch.Generator().manual_seed(4))
+    for table, own in zip(tables, (length, 0.0), strict=True):
+        scores = table.flatten()
+        variance = 0.04 * length + 16 * float(products.var(correction=0))
+        assert variance > 2 * 0.04 * length
+        mean = own + 16 * float(products.mean())
+        assert float(scores.mean()) == pytest.approx(mean, abs=4 * math.sqrt(variance / 2000))
+        assert float(scores.var()) == pytest.approx(variance, rel=4 * math.sqrt(2 / 2000) * 1.5)
+
+
+def test_audited_rounds_are_the_first_and_every_hundredth_after_it():
+    settings = CanifeSettings(noise_multiplier=0.2)
+    assert list(settings.audited(469)) == [1, 101, 201, 301, 401]
+    assert list(settings.audited(1)) == [1]
+    assert settings.noise_std == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"noise_multiplier": -1}, "noise_multiplier must be at least 0, got -1"),
+        ({"clip_norm": 0}, "clip_norm must be above 0, got 0"),
+        ({"pool_size": 0}, "pool_size must be at least 1, got 0"),
+        ({"scores": 9}, "scores must be at least 10, got 9"),
+        ({"design_rate": math.nan}, "design_rate must be finite"),
+    ],
+)
+def test_bad_settings_are_refused_in_one_line(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        CanifeSettings(**{"noise_multiplier": 0.2} | wrong)
+
+
+def test_models_with_dropout_are_refused():
+    with pytest.raises(ValueError, match="without dropout"):
+        sample_gradients(cnn_dropout(10))
+
+
+# DP-SGD of several runs, audited both ways
+
+
+@pytest.fixture(scope="module")
+def plan():
+    crafting = CanifeSettings(
+        noise_multiplier=0.2, batch_size=25, pool_size=64, design_steps=40, audit_every=30, scores=20
+    )
+    return Comparison(runs=2, canaries=100, learning_rate=0.2, crafting=crafting)
+
+
+@pytest.fixture(scope="module")
+def compared(task, plan):
+    return train(task, plan)
+
+
+def test_every_run_is_audited_both_ways(task, compared):
+    assert compared.crafted_observed.shape == compared.crafted_unobserved.shape == (2, 2, 20)
+    assert compared.observed.shape == compared.unobserved.shape == compared.known_others.shape == (2, 100)
+    assert compared.data_norms.shape == (2, 60)
+    assert (compared.data_norms <= 25).all()
+    assert (compared.accuracy > 0.6).all()
+    assert compared.interference.shape == (2, 2, 3)
+    assert np.isfinite(compared.known_others).all()
+    assert (compared.dim, compared.examples, compared.device) == (task.model.dim, 1500, "cpu")
+
+
+def test_who_knows_everybody_else_sees_the_gaussian_mechanism(compared):
+    """√d times the cosine of a canary with itself under noise is N(1/z, 1), but for the canary's own length."""
+    scores = compared.known_others.flatten() * math.sqrt(compared.dim)
+    length = math.sqrt(1 + 1 / (0.04 * compared.dim))
+    assert scores.mean() == pytest.approx(5 / length, abs=4 / math.sqrt(scores.size))
+    assert scores.std() == pytest.approx(1.0, rel=4 / math.sqrt(2 * scores.size))
+
+
+def test_unobserved_canaries_have_the_maximum_of_as_many_cosines(compared):
+    """The median of the largest of 60 normals; deltas of different rounds share the data's direction, hence the slack."""
+    median = np.median(compared.unobserved) * math.sqrt(compared.dim)
+    assert median == pytest.approx(2.27, abs=0.35)
+    assert np.median(compared.observed) > np.median(compared.unobserved) * 1.2
+
+
+def test_the_same_seed_trains_the_same_runs(task, plan, compared):
+    again = train(task, plan)
+    np.testing.assert_array_equal(again.crafted_observed, compared.crafted_observed)
+    np.testing.assert_array_equal(again.observed, compared.observed)
+    other = train(task, replace(plan, seed=2, crafted=False))
+    assert other.crafted_observed.shape == (2, 0, 0)
+    assert not np.array_equal(other.observed, compared.observed)
+
+
+def test_momentum_hides_canaries_from_who_looks_at_single_steps(task, plan, compared):
+    moved = train(task, replace(plan, momentum=0.9, learning_rate=0.02, crafted=False))
+    apart = [np.median(found.observed) / np.median(found.unobserved) for found in (compared, moved)]
+    assert apart[1] < apart[0]
+    scores = moved.known_others.flatten() * math.sqrt(moved.dim)
+    assert scores.mean() == pytest.approx(5, abs=0.4)  # who inverts the momentum is not put off
+
+
+def test_impossible_comparisons_are_refused(task, plan):
+    with pytest.raises(ValueError, match="rounds must be at most 60, one epoch, got 61"):
+        train(task, replace(plan, rounds=61))
+    with pytest.raises(ValueError, match="the pool must leave one of the 297 held-out examples, got 297"):
+        train(task, replace(plan, crafting=replace(plan.crafting, pool_size=297)))
+    with pytest.raises(ValueError, match="momentum must lie in"):
+        replace(plan, momentum=1.0)
