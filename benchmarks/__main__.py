@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-BENCHMARKS = ["gaussian_epsilon", "canaries", "engine", "audit_share"]
+BENCHMARKS = ["gaussian_epsilon", "canaries", "engine", "text", "rounds_cuda", "audit_share", "flower_round", "start"]
 
 
 def main() -> int:

@@ -113,6 +113,15 @@ class RotatedCanaries(Canaries):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_devices": {}}  # what lies on a device is made again where it is needed
 
+    def measure_later(self, vector: Any, others: Any, total: Any, layers: tuple[int, ...]) -> Any:
+        """Begin to measure a round on its GPU beside what that does next (rotation_torch.Measurement); None elsewhere."""
+        if not is_tensor(vector) or vector.device.type != "cuda":
+            return None
+        from coalmine.canaries.rotation_torch import MeasurePlan
+
+        plan = MeasurePlan(self.count, others is not None, layers, total is not None)
+        return self._on(vector.device).measure_later(vector, others, total, plan)
+
     def _sum(self, indices: list[int], like: "Array | torch.Tensor") -> "Array | torch.Tensor":
         if is_tensor(like) and like.device.type != "cpu":
             return self._on(like.device).combine(indices, working_dtype(like))

@@ -23,8 +23,9 @@ from coalmine.simulation.checkpoint import load_checkpoint, save_checkpoint
 from coalmine.simulation.cohorts import Cohorts, plan_cohorts
 from coalmine.simulation.config import RunConfig
 from coalmine.simulation.engines import Engine, client_engine, example_engine
+from coalmine.simulation.exposure import CanaryExposures, Exposure, canary_exposures, exposed_epsilon, most_exposed
 from coalmine.simulation.tasks import Task, load_task
-from coalmine.simulation.training import RoundReport, Steps, Training, TrainingState, participations
+from coalmine.simulation.training import RoundReport, Steps, Training, TrainingState
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,9 @@ class RunOutcome:
 
     `analytical` is the epsilon of somebody who takes part in `presentations` rounds, as most canaries did, and
     `client_epsilon` that of a client, who takes part in `client_rounds` on average; `update_epsilon` leaves out the share
-    of an adaptive clip's count. `if_claimed` is the verdict on the analytical epsilon, had it been claimed.
+    of an adaptive clip's count. Under correlated noise `analytical` is for the `sensitivity` of such canaries, their root
+    mean square, and `client_epsilon` that of the most exposed client, both exact for this run's rounds. `if_claimed` is the
+    verdict on the analytical epsilon, had it been claimed.
     """
 
     config: RunConfig
@@ -55,6 +58,7 @@ class RunOutcome:
     engine: str
     analytical: float
     presentations: int
+    sensitivity: float  # in clip norms; fresh noise: √presentations
     update_noise_multiplier: float
     update_epsilon: float
     client_rounds: int
@@ -72,6 +76,8 @@ class RunOutcome:
             "update_noise_multiplier": self.update_noise_multiplier,
             "update_epsilon": self.update_epsilon,
             "presentations": self.presentations,
+            "noise": self.config.privacy.noise,
+            "sensitivity": self.sensitivity,
             "client_rounds": self.client_rounds,
             "client_epsilon": self.client_epsilon,
             "secret_seed": self.config.canaries.seed_file is not None,
@@ -126,17 +132,18 @@ def _in_directory(
         log.info("training %s", training.engine.description)
         state = _last_state(training, home)
         last_accuracy = _last_accuracy(home)
-        times = participations(training.cohorts, state.round_number, config.canaries.count)
+        seen = _exposures(training, state.round_number)
         started, first = time.monotonic(), state.round_number
         for report in training.rounds(state):
             spent = time.monotonic() - started
             last_accuracy = last_accuracy if report.accuracy is None else report.accuracy
             home.append_metrics(_metrics(report, spent))
             if report.round_number % config.checkpoint_every == 0 or report.round_number == config.rounds:
+                training.audit.flush()  # a checkpoint is never ahead of the audit
                 save_checkpoint(home.path, state, config)
-            times[training.cohorts.of_round(report.round_number).canaries] += 1
+            seen.add(report.round_number, training.cohorts.of_round(report.round_number).canaries)
             left = spent / (report.round_number - first) * (config.rounds - report.round_number)
-            progress(Progress(report, config.rounds, last_accuracy, _epsilon(training, int(times.max())), left))
+            progress(Progress(report, config.rounds, last_accuracy, _epsilon(training, seen.most), left))
         training.audit.observe_final(state.model_vector, initial=training.initial_vector())
         _save_model(home.path / "model.npy", state)
         outcome = _outcome(training, last_accuracy or 0.0)
@@ -203,7 +210,9 @@ def prepared(config: RunConfig, home: RunDirectory | None, steps: Steps | None) 
         rounds=config.rounds if canaries.pattern == "spread" else None,
         presentations=canaries.presentations,
         layers=task.model.sizes,
+        noise=config.noise_law(),
         directory=home,
+        deferred=torch.device(device).type == "cuda",
     )
     population = len(task.population) if config.task.level == "client" else len(task.train)
     cohorts = plan_cohorts(config, population, audit.canaries_in_round)
@@ -235,28 +244,27 @@ def _warn_of_many_canaries(config: RunConfig, cohorts: Cohorts) -> None:
 def _engine(config: RunConfig, task: Task) -> Engine:
     settings = config.engine
     if config.task.level == "example":
-        return example_engine(task.model, task.train, memory_limit=settings.memory_limit)
+        return example_engine(task.model, task.train, memory_limit=settings.memory_limit or 1.0)
     return client_engine(
         settings.name,
         task.model,
         task.train,
         config.client,
-        memory_limit=settings.memory_limit,
+        memory_limit=settings.memory_limit or 1.0,
         workers=settings.workers,
+        precision="tf32" if settings.precision == "tf32" else "fp32",
     )
 
 
 def _outcome(training: Training, accuracy: float) -> RunOutcome:
     config = training.config
-    presentations = _usual_presentations(training)
-    analytical = _epsilon(training, presentations)
+    usual = _exposures(training, config.rounds).usual
+    presentations, analytical = usual.times, _epsilon(training, usual)
     hypothetical = None
     if np.isfinite(analytical) and config.claim.epsilon is None and not config.claim.analytical:
-        hypothetical = training.audit.result(claim=Claim(epsilon=analytical, participations=presentations)).verdict
-    result = training.audit.result(
-        claim=_claim(training, analytical, presentations), analytical_epsilon=float(analytical)
-    )
-    client_rounds = max(1, round(config.rounds * config.participation.clients_per_round / len(training.population)))
+        hypothetical = training.audit.result(claim=_made_claim(training, analytical, usual)).verdict
+    result = training.audit.result(claim=_claim(training, analytical, usual), analytical_epsilon=float(analytical))
+    client = _client_exposure(training)
     delta, update_noise = config.privacy.delta, training.clipping.update_noise_multiplier
     return RunOutcome(
         config=config,
@@ -266,46 +274,58 @@ def _outcome(training: Training, accuracy: float) -> RunOutcome:
         analytical=analytical,
         presentations=presentations,
         update_noise_multiplier=update_noise,
-        update_epsilon=float(mechanism_epsilon(update_noise, delta=delta, participations=presentations)),
-        client_rounds=client_rounds,
-        client_epsilon=_epsilon(training, client_rounds),
+        update_epsilon=float(mechanism_epsilon(update_noise / usual.sensitivity, delta=delta)),
+        sensitivity=usual.sensitivity,
+        client_rounds=client.times,
+        client_epsilon=_epsilon(training, client),
         if_claimed=hypothetical,
     )
 
 
-def _usual_presentations(training: Training) -> int:
-    """How often most canaries took part; with groups of one size, the most often shown ones."""
-    times = participations(training.cohorts, training.config.rounds, training.config.canaries.count)
-    counts = np.bincount(times)
-    counts[0] = 0
-    return int(len(counts) - 1 - np.argmax(counts[::-1])) or 1
+def _exposures(training: Training, rounds: int) -> CanaryExposures:
+    """The canaries' exposures after so many rounds."""
+    cohorts, count = training.cohorts, training.config.canaries.count
+    return canary_exposures(lambda number: cohorts.of_round(number).canaries, rounds, count, training.noise.law)
 
 
-def _epsilon(training: Training, times: int) -> float:
-    """The analytical epsilon of somebody who took part so often, without amplification."""
-    if not times:
-        return 0.0
-    privacy = training.config.privacy
-    return float(mechanism_epsilon(privacy.noise_multiplier, delta=privacy.delta, participations=times))
+def _client_exposure(training: Training) -> Exposure:
+    """A client's: on average; under correlated noise, where the pattern matters, the most exposed one's of this run."""
+    config, law = training.config, training.noise.law
+    if law is None:
+        times = max(1, round(config.rounds * config.participation.clients_per_round / len(training.population)))
+        return Exposure(times, times)
+    return most_exposed((training.cohorts.of_round(number).clients for number in range(1, config.rounds + 1)), law)
 
 
-def _claim(training: Training, analytical: float, presentations: int) -> Claim | None:
+def _epsilon(training: Training, exposure: Exposure) -> float:
+    return exposed_epsilon(exposure, training.clipping, delta=training.config.privacy.delta)
+
+
+def _made_claim(
+    training: Training, epsilon: float, usual: Exposure, accounting: Literal["mechanism", "amplified"] = "mechanism"
+) -> Claim:
+    """A claim for somebody as exposed as the canaries usually were."""
+    sensitivity = None if training.noise.law is None else usual.sensitivity
+    return Claim(epsilon=epsilon, accounting=accounting, participations=usual.times, sensitivity=sensitivity)
+
+
+def _claim(training: Training, analytical: float, usual: Exposure) -> Claim | None:
     config = training.config
     accounting: Literal["mechanism", "amplified"] = (
         "amplified" if config.claim.accounting == "amplified" else "mechanism"
     )
     if config.claim.epsilon is not None:
-        return Claim(epsilon=config.claim.epsilon, accounting=accounting, participations=presentations)
+        return _made_claim(training, config.claim.epsilon, usual, accounting)
     if not config.claim.analytical:
         return None
     if accounting == "mechanism":
-        return Claim(epsilon=analytical, accounting=accounting, participations=presentations)
+        return _made_claim(training, analytical, usual, accounting)
     probability = config.participation.clients_per_round / len(training.population)
     privacy = config.privacy
     amplified = subsampled_epsilon(
         privacy.noise_multiplier, sampling_probability=probability, rounds=config.rounds, delta=privacy.delta
     )
-    return Claim(epsilon=amplified, accounting=accounting, participations=presentations)
+    return _made_claim(training, amplified, usual, accounting)
 
 
 @contextmanager

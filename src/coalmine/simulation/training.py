@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +14,7 @@ from coalmine.simulation.cohorts import Cohort, Cohorts
 from coalmine.simulation.config import RunConfig
 from coalmine.simulation.engines import Engine
 from coalmine.simulation.models import accuracy
+from coalmine.simulation.noise import Noise, drawn, noise_spread
 from coalmine.simulation.population import Population, single_examples
 from coalmine.simulation.randomness import numpy_stream, torch_stream
 from coalmine.simulation.server import ServerSettings, State, server_step
@@ -93,6 +94,8 @@ class Training:
             task.population if config.task.level == "client" else single_examples(len(task.train))
         )
         self.clipping: Clipping = config.privacy.clipping_of(cohorts.expected_size)
+        self.noise: Noise = drawn(config.noise_law())
+        self._streams: _Beside | None = None
 
     def initial_vector(self) -> Tensor:
         """θ₀."""
@@ -114,10 +117,12 @@ class Training:
         number, clip_norm = state.round_number + 1, state.clip_norm
         cohort = self.cohorts.of_round(number)
         count = float(len(cohort) or 1) if self.config.privacy.divide_by == "actual" else self.cohorts.expected_size
+        with self._beside(state.model_vector.device) as beside:
+            canaries, canary_norms = self._canaries_sum(state.model_vector, cohort, clip_norm)
         clients, norms = self._clients_sum(state.model_vector, cohort, number, clip_norm)
-        canaries, canary_norms = self._canaries_sum(state.model_vector, cohort, clip_norm)
+        beside.join(canaries, canary_norms)
         noise_std = self.clipping.update_noise_multiplier * clip_norm
-        noise = self.steps.noise(noise_std, state.model_vector, self._stream("noise", number))
+        noise = self._noise(number, noise_std, state.model_vector)
         model_delta = self.steps.aggregate(clients, canaries, noise, count, clip_norm)
         self.audit.observe_round(
             number,
@@ -126,7 +131,7 @@ class Training:
             others=self.steps.others(clients, count)
             if noise_std
             else None,  # without noise, nothing hides a canary from who knows them
-            noise_std=noise_std / count,
+            noise_std=noise_std * noise_spread(self.noise.law, number) / count,
             clip_norm=clip_norm,
         )
         state.model_vector += self.steps.server_step(model_delta, state.server, number, self.config.server)
@@ -144,6 +149,17 @@ class Training:
             accuracy=self._accuracy(state),
         )
 
+    def _beside(self, device: torch.device) -> "_Beside":
+        if self._streams is None:
+            self._streams = _Beside(device)
+        return self._streams
+
+    def _noise(self, number: int, std: float, like: Tensor) -> Tensor:
+        """Z(t): what the run's kind of noise makes of fresh normal numbers."""
+        return self.noise.of_round(
+            number, std, lambda size, index: self.steps.noise(size, like, self._stream("noise", index))
+        )
+
     def _clients_sum(
         self, model_vector: Tensor, cohort: Cohort, number: int, clip_norm: float
     ) -> tuple[Tensor, Tensor]:
@@ -156,8 +172,10 @@ class Training:
             epochs=1 if by_example else client.epochs,
             batch_size=1 if by_example else client.batch_size,
             rng=numpy_stream(self.config.seed, "batches", number),
+            most=self.config.task.max_examples_per_client,
         )
-        weights = self.steps.weigh(torch.tensor([len(examples) for examples in owned], device=model_vector.device))
+        sizes = [self._declared(len(examples)) for examples in owned]
+        weights = self.steps.weigh(torch.tensor(sizes, device=model_vector.device))
         total, norms, done = torch.zeros_like(model_vector), [model_vector.new_zeros(0)], 0
         for updates in self.engine.updates(model_vector, batches):
             norms.append(torch.linalg.vector_norm(updates, dim=1))
@@ -177,24 +195,47 @@ class Training:
         if not len(norms):
             return torch.zeros_like(model_vector), norms
         factors = self.steps.clip(norms, clip_norm) * self.steps.weigh(
-            torch.full_like(norms, self.population.most_examples)
+            torch.full_like(norms, self._declared(self.population.most_examples))
         )
         total = self.audit.updates(cohort.canaries, clip_norm, scale=scale, like=model_vector)
         return total * factors[0], norms
+
+    def _declared(self, examples: int) -> int:
+        """How many examples a client with so many declares: those that it may train on."""
+        return min(examples, self.config.task.max_examples_per_client or examples)
 
     def _accuracy(self, state: TrainingState) -> float | None:
         if state.round_number % self.config.evaluate_every and state.round_number != self.config.rounds:
             return None
         test = self.task.test
-        return accuracy(self.task.model, state.model_vector, test.inputs, test.labels)
+        unscored = self.task.unscored_labels
+        return accuracy(self.task.model, state.model_vector, test.inputs, test.labels, unscored=unscored)
 
     def _stream(self, purpose: str, number: int) -> torch.Generator:
         return torch_stream(self.config.seed, purpose, number, device=self.config.engine.device)
 
 
-def participations(cohorts: Cohorts, rounds: int, canaries: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.int64]]":
-    """How often each canary takes part in the first `rounds` rounds."""
-    times = np.zeros(canaries, dtype=np.int64)
-    for number in range(1, rounds + 1):
-        times[cohorts.of_round(number).canaries] += 1
-    return times
+class _Beside:
+    """What is done within goes on beside what comes after it, until they `join`: on a GPU by a stream of its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._within: Any = None
+
+    def __enter__(self) -> "_Beside":
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream())
+            self._within = torch.cuda.stream(self._stream)
+            self._within.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._stream is not None:
+            self._within.__exit__(*error)
+
+    def join(self, *made: Tensor) -> None:
+        """Wait for what was done within, whose tensors are used from now on."""
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+            for tensor in made:
+                tensor.record_stream(torch.cuda.current_stream())

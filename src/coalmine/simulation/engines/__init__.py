@@ -3,12 +3,15 @@
 import os
 
 from coalmine.simulation.engines.base import ClientSettings, Engine, Examples
+from coalmine.simulation.engines.convolutional import convolutional_step
 from coalmine.simulation.engines.dense import DenseTogether
-from coalmine.simulation.engines.one_by_one import OneByOne
+from coalmine.simulation.engines.one_by_one import OneByOne, autograd_step
 from coalmine.simulation.engines.per_example import PerExample
+from coalmine.simulation.engines.pictures import PicturesTogether
 from coalmine.simulation.engines.processes import Processes
+from coalmine.simulation.engines.text import TextTogether
 from coalmine.simulation.engines.vectorized import VectorizedTogether
-from coalmine.simulation.models import Model
+from coalmine.simulation.models import Convolutional, Model, Recurrent
 
 __all__ = ["ClientSettings", "Engine", "Examples", "available_cores", "client_engine", "example_engine"]
 
@@ -23,6 +26,7 @@ def client_engine(
     *,
     memory_limit: float = 1.0,
     workers: int = 1,
+    precision: str = "fp32",
 ) -> Engine:
     """The engine of this name; "auto" takes the one that was measured faster (benchmarks/engine.py).
 
@@ -36,11 +40,16 @@ def client_engine(
         name = "one-by-one" if on_cpu and not model.layers else "together"
     if name == "together" and model.layers:
         return DenseTogether(model, examples, client, memory_limit=memory_limit)
+    if name == "together" and isinstance(model.structure, Recurrent):
+        return TextTogether(model, examples, client, memory_limit=memory_limit, precision=precision)
+    if name == "together" and isinstance(model.structure, Convolutional):
+        return PicturesTogether(model, examples, client, memory_limit=memory_limit, precision=precision)
     if name == "together":
         return VectorizedTogether(model, examples, client, memory_limit=memory_limit)
+    step = convolutional_step if on_cpu and isinstance(model.structure, Convolutional) else autograd_step
     if on_cpu and workers > 1:
-        return Processes(model, examples, client, workers=workers, memory_limit=memory_limit)
-    return OneByOne(model, examples, client)
+        return Processes(model, examples, client, workers=workers, memory_limit=memory_limit, step=step)
+    return OneByOne(model, examples, client, step=step)
 
 
 def example_engine(model: Model, examples: Examples, *, memory_limit: float = 1.0) -> Engine:

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
-from torch.nn import functional
 
 from coalmine.simulation.batches import Batches
 from coalmine.simulation.engines.base import Examples, chunks, clients_that_fit
@@ -28,9 +27,8 @@ class PerExample:
         device = model_vector.device
         for clients in chunks(len(batches), self.chunk):
             index = torch.from_numpy(batches.examples[clients, 0, 0]).to(device)
-            generators = [torch.Generator(device).manual_seed(int(seed)) for seed in batches.dropout_seeds[clients]]
-            drawn = [self.model.draw_masks(generator, 1) for generator in generators] if self.model.dropouts else []
-            masks = [torch.cat(masks) for masks in zip(*drawn, strict=True)]
+            seeds = torch.from_numpy(batches.dropout_seeds[clients]).to(device)
+            masks = [mask[:, 0] for mask in self.model.masks(seeds, 0, 1)]
             gradients: Tensor = self._gradients(
                 model_vector, self.examples.inputs[index], self.examples.labels[index], masks
             )
@@ -42,4 +40,4 @@ class PerExample:
     def _loss(self, vector: Tensor, example: Tensor, label: Tensor, masks: Masks) -> Tensor:
         masks = [mask.unsqueeze(0) for mask in masks]
         logits = self.model.logits(self.model.split(vector), example.unsqueeze(0), masks)
-        return functional.cross_entropy(logits, label.unsqueeze(0))
+        return self.model.loss(logits, label.unsqueeze(0))

@@ -10,16 +10,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from coalmine.simulation.batches import Batches
 from coalmine.simulation.engines.base import ClientSettings, Examples, chunks, clients_that_fit
-from coalmine.simulation.engines.one_by_one import train_client
+from coalmine.simulation.engines.one_by_one import Step, autograd_step, described, train_client
 from coalmine.simulation.models import Model, model_by_name
 from coalmine.simulation.population import Indices
 
 Description = tuple[int, tuple[int, ...], torch.dtype]  # of shared memory: its handle, and the tensor in it
+
+# Memory that a step has freed stays for the next step, in large pages: given back and asked for again by Linux's usual
+# rules, it costs a process of the CNN a fifth of its time (benchmarks/engine.py). Elsewhere this says nothing.
+KEEP_MEMORY = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=1073741824:glibc.malloc.hugetlb=1"
 
 
 class Processes:
@@ -30,9 +35,16 @@ class Processes:
     """
 
     def __init__(
-        self, model: Model, examples: Examples, client: ClientSettings, *, workers: int, memory_limit: float
+        self,
+        model: Model,
+        examples: Examples,
+        client: ClientSettings,
+        *,
+        workers: int,
+        memory_limit: float,
+        step: Step = autograd_step,
     ) -> None:
-        self.workers, self.model, self.client = workers, model, client
+        self.workers, self.model, self.client, self.step = workers, model, client, step
         self.rows = max(clients_that_fit(4 * model.dim, memory_limit), workers)
         self._examples = (_share(examples.inputs), _share(examples.labels))
         self._model_vector = _share(torch.zeros(model.dim))
@@ -41,7 +53,7 @@ class Processes:
 
     @property
     def description(self) -> str:
-        return f"one by one, in {self.workers} processes"
+        return f"one by one, {described(self.step)}, in {self.workers} processes"
 
     def updates(self, model_vector: Tensor, batches: Batches) -> Iterator[Tensor]:
         self._model_vector.tensor.copy_(model_vector)
@@ -67,13 +79,15 @@ class Processes:
             ours, theirs = Pipe()
             command = [sys.executable, "-c", f"from {__name__} import work; work({theirs.fileno()})"]
             handles = [theirs.fileno(), *(shared.handle for shared in memory)]
-            process = subprocess.Popen(command, pass_fds=handles, stdin=subprocess.DEVNULL)
+            environment = {"GLIBC_TUNABLES": KEEP_MEMORY, **os.environ}
+            process = subprocess.Popen(command, pass_fds=handles, stdin=subprocess.DEVNULL, env=environment)
             theirs.close()
-            ours.send((self.model.name, self.client, [shared.description for shared in memory]))
+            ours.send((self.model.name, self.client, self.step, [shared.description for shared in memory]))
             self._started[ours] = process
 
     def _train(self, batches: Batches, clients: Indices) -> None:
-        waiting = iter(enumerate(clients))
+        longest_first = np.argsort(-batches.steps[clients], kind="stable")  # so that all end at about the same time
+        waiting = iter((int(row), int(clients[row])) for row in longest_first)
         busy = [connection for connection in self._started if _send_next(connection, waiting, batches)]
         while busy:
             for connection in wait(busy):
@@ -138,13 +152,13 @@ def work(handle: int) -> None:
     torch.set_num_threads(1)
     with Connection(handle) as connection:
         try:
-            name, client, descriptions = connection.recv()
+            name, client, step, descriptions = connection.recv()
             inputs, labels, vector, updates = [_mapped(description) for description in descriptions]
             model, examples = model_by_name(name), Examples(inputs, labels)
             while True:
-                row, steps, counts, dropout_seed = connection.recv()
+                row, batches, counts, dropout_seed = connection.recv()
                 try:
-                    updates[row] = train_client(model, examples, client, vector, steps, counts, dropout_seed)
+                    train_client(model, examples, client, step, vector, batches, counts, dropout_seed, updates[row])
                     connection.send(None)
                 except (RuntimeError, IndexError, ValueError) as error:
                     connection.send(f"{type(error).__name__}: {error}")

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
-from torch.nn import functional
 
 from coalmine.simulation.batches import Batches
 from coalmine.simulation.engines.base import ClientSettings, Examples, chunks, clients_that_fit
@@ -36,7 +35,7 @@ class VectorizedTogether:
 
     def _loss(self, vector: Tensor, inputs: Tensor, labels: Tensor, shares: Tensor, masks: Masks) -> Tensor:
         logits = self.model.logits(self.model.split(vector), inputs, masks)
-        return (functional.cross_entropy(logits, labels, reduction="none") * shares).sum()
+        return self.model.loss(logits, labels, shares)
 
     def _train(self, model_vector: Tensor, batches: Batches, clients: Indices) -> Tensor:
         chunk, order = batches.longest_first(clients)
@@ -44,10 +43,10 @@ class VectorizedTogether:
         examples, shares = torch.from_numpy(chunk.examples).to(device), torch.from_numpy(batch_shares(chunk)).to(device)
         vectors = model_vector.repeat(len(chunk), 1)
         velocity = torch.zeros_like(vectors) if self.client.momentum else None
-        generators = [torch.Generator(device).manual_seed(int(seed)) for seed in chunk.dropout_seeds]
+        seeds = torch.from_numpy(chunk.dropout_seeds).to(device)
         for step, active in enumerate((chunk.counts > 0).sum(axis=0)):
             index = examples[:active, step]
-            masks = self._masks(generators[:active])
+            masks = self.model.masks(seeds[:active], step, self.client.batch_size)
             inputs, labels = self.examples.inputs[index], self.examples.labels[index]
             gradients = self._gradients(vectors[:active], inputs, labels, shares[:active, step], masks)
             if velocity is not None:
@@ -55,7 +54,3 @@ class VectorizedTogether:
             vectors[:active].sub_(gradients, alpha=self.client.learning_rate)
         vectors -= model_vector
         return vectors[torch.from_numpy(order).to(device)]
-
-    def _masks(self, generators: list[torch.Generator]) -> list[Tensor]:
-        drawn = [self.model.draw_masks(generator, self.client.batch_size) for generator in generators]
-        return [torch.stack(masks) for masks in zip(*drawn, strict=True)]

@@ -1,10 +1,8 @@
-"""The models: functions of one flat vector of parameters, so that a canary can pose as an update of all of them."""
+"""What a model is: a function of one flat vector of parameters, so that a canary can pose as an update of all of them."""
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,6 +10,8 @@ from torch.nn import functional
 
 Parameters = Mapping[str, Tensor]
 Masks = Sequence[Tensor]
+Logits = Callable[[Parameters, Tensor, Masks], Tensor]
+Start = Callable[[Tensor, torch.Generator], object]
 
 
 @dataclass(frozen=True)
@@ -23,19 +23,47 @@ class Dropout:
 
 
 @dataclass(frozen=True)
+class Recurrent:
+    """The widths of a model of text: an embedding, LSTM layers, dense layers without bends; the last gives logits."""
+
+    symbols: int
+    embedding: int
+    lstms: tuple[int, ...]
+    dense: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Convolutional:
+    """The widths of a model of small pictures: two 3 by 3 convolutions, a pool of 2, two dense layers, two dropouts."""
+
+    side: int
+    channels: tuple[int, int]
+    hidden: int
+    classes: int
+
+
+@dataclass(frozen=True)
 class Model:
     """Logits as a function of named parameters, inputs and dropout masks.
 
     Masks are drawn outside and handed in, one for each of `dropouts`, already divided by the rate kept; with none the
     model is the one for evaluation. So training clients together and one by one drops the same activations.
+
+    A model of text takes rows of symbols and gives logits for the symbol after each; those whose label is
+    `ignored_label` count nowhere. `logits_alone` is a faster way to the same logits that torch.func cannot vectorise.
+    The `structure` tells an engine that knows it how to do without autograd.
     """
 
     name: str
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
-    logits: Callable[[Parameters, Tensor, Masks], Tensor]
+    logits: Logits
     activations: int  # numbers that one example's forward and backward pass keep, to stay within a memory limit
     dropouts: tuple[Dropout, ...] = ()
     layers: tuple[int, ...] = ()  # the widths, where the model is dense layers with ReLU between them and nothing else
+    structure: Recurrent | Convolutional | None = None
+    ignored_label: int | None = None
+    logits_alone: Logits | None = None
+    starts: Mapping[str, Start] = field(default_factory=dict)  # how parameters start that do not start after Glorot
 
     @property
     def sizes(self) -> tuple[tuple[str, int], ...]:
@@ -54,82 +82,87 @@ class Model:
         return {name: piece.view(*batch, *shape) for (name, shape), piece in zip(self.shapes, pieces, strict=True)}
 
     def initial(self, generator: torch.Generator) -> Tensor:
-        """Weights uniform after Glorot, biases zero; on the CPU."""
+        """Weights uniform after Glorot and biases zero, where `starts` says nothing else; on the CPU."""
         vector = torch.zeros(self.dim)
-        for weight in self.split(vector).values():
-            if weight.ndim > 1:
+        for name, weight in self.split(vector).items():
+            if name in self.starts:
+                self.starts[name](weight, generator)
+            elif weight.ndim > 1:
                 receptive = math.prod(weight.shape[2:])
                 bound = math.sqrt(6 / (receptive * (weight.shape[0] + weight.shape[1])))
                 weight.uniform_(-bound, bound, generator=generator)
         return vector
 
-    def draw_masks(self, generator: torch.Generator, count: int) -> list[Tensor]:
-        """Masks for `count` examples."""
-        return [
-            torch.empty(count, *dropout.shape, device=generator.device)
-            .bernoulli_(1 - dropout.rate, generator=generator)
-            .div_(1 - dropout.rate)
-            for dropout in self.dropouts
-        ]
+    def masks(self, seeds: Tensor, step: Tensor | int, count: int) -> list[Tensor]:
+        """Masks of a step for `count` examples of each client, a function of the clients' seeds and of the step's number.
+
+        So they are the same whoever trains beside the client, and one call draws those of all.
+        """
+        return [dropout_mask(dropout, seeds, step, count, salt) for salt, dropout in enumerate(self.dropouts)]
+
+    def loss(self, logits: Tensor, labels: Tensor, shares: Tensor | None = None) -> Tensor:
+        """The mean cross entropy of a batch: over its examples or, in text, over the symbols that count.
+
+        `shares` is what each example counts in the mean, 0 for padding (default: all alike).
+        """
+        labels = labels.long()
+        if self.ignored_label is None:
+            if shares is None:
+                return functional.cross_entropy(logits, labels)
+            return (functional.cross_entropy(logits, labels, reduction="none") * shares).sum()
+        counted = labels != self.ignored_label
+        if shares is not None:
+            counted = counted & (shares > 0).unsqueeze(1)
+        losses = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+        weights = counted.flatten().to(losses.dtype)
+        return (losses * weights).sum() / weights.sum().clamp(min=1)
 
 
-def mlp(*widths: int) -> Model:
-    """Dense layers of these widths with ReLU between them; widths 64, 128, 10 make 9,610 parameters."""
-    shapes: list[tuple[str, tuple[int, ...]]] = []
-    for number, (inputs, outputs) in enumerate(pairwise(widths), start=1):
-        shapes += [(f"dense{number}.weight", (inputs, outputs)), (f"dense{number}.bias", (outputs,))]
+def dropout_mask(dropout: Dropout, seeds: Tensor, step: Tensor | int, count: int, salt: int) -> Tensor:
+    """clients × count × shape: 0 at the `rate` that is dropped, 1 / (1 − rate) elsewhere.
 
-    def logits(parameters: Parameters, inputs: Tensor, masks: Masks) -> Tensor:
-        hidden = inputs.flatten(start_dim=1)
-        for number in range(1, len(widths)):
-            hidden = hidden @ parameters[f"dense{number}.weight"] + parameters[f"dense{number}.bias"]
-            if number < len(widths) - 1:
-                hidden = hidden.relu()
-        return hidden
-
-    return Model(f"mlp-{'-'.join(map(str, widths))}", tuple(shapes), logits, 3 * sum(widths), layers=widths)
+    A 32-bit hash of place, client and step decides, so that nothing is drawn one after the other.
+    """
+    length = count * math.prod(dropout.shape)
+    first, second = (_mixed(seeds >> 32 * half, step, 2 * salt + half).unsqueeze(1) for half in (0, 1))
+    hashed = torch.arange(length, dtype=torch.int32, device=seeds.device) ^ first
+    hashed = _scrambled(_scrambled(hashed, 16, -2048144789) ^ second, 13, -1028477387)
+    hashed ^= (hashed >> 16) & 0xFFFF
+    dropped = round(dropout.rate * 2**32) - 2**31
+    return (hashed >= dropped).to(torch.float32).mul_(1 / (1 - dropout.rate)).view(len(seeds), count, *dropout.shape)
 
 
-def cnn_dropout(classes: int = 10) -> Model:
-    """The paper's CNN for 28 by 28 characters (`cnn_dropout`): 1,199,882 parameters with 10 classes."""
-    shapes = (
-        ("conv1.weight", (32, 1, 3, 3)),
-        ("conv1.bias", (32,)),
-        ("conv2.weight", (64, 32, 3, 3)),
-        ("conv2.bias", (64,)),
-        ("dense1.weight", (128, 9216)),
-        ("dense1.bias", (128,)),
-        ("dense2.weight", (classes, 128)),
-        ("dense2.bias", (classes,)),
-    )
-
-    def logits(parameters: Parameters, images: Tensor, masks: Masks) -> Tensor:
-        maps = functional.conv2d(images, parameters["conv1.weight"], parameters["conv1.bias"]).relu()
-        maps = functional.conv2d(maps, parameters["conv2.weight"], parameters["conv2.bias"]).relu()
-        flat = functional.max_pool2d(maps, 2).flatten(start_dim=1)
-        flat = flat * masks[0] if masks else flat
-        hidden = functional.linear(flat, parameters["dense1.weight"], parameters["dense1.bias"]).relu()
-        hidden = hidden * masks[1] if masks else hidden
-        return functional.linear(hidden, parameters["dense2.weight"], parameters["dense2.bias"])
-
-    activations = 784 + 3 * (32 * 26 * 26 + 64 * 24 * 24) + 5 * 9216
-    return Model(f"cnn-dropout-{classes}", shapes, logits, activations, (Dropout((9216,), 0.25), Dropout((128,), 0.5)))
+def _mixed(seeds: Tensor, step: Tensor | int, salt: int) -> Tensor:
+    """32 bits of each seed, mixed with the number of the step and of the mask."""
+    low = (seeds & 0x7FFFFFFF).to(torch.int32)
+    mixed = _scrambled(low + (step * 16 + salt), 16, -2048144789)
+    return _scrambled(mixed.to(torch.int32), 13, -1028477387)
 
 
-def model_by_name(name: str) -> Model:
-    """The model that has this name, which says all there is to say of it."""
-    if match := re.fullmatch(r"mlp((?:-[1-9]\d*){2,})", name):
-        return mlp(*map(int, match[1].split("-")[1:]))
-    if match := re.fullmatch(r"cnn-dropout-([1-9]\d*)", name):
-        return cnn_dropout(int(match[1]))
-    raise ValueError(f"model must be like mlp-64-128-10 or cnn-dropout-10, got {name!r}")
+def _scrambled(words: Tensor, shift: int, factor: int) -> Tensor:
+    """One round of a 32-bit hash (the constants of MurmurHash3's finaliser): fold, then multiply."""
+    return (words ^ ((words >> shift) & (2 ** (32 - shift) - 1))) * factor
 
 
-def accuracy(model: Model, vector: Tensor, inputs: Tensor, labels: Tensor, *, batch: int = 1000) -> float:
-    """Share of the examples that the model classifies rightly."""
+def accuracy(
+    model: Model,
+    vector: Tensor,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    unscored: Sequence[int] = (),
+    batch: int | None = None,
+) -> float:
+    """Share of the examples, or in text of the symbols, that the model predicts rightly; `unscored` labels are left out."""
     parameters = model.split(vector)
-    right = 0
+    logits_of = model.logits_alone or model.logits
+    batch = batch or max(10, min(1000, 2**28 // (4 * model.activations)))
+    excluded = torch.tensor(list(unscored), device=labels.device, dtype=labels.dtype)
+    right = torch.zeros((), dtype=torch.int64, device=labels.device)
+    scored = torch.zeros_like(right)
     with torch.no_grad():
-        for images, classes in zip(torch.split(inputs, batch), torch.split(labels, batch), strict=True):
-            right += int((model.logits(parameters, images, ()).argmax(dim=1) == classes).sum())
-    return right / len(labels)
+        for some, truth in zip(torch.split(inputs, batch), torch.split(labels, batch), strict=True):
+            counts = ~torch.isin(truth, excluded) if len(excluded) else torch.ones_like(truth, dtype=torch.bool)
+            right += ((logits_of(parameters, some, ()).argmax(dim=-1) == truth) & counts).sum()
+            scored += counts.sum()
+    return int(right) / max(int(scored), 1)

@@ -1,0 +1,404 @@
+"""Models of text, all clients together, without autograd and without padding where it costs.
+
+In the first step all clients have the model that they were sent, so their sentences are one batch: sorted by length, none
+is computed beyond its end, and only the gradients are taken client by client. From the second step on each client has a
+model of its own, and a step is one batched product for each layer and place.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coalmine.simulation.batches import Batches
+from coalmine.simulation.engines import lstm
+from coalmine.simulation.engines.base import ClientSettings, Examples, chunks, clients_that_fit
+from coalmine.simulation.engines.descent import Descent
+from coalmine.simulation.engines.precision import matmul_precision
+from coalmine.simulation.models import Model, Recurrent
+from coalmine.simulation.population import Indices
+
+BUCKET = 0.6  # clients with at least this share of the longest one's symbols are padded to it
+
+
+class TextTogether:
+    """All clients of a chunk at once, for models with a `Recurrent` structure."""
+
+    def __init__(
+        self, model: Model, examples: Examples, client: ClientSettings, *, memory_limit: float, precision: str = "fp32"
+    ) -> None:
+        assert isinstance(model.structure, Recurrent)
+        assert model.ignored_label is not None
+        self.model, self.structure, self.ignored = model, model.structure, model.ignored_label
+        self.examples, self.client, self.precision = examples, client, precision
+        self.lengths = _lengths(examples.labels, self.ignored)
+        # Matrix units want rows that begin at multiples of 32 bytes: hidden states are widened to that on a GPU.
+        self.align = 8 if examples.inputs.device.type == "cuda" else 1
+        copies = 3 if client.momentum else 2
+        bytes_each = 4 * (copies * model.dim + client.batch_size * model.activations)
+        self.chunk = clients_that_fit(bytes_each, memory_limit)
+
+    @property
+    def description(self) -> str:
+        return f"together, written out for LSTMs, {self.precision}"
+
+    def updates(self, model_vector: Tensor, batches: Batches) -> Iterator[Tensor]:
+        for clients in chunks(len(batches), self.chunk):
+            with torch.no_grad(), matmul_precision(self.precision):
+                trained = self._train(model_vector, batches, clients)
+            yield trained
+
+    def close(self) -> None:
+        pass
+
+    def _train(self, model_vector: Tensor, batches: Batches, clients: Indices) -> Tensor:
+        chunk, order = self._longest_first(batches, clients)
+        rows = model_vector.new_empty(len(chunk), len(model_vector))
+        velocity = torch.empty_like(rows) if self.client.momentum else None
+        self._first_step(model_vector, rows, velocity, chunk)
+        active = (chunk.counts > 0).sum(axis=0)
+        if len(active) > 1:
+            rows[: active[1]] += model_vector
+        for step in range(1, len(active)):
+            for some in halves(chunk.counts[: active[step], step]):
+                moving = None if velocity is None else velocity[some]
+                self._own_step(rows[some], moving, chunk.examples[some, step], chunk.counts[some, step])
+        if len(active) > 1:
+            rows[: active[1]] -= model_vector
+        return rows if (np.diff(order) == 1).all() else rows[torch.from_numpy(order).to(rows.device)]
+
+    def _longest_first(self, batches: Batches, clients: Indices) -> tuple[Batches, Indices]:
+        """By number of steps, then by the size of the last one, so that neighbours need little padding."""
+        last = np.maximum(batches.steps[clients] - 1, 0)
+        sentences = batches.counts[clients, last]
+        symbols = _batch_symbols(self.lengths, batches.examples[clients, last], sentences)
+        order = np.lexsort((-symbols, -sentences, -batches.steps[clients]))
+        return batches.take(clients[order]), np.argsort(order)
+
+    def work(self, batches: Batches) -> tuple[int, int]:
+        """Symbols that a round needs, and that it computes padding included: forward, backward and in the gradients."""
+        chunk, _ = self._longest_first(batches, np.arange(len(batches)))
+        symbols = [
+            _batch_symbols(self.lengths, chunk.examples[:, step], chunk.counts[:, step])
+            for step in range(chunk.counts.shape[1])
+        ]
+        padded = sum((some.stop - some.start) * int(symbols[0][some].max()) for some in buckets(symbols[0]))
+        computed = 2 * int(symbols[0].sum()) + padded
+        for step in range(1, len(symbols)):
+            for some in halves(chunk.counts[: (chunk.counts[:, step] > 0).sum(), step]):
+                slots, places = _slots_and_places(self.lengths, chunk.examples[some, step], chunk.counts[some, step])
+                computed += 3 * (some.stop - some.start) * slots * places
+        return 3 * int(sum(own.sum() for own in symbols)), computed
+
+    def _first_step(self, model_vector: Tensor, rows: Tensor, velocity: Tensor | None, chunk: Batches) -> None:
+        """The step that all clients take from the same model; `rows` become their updates so far."""
+        packed = pack(self.lengths, chunk.examples[:, 0], chunk.counts[:, 0])
+        parts = list(buckets(packed.symbols))
+        padded = pad(packed, parts).to(rows.device)  # all that comes from the host comes first
+        packed = packed.to(rows.device)
+        parameters = self.model.split(model_vector)
+        symbols = self.examples.inputs[packed.example, packed.place].long()
+        labels = self.examples.labels[packed.example, packed.place].long()[packed.by_client]
+        layers, hidden = self._forward_shared(parameters, symbols, packed.sizes)
+        shares = packed.shares.unsqueeze(1)
+        dense = self._dense_shared(parameters, hidden[:-1][packed.by_client], labels)
+        slope = (dense.below * shares)[packed.by_place]
+        gathered: list[tuple[Padded, Padded, Padded]] = []  # inputs, previous states and slopes of each LSTM layer
+        for number in range(len(layers), 0, -1):
+            layer = layers[number - 1]
+            lstm.backward(
+                list(torch.split(layer.gates, packed.sizes)),
+                _widened(parameters[f"lstm{number}.recurrent"], layer.hidden.shape[1]),
+                list(torch.split(slope, packed.sizes)),
+                list(torch.split(layer.cells, packed.sizes)),
+            )
+            slope = layer.gates @ _widened(parameters[f"lstm{number}.kernel"], layer.inputs.shape[1])
+            places, before = padded.places(packed.by_client), padded.places(packed.before)
+            gathered.append(
+                (
+                    padded.of(layer.inputs, places),
+                    padded.of(layer.hidden, before),
+                    padded.of(layer.gates, places, zero=True),
+                )
+            )
+        gathered.reverse()
+        places = padded.places(packed.by_client)
+        words, bottom = padded.of(symbols, places), padded.of(slope, places, zero=True)
+        weighted = [padded.of(activation * shares, zero=True) for activation in dense.inputs]
+        steep = [padded.of(part) for part in dense.slopes]
+        share = padded.of(shares, zero=True)
+        for number, some in enumerate(parts):
+            views = self.model.split(rows[some])
+            moving = None if velocity is None else self.model.split(velocity[some])
+            descent = Descent(views, moving, self.client, first=True)
+            descent.rows("embedding", words[number], bottom[number])
+            for layer_number, (inputs, previous, slopes) in enumerate(gathered, start=1):
+                descent.product(f"lstm{layer_number}.kernel", slopes[number], inputs[number])
+                descent.product(f"lstm{layer_number}.recurrent", slopes[number], previous[number])
+                descent.gradient(f"lstm{layer_number}.bias", slopes[number].sum(dim=1))
+            for layer_number, (activation, slopes) in enumerate(zip(weighted, steep, strict=True), start=1):
+                descent.product(f"dense{layer_number}.weight", slopes[number], activation[number])
+                bias = torch.bmm(slopes[number].transpose(1, 2), share[number]).squeeze(2)
+                descent.gradient(f"dense{layer_number}.bias", bias)
+
+    def _forward_shared(
+        self, parameters: dict[str, Tensor], symbols: Tensor, sizes: list[int]
+    ) -> tuple[list["Layer"], Tensor]:
+        inputs, layers = parameters["embedding"][symbols], []
+        hidden = inputs
+        for number, width in enumerate(self.structure.lstms, start=1):
+            kernel, bias = parameters[f"lstm{number}.kernel"], parameters[f"lstm{number}.bias"]
+            gates = torch.addmm(bias, inputs, _widened(kernel, inputs.shape[1]).T)
+            wide = -(-width // self.align) * self.align
+            hidden = inputs.new_empty(len(inputs) + 1, wide)  # the last row is what was before the first symbol
+            hidden[-1] = 0
+            hidden[:, width:] = 0
+            cells = inputs.new_empty(len(inputs), width)
+            lstm.forward(
+                list(torch.split(gates, sizes)),
+                _widened(parameters[f"lstm{number}.recurrent"], wide),
+                list(torch.split(hidden[:-1], sizes)),
+                list(torch.split(cells, sizes)),
+            )
+            layers.append(Layer(inputs, gates, hidden, cells))
+            inputs = hidden[:-1]
+        return layers, hidden
+
+    def _dense_shared(self, parameters: dict[str, Tensor], inputs: Tensor, labels: Tensor) -> "DenseSlopes":
+        """The dense layers and the slopes of the unweighted losses."""
+        weights = [parameters[f"dense{number}.weight"] for number in range(1, len(self.structure.dense) + 1)]
+        weights[0] = _widened(weights[0], inputs.shape[1])
+        activations = [inputs]
+        for number, weight in enumerate(weights, start=1):
+            activations.append(torch.addmm(parameters[f"dense{number}.bias"], activations[-1], weight.T))
+        slope = activations.pop().softmax(dim=1)
+        slope.scatter_add_(1, labels.unsqueeze(1), slope.new_full((1, 1), -1.0).expand(len(labels), 1))
+        slopes = [slope]
+        for weight in reversed(weights):
+            slopes.append(slopes[-1] @ weight)
+        below = slopes.pop()
+        return DenseSlopes(activations, slopes[::-1], below)
+
+    def _own_step(self, rows: Tensor, velocity: Tensor | None, examples: Indices, counts: Indices) -> None:
+        """A step in which every client has a model of its own, in place."""
+        parameters = self.model.split(rows)
+        device, going = rows.device, len(rows)
+        lengths = np.where(np.arange(examples.shape[1]) < counts[:, None], self.lengths[examples], 0)
+        slots, places = _slots_and_places(self.lengths, examples, counts)
+        index = torch.from_numpy(examples[:, :slots]).to(device)
+        present = torch.from_numpy(lengths[:, :slots] > 0).to(device)
+        # places before slots, so that a place of all slots is one block
+        symbols = self.examples.inputs[index, :places].long().transpose(1, 2)
+        labels = self.examples.labels[index, :places].long().transpose(1, 2)
+        counted = ((labels != self.ignored) & present.unsqueeze(1)).to(rows.dtype).flatten(1)
+        shares = (counted / counted.sum(dim=1, keepdim=True).clamp(min=1)).unsqueeze(2)
+        words = symbols.flatten(1)
+        clients = torch.arange(going, device=device).unsqueeze(1)
+        inputs = parameters["embedding"][clients, words]
+        layers: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        for number, width in enumerate(self.structure.lstms, start=1):
+            bias = parameters[f"lstm{number}.bias"].unsqueeze(1)
+            gates = torch.baddbmm(bias, inputs, parameters[f"lstm{number}.kernel"].transpose(1, 2))
+            hidden = rows.new_zeros(going, places + 1, slots, width)
+            cells = rows.new_empty(going, places, slots, width)
+            by_place = gates.view(going, places, slots, -1)
+            lstm.forward(
+                list(by_place.unbind(1)),
+                parameters[f"lstm{number}.recurrent"],
+                list(hidden[:, 1:].unbind(1)),
+                list(cells.unbind(1)),
+            )
+            layers.append((inputs, by_place, hidden, cells))
+            inputs = hidden[:, 1:].reshape(going, places * slots, width)
+        weights = [parameters[f"dense{number}.weight"] for number in range(1, len(self.structure.dense) + 1)]
+        activations = [inputs]
+        for number, weight in enumerate(weights, start=1):
+            bias = parameters[f"dense{number}.bias"].unsqueeze(1)
+            activations.append(torch.baddbmm(bias, activations[-1], weight.transpose(1, 2)))
+        slope = activations.pop().softmax(dim=2)
+        slope.scatter_add_(2, labels.flatten(1).unsqueeze(2), slope.new_full((1, 1, 1), -1.0).expand(*words.shape, 1))
+        slope.mul_(shares)
+        descent = Descent(parameters, None if velocity is None else self.model.split(velocity), self.client)
+        for number in range(len(weights), 0, -1):
+            below = torch.bmm(slope, weights[number - 1])
+            descent.product(f"dense{number}.weight", slope, activations[number - 1])
+            descent.gradient(f"dense{number}.bias", slope.sum(dim=1))
+            slope = below
+        for number in range(len(layers), 0, -1):
+            inputs, by_place, hidden, cells = layers[number - 1]
+            recurrent = parameters[f"lstm{number}.recurrent"]
+            sliding = slope.view(going, places, slots, -1)
+            lstm.backward(list(by_place.unbind(1)), recurrent, list(sliding.unbind(1)), list(cells.unbind(1)))
+            flat = by_place.flatten(1, 2)
+            slope = torch.bmm(flat, parameters[f"lstm{number}.kernel"])
+            descent.product(f"lstm{number}.kernel", flat, inputs)
+            descent.product(f"lstm{number}.recurrent", flat, hidden[:, :-1].flatten(1, 2))
+            descent.gradient(f"lstm{number}.bias", flat.sum(dim=1))
+        descent.rows("embedding", words, slope)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What an LSTM layer keeps of its way forward."""
+
+    inputs: Tensor
+    gates: Tensor
+    hidden: Tensor
+    cells: Tensor
+
+
+@dataclass(frozen=True)
+class DenseSlopes:
+    """Of each dense layer its inputs and the slope of its outputs, and the slope of what came in below."""
+
+    inputs: Sequence[Tensor]
+    slopes: Sequence[Tensor]
+    below: Tensor
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The symbols of one step of several clients, in the order of their places and in that of the clients.
+
+    By place, all first symbols come first, and the sentences are sorted by length, so that those that go on are always
+    the first few. `by_client` and `by_place` lead from one order to the other.
+    """
+
+    example: Tensor  # by place: which example the symbol is of
+    place: Tensor  # and where it stands there
+    by_client: Tensor  # where the symbols of the clients' order stand in that of the places
+    by_place: Tensor  # the inverse
+    before: Tensor  # by client: where the place before stands in the order of places; −1 at the beginning
+    shares: Tensor  # by client: one over the client's symbols
+    sizes: list[int]  # symbols at each place
+    symbols: Indices  # how many each client has
+    starts: Indices  # where a client's begin
+
+    def to(self, device: torch.device) -> "Packed":
+        tensors: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **tensors)
+
+
+def pack(lengths: Indices, examples: Indices, counts: Indices) -> Packed:
+    """Pack the first `counts` examples of each row; `lengths` are those of all examples there are."""
+    client, slot = np.nonzero(np.arange(examples.shape[1]) < counts[:, None])
+    example = examples[client, slot]
+    order = np.argsort(-lengths[example].astype(np.int16), kind="stable")
+    client, example = client[order].astype(np.int16 if len(counts) < 2**15 else np.int64), example[order]
+    long = lengths[example]
+    sizes = np.searchsorted(-long, -np.arange(int(long.max(initial=1))), side="left")  # sentences longer than a place
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    place = np.repeat(np.arange(len(sizes)), sizes)
+    row = np.arange(len(place)) - offsets[place]
+    owner = client[row]
+    by_client = np.argsort(owner, kind="stable")  # of 16-bit numbers: by counting
+    by_place = np.empty_like(by_client)
+    by_place[by_client] = np.arange(len(by_client))
+    earlier = np.where(place > 0, offsets[place - 1] + row, -1)
+    symbols = np.bincount(owner, minlength=len(counts)).astype(np.int64)
+    shares = np.repeat((1 / np.maximum(symbols, 1)).astype(np.float32), symbols)
+    return Packed(
+        example=torch.from_numpy(example[row]),
+        place=torch.from_numpy(place),
+        by_client=torch.from_numpy(by_client),
+        by_place=torch.from_numpy(by_place),
+        before=torch.from_numpy(earlier[by_client]),
+        shares=torch.from_numpy(shares),
+        sizes=sizes.tolist(),
+        symbols=symbols,
+        starts=np.cumsum(symbols) - symbols,
+    )
+
+
+def halves(counts: Indices) -> Iterator[slice]:
+    """Clients, those with more sentences first, in two parts: those with more than half of the most, and the others."""
+    cut = int((counts > counts[0] // 2).sum()) if len(counts) else 0
+    yield from (some for some in (slice(0, cut), slice(cut, len(counts))) if some.stop > some.start)
+
+
+def buckets(symbols: Indices) -> Iterator[slice]:
+    """Neighbours of which the shortest has nearly as many symbols as the longest."""
+    start, fewest, most = 0, 0, 0
+    for number, own in enumerate(symbols.tolist()):
+        fewest, most = (min(fewest, own), max(most, own)) if number > start else (own, own)
+        if fewest < BUCKET * most:
+            yield slice(start, number)
+            start, fewest, most = number, own, own
+    if len(symbols):
+        yield slice(start, len(symbols))
+
+
+Padded = list[Tensor]  # for each bucket clients × symbols × numbers
+
+
+@dataclass(frozen=True)
+class Padding:
+    """How symbols in the order of the clients become a matrix for each client, the shorter ones of a bucket padded."""
+
+    index: Tensor | None  # which symbol stands where, all buckets in a row; None where nothing is padded
+    absent: Tensor | None  # where none does
+    shapes: list[tuple[int, int]]
+
+    def to(self, device: torch.device) -> "Padding":
+        if self.index is None or self.absent is None:
+            return self
+        return replace(self, index=self.index.to(device), absent=self.absent.to(device))
+
+    def places(self, order: Tensor) -> Tensor:
+        """Where rows in another order have the symbols that stand here, for `of`."""
+        return order if self.index is None else order[self.index]
+
+    def of(self, rows: Tensor, places: Tensor | None = None, *, zero: bool = False) -> Padded:
+        """The rows by bucket and client; in the place of padding zeros, if `zero`, or else some row that is there."""
+        places = self.index if places is None else places
+        taken = rows if places is None else rows[places]
+        if zero and self.absent is not None:
+            taken = taken.masked_fill_(self.absent.unsqueeze(1), 0.0)
+        pieces = torch.split(taken, [clients * most for clients, most in self.shapes])
+        return [piece.view(*shape, *rows.shape[1:]) for piece, shape in zip(pieces, self.shapes, strict=True)]
+
+
+def pad(packed: Packed, parts: Sequence[slice]) -> Padding:
+    """The padding of these buckets."""
+    shapes, index, absent = [], [], []
+    for some in parts:
+        symbols, starts = packed.symbols[some], packed.starts[some]
+        most = max(int(symbols.max()), 1)
+        present = np.arange(most) < symbols[:, None]
+        shapes.append((len(symbols), most))
+        index.append(np.where(present, starts[:, None] + np.arange(most), 0).ravel())
+        absent.append(~present.ravel())
+    gaps = np.concatenate(absent)
+    if not gaps.any():
+        return Padding(None, None, shapes)
+    return Padding(torch.from_numpy(np.concatenate(index)), torch.from_numpy(gaps), shapes)
+
+
+def _widened(weight: Tensor, width: int) -> Tensor:
+    """A matrix with columns of zeros added up to `width`."""
+    return weight if weight.shape[1] == width else torch.nn.functional.pad(weight, (0, width - weight.shape[1]))
+
+
+def _lengths(labels: Tensor, ignored: int) -> Indices:
+    """How far each row of labels goes: up to the last that counts."""
+    counts = labels != ignored
+    places = torch.arange(1, labels.shape[1] + 1, device=labels.device)
+    lengths: Indices = (counts * places).amax(dim=1).cpu().numpy().astype(np.int64)
+    return lengths
+
+
+def _slots_and_places(lengths: Indices, examples: Indices, counts: Indices) -> tuple[int, int]:
+    """How many sentences and symbols a step of these clients has room for."""
+    present = np.arange(examples.shape[1]) < counts[:, None]
+    return int(counts.max()), max(int((lengths[examples] * present).max()), 1)
+
+
+def _batch_symbols(lengths: Indices, examples: Indices, counts: Indices) -> Indices:
+    present = np.arange(examples.shape[1]) < counts[:, None]
+    total: Indices = (lengths[examples] * present).sum(axis=1)
+    return total
