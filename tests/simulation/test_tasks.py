@@ -142,7 +142,9 @@ def test_examples_go_to_their_owners():
 def test_a_model_is_its_name():
     assert model_by_name("mlp-64-128-10").shapes == mlp(64, 128, 10).shapes
     assert model_by_name("cnn-dropout-62").dim == 1_206_590
-    with pytest.raises(ValueError, match="model must be like mlp-64-128-10, cnn-dropout-10 or word-lstm-10000, got 'lstm'"):
+    with pytest.raises(
+        ValueError, match="model must be like mlp-64-128-10, cnn-dropout-10 or word-lstm-10000, got 'lstm'"
+    ):
         model_by_name("lstm")
 
 

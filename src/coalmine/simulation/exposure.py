@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -85,6 +86,7 @@ def most_exposed(rounds: Iterable[Indices], law: CorrelatedNoise) -> Exposure:
     return max(found, key=lambda exposure: exposure.strength, default=Exposure(0, 0.0))
 
 
+@lru_cache(maxsize=1000)  # of every round, and the same in most
 def exposed_epsilon(exposure: Exposure, clipping: Clipping, *, delta: float) -> float:
     """The analytical epsilon of somebody so exposed, without amplification.
 

@@ -48,10 +48,9 @@ class Descent:
             gradient = velocity.mul_(self.client.momentum).add_(gradient) if self.keep else velocity.copy_(gradient)
         self._move(weight, gradient)
 
-    def rows(self, name: str, index: Tensor, gradients: Tensor) -> None:
-        """The gradient of a table of rows: `gradients` at rows `index` of each client, the same row maybe several times."""
+    def rows(self, name: str, clients: Tensor, index: Tensor, gradients: Tensor) -> None:
+        """The gradient of a table of rows: `gradients` at rows `index` of `clients`, the same row maybe several times."""
         table, rate = self.weights[name], self.client.learning_rate
-        clients = torch.arange(len(table), device=table.device).unsqueeze(1)
         if self.velocities is None:
             if not self.keep:
                 table.zero_()

@@ -7,7 +7,6 @@ model of its own, and a step is one batched product for each layer and place.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -125,8 +124,9 @@ class TextTogether:
                 )
             )
         gathered.reverse()
-        places = padded.places(packed.by_client)
-        words, bottom = padded.of(symbols, places), padded.of(slope, places, zero=True)
+        moving = None if velocity is None else self.model.split(velocity)
+        everybody = Descent(self.model.split(rows), moving, self.client, first=True)
+        everybody.rows("embedding", packed.owner, symbols, slope)
         weighted = [padded.of(activation * shares, zero=True) for activation in dense.inputs]
         steep = [padded.of(part) for part in dense.slopes]
         share = padded.of(shares, zero=True)
@@ -134,7 +134,6 @@ class TextTogether:
             views = self.model.split(rows[some])
             moving = None if velocity is None else self.model.split(velocity[some])
             descent = Descent(views, moving, self.client, first=True)
-            descent.rows("embedding", words[number], bottom[number])
             for layer_number, (inputs, previous, slopes) in enumerate(gathered, start=1):
                 descent.product(f"lstm{layer_number}.kernel", slopes[number], inputs[number])
                 descent.product(f"lstm{layer_number}.recurrent", slopes[number], previous[number])
@@ -237,7 +236,7 @@ class TextTogether:
             descent.product(f"lstm{number}.kernel", flat, inputs)
             descent.product(f"lstm{number}.recurrent", flat, hidden[:, :-1].flatten(1, 2))
             descent.gradient(f"lstm{number}.bias", flat.sum(dim=1))
-        descent.rows("embedding", words, slope)
+        descent.rows("embedding", clients, words, slope)
 
 
 @dataclass(frozen=True)
@@ -269,6 +268,7 @@ class Packed:
 
     example: Tensor  # by place: which example the symbol is of
     place: Tensor  # and where it stands there
+    owner: Tensor  # and which client's it is
     by_client: Tensor  # where the symbols of the clients' order stand in that of the places
     by_place: Tensor  # the inverse
     before: Tensor  # by client: where the place before stands in the order of places; −1 at the beginning
@@ -278,10 +278,12 @@ class Packed:
     starts: Indices  # where a client's begin
 
     def to(self, device: torch.device) -> "Packed":
-        tensors: dict[str, Any] = {
-            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
-        }
-        return replace(self, **tensors)
+        """Where the model is, in two transfers that nothing waits for."""
+        if device.type == "cpu":
+            return self
+        names = [name for name, value in vars(self).items() if isinstance(value, Tensor) and name != "shares"]
+        sent = _sent(torch.stack([getattr(self, name) for name in names]), device)
+        return replace(self, **dict(zip(names, sent, strict=True)), shares=_sent(self.shares, device))
 
 
 def pack(lengths: Indices, examples: Indices, counts: Indices) -> Packed:
@@ -305,6 +307,7 @@ def pack(lengths: Indices, examples: Indices, counts: Indices) -> Packed:
     return Packed(
         example=torch.from_numpy(example[row]),
         place=torch.from_numpy(place),
+        owner=torch.from_numpy(owner.astype(np.int64)),
         by_client=torch.from_numpy(by_client),
         by_place=torch.from_numpy(by_place),
         before=torch.from_numpy(earlier[by_client]),
@@ -347,7 +350,7 @@ class Padding:
     def to(self, device: torch.device) -> "Padding":
         if self.index is None or self.absent is None:
             return self
-        return replace(self, index=self.index.to(device), absent=self.absent.to(device))
+        return replace(self, index=_sent(self.index, device), absent=_sent(self.absent, device))
 
     def places(self, order: Tensor) -> Tensor:
         """Where rows in another order have the symbols that stand here, for `of`."""
@@ -377,6 +380,11 @@ def pad(packed: Packed, parts: Sequence[slice]) -> Padding:
     if not gaps.any():
         return Padding(None, None, shapes)
     return Padding(torch.from_numpy(np.concatenate(index)), torch.from_numpy(gaps), shapes)
+
+
+def _sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on its way to a device, which nobody waits for."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _widened(weight: Tensor, width: int) -> Tensor:
