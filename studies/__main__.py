@@ -6,11 +6,14 @@ import time
 
 STUDIES = [
     ["studies/calibration.py", "--jobs", "2"],
+    ["-m", "studies.literature_calibration"],
     ["-m", "studies.verdicts", "--jobs", "2"],
     ["-m", "studies.coverage", "--jobs", "2"],
+    ["-m", "studies.noise", "--jobs", "2"],
     ["-m", "studies.faults", "--jobs", "2"],
     ["-m", "studies.flower_coverage"],
     ["-m", "studies.other_frameworks"],
+    ["-m", "studies.reproduction"],
     ["-m", "pytest", "-m", "slow"],
 ]
 NO_TESTS = 5  # pytest's code when nothing is marked slow

@@ -83,7 +83,8 @@ class Factors:
             (layer.square().sum(dim=2) + 1) * slope.square().sum(dim=2)
             for layer, slope in zip(self.inputs, self.slopes, strict=True)
         ]
-        return torch.stack(squares).sum(dim=0).sqrt()
+        total = torch.stack(squares).sum(dim=0)
+        return total.clamp(min=torch.finfo(total.dtype).tiny).sqrt()  # whose slope at 0 is infinite
 
     def products(self, other: Self) -> Tensor:
         parts = [

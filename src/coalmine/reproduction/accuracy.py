@@ -1,0 +1,176 @@
+"""Table 3: accuracy with and without canaries, the same clients and the same noise in both runs of a pair."""
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.special import stdtrit
+
+from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.reproduction.bases import with_canaries, with_noise, words
+from coalmine.reproduction.epsilon_table import missing
+from coalmine.reproduction.experiment import Check, Experiment, Found, Table, beside, shown
+from coalmine.reproduction.paper import ACCURACY
+from coalmine.reproduction.readings import Reading, read_finished, rung
+from coalmine.reproduction.runs import Follow, PlannedRun, carry_out
+from coalmine.reproduction.setting import Setting
+from coalmine.simulation.config import RunConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SMALL_SEEDS = 2
+MOST_POINTS, MOST_SHARE = 0.2, 0.3  # of accuracy, and of client slots, both in per cent
+
+
+def pairs(setting: Setting) -> list[tuple[PlannedRun, PlannedRun]]:
+    """For each noise multiplier and seed a run without canaries and one with them."""
+    base = _small(setting) if setting.small else words(setting)
+    seeds = setting.seeds or (SMALL_SEEDS if setting.small else 1)
+    configs = [
+        replace(with_noise(base, noise), seed=base.seed + place + len(ACCURACY) * number)
+        for number in range(seeds)
+        for place, noise in enumerate(ACCURACY)
+    ]
+    return [(PlannedRun(config=config, without_canaries=True), PlannedRun(config=config)) for config in configs]
+
+
+def _small(setting: Setting) -> RunConfig:
+    """Digits with 34 clients in each of 100 rounds, so that ten canaries are 0.3 % of the slots."""
+    base = with_canaries(words(setting), 10)
+    return replace(base, participation=replace(base.participation, clients_per_round=34))
+
+
+def plan(setting: Setting) -> list[PlannedRun]:
+    """Both runs of every pair."""
+    return [planned for pair in pairs(setting) for planned in pair]
+
+
+def gather(setting: Setting, follow: Follow) -> Found:
+    """What the finished pairs came to."""
+    asked = plan(setting)
+    done = carry_out(asked, setting, follow=follow)
+    read = {name: read_finished(directory) for name, directory in done.items()}
+    found = [
+        _pair(read[without.name], read[mixed.name])
+        for without, mixed in pairs(setting)
+        if without.name in read and mixed.name in read
+    ]
+    seconds = sum(reading["seconds"] for reading in read.values())
+    first = next(iter(read.values()), None)
+    return {
+        "scale": setting.scale,
+        "pairs": found,
+        "seconds": seconds,
+        "data": first and first["data"],
+        "dim": first and first["dim"],
+        "rounds": first and first["rounds"],
+        "device": first and first["device"],
+        "delta": first and first["delta"],
+        "missing": missing(asked, done),
+    }
+
+
+def _pair(without: Reading, mixed: Reading) -> dict[str, Any]:
+    absent = rung(without, "final")
+    return {
+        "noise_multiplier": mixed["noise_multiplier"],
+        "without": without["accuracy"],
+        "with": mixed["accuracy"],
+        "canaries": mixed["canaries"],
+        "share": mixed["canary_slots"] / (mixed["canary_slots"] + mixed["client_slots"]),
+        "runs": [without["run"], mixed["run"]],
+        "absent_epsilon": absent and absent["epsilon"],  # of canaries that never took part: nothing
+        "absent_floor": absent and absent["floor"],
+    }
+
+
+def cost(found: Found, noise_multiplier: float | None = None) -> tuple[float, float, float]:
+    """Points of accuracy that canaries cost on average, with a 95 % t-interval over the pairs."""
+    chosen = [
+        pair for pair in found["pairs"] if noise_multiplier is None or pair["noise_multiplier"] == noise_multiplier
+    ]
+    lost = np.array([100 * (pair["without"] - pair["with"]) for pair in chosen])
+    if lost.size < 2:
+        return (float(lost.mean()) if lost.size else math.nan), -math.inf, math.inf
+    half = float(stdtrit(lost.size - 1, 0.975)) * float(lost.std(ddof=1)) / math.sqrt(lost.size)
+    return float(lost.mean()), float(lost.mean()) - half, float(lost.mean()) + half
+
+
+def tables(found: Found) -> list[Table]:
+    """Table 3, ours beside it."""
+    rows = []
+    for noise, (analytical, baseline, added) in ACCURACY.items():
+        chosen = [pair for pair in found["pairs"] if pair["noise_multiplier"] == noise]
+        if not chosen:
+            continue
+        without, mixed = (100 * float(np.mean([pair[key] for pair in chosen])) for key in ("without", "with"))
+        ours = float(mechanism_epsilon(noise, delta=found["delta"]))
+        mean, low, high = cost(found, noise)
+        width = f" ({low:.2f} … {high:.2f})" if math.isfinite(low) else ""
+        rows.append(
+            (
+                f"{noise:g}",
+                beside(ours, analytical),
+                beside(without, baseline),
+                beside(mixed, added),
+                f"{mean:.2f}{width} / {baseline - added:.1f}",
+                str(len(chosen)),
+            )
+        )
+    title = "Accuracy in per cent, ours / the paper's; the cost is in points, with a 95 % interval over seeds"
+    columns = ("noise", "analytical ε", "without canaries", "with", "cost", "pairs")
+    return [Table(title, columns, tuple(rows))]
+
+
+def checks(found: Found) -> list[Check]:
+    """What canaries cost, and that those who never took part are not seen."""
+    mean, low, high = cost(found)
+    share = 100 * max((pair["share"] for pair in found["pairs"]), default=math.nan)
+    claim = f"canaries as {MOST_SHARE:g} % of client slots cost at most {MOST_POINTS:g} points of accuracy"
+    detail = f"{shown(mean, 2)} points, 95 % interval {low:.2f} … {high:.2f} over {len(found['pairs'])} pairs; "
+    detail += f"{shown(share, 2)} % of the slots"
+    holds = None if share > MOST_SHARE * 1.05 or low <= MOST_POINTS < high or math.isnan(mean) else high <= MOST_POINTS
+    return [Check(claim, holds, detail)]
+
+
+def draw(figure: "Figure", found: Found) -> None:
+    """Accuracy against noise, with and without."""
+    ax = figure.add_subplot()
+    for key, label, colour in (("without", "without canaries", "#5f6b7a"), ("with", "with canaries", "#1d63b8")):
+        pairs_found = found["pairs"]
+        ax.plot([pair["noise_multiplier"] for pair in pairs_found], [100 * pair[key] for pair in pairs_found], "o",
+                color=colour, mfc="none" if key == "with" else colour, label=label)  # fmt: skip
+    ax.set_xlabel("noise multiplier")
+    ax.set_ylabel("accuracy in per cent")
+    figure.legend(loc="outside right center")
+
+
+def said(found: Found) -> str:
+    """What it comes to."""
+    if not found["pairs"]:
+        return "Nothing is finished yet."
+    mean, low, high = cost(found)
+    worst = max(before - after for _, before, after in ACCURACY.values())
+    absent = [pair for pair in found["pairs"] if pair["absent_epsilon"] is not None]
+    quiet = sum(pair["absent_epsilon"] <= pair["absent_floor"] for pair in absent)
+    return (
+        f"Trained on {found['data']} ({found['dim']:,} parameters, {found['rounds']:,} rounds); both runs of a pair have "
+        f"the same clients in the same rounds, the same first model and the same noise. Canaries cost {mean:.2f} points "
+        f"(95 % interval {low:.2f} … {high:.2f}); the paper has at most {worst:.1f}. The accuracies themselves are of "
+        "another data set than the paper's and are not to be compared. In the runs without canaries the audit looked for "
+        f"canaries that never took part: it read at most the floor in {quiet} of {len(absent)} runs."
+    )
+
+
+EXPERIMENT = Experiment(
+    name="accuracy",
+    title="What canaries cost in accuracy (Table 3)",
+    plan=plan,
+    gather=gather,
+    tables=tables,
+    checks=checks,
+    words=said,
+    draw=draw,
+)

@@ -1,0 +1,136 @@
+"""The paper's two training runs as configs, and what a quick look on two cores has in their place (Section 5)."""
+
+from dataclasses import replace
+
+from coalmine.reproduction.setting import Setting
+from coalmine.simulation.config import (
+    CanarySettings,
+    ClaimSettings,
+    EngineSettings,
+    ParticipationSettings,
+    PrivacySettings,
+    RunConfig,
+    TaskSettings,
+)
+from coalmine.simulation.engines import ClientSettings
+from coalmine.simulation.server import ServerSettings
+
+WORDS_USERS, CHARACTERS_USERS = 341_000, 3_383  # the paper's m of Stack Overflow and of EMNIST
+WORDS_DELTA, CHARACTERS_DELTA = WORDS_USERS**-1.1, CHARACTERS_USERS**-1.1
+CANARIES = 1_000  # of each kind and of each number of presentations
+EXAMPLES = 16  # the most that a client of Stack Exchange trains on in a round: one step, since users come again
+
+SMALL = (
+    "scikit-learn's handwritten digits over 200 clients and a two-layer network of 9,610 parameters: a quick look at the "
+    "directions, not at the numbers"
+)
+
+
+def words(setting: Setting) -> RunConfig:
+    """Next words with the LSTM of 4,050,748 parameters: 2,048 rounds of 167 clients, without noise.
+
+    Stack Overflow has as many users as that takes; the 5,022 of Stack Exchange come again, at the earliest 30 rounds later,
+    which is as rarely as 167 of them a round can.
+    """
+    if setting.small:
+        return _small(setting, delta=WORDS_DELTA)
+    participation = ParticipationSettings(kind="limited", clients_per_round=167, separation=30)
+    if setting.originals:
+        participation = ParticipationSettings(clients_per_round=167)
+    rounds = setting.rounds or 2048
+    return RunConfig(
+        rounds=rounds,
+        evaluate_every=-(-rounds // 4),
+        checkpoint_every=128,
+        task=TaskSettings(
+            name="stackoverflow" if setting.originals else "stackexchange",
+            max_examples_per_client=setting.max_examples or EXAMPLES,
+            data_dir=setting.data_dir,
+        ),
+        participation=participation,
+        client=ClientSettings(epochs=1, batch_size=16, learning_rate=1.0),
+        server=ServerSettings(learning_rate=0.56, momentum=0.9),
+        privacy=PrivacySettings(
+            noise_multiplier=0.0, delta=WORDS_DELTA, clipping="adaptive", clip_norm=0.1, count_noise=167 / 20
+        ),
+        canaries=CanarySettings(count=CANARIES, unobserved=CANARIES),
+        engine=EngineSettings(device=setting.device),
+    )
+
+
+def characters(setting: Setting) -> RunConfig:
+    """Handwriting with the CNN: 500 rounds of 34 clients, without noise.
+
+    With the 3,383 users of the paper that is five epochs; the 539 writers of MNIST come about 31 times each.
+    """
+    if setting.small:
+        return _small(setting, delta=CHARACTERS_DELTA)
+    rounds = setting.rounds or 500
+    return RunConfig(
+        rounds=rounds,
+        evaluate_every=-(-rounds // 4),
+        checkpoint_every=100,
+        task=TaskSettings(
+            name="emnist" if setting.originals else "mnist-by-writer",
+            max_examples_per_client=setting.max_examples,
+            data_dir=setting.data_dir,
+        ),
+        participation=ParticipationSettings(clients_per_round=34),
+        client=ClientSettings(epochs=1, batch_size=16, learning_rate=0.031),
+        server=ServerSettings(learning_rate=1.0, momentum=0.9),
+        privacy=PrivacySettings(
+            noise_multiplier=0.0, delta=CHARACTERS_DELTA, clipping="adaptive", clip_norm=0.1, count_noise=34 / 20
+        ),
+        canaries=CanarySettings(count=CANARIES, unobserved=CANARIES),
+        engine=EngineSettings(device=setting.device),
+    )
+
+
+def with_noise(config: RunConfig, noise_multiplier: float) -> RunConfig:
+    """The run with this noise; what it is then claimed to give is judged."""
+    return replace(
+        config,
+        privacy=replace(config.privacy, noise_multiplier=noise_multiplier),
+        claim=ClaimSettings(analytical=noise_multiplier > 0),
+    )
+
+
+def with_groups(config: RunConfig, presentations: tuple[int, ...], *, each: int) -> RunConfig:
+    """The run with a group of `each` canaries for every number of presentations."""
+    canaries = replace(config.canaries, count=each * len(presentations), presentations=presentations)
+    return replace(config, canaries=canaries)
+
+
+def with_canaries(config: RunConfig, count: int) -> RunConfig:
+    """The run with so many canaries."""
+    return replace(config, canaries=replace(config.canaries, count=count))
+
+
+def longer(config: RunConfig, setting: Setting) -> RunConfig:
+    """At scale small a run with room for canaries that come many times; the paper's runs as they are."""
+    if not setting.small:
+        return config
+    rounds = setting.rounds or 2 * config.rounds
+    return replace(
+        config,
+        rounds=rounds,
+        evaluate_every=rounds,
+        checkpoint_every=rounds,
+        participation=replace(config.participation, clients_per_round=20),
+    )
+
+
+def _small(setting: Setting, *, delta: float) -> RunConfig:
+    """100 rounds of 10 clients, whose updates are few enough for the final model to tell something of a canary."""
+    rounds = setting.rounds or 100
+    return RunConfig(
+        rounds=rounds,
+        evaluate_every=rounds,
+        checkpoint_every=rounds,
+        participation=ParticipationSettings(clients_per_round=10),
+        client=ClientSettings(epochs=2, learning_rate=0.3),
+        server=ServerSettings(learning_rate=0.5, momentum=0.9),
+        privacy=PrivacySettings(noise_multiplier=0.0, delta=delta, clipping="adaptive", clip_norm=0.3, count_noise=0.5),
+        canaries=CanarySettings(count=300, unobserved=CANARIES),
+        engine=EngineSettings(device="cpu" if setting.device == "auto" else setting.device, threads=1),
+    )

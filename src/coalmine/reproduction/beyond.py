@@ -1,0 +1,429 @@
+"""Beyond the paper: other noises, check-ins, rungs, numbers of canaries, and amplification by shuffling."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from coalmine.estimators.amplification import shuffled_epsilon
+from coalmine.estimators.correlated import BandedNoise, CorrelatedNoise, TreeNoise
+from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.reproduction import checks as claims
+from coalmine.reproduction import emnist
+from coalmine.reproduction.bases import WORDS_DELTA, with_canaries
+from coalmine.reproduction.epsilon_table import about, missing
+from coalmine.reproduction.experiment import Check, Experiment, Found, Table, all_of, interval_shown, shown
+from coalmine.reproduction.paper import STACK_OVERFLOW
+from coalmine.reproduction.readings import Reading, read_finished, rung
+from coalmine.reproduction.runs import Follow, PlannedRun, carry_out, distinct
+from coalmine.reproduction.setting import Setting
+from coalmine.simulation.clipping import AdaptiveClipping
+from coalmine.simulation.config import RunConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NOISE = 0.16
+BANDS = 16
+WORD_ROUNDS = 2048
+
+
+def base(setting: Setting) -> RunConfig:
+    """The run of the handwriting table with the least noise, which the others are varied from."""
+    return next(run.config for run in emnist.plan(setting) if run.noise_multiplier == NOISE)
+
+
+def noise_runs(setting: Setting) -> dict[str, PlannedRun]:
+    """Fresh, tree and banded noise at the same analytical ε for whoever takes part once."""
+    config = base(setting)
+    tree = TreeNoise(rounds=config.rounds)
+    banded = BandedNoise.for_prefix_sums(config.rounds, bands=BANDS, momentum=config.server.momentum)
+    return {
+        "gaussian": PlannedRun(config=config),
+        "tree": PlannedRun(config=_with_noise_of(config, tree.worst_strength(1, 1), noise="tree")),
+        "banded": PlannedRun(config=_with_noise_of(config, banded.worst_strength(1, 1), noise="banded", bands=BANDS)),
+    }
+
+
+def _with_noise_of(config: RunConfig, strength: float, **changes: Any) -> RunConfig:
+    """As much more noise on the updates as makes up for ‖Cu‖² = `strength`; the clip's count keeps its own."""
+    clipping = config.privacy.clipping_of(config.participation.clients_per_round)
+    updates = clipping.update_noise_multiplier * math.sqrt(strength)
+    count = clipping.count_noise_multiplier if isinstance(clipping, AdaptiveClipping) else math.inf
+    total = (updates**-2 + count**-2) ** -0.5
+    return replace(config, privacy=replace(config.privacy, noise_multiplier=total, **changes))
+
+
+def check_in_runs(setting: Setting) -> dict[str, PlannedRun]:
+    """Canaries that come as clients do: drawn anew in every round, or after a pause."""
+    config = base(setting)
+    canaries, pauses = (60, (8, 20)) if setting.small else (100, (8, 15))
+    config = replace(config, canaries=replace(config.canaries, count=canaries, pattern="clients"))
+    found = {"any round": replace(config, participation=replace(config.participation, kind="fixed"))}
+    for pause in pauses:
+        limited = replace(config.participation, kind="limited", separation=pause)
+        found[f"{pause} rounds apart"] = replace(config, participation=limited)
+    return {name: PlannedRun(config=changed) for name, changed in found.items()}
+
+
+def canary_runs(setting: Setting) -> dict[str, PlannedRun]:
+    """The same run with more and more canaries, and with none."""
+    config = base(setting)
+    counts = (30, 100, 300, 1_000) if setting.small else (100, 300, 1_000, 3_000)
+    found = {str(count): PlannedRun(config=with_canaries(config, count)) for count in counts}
+    return found | {"none": PlannedRun(config=config, without_canaries=True)}
+
+
+def plan(setting: Setting) -> list[PlannedRun]:
+    """All of them; the handwriting table's runs are shared with it."""
+    parts = (noise_runs(setting), check_in_runs(setting), canary_runs(setting))
+    return distinct([*emnist.plan(setting), *(run for part in parts for run in part.values())])
+
+
+def gather(setting: Setting, follow: Follow) -> Found:
+    """What the runs read, part by part, and the analytical ε of shuffling."""
+    asked = plan(setting)
+    done = carry_out(asked, _all_at_base(setting), follow=follow)
+    read = {name: read_finished(directory) | {"densities": []} for name, directory in done.items()}
+
+    def part(runs: dict[str, PlannedRun]) -> dict[str, str]:
+        return {label: run.name for label, run in runs.items() if run.name in read}
+
+    ladder = {f"{run.noise_multiplier:g}": run for run in emnist.plan(setting)}
+    return about(setting, list(read.values()), missing(asked, done)) | {
+        "parts": {
+            "noises": part(noise_runs(setting)),
+            "check_ins": part(check_in_runs(setting)),
+            "canaries": part(canary_runs(setting)),
+            "ladder": part(ladder),
+        },
+        "shuffled": shuffled(),
+        "limited_noise": limited_noise(),
+    }
+
+
+def _part(found: Found, name: str) -> dict[str, Reading]:
+    """The readings of one question, by what its tables call them."""
+    by_name = {reading["run"]: reading for reading in found["readings"]}
+    return {label: by_name[run] for label, run in found["parts"][name].items()}
+
+
+def _ladder(found: Found) -> list[Reading]:
+    return list(_part(found, "ladder").values())
+
+
+def _all_at_base(setting: Setting) -> Setting:
+    """Asked for the base's noise alone, tree noise of another multiplier is meant too."""
+    if not setting.only or not setting.wanted(NOISE):
+        return setting
+    extra = tuple(run.noise_multiplier for run in noise_runs(setting).values())
+    return replace(setting, only=(*setting.only, *extra))
+
+
+def shuffled() -> list[dict[str, float]]:
+    """The analytical ε of Stack Overflow's noises, without and with amplification by shuffling."""
+    return [
+        {
+            "noise_multiplier": noise,
+            "unamplified": float(mechanism_epsilon(noise, delta=WORDS_DELTA)),
+            "shuffled": shuffled_epsilon(noise, rounds=WORD_ROUNDS, delta=WORDS_DELTA),
+        }
+        for noise in (*(noise for noise in STACK_OVERFLOW if noise), 0.5, 1.0)
+    ]
+
+
+def limited_noise() -> list[dict[str, Any]]:
+    """What a pause between check-ins is worth under correlated noise: analytical ε of five participations in 500 rounds."""
+    rounds, times = 500, 5
+    laws: dict[str, CorrelatedNoise] = {
+        "tree": TreeNoise(rounds=rounds),
+        "banded": BandedNoise.for_prefix_sums(rounds, bands=BANDS),
+    }
+    return [
+        {
+            "noise": name,
+            "separation": separation,
+            "sensitivity": math.sqrt(law.worst_strength(times, separation)),
+            "once": math.sqrt(law.worst_strength(1, 1)),
+        }
+        for name, law in laws.items()
+        for separation in (1, 16, 100)
+    ]
+
+
+def tables(found: Found) -> list[Table]:
+    """One for each question."""
+    return [
+        _noises(_part(found, "noises")),
+        _limited_noise(found["limited_noise"]),
+        _check_ins(_part(found, "check_ins")),
+        _finals(_ladder(found)),
+        _canaries(_part(found, "canaries")),
+        _misleading(_ladder(found)),
+        _shuffled(found["shuffled"]),
+    ]
+
+
+def _noises(readings: dict[str, Reading]) -> Table:
+    rows = []
+    for name, reading in readings.items():
+        others = rung(reading, "known-others")
+        cells = [shown(row["epsilon"]) if (row := rung(reading, part)) else "-" for part in ("final", "known-round")]
+        met = [shown(others["epsilon"]), interval_shown(others["interval"])] if others else ["-", "-"]
+        analytical = shown(others["analytical"]) if others else "-"
+        client = f"{shown(reading['client_epsilon'])} ({reading['client_rounds']} rounds)"
+        accuracy = f"{reading['accuracy']:.1%}"
+        rows.append((name, f"{reading['noise_multiplier']:.3g}", accuracy, *cells, *met, analytical, client))
+    columns = ("noise", "multiplier", "accuracy", "final ε", "known-round ε", "known-others ε", "95 % interval",
+               "its analytical ε", "analytical ε of a client")  # fmt: skip
+    return Table(
+        "Fresh, tree and banded noise, at equal analytical ε for one participation", columns, tuple(rows), left=1
+    )
+
+
+def _limited_noise(items: Sequence[dict[str, Any]]) -> Table:
+    rows = tuple(
+        (item["noise"], str(item["separation"]), shown(item["sensitivity"]), shown(item["sensitivity"] / item["once"]))
+        for item in items
+    )
+    columns = ("noise", "rounds apart", "sensitivity of five participations", "over that of one")
+    return Table("What a pause between check-ins is worth under correlated noise, 500 rounds", columns, rows, left=1)
+
+
+def _check_ins(readings: dict[str, Reading]) -> Table:
+    rows = []
+    for name, reading in readings.items():
+        least, most = reading["canary_rounds"]
+        worst = mechanism_epsilon(reading["update_noise_multiplier"], delta=reading["delta"], participations=most)
+        final, every = rung(reading, "final"), rung(reading, "all-iterates")
+        cells = [shown(row["epsilon"]) if row else "-" for row in (final, every)]
+        rows.append((name, f"{least} to {most}", shown(float(worst)), *cells, f"{reading['accuracy']:.1%}"))
+    columns = (
+        "check-ins",
+        "rounds of a canary",
+        "analytical ε of the most exposed",
+        "final ε",
+        "all-iterates ε",
+        "accuracy",
+    )
+    return Table("Limited check-ins: canaries that come as clients do", columns, tuple(rows), left=1)
+
+
+def _finals(readings: Sequence[Reading]) -> Table:
+    rows = []
+    for reading in readings:
+        pair = [rung(reading, name) for name in ("final", "final-update")]
+        cells = [
+            cell
+            for row in pair
+            for cell in ((shown(row["epsilon"]), interval_shown(row["interval"])) if row else ("-", "-"))
+        ]
+        floor = shown(pair[0]["floor"]) if pair[0] else "-"
+        rows.append((f"{reading['noise_multiplier']:g}", *cells, floor))
+    columns = ("noise", "final ε", "95 % interval", "final-update ε", "95 % interval", "floor")
+    return Table("Who knows the first model too: final against final-update", columns, tuple(rows))
+
+
+def _canaries(readings: dict[str, Reading]) -> Table:
+    rows = []
+    baseline = readings.get("none")
+    for name, reading in readings.items():
+        if name == "none":
+            continue
+        share = reading["canary_slots"] / (reading["canary_slots"] + reading["client_slots"])
+        cost = shown(100 * (baseline["accuracy"] - reading["accuracy"]), 2) if baseline else "-"
+        widths = [shown(width(rung(reading, part)), 2) for part in ("final", "known-others")]
+        rows.append((name, f"{share:.1%}", f"{reading['accuracy']:.1%}", cost, *widths))
+    columns = (
+        "canaries",
+        "of all slots",
+        "accuracy",
+        "cost in points",
+        "width of final's interval",
+        "of known-others'",
+    )
+    return Table("What more canaries cost and buy", columns, tuple(rows))
+
+
+def width(row: dict[str, Any] | None) -> float:
+    """Of the 95 % interval."""
+    return math.nan if row is None or row["interval"] is None else float(row["interval"][1] - row["interval"][0])
+
+
+def _misleading(readings: Sequence[Reading]) -> Table:
+    rows = []
+    for reading in readings:
+        every, known = rung(reading, "all-iterates"), rung(reading, "known-round")
+        if not every or not known:
+            continue
+        rows.append(
+            (
+                f"{reading['noise_multiplier']:g}",
+                shown(reading["update_epsilon"]),
+                shown(every["epsilon"]),
+                shown(every["anderson_darling"]["p_value"], 2),
+                shown(every["lower_bound"]),
+                shown(known["epsilon"]),
+                interval_shown(known["interval"]),
+                shown(known["lower_bound"]),
+            )
+        )
+    columns = ("noise", "analytical ε", "all-iterates ε", "AD p", "its valid bound", "known-round ε", "95 % interval",
+               "its valid bound")  # fmt: skip
+    return Table("Where the maximum over rounds misleads, and known-round does not", columns, tuple(rows))
+
+
+def _shuffled(items: Sequence[dict[str, float]]) -> Table:
+    rows = tuple(
+        (
+            f"{item['noise_multiplier']:g}",
+            shown(item["unamplified"], 4),
+            shown(item["shuffled"], 4),
+            f"{1 - item['shuffled'] / item['unamplified']:.0%}",
+        )
+        for item in items
+    )
+    title = f"Analytical ε, each client once in one of {WORD_ROUNDS:,} rounds, delta {WORDS_DELTA:.3g}"
+    return Table(title, ("noise", "round known", "shuffled", "less by"), rows)
+
+
+def checks(found: Found) -> list[Check]:
+    """The audit's claims under every noise, and what is said of each question."""
+    noises = list(_part(found, "noises").values())
+    wide = [
+        (name, width(rung(reading, "known-others")))
+        for name, reading in _part(found, "canaries").items()
+        if name != "none"
+    ]
+    narrower = []
+    if len(wide) > 1:
+        (fewest, before), (most, after) = wide[0], wide[-1]
+        narrower = [(f"{fewest} canaries: {shown(before, 2)}, {most}: {shown(after, 2)}", after < before)]
+    above, known = [], []
+    for reading in _ladder(found):
+        every, row = rung(reading, "all-iterates"), rung(reading, "known-round")
+        if reading["noise_multiplier"] > 0 and every and row and row["interval"]:
+            name = f"noise {reading['noise_multiplier']:g}"
+            above.append((f"{name}: {shown(every['epsilon'])}", every["epsilon"] > reading["update_epsilon"]))
+            known.append(
+                (f"{name}: {interval_shown(row['interval'])}", row["interval"][0] <= reading["update_epsilon"])
+            )
+    some = Check(
+        "the maximum over rounds reads more than the analytical ε somewhere",
+        any(holds for _, holds in above) if above else None,
+        "; ".join(name for name, holds in above if holds) or "nowhere",
+    )
+    exposed = _most_exposed(_part(found, "check_ins"))
+    return [
+        claims.covers_analytical(noises),
+        claims.bounds_hold(noises),
+        all_of(
+            "the most canaries have a narrower interval of known-others than the fewest",
+            narrower,
+            nothing="nothing is finished",
+        ),
+        some,
+        all_of("known-round's 95 % interval never lies above the analytical ε", known, nothing="nothing is finished"),
+        all_of(
+            "a longer pause between check-ins, fewer rounds of the most exposed", exposed, nothing="nothing is finished"
+        ),
+        all_of(
+            "the shuffled ε is at most the unamplified one",
+            [(f"noise {i['noise_multiplier']:g}", i["shuffled"] <= i["unamplified"]) for i in found["shuffled"]],
+            nothing="",
+        ),
+    ]
+
+
+def _most_exposed(readings: dict[str, Reading]) -> list[tuple[str, bool]]:
+    most = [(name, reading["canary_rounds"][1]) for name, reading in readings.items()]
+    return [(f"{name}: {times}", times <= before) for (_, before), (name, times) in itertools.pairwise(most)]
+
+
+def draw(figure: "Figure", found: Found) -> None:
+    """Four pictures: noises, canaries, maximum against known-round, shuffling."""
+    axes = figure.subplots(1, 4)
+    _draw_noises(axes[0], _part(found, "noises"))
+    _draw_canaries(axes[1], _part(found, "canaries"))
+    _draw_misleading(axes[2], _ladder(found))
+    items = found["shuffled"]
+    for key, mark in (("unamplified", "o-"), ("shuffled", "s--")):
+        axes[3].loglog(
+            [item["noise_multiplier"] for item in items], [item[key] for item in items], mark, ms=4, label=key
+        )
+    axes[3].set_title("shuffling", fontsize=9)
+    axes[3].set_xlabel("noise multiplier")
+    axes[3].legend(fontsize=7)
+
+
+def _draw_noises(ax: Any, readings: dict[str, Reading]) -> None:
+    names = list(readings)
+    ax.bar(range(len(names)), [100 * readings[name]["accuracy"] for name in names], color="#1d63b8", width=0.6)
+    ax.set_xticks(range(len(names)), names, fontsize=8)
+    ax.set_ylabel("accuracy in per cent")
+    if names:
+        ax.set_ylim(bottom=100 * min(reading["accuracy"] for reading in readings.values()) - 5)
+    ax.set_title("noise at equal analytical ε", fontsize=9)
+
+
+def _draw_canaries(ax: Any, readings: dict[str, Reading]) -> None:
+    counted = [(int(name), reading) for name, reading in readings.items() if name != "none"]
+    ax.loglog([k for k, _ in counted], [width(rung(r, "known-others")) for _, r in counted], "o-", label="known-others")
+    ax.loglog([k for k, _ in counted], [width(rung(r, "final")) for _, r in counted], "s--", label="final")
+    ax.set_xlabel("canaries")
+    ax.set_title("width of the 95 % interval", fontsize=9)
+    ax.legend(fontsize=7)
+
+
+def _draw_misleading(ax: Any, readings: Sequence[Reading]) -> None:
+    noisy = [reading for reading in readings if reading["noise_multiplier"] > 0]
+    xs = [reading["noise_multiplier"] for reading in noisy]
+    for name, mark in (("all-iterates", "o-"), ("known-round", "s-")):
+        ax.semilogy(
+            xs, [(rung(reading, name) or {"epsilon": math.nan})["epsilon"] for reading in noisy], mark, label=name
+        )
+    ax.semilogy(xs, [reading["update_epsilon"] for reading in noisy], "k--", lw=1, label="analytical")
+    ax.set_xlabel("noise multiplier")
+    ax.set_title("ε", fontsize=9)
+    ax.legend(fontsize=7)
+
+
+def said(found: Found) -> str:
+    """What it comes to, question by question."""
+    lines = []
+    noises = _part(found, "noises")
+    if len(noises) > 1:
+        values = ", ".join(f"{name} {reading['accuracy']:.1%}" for name, reading in noises.items())
+        lines.append(f"At the same analytical ε for one participation the accuracies are: {values}.")
+    check_ins = _part(found, "check_ins")
+    if len(check_ins) > 1:
+        first, *_, last = check_ins.items()
+        lines.append(
+            f"Drawn anew in every round a canary takes part up to {first[1]['canary_rounds'][1]} times, {last[0]} up to "
+            f"{last[1]['canary_rounds'][1]} times."
+        )
+    gained = [item for item in found["shuffled"] if item["shuffled"] < 0.999 * item["unamplified"]]
+    if gained:
+        most = max(gained, key=lambda item: 1 - item["shuffled"] / item["unamplified"])
+        own = [
+            1 - item["shuffled"] / item["unamplified"] for item in gained if item["noise_multiplier"] in STACK_OVERFLOW
+        ]
+        lines.append(
+            f"Shuffling makes {shown(most['unamplified'])} into {shown(most['shuffled'])} at noise "
+            f"{most['noise_multiplier']:g}; at the paper's own noises it takes off {min(own):.0%} to {max(own):.0%}."
+        )
+    return " ".join(lines) or "Nothing is finished yet."
+
+
+EXPERIMENT = Experiment(
+    name="beyond",
+    title="Beyond the paper",
+    plan=plan,
+    gather=gather,
+    tables=tables,
+    checks=checks,
+    words=said,
+    draw=draw,
+    size=(15.0, 3.6),
+)

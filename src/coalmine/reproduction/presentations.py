@@ -1,0 +1,134 @@
+"""Section 5.2: canaries shown 1, 2, 4 and 8 times, as four groups of one run for each noise multiplier."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from coalmine.reproduction import checks, epsilon_table
+from coalmine.reproduction.bases import CANARIES, characters, longer, with_groups, words
+from coalmine.reproduction.epsilon_table import kind
+from coalmine.reproduction.experiment import Check, Experiment, Found, Table, interval_shown, shown
+from coalmine.reproduction.paper import STACK_OVERFLOW
+from coalmine.reproduction.readings import Reading
+from coalmine.reproduction.runs import Follow, PlannedRun
+from coalmine.reproduction.setting import Setting
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TIMES = (1, 2, 4, 8)
+CHARACTER_NOISES = (0.16, 0.18, 0.195)  # those of the paper's Figure 3
+CHARACTER_CANARIES = 250  # of a group: 34 clients a round have no room for more
+SMALL_CANARIES = 100
+COLOURS = ("#9ecae1", "#4f9bd0", "#1d63b8", "#0b2f5e")
+
+
+def plan(setting: Setting) -> list[PlannedRun]:
+    """Next words, the noise multipliers of Table 4; then handwriting, those of Figure 3."""
+    large, small = (SMALL_CANARIES,) * 2 if setting.small else (CANARIES, CHARACTER_CANARIES)
+    runs = epsilon_table.grid(with_groups(longer(words(setting), setting), TIMES, each=large), tuple(STACK_OVERFLOW))
+    config = with_groups(longer(characters(setting), setting), TIMES, each=small)
+    return runs + epsilon_table.grid(replace(config, seed=config.seed + len(runs)), CHARACTER_NOISES)
+
+
+def gather(setting: Setting, follow: Follow) -> Found:
+    """What the runs read, by group."""
+    return epsilon_table.gather(plan(setting), setting, follow)
+
+
+def tables(found: Found) -> list[Table]:
+    """ε from the final model by presentations; and the rung that the analytical ε is about."""
+    return [_table(found["readings"], "final"), _table(found["readings"], "known-others")]
+
+
+def _table(readings: Sequence[Reading], name: str) -> Table:
+    rows = [
+        (
+            f"{kind(reading)}, {reading['task']}",
+            f"{reading['noise_multiplier']:g}",
+            f"{row['presentations']}×",
+            shown(row["paper_epsilon"]),
+            shown(row["paper_lower_bound"]),
+            shown(row["epsilon"]),
+            interval_shown(row["interval"]),
+            shown(row["lower_bound"]),
+            shown(row["floor"]),
+            shown(row["analytical"], 4),
+        )
+        for reading in readings
+        for row in _groups(reading, name)
+    ]
+    columns = ("task", "noise", "shown", "ε_est", "ε_lo", "ε", "95 % interval", "valid bound", "floor",
+               "analytical ε of updates")  # fmt: skip
+    return Table(f"{name}, by presentations; ε_est and ε_lo are the paper's estimators", columns, tuple(rows), left=1)
+
+
+def _groups(reading: Reading, name: str) -> list[dict[str, Any]]:
+    rows = [row for row in reading["rows"] if row["rung"] == name and row["presentations"]]
+    return sorted(rows, key=lambda row: row["presentations"])
+
+
+def checked(found: Found) -> list[Check]:
+    """More presentations, more epsilon; and known-others where it should be for every group."""
+    readings = found["readings"]
+    return [
+        checks.grows_with_presentations(readings),
+        checks.covers_analytical(readings),
+        checks.bounds_hold(readings),
+    ]
+
+
+def draw(figure: "Figure", found: Found) -> None:
+    """Densities above, bars below, a column for each run."""
+    readings = found["readings"]
+    axes = figure.subplots(2, max(len(readings), 1), squeeze=False)
+    null = np.linspace(-4, 4, 201)
+    for column, reading in enumerate(readings):
+        top, bottom = axes[0][column], axes[1][column]
+        top.plot(null, np.exp(-(null**2) / 2) / np.sqrt(2 * np.pi), color="k", lw=1)
+        for density in reading["densities"]:
+            colour = COLOURS[TIMES.index(density["presentations"])]
+            label = f"{density['presentations']}×" if column == 0 else None
+            top.plot(density["x"], density["density"], color=colour, label=label)
+        top.set_title(f"{kind(reading)}\nnoise {reading['noise_multiplier']:g}", fontsize=8)
+        top.set_xlabel("cosine · √d", fontsize=8)
+        for place, row in enumerate(_groups(reading, "final")):
+            bottom.bar(place, row["paper_epsilon"], color=COLOURS[place], width=0.7)
+            bottom.plot([place - 0.35, place + 0.35], [row["paper_lower_bound"]] * 2, color="#c62828", lw=1.5)
+            bottom.plot([place - 0.35, place + 0.35], [row["lower_bound"]] * 2, color="k", lw=1.5)
+        bottom.set_xticks(range(len(TIMES)), [f"{number}×" for number in TIMES])
+    if readings:
+        axes[0][0].set_ylabel("density")
+        axes[1][0].set_ylabel("ε_est (bar), ε_lo (red), valid bound (black)", fontsize=8)
+        figure.legend(loc="outside right upper")
+
+
+def said(found: Found) -> str:
+    """What it comes to."""
+    if not found["readings"]:
+        return "Nothing is finished yet."
+    parts = []
+    for reading in found["readings"]:
+        values = [shown(row["paper_epsilon"]) for row in _groups(reading, "final")]
+        parts.append(f"{kind(reading)} at noise {reading['noise_multiplier']:g}: {', '.join(values)}")
+    rises = checks.grows_with_presentations(found["readings"]).outcome
+    return (
+        f"ε_est-final at {', '.join(map(str, TIMES))} presentations: {'; '.join(parts)}. The paper's Figures 1 to 3 print "
+        f"no numbers, so only their shape can be compared: that ε rises with presentations {rises}. All groups are "
+        "of one run here, where the paper has a run for each."
+    )
+
+
+EXPERIMENT = Experiment(
+    name="presentations",
+    title="Canaries shown several times (Figures 1 to 3)",
+    plan=plan,
+    gather=gather,
+    tables=tables,
+    checks=checked,
+    words=said,
+    draw=draw,
+    size=(15.0, 5.0),
+)

@@ -1,0 +1,166 @@
+"""A finished run as plain numbers: what tables, pictures and checks are made of, and what is kept of it."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import gaussian_kde
+
+from coalmine.audit.adversaries import Scores, ladder, presented_times
+from coalmine.audit.rounds import RoundLog
+from coalmine.audit.run_directory import RunDirectory
+from coalmine.audit.settings import Settings
+from coalmine.data.catalogue import DATASETS
+from coalmine.estimators.estimate import epsilon_estimate
+from coalmine.estimators.mechanism import mechanism_epsilon
+
+Reading = dict[str, Any]
+POINTS = 61  # of a density
+DIGITS = "scikit-learn's handwritten digits"
+
+
+def read_finished(directory: Path) -> Reading:
+    """Everything an experiment says of a run."""
+    home = RunDirectory(directory)
+    config, result, log = home.read_config(), home.read_result(), home.read_log()
+    settings, _ = home.read_record()
+    result = numbers(result)
+    noise, update_noise = float(result["noise_multiplier"]), float(result["update_noise_multiplier"])
+    scores = {(item.rung, item.presentations): item for item in ladder(log, settings)}
+    rows = [
+        _row(rung, row, scores.get((rung, row["presentations"])), settings, update_noise, result)
+        for rung, found in result["adversaries"].items()
+        for row in found["groups"]
+    ]
+    task = config["task"]["name"]
+    times = presented_times(log, settings)
+    return {
+        "run": directory.name,
+        "task": task,
+        "data": DATASETS[task].title if task in DATASETS else DIGITS,
+        "dim": settings.dim,
+        "delta": settings.delta,
+        "rounds": config["rounds"],
+        "clients_per_round": config["participation"]["clients_per_round"],
+        "canaries": settings.canaries,
+        "unobserved": settings.unobserved,
+        "canary_slots": int(times.sum()),
+        "canary_rounds": [int(times.min()), int(times.max())],  # of the least and of the most often shown
+        "client_slots": sum(line["clients"] for line in home.read_metrics()),
+        "noise": config["privacy"]["noise"],
+        "noise_multiplier": noise,
+        "update_noise_multiplier": update_noise,
+        "presentations": result["presentations"],
+        "analytical": result["analytical_epsilon"],
+        "update_epsilon": result["update_epsilon"],
+        "client_rounds": result["client_rounds"],
+        "client_epsilon": result["client_epsilon"],
+        "accuracy": result["accuracy"],
+        "verdict": result["verdict"],
+        "engine": result["engine"],
+        "device": config["engine"]["device"],
+        "precision": config["engine"].get("precision"),
+        "seconds": training_seconds(home),
+        "clip_norms": _clip_norms(home),
+        "rows": rows,
+        "densities": _densities(log, settings),
+    }
+
+
+def _row(
+    rung: str, row: dict[str, Any], scores: Scores | None, settings: Settings, update_noise: float, result: Reading
+) -> dict[str, Any]:
+    times = row["presentations"] or result["presentations"]
+    sensitivity = row.get("sensitivity") or math.sqrt(times)
+    wide = None
+    if rung == "known-others" and scores is not None and scores.null is not None:
+        found = epsilon_estimate(
+            scores.observed, null=scores.null, delta=settings.delta, confidence=0.99, null_dof=scores.null_dof
+        )
+        wide = None if found.interval is None else [float(found.interval.low), float(found.interval.high)]
+    return {
+        "rung": rung,
+        "presentations": row["presentations"],
+        "canaries": row["canaries"],
+        "epsilon": row["epsilon"],
+        "interval": row["interval"],
+        "interval_99": wide,
+        "lower_bound": row["lower_bound"],
+        "paper_epsilon": row["paper"]["epsilon"],
+        "paper_lower_bound": row["paper"]["lower_bound"],
+        "floor": row["floor"]["q95"],
+        "anderson_darling": row["anderson_darling"],
+        "mean": row["mean"],
+        "std": row["std"],
+        "null_mean": row["null_mean"],
+        "null_std": row["null_std"],
+        "analytical": float(mechanism_epsilon(update_noise / sensitivity, delta=settings.delta)),
+    }
+
+
+def rung(reading: Reading, name: str, presentations: int | None = None) -> dict[str, Any] | None:
+    """The row of this adversary: that of the most canaries, or of a group."""
+    rows = [row for row in reading["rows"] if row["rung"] == name]
+    if presentations is not None:
+        rows = [row for row in rows if row["presentations"] == presentations]
+    return rows[0] if rows else None
+
+
+def training_seconds(home: RunDirectory) -> float:
+    """How long it trained, pieces added up: the clock in its metrics starts anew whenever it goes on."""
+    total = last = 0.0
+    for line in home.read_metrics():
+        seconds = float(line["seconds"])
+        if seconds < last:
+            total += last
+        last = seconds
+    return total + last
+
+
+def _clip_norms(home: RunDirectory) -> list[float]:
+    """The clip norm in the first, the middle and the last round."""
+    norms = [float(line["clip_norm"]) for line in home.read_metrics()]
+    return [norms[0], norms[len(norms) // 2], norms[-1]] if norms else []
+
+
+def _densities(log: RoundLog, settings: Settings) -> list[dict[str, Any]]:
+    """Smoothed densities of the cosines with the final model times √d, so that the null is N(0, 1) (Figure 1)."""
+    if log.final is None:
+        return []
+    cosines = np.asarray(log.final.cosines, dtype=np.float64)[: settings.canaries] * math.sqrt(settings.dim)
+    times = presented_times(log, settings)
+    found = []
+    for number in np.unique(times[times > 0]):
+        group = cosines[times == number]
+        if group.size < 10 or group.min() == group.max():
+            continue
+        grid = np.linspace(group.min() - 1, group.max() + 1, POINTS)
+        density = gaussian_kde(group)(grid)
+        found.append({"presentations": int(number), "x": _short(grid), "density": _short(density)})
+    return found
+
+
+def _short(values: Any) -> list[float]:
+    return [float(f"{value:.4g}") for value in values]
+
+
+def numbers(value: Any) -> Any:
+    """What JSON was written with: "inf" is a number again."""
+    if isinstance(value, dict):
+        return {key: numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [numbers(item) for item in value]
+    return {"inf": math.inf, "-inf": -math.inf}.get(value, value) if isinstance(value, str) else value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What an experiment wrote down."""
+    try:
+        found = numbers(json.loads(path.read_text(encoding="utf-8")))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON ({error}); make it anew by `coalmine reproduce`") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must hold an object, got {type(found).__name__}")
+    return found

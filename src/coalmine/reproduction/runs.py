@@ -1,0 +1,163 @@
+"""Grids of training runs under one folder: finished ones are read back, killed ones gone on with.
+
+A run's directory is named after its config, so that experiments which ask for the same run share it.
+"""
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coalmine.audit.rounds import write_atomically
+from coalmine.audit.run_directory import RunDirectory
+from coalmine.audit.settings import SCHEMA_VERSION
+from coalmine.reproduction.setting import Setting
+from coalmine.simulation.cohorts import plan_cohorts
+from coalmine.simulation.config import ClaimSettings, RunConfig
+from coalmine.simulation.participation import write_rounds
+from coalmine.simulation.run import Progress, start
+from coalmine.simulation.tasks import load_task
+
+ROUNDS_FILE = "rounds.txt"
+
+
+class OutOfTimeError(Exception):
+    """The time that was given is over; the run that was stopped goes on from its checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """A training run to be had. `without_canaries`: the audit knows them, but none ever takes part."""
+
+    config: RunConfig
+    without_canaries: bool = False
+
+    @property
+    def noise_multiplier(self) -> float:
+        return self.config.privacy.noise_multiplier
+
+    @property
+    def name(self) -> str:
+        """What its directory is called: the same for the same run, whatever machine it is on."""
+        config = self.config
+        times = ".".join(str(number) for number in config.canaries.presentations)
+        noise = "" if config.privacy.noise == "gaussian" else f"-{config.privacy.noise}"
+        canaries = "none" if self.without_canaries else f"{config.canaries.count}x{times}"
+        known = json.dumps([_comparable(config.to_dict()), self.without_canaries], sort_keys=True)
+        digest = hashlib.sha256(known.encode()).hexdigest()[:8]
+        return f"{config.task.name}-{self.noise_multiplier:g}{noise}-{canaries}-{digest}"
+
+    def directory(self, out: Path) -> Path:
+        return out / "runs" / self.name
+
+    def rounds_done(self, out: Path) -> int:
+        """How many rounds are behind it, as far as its metrics say."""
+        lines = RunDirectory(self.directory(out)).read_metrics()
+        return int(lines[-1]["round"]) if lines else 0
+
+    def finished(self, out: Path) -> bool:
+        return (self.directory(out) / "result.json").is_file()
+
+
+Follow = Callable[[PlannedRun, Progress], None]
+
+
+def carry_out(runs: Iterable[PlannedRun], setting: Setting, *, follow: Follow = lambda *_: None) -> dict[str, Path]:
+    """Train what is asked for and not finished, and return the directories of all that is, by the runs' names."""
+    for planned in distinct(runs):
+        if setting.wanted(planned.noise_multiplier) and not planned.finished(setting.out):
+            _train(planned, setting.out, follow)
+    return {planned.name: planned.directory(setting.out) for planned in distinct(runs) if planned.finished(setting.out)}
+
+
+def distinct(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
+    """Each run once."""
+    return list({planned.name: planned for planned in runs}.values())
+
+
+def stop_after(seconds: float, follow: Follow) -> Follow:
+    """`follow`, and an end where time is over: at a checkpoint, so that nothing is trained twice."""
+    end = time.monotonic() + seconds
+
+    def watch(planned: PlannedRun, progress: Progress) -> None:
+        follow(planned, progress)
+        number = progress.report.round_number
+        saved = number % planned.config.checkpoint_every == 0 and number < planned.config.rounds
+        if saved and time.monotonic() > end:
+            raise OutOfTimeError(f"{planned.name} was stopped after round {number}")
+
+    return watch
+
+
+def _train(planned: PlannedRun, out: Path, follow: Follow) -> None:
+    directory = planned.directory(out)
+    home = RunDirectory(directory)
+    config = planned.config
+    if planned.without_canaries:
+        config = _unmixed(config, directory)
+    if (directory / "config.toml").is_file():  # begun before: on the same device, with as many threads
+        config = RunConfig.from_dict(home.read_config())
+    else:
+        config = replace(config, engine=config.engine.resolved())
+        _write_config(directory, config)
+    start(config, directory, progress=lambda progress: follow(planned, progress))
+
+
+def _unmixed(config: RunConfig, directory: Path) -> RunConfig:
+    """The same clients in the same rounds and not one canary among them: their rounds come from a file without any."""
+    path = directory / ROUNDS_FILE
+    if not path.is_file():
+        data_dir = None if config.task.data_dir is None else Path(config.task.data_dir)
+        population = len(load_task(config.task.name, clients=config.task.clients, data_dir=data_dir).population)
+        nobody = np.zeros(0, dtype=np.int32)
+        cohorts = plan_cohorts(config, population, lambda _: nobody)
+        clients = [cohorts.of_round(number).clients for number in range(1, config.rounds + 1)]
+        directory.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".part")
+        write_rounds(unfinished, clients, clients=population)
+        unfinished.replace(path)
+    return replace(
+        config,
+        participation=replace(config.participation, kind="file", file=str(path.absolute())),
+        canaries=replace(config.canaries, pattern="clients", presentations=(1,)),
+        claim=ClaimSettings(),
+    )
+
+
+def _comparable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes a run the run it is: not the machine, nor where its data lie."""
+    kept = {name: value for name, value in values.items() if name not in ("engine", "claim")}
+    kept["task"] = {name: value for name, value in kept["task"].items() if name != "data_dir"}
+    return kept
+
+
+def _write_config(directory: Path, config: RunConfig) -> None:
+    """config.toml as `start` writes it, on a machine that has no tomli_w to write it with."""
+    try:
+        import tomli_w  # noqa: F401
+    except ImportError:
+        text = toml_text({"schema_version": SCHEMA_VERSION} | config.to_dict())
+        write_atomically(directory / "config.toml", text.encode())
+
+
+def toml_text(values: Mapping[str, Any]) -> str:
+    """A config as TOML: plain values and lists of them, then its sections."""
+    sections = {name: value for name, value in values.items() if isinstance(value, Mapping)}
+    lines = [f"{name} = {_toml(value)}" for name, value in values.items() if name not in sections]
+    for name, section in sections.items():
+        lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in section.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_toml(item) for item in value)}]"
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else str(value)
+    return json.dumps(value, ensure_ascii=False)

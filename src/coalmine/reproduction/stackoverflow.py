@@ -1,0 +1,32 @@
+"""Section 5: a word LSTM of 4.05 million parameters, one presentation, from all iterates and from the final model."""
+
+from functools import partial
+
+from coalmine.reproduction import epsilon_table
+from coalmine.reproduction.bases import words
+from coalmine.reproduction.experiment import Experiment, Found
+from coalmine.reproduction.paper import STACK_OVERFLOW
+from coalmine.reproduction.runs import Follow, PlannedRun
+from coalmine.reproduction.setting import Setting
+
+
+def plan(setting: Setting) -> list[PlannedRun]:
+    """A run for each of the paper's noise multipliers."""
+    return epsilon_table.grid(words(setting), tuple(STACK_OVERFLOW))
+
+
+def gather(setting: Setting, follow: Follow) -> Found:
+    """What the runs read."""
+    return epsilon_table.gather(plan(setting), setting, follow)
+
+
+EXPERIMENT = Experiment(
+    name="stackoverflow",
+    title="ε against noise, next words (the paper: Stack Overflow)",
+    plan=plan,
+    gather=gather,
+    tables=partial(epsilon_table.tables, paper=STACK_OVERFLOW),
+    checks=epsilon_table.checked,
+    words=partial(epsilon_table.said, paper=STACK_OVERFLOW, original="Stack Overflow"),
+    draw=partial(epsilon_table.draw, paper=STACK_OVERFLOW),
+)

@@ -1,0 +1,141 @@
+"""Grids of runs: shared, resumed, read back; on a machine without tomli_w too."""
+
+import sys
+import tomllib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from coalmine.audit.run_directory import RunDirectory
+from coalmine.reproduction import accuracy, beyond, emnist, runs, stackoverflow
+from coalmine.reproduction.runs import OutOfTimeError, PlannedRun, carry_out, stop_after, toml_text
+from coalmine.reproduction.setting import Setting
+from coalmine.simulation.config import (
+    CanarySettings,
+    EngineSettings,
+    ParticipationSettings,
+    PrivacySettings,
+    RunConfig,
+    TaskSettings,
+)
+
+TINY = RunConfig(
+    rounds=6,
+    evaluate_every=6,
+    checkpoint_every=2,
+    participation=ParticipationSettings(clients_per_round=5),
+    privacy=PrivacySettings(noise_multiplier=0.5, clipping="adaptive", count_noise=0.5),
+    canaries=CanarySettings(count=20, unobserved=50),
+    engine=EngineSettings(device="cpu", threads=1),
+)
+
+
+def setting(tmp_path, **changes) -> Setting:
+    return Setting(out=tmp_path, **changes)
+
+
+def test_a_run_stopped_by_the_clock_ends_as_one_that_never_was(tmp_path):
+    planned = PlannedRun(config=TINY)
+    with pytest.raises(OutOfTimeError, match="after round 2"):
+        carry_out([planned], setting(tmp_path / "cut"), follow=stop_after(-1.0, lambda *_: None))
+    assert not planned.finished(tmp_path / "cut")
+    assert planned.rounds_done(tmp_path / "cut") == 2
+    seen = []
+    cut = carry_out([planned], setting(tmp_path / "cut"), follow=lambda _, p: seen.append(p.report.round_number))
+    whole = carry_out([planned], setting(tmp_path / "whole"))
+    assert seen == [3, 4, 5, 6]
+    found = [RunDirectory(done[planned.name]).read_result() for done in (cut, whole)]
+    assert found[0] == found[1]
+
+
+def test_finished_runs_are_not_trained_again_and_unasked_ones_not_at_all(tmp_path, monkeypatch):
+    noisy = PlannedRun(config=TINY)
+    quiet = PlannedRun(config=replace(TINY, privacy=replace(TINY.privacy, noise_multiplier=0.25)))
+    done = carry_out([noisy, quiet, noisy], setting(tmp_path, only=(0.5,)))
+    assert list(done) == [noisy.name]
+    monkeypatch.setattr(runs, "start", lambda *_, **__: pytest.fail("trained again"))
+    assert carry_out([noisy, quiet], setting(tmp_path, only=(0.5,))) == done
+
+
+def test_without_canaries_the_same_clients_train_in_the_same_rounds(tmp_path):
+    mixed, without = PlannedRun(config=TINY), PlannedRun(config=TINY, without_canaries=True)
+    done = carry_out([mixed, without], setting(tmp_path))
+    clients = [[line["clients"] for line in RunDirectory(done[run.name]).read_metrics()] for run in (mixed, without)]
+    assert clients[0] == clients[1]
+    assert [line["canaries"] for line in RunDirectory(done[without.name]).read_metrics()] == [0] * TINY.rounds
+    assert sum(line["canaries"] for line in RunDirectory(done[mixed.name]).read_metrics()) == TINY.canaries.count
+    rows = (done[without.name] / runs.ROUNDS_FILE).read_text().splitlines()
+    assert len(rows) == TINY.rounds
+    everybody = np.concatenate([np.array(row.split(), dtype=int) for row in rows])
+    assert len(set(everybody.tolist())) == len(everybody) == 30  # shuffled epochs: 30 of 200, nobody twice
+
+
+def test_a_machine_without_tomli_w_writes_the_same_config(tmp_path, monkeypatch):
+    planned = PlannedRun(config=TINY)
+    plain = carry_out([planned], setting(tmp_path / "with"))[planned.name]
+    monkeypatch.setitem(sys.modules, "tomli_w", None)
+    bare = carry_out([planned], setting(tmp_path / "without"))[planned.name]
+    read = [tomllib.loads((folder / "config.toml").read_text()) for folder in (plain, bare)]
+    assert read[0] == read[1]
+    assert RunDirectory(plain).read_result() == RunDirectory(bare).read_result()
+
+
+def test_toml_of_odd_values():
+    values = {"a": 1, "b": 1e-06, "c": True, "d": [1, 2], "e": {"f": 'quo"te \\ ü', "g": float("inf"), "h": []}}
+    assert tomllib.loads(toml_text(values)) == values
+
+
+def test_a_runs_name_is_its_config_and_not_its_machine():
+    moved = replace(TINY, engine=EngineSettings(device="auto", threads=7), task=TaskSettings(data_dir="/elsewhere"))
+    assert PlannedRun(config=moved).name == PlannedRun(config=TINY).name
+    assert PlannedRun(config=replace(TINY, seed=2)).name != PlannedRun(config=TINY).name
+    assert PlannedRun(config=TINY, without_canaries=True).name != PlannedRun(config=TINY).name
+
+
+@pytest.mark.parametrize("scale", ["small", "paper"])
+def test_experiments_share_the_runs_that_coincide(tmp_path, scale):
+    asked = setting(tmp_path, scale=scale)
+    tables = {run.name for run in emnist.plan(asked)}
+    assert tables < {run.name for run in beyond.plan(asked)}
+    if scale == "paper":
+        shared = {run.name for run in stackoverflow.plan(asked)} & {run.name for run in accuracy.plan(asked)}
+        assert len(shared) == 1  # without noise, with canaries
+
+
+def test_the_papers_runs_have_the_papers_sizes(tmp_path):
+    words, characters = (module.plan(setting(tmp_path, scale="paper")) for module in (stackoverflow, emnist))
+    assert [run.noise_multiplier for run in words] == [0, 0.0496, 0.0986, 0.2317]
+    assert [run.noise_multiplier for run in characters] == [0, 0.16, 0.18, 0.195, 0.25, 0.315]
+    config = words[0].config
+    assert (config.rounds, config.participation.clients_per_round, config.canaries.count) == (2048, 167, 1000)
+    assert (config.client.learning_rate, config.server.learning_rate, config.server.momentum) == (1.0, 0.56, 0.9)
+    config = characters[0].config
+    assert (config.rounds, config.participation.clients_per_round, config.client.learning_rate) == (500, 34, 0.031)
+    assert config.privacy.delta == pytest.approx(1.3115e-4, rel=1e-3)
+
+
+def test_other_noises_are_at_the_same_analytical_epsilon(tmp_path):
+    """‖Cu‖/z of the worst single round is 1/z of fresh noise, the clip's count left out."""
+    for kind, run in beyond.noise_runs(setting(tmp_path)).items():
+        config = run.config
+        law = config.noise_law()
+        z = config.privacy.clipping_of(10).update_noise_multiplier
+        worst = 1.0 if law is None else np.linalg.norm(law.matrix(), axis=0).max()
+        base = beyond.base(setting(tmp_path)).privacy.clipping_of(10).update_noise_multiplier
+        assert z / worst == pytest.approx(base, rel=1e-6), kind
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"scale": "large"}, "scale must be small or paper"),
+        ({"rounds": 0}, "rounds must be"),
+        ({"originals": True}, "originals are read at scale paper only"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(tmp_path, changes, words):
+    with pytest.raises(ValueError, match=words):
+        setting(tmp_path, **changes)
