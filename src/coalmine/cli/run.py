@@ -147,7 +147,7 @@ def _page(directory: Path) -> Path:
 def _title(outcome: "RunOutcome") -> str:
     config = outcome.config
     return (
-        f"{config.task.name}: {config.rounds} rounds, noise multiplier {config.privacy.noise_multiplier:g}, "
+        f"{outcome.title}: {config.rounds} rounds, noise multiplier {config.privacy.noise_multiplier:g}, "
         f"{config.canaries.count:,} canaries shown {outcome.presentations}×; accuracy {outcome.accuracy:.1%}; "
         f"trained {outcome.engine}"
     )

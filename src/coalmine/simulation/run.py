@@ -53,6 +53,7 @@ class RunOutcome:
     """
 
     config: RunConfig
+    title: str  # what the data are, where they may stand in for others
     result: AuditResult
     accuracy: float
     engine: str
@@ -69,6 +70,7 @@ class RunOutcome:
         """What result.json says beside the audit's own."""
         return {
             "task": self.config.task.name,
+            "title": self.title,
             "level": self.config.task.level,
             "accuracy": self.accuracy,
             "engine": self.engine,
@@ -268,6 +270,7 @@ def _outcome(training: Training, accuracy: float) -> RunOutcome:
     delta, update_noise = config.privacy.delta, training.clipping.update_noise_multiplier
     return RunOutcome(
         config=config,
+        title=training.task.title or config.task.name,
         result=result,
         accuracy=accuracy,
         engine=training.engine.description,

@@ -22,8 +22,8 @@ from coalmine.simulation.population import Indices
 
 Description = tuple[int, tuple[int, ...], torch.dtype]  # of shared memory: its handle, and the tensor in it
 
-# Memory that a step has freed stays for the next step, in large pages: given back and asked for again by Linux's usual
-# rules, it costs a process of the CNN a fifth of its time (benchmarks/engine.py). Elsewhere this says nothing.
+# Memory that a step has freed stays for the next step, in large pages; given back and asked for again, as is usual on
+# Linux, it is a thousand page faults in every step of the CNN. Where malloc is another one, this says nothing.
 KEEP_MEMORY = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=1073741824:glibc.malloc.hugetlb=1"
 
 
