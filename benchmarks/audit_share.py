@@ -1,10 +1,12 @@
 """What the audit costs in a round: all five rungs, 1,000 + 1,000 canaries, the CNN of 1.2 million, 34 clients.
 
 Its floor are the transforms of the canaries' rotation: one for the sum of the present canaries, one each for the cosines
-with the model delta and with what is left of it without the clients, and one for the gauges by layer.
+with the model delta and with what is left of it without the clients. The last two are done beside the training of the next
+round, so what the audit costs is what rounds with it take longer than rounds without: they take turns.
 """
 
 import dataclasses
+import statistics
 import time
 from typing import Any
 
@@ -21,54 +23,77 @@ from coalmine.simulation.tasks import Task
 from coalmine.simulation.training import Training
 
 BAR = 0.03
-ROUNDS, CLIENTS, EXAMPLES_EACH = 4, 34, 111  # as many digits as a writer of MNIST has
+PAIRS, STRETCH, CLIENTS, EXAMPLES_EACH = 7, 4, 34, 111  # as many digits as a writer of MNIST has
 
 
-class TimedAudit(Audit):
-    """An audit that keeps the time it takes in the rounds."""
+class SwitchedAudit(Audit):
+    """An audit that can be switched off, and that keeps the time in which a round waits for it."""
 
     seconds = 0.0
+    idle = False
 
     def updates(self, *arguments: Any, **options: Any) -> Any:
+        if self.idle:
+            return torch.zeros_like(options["like"])
         start = time.perf_counter()
         found = super().updates(*arguments, **options)
         self.seconds += time.perf_counter() - start
         return found
 
     def observe_round(self, *arguments: Any, **options: Any) -> None:
-        start = time.perf_counter()
-        super().observe_round(*arguments, **options)
-        self.seconds += time.perf_counter() - start
+        if not self.idle:
+            start = time.perf_counter()
+            super().observe_round(*arguments, **options)
+            self.seconds += time.perf_counter() - start
 
 
-def measure() -> tuple[float, float]:
-    """Seconds of a round, and of the audit in it, after one round to warm up."""
-    settings = {"rounds": ROUNDS + 1, "evaluate_every": 1000, "participation": {"clients_per_round": CLIENTS}}
+def measure() -> tuple[list[float], list[float], float]:
+    """Seconds of rounds with the audit and of rounds without it, in turn, and of those in which a round waits for it."""
+    rounds = 2 * PAIRS * STRETCH + 1
+    settings = {"rounds": rounds, "evaluate_every": 1000, "participation": {"clients_per_round": CLIENTS}}
     config = RunConfig.from_dict(merged(task_defaults("mnist-by-writer"), settings))
     config = dataclasses.replace(config, engine=config.engine.resolved())
     model, examples = cnn_dropout(), pictures(CLIENTS * EXAMPLES_EACH)
     task = Task("pictures", model, examples, pictures(10), random_partition(len(examples), CLIENTS, seed=0))
-    audit = TimedAudit(
-        model.dim, canaries=1000, unobserved=1000, seed=1, delta=1e-6, rounds=config.rounds, layers=model.sizes
+    audit = SwitchedAudit(
+        model.dim,
+        canaries=1000,
+        unobserved=1000,
+        seed=1,
+        delta=1e-6,
+        rounds=rounds,
+        layers=model.sizes,
+        deferred=True,
     )
     engine = client_engine("auto", model, examples, config.client, workers=config.engine.workers)
     cohorts = plan_cohorts(config, CLIENTS, audit.canaries_in_round)
     training = Training(config, task=task, engine=engine, cohorts=cohorts, audit=audit)
+    taken: dict[bool, list[float]] = {False: [], True: []}
     try:
         state = training.initial_state()
         training.round(state)
-        audit.seconds, start = 0.0, time.perf_counter()
-        list(training.rounds(state))
-        return (time.perf_counter() - start) / ROUNDS, audit.seconds / ROUNDS
+        audit.seconds = 0.0
+        for _ in range(PAIRS):
+            for idle in (False, True):
+                audit.idle = idle
+                start = time.perf_counter()
+                for _ in range(STRETCH):
+                    training.round(state)
+                audit.flush()  # so that the last one's is counted too, though no training goes on beside it
+                taken[idle].append((time.perf_counter() - start) / STRETCH)
+        return taken[False], taken[True], audit.seconds / (PAIRS * STRETCH)
     finally:
         engine.close()
 
 
 def main() -> int:
-    whole, audit = measure()
-    print(f"a round {whole:.2f} s on {torch.get_num_threads()} threads, the audit in it {audit:.3f} s:")
-    print(f"share {audit / whole:.1%} (bar {BAR:.0%})")
-    return 0 if audit / whole <= BAR else 1
+    with_audit, without, waited = measure()
+    whole, plain = statistics.median(with_audit), statistics.median(without)
+    share = (whole - plain) / whole
+    print(f"a round {whole:.3f} s with the audit, {plain:.3f} s without it, on {torch.get_num_threads()} threads;")
+    print(f"{waited:.3f} s of it wait for the audit")
+    print(f"share {share:.1%} (bar {BAR:.0%})")
+    return 0 if share <= BAR else 1
 
 
 if __name__ == "__main__":

@@ -160,3 +160,19 @@ def test_what_cannot_be_is_refused():
     audit = Audit(1_000, canaries=100, seed=1, delta=1e-6, noise=TreeNoise(rounds=2))
     with pytest.raises(ValueError, match="planned for 2 rounds, got round 3"):
         audit.observe_round(3, np.ones(1_000), present=[])
+
+
+def test_a_round_whose_noise_was_not_claimed_hides_nothing():
+    """A third of the noise is caught also if one round, without canaries, came without its claimed std."""
+    law, dim, rng = TreeNoise(rounds=8), 4_000, np.random.default_rng(0)
+    audit = Audit(dim, canaries=200, unobserved=2_000, seed=b"x", delta=1e-6, rounds=8, noise=law)
+    others, drawn = 20 * rng.normal(size=dim), {}
+    for number in range(1, 9):
+        drawn[number] = 0.3 * rng.normal(size=dim)
+        noise = drawn[number] - sum((drawn[child] for child in law.children(number)), np.zeros(dim))
+        present = audit.canaries_in_round(number) if number != 3 else []
+        claimed = None if number == 3 else law.std(number)
+        total = audit.updates(present, 1.0)
+        audit.observe_round(number, total + noise + others, present=present, others=others, noise_std=claimed)
+    epsilon = float(mechanism_epsilon(0.5, delta=1e-6))
+    assert audit.result(claim=Claim(epsilon=epsilon, sensitivity=2.0)).verdict.outcome == "VIOLATION"

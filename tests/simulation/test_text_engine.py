@@ -106,3 +106,34 @@ def test_work_counts_every_symbol_three_times_and_its_padding(sentences):
     present = np.arange(8) < drawn.counts[:, :, None]
     assert needed == 3 * (lengths[drawn.examples] * present).sum()
     assert needed < computed < 3 * (drawn.counts > 0).sum() * 8 * 8
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_memory_that_held_nan_leaves_none_in_an_update(momentum, sentences):
+    """New tensors hold whatever was there; deterministic mode fills them with NaN to show it."""
+    model, client = word_lstm(20), ClientSettings(learning_rate=0.5, momentum=momentum, batch_size=8)
+    vector = model.initial(torch.Generator().manual_seed(1))
+    torch.use_deterministic_algorithms(True)
+    try:
+        (rows,) = TextTogether(model, sentences, client, memory_limit=1.0).updates(vector, batches())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert rows.isfinite().all()
+
+
+def test_clients_with_nothing_that_counts_have_no_update(sentences):
+    """None at all, rows of padding alone, and in fp64."""
+    model, client = word_lstm(20), ClientSettings(batch_size=8)
+    vector = model.initial(torch.Generator().manual_seed(1)).double()
+    blank = Examples(torch.cat([torch.ones_like(sentences.inputs[:1]), sentences.inputs]),
+                     torch.cat([torch.zeros_like(sentences.labels[:1]), sentences.labels]))  # fmt: skip
+    rng = np.random.default_rng(1)
+    nothing = draw_batches([np.zeros(0, np.int64)] * 2, epochs=1, batch_size=8, rng=rng)
+    padding = draw_batches([np.zeros(1, np.int64)], epochs=1, batch_size=8, rng=rng)
+    mixed = draw_batches([np.zeros(1, np.int64), np.arange(1, 4)], epochs=1, batch_size=8, rng=rng)
+    engine = TextTogether(model, blank, client, memory_limit=1.0)
+    for drawn in (nothing, padding):
+        assert all(not rows.any() for rows in engine.updates(vector, drawn))
+    (rows,) = engine.updates(vector, mixed)
+    expected = torch.cat(list(OneByOne(model, blank, client).updates(vector, mixed)))
+    torch.testing.assert_close(rows, expected, rtol=1e-5, atol=1e-8)

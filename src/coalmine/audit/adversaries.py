@@ -373,7 +373,7 @@ def _presentations(log: RoundLog, settings: Settings, *, residual: bool) -> _Pre
 def _weights(log: RoundLog) -> Callable[[View], float]:
     """Rounds weigh by what a canary adds to them over the scale: the claimed noise tells that, n included; else C."""
     if all(item.noise_std for item in log.rounds() if item.present.size):
-        return lambda view: (view.noise_std or 0.0) / view.scale
+        return lambda view: (view.noise_std or view.clip_norm) / view.scale  # whitened ones may be in units of the clip
     return lambda view: view.clip_norm / view.scale
 
 

@@ -3,7 +3,8 @@
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, TypeVar
@@ -19,7 +20,16 @@ from coalmine.audit.rounds import Final, Round, RoundLog, Singles
 from coalmine.audit.run_directory import RunDirectory
 from coalmine.audit.schedule import Indices, spread_schedule
 from coalmine.audit.settings import Commitment, Settings, checked_settings, seed_bytes
-from coalmine.audit.vectors import checked_length, difference, layer_norms, numpy_vector, vector_norm
+from coalmine.audit.vectors import (
+    checked_length,
+    copied,
+    difference,
+    layer_norms,
+    like_model,
+    numpy_vector,
+    on_gpu,
+    vector_norm,
+)
 from coalmine.audit.verdict import Claim, Verdict, judge
 from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.canaries.base import usable
@@ -45,8 +55,8 @@ class Audit:
     names and sizes, give gauges of their own. `scores` are attacks of your own: each is called in every round as
     attack(round_number, model_delta, canaries, previous) and returns a score for every canary, observed first; `previous`
     is what it returned the round before, None at first. With a `directory` every round is on disk at once, and an audit
-    made again with the same arguments goes on where that directory ends. A `deferred` audit measures a round on the GPU that
-    holds it beside whatever that does next, and notes it when the next round comes, or on `flush`.
+    made again with the same arguments goes on where that directory ends. A `deferred` audit measures a round beside
+    whatever comes next, on its GPU or in a thread, and notes it when the next round comes, or on `flush`.
 
     >>> audit = Audit(dim=10_000, canaries=1_000, seed=b"a secret", delta=1e-6, rounds=2)
     >>> rng = np.random.default_rng(0)
@@ -116,6 +126,7 @@ class Audit:
         self._last_sum: tuple[list[int], Any] | None = None
         self._deferred = False
         self._pending: _Pending | None = None
+        self._beside: ThreadPoolExecutor | None = None
         self._recall_scores()
 
     def _recall_scores(self) -> None:
@@ -205,51 +216,93 @@ class Audit:
         self.flush()
         if self._begin_later(number, model_delta, others, indices, clip, noise):
             return
-        norm = vector_norm("model_delta", model_delta)
-        if norm == 0:
-            self._log.append(Round(number=number, skipped=True))
-            return
-        cosines, rest = self._measured(model_delta, norm, indices)
-        extra = {} if others is None else self._residual(model_delta, others, indices)
-        own = {name: self._attack(name, number, model_delta) for name in self._attacks}
-        self._log.append(
-            Round(
-                number=number,
-                present=np.array(indices, dtype=np.int32),
-                clip_norm=clip,
-                noise_std=noise,
-                norm=norm,
-                rest=rest,
-                cosines=cosines,
-                scores=own,
-                **extra,
-            )
-        )
-        self._previous_scores |= {name: values.astype(np.float64) for name, values in own.items()}
+        item = self._round_now(number, model_delta, others, indices, clip, noise, self._taken_sum(indices))
+        if self._attacks and not item.skipped:
+            own = {name: self._attack(name, number, model_delta) for name in self._attacks}
+            item = replace(item, scores=own)
+            self._previous_scores |= {name: values.astype(np.float64) for name, values in own.items()}
+        self._log.append(item)
 
     def flush(self) -> None:
-        """Note the round that a `deferred` audit is still measuring; errors in it come now."""
-        pending, self._pending = self._pending, None
-        if pending is None:
+        """Note the round that a `deferred` audit is still measuring; errors in it come now.
+
+        A round that cannot be is forgotten; one that cannot be written, on a full disk say, is kept for the next try.
+        """
+        if self._pending is None:
             return
-        found = pending.measurement.numbers()
+        try:
+            item = self._pending.item()
+        except ValueError:
+            self._pending = None
+            raise
+        self._log.append(item)
+        self._pending = None
+
+    def _begin_later(
+        self, number: int, model_delta: Any, others: Any, present: list[int], clip: float, noise: float | None
+    ) -> bool:
+        """Whether the round is being measured now, to be noted when the next one comes."""
+        settings = self.settings
+        if not self._deferred or settings.kind != "rotated" or settings.momentum or self._attacks:
+            return False
+        if not on_gpu(model_delta):
+            if self._beside is None:
+                self._beside = ThreadPoolExecutor(1, thread_name_prefix="coalmine-audit")
+            given = copied(model_delta), None if others is None else copied(others)
+            total = self._taken_sum(present)
+            future = self._beside.submit(self._round_now, number, *given, present, clip, noise, total)
+            self._pending = _Pending(number, future.result)
+            return True
+        assert isinstance(self._canaries, RotatedCanaries)
+        delta = like_model(model_delta, model_delta)
+        rest = None if others is None else like_model(others, delta)
+        layers = tuple(size for _, size in settings.layers) if rest is not None and settings.layers else ()
+        total = None
+        if layers and present:
+            taken = self._taken_sum(present)
+            total = self._canaries.combine(present, like=delta) if taken is None else like_model(taken, delta)
+        measurement = self._canaries.measure_later(delta, rest, total, layers)
+        if measurement is None:
+            return False
+        self._pending = _Pending(number, lambda: self._round_of(measurement, number, present, clip, noise))
+        return True
+
+    def _round_now(
+        self,
+        number: int,
+        model_delta: Any,
+        others: Any,
+        present: list[int],
+        clip: float,
+        noise: float | None,
+        total: Any,
+    ) -> Round:
+        """The record of a round; `total` is the sum of the present canaries, where it is at hand."""
+        norm = vector_norm("model_delta", model_delta)
+        if norm == 0:
+            return Round(number=number, skipped=True)
+        left = None if others is None else self._without(model_delta, others)
+        measured = self._canaries.cosines_of_each([model_delta] if left is None else [model_delta, left[0]])
+        cosines, rest = self._rest_of(numpy_vector(measured[0]), norm, model_delta, present)
+        extra = {} if left is None else self._residual(*left, numpy_vector(measured[1]), present, total)
+        return Round(
+            number=number,
+            present=np.array(present, dtype=np.int32),
+            clip_norm=clip,
+            noise_std=noise,
+            norm=norm,
+            rest=rest,
+            cosines=cosines,
+            **extra,
+        )
+
+    def _round_of(self, measurement: Any, number: int, present: list[int], clip: float, noise: float | None) -> Round:
+        """The record of a round from what a GPU measured beside its work."""
+        found = measurement.numbers()
         norm, residual = float(found["norm"][0]), float(found.get("residual_norm", np.ones(1))[0])
         if not usable(norm) or not usable(residual):  # zeros, NaN, or numbers at the end of their range: step by step
-            self._deferred = False
-            others = pending.measurement.others if pending.measurement.plan.others else None
-            try:
-                self.observe_round(
-                    pending.number,
-                    pending.measurement.vector,
-                    present=pending.present,
-                    others=others,
-                    noise_std=pending.noise_std,
-                    clip_norm=pending.clip_norm,
-                )
-            finally:
-                self._deferred = True
-            return
-        present = pending.present
+            others = measurement.others if measurement.plan.others else None
+            return self._round_now(number, measurement.vector, others, present, clip, noise, None)
         cosines, rest = self._rest_of(found["cosines"], norm)
         extra: dict[str, Any] = {}
         if "residual_cosines" in found:
@@ -259,37 +312,16 @@ class Audit:
                 size = float(np.asarray(own[present], np.float64).mean()) * residual if present else 0.0
                 square = found["rests"] - 2 * size * found.get("overlaps", 0.0) + size**2 * found.get("totals", 0.0)
                 extra["layer_rests"] = np.sqrt(np.maximum(square, 0.0))
-        self._log.append(
-            Round(
-                number=pending.number,
-                present=np.array(present, dtype=np.int32),
-                clip_norm=pending.clip_norm,
-                noise_std=pending.noise_std,
-                norm=norm,
-                rest=rest,
-                cosines=cosines,
-                **extra,
-            )
+        return Round(
+            number=number,
+            present=np.array(present, dtype=np.int32),
+            clip_norm=clip,
+            noise_std=noise,
+            norm=norm,
+            rest=rest,
+            cosines=cosines,
+            **extra,
         )
-
-    def _begin_later(
-        self, number: int, model_delta: Any, others: Any, present: list[int], clip: float, noise: float | None
-    ) -> bool:
-        """Whether the round is being measured now, to be noted when the next one comes."""
-        settings = self.settings
-        if not self._deferred or settings.kind != "rotated" or settings.momentum or self._attacks:
-            return False
-        by_layer = others is not None and settings.layers is not None
-        layers = tuple(size for _, size in settings.layers) if by_layer and settings.layers else ()
-        total = self._sum_of(present, model_delta) if layers and present else None
-        assert isinstance(self._canaries, RotatedCanaries)
-        measurement = self._canaries.measure_later(model_delta, others, total, layers)
-        if measurement is None:
-            if total is not None:
-                self._last_sum = (present, total)
-            return False
-        self._pending = _Pending(number, present, clip, noise, measurement)
-        return True
 
     def observe_final(self, model: Any, *, initial: Any = None) -> None:
         """Take note of the final model (Algorithm 2) and, for `final-update`, of the initial one."""
@@ -310,8 +342,11 @@ class Audit:
 
     def rewind_to(self, round_number: int) -> None:
         """Forget every round after `round_number`, and the final model: for a trainer that resumes from a checkpoint."""
+        number = whole_number("round_number", round_number, minimum=0)
+        if self._pending is not None and self._pending.number > number:
+            self._pending = None
         self.flush()
-        self._log.rewind_to(whole_number("round_number", round_number, minimum=0))
+        self._log.rewind_to(number)
         self._recall_scores()
 
     def result(
@@ -361,19 +396,16 @@ class Audit:
             raise ValueError("present canaries must differ, got one twice")
         return indices
 
-    def _measured(self, vector: Any, norm: float, present: list[int]) -> tuple[Singles, float]:
-        """Cosines of all canaries with a vector, and its length off the observed ones."""
-        exact = numpy_vector(self._canaries.cosines(vector))
+    def _rest_of(
+        self, cosines: Floats, norm: float, vector: Any = None, present: Sequence[int] = ()
+    ) -> tuple[Singles, float]:
+        """The cosines as they are kept, and the length of their vector off the observed canaries."""
         if self.settings.kind == "rotated":
-            return self._rest_of(exact, norm)
-        along, square = self._along_present(vector, present)
-        share = 1 - along * along * square / (norm * norm)
-        return exact.astype(np.float32), norm * math.sqrt(max(share, SMALLEST))
-
-    def _rest_of(self, cosines: Floats, norm: float) -> tuple[Singles, float]:
-        """Orthonormal canaries' cosines as they are kept, and the length off the observed ones."""
-        observed = cosines[: self.settings.canaries]
-        share = 1 - float(observed @ observed)
+            observed = cosines[: self.settings.canaries]
+            share = 1 - float(observed @ observed)
+        else:
+            along, square = self._along_present(vector, list(present))
+            share = 1 - along * along * square / (norm * norm)
         # without any noise nothing is left but rounding: scores are then huge, and not infinite
         return cosines.astype(np.float32), norm * math.sqrt(max(share, SMALLEST))
 
@@ -385,15 +417,19 @@ class Audit:
         square = float(total @ total)
         return float(numpy_vector(vector) @ total) / square, square
 
-    def _residual(self, model_delta: Any, others: Any, present: list[int]) -> dict[str, Any]:
-        """What is left of a round without everybody else: canaries and noise."""
+    def _without(self, model_delta: Any, others: Any) -> tuple[Any, float]:
+        """What is left of a round without everybody else, canaries and noise, and its length."""
         vector = difference(model_delta, others)
         norm = vector_norm("model_delta - others", vector)
         if norm == 0:
             raise ValueError(
                 "model_delta and others are equal: no noise and no canary is left; are they what they say?"
             )
-        cosines, rest = self._measured(vector, norm, present)
+        return vector, norm
+
+    def _residual(self, vector: Any, norm: float, exact: Floats, present: list[int], total: Any) -> dict[str, Any]:
+        """What the round's record says of it."""
+        cosines, rest = self._rest_of(exact, norm, vector, present)
         if self.settings.kind == "sphere" and present:
             cosines, norm = self._without_each_other(vector, cosines, norm, rest, present)
         layers = None
@@ -402,14 +438,15 @@ class Audit:
             seen = np.asarray(cosines[present], dtype=np.float64) * norm
             noise = vector
             if present:
-                noise = difference(vector, self._sum_of(present, vector) * float(seen.mean()))
+                total = self._canaries.combine(present, like=vector) if total is None else total
+                noise = difference(vector, total * float(seen.mean()))
             layers = layer_norms(noise, sizes)
         return {"residual_norm": norm, "residual_rest": rest, "residual_cosines": cosines, "layer_rests": layers}
 
-    def _sum_of(self, present: list[int], like: Any) -> Any:
-        """The present canaries' sum: that of the last `updates` if it was theirs, kept no longer than its round."""
+    def _taken_sum(self, present: list[int]) -> Any:
+        """The present canaries' sum, if it was that of the last `updates`: kept no longer than its round."""
         last, self._last_sum = self._last_sum, None
-        return last[1] if last is not None and last[0] == present else self._canaries.combine(present, like=like)
+        return last[1] if last is not None and last[0] == present else None
 
     def _without_each_other(
         self, vector: Any, cosines: Singles, norm: float, rest: float, present: list[int]
@@ -437,13 +474,10 @@ class Audit:
 
 @dataclass(frozen=True)
 class _Pending:
-    """A round that is being measured."""
+    """A round that is being measured: its number, and what waits for its record."""
 
     number: int
-    present: list[int]
-    clip_norm: float
-    noise_std: float | None
-    measurement: Any
+    item: Callable[[], Round]
 
 
 def derive_result(

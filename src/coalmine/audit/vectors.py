@@ -7,6 +7,8 @@ import numpy as np
 
 from coalmine.checks import Floats, shown
 
+_ROW = 4096
+
 
 def is_tensor(vector: Any) -> bool:
     """Whether it is torch's, without importing torch."""
@@ -27,13 +29,23 @@ def checked_length(name: str, vector: Any, dim: int) -> None:
 def vector_norm(name: str, vector: Any) -> float:
     """Its length, in float64; refused if it is not finite."""
     if is_tensor(vector):
-        torch = sys.modules["torch"]
-        norm = float(torch.linalg.vector_norm(vector.detach(), dtype=torch.float64))
+        norm = float(_tensor_norm(vector.detach()))
     else:
         norm = float(np.sqrt(np.square(vector, dtype=np.float64).sum()))
     if not np.isfinite(norm):
         raise ValueError(f"{name} must be finite, got NaN or infinity in it")
     return norm
+
+
+def _tensor_norm(vector: Any) -> Any:
+    """The length in float64: squares are summed a few thousand at a time in the vector's precision, then in float64."""
+    torch = sys.modules["torch"]
+    whole = len(vector) // _ROW * _ROW
+    if not whole or vector.dtype.itemsize < 4 or not vector.is_contiguous():
+        return torch.linalg.vector_norm(vector, dtype=torch.float64)
+    rows = torch.linalg.vector_norm(vector[:whole].view(-1, _ROW), dim=1).double()
+    rest = torch.linalg.vector_norm(vector[whole:], dtype=torch.float64)
+    return torch.linalg.vector_norm(torch.cat([rows, rest.unsqueeze(0)]))
 
 
 def difference(first: Any, second: Any) -> Any:
@@ -47,11 +59,27 @@ def difference(first: Any, second: Any) -> Any:
     return first - second
 
 
+def on_gpu(vector: Any) -> bool:
+    """Whether it lies elsewhere than in the host's memory."""
+    return is_tensor(vector) and vector.device.type != "cpu"
+
+
+def copied(vector: Any) -> Any:
+    """A vector of its own, whatever becomes of this one."""
+    return vector.detach().clone() if is_tensor(vector) else np.array(vector)
+
+
+def like_model(vector: Any, model_delta: Any) -> Any:
+    """A vector as a tensor where the model delta is, which no gradient goes through."""
+    torch = sys.modules["torch"]
+    return torch.as_tensor(vector, device=model_delta.device).detach()
+
+
 def layer_norms(vector: Any, sizes: list[int]) -> Floats:
     """Lengths of consecutive pieces of a vector."""
     if is_tensor(vector):
         torch = sys.modules["torch"]
-        norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in vector.detach().split(sizes)]
+        norms = [_tensor_norm(part) for part in vector.detach().split(sizes)]
         return numpy_vector(torch.stack(norms))  # one wait for all of them
     return np.array([vector_norm("a layer", part) for part in np.split(vector, np.cumsum(sizes)[:-1])])
 

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 from scipy.special import nctdtr, ndtr
 
 from coalmine.audit.adversaries import Scores
@@ -152,6 +153,8 @@ def _judge_rung(name: str, groups: list[Scores], case: _Case) -> Verdict:
         return Verdict("VIOLATION", bound)
     if name not in KNOWN:
         return Verdict("UNDERPOWERED", "nothing refutes the claim, but this attacker is too weak to confirm it")
+    if all(np.ptp(scores.observed) == 0 for scores in groups):
+        return Verdict("UNDERPOWERED", "all of its scores are equal, so they say nothing; was the model ever updated?")
     beta, weight, dof = _signal(groups)
     p_value = _p_value(beta, weight, dof, 1 / case.noise)
     if p_value < TEST_LEVEL:

@@ -2,7 +2,7 @@
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
 import numpy as np
@@ -69,6 +69,10 @@ class Canaries(ABC):
         if not usable(norm):
             cosines, _ = self._cosines(_rescaled(checked))
         return cosines
+
+    def cosines_of_each(self, vectors: Sequence[Any]) -> list[Any]:
+        """`cosines` of several vectors, beside each other where that is faster."""
+        return [self.cosines(vector) for vector in vectors]
 
     def _checked_indices(self, indices: Any) -> list[int]:
         try:

@@ -1,5 +1,7 @@
 """Orthonormal canaries: the first columns of one fast random rotation, so k cosines cost what one does."""
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -9,12 +11,13 @@ import numpy.typing as npt
 
 from coalmine.canaries import philox
 from coalmine.canaries.base import Canaries, usable
-from coalmine.canaries.vectors import Array, euclidean_norm, is_tensor, working_dtype
+from coalmine.canaries.vectors import Array, cores, euclidean_norm, is_tensor, working_dtype
 
 if TYPE_CHECKING:
     import torch
 
 STAGES = 3
+_BESIDE = 2**25  # from this dim on memory is dearer than time: one transform after the other
 _BLOCKS = 2**16  # the shuffle moves fewer blocks than this, so that its table is small and its copies are long
 
 
@@ -112,6 +115,16 @@ class RotatedCanaries(Canaries):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_devices": {}}  # what lies on a device is made again where it is needed
+
+    def cosines_of_each(self, vectors: Sequence[Any]) -> list[Any]:
+        """On a CPU a vector for each core: two cores have less to share that way than within one transform."""
+        beside = len(vectors) > 1 and cores() > 1 and self.dim < _BESIDE
+        if not beside or any(is_tensor(vector) and vector.device.type != "cpu" for vector in vectors):
+            return super().cosines_of_each(vectors)
+        from coalmine.canaries import rotation_numpy
+
+        with ThreadPoolExecutor(len(vectors), initializer=rotation_numpy.stay_in_one_thread) as pool:
+            return list(pool.map(self.cosines, vectors))
 
     def measure_later(self, vector: Any, others: Any, total: Any, layers: tuple[int, ...]) -> Any:
         """Begin to measure a round on its GPU beside what that does next (rotation_torch.Measurement); None elsewhere."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
+from threading import local
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,14 @@ _THREADED = 2**18  # below this dim a thread costs more than it brings
 Bits = npt.NDArray[np.uint8]
 Work = Callable[[Array, Any], None]  # what to do with a scratch of three chunks and an item
 Each = Callable[[Iterable[Any], Work], None]
+
+
+_here = local()
+
+
+def stay_in_one_thread() -> None:
+    """Let the transforms that this thread does from now on be its own work alone."""
+    _here.alone = True
 
 
 def rotate_back(rotation: Rotation, vector: Array) -> Array:
@@ -64,7 +73,7 @@ def _workers(dim: int, dtype: np.dtype[Any]) -> Iterator[Each]:
 
     The threads live as long as one transform, so that no forked process finds them dead.
     """
-    count = cores() if dim >= _THREADED else 1
+    count = cores() if dim >= _THREADED and not getattr(_here, "alone", False) else 1
     scratches = [np.empty(3 * min(_CHUNK, dim) + 16, dtype) for _ in range(count)]
 
     with ThreadPoolExecutor(count) as pool:

@@ -31,7 +31,23 @@ BAD_INPUT, INTERNAL_ERROR, INTERRUPTED = 2, 70, 130
 LEVELS = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO, 2: logging.DEBUG}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class ReaderGoneError(Exception):
+    """The reader of our output has gone, as in `coalmine … | head`."""
+
+
+class Commands(click.Group):
+    """The commands; a closed pipe is told from an error of theirs, which click takes for exit code 1."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            result: object = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError as error:
+            raise ReaderGoneError from error
+        return result
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="coalmine", message="%(prog)s %(version)s")
 @click.option("-v", "--verbose", count=True, help="Say more; twice for everything.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but the result and errors.")
@@ -75,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         )
         sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
-    except BrokenPipeError:  # the reader of our output has gone, as in `coalmine … | head`
+    except (ReaderGoneError, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -32,7 +32,7 @@ def unpack(
 ) -> None:
     """Put the files `wanted` from an archive into `folder`: all of them, or none.
 
-    The kind follows from the name: .tar.bz2, .tar.gz, .tgz and .zip hold several files, .lzma, .xz, .gz and .bz2 one.
+    The kind follows from the name: .tar.bz2, .tar.gz, .tgz and .zip hold several files, .lzma, .xz and .gz one.
     An archive with a path that leads outside, a link or a device is refused whole, even where nobody wants them.
     """
     folder.mkdir(parents=True, exist_ok=True)

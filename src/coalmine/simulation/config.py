@@ -190,6 +190,10 @@ class EngineSettings:
         except (RuntimeError, AssertionError):
             raise ValueError(f"engine.device {device!r} is not to be had here; use auto or cpu") from None
         on_gpu = torch.device(device).type == "cuda"
+        if on_gpu and torch.device(device).index not in (None, torch.cuda.current_device()):
+            raise ValueError(
+                f"engine.device must be the current GPU, got {device}: choose it by CUDA_VISIBLE_DEVICES and say cuda"
+            )
         memory = torch.cuda.get_device_properties(device).total_memory / 2**31 if on_gpu else 1.0
         return dataclasses.replace(
             self,

@@ -214,7 +214,7 @@ def prepared(config: RunConfig, home: RunDirectory | None, steps: Steps | None) 
         layers=task.model.sizes,
         noise=config.noise_law(),
         directory=home,
-        deferred=torch.device(device).type == "cuda",
+        deferred=not task.model.layers,  # small models are over before a thread would have begun
     )
     population = len(task.population) if config.task.level == "client" else len(task.train)
     cohorts = plan_cohorts(config, population, audit.canaries_in_round)

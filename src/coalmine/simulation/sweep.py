@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -273,7 +274,8 @@ class _Worker:
 
     def take(self, point: Point) -> None:
         self.point = point
-        self.connection.send((point.name, point.config.to_dict()))
+        with suppress(OSError):  # it has died: what it says next is that
+            self.connection.send((point.name, point.config.to_dict()))
 
     def said(self) -> tuple[str, Any]:
         """A "round" and its number, or that the run "ended" or the process "died", with what went wrong."""

@@ -1,6 +1,7 @@
 """DP-FedAvg with canaries (Algorithms 2 and 3), and DP-SGD, which is the same with examples for clients."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,7 +96,8 @@ class Training:
         )
         self.clipping: Clipping = config.privacy.clipping_of(cohorts.expected_size)
         self.noise: Noise = drawn(config.noise_law())
-        self._streams: _Beside | None = None
+        self._second: Any = None
+        self._thread: ThreadPoolExecutor | None = None
 
     def initial_vector(self) -> Tensor:
         """θ₀."""
@@ -117,10 +119,9 @@ class Training:
         number, clip_norm = state.round_number + 1, state.clip_norm
         cohort = self.cohorts.of_round(number)
         count = float(len(cohort) or 1) if self.config.privacy.divide_by == "actual" else self.cohorts.expected_size
-        with self._beside(state.model_vector.device) as beside:
-            canaries, canary_norms = self._canaries_sum(state.model_vector, cohort, clip_norm)
+        join = self._begin_beside(lambda: self._canaries_sum(state.model_vector, cohort, clip_norm))
         clients, norms = self._clients_sum(state.model_vector, cohort, number, clip_norm)
-        beside.join(canaries, canary_norms)
+        canaries, canary_norms = join()
         noise_std = self.clipping.update_noise_multiplier * clip_norm
         noise = self._noise(number, noise_std, state.model_vector)
         model_delta = self.steps.aggregate(clients, canaries, noise, count, clip_norm)
@@ -149,10 +150,34 @@ class Training:
             accuracy=self._accuracy(state),
         )
 
-    def _beside(self, device: torch.device) -> "_Beside":
-        if self._streams is None:
-            self._streams = _Beside(device)
-        return self._streams
+    def _begin_beside(self, work: Callable[[], tuple[Tensor, Tensor]]) -> Callable[[], tuple[Tensor, Tensor]]:
+        """Do some work beside the training that follows, by a GPU's second stream or by a thread; call what comes back.
+
+        Models of dense layers are over before that would pay.
+        """
+        if torch.device(self.config.engine.device).type == "cuda":
+            return self._on_second_stream(work)
+        if self.task.model.layers:
+            return work
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="coalmine-canaries")
+        return self._thread.submit(work).result
+
+    def _on_second_stream(self, work: Callable[[], tuple[Tensor, Tensor]]) -> Callable[[], tuple[Tensor, Tensor]]:
+        if self._second is None:
+            self._second = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        second = self._second
+        second.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(second):
+            made = work()
+
+        def join() -> tuple[Tensor, Tensor]:
+            torch.cuda.current_stream().wait_stream(second)
+            for tensor in made:
+                tensor.record_stream(torch.cuda.current_stream())
+            return made
+
+        return join
 
     def _noise(self, number: int, std: float, like: Tensor) -> Tensor:
         """Z(t): what the run's kind of noise makes of fresh normal numbers."""
@@ -213,29 +238,3 @@ class Training:
 
     def _stream(self, purpose: str, number: int) -> torch.Generator:
         return torch_stream(self.config.seed, purpose, number, device=self.config.engine.device)
-
-
-class _Beside:
-    """What is done within goes on beside what comes after it, until they `join`: on a GPU by a stream of its own."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._within: Any = None
-
-    def __enter__(self) -> "_Beside":
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream())
-            self._within = torch.cuda.stream(self._stream)
-            self._within.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._stream is not None:
-            self._within.__exit__(*error)
-
-    def join(self, *made: Tensor) -> None:
-        """Wait for what was done within, whose tensors are used from now on."""
-        if self._stream is not None:
-            torch.cuda.current_stream().wait_stream(self._stream)
-            for tensor in made:
-                tensor.record_stream(torch.cuda.current_stream())

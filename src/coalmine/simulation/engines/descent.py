@@ -57,7 +57,11 @@ class Descent:
             table.index_put_((clients, index), gradients * -rate, accumulate=True)
             return
         velocity = self.velocities[name]
-        velocity.mul_(self.client.momentum * self.keep).index_put_((clients, index), gradients, accumulate=True)
+        if self.keep:
+            velocity.mul_(self.client.momentum)
+        else:
+            velocity.zero_()  # what memory held before may be anything, NaN too
+        velocity.index_put_((clients, index), gradients, accumulate=True)
         self._move(table, velocity)
 
     def _move(self, weight: Tensor, direction: Tensor) -> None:

@@ -19,12 +19,16 @@ class Graphs:
         self, wanted: Mapping[str, tuple[tuple[int, ...], torch.dtype]], device: torch.device
     ) -> dict[str, Tensor]:
         """Tensors of these shapes: the same memory as long as none of them has to grow."""
-        if any(name not in self._tensors or len(self._tensors[name]) < shape[0] for name, (shape, _) in wanted.items()):
+        if not all(self._fits(name, *kind) for name, kind in wanted.items()):
             self.clear()
             self._tensors = {
                 name: torch.zeros(shape, dtype=dtype, device=device) for name, (shape, dtype) in wanted.items()
             }
         return {name: self._tensors[name][: shape[0]] for name, (shape, _) in wanted.items()}
+
+    def _fits(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+        held = self._tensors.get(name)
+        return held is not None and held.dtype == dtype and held.shape[1:] == shape[1:] and len(held) >= shape[0]
 
     def run(self, key: Hashable, step: Callable[[], None]) -> None:
         """Do the step: replay its graph, or record one. A step reads and writes nothing but tensors that stay."""

@@ -118,7 +118,7 @@ def _dropped(out, seeds, steps, length, salt, threshold, factor, block: tl.const
 @triton.jit
 def _pool(maps, out, which, seeds, steps, per_client, threshold, factor,
           half: tl.constexpr, width: tl.constexpr, channels: tl.constexpr):  # fmt: skip
-    row, picture = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row, picture = tl.program_id(1), tl.program_id(0).to(tl.int64)
     client, slot = picture // per_client, picture % per_client
     x, c = tl.arange(0, width), tl.arange(0, channels)
     there = (x < half)[:, None] & (c >= 0)[None, :]
@@ -140,7 +140,7 @@ def _pool(maps, out, which, seeds, steps, per_client, threshold, factor,
 @triton.jit
 def _unpool(slopes, pooled, which, out, factor,
             half: tl.constexpr, width: tl.constexpr, channels: tl.constexpr):  # fmt: skip
-    row, picture = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row, picture = tl.program_id(1), tl.program_id(0).to(tl.int64)
     x, c = tl.arange(0, width), tl.arange(0, channels)
     there = (x < half)[:, None] & (c >= 0)[None, :]
     place = picture * channels * half * half + c[None, :] * (half * half) + row * half + x[:, None]
@@ -192,7 +192,7 @@ def pool(maps: Tensor, dropout: Dropout, seeds: Tensor, step: Tensor) -> tuple[T
     out = maps.new_empty(len(seeds), per_client, channels * half * half)
     which = torch.empty_like(out, dtype=torch.int8)
     shape = (half, triton.next_power_of_2(half), channels)
-    _pool[(half, count)](maps, out, which, seeds, step, per_client, _threshold(dropout), _factor(dropout.rate), *shape)
+    _pool[(count, half)](maps, out, which, seeds, step, per_client, _threshold(dropout), _factor(dropout.rate), *shape)
     return out, which
 
 
@@ -202,7 +202,7 @@ def unpool(slopes: Tensor, pooled: Tensor, which: Tensor, rate: float, channels:
     count = slopes.shape[0] * slopes.shape[1]
     out = slopes.new_empty(count, 2 * half, 2 * half, channels)
     shape = (half, triton.next_power_of_2(half), channels)
-    _unpool[(half, count)](slopes, pooled, which, out, _factor(rate), *shape)
+    _unpool[(count, half)](slopes, pooled, which, out, _factor(rate), *shape)
     return out
 
 

@@ -59,7 +59,11 @@ class Processes:
         self._model_vector.tensor.copy_(model_vector)
         self._start(min(len(batches), self.rows))
         for clients in chunks(len(batches), len(self._updates.tensor)):
-            self._train(batches, clients)
+            try:
+                self._train(batches, clients)
+            except BaseException:
+                self._give_up()
+                raise
             yield self._updates.tensor[: len(clients)]
 
     def close(self) -> None:
@@ -67,6 +71,13 @@ class Processes:
             connection.close()  # which the process takes for the end
             process.wait()
         self._started = {}
+
+    def _give_up(self) -> None:
+        """End the processes, whose answers nobody waits for any more; the next round starts others."""
+        for process in self._started.values():
+            process.kill()
+        self.close()
+        self._updates = Shared((0, self.model.dim), torch.float32)
 
     def _start(self, rows: int) -> None:
         """The processes with a buffer of enough rows; made once, and again only for a larger round."""

@@ -55,9 +55,22 @@ class TextTogether:
 
     def _train(self, model_vector: Tensor, batches: Batches, clients: Indices) -> Tensor:
         chunk, order = self._longest_first(batches, clients)
+        if not chunk.counts.size or not _batch_symbols(self.lengths, chunk.examples[:, 0], chunk.counts[:, 0]).any():
+            return self._train_from_nothing(model_vector, chunk, order)
         rows = model_vector.new_empty(len(chunk), len(model_vector))
         velocity = torch.empty_like(rows) if self.client.momentum else None
         self._first_step(model_vector, rows, velocity, chunk)
+        return self._go_on(model_vector, rows, velocity, chunk, order)
+
+    def _train_from_nothing(self, model_vector: Tensor, chunk: Batches, order: Indices) -> Tensor:
+        """Clients whose first batch has nothing in it that counts: no update so far."""
+        rows = model_vector.new_zeros(len(chunk), len(model_vector))
+        return self._go_on(model_vector, rows, torch.zeros_like(rows) if self.client.momentum else None, chunk, order)
+
+    def _go_on(
+        self, model_vector: Tensor, rows: Tensor, velocity: Tensor | None, chunk: Batches, order: Indices
+    ) -> Tensor:
+        """The steps from the second on; `rows` are the clients' updates."""
         active = (chunk.counts > 0).sum(axis=0)
         if len(active) > 1:
             rows[: active[1]] += model_vector
@@ -71,6 +84,8 @@ class TextTogether:
 
     def _longest_first(self, batches: Batches, clients: Indices) -> tuple[Batches, Indices]:
         """By number of steps, then by the size of the last one, so that neighbours need little padding."""
+        if not batches.counts.shape[1]:
+            return batches.take(clients), np.arange(len(clients))
         last = np.maximum(batches.steps[clients] - 1, 0)
         sentences = batches.counts[clients, last]
         symbols = _batch_symbols(self.lengths, batches.examples[clients, last], sentences)
@@ -102,7 +117,7 @@ class TextTogether:
         symbols = self.examples.inputs[packed.example, packed.place].long()
         labels = self.examples.labels[packed.example, packed.place].long()[packed.by_client]
         layers, hidden = self._forward_shared(parameters, symbols, packed.sizes)
-        shares = packed.shares.unsqueeze(1)
+        shares = packed.shares.unsqueeze(1).to(model_vector.dtype)
         dense = self._dense_shared(parameters, hidden[:-1][packed.by_client], labels)
         slope = (dense.below * shares)[packed.by_place]
         gathered: list[tuple[Padded, Padded, Padded]] = []  # inputs, previous states and slopes of each LSTM layer
