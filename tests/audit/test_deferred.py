@@ -4,8 +4,11 @@ import errno
 
 import numpy as np
 import pytest
+import torch
 
 from coalmine.audit.audit import Audit
+from coalmine.canaries import RotatedCanaries
+from coalmine.canaries.rotation_torch import MeasurePlan
 
 DIM = 3_000
 
@@ -81,3 +84,57 @@ def test_rewinding_forgets_the_round_that_is_being_measured():
     assert own.last_round == 1
     observe(own, 2)
     assert own.log.numbers == [1, 2]
+
+
+class MeasuredHere:
+    """What a GPU would measure, worked out at once: stands in for rotation_torch.Measurement, which needs one."""
+
+    def __init__(self, canaries, vector, others, total, layers):
+        self.plan = MeasurePlan(canaries.count, others is not None, layers, total is not None)
+        self.vector, self.others = vector.clone(), None if others is None else others.clone()
+        self.canaries, self.total = canaries, total
+
+    def numbers(self):
+        def both(vector):
+            norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+            return np.array([norm]), self.canaries.cosines(vector).numpy() if norm else np.zeros(self.plan.count)
+
+        found = dict(zip(("norm", "cosines"), both(self.vector), strict=True))
+        if self.others is not None:
+            rest = self.vector - self.others
+            found |= dict(zip(("residual_norm", "residual_cosines"), both(rest), strict=True))
+            pieces = rest.double().split(self.plan.layers) if self.plan.layers else ()
+            found["rests"] = np.array([float(piece @ piece) for piece in pieces])
+            if self.total is not None:
+                totals = self.total.double().split(self.plan.layers)
+                found["overlaps"] = np.array([float(a @ b) for a, b in zip(pieces, totals, strict=True)])
+                found["totals"] = np.array([float(piece @ piece) for piece in totals])
+        return found
+
+
+@pytest.mark.parametrize("layers", [None, [("a", 1_000), ("b", 2_000)]])
+def test_a_round_that_a_gpu_measured_reads_like_any_other(layers, monkeypatch):
+    """The GPU's way through the audit, with a stand-in for the measurement alone; others may be an array of numpy."""
+    monkeypatch.setattr("coalmine.audit.audit.on_gpu", lambda vector: True)
+    monkeypatch.setattr(
+        RotatedCanaries,
+        "measure_later",
+        lambda self, vector, others, total, layers: MeasuredHere(self, vector, others, total, layers),
+    )
+    there, here = audit(deferred=True, layers=layers), audit(layers=layers)
+    for number in range(1, 7):
+        rng = np.random.default_rng(number)
+        present = here.canaries_in_round(number)
+        others, noise = rng.normal(size=(2, DIM))
+        for own in (there, here):
+            total = own.updates(present, 1.0)
+            model_delta = torch.from_numpy((others + total + noise) / 100 if number != 4 else np.zeros(DIM))
+            own.observe_round(number, model_delta, present=present, others=others / 100, noise_std=0.01, clip_norm=1.0)
+    for (_, one), (_, other) in zip(there.log.records(), here.log.records(), strict=True):
+        assert one.skipped == other.skipped == (one.number == 4)
+        np.testing.assert_allclose(one.cosines, other.cosines, rtol=1e-6, atol=1e-9)
+        if not one.skipped:
+            np.testing.assert_allclose(one.residual_cosines, other.residual_cosines, rtol=1e-6, atol=1e-9)
+            assert one.residual_rest == pytest.approx(other.residual_rest, rel=1e-9)
+            if layers:
+                np.testing.assert_allclose(one.layer_rests, other.layer_rests, rtol=1e-9)
