@@ -20,6 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,7 @@ TURNS, WARM_UP, SEED = 22, 2, 7
 
 
 def main() -> int:
-    try:
-        import flwr  # noqa: F401
-        import ray  # noqa: F401
-    except ImportError:
+    if not all(find_spec(name) for name in ("flwr", "ray")):
         print("skipped: it needs pip install 'coalmine[flower]'")
         return 0
     with tempfile.TemporaryDirectory() as folder:

@@ -300,3 +300,11 @@ def test_runs_beside_each_other(finished):
     assert float(rows[0]["accuracy"]) == result["accuracy"]
     [run] = json.loads(coalmine("compare", finished, "--json").stdout)
     assert run["adversaries"]["final"]["epsilon"] == result["adversaries"]["final"]["epsilon"]
+
+
+def test_data_that_are_not_there_leave_no_directory_behind(tmp_path):
+    """So that the same command with the right folder is not refused."""
+    done = coalmine("run", "--task", "stackexchange", "--data-dir", tmp_path / "nowhere", "--out", tmp_path / "run")
+    assert done.returncode == 2
+    assert "is not there" in done.stderr
+    assert not (tmp_path / "run").exists()

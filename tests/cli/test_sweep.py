@@ -141,3 +141,11 @@ def test_a_run_that_is_not_finished_is_left_out_of_the_comparison(swept, tmp_pat
     assert code == 0
     assert [Path(run["run"]).name for run in json.loads(out)] == ["b"]
     assert "not finished" in " ".join(err.split())
+
+
+def test_a_number_where_the_sweep_names_a_section_is_refused(tmp_path):
+    (tmp_path / "grid.toml").write_text('privacy = 1\n[sweep]\n"privacy.noise_multiplier" = [0.5]\n')
+    done = coalmine("sweep", tmp_path / "grid.toml", "--out", tmp_path / "runs")
+    assert done.returncode == 2
+    assert "privacy must be a section, since the sweep names privacy.noise_multiplier; got 1" in done.stderr
+    assert not (tmp_path / "runs").exists()

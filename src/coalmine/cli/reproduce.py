@@ -56,7 +56,9 @@ def _experiment(name: str, text: str) -> click.Command:
     @click.option(
         "--data-dir", type=click.Path(path_type=Path), help="Where the data sets are; else COALMINE_DATA_DIR."
     )
-    @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/reproduction"), show_default=True)
+    @click.option(
+        "--out", type=click.Path(file_okay=False, path_type=Path), default=Path("runs/reproduction"), show_default=True
+    )
     @click.option("--only", metavar="Z[,Z…]", help="Train with these noise multipliers only; what is finished is read.")
     @click.option("--rounds", type=click.IntRange(1), help="Another number of rounds than the scale's.")
     @click.option("--seeds", type=click.IntRange(1), help="How many pairs or repeats, where there are any.")

@@ -22,7 +22,9 @@ FAILED = 2
 
 @click.command()
 @click.argument("file", type=FILE)
-@click.option("--out", type=click.Path(path_type=Path), help="Where the runs go; default: runs/NAME-OF-FILE.")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), help="Where the runs go; default: runs/NAME-OF-FILE."
+)
 @click.option("--jobs", type=int, default=1, show_default=True, metavar="N", help="Runs at a time, each in a process.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
 @click.pass_obj

@@ -101,11 +101,12 @@ def start(
     A directory that holds this very run is gone on with, where its checkpoint ends; one that holds another is refused.
     """
     config = replace(config, engine=config.engine.resolved())
+    task = _loaded_task(config)  # first, so that data that cannot be read leave no directory behind
     home = RunDirectory(directory)
     with _named_errors(directory):
         try:
             home.write_config(config.to_dict())
-            return _in_directory(config, home, progress, steps)
+            return _in_directory(config, home, task, progress, steps)
         finally:
             home.close()
 
@@ -128,9 +129,9 @@ def simulate(config: RunConfig, *, steps: Steps | None = None) -> RunOutcome:
 
 
 def _in_directory(
-    config: RunConfig, home: RunDirectory, progress: Callable[[Progress], None], steps: Steps | None
+    config: RunConfig, home: RunDirectory, task: Task, progress: Callable[[Progress], None], steps: Steps | None
 ) -> RunOutcome:
-    with prepared(config, home, steps) as training:
+    with prepared(config, home, steps, task=task) as training:
         log.info("training %s", training.engine.description)
         state = _last_state(training, home)
         last_accuracy = _last_accuracy(home)
@@ -195,11 +196,12 @@ def _metrics(report: RoundReport, seconds: float) -> dict[str, Any]:
 
 
 @contextmanager
-def prepared(config: RunConfig, home: RunDirectory | None, steps: Steps | None) -> Iterator[Training]:
+def prepared(
+    config: RunConfig, home: RunDirectory | None, steps: Steps | None, *, task: Task | None = None
+) -> Iterator[Training]:
     """Everything a training needs, let go of at the end."""
     device = config.engine.device
-    data_dir = None if config.task.data_dir is None else Path(config.task.data_dir)
-    task = load_task(config.task.name, clients=config.task.clients, data_dir=data_dir).to(device)
+    task = (task or _loaded_task(config)).to(device)
     canaries = config.canaries
     kind: Literal["rotated", "sphere"] = "rotated" if canaries.kind == "rotated" else "sphere"
     audit = Audit(
@@ -227,6 +229,11 @@ def prepared(config: RunConfig, home: RunDirectory | None, steps: Steps | None) 
     finally:
         torch.set_num_threads(threads)
         engine.close()
+
+
+def _loaded_task(config: RunConfig) -> Task:
+    data_dir = None if config.task.data_dir is None else Path(config.task.data_dir)
+    return load_task(config.task.name, clients=config.task.clients, data_dir=data_dir)
 
 
 def _warn_of_many_canaries(config: RunConfig, cohorts: Cohorts) -> None:

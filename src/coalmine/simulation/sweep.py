@@ -107,6 +107,9 @@ def _flat(section: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, A
 def _config(base: Mapping[str, Any], values: Mapping[str, Any], name: str) -> RunConfig:
     changes: dict[str, Any] = dict(base)
     for dotted, value in values.items():
+        section, _, rest = dotted.partition(".")
+        if rest and not isinstance(base.get(section, {}), Mapping):
+            raise ValueError(f"{section} must be a section, since the sweep names {dotted}; got {shown(base[section])}")
         nested: Any = value
         for part in reversed(dotted.split(".")):
             nested = {part: nested}
