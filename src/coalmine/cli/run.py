@@ -58,9 +58,7 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--device", help="auto (the default), cpu or cuda.")
 @click.option("--engine", help="auto (the default), together or one-by-one.")
 @click.option("--workers", type=int, help="Processes that train one by one; default: one for each core.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="The run's directory; default: a new one in runs/."
-)
+@click.option("--out", type=click.Path(path_type=Path), help="The run's directory; default: a new one in runs/.")
 @click.option("--page/--no-page", default=True, help="Write report.html into the directory, or not.")
 @click.option("--json", "as_json", is_flag=True, help="The result as JSON instead of a table.")
 @click.pass_obj
