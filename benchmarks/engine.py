@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from coalmine.canaries.vectors import cores
 from coalmine.simulation.batches import Batches, draw_batches
-from coalmine.simulation.engines import ClientSettings, Engine, Examples, available_cores, client_engine
+from coalmine.simulation.engines import ClientSettings, Engine, Examples, client_engine
 from coalmine.simulation.models import Model, cnn_dropout, mlp
 
 MLP_BAR, CNN_BAR = 10.0, 1.2
@@ -56,7 +57,7 @@ def measure(model: Model, net: nn.Module, examples: Examples, *, clients: int, s
     owned = [rng.choice(len(examples), 16 * steps, replace=False) for _ in range(clients)]
     batches = draw_batches(owned, epochs=1, batch_size=16, rng=rng)
     vector = model.initial(torch.Generator().manual_seed(0))
-    engine = client_engine("auto", model, examples, CLIENT, workers=available_cores())
+    engine = client_engine("auto", model, examples, CLIENT, workers=cores())
     try:
         ours(engine, vector, batches), plain(net, vector, batches, examples)
         pairs = [

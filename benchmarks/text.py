@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from coalmine.canaries.vectors import cores
 from coalmine.simulation.batches import Batches, draw_batches
-from coalmine.simulation.engines import ClientSettings, Examples, available_cores, client_engine
+from coalmine.simulation.engines import ClientSettings, Examples, client_engine
 from coalmine.simulation.engines.text import TextTogether
 from coalmine.simulation.models import word_lstm
 from coalmine.simulation.tasks import Task, load_task
@@ -68,7 +69,7 @@ def speed() -> float:
     start = [parameter.detach().clone() for parameter in net.parameters()]
     start[4].zero_()  # the second bias of torch's LSTM, which the model has not
     vector = torch.cat([tensor.flatten() for number, tensor in enumerate(start) if number != 4])
-    engine = client_engine("auto", model, examples, CLIENT, workers=available_cores())
+    engine = client_engine("auto", model, examples, CLIENT, workers=cores())
 
     def ours() -> Tensor:
         return torch.stack([updates.sum(dim=0) for updates in engine.updates(vector, batches)]).sum(dim=0)

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from coalmine.audit.seeds import DEMO_SEED, read_seed
+from coalmine.canaries.vectors import cores
 from coalmine.checks import delta_array, nonnegative_array, one_number, shown, unit_interval, whole_number
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.simulation.clipping import CLIPPINGS, AdaptiveClipping, Clipping, FixedClipping
-from coalmine.simulation.engines import ENGINES, ClientSettings, available_cores
+from coalmine.simulation.engines import ENGINES, ClientSettings
 from coalmine.simulation.engines.precision import PRECISIONS
 from coalmine.simulation.noise import NOISES, noise_law
 from coalmine.simulation.participation import PARTICIPATIONS
@@ -198,7 +199,7 @@ class EngineSettings:
         return dataclasses.replace(
             self,
             device=device,
-            workers=self.workers or available_cores(),
+            workers=self.workers or cores(),
             threads=self.threads or torch.get_num_threads(),
             memory_limit=self.memory_limit or memory,
             precision=("tf32" if on_gpu else "fp32") if self.precision == "auto" else self.precision,

@@ -20,9 +20,9 @@ import torch
 
 from coalmine.audit.rounds import write_atomically
 from coalmine.audit.run_directory import RunDirectory
+from coalmine.canaries.vectors import cores
 from coalmine.checks import shown, whole_number
 from coalmine.simulation.config import RunConfig, merged, read_config, task_defaults
-from coalmine.simulation.engines import available_cores
 from coalmine.simulation.run import Progress, resume, start
 
 log = logging.getLogger("coalmine")
@@ -259,8 +259,8 @@ def _go_on(config: RunConfig, directory: Path, moved: Callable[[int], None]) -> 
 def _shared(point: Point, jobs: int) -> Point:
     """The run with its share of the cores."""
     engine = point.config.engine
-    cores = max(1, available_cores() // jobs)
-    threads, workers = engine.threads or min(torch.get_num_threads(), cores), engine.workers or cores
+    share = max(1, cores() // jobs)
+    threads, workers = engine.threads or min(torch.get_num_threads(), share), engine.workers or share
     return replace(point, config=replace(point.config, engine=replace(engine, threads=threads, workers=workers)))
 
 

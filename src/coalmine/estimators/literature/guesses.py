@@ -4,17 +4,57 @@ The one-run methods play one game: each of `total` canaries is observed or not b
 not seen the coins guesses some of them, and more correct guesses than an epsilon allows refute it.
 """
 
-from typing import SupportsIndex
+from typing import NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
 from coalmine.checks import Floats, whole_number
 from coalmine.estimators.bounds import FEWEST
+from coalmine.estimators.literature.row import LiteratureRow
 from coalmine.estimators.literature.thresholds import Counts, sorted_scores
 
+HULL = "the guesses are corrected for the corners of the ROC hull, not for finding them"
 THINNING_SEED = 20230  # of the choice among the scores of the larger side
 FIXED_HALVES = "a fair coin for each canary (here halves of fixed size, the larger side thinned at random)"
+
+
+class Games(NamedTuple):
+    """Games on the same `total` canaries: how many guesses each makes, and how many of them were mistakes."""
+
+    guesses: Counts
+    mistakes: Counts
+    total: int
+
+
+def hull_games(observed: npt.ArrayLike, unobserved: npt.ArrayLike) -> Games:
+    """The "observed" guesses at each corner of the ROC hull."""
+    present, absent = fair_halves(observed, unobserved)
+    return Games(*hull_guesses(present, absent), total=2 * present.size)
+
+
+def fixed_games(observed: npt.ArrayLike, unobserved: npt.ArrayLike) -> Games:
+    """The most confident half, quarter, ... of the guesses."""
+    present, absent = fair_halves(observed, unobserved)
+    guesses = halvings(2 * present.size)
+    return Games(guesses, mistakes_by_confidence(present, absent)[guesses], total=2 * present.size)
+
+
+def games_row(
+    name: str, value: float, *, reference: str, kind: str, confidence: float, assumptions: str
+) -> LiteratureRow:
+    """What the best of several games says, each with its share of the failing probability."""
+    return LiteratureRow(
+        name=name,
+        reference=reference,
+        value=value,
+        kind=kind,
+        confidence=confidence,
+        controls="train data",
+        receives="final model",
+        assumptions=f"{FIXED_HALVES}; {assumptions}",
+        threshold="chosen on the same data, corrected",
+    )
 
 
 def fair_halves(observed: npt.ArrayLike, unobserved: npt.ArrayLike) -> tuple[Floats, Floats]:

@@ -13,18 +13,12 @@ from scipy.special import ndtr, ndtri
 
 from coalmine.checks import Floats, unit_interval
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
-from coalmine.estimators.literature.guesses import (
-    FIXED_HALVES,
-    checked_counts,
-    fair_halves,
-    halvings,
-    hull_guesses,
-    mistakes_by_confidence,
-)
+from coalmine.estimators.literature.guesses import HULL, Games, checked_counts, fixed_games, games_row, hull_games
 from coalmine.estimators.literature.row import LiteratureRow
 from coalmine.estimators.literature.thresholds import Counts
 
 tiny = np.finfo(np.float64).tiny
+METHOD = "Mahloujifar 2024"
 REFERENCE = "Mahloujifar, Melis and Chaudhuri 2024, arXiv 2410.22235"
 
 
@@ -32,21 +26,14 @@ def mahloujifar_row(
     observed: npt.ArrayLike, unobserved: npt.ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> LiteratureRow:
     """The best number of "observed" guesses on the ROC hull, Bonferroni over its corners: no proven bound."""
-    present, absent = fair_halves(observed, unobserved)
-    guesses, mistakes = hull_guesses(present, absent)
-    return LiteratureRow(
-        name="Mahloujifar 2024, ROC hull",
+    value = _best_epsilon(hull_games(observed, unobserved), delta=delta, confidence=confidence)
+    return games_row(
+        f"{METHOD}, ROC hull",
+        value,
         reference=REFERENCE,
-        value=_best_epsilon(guesses, mistakes, delta=delta, total=2 * present.size, confidence=confidence),
         kind="heuristic",
         confidence=confidence,
-        controls="train data",
-        receives="final model",
-        assumptions=(
-            f"{FIXED_HALVES}; a Gaussian mechanism; the guesses are corrected for the corners of the ROC hull, "
-            "not for finding them"
-        ),
-        threshold="chosen on the same data, corrected",
+        assumptions=f"a Gaussian mechanism; {HULL}",
     )
 
 
@@ -54,19 +41,14 @@ def mahloujifar_fixed_row(
     observed: npt.ArrayLike, unobserved: npt.ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> LiteratureRow:
     """The most confident half, quarter, ... of the guesses, Bonferroni over these: a bound for a Gaussian mechanism."""
-    present, absent = fair_halves(observed, unobserved)
-    guesses = halvings(2 * present.size)
-    mistakes = mistakes_by_confidence(present, absent)[guesses]
-    return LiteratureRow(
-        name="Mahloujifar 2024, fixed guesses",
+    value = _best_epsilon(fixed_games(observed, unobserved), delta=delta, confidence=confidence)
+    return games_row(
+        f"{METHOD}, fixed guesses",
+        value,
         reference=REFERENCE,
-        value=_best_epsilon(guesses, mistakes, delta=delta, total=2 * present.size, confidence=confidence),
         kind="valid bound",
         confidence=confidence,
-        controls="train data",
-        receives="final model",
-        assumptions=f"{FIXED_HALVES}; a Gaussian mechanism: for another it is no bound; canaries may leak together",
-        threshold="chosen on the same data, corrected",
+        assumptions="a Gaussian mechanism: for another it is no bound; canaries may leak together",
     )
 
 
@@ -81,10 +63,11 @@ def f_dp_epsilon(
     2.4564
     """
     made, wrong, canaries = checked_counts(guesses, mistakes, total)
-    return _best_epsilon(np.array([made]), np.array([wrong]), delta=delta, total=canaries, confidence=confidence)
+    return _best_epsilon(Games(np.array([made]), np.array([wrong]), canaries), delta=delta, confidence=confidence)
 
 
-def _best_epsilon(guesses: Counts, mistakes: Counts, *, delta: float, total: int, confidence: float) -> float:
+def _best_epsilon(games: Games, *, delta: float, confidence: float) -> float:
+    guesses, mistakes, total = games
     delta, failing = unit_interval("delta", delta), (1 - unit_interval("confidence", confidence)) / guesses.size
     mu = best_mu(guesses, mistakes, total=total, failing=failing)
     return float(gaussian_epsilon(Gaussian(0.0, 1.0), Gaussian(mu, 1.0), delta=delta))

@@ -13,17 +13,11 @@ from scipy.optimize import brentq
 from scipy.special import betaincc, betainccinv, betaincinv, expit, gammaln, log_expit
 
 from coalmine.checks import Floats, unit_interval
-from coalmine.estimators.literature.guesses import (
-    FIXED_HALVES,
-    checked_counts,
-    fair_halves,
-    halvings,
-    hull_guesses,
-    mistakes_by_confidence,
-)
+from coalmine.estimators.literature.guesses import HULL, Games, checked_counts, fixed_games, games_row, hull_games
 from coalmine.estimators.literature.row import LiteratureRow
 from coalmine.estimators.literature.thresholds import Counts
 
+METHOD = "Steinke 2023"
 REFERENCE = "Steinke, Nasr and Jagielski 2023, arXiv 2305.08846"
 
 
@@ -35,18 +29,14 @@ def steinke_row(
     The corners are found in the same scores, so a share of the failing probability for each of them does not cover all
     thresholds: with fair coins, nothing leaking and a vanishing delta the value is above 0 in more than 5 % of runs.
     """
-    present, absent = fair_halves(observed, unobserved)
-    guesses, mistakes = hull_guesses(present, absent)
-    return LiteratureRow(
-        name="Steinke 2023, ROC hull",
+    value = _best_epsilon(hull_games(observed, unobserved), delta=delta, confidence=confidence)
+    return games_row(
+        f"{METHOD}, ROC hull",
+        value,
         reference=REFERENCE,
-        value=_best_epsilon(guesses, mistakes, delta=delta, total=2 * present.size, confidence=confidence),
         kind="heuristic",
         confidence=confidence,
-        controls="train data",
-        receives="final model",
-        assumptions=f"{FIXED_HALVES}; the guesses are corrected for the corners of the ROC hull, not for finding them",
-        threshold="chosen on the same data, corrected",
+        assumptions=HULL,
     )
 
 
@@ -54,19 +44,14 @@ def steinke_fixed_row(
     observed: npt.ArrayLike, unobserved: npt.ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> LiteratureRow:
     """The most confident half, quarter, ... of the guesses, Bonferroni over these: a bound, as published."""
-    present, absent = fair_halves(observed, unobserved)
-    guesses = halvings(2 * present.size)
-    mistakes = mistakes_by_confidence(present, absent)[guesses]
-    return LiteratureRow(
-        name="Steinke 2023, fixed guesses",
+    value = _best_epsilon(fixed_games(observed, unobserved), delta=delta, confidence=confidence)
+    return games_row(
+        f"{METHOD}, fixed guesses",
+        value,
         reference=REFERENCE,
-        value=_best_epsilon(guesses, mistakes, delta=delta, total=2 * present.size, confidence=confidence),
         kind="valid bound",
         confidence=confidence,
-        controls="train data",
-        receives="final model",
-        assumptions=f"{FIXED_HALVES}; canaries may leak together",
-        threshold="chosen on the same data, corrected",
+        assumptions="canaries may leak together",
     )
 
 
@@ -81,11 +66,12 @@ def one_run_epsilon(
     1.6261
     """
     made, wrong, canaries = checked_counts(guesses, mistakes, total)
-    return _best_epsilon(np.array([made]), np.array([wrong]), delta=delta, total=canaries, confidence=confidence)
+    return _best_epsilon(Games(np.array([made]), np.array([wrong]), canaries), delta=delta, confidence=confidence)
 
 
-def _best_epsilon(guesses: Counts, mistakes: Counts, *, delta: float, total: int, confidence: float) -> float:
+def _best_epsilon(games: Games, *, delta: float, confidence: float) -> float:
     """The largest bound over the given games, each with its share of the failing probability."""
+    guesses, mistakes, total = games
     delta, failing = unit_interval("delta", delta), (1 - unit_interval("confidence", confidence)) / guesses.size
     ceilings = pure_epsilon(guesses, mistakes, failing)  # delta only lowers them
     best = 0.0

@@ -1,7 +1,5 @@
 """How the clients of a round are trained: together or one by one, whichever is faster for the model and the device."""
 
-import os
-
 from coalmine.simulation.engines.base import ClientSettings, Engine, Examples
 from coalmine.simulation.engines.convolutional import convolutional_step
 from coalmine.simulation.engines.dense import DenseTogether
@@ -13,7 +11,7 @@ from coalmine.simulation.engines.text import TextTogether
 from coalmine.simulation.engines.vectorized import VectorizedTogether
 from coalmine.simulation.models import Convolutional, Model, Recurrent
 
-__all__ = ["ClientSettings", "Engine", "Examples", "available_cores", "client_engine", "example_engine"]
+__all__ = ["ClientSettings", "Engine", "Examples", "client_engine", "example_engine"]
 
 ENGINES = ("auto", "together", "one-by-one")
 
@@ -55,8 +53,3 @@ def client_engine(
 def example_engine(model: Model, examples: Examples, *, memory_limit: float = 1.0) -> Engine:
     """The engine of DP-SGD."""
     return PerExample(model, examples, memory_limit=memory_limit)
-
-
-def available_cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
