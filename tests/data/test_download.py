@@ -83,7 +83,10 @@ def test_a_whole_part_is_not_fetched_again(site, tmp_path):
     assert len(site.asked) == 1
 
 
-def test_a_part_of_another_file_is_not_gone_on_with(site, tmp_path):
+@pytest.mark.parametrize("heeded", [True, False])
+def test_a_part_of_another_file_is_not_gone_on_with(site, tmp_path, heeded):
+    """Also when the server sends the rest of another version than it was asked for."""
+    site.if_range = heeded
     site.cuts = [200_000, 0, 0, 0]
     file = Download(url=site.url + "file.bin")
     with pytest.raises(ConnectionError):

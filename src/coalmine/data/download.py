@@ -104,11 +104,13 @@ def _receive(file: Download, part: Path, progress: Progress) -> bool:
         os.truncate(part, 0)  # it is longer than the file is: another one
         return False
     with response:
-        if response.status != http.client.PARTIAL_CONTENT or _first(response.headers.get("Content-Range")) != have:
+        if response.status != http.client.PARTIAL_CONTENT:
             have = 0
-            if response.status == http.client.PARTIAL_CONTENT:
-                os.truncate(part, 0)
-                return False
+        elif _first(response.headers.get("Content-Range")) != have or (
+            validator and _version(response) not in (None, validator)
+        ):
+            os.truncate(part, 0)  # not what was asked for, or of another version than what is there
+            return False
         total = _length(response, have)
         _expect(file, part, total, have)
         _remember(part, file.url, response)
@@ -200,10 +202,14 @@ def _validator_path(part: Path) -> Path:
 
 def _remember(part: Path, url: str, response: Any) -> None:
     """Note which version of the file this is, so that the rest of another is never put behind it."""
-    etag = response.headers.get("ETag")
+    _validator_path(part).write_text(json.dumps({"url": url, "validator": _version(response)}), encoding="utf-8")
+
+
+def _version(response: Any) -> str | None:
+    """A strong ETag, else a date, else nothing."""
+    etag: str | None = response.headers.get("ETag")
     strong = etag if etag and not etag.startswith("W/") else None
-    validator = strong or response.headers.get("Last-Modified")
-    _validator_path(part).write_text(json.dumps({"url": url, "validator": validator}), encoding="utf-8")
+    return strong or response.headers.get("Last-Modified")
 
 
 def _validator(part: Path, url: str) -> str | None:
