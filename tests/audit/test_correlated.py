@@ -12,6 +12,7 @@ from coalmine.audit.settings import Commitment, checked_settings
 from coalmine.audit.verdict import _signal
 from coalmine.audit.verify import verify_run
 from coalmine.estimators.correlated import BandedNoise, TreeNoise
+from coalmine.estimators.mechanism import mechanism_noise
 
 ROUNDS, DIM, CANARIES, NOISE = 32, 3_000, 300, 2.0
 TREE = TreeNoise(rounds=ROUNDS)
@@ -176,3 +177,15 @@ def test_a_round_whose_noise_was_not_claimed_hides_nothing():
         audit.observe_round(number, total + noise + others, present=present, others=others, noise_std=claimed)
     epsilon = float(mechanism_epsilon(0.5, delta=1e-6))
     assert audit.result(claim=Claim(epsilon=epsilon, sensitivity=2.0)).verdict.outcome == "VIOLATION"
+
+
+@pytest.mark.parametrize(("sensitivity", "claimed"), [(None, 30.0), (1.0, 30.0), (3.0, 30.0), (3.0, 5.0)])
+def test_with_the_final_model_alone_the_claim_is_what_it_says(sensitivity, claimed):
+    """Whatever sensitivity the claim was accounted with: an epsilon near 20 lies below a claimed 30 and above 5."""
+    dim, noise = 20_000, float(mechanism_noise(20.0, delta=1e-6))
+    audit = Audit(dim, canaries=CANARIES, unobserved=2_000, seed=1, delta=1e-6, rounds=ROUNDS, noise=TREE)
+    model = audit.updates(range(CANARIES), 1.0) + noise * np.random.default_rng(3).normal(size=dim)
+    audit.observe_final(model)
+    result = audit.result(claim=Claim(epsilon=claimed, sensitivity=sensitivity))
+    assert 8 < result.adversaries["final"].headline.lower_bound < 20
+    assert result.verdict.outcome == ("VIOLATION" if claimed == 5.0 else "UNDERPOWERED")

@@ -496,7 +496,15 @@ def derive_result(
     if claim is not None:
         hidden = None if clients is None else whole_number("clients", clients, minimum=0) / math.sqrt(settings.free)
         planned = max(settings.presentations) if settings.rounds is not None else 1
-        verdict, by_rung = judge(claim, rungs, gauges, delta=settings.delta, most_hidden=hidden, presentations=planned)
+        verdict, by_rung = judge(
+            claim,
+            rungs,
+            gauges,
+            delta=settings.delta,
+            most_hidden=hidden,
+            presentations=planned,
+            correlated=settings.noise is not None,
+        )
     adversaries, notes = {}, []
     for name in dict.fromkeys(scores.rung for scores in rungs):
         rows: list[Row] = []

@@ -67,14 +67,18 @@ def judge(
     delta: float,
     most_hidden: float | None = None,
     presentations: int = 1,
+    correlated: bool = False,
 ) -> tuple[Verdict, dict[str, Verdict]]:
     """The verdict on the run and that of each rung; a true claim is called VIOLATION in at most 1 % of runs.
 
     `most_hidden` bounds the real clients' part of a round, ‖X‖/(C√d); `presentations` is how often canaries were to be
-    presented, in case not all rounds were observed.
+    presented, in case not all rounds were observed. Under `correlated` noise with no round observed nobody knows how exposed
+    canaries were: then as much as the claim says.
     """
     shown = max([presentations, *(s.presentations for s in rungs if s.presentations)])
     strongest = max((s.largest_strength for s in rungs if s.largest_strength is not None), default=None)
+    if correlated and strongest is None:
+        strongest = (claim.sensitivity or 1.0) ** 2
     noise = _claimed_noise(claim, claim.participations or shown, strongest, delta)
     names = list(dict.fromkeys(scores.rung for scores in rungs))
     case = _Case(claim, noise, shown, strongest, delta, BOUND_LEVEL / max(len(names), 5), most_hidden)
