@@ -83,13 +83,12 @@ def audit_gaussian_mechanism(
     if vectors is not None and norm:
         raise ValueError("give either vectors or signal_norm: the vectors have a norm of their own")
 
-    if vectors is None:
-        draw: Callable[[int], Floats] = lambda run: _drawn_cosines(  # noqa: E731
-            kind, noise, dim, count, norm, np.random.default_rng([seed, run])
-        )
-    else:
-        total = _summed(vectors, dim)
-        draw = lambda run: _measured_cosines(kind, noise, total, count, seed, run)  # noqa: E731
+    total = None if vectors is None else _summed(vectors, dim)
+
+    def draw(run: int) -> Floats:
+        if total is None:
+            return _drawn_cosines(kind, noise, dim, count, norm, np.random.default_rng([seed, run]))
+        return _measured_cosines(kind, noise, total, count, seed, run)
 
     estimates = []
     for run in range(1, runs + 1):
