@@ -1,16 +1,9 @@
-"""Epsilon between two Gaussians by high-precision arithmetic: shares nothing with the package.
+"""Delta between two Gaussians by high-precision arithmetic: shares nothing with the package.
 
-Appendix A as printed: search over epsilon, roots of the quadratic, normal cdfs, at enough digits that nothing cancels.
+Appendix A as printed: roots of the quadratic, normal cdfs, at enough digits that nothing cancels.
 """
 
 from mpmath import mp, mpf
-
-
-def exact_epsilon(null_mean, null_std, mean, std, delta, digits=60):
-    first = tuple(mpf(float(v)) for v in (null_mean, null_std, mean, std))
-    second = (first[2], first[3], first[0], first[1])
-    with mp.workdps(digits):
-        return max(_one_sided(*first, mpf(float(delta))), _one_sided(*second, mpf(float(delta))))
 
 
 def exact_delta(null_mean, null_std, mean, std, epsilon, digits=60):
@@ -53,18 +46,3 @@ def _hockey_stick(m1, s1, m2, s2, epsilon):
         return _cdf(high, mean, std) - lower if (low + high) / 2 < mean else _cdf(-low, -mean, std) - upper
 
     return max(mass(m1, s1) - mp.exp(epsilon) * mass(m2, s2), mpf(0))
-
-
-def _one_sided(m1, s1, m2, s2, delta):
-    if _hockey_stick(m1, s1, m2, s2, mpf(0)) <= delta:
-        return mpf(0)
-    low, high = mpf(0), mpf(1e-18)
-    while _hockey_stick(m1, s1, m2, s2, high) > delta:
-        low, high = high, high * 8
-    for _ in range(110):
-        middle = (low + high) / 2
-        if _hockey_stick(m1, s1, m2, s2, middle) > delta:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
