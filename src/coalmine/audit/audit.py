@@ -263,6 +263,7 @@ class Audit:
             total = self._canaries.combine(present, like=delta) if taken is None else like_model(taken, delta)
         measurement = self._canaries.measure_later(delta, rest, total, layers)
         if measurement is None:
+            self._last_sum = (present, total) if total is not None else None  # the round needs it now
             return False
         self._pending = _Pending(number, lambda: self._round_of(measurement, number, present, clip, noise))
         return True

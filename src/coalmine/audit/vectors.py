@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from coalmine.canaries.base import usable
 from coalmine.checks import Floats, shown
 
 _ROW = 4096
@@ -30,6 +31,8 @@ def vector_norm(name: str, vector: Any) -> float:
     """Its length, in float64; refused if it is not finite."""
     if is_tensor(vector):
         norm = float(_tensor_norm(vector.detach()))
+        if not usable(norm):  # at the ends of float32's range squares are zero or infinite
+            norm = float(sys.modules["torch"].linalg.vector_norm(vector.detach(), dtype=sys.modules["torch"].float64))
     else:
         norm = float(np.sqrt(np.square(vector, dtype=np.float64).sum()))
     if not np.isfinite(norm):
@@ -55,7 +58,7 @@ def difference(first: Any, second: Any) -> Any:
     elif is_tensor(second) and not is_tensor(first):
         second = numpy_vector(second)
     if is_tensor(first):
-        return first.detach() - second.detach().to(device=first.device)
+        return first.detach() - second.detach().to(device=first.device, dtype=first.dtype)
     return first - second
 
 
@@ -79,8 +82,9 @@ def layer_norms(vector: Any, sizes: list[int]) -> Floats:
     """Lengths of consecutive pieces of a vector."""
     if is_tensor(vector):
         torch = sys.modules["torch"]
-        norms = [_tensor_norm(part) for part in vector.detach().split(sizes)]
-        return numpy_vector(torch.stack(norms))  # one wait for all of them
+        parts = vector.detach().split(sizes)
+        norms = numpy_vector(torch.stack([_tensor_norm(part) for part in parts]))  # one wait for all of them
+        return norms if all(map(usable, norms)) else np.array([vector_norm("a layer", part) for part in parts])
     return np.array([vector_norm("a layer", part) for part in np.split(vector, np.cumsum(sizes)[:-1])])
 
 

@@ -1,6 +1,7 @@
-"""A run on a CUDA device that is stopped and resumed: the tolerance that docs/training.md states."""
+"""Whole runs on a CUDA device: resumed, within the tolerance of docs/training.md, and on one stream alone."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from coalmine.simulation import RunConfig, resume, start
+from coalmine.simulation import run as runs
 from coalmine.simulation.config import (
     CanarySettings,
     ClaimSettings,
@@ -18,6 +20,7 @@ from coalmine.simulation.config import (
     ServerSettings,
     TaskSettings,
 )
+from coalmine.simulation.training import Training
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DATA = Path(os.environ.get("COALMINE_DATA_DIR", "missing"))
@@ -43,10 +46,14 @@ def config(task: str) -> RunConfig:
     )
 
 
-@pytest.mark.parametrize("task", ["digits", "mnist-by-writer", "stackexchange"])
+@pytest.fixture(params=["digits", "mnist-by-writer", "stackexchange"])
+def task(request):
+    if request.param != "digits" and not (DATA / request.param).is_dir():
+        pytest.skip(f"needs {request.param} in COALMINE_DATA_DIR")
+    return request.param
+
+
 def test_stopped_and_resumed_a_run_ends_the_same(task, tmp_path):
-    if task != "digits" and not (DATA / task).is_dir():
-        pytest.skip(f"needs {task} in COALMINE_DATA_DIR")
     settings = config(task)
 
     def stop(progress):
@@ -63,3 +70,30 @@ def test_stopped_and_resumed_a_run_ends_the_same(task, tmp_path):
         if adversary.headline is not None:
             found = resumed.result.adversaries[rung].headline.estimate.epsilon
             assert found == pytest.approx(adversary.headline.estimate.epsilon, rel=EPSILON, abs=EPSILON)
+
+
+def trained(settings: RunConfig, *, plainly: bool):
+    """The final model and the audit's rounds; plainly: on one stream, every round measured at once."""
+    with runs.prepared(settings, None, None) as training:
+        if plainly:
+            training.audit._deferred = False
+        state = training.initial_state()
+        for _ in training.rounds(state):
+            pass
+        training.audit.flush()
+        return state.model_vector.double().cpu().numpy(), [item for _, item in training.audit.log.records()]
+
+
+def test_work_beside_other_work_changes_nothing(task, monkeypatch):
+    """Canaries and noise on a second stream, and the audit beside the next round: same models, same cosines."""
+    settings = replace(config(task), engine=config(task).engine.resolved())
+    (model, noted), (again, _) = (trained(settings, plainly=False) for _ in range(2))
+    monkeypatch.setattr(Training, "_begin_beside", lambda self, work: work)
+    plain, noted_plainly = trained(settings, plainly=True)
+    assert np.linalg.norm(model - again) <= MODEL * np.linalg.norm(model)
+    assert np.linalg.norm(model - plain) <= MODEL * np.linalg.norm(model)
+    assert len(noted) == len(noted_plainly) == settings.rounds
+    for one, other in zip(noted, noted_plainly, strict=True):
+        np.testing.assert_allclose(one.cosines, other.cosines, atol=1e-5)
+        np.testing.assert_allclose(one.residual_cosines, other.residual_cosines, atol=1e-5)
+        assert one.rest == pytest.approx(other.rest, rel=1e-4)
