@@ -136,10 +136,12 @@ def test_one_run_against_ten_is_welchs_interval():
 
 
 def test_numbers_as_tables_show_them():
-    assert [shown(value) for value in (None, math.nan, math.inf, 0.12345, 12345.6)] == [
+    assert [shown(value) for value in (None, math.nan, math.inf, 0.12345, 999.4, 999.6, 12345.6)] == [
         "-",
         "-",
         "inf",
         "0.123",
+        "999",
+        "1,000",
         "12,346",
     ]

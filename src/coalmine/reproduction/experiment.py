@@ -66,7 +66,8 @@ def shown(value: float | None, digits: int = 3) -> str:
         return "-"
     if math.isinf(value):
         return "inf"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
+    rounded = f"{value:.{digits}g}"
+    return f"{value:,.0f}" if abs(float(rounded)) >= 1000 else rounded
 
 
 def beside(ours: float | None, paper: float | None) -> str:
