@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from coalmine import Audit, RunDirectory
-from coalmine.audit.rounds import RoundLog
+from coalmine.audit.rounds import RoundLog, write_atomically
 
 sys.path.insert(0, str(Path(__file__).parent))
 from training import train
@@ -324,3 +324,20 @@ def test_verify_command(tmp_path):
                       ["verify", str(tmp_path), "--seed-file", str(seed_file)]):  # fmt: skip
         bad = coalmine(*arguments)
         assert (bad.returncode, bad.stderr.count("\n")) == (2, 1), bad.stderr
+
+
+def test_a_file_is_written_through_a_link_and_into_a_pipe(tmp_path):
+    """A link stays one, and a device or a pipe is not replaced by a file."""
+    (tmp_path / "file").write_text("before")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    write_atomically(tmp_path / "link", b"after")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_bytes() == b"after"
+    os.mkfifo(tmp_path / "pipe")
+    reader = subprocess.Popen(["cat", str(tmp_path / "pipe")], stdout=subprocess.PIPE)
+    write_atomically(tmp_path / "pipe", b"through")
+    assert reader.communicate()[0] == b"through"
+    assert (tmp_path / "pipe").is_fifo()
+    with pytest.raises(IsADirectoryError, match="is a directory: name a file"):
+        write_atomically(tmp_path, b"")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "pipe"]

@@ -2,8 +2,10 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 
 from coalmine import __version__, mechanism_epsilon
@@ -73,11 +75,26 @@ def test_silent_by_default():
     assert done.stderr == ""
 
 
-def test_a_closed_pipe_is_no_error():
+@pytest.mark.parametrize("output", ["", "--json"])
+@pytest.mark.parametrize(("claim", "code"), [("100 --known-others", 0), ("0.1 --known-others", 1), ("100", 3)])
+def test_a_closed_pipe_changes_no_exit_code(tmp_path, claim, code, output):
+    """`… | head` is no error, and no verdict either."""
+    scores = np.random.default_rng(1).normal(1.0, 0.5, size=400)
+    (tmp_path / "scores.csv").write_text("\n".join(map(str, scores)))
+    estimate = f"-m coalmine estimate {tmp_path}/scores.csv --null-std 0.5 --delta 1e-6 --claim {claim} {output}"
     done = subprocess.run(
-        f"{sys.executable} -m coalmine mechanism --epsilon 1 --delta 1e-6 | true",
-        shell=True,
-        capture_output=True,
-        text=True,
+        ["bash", "-c", f"{sys.executable} {estimate} | true; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True
     )
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_one_line():
+    command = f"{sys.executable} -m coalmine mechanism --epsilon 1 --delta 1e-6 > /dev/full"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "coalmine: the output: No space left on device\n")
+
+
+def test_closed_streams_are_no_error():
+    command = f"{sys.executable} -m coalmine mechanism --epsilon 1 --delta 1e-6 >&- 2>&-"
+    assert subprocess.run(command, shell=True).returncode == 0

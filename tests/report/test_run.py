@@ -96,6 +96,16 @@ def test_an_unfinished_run_is_reported_as_far_as_it_went(run):
     assert "not finished" in write_report([run]).read_text()
 
 
+@pytest.mark.parametrize("own", ["result.json", "config.toml", "audit/rounds.log"])
+def test_a_report_does_not_take_the_place_of_a_file_of_the_run(run, own, tmp_path):
+    before = (run / own).read_bytes()
+    (tmp_path / "link").symlink_to(run / own)
+    for target in (run / own, tmp_path / "link"):
+        with pytest.raises(ValueError, match="is a file of the run itself; name another file"):
+            write_report([run], target)
+    assert (run / own).read_bytes() == before
+
+
 @pytest.mark.parametrize("lost", ["config.toml", "metrics.jsonl", "audit/record.json", "audit/rounds.log"])
 def test_what_is_missing_is_left_out(run, lost):
     (run / lost).unlink(missing_ok=True)

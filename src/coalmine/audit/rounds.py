@@ -295,7 +295,13 @@ def scan_records(file: Any, size: int, path: Path | None) -> Iterator[tuple[str,
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """`data` at `path`, whole or not at all, also across a crash."""
+    """`data` at `path`, whole or not at all, also across a crash; through a link, and into a pipe or a device."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a directory: name a file")
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:

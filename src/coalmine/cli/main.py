@@ -1,11 +1,13 @@
 """`coalmine`: the commands, how much they say, and what their exit codes mean (docs/exit-codes.md)."""
 
+import io
 import logging
 import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 import click
 from rich.console import Console
@@ -31,23 +33,26 @@ BAD_INPUT, INTERNAL_ERROR, INTERRUPTED = 2, 70, 130
 LEVELS = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO, 2: logging.DEBUG}
 
 
-class ReaderGoneError(Exception):
-    """The reader of our output has gone, as in `coalmine … | head`."""
+class _ToAnyReader(io.FileIO):
+    """An output that outlives its reader: after `coalmine … | head` has gone, the exit code is still the command's own.
 
+    Where it cannot be written for another reason, that is an error once; Python would try again at the end.
+    """
 
-class Commands(click.Group):
-    """The commands; a closed pipe is told from an error of theirs, which click takes for exit code 1."""
+    lost = False
 
-    def invoke(self, ctx: click.Context) -> object:
+    def write(self, data: Any, /) -> int:
+        size = memoryview(data).nbytes
         try:
-            result: object = super().invoke(ctx)
-            sys.stdout.flush()
-        except BrokenPipeError as error:
-            raise ReaderGoneError from error
-        return result
+            return size if self.lost else super().write(data)
+        except BrokenPipeError:
+            return size
+        except OSError:
+            self.lost = True
+            raise
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="coalmine", message="%(prog)s %(version)s")
 @click.option("-v", "--verbose", count=True, help="Say more; twice for everything.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but the result and errors.")
@@ -85,15 +90,13 @@ for command in (
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit with its code; an error is one line on stderr."""
+    _outlive_readers()
     try:
         code = app.main(
             args=None if arguments is None else list(arguments), prog_name="coalmine", standalone_mode=False
         )
         sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
-    except (ReaderGoneError, BrokenPipeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         sys.exit(BAD_INPUT)
@@ -104,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except (ValueError, OSError, ImportError) as error:
         if "-v" in sys.argv or "-vv" in sys.argv:
             traceback.print_exc()
-        _fail(BAD_INPUT, str(error))
+        _fail(BAD_INPUT, _said(error))
     except Exception as error:
         traceback.print_exc()
         _fail(
@@ -112,6 +115,28 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             f"internal error ({type(error).__name__}: {error}). This is a fault of coalmine {__version__}: please report it "
             "with the lines above and the command (see CONTRIBUTING.md)",
         )
+
+
+def _outlive_readers() -> None:
+    """Let this process write on where nobody reads; a caller's own streams are left alone."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by whoever started this
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - as long as the process
+        if stream is not getattr(sys, f"__{name}__") or not isinstance(stream, io.TextIOWrapper):
+            continue
+        stream.flush()
+        lines = stream.line_buffering or stream.write_through
+        raw = io.BufferedWriter(_ToAnyReader(stream.fileno(), "w", closefd=False))
+        setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, stream.errors, line_buffering=lines))
+
+
+def _said(error: Exception) -> str:
+    """Its message; what the system says of a file without the number."""
+    if not isinstance(error, OSError) or error.errno is None or error.strerror is None:
+        return str(error)
+    files = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+    return f"{files or 'the output'}: {error.strerror}"
 
 
 def _fail(code: int, message: str) -> NoReturn:

@@ -11,6 +11,7 @@ from coalmine.audit.run_directory import runs_in
 from coalmine.report.run import Run, read_run, read_runs
 from coalmine.report.text import as_dict, markdown
 
+OWN_FILES = ("config.toml", "metrics.jsonl", "checkpoint.safetensors", "model.npy", "result.json")
 Format = Literal["html", "md", "json"]
 
 
@@ -24,12 +25,20 @@ def write_report(directories: Sequence[Path | str], out: Path | str | None = Non
         raise ValueError("a report needs at least one directory of a run")
     home = paths[0] if len(paths) == 1 else Path()  # a sweep's directory too
     target = home / f"report.{kind}" if out is None else Path(out)
+    if any(_own_file(run, target) for path in paths for run in runs_in(path)):
+        raise ValueError(f"{target} is a file of the run itself; name another file with --out")
     text = report_text(paths, kind=kind)
     try:
         write_atomically(target, text.encode("utf-8", "replace"))
     except OSError as error:
-        raise OSError(f"writing {target} failed ({error.strerror}); name another file with --out") from error
+        raise OSError(f"writing {target} failed ({error.strerror or error}); name another file with --out") from error
     return target
+
+
+def _own_file(run: Path, target: Path) -> bool:
+    """Whether the run keeps something else in that file."""
+    home, file = run.resolve(), target.resolve()
+    return (file.parent == home and file.name in OWN_FILES) or home / "audit" in file.parents
 
 
 def report_text(paths: Sequence[Path], *, kind: Format = "html") -> str:
