@@ -96,7 +96,7 @@ def test_an_unfinished_run_is_reported_as_far_as_it_went(run):
     assert "not finished" in write_report([run]).read_text()
 
 
-@pytest.mark.parametrize("own", ["result.json", "config.toml", "audit/rounds.log"])
+@pytest.mark.parametrize("own", ["result.json", "audit/record.json", "audit/rounds.log"])
 def test_a_report_does_not_take_the_place_of_a_file_of_the_run(run, own, tmp_path):
     before = (run / own).read_bytes()
     (tmp_path / "link").symlink_to(run / own)
