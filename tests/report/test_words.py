@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from coalmine.report import read_run
+from coalmine.report.page import run_page
 from coalmine.report.text import as_dict, markdown
 from coalmine.report.words import likely_faults, meaning, next_steps, percent, shown, suspicion, verdict_sentence
 
@@ -93,3 +94,19 @@ def test_markdown_and_json_hold_the_same(tmp_path):
     again = json.loads(json.dumps(as_dict(runs)))
     assert again["runs"][0]["result"]["verdict"] == "PASS"
     assert again["runs"][0]["sentence"] == verdict_sentence(runs[0])
+
+
+def test_what_the_most_presented_give_away_is_said_too(tmp_path):
+    """The headline is that of most canaries; those that came more often give away more."""
+    run = read_run(make_run(tmp_path / "run", claim=False, canaries=121, presentations=(1, 2, 4)))
+    findings = run.findings
+    assert (findings.strongest.presentations, findings.most_presented.presentations) == (1, 4)
+    said = verdict_sentence(run)
+    for row, words in ((findings.strongest, "off the canaries that came 1×"), (findings.most_presented, "came 4×")):
+        assert words in said
+        assert shown(row.epsilon) in said
+        assert shown(row.lower_bound) in said
+    times = [row.presentations for row in findings.listed if row.rung == "known-others"]
+    assert times == [1, 2, 4]
+    assert "estimate of known-others 4×" in run_page(run)
+    assert read_run(make_run(tmp_path / "alike", claim=False)).findings.most_presented is None

@@ -124,7 +124,7 @@ class AuditResult:
         judged = self.verdict is not None
         cells = []
         for adversary in self.adversaries.values():
-            for row in adversary.rows:
+            for row in sorted(adversary.rows, key=lambda row: row.presentations or 0):
                 found = row.estimate
                 line = [
                     adversary.name,

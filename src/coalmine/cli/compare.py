@@ -29,8 +29,12 @@ FIRST = ("run", "task", "rounds", "noise_multiplier", "canaries", "presentations
 def compare(directories: tuple[Path, ...], as_csv: bool, plot: Path | None, as_json: bool) -> None:
     """Finished runs beside each other: accuracy, analytical epsilon, and what each adversary finds.
 
+    Where groups of canaries came differently often, "presentations" lists how often; epsilons are of the first number.
+
     A directory that holds runs, as that of a sweep, stands for all of those that are finished.
     """
+    if as_csv and as_json:
+        raise click.UsageError("--csv and --json are two ways to print the same: give one")
     found = finished_runs(directories)
     runs = [summary(directory) for directory in found]
     if plot is not None:
@@ -64,9 +68,23 @@ def finished_runs(directories: Sequence[Path]) -> list[Path]:
 def print_runs(runs: list[dict[str, Any]]) -> None:
     """A table of summaries."""
     shown = [name for name in RUNGS if any(name in run["adversaries"] for run in runs)]
-    cells = [[*(_cell(run[name]) for name in FIRST), *(_epsilon(run, name) for name in shown)] for run in runs]
-    verdicts = [[run["verdict"] or "-"] for run in runs]
-    print_table([*FIRST, *shown, "verdict"], [a + b for a, b in zip(cells, verdicts, strict=True)])
+    several = len({run["delta"] for run in runs}) > 1
+    first = [*FIRST, "delta"] if several else list(FIRST)
+    cells = [
+        [*(_shown(run, name) for name in first), *(_epsilon(run, name) for name in shown), run["verdict"] or "-"]
+        for run in runs
+    ]
+    print_table([*first, *shown, "verdict"], cells)
+    if several:
+        logger.warning("these runs have different deltas: their epsilons are not to be compared with each other")
+
+
+def _shown(run: dict[str, Any], name: str) -> str:
+    """A cell; where groups of canaries came differently often, all the numbers of times: epsilons are of the first."""
+    if name != "presentations":
+        return _cell(run[name])
+    others = [times for times in run["presented"] if times != run[name]]
+    return ", ".join(map(str, [_cell(run[name]), *others])) if others else _cell(run[name])
 
 
 def _plot(path: Path, directories: Sequence[Path]) -> None:
@@ -91,11 +109,14 @@ def summary(directory: Path) -> dict[str, Any]:
         for name, found in result.get("adversaries", {}).items()
     }
     claim = {name: result.get(name) for name in ("delta", "claimed_epsilon", "verdict")}
-    return first | {"run": str(directory)} | claim | {"adversaries": adversaries}
+    groups = [group for found in result.get("adversaries", {}).values() for group in found.get("groups", [])]
+    presented = sorted({group["presentations"] for group in groups if group.get("presentations")})
+    return first | {"run": str(directory)} | claim | {"presented": presented, "adversaries": adversaries}
 
 
 def _flat(run: dict[str, Any]) -> dict[str, Any]:
     flat = {name: value for name, value in run.items() if name != "adversaries"}
+    flat["presented"] = " ".join(map(str, run["presented"]))
     for name, found in run["adversaries"].items():
         low, high = found["interval"] or (None, None)
         figures = {"epsilon": found["epsilon"], "low": low, "high": high, "lower_bound": found["lower_bound"]}

@@ -121,6 +121,21 @@ class Findings:
         return max(known, key=lambda row: RUNGS.index(row.rung), default=None)
 
     @property
+    def most_presented(self) -> Finding | None:
+        """The same attacker's row for the canaries that came most often, where that is another one."""
+        headline = self.strongest
+        if headline is None or headline.presentations is None:
+            return None
+        most = max((row for row in self.rows if row.rung == headline.rung), key=lambda row: row.presentations or 0)
+        return most if (most.presentations or 0) > headline.presentations else None
+
+    @property
+    def listed(self) -> tuple[Finding, ...]:
+        """The rows in the order of tables: within a rung by presentations."""
+        order = list(dict.fromkeys(row.rung for row in self.rows))
+        return tuple(sorted(self.rows, key=lambda row: (order.index(row.rung), row.presentations or 0)))
+
+    @property
     def noise_multiplier(self) -> float | None:
         return optional_number(self.raw.get("noise_multiplier"))
 

@@ -159,6 +159,9 @@ def _problems(problems: Sequence[str]) -> Markup | None:
 
 def _meaning(findings: Findings) -> Markup | None:
     named = [("analytical ε", findings.analytical), ("claimed ε", findings.claimed)]
+    most = findings.most_presented
+    if most is not None:
+        named += [(f"estimate of {most.name}", most.epsilon), (f"valid bound of {most.name}", most.lower_bound)]
     if findings.strongest is not None:
         named += [("estimate", findings.strongest.epsilon), ("valid bound", findings.strongest.lower_bound)]
     lines = [(name, value) for name, value in named if value is not None and not math.isnan(value)]
@@ -167,7 +170,7 @@ def _meaning(findings: Findings) -> Markup | None:
     epsilon = lines[-2][1] if findings.strongest is not None else lines[0][1]
     rows = [
         [
-            term(name),
+            term(name) if name in GLOSSARY else foreign(name),
             _cell(value),
             *(element("td", percent(suspicion(prior, value)), class_="number") for prior in PRIORS),
         ]
@@ -196,7 +199,7 @@ def _rungs(findings: Findings) -> Markup:
         term("lower bound"), term("floor"), term("ceiling"), "verdict",
     ]  # fmt: skip
     rows = []
-    for row in findings.rows:
+    for row in findings.listed:
         interval = "none" if row.interval is None else f"{shown(row.interval[0])} … {shown(row.interval[1])}"
         verdict = findings.verdicts.get(row.rung, "")
         rows.append(

@@ -71,7 +71,7 @@ def _run_markdown(run: Run, *, published: bool) -> str:
             shown(row.paper_lower_bound),
             findings.verdicts.get(row.rung, ""),
         ]
-        for row in findings.rows
+        for row in findings.listed
     ]
     parts.append(_table(heads, rows))
     if findings.analytical is not None:

@@ -143,9 +143,21 @@ def verdict_sentence(run: Run) -> str:
             f"{start}: nothing was detected, and {strongest.canaries:,} canaries cannot see below ε = "
             f"{shown(strongest.floor)}."
         )
+    most = findings.most_presented
+    whom = "" if most is None else f" off the canaries that came {strongest.presentations}×"
     return (
         f"{start}: the strongest attacker, {strongest.rung}, reads ε = {shown(strongest.epsilon)}"
-        f"{interval_words(strongest)}; it is at least {shown(strongest.lower_bound)}."
+        f"{interval_words(strongest)}{whom}; it is at least {shown(strongest.lower_bound)}.{_of_the_most(most)}"
+    )
+
+
+def _of_the_most(row: Finding | None) -> str:
+    """What those who came most often give away, where the headline is of others."""
+    if row is None:
+        return ""
+    return (
+        f" Off those that came {row.presentations}× it reads ε = {shown(row.epsilon)}{interval_words(row)}, at least "
+        f"{shown(row.lower_bound)}."
     )
 
 
