@@ -218,6 +218,8 @@ def test_a_low_mean_passes_only_where_nothing_hides_it():
     found = judged(mean, "--claim", 3)
     assert found["verdict"] == "UNDERPOWERED"
     assert any("--known-others" in warning for warning in found["warnings"])
+    assert "stand in for missing noise" in found["reason"]
+    assert "`" not in found["reason"]  # nothing that only Python code could do
     assert judged(mean, "--claim", 3, "--known-others")["verdict"] == "PASS"
 
 
@@ -239,6 +241,19 @@ def test_orthonormal_canaries_that_carry_the_vector_are_pointed_to_their_own_nul
     assert f"--null-std {std:.6g} --null-dof 9000" in note
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--dim", 1000, "--null-dof", 10), "--null-dof says how well --null-std is known"),
+        (("--dim", 1000, "--known-others"), "--known-others is for the verdict on a claim"),
+    ],
+)
+def test_options_without_effect_are_refused(options, said):
+    done = called("estimate", "-", *options, "--delta", DELTA, stdin=as_npy(SCORES))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
 def test_turned_signs_and_a_wrong_null_are_pointed_out():
     scores = norm.ppf((np.arange(100) + 0.5) / 100) * 3 - 5
     warnings = " ".join(estimate("-", "--null-std", 1, stdin=as_npy(scores))["warnings"])
@@ -251,6 +266,8 @@ BAD_FILES = {
     "empty.csv": (b"", "is empty"),
     "comments.csv": (b"# nothing\n\n", "is empty"),
     "header-only.csv": (b"score\n", "holds no scores"),
+    "blank.csv": (text(["score", "", *GOOD[:20], "", *GOOD[20:], ""]), "line 23 of "),
+    "underscores.csv": (text([*GOOD, "1_0"]), "score 101 of 101"),
     "nan.csv": (text([*GOOD, "nan"]), "must be finite, got nan (1 of 101 values)"),
     "infinite.npy": (as_npy(np.append(SCORES, np.inf)), "must be finite, got inf"),
     "constant.csv": (text(["0.1"] * 20), "all 20 observed scores are equal"),

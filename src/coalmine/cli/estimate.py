@@ -26,6 +26,7 @@ POINTWISE = ("paper", "clopper-pearson")  # methods that hold at one threshold, 
 SMALLEST, LARGEST = 1e-60, 1e60  # of stds and scores: the squares of their ratios are still floats
 CANARY_SHARE = 0.04  # of the vector's squared length: takes 2 % off the mean score
 CHOSEN = "chosen on the same data, "
+HIDDEN = "nothing refutes the claim, but real updates could stand in for missing noise, so these scores cannot confirm it"
 FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
 
 
@@ -97,6 +98,10 @@ def estimate(
     3 UNDERPOWERED. With --all, --unobserved may stand beside --dim or --null-std: most published estimators want both
     observed and unobserved scores.
     """
+    if null_std is None and not math.isinf(null_dof):
+        raise click.UsageError("--null-dof says how well --null-std is known: give that too")
+    if known_others and claim is None:
+        raise click.UsageError("--known-others is for the verdict on a claim: give --claim")
     canaries = _canaries(scores, dim, unobserved, null_std, null_dof, every=every)
     reading = read_canaries(
         canaries,
@@ -138,6 +143,7 @@ def read_canaries(
     if claim is not None:
         verdict = judge_scores(canaries, found, claim, delta=delta, known_others=known_others)
         if verdict.outcome == "UNDERPOWERED" and not known_others and _unobserved(null) is None:
+            verdict = Verdict("UNDERPOWERED", HIDDEN)
             notes += ("judged as if real updates may hide canaries; if they were subtracted, give --known-others",)
     return Reading(
         canaries=canaries,
@@ -273,8 +279,9 @@ def _dilution_note(observed: Floats, dim: int) -> tuple[str, ...]:
     if rest <= 0 or share < CANARY_SHARE:
         return ()
     return (
-        f"if all cosines are with one vector, {share:.0%} of it is canaries and epsilon reads low: for orthonormal canaries "
-        f"give --null-std {math.sqrt(rest / free):.6g} --null-dof {free} in place of --dim",
+        f"if all cosines are with one vector, {share:.0%} of it is canaries, so that --dim takes the null for wider than it "
+        "is and epsilon is off, low by the mean or high by a fitted std: for orthonormal canaries give "
+        f"--null-std {math.sqrt(rest / free):.6g} --null-dof {free} in place of --dim",
     )
 
 

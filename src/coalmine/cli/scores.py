@@ -105,7 +105,7 @@ def _numbers(name: str, cells: Cells) -> Floats:
     numbers = np.empty(cells.size)
     for row, cell in enumerate(cells.tolist()):
         try:
-            numbers[row] = float(cell)
+            numbers[row] = _number(cell)
         except (TypeError, ValueError):
             what = "missing" if cell is None or cell == "" else f"{shown(cell)}, which is no number"
             raise ValueError(f"score {row + 1} of {cells.size} in {name} is {what}") from None
@@ -125,9 +125,14 @@ def _read_csv(name: str, content: bytes) -> dict[str, Cells]:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError(f"{name} must be text in UTF-8") from None
-    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    if not lines:
+    kept = [(number, line) for number, line in enumerate(text.splitlines(), 1) if not line.lstrip().startswith("#")]
+    filled = [number for number, line in kept if line.strip()]
+    if not filled:
         raise ValueError(f"{name} is empty; {ONE_EACH}")
+    for number, line in kept:
+        if not line.strip() and filled[min(1, len(filled) - 1)] < number < filled[-1]:
+            raise ValueError(f"line {number} of {name} is blank, among scores: one is missing there; {ONE_EACH}")
+    lines = [line for _, line in kept if line.strip()]
     separator = next((mark for mark in ",;\t" if mark in lines[0]), ",")
     try:
         rows = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=separator)]
@@ -142,9 +147,16 @@ def _read_csv(name: str, content: bytes) -> dict[str, Cells]:
     return _columns(name, names, [np.array(cells, dtype=object) for cells in zip(*rows, strict=True)])
 
 
+def _number(cell: Any) -> float:
+    """As Python reads it, but for the underscores that are Python's alone."""
+    if isinstance(cell, str) and "_" in cell:
+        raise ValueError
+    return float(cell)
+
+
 def _is_number(cell: str) -> bool:
     try:
-        float(cell)
+        _number(cell)
     except ValueError:
         return False
     return True
