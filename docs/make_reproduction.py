@@ -27,7 +27,7 @@ HEAD = """# The paper, reproduced
 One command for each table and figure of *One-shot Empirical Privacy Estimation for Federated Learning* (Andrew et
 al., ICLR 2024), ours beside the paper's, and a few questions beyond it:
 
-    coalmine reproduce NAME --scale small                 a quick look, minutes on two cores, no download
+    coalmine reproduce NAME --scale small                 a quick look, minutes on two cores
     coalmine reproduce NAME --scale paper --plan          the runs at the paper's size, and how far they are
     coalmine reproduce NAME --scale paper --device cuda --data-dir D --out DIR
 
@@ -53,7 +53,8 @@ clients a round, learning rates, momentum and adaptive clipping are the paper's.
   which are five epochs of the paper's users.
 - delta is m^-1.1 with the paper's m, not with the number of users who stand in.
 - Canaries send ten times the clip norm, so that an adaptive clip counts them as too long and settles a little higher.
-- At scale small everything is trained on scikit-learn's digits, to show the same directions; nothing there is to be
+- At scale small everything but `canife` (Fashion-MNIST, which it needs at both scales: docs/data.md) is trained on
+  scikit-learn's digits, which come with it, to show the same directions; nothing there is to be
   compared with the paper's numbers.
 
 The analytical ε *of updates* is what `known-others` should meet: an adaptive clip's noisy count is a release too and
@@ -151,7 +152,7 @@ def _made_by(experiment: Experiment, found: Found) -> str:
         f"; numbers in [{experiment.name}-{found['scale']}.json](reproduction/{experiment.name}-{found['scale']}.json)."
     )
     if found["scale"] == "small" and (found.get("readings") or found.get("pairs")):
-        text += " A quick look at the directions; the run of the paper's size is not here yet."
+        text += " A quick look at the directions: the paper's size was not run."
     if found.get("missing"):
         text += f" Not finished: {len(found['missing'])} runs."
     return text

@@ -98,3 +98,23 @@ def test_output_that_cannot_be_written_is_one_line():
 def test_closed_streams_are_no_error():
     command = f"{sys.executable} -m coalmine mechanism --epsilon 1 --delta 1e-6 >&- 2>&-"
     assert subprocess.run(command, shell=True).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("nonsense", "There are compare, data, estimate"),
+        ("reproduce nonsense", "There are accuracy, beyond, canife"),
+        ("data get stackexchange --data-dir nowhere", "docs/data.md there (nowhere/stackexchange)"),
+        ("verify . --seed-file missing", "must be the one that the audit was begun with"),
+        ("watch .", "holds no run, nor the beginning of one"),
+        ("gaussian --noise-multiplier 1 --delta 1e-6 --dim 1000 --canaries 20 --signal-norm 1e300", "at most 1e+100"),
+    ],
+)
+def test_one_line_says_what_to_do(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words.split())
+    out, err = capsys.readouterr()
+    assert (stop.value.code, out, err.count("\n")) == (2, "", 1)
+    assert said in err

@@ -177,3 +177,8 @@ def test_a_law_can_be_written_down(law):
 def test_what_cannot_be_is_refused(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+def test_noise_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="noise must be a TreeNoise or a BandedNoise, got None"):
+        correlated_epsilon(1.0, noise=None, delta=1e-5)

@@ -110,3 +110,10 @@ def test_what_the_most_presented_give_away_is_said_too(tmp_path):
     assert times == [1, 2, 4]
     assert "estimate of known-others 4×" in run_page(run)
     assert read_run(make_run(tmp_path / "alike", claim=False)).findings.most_presented is None
+
+
+def test_where_the_secret_lies_is_not_told(tmp_path):
+    config = {"canaries": {"seed_file": "/home/somebody/secrets/seed.txt"}}
+    page = run_page(read_run(make_run(tmp_path / "run", config=config)))
+    assert "seed.txt" in page
+    assert "somebody" not in page

@@ -130,3 +130,18 @@ def test_markdown_tables_have_as_many_cells_in_every_line(tmp_path):
     tables = [list(lines) for is_table, lines in blocks if is_table]
     assert [len(table) for table in tables] == [2 + 9, 2 + 12, 2 + 6]  # the summary, Table 2, the signal
     assert all(len({line.count("|") for line in table}) == 1 for table in tables)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("accuracy", "--only", "5"), "must be among 0, 0.064, 0.102, 0.184, 0.234, got 5"),
+        (("canife", "--only", "0.2"), "keeps no runs by their noise: leave out --only"),
+    ],
+)
+def test_noises_that_an_experiment_does_not_have_are_refused(tmp_path, capsys, words, said):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["reproduce", *words, "--out", str(tmp_path / "out")])
+    assert stop.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -365,7 +365,7 @@ class Audit:
         known-round can refute a claim but not confirm it.
         """
         self.flush()
-        asked = Claim(epsilon=claim) if isinstance(claim, int | float) else claim
+        asked = claim if claim is None or isinstance(claim, Claim) else Claim(epsilon=claim)
         return derive_result(
             self._log, self.settings, claim=asked, analytical_epsilon=analytical_epsilon, clients=clients
         )

@@ -30,13 +30,14 @@ logger = logging.getLogger("coalmine")
 
 def runs_in(directory: Path) -> list[Path]:
     """The runs that a directory holds, in the order of their names, numbers by size; itself where it holds none."""
-    if _is_run(directory) or not directory.is_dir():
+    if is_run(directory) or not directory.is_dir():
         return [directory]
-    found = [path for path in directory.iterdir() if path.is_dir() and _is_run(path)]
+    found = [path for path in directory.iterdir() if path.is_dir() and is_run(path)]
     return sorted(found, key=lambda path: _natural(path.name)) or [directory]
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
+    """Whether a directory holds a run, or what there is of one."""
     return any((path / name).exists() for name in ("config.toml", "result.json", "audit/record.json"))
 
 

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from coalmine.cli.output import print_json, print_table
+from coalmine.cli.output import Commands, print_json, print_table
 
 if TYPE_CHECKING:
     from coalmine.data import Dataset
@@ -24,7 +24,7 @@ FOLDER = click.option(
 )
 
 
-@click.group()
+@click.group(cls=Commands)
 def data() -> None:
     """Which data sets there are, and fetching one."""
 

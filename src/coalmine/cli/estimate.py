@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import click
 import numpy as np
+from rich.console import Console
 
 from coalmine.audit.adversaries import Scores
 from coalmine.audit.verdict import BOUND_CONFIDENCE, Claim, Verdict, judge
@@ -26,7 +27,9 @@ POINTWISE = ("paper", "clopper-pearson")  # methods that hold at one threshold, 
 SMALLEST, LARGEST = 1e-60, 1e60  # of stds and scores: the squares of their ratios are still floats
 CANARY_SHARE = 0.04  # of the vector's squared length: takes 2 % off the mean score
 CHOSEN = "chosen on the same data, "
-HIDDEN = "nothing refutes the claim, but real updates could stand in for missing noise, so these scores cannot confirm it"
+HIDDEN = (
+    "nothing refutes the claim, but real updates could stand in for missing noise, so these scores cannot confirm it"
+)
 FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
 
 
@@ -112,7 +115,10 @@ def estimate(
         variance=variance,
         confidence=confidence,
     )
-    rows = _every_row(reading) if every else ()
+    rows: Sequence[LiteratureRow] = ()
+    if every:
+        with Console(stderr=True).status("asking every published estimator"):  # shown in a terminal only
+            rows = _every_row(reading)
     if as_json:
         print_json(as_dict(reading) | ({"estimators": [vars(row) for row in rows]} if every else {}))
     else:

@@ -50,7 +50,8 @@ def gaussian(
         ["estimate, the null's std", shown_spread(audit.null)],
         ["estimate, fitted std (the paper)", shown_spread(audit.fitted)],
     ]
-    title = f"Gaussian mechanism, noise {noise_multiplier:g}, d = {dim:,}, {canaries:,} {kind} canaries, {runs} runs"
+    times = "1 run" if runs == 1 else f"{runs} runs"
+    title = f"Gaussian mechanism, noise {noise_multiplier:g}, d = {dim:,}, {canaries:,} {kind} canaries, {times}"
     print_table(["", "epsilon"], rows, title=title)
 
 

@@ -18,6 +18,7 @@ from coalmine.cli.data import data
 from coalmine.cli.estimate import estimate
 from coalmine.cli.gaussian import gaussian
 from coalmine.cli.mechanism import mechanism
+from coalmine.cli.output import Commands
 from coalmine.cli.plan import plan
 from coalmine.cli.report import report
 from coalmine.cli.reproduce import reproduce
@@ -52,7 +53,7 @@ class _ToAnyReader(io.FileIO):
             raise
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="coalmine", message="%(prog)s %(version)s")
 @click.option("-v", "--verbose", count=True, help="Say more; twice for everything.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but the result and errors.")

@@ -17,6 +17,18 @@ from coalmine.audit.rounds import write_atomically
 from coalmine.checks import Floats
 
 
+class Commands(click.Group):
+    """Commands whose names are listed where another one is asked for."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            raise click.UsageError(f"{error.message} There are {', '.join(self.list_commands(ctx))}.", ctx) from None
+
+
 def print_json(value: Any) -> None:
     """`value` as JSON to stdout."""
     click.echo(json.dumps(json_ready(value), indent=2, allow_nan=False))
@@ -49,7 +61,9 @@ def shown_number(value: float, digits: int = 4) -> str:
 
 
 def shown_spread(values: Floats, digits: int = 2) -> str:
-    """Mean ± standard deviation."""
+    """Mean ± standard deviation; of one value that value."""
+    if values.size == 1:
+        return f"{values.mean():.{digits}f}"
     return f"{values.mean():.{digits}f} ± {values.std():.{digits}f}"
 
 

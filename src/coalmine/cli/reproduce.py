@@ -5,6 +5,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from coalmine.cli.gaussian import as_dict
-from coalmine.cli.output import print_json, print_table, progress_bar, shown_number, shown_spread, write_json
+from coalmine.cli.output import Commands, print_json, print_table, progress_bar, shown_number, shown_spread, write_json
 from coalmine.cli.run import training_extra
 from coalmine.reproduction import gaussian as table_2
 from coalmine.version import __version__
@@ -38,7 +39,7 @@ EXPERIMENTS = {  # each a module of coalmine.reproduction
 }
 
 
-@click.group()
+@click.group(cls=Commands)
 def reproduce() -> None:
     """Reproduce the paper's tables and figures, ours beside theirs.
 
@@ -79,6 +80,7 @@ def _experiment(name: str, text: str) -> click.Command:
             | {"only": _noises(options["only"]), "data_dir": None if data_dir is None else str(data_dir.absolute())}
         )
         experiment: Experiment = module.EXPERIMENT
+        _check_only(experiment, setting)
         if plan:
             _print_plan(experiment, setting, as_json=as_json)
             return
@@ -99,6 +101,20 @@ def _noises(text: str | None) -> tuple[float, ...]:
         raise click.BadParameter(
             f"must be noise multipliers like 0.0496,0.2317, got {text!r}", param_hint="--only"
         ) from None
+
+
+def _check_only(experiment: "Experiment", setting: "Setting") -> None:
+    """Refuse noise multipliers that the experiment does not have."""
+    if not setting.only:
+        return
+    noises = sorted({run.config.privacy.noise_multiplier for run in experiment.plan(replace(setting, only=()))})
+    if not noises:
+        raise click.UsageError(f"{experiment.name} keeps no runs by their noise: leave out --only")
+    unknown = [noise for noise in setting.only if noise not in noises]
+    if unknown:
+        raise click.BadParameter(
+            f"must be among {', '.join(map('{:g}'.format, noises))}, got {unknown[0]:g}", param_hint="--only"
+        )
 
 
 def _carried_out(experiment: "Experiment", setting: "Setting", minutes: float | None, *, quiet: bool) -> "Found":

@@ -21,6 +21,8 @@ def verify(directory: Path, seed_file: Path, model: Path | None, as_json: bool) 
 
     Exit code 1 if anything does not hold.
     """
+    if not seed_file.is_file():
+        raise ValueError(f"{seed_file} does not exist: --seed-file must be the one that the audit was begun with")
     checks = verify_run(directory, read_seed(seed_file), model=model)
     words = {True: "holds", False: "DOES NOT HOLD", None: "not checked"}
     if as_json:

@@ -7,6 +7,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from coalmine.audit.run_directory import is_run
 from coalmine.report.trackers import MLflow, TensorBoard, Tracker
 from coalmine.report.watch import Frame, Watcher, screen
 
@@ -21,6 +22,8 @@ def watch(directory: Path, every: float, tensorboard: Path | None, mlflow: bool)
 
     Reads only. Ends when the run has a result, or with Ctrl-C; without a terminal it shows one frame.
     """
+    if directory.is_dir() and not is_run(directory):
+        raise ValueError(f"{directory} holds no run, nor the beginning of one: name the --out of a `coalmine run`")
     trackers: list[Tracker] = [TensorBoard(tensorboard)] if tensorboard else []
     if mlflow:
         trackers.append(MLflow())

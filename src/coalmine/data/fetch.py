@@ -40,7 +40,8 @@ def ignore(doing: str, name: str) -> Callable[[int, int | None], None]:
 def fetch(dataset: Dataset, data_dir: Path, *, follow: Follower = ignore) -> list[Fetched]:
     """Put a data set's files where its task looks for them, under `data_dir`; those that are there are left alone."""
     if not dataset.downloads:
-        raise ValueError(f"{dataset.name} cannot be fetched: {dataset.note}")
+        here = ", where it is already" if dataset.is_in(data_dir) else ""
+        raise ValueError(f"{dataset.name} cannot be fetched: {dataset.note} ({data_dir / dataset.folder}{here})")
     folder = data_dir / dataset.folder
     fetched = []
     for file in dataset.downloads:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from coalmine.checks import Floats, finite_array, nonnegative_array, one_number, whole_number
+from coalmine.checks import Floats, finite_array, nonnegative_array, one_number, shown, whole_number
 from coalmine.estimators.mechanism import mechanism_epsilon
 
 
@@ -253,6 +253,8 @@ def correlated_epsilon(
     >>> round(correlated_epsilon(2.0, noise=tree, delta=1e-6), 2)  # in 7 nodes: as noise 2/√7
     6.74
     """
+    if not isinstance(noise, TreeNoise | BandedNoise):
+        raise ValueError(f"noise must be a TreeNoise or a BandedNoise, got {shown(noise)}")
     multiplier = float(nonnegative_array("noise_multiplier", one_number("noise_multiplier", noise_multiplier)))
     strength = noise.worst_strength(participations, separation)
     return float(mechanism_epsilon(multiplier / math.sqrt(strength), delta=delta))

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape, unescape
 from importlib import resources
+from pathlib import PurePath
 from typing import Any
 
 from coalmine.report import plots
@@ -343,11 +344,17 @@ def _settings(run: Run) -> Markup:
     told = {name: value for name, value in findings.raw.items() if name not in OWN_ENTRIES | schema}
     parts = [_pairs("The audit", audit), _pairs("The result", dict(flattened(told)))]
     if run.config:
-        parts.append(_pairs("The trainer's config", dict(flattened(run.config))))
+        parts.append(_pairs("The trainer's config", dict(flattened(run.config)) | _seed_file(run)))
     versions = {"coalmine": __version__, "Python": platform.python_version()}
     versions |= {name: importlib.metadata.version(name) for name in PACKAGES if _installed(name)}
     parts.append(_pairs("Versions that made this report", versions))
     return element("section", element("h2", "Settings"), element("div", *parts, class_="lists"))
+
+
+def _seed_file(run: Run) -> dict[str, str]:
+    """The name of the file with the secret alone: a report need not tell where it lies."""
+    named = {key: value for key, value in flattened(run.config) if key.endswith("seed_file") and value}
+    return {key: PurePath(str(value)).name for key, value in named.items()}
 
 
 def _reproduce(run: Run) -> Markup:
