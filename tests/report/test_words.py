@@ -113,7 +113,7 @@ def test_what_the_most_presented_give_away_is_said_too(tmp_path):
 
 
 def test_where_the_secret_lies_is_not_told(tmp_path):
-    config = {"canaries": {"seed_file": "/home/somebody/secrets/seed.txt"}}
+    config = {"canaries": {"seed_file": "/home/whoever/secrets/seed.txt"}}
     page = run_page(read_run(make_run(tmp_path / "run", config=config)))
     assert "seed.txt" in page
-    assert "somebody" not in page
+    assert "whoever" not in page
