@@ -2,8 +2,11 @@
 
     python -m studies.flower_coverage             20 seeds for each side of the clip, and FedAdam in the wrapper
 
-z = 1, five rounds, 400 canaries, d = 10,000, real updates short beside the noise. A finished seed is one line of
-studies/out/flower_coverage.jsonl and is not run again. Flower's strategies and mods are the real ones, in one process.
+z = 1, five rounds, 400 canaries, d = 10,000, real updates short beside the noise. It fails if fewer than 18 of 20
+intervals cover the truth on either side of the clip, if real updates are not short (dilution gauge 1.1 or more), or if
+FedAdam is not VIOLATION every time. A finished seed is one line of studies/out/flower_coverage.jsonl and is not run again.
+Flower's strategies and mods are the real ones, in one process. No two runs share a seed: each draws its own canaries and
+noise.
 """
 
 import json
@@ -14,8 +17,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "flower_coverage.jsonl"
-CASES = ("server", "client", "adam")
-SEEDS = 20
+CASES = {"server": range(1, 21), "client": range(1001, 1021), "adam": range(2001, 2021)}  # and their seeds
+COVERED, DILUTION = 18, 1.1
 
 
 def run_case(case: str, seed: int) -> dict[str, Any]:
@@ -61,31 +64,63 @@ def run_case(case: str, seed: int) -> dict[str, Any]:
 
 
 def read() -> list[dict[str, Any]]:
-    """The finished seeds."""
-    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    """The finished seeds of those that are asked for."""
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    return [line for line in map(json.loads, lines) if line["seed"] in CASES[line["case"]]]
 
 
-def main() -> None:
-    """Run what is not there yet, and print the table."""
+def table(lines: list[dict[str, Any]]) -> str:
+    """What was found, as Markdown."""
+    heads = ["case", "seeds", "covers 11.48", "epsilon, smallest … largest", "largest dilution", "PASS", "VIOLATION"]
+    rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for case in CASES:
+        mine = [line for line in lines if line["case"] == case]
+        if mine:
+            found = [line["epsilon"] for line in mine]
+            verdicts = [sum(line["verdict"] == word for line in mine) for word in ("PASS", "VIOLATION")]
+            span, dilution = f"{min(found):.1f} … {max(found):.1f}", max(line["dilution"] for line in mine)
+            cells = [case, len(mine), sum(line["covers"] for line in mine), span, f"{dilution:.3f}", *verdicts]
+            rows.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(rows)
+
+
+def failures(lines: list[dict[str, Any]]) -> list[str]:
+    """Which of the bars are missed."""
+    bad = []
+    for case, seeds in CASES.items():
+        mine = [line for line in lines if line["case"] == case]
+        if {line["seed"] for line in mine} != set(seeds):
+            bad.append(f"{case}: {len(mine)} of {len(seeds)} seeds were run")
+        if case == "adam":
+            caught = sum(line["verdict"] == "VIOLATION" for line in mine)
+            if caught < len(mine):
+                bad.append(f"{case}: VIOLATION in {caught} of {len(mine)}")
+            continue
+        covered, dilution = sum(line["covers"] for line in mine), max((line["dilution"] for line in mine), default=0.0)
+        if covered < COVERED:
+            bad.append(f"{case}: {covered} of {len(mine)} intervals cover the truth, {COVERED} must")
+        if not dilution < DILUTION:
+            bad.append(f"{case}: a dilution gauge reads {dilution:.3f}, below {DILUTION} it must be")
+    return bad
+
+
+def main() -> int:
+    """Run what is not there yet, print the table, and say which bars are missed."""
     done = {(line["case"], line["seed"]) for line in read()}
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    for case in CASES:
-        for seed in range(1, SEEDS + 1):
+    for case, seeds in CASES.items():
+        for seed in seeds:
             if (case, seed) not in done:
                 line = run_case(case, seed)
                 with RESULTS.open("a") as file:
                     file.write(json.dumps(line) + "\n")
                 print(line, file=sys.stderr)
-    print("| case | seeds | covers 11.48 | epsilon, smallest … largest | PASS | VIOLATION |\n|---|---|---|---|---|---|")
-    for case in CASES:
-        lines = [line for line in read() if line["case"] == case]
-        found = [line["epsilon"] for line in lines]
-        verdicts = [sum(line["verdict"] == word for line in lines) for word in ("PASS", "VIOLATION")]
-        covers = sum(line["covers"] for line in lines)
-        print(
-            f"| {case} | {len(lines)} | {covers} | {min(found):.1f} … {max(found):.1f} | {verdicts[0]} | {verdicts[1]} |"
-        )
+    lines = read()
+    print(table(lines))
+    bad = failures(lines)
+    print("\n".join(bad) if bad else "every bar met")
+    return bool(bad)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -5,8 +5,9 @@
 
 The score model draws the scores of all five rungs for an honest pipeline: known-others at the claim's mean, known-round
 diluted by a signal as large as the noise, the null's std estimated from d - k directions, maxima over 20 rounds.
-The loop is the plain DP-FedAvg of tests/audit/training.py. A finished batch is one line of studies/out/verdicts.jsonl and is
-not run again.
+The loop is the plain DP-FedAvg of tests/audit/training.py. A finished batch is one line of studies/out/verdicts.jsonl and
+is not run again. It fails if more than 1 % of the runs of a claim of the score model, or of all loops, are VIOLATION, or
+if an amplified claim is judged on a known rung.
 """
 
 import argparse
@@ -34,6 +35,7 @@ CLAIMS = (1.0, 3.0, 10.0, 30.0)
 BATCH, BATCHES = 250, 10  # of the score model, for each claim: 10,000 runs in all
 LOOPS, LOOP_BATCHES = 25, 10  # of the real loop, for each of two patterns: 500 audits in all
 DIM, CANARIES, ROUNDS = 10_000, 1_000, 20
+BAR = 0.01  # of runs may call a true claim VIOLATION
 
 
 def score_model(claim: float, rng: np.random.Generator) -> list[Scores]:
@@ -122,6 +124,24 @@ def read() -> list[dict[str, Any]]:
     return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
 
 
+def failures(lines: list[dict[str, Any]]) -> list[str]:
+    """Which of the bars are missed."""
+    missing = {(_name(job, value), batch) for job, value, batch in jobs()} - {(x["cell"], x["batch"]) for x in lines}
+    bad = [f"{len(missing)} of {len(jobs())} batches were not run"] if missing else []
+    rows: dict[str, Counter[str]] = {}
+    for line in lines:
+        row = "all loops" if line["cell"].startswith("loop") else line["cell"]
+        rows.setdefault(row, Counter()).update(line["outcomes"])
+    for row, found in sorted(rows.items()):
+        runs = sum(count for name, count in found.items() if name.startswith("mechanism "))
+        wrong, judged = found["mechanism VIOLATION"], found["amplified on known rungs VIOLATION"]
+        if wrong > BAR * runs:
+            bad.append(f"{row}: a true claim is VIOLATION in {wrong} of {runs:,} runs, {BAR:.0%} may be")
+        if judged:
+            bad.append(f"{row}: an amplified claim is VIOLATION on a known rung in {judged} runs, none may be")
+    return bad
+
+
 def tables() -> str:
     """What was found, as Markdown."""
     cells: dict[str, Counter[str]] = {}
@@ -143,7 +163,7 @@ def write_docs() -> None:
         f"""# How often a true claim is called VIOLATION
 
 At most 1 % of runs, over all rungs and gauges: the z-tests of `known-round` and `known-others` have 0.2 % each, the bounds
-0.1 % on each of five rungs, each gauge 0.01 %. Printed by
+0.1 % on each of five rungs, each gauge 0.01 %. Printed by the first of these, which fails where it is more:
 
     python -m studies.verdicts
     python -m studies.verdicts --write-docs
@@ -159,7 +179,7 @@ rungs.
     )
 
 
-def main() -> None:
+def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=2, help="processes")
@@ -167,10 +187,13 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.write_docs:
         write_docs()
-    else:
-        run(arguments.jobs)
-        print(tables())
+        return 0
+    run(arguments.jobs)
+    print(tables())
+    bad = failures(read())
+    print("\n".join(bad) if bad else "every bar met")
+    return bool(bad)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

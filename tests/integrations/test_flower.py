@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import sys
 from pathlib import Path
 
@@ -153,7 +154,10 @@ def test_clients_that_forget_their_clip_are_caught():
 @pytest.mark.parametrize("side", ["server", "client"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_known_round_covers_the_truth(side, seed):
-    """z = 1, five rounds, 400 canaries: 20 seeds of this are studies/flower_coverage.py."""
+    """z = 1, five rounds, 400 canaries: 20 seeds of each side are studies/flower_coverage.py.
+
+    A seed draws the same canaries and noise on both sides: three runs, of which one in seven would miss by chance.
+    """
     audit, strategy = covered(side, seed)
     result = strategy.finish()
     truth = mechanism_epsilon(1.0, delta=1e-5, participations=5)
@@ -191,21 +195,46 @@ def test_noise_after_an_adaptive_optimiser_is_a_violation(adaptive):
     assert "known-others" not in result.adversaries  # Adam is not linear: nobody's part can be taken out
 
 
-def test_adaptive_clipping_on_the_server_is_noised_by_the_wrong_norm():
-    """The audit reads the norm that clipped; Flower's noise is sized by the one it has just changed that to."""
-    audit = small_audit()
-    wrapper = DifferentialPrivacyServerSideAdaptiveClipping(
-        fedavg(), 1.0, REAL + CANARIES, clipped_count_stddev=2.0, clip_norm_lr=2.0
-    )
-    named = {REAL + 1 + i: i for i in range(CANARIES)}
-    strategy = AuditedStrategy(wrapper, audit, "replace", canary_nodes=named)
-    small_run(strategy, LoopGrid(client_app(), nodes()))
+def adaptive(side, dim, **settings):
+    """Three rounds of adaptive clipping on one side, noise multiplier 1: the audit, its strategy and Flower's wrapper."""
+    audit = new_audit(canaries=CANARIES, dim=dim)
+    settings = {"clipped_count_stddev": 2.0} | settings
+    if side == "server":
+        wrapper = DifferentialPrivacyServerSideAdaptiveClipping(fedavg(), 1.0, REAL + CANARIES, **settings)
+        named = {REAL + 1 + i: i for i in range(CANARIES)}
+        strategy, mods = AuditedStrategy(wrapper, audit, "replace", canary_nodes=named), []
+    else:
+        wrapper = DifferentialPrivacyClientSideAdaptiveClipping(fedavg(), 1.0, REAL + CANARIES, **settings)
+        strategy, mods = AuditedStrategy(wrapper, audit, "client", seed=SEED), [adaptiveclipping_mod, canary_mod]
+    run(strategy, LoopGrid(client_app(mods), nodes()), rounds=3, arrays=initial_arrays(dim))
+    return audit, strategy, wrapper
+
+
+@pytest.mark.parametrize(
+    ("dim", "settings", "most"), [(SMALL, {"clip_norm_lr": 2.0}, 0.1), (DIM, {}, 0.05)], ids=["fast", "Flower's own"]
+)
+@pytest.mark.parametrize("side", ["server", "client"])
+def test_adaptive_clipping_is_noised_by_the_wrong_norm(side, dim, settings, most):
+    """The audit reads the norm that clipped; Flower's noise is sized by the one it has just changed that to.
+
+    The norm falls in the first round, so there is too little noise in it: gauges say so, and the verdict is VIOLATION.
+    Twelve canaries alone would not have noticed.
+    """
+    audit, strategy, wrapper = adaptive(side, dim, **settings)
     norms = np.array([item.clip_norm * (REAL + CANARIES) for item in audit.log.rounds()] + [wrapper.clipping_norm])
     assert norms[0] == pytest.approx(0.1)
     assert strategy.noise_multiplier == pytest.approx((1 - 1 / 16) ** -0.5)  # of the updates alone
     changes = norms[1:] / norms[:-1]
-    assert np.abs(changes - 1).max() > 0.1
-    assert gauge(strategy.finish(), "residual").values == pytest.approx(changes, rel=4 / np.sqrt(2 * SMALL))
+    assert np.abs(changes - 1).max() > most
+    assert changes[0] < 1
+    result = strategy.finish()
+    for name in ("residual", "noise"):
+        assert gauge(result, name).values == pytest.approx(changes, rel=4 / np.sqrt(2 * dim))
+        assert gauge(result, name).status == "low"
+        assert 1 in gauge(result, name).flagged
+    assert result.verdict.outcome == "VIOLATION"
+    assert result.verdict.reason.startswith("the noise gauge")
+    assert {found.verdict.outcome for found in result.adversaries.values()} == {"PASS", "UNDERPOWERED"}
 
 
 def test_adaptive_clipping_on_clients():
@@ -274,6 +303,52 @@ def test_heavier_clients_are_given_away(caplog):
     run(strategy, LoopGrid(app, nodes(20, 0)), rounds=2)
     assert strategy.finish().verdict.outcome == "VIOLATION"
     assert "clients weigh differently" in caplog.text
+    assert "heaviest canary" not in caplog.text
+
+
+def heavy(node):
+    """Two of the real clients count twenty times as much as the others do."""
+    return 200 if node <= 2 else 10
+
+
+@pytest.mark.parametrize(("canaries", "outcome"), [(12, "UNDERPOWERED"), (50, "VIOLATION")])
+def test_canary_clients_keep_their_own_weight(canaries, outcome, caplog):
+    """In mode "client" canaries weigh less than the heaviest client, and the claim is judged by as much."""
+    arrays, count = initial_arrays(), 20 + canaries
+    strategy = audited(server_side(count), arrays, canaries=range(20, count), seed=SEED, delta=1e-5)
+    assert strategy.mode == "client"
+    configs = [{"partition-id": i} for i in range(count)]
+    run(strategy, LoopGrid(client_app([canary_mod], examples=heavy), configs), rounds=2, arrays=arrays)
+    result = strategy.finish()
+    assert result.verdict.outcome == outcome
+    assert result.claim.sensitivity == pytest.approx(20 * math.sqrt(2))
+    assert strategy.finish(claim=1000.0).verdict.outcome != "VIOLATION"
+    mean = (2 * 200 + (count - 2) * 10) / count
+    assert f"clients weigh differently (by 'num-examples'), up to {200 / mean:.3g} times the mean" in caplog.text
+    assert "the heaviest canary weighs 0.05 of the heaviest client" in caplog.text
+
+
+@pytest.mark.parametrize("mode", ["client", "extra"])
+def test_weights_are_warned_of_without_a_wrapper_too(mode, caplog):
+    """Once, though the largest weight is another in each round: LocalDpMod's noise knows as little of it."""
+    weights = iter(range(11, 1_000))
+    local = LocalDpMod(1.0, 1.0, 10.0, 1e-5)
+    seed = {"seed": SEED} if mode == "client" else {}
+    strategy = AuditedStrategy(fedavg(), small_audit(), mode, clip_norm=1.0, noise_multiplier=1.0, **seed)
+    mods = [local, canary_mod] if mode == "client" else [local]
+    app = client_app(mods, examples=lambda node: next(weights) if node == 1 else 10)
+    small_run(strategy, LoopGrid(app, nodes(canaries=CANARIES if mode == "client" else 0)))
+    (said,) = strategy._warned
+    assert said.startswith("clients weigh differently (by 'num-examples'), up to 1.0")
+    assert "an epsilon of one clip norm a client is for equal weights" in said
+    assert caplog.text.count("weigh differently") == 1
+
+
+@pytest.mark.parametrize("wrapper", [server_side, lambda count: fedavg()])
+def test_equal_weights_are_nothing_to_warn_of(wrapper):
+    strategy = AuditedStrategy(wrapper(REAL + CANARIES), small_audit(), "client", seed=SEED, clip_norm=1.0)
+    small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()), rounds=1)
+    assert strategy._warned == []
 
 
 def test_two_nodes_with_one_canary_are_no_round_of_the_audit(caplog):
@@ -303,6 +378,12 @@ def test_sampled_clients_make_canaries_of_different_presentations():
     assert sizes == [10, 10, 10, 10]
     times = np.bincount(np.concatenate([item.present for item in audit.log.rounds()]), minlength=20)
     assert len(set(times)) > 1
+    counts = np.bincount(times)
+    usual = max(range(1, counts.size), key=lambda often: (counts[often], often))
+    assert usual < times.max()
+    result = strategy.finish()
+    assert result.claim.participations == times.max()
+    assert result.analytical_epsilon == mechanism_epsilon(1.0, delta=1e-5, participations=usual)
 
 
 def test_extra_canaries_follow_the_schedule_of_the_audit():
@@ -509,16 +590,32 @@ def test_a_canary_without_a_seed_says_so():
         small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()))
 
 
-def test_buffers_are_told_apart(caplog):
-    """A buffer of whole numbers is no part of the audit, in no round, though Flower makes fractions of it."""
+@pytest.mark.parametrize("way", ["strategy", "observer"])
+def test_buffers_are_told_apart(way, caplog, tmp_path):
+    """As batch normalisation has them, and both are named.
+
+    One of whole numbers is no part of the audit, in no round, though Flower makes fractions of it; one of fractions is.
+    """
     arrays = initial_arrays(SMALL)
-    arrays["norm.running_mean"] = Array(np.zeros(0, np.float32))
+    arrays["norm.running_mean"] = Array(np.zeros(7, np.float32))
     arrays["norm.num_batches_tracked"] = Array(np.array(7, dtype=np.int64))
-    audit = small_audit()
-    strategy = AuditedStrategy(server_side(REAL + CANARIES), audit, "client", seed=SEED)
-    small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()), arrays=arrays)
-    assert "left out of the audit" in caplog.text
-    assert "norm.num_batches_tracked" in caplog.text
+    audit = new_audit(canaries=CANARIES, dim=SMALL + 7, directory=tmp_path)
+    grid = LoopGrid(client_app([canary_mod]), nodes())
+    said = {
+        "arrays of whole numbers are left out of the audit, though Flower clips and noises them: norm.num_batches_tracked",
+        "buffers are no parameters, but they are clipped, noised and audited as if: norm.running_mean",
+    }
+    if way == "observer":
+        watch = observer(audit, clip_norm=1.0, participants=REAL + CANARIES)
+        announced = config(**watch.announce(arrays, seed=SEED))
+        small_run(server_side(REAL + CANARIES), grid, arrays=arrays, train_config=announced, evaluate_fn=watch)
+        watch.finish()
+    else:
+        strategy = AuditedStrategy(server_side(REAL + CANARIES), audit, "client", seed=SEED)
+        small_run(strategy, grid, arrays=arrays)
+        strategy.finish()
+    assert {record.message for record in caplog.records if record.levelno == logging.WARNING} == said
+    assert set(json.loads((tmp_path / "result.json").read_text())["warnings"]) == said
     assert audit.last_round == 3
 
 

@@ -12,10 +12,12 @@ from requires import require
 
 torch = require("torch")
 require("opacus")
+from click.testing import CliRunner  # noqa: E402
 from opacus_training import dimension, forget_clip, halve_noise, make, run_epoch, train  # noqa: E402
 
 from coalmine import Audit, Claim, mechanism_epsilon  # noqa: E402
 from coalmine.audit.adversaries import ladder  # noqa: E402
+from coalmine.cli.compare import compare  # noqa: E402
 from coalmine.integrations.opacus import attach  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
@@ -235,3 +237,19 @@ def test_the_example(tmp_path, mode):
     assert result["accounted_epsilon"] < result["claimed_epsilon"]
     assert result["if_accounted_were_claimed"]["verdict"] != "VIOLATION"
     assert result["rounds"] == len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 20
+    check_analytical_epsilon(tmp_path, result)
+
+
+def check_analytical_epsilon(directory, result):
+    """That of canaries shown as often as the headline's, in `coalmine compare` too; the claim is for the most shown."""
+    headline = result["adversaries"]["known-others"]
+    assert headline["presentations"] == result["presentations"] < result["most_presentations"]
+    assert result["claim_participations"] == result["most_presentations"]
+    for key, times in [("analytical_epsilon", "presentations"), ("most_exposed_epsilon", "most_presentations")]:
+        assert result[key] == mechanism_epsilon(1.0, delta=1e-5, participations=result[times])
+    assert result["most_exposed_epsilon"] == result["claimed_epsilon"]
+    assert headline["interval"][0] <= result["analytical_epsilon"] <= headline["interval"][1]
+    (shown,) = json.loads(CliRunner().invoke(compare, ["--json", str(directory)]).stdout)
+    assert (shown["presentations"], shown["analytical_epsilon"]) == (
+        headline["presentations"], result["analytical_epsilon"]
+    )  # fmt: skip

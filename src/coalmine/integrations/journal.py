@@ -7,6 +7,8 @@ from typing import Any
 from coalmine.audit.audit import Audit
 from coalmine.audit.result import AuditResult
 from coalmine.audit.verdict import Claim
+from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.integrations.claims import most_presentations, usual_presentations
 
 
 class Journal:
@@ -31,16 +33,27 @@ class Journal:
         self,
         claim: Claim | float | None,
         *,
+        noise: float | None = None,
         accounted: float | None = None,
         task: str | None = None,
         **more: Any,
     ) -> AuditResult:
         """The result, on disk too. `accounted` is the accountant's epsilon, judged as a claim amplified by sampling.
 
-        `task` is what was trained, as `coalmine compare` shows it: by default the trainer's name.
+        `noise` is the noise multiplier, where all rounds had one and the same. It makes the analytical epsilon, for canaries
+        shown as often as most were, as the estimates beside it are; that of the most often shown ones has an entry of its
+        own. `task` is what was trained, as `coalmine compare` shows it: by default the trainer's name.
         """
         asked = Claim(epsilon=claim) if isinstance(claim, int | float) else claim
-        analytical = asked.epsilon if asked is not None and asked.accounting == "mechanism" else None
+        usual, most = usual_presentations(self._audit), most_presentations(self._audit)
+        shown: dict[str, Any] = {"presentations": usual, "most_presentations": most}
+        analytical = None
+        if noise:
+            analytical, largest = (
+                float(mechanism_epsilon(noise, delta=self._audit.settings.delta, participations=times))
+                for times in (usual, most)
+            )
+            shown["most_exposed_epsilon"] = largest
         result = self._audit.result(claim=asked, analytical_epsilon=analytical)
         if accounted is not None:
             verdict = self._audit.result(claim=Claim(epsilon=accounted, accounting="amplified")).verdict
@@ -48,5 +61,6 @@ class Journal:
             more["accounted_epsilon"] = accounted
             more["if_accounted_were_claimed"] = {"verdict": verdict.outcome, "reason": verdict.reason}
         if self._audit.directory is not None:
-            self._audit.directory.write_result(result, trainer=self._trainer, task=task or self._trainer, **more)
+            named = {"trainer": self._trainer, "task": task or self._trainer}
+            self._audit.directory.write_result(result, **named, **shown, **more)
         return result

@@ -26,7 +26,7 @@ except ImportError as error:
 from coalmine.audit.audit import Audit
 from coalmine.audit.seeds import read_seed, write_seed
 from coalmine.canaries import RotatedCanaries
-from coalmine.integrations.claims import most_presentations, noise_claim
+from coalmine.integrations.claims import noise_claim
 from coalmine.integrations.journal import Journal
 
 CANARY = "coalmine-canary"
@@ -151,5 +151,5 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
         if self._audit is None or self._journal is None or not self._audit.last_round:
             return
         claim = noise_claim(self._audit, self.noise_multiplier) if self.noise_multiplier else None
-        more = {"noise_multiplier": self.noise_multiplier, "presentations": most_presentations(self._audit)}
-        self._journal.finish(claim, task=self.task, **more)
+        noise = self.noise_multiplier
+        self._journal.finish(claim, noise=noise, task=self.task, noise_multiplier=noise)

@@ -35,7 +35,7 @@ from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
 from coalmine.audit.verdict import Claim
 from coalmine.checks import one_number, shown
-from coalmine.integrations.claims import most_presentations, noise_claim
+from coalmine.integrations.claims import noise_claim
 from coalmine.integrations.journal import Journal
 
 DISTRIBUTED = (
@@ -104,11 +104,11 @@ class Attachment:
         """
         first = self._initial if initial is None else initial
         self._audit.observe_final(self._parameters(), initial=first)
-        noise = min(self._noise_multipliers, default=0.0)
-        if claim is None and noise and len(self._noise_multipliers) == 1:
+        smallest = min(self._noise_multipliers, default=0.0)
+        noise = smallest if len(self._noise_multipliers) == 1 else None
+        if claim is None and noise:
             claim = self.noise_claim()
-        more = {"noise_multiplier": noise, "presentations": most_presentations(self._audit)}
-        return self._journal.finish(claim, accounted=accounted, task=task, **more)
+        return self._journal.finish(claim, noise=noise, accounted=accounted, task=task, noise_multiplier=smallest)
 
     def noise_claim(self) -> Claim:
         """The claim that the optimizer's settings make: this noise multiplier, in every step."""

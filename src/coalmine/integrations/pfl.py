@@ -23,7 +23,7 @@ except ImportError as error:
 from coalmine.audit.audit import Audit
 from coalmine.audit.result import AuditResult
 from coalmine.audit.verdict import Claim
-from coalmine.integrations.claims import most_presentations, noise_claim
+from coalmine.integrations.claims import noise_claim
 from coalmine.integrations.journal import Journal
 
 PREFIX = "canary-"
@@ -101,8 +101,7 @@ class CanaryPostprocessor(Postprocessor):  # type: ignore[misc]
         """What was found, by default judged by the noise multiplier; in a run directory, written under the task's name."""
         if claim is None and self._noise:
             claim = noise_claim(self._audit, self._noise)
-        more = {"noise_multiplier": self._noise, "presentations": most_presentations(self._audit)}
-        return self._journal.finish(claim, task=task, **more)
+        return self._journal.finish(claim, noise=self._noise, task=task, noise_multiplier=self._noise)
 
 
 def _row(stats: Any) -> Any:

@@ -45,8 +45,22 @@ class Layout:
 
     @property
     def buffers(self) -> tuple[str, ...]:
-        """Arrays that are no parameters, by the names that PyTorch gives them."""
-        return tuple(name for name in (*self.names, *self.left_out) if name.endswith(BUFFERS))
+        """What the audit looks at although it is no parameter, by the names that PyTorch gives to buffers."""
+        return tuple(name for name in self.names if name.endswith(BUFFERS))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a user should know of arrays that are no parameters."""
+        said = []
+        if self.left_out:
+            names = ", ".join(self.left_out)
+            said.append(
+                f"arrays of whole numbers are left out of the audit, though Flower clips and noises them: {names}"
+            )
+        if self.buffers:
+            names = ", ".join(self.buffers)
+            said.append(f"buffers are no parameters, but they are clipped, noised and audited as if: {names}")
+        return tuple(said)
 
     @property
     def dtype(self) -> type[np.floating[Any]]:

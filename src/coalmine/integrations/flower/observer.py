@@ -11,7 +11,7 @@ from coalmine.audit.result import AuditResult
 from coalmine.audit.verdict import Claim
 from coalmine.integrations.flower.announcement import Announcement
 from coalmine.integrations.flower.layout import Layout
-from coalmine.integrations.flower.recorder import Recorder
+from coalmine.integrations.flower.recorder import Recorder, logger
 
 
 def observer(
@@ -25,11 +25,12 @@ def observer(
 ) -> "Observer":
     """An `evaluate_fn` for `Strategy.start`, or for a legacy strategy, that observes the model and then calls the user's.
 
-    It sees models and nothing else, so who took part must be known: `present` tells the canaries of a round, from 1, and is
-    by default the audit's schedule if it has `rounds`, else all canaries in every round, which holds if every node trains in
-    every round and none fails. Where nodes are sampled or may fail, use AuditedStrategy, which reads it from the replies.
-    With `clip_norm`, `participants` (how many updates a round averages) and `noise_multiplier` the noise is gauged too: its
-    std is then noise_multiplier·clip_norm/participants.
+    It sees models and nothing else. It warns of their buffers; of unequal weights and of strategies that drop canaries it
+    cannot. Who took part must be known: `present` tells the canaries of a round, from 1, and is by default the audit's
+    schedule if it has `rounds`, else all canaries in every round, which holds if every node trains in every round and none
+    fails. Where nodes are sampled or may fail, use AuditedStrategy, which reads it from the replies. With `clip_norm`,
+    `participants` (how many updates a round averages) and `noise_multiplier` the noise is gauged too: its std is then
+    noise_multiplier·clip_norm/participants.
     """
     if noise_multiplier is not None and (clip_norm is None or participants is None):
         raise ValueError("a noise_multiplier needs clip_norm and participants too, for they make the noise's std")
@@ -86,6 +87,8 @@ class Observer:
                 "canaries": {"count": self._audit.settings.canaries, "mode": "observer"},
             }
             self._recorder = Recorder(self._audit, model, config)
+            for text in self._recorder.layout.warnings:
+                logger.warning("%s", text)
         if server_round > 0:
             size = None if self._clip_norm is None else self._clip_norm / (self._participants or 1)
             self._recorder.observe(
@@ -102,7 +105,8 @@ class Observer:
         """Observe the final model and return what was found; in a run directory, write it too, under the task's name."""
         if self._recorder is None:
             raise ValueError("nothing was observed; was this observer given to start() as evaluate_fn?")
-        return self._recorder.finish(claim, noise_multiplier=self._noise, task=task)
+        warnings = list(self._recorder.layout.warnings)
+        return self._recorder.finish(claim, noise_multiplier=self._noise, task=task, warnings=warnings)
 
     def _default_present(self, round_number: int) -> Iterable[int]:
         if self._audit.settings.rounds is not None:

@@ -11,7 +11,7 @@ from coalmine.audit.audit import Audit
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
 from coalmine.audit.verdict import Claim
-from coalmine.integrations.claims import most_presentations, noise_claim
+from coalmine.integrations.claims import noise_claim, of_the_heaviest
 from coalmine.integrations.flower.checkpoint import load_row, save_row
 from coalmine.integrations.flower.layout import Layout, Row
 from coalmine.integrations.journal import Journal
@@ -79,24 +79,36 @@ class Recorder:
         self._journal.add_round(self.number(server_round), accuracy=value)
 
     def finish(
-        self, claim: Claim | float | None, *, noise_multiplier: float | None, task: str | None, **more: Any
+        self,
+        claim: Claim | float | None,
+        *,
+        noise_multiplier: float | None,
+        task: str | None,
+        heaviest: float = 1.0,
+        **more: Any,
     ) -> AuditResult:
-        """Observe the final model, and return and write what was found. A noise multiplier is a claim too."""
+        """Observe the final model, and return and write what was found. A noise multiplier is a claim too.
+
+        `heaviest` is how much the heaviest client weighs against a canary: the claim is of that client.
+        """
         self.audit.rewind_to(self.audit.last_round)  # of a run that was finished before, forget the end
         self.audit.observe_final(self.current, initial=self._initial)
         if self.audit.directory is not None:
             save_row(self.audit.directory.path / FINAL, self.current)
         if claim is None and noise_multiplier:
             claim = noise_claim(self.audit, noise_multiplier)
+        if claim is not None:
+            asked = claim if isinstance(claim, Claim) else Claim(epsilon=claim)
+            claim = of_the_heaviest(self.audit, asked, heaviest)
         if any(self._tally.values()):
             counts = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in self._tally.items())
             logger.warning("the audit missed something: %s", counts)
-        known: dict[str, Any] = {"presentations": most_presentations(self.audit), "missed": dict(self._tally)}
+        known: dict[str, Any] = {"missed": dict(self._tally)}
         if noise_multiplier is not None:
             known["noise_multiplier"] = noise_multiplier
         if self._accuracy is not None:
             known["accuracy"] = self._accuracy
-        return self._journal.finish(claim, task=task, **known, **more)
+        return self._journal.finish(claim, noise=noise_multiplier, task=task, **known, **more)
 
     def _first_model(self) -> Row:
         """The model before round 1, which a restarted server no longer has."""

@@ -111,6 +111,8 @@ class AuditedStrategy(Strategy):
         self._sent: _Sent | None = None
         self._unclear = False  # whether this round's canaries cannot be told apart
         self._warned: list[str] = []
+        self._weights_differ = False  # whether that was warned of
+        self._heaviest = 1.0  # client, against the heaviest canary of its round
         self._check_strategy()
 
     # What the server is asked
@@ -164,8 +166,10 @@ class AuditedStrategy(Strategy):
         counted = [*valid, *ghosts]
         mine = {id(reply) for reply in canaries.values()}
         weights = self._weights(counted)
-        self._warn_of_weights(weights)
         own = [weight for reply, weight in zip(counted, weights, strict=True) if id(reply) in mine]
+        self._warn_of_weights(weights, own)
+        if own and max(own) > 0:
+            self._heaviest = max(self._heaviest, max(weights) / max(own))
         real = [reply for reply in valid if id(reply) not in mine]
         others = self._others(recorder, sent, real, sum(weights))
         arrays, metrics = self._aggregated(server_round, [*received, *ghosts], len(counted))
@@ -215,7 +219,8 @@ class AuditedStrategy(Strategy):
     def finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
         """Observe the final model and return what was found; in a run directory, write it too, under the task's name.
 
-        The claim is by default that of the noise multiplier, for a client that takes part as often as the canaries did.
+        The claim is by default that of the noise multiplier, for a client that takes part as often as the canaries did. Where
+        clients weigh differently it is one for the heaviest.
         """
         if self._recorder is None:
             raise ValueError("there is nothing to finish: start() comes first")
@@ -223,7 +228,8 @@ class AuditedStrategy(Strategy):
         spent = self._private.privacy_spent() if hasattr(self._private, "privacy_spent") else None
         if spent is not None:
             more["accounted_epsilon"] = float(spent.epsilon)
-        return self._recorder.finish(claim, noise_multiplier=self.noise_multiplier, task=task, **more)
+        noise = self.noise_multiplier
+        return self._recorder.finish(claim, noise_multiplier=noise, task=task, heaviest=self._heaviest, **more)
 
     # Rounds
 
@@ -343,12 +349,22 @@ class AuditedStrategy(Strategy):
         weights = self._weights(valid)
         return max(weights) if len(set(weights)) > 1 else None
 
-    def _warn_of_weights(self, weights: list[float]) -> None:
-        if weights and max(weights) > min(weights) and self._private is not None:
-            self._warn(
-                f"clients weigh differently (by {self._weight_key!r}), up to {max(weights) / np.mean(weights):.3g} times "
-                "the mean, but the noise is sized for equal weights: send the same number from all"
+    def _warn_of_weights(self, weights: list[float], own: list[float]) -> None:
+        """Once, in the first round in which weights differ; `own` are those of the canaries."""
+        if self._weights_differ or not weights or max(weights) == min(weights):
+            return
+        self._weights_differ = True
+        sized = "the noise is sized" if self._private is not None else "an epsilon of one clip norm a client is"
+        text = (
+            f"clients weigh differently (by {self._weight_key!r}), up to {max(weights) / np.mean(weights):.3g} times "
+            f"the mean, but {sized} for equal weights: send the same number from all"
+        )
+        if own and max(own) < max(weights):
+            text += (
+                f"; the heaviest canary weighs {max(own) / max(weights):.3g} of the heaviest client, so the audit reads "
+                "less than that client gives away, and judges a claim by as much"
             )
+        self._warn(text)
 
     # Setting up
 
@@ -400,14 +416,8 @@ class AuditedStrategy(Strategy):
             "canaries": {"count": self.audit.settings.canaries, "mode": self.mode, "scale": self._scale},
         }
         recorder = Recorder(self.audit, arrays, config)
-        if recorder.layout.left_out:
-            names = ", ".join(recorder.layout.left_out)
-            self._warn(
-                f"arrays of whole numbers are left out of the audit, though Flower clips and noises them: {names}"
-            )
-        elif recorder.layout.buffers:
-            names = ", ".join(recorder.layout.buffers)
-            self._warn(f"buffers are no parameters, but they are clipped, noised and audited as if: {names}")
+        for text in recorder.layout.warnings:
+            self._warn(text)
         return recorder
 
     def _resumed(self, initial: ArrayRecord) -> tuple[int, ArrayRecord]:

@@ -1,0 +1,114 @@
+"""What the audit says of Opacus, of its noise halved and of its clip forgotten: the table in docs/opacus.md.
+
+    python -m studies.opacus_faults                  a few seconds
+    python -m studies.opacus_faults --write-docs     the table, into docs/opacus.md
+
+z = 1, 9,648 parameters, five steps with all of 1,000 examples in each. It fails if an honest run is not PASS, if a fault is
+not VIOLATION, or if the accountant says anything but the mechanism's epsilon, which it must of faults it cannot see.
+"""
+
+import argparse
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs" / "opacus.md"
+BEGIN, END = "<!-- table -->", "<!-- end of table -->"
+DELTA = 1e-5
+HONEST = ("learnable data, hooks mode", "learnable data, ghost mode")
+
+
+def run_all() -> list[dict[str, Any]]:
+    """Every case, and what accountant and audit say of it."""
+    sys.path.insert(0, str(ROOT / "tests" / "integrations"))
+    import torch
+    from opacus_training import forget_clip, halve_noise, train
+
+    cases: dict[str, dict[str, Any]] = {
+        HONEST[0]: {},
+        HONEST[1]: {"mode": "ghost"},
+        "noise silently halved, learnable data": {"fault": halve_noise},
+        "noise silently halved, gradients near zero": {"fault": halve_noise, "learnable": False},
+        "clip forgotten, canaries through it": {"fault": forget_clip, "through_clip": True, "canaries": 100},
+    }
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a small model: threads would only wait for each other
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Opacus's own, of its random numbers and of a sample rate of 1
+            return [{"case": case} | _run(train, settings) for case, settings in cases.items()]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run(train: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    audit, attached, engine = train(**settings)
+    claim = attached.noise_claim()
+    result = audit.result(claim=claim)
+    gauges = {gauge.name: gauge for gauge in result.gauges}
+    return {
+        "canaries": audit.settings.canaries,
+        "accountant": engine.get_epsilon(DELTA),
+        "claim": claim.epsilon,
+        "known-round": result.adversaries["known-round"].headline.estimate.epsilon,
+        "known-others": result.adversaries["known-others"].headline.estimate.epsilon,
+        "verdict": result.verdict.outcome,
+        "noise": gauges["noise"].largest,
+        "residual": (gauges["residual"].smallest, gauges["residual"].largest, gauges["residual"].status),
+    }
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    """What was found, as Markdown."""
+    heads = [
+        "",
+        "canaries",
+        "accountant",
+        "`known-round`",
+        "`known-others`",
+        "verdict",
+        "noise gauge",
+        "residual gauge",
+    ]
+    rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for line in found:
+        low, high, status = line["residual"]
+        epsilons = [f"{line[name]:.3g}" for name in ("accountant", "known-round", "known-others")]
+        cells = [line["case"], line["canaries"], *epsilons, line["verdict"], f"{line['noise']:.3g}"]
+        rows.append(f"| {' | '.join(map(str, cells))} | {low:.3g} … {high:.3g}, {status} |")
+    return "\n".join(rows)
+
+
+def failures(found: list[dict[str, Any]]) -> list[str]:
+    """Which of the bars are missed."""
+    bad = []
+    for line in found:
+        expected = "PASS" if line["case"] in HONEST else "VIOLATION"
+        if line["verdict"] != expected:
+            bad.append(f"{line['case']}: {line['verdict']}, {expected} it must be")
+        if abs(line["accountant"] / line["claim"] - 1) > 0.01:
+            bad.append(
+                f"{line['case']}: the accountant says {line['accountant']:.3g}, the mechanism {line['claim']:.3g}"
+            )
+    return bad
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write-docs", action="store_true", help="write the table into docs/opacus.md")
+    arguments = parser.parse_args()
+    found = run_all()
+    print(table(found))
+    if arguments.write_docs:
+        before, _, rest = DOCS.read_text().partition(BEGIN)
+        DOCS.write_text(f"{before}{BEGIN}\n{table(found)}\n{END}{rest.partition(END)[2]}")
+    bad = failures(found)
+    print("\n".join(bad) if bad else "every bar met")
+    return bool(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""Studies of the integrations and of verdicts fail where a bar is missed; what they have stored is not needed here."""
+
+import importlib
+import math
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from requires import require
+
+ROOT = Path(__file__).parents[2]
+if not (ROOT / "studies" / "verdicts.py").exists():
+    pytest.skip("the studies are in the repository, not in the package", allow_module_level=True)
+sys.path.insert(0, str(ROOT))
+flower, verdicts, others, opacus, every = (
+    importlib.import_module(f"studies.{name}")
+    for name in ("flower_coverage", "verdicts", "other_frameworks", "opacus_faults", "__main__")
+)
+
+
+def coverage(**changes):
+    """A line for each seed of the Flower study, as good as can be; `changes` maps a case to what is else in its lines."""
+    good = {"covers": True, "dilution": 1.0, "verdict": "PASS", "epsilon": 11.4}
+    lines = [good | {"case": case, "seed": seed} for case, seeds in flower.CASES.items() for seed in seeds]
+    for line in lines:
+        line |= {"verdict": "VIOLATION"} if line["case"] == "adam" else {}
+        line |= next((c for name, c in changes.items() if name == line["case"]), {})
+    return lines
+
+
+def test_flower_coverage_has_bars():
+    lines = coverage()
+    assert flower.failures(lines) == []
+    for missed in range(3):
+        lines[missed]["covers"] = False  # of the server's
+        assert bool(flower.failures(lines)) == (missed == 2)
+    assert flower.failures(lines) == ["server: 17 of 20 intervals cover the truth, 18 must"]
+    assert flower.failures(coverage(client={"dilution": 1.1})) == [
+        "client: a dilution gauge reads 1.100, below 1.1 it must be"
+    ]
+    assert flower.failures(coverage(client={"dilution": math.nan}))
+    assert flower.failures(coverage(adam={"verdict": "PASS"})) == ["adam: VIOLATION in 0 of 20"]
+    assert "client: 19 of 20 seeds were run" in flower.failures([x for x in coverage() if x["seed"] != 1001])
+    assert len(flower.failures([])) >= 3
+
+
+def test_no_two_runs_in_flower_share_a_seed():
+    seeds = [seed for case in flower.CASES.values() for seed in case]
+    assert len(seeds) == len(set(seeds)) == 60
+
+
+def outcomes(violations=0, amplified=0):
+    """Every batch of the study of verdicts; the first of each row has what is wrong."""
+    lines = []
+    for job, value, batch in verdicts.jobs():
+        cell, size = verdicts._name(job, value), verdicts.BATCH if job is verdicts.model_batch else verdicts.LOOPS
+        wrong = 0 if batch else violations
+        found = {"mechanism PASS": size - wrong, "mechanism VIOLATION": wrong}
+        if job is verdicts.model_batch:
+            found |= {"amplified on known rungs VIOLATION": 0 if batch else amplified}
+        lines.append({"cell": cell, "batch": batch, "outcomes": found})
+    return lines
+
+
+def test_verdicts_have_bars():
+    assert verdicts.failures(outcomes(2)) == []
+    assert verdicts.failures(outcomes(3)) == ["all loops: a true claim is VIOLATION in 6 of 500 runs, 1% may be"]
+    bad = verdicts.failures(outcomes(26))
+    assert "score model, claim 3: a true claim is VIOLATION in 26 of 2,500 runs, 1% may be" in bad
+    assert len(bad) == 5
+    assert len(verdicts.failures(outcomes(amplified=1))) == 4
+    assert verdicts.failures(outcomes()[1:]) == ["1 of 60 batches were not run"]
+
+
+def test_other_frameworks_have_bars():
+    covering = {"interval": [10.4, 16.2]}
+    good = {"rounds": 5, "presentations": 5, "verdict": "PASS"}
+    rungs = {"known-round": covering, "known-others": covering}
+    assert others.failures("pfl", good | {"adversaries": rungs}) == []
+    missing = others.failures("pfl", good | {"adversaries": {"known-round": covering}})
+    assert missing == ["known-others: nan … nan does not cover 11.5"]
+    beside = rungs | {"known-round": {"interval": [12.0, 16.2]}}
+    assert others.failures("pfl", good | {"adversaries": beside}) == ["known-round: 12 … 16.2 does not cover 11.5"]
+    assert len(others.failures("pfl", good | {"adversaries": rungs, "verdict": "VIOLATION", "rounds": 4})) == 2
+    good = {"rounds": 3, "presentations": 3, "verdict": None, "adversaries": {"all-iterates": {"mean": 0.3165}}}
+    assert others.failures("nvflare", good) == []
+    assert others.failures("nvflare", good | {"adversaries": {"all-iterates": {"mean": 0.2}}})
+    assert others.failures("nvflare", good | {"adversaries": {}})
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_missed_bar_fails_the_command(code, monkeypatch, tmp_path, capsys):
+    """Of every study here, and so of `python -m studies`, which names it."""
+    found = coverage() if code == 0 else coverage(adam={"verdict": "PASS"})
+    monkeypatch.setattr(flower, "read", lambda: found)
+    monkeypatch.setattr(flower, "RESULTS", tmp_path / "out" / "lines.jsonl")
+    assert flower.main() == code
+    monkeypatch.setattr(verdicts, "read", lambda: outcomes(amplified=code))
+    monkeypatch.setattr(verdicts, "RESULTS", tmp_path / "out" / "lines.jsonl")
+    monkeypatch.setattr(sys, "argv", ["verdicts", "--jobs", "1"])
+    assert verdicts.main() == code
+    rungs = {name: {"interval": [1.0, 20.0], "epsilon": 11.4} for name in ("known-round", "known-others")}
+    rungs["all-iterates"] = {"mean": 1 / math.sqrt(10), "epsilon": 1.0}
+    told = {"pfl": (5, "PASS" if code == 0 else "VIOLATION"), "nvflare": (3, None)}
+    monkeypatch.setattr(others, "OUT", tmp_path / "out")
+    monkeypatch.setattr(
+        others,
+        "try_example",
+        lambda name: {
+            "rounds": told[name][0],
+            "presentations": told[name][0],
+            "verdict": told[name][1],
+            "adversaries": rungs,
+        },
+    )
+    assert others.main() == code
+    assert capsys.readouterr().out.count("every bar met") == 3 * (1 - code)
+    monkeypatch.setattr(every, "STUDIES", [["-c", f"import sys; sys.exit({code})"]])
+    assert every.main() == code
+    assert ("failed: -c" in capsys.readouterr().out) == bool(code)
+
+
+@pytest.mark.parametrize("study", [flower, verdicts, others, opacus])
+def test_they_are_run_with_all_the_others(study):
+    assert study.__name__ in [word for line in every.STUDIES for word in line]
+
+
+def test_opacus_says_what_the_guide_shows():
+    """The table in docs/opacus.md, run again: the same words, numbers as near as another machine's rounding lets them."""
+    require("opacus")
+    found = opacus.run_all()
+    assert opacus.failures(found) == []
+    page = (ROOT / "docs" / "opacus.md").read_text()
+    shown = page.partition(opacus.BEGIN)[2].partition(opacus.END)[0]
+    number = r"\d+\.?\d*"
+    again = opacus.table(found)
+    assert re.sub(number, "#", shown.strip()) == re.sub(number, "#", again)
+    values = [float(text) for text in re.findall(number, shown)]
+    assert values == pytest.approx([float(text) for text in re.findall(number, again)], rel=0.02)
+    assert opacus.failures([line | {"verdict": "UNDERPOWERED"} for line in found]) != []
+    assert opacus.failures([line | {"accountant": 30.0} for line in found]) != []
