@@ -219,7 +219,7 @@ class AuditedStrategy(Strategy):
     def finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
         """Observe the final model and return what was found; in a run directory, write it too, under the task's name.
 
-        The claim is by default that of the noise multiplier, for a client that takes part as often as the canaries did. Where
+        The claim is by default that of the noise multiplier, for a client that takes part as often as canaries did. Where
         clients weigh differently it is one for the heaviest.
         """
         if self._recorder is None:
