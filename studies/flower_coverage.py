@@ -9,6 +9,7 @@ Flower's strategies and mods are the real ones, in one process. No two runs shar
 noise.
 """
 
+import argparse
 import json
 import logging
 import sys
@@ -123,4 +124,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     sys.exit(main())

@@ -8,6 +8,7 @@ multiplier of 1 in five rounds, PASS and intervals that cover the mechanism's ep
 or noised, that each of ten canaries is seen whole, its cosine with their sum 1/√10.
 """
 
+import argparse
 import json
 import math
 import subprocess
@@ -85,4 +86,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     sys.exit(main())
