@@ -20,7 +20,8 @@ HEAD = f"""# Faults, and what catches them
 An auditor that was never shown to catch a fault is a claim. `coalmine selftest` puts each of these faults into a real
 training loop (scikit-learn's digits over 200 clients, d = 9,610, ten rounds, 1,000 canaries, noise multiplier NOISE, so
 the claim is ε CLAIM at delta 1e-6; the real clients' part of a model delta is longer than its noise) and lets the audit
-judge the claim. The loop has no branch for faults: each replaces one of its steps (`coalmine.simulation.faults`).
+judge the claim. The loop has no branch for faults: each replaces one of its steps (`coalmine.simulation.faults`). Two that
+are caught are there once more with canaries that cannot show them: nothing is raised, and the reason is given.
 `coalmine report` uses the same signatures to say what is likely wrong. Pictures and text of this page:
 `python -m docs.make_faults`.
 

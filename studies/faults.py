@@ -77,7 +77,8 @@ def table() -> str:
         words = " / ".join(str(outcomes[word]) for word in ("PASS", "VIOLATION", "UNDERPOWERED"))
         caught, blind = (sum(bool(line[key]) for line in mine) for key in ("by", "blind_by"))
         signal = f"{min(line['signal'] for line in mine):.2f}"
-        seen, seen_blind = _by(mine, "by") or fault.reason, _by(mine, "blind_by")
+        unseen = f"cannot be seen: {fault.reason}" if fault.reason else ""
+        seen, seen_blind = "; ".join(part for part in (unseen, _by(mine, "by")) if part), _by(mine, "blind_by")
         cells = [fault.title, len(mine), signal, caught, words, seen, blind, seen_blind]
         rows.append(f"| {' | '.join(str(cell) for cell in cells)} |")
     return "\n".join(rows)

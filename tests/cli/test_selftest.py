@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 
@@ -21,12 +22,55 @@ def test_selftest_shows_what_caught_what():
     assert "nothing, as it should be" in without
 
 
+def test_selftest_shows_the_margin_of_what_caught_it():
+    """A gauge's reading and limit where only a gauge did; a rung's and a gauge's where both; the unseen with a reason."""
+    names = ("small-tensor-without-noise", "noise-on-one-layer", "clip-forgotten-at-scale-1", "weighted-mean-declared")
+    done = coalmine("selftest", *(word for name in names for word in ("--fault", name)))
+    assert done.returncode == 0, done.stderr
+    with_others, without = (rows(table) for table in done.stdout.split("Without them"))
+    assert re.fullmatch(
+        r"layer dense2.bias gauge reads 0\.0\d+ for at least 0\.188", with_others["a small tensor without noise"][-1]
+    )
+    both = with_others["noise on one layer only"][-1]
+    assert re.fullmatch(r"known-others reads [\d.]+ for 6\.31; layer \S+ gauge reads 0\.0\d+ for at least 0\.\d+", both)
+    assert re.fullmatch(r"difference gauge reads 0\.3\d+ for at least 0\.968", without["noise on one layer only"][-1])
+    for title in (
+        "clipping forgotten, canaries no longer than the clip norm",
+        "updates weighted by examples, canaries of the mean weight",
+    ):
+        caught, verdict, by, margin = with_others[title]
+        assert (caught, verdict) == ("0 of 1", "PASS 1")
+        assert by.startswith("cannot be seen: a canary of the ")
+        assert re.fullmatch(r"known-others reads [\d.]+ for 6\.31", margin)
+
+
+def rows(table):
+    """The cells of each fault of a printed table; what was folded onto a second line is put together again."""
+    found = []
+    for line in table.splitlines():
+        if line.startswith("│"):
+            cells = [cell.strip() for cell in line.strip("│").split("│")]
+            if cells[1]:
+                found.append(cells)
+            else:
+                found[-1] = [f"{before} {more}".strip() for before, more in zip(found[-1], cells, strict=True)]
+    return {cells[0]: cells[1:] for cells in found}
+
+
 def test_selftest_as_json():
     found = json.loads(coalmine("selftest", "--fault", "noise-reused", "--json").stdout)
     assert found[0]["fault"] == "noise-reused"
     assert "repeat gauge" in found[0]["caught_by"]
     assert found[0]["likely"] == ["noise-reused"]
     assert found[0]["smallest_signal"] >= 1
+    assert [margin["by"] for margin in found[0]["margins"]] == found[0]["caught_by"]
+    gauges = found[0]["result"]["gauges"]
+    by = {margin["by"]: (margin["reading"], margin["limit"]) for margin in found[0]["margins"]}
+    assert by["repeat gauge"] == (gauges["repeat"]["largest"], gauges["repeat"]["limits"][1])
+    assert by["difference gauge"] == (gauges["difference"]["smallest"], gauges["difference"]["limits"][0])
+    (blind,) = found[0]["margins_without_others"]
+    assert blind["by"] == "difference gauge"
+    assert blind["reading"] < blind["limit"]
 
 
 @pytest.mark.parametrize("arguments", [["--fault", "magic"], ["--seeds", "0"]])

@@ -1,6 +1,7 @@
 """Every fault of the table is caught as it says, with a real signal as large as the noise; three seeds each."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,13 +11,15 @@ import torch
 
 from coalmine.audit.signatures import SIGNATURES, evidence_of, likely_faults
 from coalmine.simulation import faults
-from coalmine.simulation.faults import STEPS, evidence, selftest_config, try_fault
+from coalmine.simulation.faults import STEPS, evidence, margins, selftest_config, try_fault
 from coalmine.simulation.run import prepared
-from coalmine.simulation.training import Steps
+from coalmine.simulation.training import Steps, gaussian_noise
 
 SEEDS = (1, 2, 3)
 ROUNDS = range(1, selftest_config(1).rounds + 1)
 FAULTS = {fault.name: fault for fault in SIGNATURES}
+UNSEEN = [name for name, fault in FAULTS.items() if fault.reason]
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +70,29 @@ def test_too_much_noise_is_a_warning_not_a_violation(trials):
     assert [trial.outcome for trial in trials("noise-times-n")] == ["PASS"] * len(SEEDS)
 
 
-def test_what_cannot_be_seen_is_shown_as_unseen(trials):
-    assert FAULTS["one-client-twice"].reason
-    for trial in trials("one-client-twice"):
+@pytest.mark.parametrize("name", UNSEEN)
+def test_what_cannot_be_seen_is_shown_as_unseen(trials, name):
+    """The fault is there, for the clients' part is another than honest training's; no canary is the wiser for it."""
+    assert not FAULTS[name].detectable
+    for trial, honest in zip(trials(name), trials("honest"), strict=True):
+        assert trial.signal != honest.signal
         assert evidence(trial.result) == []
+        assert trial.outcome == "PASS"
+
+
+def test_the_unseen_rows_are_the_ones_of_the_table():
+    assert UNSEEN == ["one-client-twice", "clip-forgotten-at-scale-1", "weighted-mean-declared"]
+    assert [name for name, fault in FAULTS.items() if not fault.detectable] == ["honest", *UNSEEN]
+
+
+def test_weights_by_examples_are_hidden_by_the_weight_that_canaries_declare():
+    """Largest: a canary counts what the largest client counts. Mean: clients count the same, and canaries 1."""
+    examples, largest = torch.arange(1, 201), torch.full((100,), 200.0)
+    declared, hidden = (STEPS[name]() for name in ("weighted-by-examples", "weighted-mean-declared"))
+    torch.testing.assert_close(declared.weigh(examples), hidden.weigh(examples))
+    torch.testing.assert_close(hidden.weigh(examples), examples / 7.5)
+    assert declared.weigh(largest).unique().tolist() == pytest.approx([200 / 7.5])
+    assert hidden.weigh(largest).unique().tolist() == [1.0]
 
 
 def test_without_others_less_is_left(trials):
@@ -80,12 +102,97 @@ def test_without_others_less_is_left(trials):
         assert evidence(trial.blind) == []
     for trial in trials("honest"):
         assert trial.blind.verdict.outcome == "UNDERPOWERED"
-    for name in ("noise-over-n", "noise-over-2", "noise-over-root-2", "noise-reused"):
+    for name in ("noise-over-n", "noise-over-2", "noise-over-root-2", "noise-reused", "noise-on-one-layer"):
         assert all(evidence(trial.blind) == ["difference gauge"] for trial in trials(name)), name
     for name in ("clip-forgotten", "clip-after-averaging", "canaries-twice"):
         assert all("known-round" in evidence(trial.blind) for trial in trials(name)), name
     for name in ("noise-times-n", "noise-after-adam", "one-client-twice"):
         assert not any(evidence(trial.blind) for trial in trials(name)), name
+
+
+def test_noise_on_one_layer_is_refuted_and_its_gauges_say_which(trials):
+    for trial in trials("noise-on-one-layer"):
+        assert "known-others" in evidence(trial.result)
+        layers = {gauge.name: gauge.status for gauge in trial.result.gauges if gauge.name.startswith("layer ")}
+        assert layers.pop("layer dense2.weight") == "ok"
+        assert list(layers.values()) == ["low"] * 3
+        assert names(likely_faults(trial.result.to_dict())) == ["noise-on-one-layer"]
+
+
+@pytest.mark.parametrize(
+    ("noisy", "likely"),
+    [
+        ("dense1.weight", "noise-on-one-layer"),
+        ("dense1.bias", "noise-on-one-layer"),
+        ("dense2.bias", "noise-on-one-layer"),
+        ("dense2.weight dense2.bias", "noise-on-one-layer"),
+        ("dense1.bias dense2.weight dense2.bias", "noise-on-half"),
+        ("dense1.weight dense2.weight dense2.bias", "small-tensor-without-noise"),
+    ],
+)
+def test_noise_that_is_missing_on_layers_is_named_so_whichever_they_are(monkeypatch, trials, noisy, likely):
+    """Noise on few coordinates has residuals that are alike by chance: that is not the same noise again."""
+    layers = trials("honest")[0].result.settings.layers
+    mask = torch.cat([torch.full((size,), float(name in noisy.split())) for name, size in layers])
+    steps = Steps(noise=lambda *arguments: gaussian_noise(*arguments) * mask)
+    monkeypatch.setitem(STEPS, "noise-on-one-layer", lambda: steps)
+    trial = try_fault(FAULTS["noise-on-one-layer"], 1)
+    assert trial.outcome == "VIOLATION"
+    assert names(likely_faults(trial.result.to_dict())) == [likely]
+
+
+@pytest.mark.parametrize(("cosine", "named"), [(0.98, True), (-0.08, False)])
+def test_little_noise_repeats_only_where_its_rounds_are_nearly_the_same(cosine, named):
+    gauges = {"residual": {"status": "low"}, "difference": {"status": "low"}}
+    result = result_with("known-others") | {"gauges": gauges | {"repeat": {"status": "low", "smallest": cosine}}}
+    assert ("repeat" in evidence_of(result)) == named
+    assert ("noise-reused" in names(likely_faults(result))) == named
+
+
+def test_a_margin_is_the_reading_of_what_caught_the_fault(trials):
+    for trial in trials("small-tensor-without-noise"):
+        (margin,) = margins(trial.result)
+        caught = gauge(trial, "layer dense2.bias")
+        assert (margin.by, margin.reading, margin.limit) == (
+            "layer dense2.bias gauge",
+            caught.values.min(),
+            caught.limits[0],
+        )
+        assert margin.times == pytest.approx(margin.limit / margin.reading)
+        assert margin.times > 5
+    for trial in trials("noise-times-n"):
+        margin = margin_of(trial, "residual gauge")
+        assert margin.reading == pytest.approx(200, rel=0.05)
+        assert margin.limit == gauge(trial, "residual").limits[1]
+    for trial in trials("noise-over-2"):
+        assert margin_of(trial, "residual gauge").reading == pytest.approx(0.5, rel=0.05)
+        assert margin_of(trial, "known-others").limit == trial.claim
+        assert margin_of(trial, "known-others").reading > 2 * trial.claim
+    for trial in trials("noise-reused"):
+        assert margin_of(trial, "repeat gauge").reading == pytest.approx(1, abs=0.01)
+        assert margin_of(trial, "repeat gauge").limit == gauge(trial, "repeat").limits[1]
+    assert [margins(trial.result) for trial in trials("honest")] == [[]] * len(SEEDS)
+
+
+@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.detectable])
+def test_what_a_gauge_reads_lies_outside_of_its_limit(trials, name):
+    for trial in trials(name):
+        assert [margin.by for margin in margins(trial.result)] == evidence(trial.result)
+        for margin in margins(trial.result):
+            if margin.by.endswith(" gauge"):
+                limits = gauge(trial, margin.by.removesuffix(" gauge")).limits
+                assert margin.limit in limits
+                assert margin.reading < limits[0] or margin.reading > limits[1], margin
+
+
+def test_the_page_has_a_row_and_a_picture_of_every_fault():
+    page = (DOCS / "faults.md").read_text()
+    rows = [line.split(" | ")[:2] for line in page.splitlines() if line.startswith("| ")][1:]
+    assert rows == [[f"| {fault.title}", "100"] for fault in SIGNATURES]
+    for fault in SIGNATURES:
+        assert f"(faults/{fault.name}.png)" in page
+        assert fault.reason in page
+    assert {path.stem for path in (DOCS / "faults").glob("*.png")} == set(FAULTS)
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +267,10 @@ def test_a_run_has_its_signature_whether_or_not_it_shows_what_it_may():
 
 def gauge(trial, name):
     return next(gauge for gauge in trial.result.gauges if gauge.name == name)
+
+
+def margin_of(trial, by):
+    return next(margin for margin in margins(trial.result) if margin.by == by)
 
 
 def names(found):

@@ -107,6 +107,15 @@ SIGNATURES: tuple[Signature, ...] = (
         ("repeat",),
     ),
     Signature(
+        "noise-on-one-layer",
+        "noise on one layer only",
+        "One layer is released with noise, all others without.",
+        "Add noise to every parameter that is released, buffers included.",
+        ("low residual", "low layer", "lone layer"),
+        ("repeat",),
+        may_move=("known-others",),
+    ),
+    Signature(
         "small-tensor-without-noise",
         "a small tensor without noise",
         "A bias or a buffer is released without noise; it is too small to move anything but its own gauge.",
@@ -147,6 +156,20 @@ SIGNATURES: tuple[Signature, ...] = (
         "Look for a retried reply that is added again.",
         reason="only that client leaks more, and no canary took its place: a canary says nothing of others",
     ),
+    Signature(
+        "clip-forgotten-at-scale-1",
+        "clipping forgotten, canaries no longer than the clip norm",
+        "Updates enter the sum at any length, and no canary sends one that a clip would shorten.",
+        "Clip every update, and let canaries send more than the clip norm (`canaries.scale`): then it is seen.",
+        reason="a canary of the clip norm itself enters the sum alike with a clip and without",
+    ),
+    Signature(
+        "weighted-mean-declared",
+        "updates weighted by examples, canaries of the mean weight",
+        "A client with many examples counts more than the noise was sized for, and no canary counts as much.",
+        "Weigh all clients equally, and let canaries declare the largest weight that a client may have, as ours do.",
+        reason="a canary of the mean weight leaks what the noise was sized for; only larger clients leak more",
+    ),
 )
 
 
@@ -155,10 +178,21 @@ def evidence_of(result: Mapping[str, Any]) -> set[str]:
     found = {name for name, rung in result["adversaries"].items() if rung["verdict"] == "VIOLATION"}
     for name, gauge in result["gauges"].items():
         kind = name.split()[0]
-        if gauge["status"] != "ok" and kind != "layer":
-            found.add("repeat" if kind == "repeat" else f"{'low' if gauge['status'] == 'low' else 'high'} {kind}")
-    if _uneven([gauge for name, gauge in result["gauges"].items() if name.startswith("layer ")]):
+        if gauge["status"] != "ok" and kind not in ("layer", "repeat"):
+            found.add(f"{'low' if gauge['status'] == 'low' else 'high'} {kind}")
+    repeats = [
+        gauge for name, gauge in result["gauges"].items() if name.startswith("repeat") and gauge["status"] != "ok"
+    ]
+    # Noise on few coordinates is little noise, and its cosines spread as in few dimensions: by chance, not by repetition.
+    if any("low residual" not in found or gauge["smallest"] > 0.5 for gauge in repeats):
+        found.add("repeat")
+    layers = {
+        name.removeprefix("layer "): gauge for name, gauge in result["gauges"].items() if name.startswith("layer ")
+    }
+    if _uneven(list(layers.values())):
         found.add("low layer")
+    if _lone(layers):
+        found.add("lone layer")
     return found
 
 
@@ -168,6 +202,14 @@ def _uneven(layers: list[Mapping[str, Any]]) -> bool:
     fine = [layer["smallest"] for layer in layers if layer["status"] == "ok"]
     apart = bool(low) and min(low) < 0.8 * max(layer["smallest"] for layer in layers)
     return apart or (bool(low) and bool(fine) and max(fine) > max(low))
+
+
+def _lone(layers: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether one layer (its weight, its bias or both) has the claimed noise, and all the others next to none."""
+    low = [layer["largest"] for layer in layers.values() if layer["status"] == "low"]
+    fine = {name: layer["smallest"] for name, layer in layers.items() if layer["status"] != "low"}
+    owners = {name.rpartition(".")[0] or name for name in fine}
+    return bool(low) and len(owners) == 1 and max(low) < 0.2 * min(fine.values())
 
 
 def likely_faults(result: Mapping[str, Any], most: int = 5) -> list[Signature]:

@@ -1,14 +1,17 @@
 """`coalmine selftest`: break the training loop on purpose, and show what catches it."""
 
+import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
-from coalmine.audit.signatures import SIGNATURES, likely_faults
+from coalmine.audit.signatures import SIGNATURES, Signature, likely_faults
 from coalmine.cli.output import print_json, print_table, progress_bar, shown_number
 
 if TYPE_CHECKING:
-    from coalmine.simulation.faults import Trial
+    from coalmine.audit.result import AuditResult
+    from coalmine.simulation.faults import Margin, Trial
 
 NAMES = [fault.name for fault in SIGNATURES]
 
@@ -23,7 +26,7 @@ def selftest(settings: dict[str, bool], names: tuple[str, ...], seeds: int, as_j
 
     Exit code 1 if a fault that can be seen was missed, or honest training called VIOLATION.
     """
-    from coalmine.simulation.faults import evidence, try_fault
+    from coalmine.simulation.faults import evidence, margins, try_fault
 
     chosen = [fault for fault in SIGNATURES if not names or fault.name in names]
     trials: list[Trial] = []
@@ -35,7 +38,7 @@ def selftest(settings: dict[str, bool], names: tuple[str, ...], seeds: int, as_j
     missed = [trial for trial in trials if trial.fault.detectable and not trial.caught]
     false = [trial for trial in trials if trial.fault.name == "honest" and trial.outcome == "VIOLATION"]
     if as_json:
-        print_json([_as_dict(trial, evidence(trial.result), evidence(trial.blind)) for trial in trials])
+        print_json([_as_dict(trial, margins(trial.result), margins(trial.blind)) for trial in trials])
         return int(bool(missed or false))
     for title, blind in (("With everybody else's updates known (`others`)", False), ("Without them", True)):
         rows = []
@@ -43,14 +46,15 @@ def selftest(settings: dict[str, bool], names: tuple[str, ...], seeds: int, as_j
             mine = [trial for trial in trials if trial.fault is fault]
             shown = [trial.blind if blind else trial.result for trial in mine]
             by = [name for result in shown for name in evidence(result)]
+            shown_margin = next((result for result in shown if evidence(result)), shown[0])
             verdicts = [result.verdict.outcome for result in shown if result.verdict]
             rows.append(
                 [
                     fault.title,
                     f"{sum(bool(evidence(result)) for result in shown)} of {len(mine)}",
                     ", ".join(f"{word} {verdicts.count(word)}" for word in dict.fromkeys(verdicts)),
-                    _summary(by) if by else _silence(fault.reason, fault.name, blind),
-                    _margin(mine[0], blind),
+                    "; ".join(part for part in (_silence(fault, by, blind), _summary(by)) if part),
+                    _margin(shown_margin, margins(shown_margin)),
                 ]
             )
         print_table(["fault", "caught", "verdict", "by", "margin"], rows, title=title, left=(0, 3))
@@ -63,29 +67,50 @@ def _summary(by: list[str]) -> str:
     return ", ".join(names)
 
 
-def _silence(reason: str, name: str, blind: bool) -> str:
-    if name == "honest":
+def _silence(fault: Signature, by: list[str], blind: bool) -> str:
+    """Why nothing was raised; a fault that cannot be seen has its reason also where a false alarm was."""
+    if fault.reason:
+        return f"cannot be seen: {fault.reason}"
+    if by:
+        return ""
+    if fault.name == "honest":
         return "nothing, as it should be"
-    if reason:
-        return f"cannot be seen: {reason}"
     return "not seen without `others`" if blind else "MISSED"
 
 
-def _margin(trial: "Trial", blind: bool) -> str:
-    result = trial.blind if blind else trial.result
-    rung = result.adversaries.get("known-others") or result.adversaries["known-round"]
-    return f"{rung.name} reads {shown_number(rung.headline.estimate.epsilon, 3)} for {shown_number(trial.claim, 3)}"
+def _margin(result: "AuditResult", found: "list[Margin]") -> str:
+    """Of what caught it: the strongest rung against the claim, and the gauge furthest outside of its limits."""
+    rungs = [margin for margin in found if margin.by in result.adversaries]
+    gauges = [margin for margin in found if margin.by not in result.adversaries]
+    said = [_reads(rungs[-1].by, rungs[-1].reading, rungs[-1].limit)] if rungs else []
+    if gauges:
+        worst = max(gauges, key=lambda margin: margin.times)
+        said.append(
+            _reads(worst.by, worst.reading, worst.limit, "at least " if worst.reading < worst.limit else "at most ")
+        )
+    if not said:
+        rung = result.adversaries.get("known-others") or result.adversaries["known-round"]
+        said.append(
+            _reads(rung.name, rung.headline.estimate.epsilon, result.claim.epsilon if result.claim else math.nan)
+        )
+    return "; ".join(said)
 
 
-def _as_dict(trial: "Trial", seen: list[str], seen_blind: list[str]) -> dict[str, object]:
+def _reads(name: str, reading: float, limit: float, bound: str = "") -> str:
+    return f"{name} reads {shown_number(reading, 3)} for {bound}{shown_number(limit, 3)}"
+
+
+def _as_dict(trial: "Trial", found: "list[Margin]", found_blind: "list[Margin]") -> dict[str, object]:
     return {
         "fault": trial.fault.name,
         "seed": trial.seed,
         "detectable": trial.fault.detectable,
         "claim": trial.claim,
         "smallest_signal": min(trial.signal),
-        "caught_by": seen,
-        "caught_by_without_others": seen_blind,
+        "caught_by": [margin.by for margin in found],
+        "caught_by_without_others": [margin.by for margin in found_blind],
+        "margins": [asdict(margin) for margin in found],
+        "margins_without_others": [asdict(margin) for margin in found_blind],
         "likely": [fault.name for fault in likely_faults(trial.result.to_dict())],
         "result": trial.result.to_dict(),
     }

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from coalmine.audit.audit import derive_result
+from coalmine.audit.gauges import Gauge
 from coalmine.audit.result import AuditResult
 from coalmine.audit.rounds import WithoutOthers
 from coalmine.audit.signatures import SIGNATURES, Signature
@@ -43,10 +44,43 @@ class Trial:
         return bool(evidence(self.result))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Margin:
+    """What one rung or gauge reads, and the limit that an honest run keeps to: of a rung, epsilon and the claim."""
+
+    by: str
+    reading: float
+    limit: float
+
+    @property
+    def times(self) -> float:
+        """How many times the limit the reading is, or the limit the reading."""
+        small, large = sorted((abs(self.reading), abs(self.limit)))
+        return large / small if small else math.inf
+
+
+def margins(result: AuditResult) -> list[Margin]:
+    """What speaks against the claim, and by how much: rungs that refute it, gauges outside of their limits."""
+    claim = result.claim.epsilon if result.claim else math.nan
+    rungs = [
+        Margin(by=name, reading=float(rung.headline.estimate.epsilon), limit=claim)
+        for name, rung in result.adversaries.items()
+        if rung.verdict and rung.verdict.outcome == "VIOLATION"
+    ]
+    return rungs + [_gauge_margin(gauge) for gauge in result.gauges if gauge.status != "ok"]
+
+
+def _gauge_margin(gauge: Gauge) -> Margin:
+    """The gauge's reading that is furthest outside; of a ratio that was too low and too high, the low one is the proof."""
+    low, high = gauge.limits
+    below = low - gauge.smallest > gauge.largest - high or (low >= 0 and gauge.status == "low")
+    reading, limit = (gauge.smallest, low) if below else (gauge.largest, high)
+    return Margin(by=f"{gauge.name} gauge", reading=reading, limit=limit)
+
+
 def evidence(result: AuditResult) -> list[str]:
     """What speaks against the claim: rungs that refute it, gauges outside of their limits."""
-    rungs = [name for name, rung in result.adversaries.items() if rung.verdict and rung.verdict.outcome == "VIOLATION"]
-    return rungs + [f"{gauge.name} gauge" for gauge in result.gauges if gauge.status != "ok"]
+    return [margin.by for margin in margins(result)]
 
 
 def selftest_config(seed: int) -> RunConfig:
@@ -70,6 +104,8 @@ def try_fault(fault: Signature, seed: int) -> Trial:
     """Train with the fault, and let the audit judge the analytical claim."""
     config = selftest_config(seed)
     config = replace(config, engine=config.engine.resolved())
+    if fault.name in SCALES:
+        config = replace(config, canaries=replace(config.canaries, scale=SCALES[fault.name]))
     signal: list[float] = []
     with prepared(config, None, _measured(STEPS[fault.name](), config.privacy, signal)) as training:
         state = training.initial_state()
@@ -165,6 +201,14 @@ def _by_examples() -> Steps:
     return Steps(weigh=lambda examples: examples.float() / MEAN_EXAMPLES)
 
 
+def _mean_declared() -> Steps:
+    def weigh(examples: Tensor) -> Tensor:
+        declared = examples if len(examples) == CLIENTS else torch.full_like(examples, MEAN_EXAMPLES)
+        return declared.float() / MEAN_EXAMPLES
+
+    return Steps(weigh=weigh)
+
+
 def _one_client_twice() -> Steps:
     def weigh(examples: Tensor) -> Tensor:
         weights = torch.ones_like(examples, dtype=torch.float32)
@@ -176,6 +220,8 @@ def _one_client_twice() -> Steps:
 
 
 CLIENTS, MEAN_EXAMPLES = 200, 1500 / 200  # of the digits
+LAST_WEIGHT, LAST_BIAS = 128 * 10, 10  # numbers in the last layer of their model
+SCALES = {"clip-forgotten-at-scale-1": 1.0}  # what canaries send, in clip norms, where it is not the default
 
 STEPS: dict[str, Callable[[], Steps]] = {
     "honest": Steps,
@@ -188,10 +234,13 @@ STEPS: dict[str, Callable[[], Steps]] = {
     "noise-reused": _reused,
     "noise-on-half": _noise(lambda noise: _silenced(noise, slice(len(noise) // 2))),
     "noise-on-90-percent": _noise(lambda noise: _silenced(noise, slice(len(noise) // 10, None))),
-    "small-tensor-without-noise": _noise(lambda noise: _silenced(noise, slice(len(noise) - 10))),
+    "noise-on-one-layer": _noise(lambda noise: _silenced(noise, slice(-LAST_WEIGHT - LAST_BIAS, -LAST_BIAS))),
+    "small-tensor-without-noise": _noise(lambda noise: _silenced(noise, slice(-LAST_BIAS))),
     "noise-after-adam": _noise_after_adam,
     "canaries-twice": _canaries_twice,
     "weighted-by-examples": _by_examples,
     "one-client-twice": _one_client_twice,
+    "clip-forgotten-at-scale-1": lambda: Steps(clip=_unclipped),
+    "weighted-mean-declared": _mean_declared,
 }
 assert set(STEPS) == {signature.name for signature in SIGNATURES}
