@@ -1,16 +1,27 @@
+import itertools
 import json
 import sys
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from runs import make_run
 
+from coalmine import Audit, TreeNoise
+from coalmine.audit.adversaries import ladder
+from coalmine.audit.published import canife_needs, checkpoint_scores, published_rows
+from coalmine.audit.rounds import Round, RoundLog
+from coalmine.audit.settings import checked_settings
 from coalmine.estimators.literature.compare import literature_rows
+from coalmine.estimators.literature.jagielski2020 import jagielski2020_row
 from coalmine.report import read_run
 from coalmine.report.document import report_text
+
+DELTA, BACK_FRONT = "Jagielski 2023, delta", "Jagielski 2023, back-front"
 
 
 class Cells(HTMLParser):
@@ -47,8 +58,9 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(run):
-    scores = next(each for each in read_run(run).scores if each.rung == "known-others")
-    return literature_rows(scores.observed, scores.unobserved, delta=1e-6)
+    read = read_run(run)
+    scores = next(each for each in read.scores if each.rung == "known-others")
+    return published_rows(scores, delta=1e-6, log=read.rounds.as_log, settings=read.settings)
 
 
 def test_the_page_shows_every_row(run, expected):
@@ -89,3 +101,132 @@ def test_without_a_log_there_are_none(run, tmp_path):
     (tmp_path / "result.json").write_text((run / "result.json").read_text())
     assert read_run(tmp_path).published == ()
     assert "Published estimators" not in report_text([tmp_path])
+
+
+def test_most_rows_are_those_of_one_rungs_scores(run, expected):
+    scores = next(each for each in read_run(run).scores if each.rung == "known-others")
+    plain = literature_rows(scores.observed, scores.unobserved, delta=1e-6)
+    changed = [row.name for row, other in zip(expected, plain, strict=True) if row != other]
+    assert changed == [DELTA, BACK_FRONT, "CANIFE 2022"]
+
+
+def audited(*, momentum=0.0, skipped=(), left_out=(), presentations=1, scores=None, kind="rotated"):
+    """An audit of eight rounds in the open: also the models after each round, and every canary."""
+    rng = np.random.default_rng(3)
+    audit = Audit(
+        400, canaries=40, unobserved=200, seed=7, delta=1e-6, rounds=8, presentations=presentations, momentum=momentum,
+        scores=scores, kind=kind,
+    )  # fmt: skip
+    canaries = np.stack([audit._canaries.canary(i) for i in range(240)])
+    models, velocity = [rng.normal(size=400)], np.zeros(400)
+    for number in range(1, 9):
+        present = [] if number in skipped else audit.canaries_in_round(number)
+        released = 4 * audit.updates(present, 1.0) + rng.normal(size=400) if len(present) else np.zeros(400)
+        velocity = momentum * velocity + released
+        models.append(models[-1] + velocity)
+        if number not in left_out:
+            audit.observe_round(number, velocity, present=present, noise_std=1.0)
+    return audit, np.array(models) @ canaries.T
+
+
+def rows_of(audit, rung, presentations=None):
+    log, settings = audit.log, audit.settings
+    scores = next(each for each in ladder(log, settings) if (each.rung, each.presentations) == (rung, presentations))
+    return {row.name: row for row in published_rows(scores, delta=1e-6, log=log, settings=settings)}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"momentum": 0.7}, {"skipped": (3, 4)}, {"kind": "sphere"}],
+    ids=lambda each: next(iter(each), "plain"),
+)
+def test_checkpoints_are_the_models_of_the_run(settings):
+    """Products of each canary with each model, the initial one included, and their rises one by one."""
+    audit, products = audited(**settings)
+    rises = np.array([max(b - a for a, b in itertools.pairwise(scores)) for scores in products.T])
+    whole = products[-1] - products[0]
+    rows = rows_of(audit, "all-iterates")
+    for name, scores in ((DELTA, rises), (BACK_FRONT, whole)):
+        assert rows[name].value == jagielski2020_row(scores[:40], scores[40:], delta=1e-6).value
+        assert rows[name].assumptions.endswith("and a score the canary's product with it")
+    assert rows[DELTA].value > 0.5
+    found = np.array(list(checkpoint_scores(audit.log, audit.settings, "final")))
+    np.testing.assert_allclose(np.diff(found, axis=0).max(axis=0), rises, atol=1e-5)
+    np.testing.assert_allclose(found[-1], whole, atol=1e-5)
+
+
+def test_only_the_canaries_of_the_rung_are_looked_at():
+    audit, products = audited(presentations=(1, 2))
+    rises, whole = np.diff(products, axis=0).max(axis=0), products[-1] - products[0]
+    rows = rows_of(audit, "known-round", 2)
+    assert rows[DELTA].value == jagielski2020_row(rises[20:40], rises[40:], delta=1e-6).value
+    assert rows[BACK_FRONT].value == jagielski2020_row(whole[20:40], whole[40:], delta=1e-6).value
+
+
+def test_an_attack_of_ones_own_is_looked_at_where_it_gave_scores():
+    given = []
+
+    def attack(number, model_delta, canaries, previous):
+        given.append(np.random.default_rng(number).normal(size=240).astype(np.float32))
+        return given[-1]
+
+    audit, _ = audited(scores={"mine": attack}, left_out=(5,))
+    rows = rows_of(audit, "mine")
+    rises = np.diff(np.array(given, dtype=np.float64), axis=0).max(axis=0)
+    assert len(given) == 7
+    assert rows[DELTA].value == jagielski2020_row(rises[:40], rises[40:], delta=1e-6).value
+    assert "after which the attack gave scores" in rows[DELTA].assumptions
+
+
+def test_a_round_that_was_not_observed_is_named():
+    rows = rows_of(audited(left_out=(2, 5))[0], "all-iterates")
+    for name in (DELTA, BACK_FRONT):
+        assert rows[name].value is None
+        assert rows[name].needs == "needs what every round released: 2 of rounds 1 to 8 were not observed"
+
+
+def test_what_canife_lacks_is_said_of_this_run(run):
+    read = read_run(run)
+    few = canife_needs(read.rounds.as_log, read.settings)
+    assert few.startswith("needs 10 or more scores with the canary in each audited round (here at most 9 canaries")
+    assert "probability with which Poisson sampling puts a client into a round" in few
+    settings = checked_settings(
+        400, canaries=40, unobserved=200, delta=1e-6, kind="rotated", rounds=8, presentations=1, momentum=0.0,
+        layers=None, noise=TreeNoise(rounds=8),
+    )  # fmt: skip
+    log = RoundLog()
+    log.append(Round(number=1, present=np.arange(12, dtype=np.int32), norm=1.0, cosines=np.zeros(240, np.float32)))
+    many = canife_needs(log, settings)
+    assert many.startswith("needs noise that is fresh in every round (here it is correlated); the probability")
+    assert f"not applicable: {few}" in report_text([run], kind="md").replace("\\", "")
+
+
+def test_every_round_of_a_long_run_is_looked_at_quickly():
+    """2,048 rounds and 4,000 canaries a side, read as the report reads them."""
+    rng = np.random.default_rng(0)
+    settings = checked_settings(
+        100_000, canaries=4_000, unobserved=4_000, delta=1e-6, kind="rotated", rounds=2_048, presentations=1,
+        momentum=0.0, layers=None,
+    )  # fmt: skip
+    cosines = rng.normal(size=(16, 8_000)).astype(np.float32)
+
+    class Long:
+        numbers = range(1, 2_049)
+
+        @staticmethod
+        def rounds():
+            return (
+                Round(
+                    number=n,
+                    present=np.arange(2 * n - 2, 2 * n, dtype=np.int32) % 4_000,
+                    norm=1.0,
+                    cosines=cosines[n % 16],
+                )
+                for n in range(1, 2_049)
+            )
+
+    start = time.perf_counter()
+    steps = sum(1 for _ in checkpoint_scores(Long, settings, "all-iterates"))
+    canife_needs(Long, settings)
+    assert steps == 2_049
+    assert time.perf_counter() - start < 2

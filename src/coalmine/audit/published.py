@@ -1,13 +1,119 @@
-"""What the published estimators say of an audit's scores, beside the audit's own numbers."""
+"""What the published estimators say of an audit's scores, beside the audit's own numbers.
 
-from coalmine.audit.adversaries import Scores
+Most of them take the scores of one rung. Jagielski 2023 looks at every checkpoint on the way, and the log of an audit has
+them: what a round releases is, along a canary, how much that canary's score rises from one checkpoint to the next.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from coalmine.audit.adversaries import RUNGS, Scores, presented_times
+from coalmine.audit.rounds import RoundLog
+from coalmine.audit.settings import Settings
+from coalmine.checks import Floats
 from coalmine.estimators.bounds import FEWEST
 from coalmine.estimators.literature.compare import literature_rows
+from coalmine.estimators.literature.jagielski2023 import (
+    Rises,
+    jagielski2023_missing,
+    jagielski2023_rises,
+    rises_of,
+)
 from coalmine.estimators.literature.row import LiteratureRow
 
+SUMMED = "a checkpoint is the sum of what the rounds released so far, and a score the canary's product with it"
+OWN = "checkpoints are the rounds after which the attack gave scores"
 
-def published_rows(scores: Scores, *, delta: float, confidence: float = 0.95) -> tuple[LiteratureRow, ...]:
-    """Every published estimator on one rung's scores; none where there are too few of them."""
+
+def published_rows(
+    scores: Scores,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    log: RoundLog | None = None,
+    settings: Settings | None = None,
+) -> tuple[LiteratureRow, ...]:
+    """Every published estimator on one rung's scores; none where there are too few of them.
+
+    With the `log` of the rounds and the audit's `settings` also those that look at every round, on the same canaries.
+    """
     if min(scores.observed.size, scores.unobserved.size) < FEWEST:
         return ()
-    return literature_rows(scores.observed, scores.unobserved, delta=delta, confidence=confidence)
+    rows = literature_rows(scores.observed, scores.unobserved, delta=delta, confidence=confidence)
+    if log is None or settings is None:
+        return rows
+    found = {row.name: row for row in _over_checkpoints(scores, log, settings, delta=delta, confidence=confidence)}
+    rows = tuple(found.get(row.name, row) for row in rows)
+    needs = canife_needs(log, settings)
+    return tuple(replace(row, needs=needs) if row.name.startswith("CANIFE") else row for row in rows)
+
+
+def checkpoint_scores(log: RoundLog, settings: Settings, rung: str) -> Iterator[Floats]:
+    """Scores of all canaries, observed ones first, at one checkpoint after another.
+
+    For the ladder's rungs they are products with the sum of the releases, which begins at 0: what the initial model adds
+    to each is the same at every checkpoint. For a user's own attack they are what it said after each round.
+    """
+    if rung not in RUNGS:
+        for item in log.rounds():
+            if rung in item.scores:
+                yield np.asarray(item.scores[rung], dtype=np.float64)
+        return
+    total, skipped = np.zeros(settings.total), len(log.numbers)
+    yield total
+    for item in log.rounds():
+        total, skipped = total + item.norm * np.asarray(item.cosines, dtype=np.float64), skipped - 1
+        yield total
+    if skipped:  # nothing rose in rounds of zeros, whenever they were
+        yield total
+
+
+def canife_needs(log: RoundLog, settings: Settings) -> str:
+    """What CANIFE's composition lacks in a log of rounds.
+
+    Where ten canaries are in a round, that round's epsilon could be had. But rounds are composed as Poisson samples, and
+    nothing in a log says with what probability a client is in one: a schedule, say, has none.
+    """
+    most = max((item.present.size for item in log.rounds()), default=0)
+    needs = []
+    if most < FEWEST:
+        needs.append(
+            f"{FEWEST} or more scores with the canary in each audited round (here at most {most} canaries are in one)"
+        )
+    if settings.noise is not None:
+        needs.append("noise that is fresh in every round (here it is correlated)")
+    needs.append(
+        "the probability with which Poisson sampling puts a client into a round (the log says which canaries were in one, "
+        "not with what probability clients are; sampling_probability=)"
+    )
+    return "needs " + "; ".join(needs)
+
+
+def _over_checkpoints(
+    scores: Scores, log: RoundLog, settings: Settings, *, delta: float, confidence: float
+) -> tuple[LiteratureRow, ...]:
+    """Jagielski 2023's rows on the canaries that the rung's scores are of, against all unobserved ones."""
+    missing = max(log.numbers, default=0) - len(log.numbers)
+    if missing and scores.rung in RUNGS:
+        return jagielski2023_missing(
+            f"needs what every round released: {missing} of rounds 1 to {max(log.numbers)} were not observed",
+            confidence=confidence,
+        )
+    rises = rises_of(checkpoint_scores(log, settings, scores.rung))
+    if rises is None:
+        return jagielski2023_missing("needs scores at two or more checkpoints", confidence=confidence)
+    members = np.arange(settings.canaries)
+    if scores.presentations is not None:
+        members = np.flatnonzero(presented_times(log, settings) == scores.presentations)
+    if members.size < FEWEST:
+        return jagielski2023_missing(
+            f"needs {FEWEST} or more canaries that were presented equally often, got {members.size}",
+            confidence=confidence,
+        )
+    observed = Rises(rises.delta[members], rises.back_front[members])
+    unobserved = Rises(rises.delta[settings.canaries :], rises.back_front[settings.canaries :])
+    rows = jagielski2023_rises(observed, unobserved, delta=delta, confidence=confidence)
+    how = SUMMED if scores.rung in RUNGS else OWN
+    return tuple(replace(row, assumptions=f"{row.assumptions}; {how}") for row in rows)

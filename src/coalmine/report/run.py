@@ -45,10 +45,14 @@ class Run:
     @cached_property
     def scores(self) -> list[Scores]:
         """The scores of every rung, from the log; none where there is no log."""
+        return [] if self._thinned is None else ladder(self._thinned[0].as_log, self._thinned[1])
+
+    @cached_property
+    def _thinned(self) -> tuple[Rounds, Settings] | None:
+        """As much of the log as is read whole."""
         if self.rounds is None or self.settings is None:
-            return []
-        rounds, settings = self.rounds.thinned(self.settings, most=MOST)
-        return ladder(rounds.as_log, settings)
+            return None
+        return self.rounds.thinned(self.settings, most=MOST)
 
     @cached_property
     def few_scores(self) -> list[Scores]:
@@ -67,12 +71,17 @@ class Run:
 
     @cached_property
     def published(self) -> tuple[LiteratureRow, ...]:
-        """What every published estimator says of the strongest attacker's scores; none where there is no log."""
+        """What every published estimator says of the strongest attacker's canaries; none where there is no log."""
         row = self.findings.strongest
-        if row is None:
+        if row is None or self._thinned is None:
             return ()
         of_row = [each for each in self.scores if (each.rung, each.presentations) == (row.rung, row.presentations)]
-        return published_rows(of_row[0], delta=self.findings.delta, confidence=row.confidence) if of_row else ()
+        if not of_row:
+            return ()
+        rounds, settings = self._thinned
+        return published_rows(
+            of_row[0], delta=self.findings.delta, confidence=row.confidence, log=rounds.as_log, settings=settings
+        )
 
     @cached_property
     def gauges(self) -> list[Gauge]:

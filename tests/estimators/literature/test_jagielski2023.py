@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from coalmine.estimators.literature.jagielski2020 import jagielski2020_row
-from coalmine.estimators.literature.jagielski2023 import jagielski2023_rows
+from coalmine.estimators.literature.jagielski2023 import jagielski2023_rises, jagielski2023_rows, rises_of
 
 
 def walks(rng, *, checkpoints, canaries, jump):
@@ -48,3 +48,15 @@ def test_what_is_missing_is_said(checkpoints, needs):
 def test_too_few_canaries_are_refused():
     with pytest.raises(ValueError, match="at least 10 scores a row"):
         jagielski2023_rows((np.zeros((3, 5)), np.zeros((3, 20))), delta=1e-6)
+
+
+def test_one_checkpoint_after_another_is_as_good_as_a_table():
+    rng = np.random.default_rng(2)
+    tables = [walks(rng, checkpoints=7, canaries=60, jump=jump) for jump in (3.0, 0.0)]
+    rises = [rises_of(iter(table)) for table in tables]
+    for table, (largest, whole) in zip(tables, rises, strict=True):
+        assert largest.tolist() == [max(b - a for a, b in itertools.pairwise(c)) for c in table.T]
+        assert whole.tolist() == [c[-1] - c[0] for c in table.T]
+    assert jagielski2023_rises(*rises, delta=1e-6) == jagielski2023_rows(tables, delta=1e-6)
+    assert rises_of([]) is None
+    assert rises_of([np.zeros(20)]) is None

@@ -1,7 +1,10 @@
 """A small part of the study behind docs/estimators.md; the whole of it is studies/literature_calibration.py."""
 
+import copy
 import importlib
+import json
 import math
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +18,7 @@ if not (ROOT / "studies" / "literature_calibration.py").exists():
     pytest.skip("the studies are in the repository, not in the package", allow_module_level=True)
 sys.path.insert(0, str(ROOT))
 study = importlib.import_module("studies.literature_calibration")
+packages = importlib.import_module("studies.literature_packages")
 GAUSSIAN_ONLY = ("Mahloujifar", "Xiang", "Nasr")
 
 
@@ -22,6 +26,18 @@ GAUSSIAN_ONLY = ("Mahloujifar", "Xiang", "Nasr")
 def results():
     """A few runs of every cell: enough for gross errors."""
     return {name: study.run_cell(name, 25 if "2.3" in name else 2) for name in study.all_cells()}
+
+
+def compared(**changes):
+    """A comparison as the study keeps it, without the packages."""
+    shared = {"tolerance": 1e-5, "ours": 1.5, "theirs": 1.5, "digest": ""}
+    rows = [
+        {"row": f"{name}, ROC hull", "method": "theirs", "scores": f"{packages.QUANTILES} {shift}"} | shared
+        for name in ("Steinke 2023", "Mahloujifar 2024")
+        for shift in packages.FIGURES
+    ]
+    rows[-1] |= changes
+    return {"packages": list(packages.PINS), "rows": rows}
 
 
 def kinds(results, mechanism):
@@ -61,7 +77,7 @@ def test_the_laplace_scores_have_the_true_epsilon():
 
 
 def test_the_page_has_every_estimator_and_no_hole(results):
-    page = study.page(results)
+    page = study.page(results, compared())
     for name in kinds(results, "gaussian"):
         assert page.count(f"| {name} |") >= 2, name
     assert "{" not in page.replace("{runs}", "")
@@ -73,3 +89,93 @@ def test_bold_is_what_breaks_its_promise(results):
     assert study.shown_rate(cell, "a", "heuristic") == "**9.0 %**"
     assert study.shown_rate(cell, "a", "estimate") == "9.0 %"
     assert study.shown_rate(cell, "b", "valid bound") == "6.0 %"
+
+
+@pytest.mark.parametrize(
+    ("cell", "method", "rate", "found"),
+    [
+        ("gaussian/eps=2.3", "Xiang 2025", 0.075, True),
+        ("gaussian/eps=2.3", "Xiang 2025", 0.073, False),
+        ("gaussian/eps=0.0", "coalmine's lower bound, null known", 0.5, True),
+        ("laplace/eps=2.3", "Steinke 2023, fixed guesses", 0.075, True),
+        ("laplace/eps=2.3", "Jagielski 2020, split", math.nan, True),
+        ("laplace/eps=2.3", "Xiang 2025", 1.0, False),
+        ("gaussian/eps=2.3", "Nasr 2023, best threshold", 0.5, False),
+    ],
+)
+def test_a_bound_that_breaks_its_promise_fails_the_study(results, cell, method, rate, found):
+    """Where what it assumes is so; heuristics promise nothing."""
+    changed = copy.deepcopy(results)
+    for each in changed.values():
+        each["runs"] = 1_000
+        for row in each["rows"].values():
+            row["above"] = 0.05
+    assert study.failures(changed) == []
+    changed[cell]["rows"][method]["above"] = rate
+    lines = study.failures(changed)
+    assert len(lines) == found
+    assert all(line.startswith(f"{cell}: {method} lies above the truth in") for line in lines)
+
+
+def test_the_bar_is_the_binomial_tail():
+    def more_than(count):
+        return sum(math.comb(1_000, i) * 0.05**i * 0.95 ** (1_000 - i) for i in range(count + 1, 1_001))
+
+    most = round(1_000 * study.allowed_rate(1_000))
+    assert more_than(most) <= 1e-3 < more_than(most - 1)
+
+
+def test_the_study_fails_where_a_bar_is_missed(results, monkeypatch, tmp_path, capsys):
+    changed = copy.deepcopy(results)
+    for cell in changed.values():
+        cell["runs"] = 1_000
+        for row in cell["rows"].values():
+            row["above"] = 0.0
+    kept = tmp_path / "kept.jsonl"
+    monkeypatch.setattr(study, "RESULTS", kept)
+    monkeypatch.setattr(sys, "argv", ["study"])
+    ends = []
+    for rate, packages_say in ((0.0, 0), (0.0, 1), (0.08, 0)):
+        changed["laplace/eps=4.9"]["rows"]["coalmine's lower bound"]["above"] = rate
+        kept.write_text("".join(json.dumps(cell) + "\n" for cell in changed.values()))
+        monkeypatch.setattr(packages, "main", lambda said=packages_say: said)
+        ends.append(study.main())
+    assert ends == [0, 1, 1]
+    assert "laplace/eps=4.9: coalmine's lower bound lies above the truth in 8.0 % of runs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("theirs", [1.5 + 2e-5, math.nan, math.inf])
+def test_a_package_that_differs_fails_the_study(theirs, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(packages, "FOUND", tmp_path / "found.json")
+    for found, end in ((compared(), 0), (compared(theirs=theirs), 1)):
+        monkeypatch.setattr(packages, "compare", lambda found=found: found)
+        assert packages.main() == end
+    assert "differ: Mahloujifar 2024, ROC hull reads 1.5, theirs " in capsys.readouterr().out
+
+
+def test_a_package_that_cannot_be_had_fails_the_study(monkeypatch, tmp_path, capsys):
+    def refused(home, *pins):
+        raise subprocess.CalledProcessError(1, ["pip", "install", *pins])
+
+    monkeypatch.setattr(packages, "FOUND", tmp_path / "found.json")
+    monkeypatch.setattr(packages, "make_environment", refused)
+    monkeypatch.setattr(packages, "cases", lambda: iter([next(packages._count_cases())]))
+    assert packages.main() == 1
+    assert "nothing was compared" in capsys.readouterr().out
+    assert not (tmp_path / "found.json").exists()
+
+
+def test_a_package_is_asked_once_for_the_same_scores(monkeypatch, tmp_path):
+    first, second = list(packages._count_cases())[:2]
+    asked = []
+
+    def answers(cases):
+        asked.append([case.name for case in cases])
+        return {case.name: case.ours for case in cases}
+
+    monkeypatch.setattr(packages, "FOUND", tmp_path / "found.json")
+    monkeypatch.setattr(packages, "_answers", answers)
+    for these in ([first], [first, second]):
+        monkeypatch.setattr(packages, "cases", lambda these=these: iter(these))
+        assert packages.main() == 0
+    assert asked == [[first.name], [second.name]]

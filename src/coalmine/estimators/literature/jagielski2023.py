@@ -5,6 +5,9 @@ the next, "back-front" its rise from the first to the last. They publish attacks
 Jagielski 2020 on the combined scores.
 """
 
+from collections.abc import Iterable
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -14,6 +17,14 @@ from coalmine.estimators.literature.row import LiteratureRow
 from coalmine.estimators.literature.thresholds import score_tables
 
 Checkpoints = tuple[npt.ArrayLike, npt.ArrayLike]
+NEEDS = "needs scores at several checkpoints (checkpoints=)"
+
+
+class Rises(NamedTuple):
+    """What the scores of canaries did over the checkpoints: all that the two attacks look at."""
+
+    delta: Floats  # the largest rise from one checkpoint to the next
+    back_front: Floats  # the rise from the first to the last
 
 
 def jagielski2023_rows(
@@ -23,39 +34,56 @@ def jagielski2023_rows(
 
     `checkpoints` holds two tables, observed and unobserved scores, with a row for each checkpoint in order.
     """
-    tables = None if checkpoints is None else score_tables("checkpoints", *checkpoints, fewest=FEWEST)
-    rows = []
-    for name, combine in (("delta", largest_rise), ("back-front", whole_rise)):
-        value, needs = None, "needs scores at several checkpoints (checkpoints=)"
-        if tables is not None and tables[0].shape[0] < 2:
-            needs = "needs scores at two or more checkpoints, got one"
-        elif tables is not None:
-            observed, unobserved = (combine(table) for table in tables)
-            value = epsilon_lower_bound(
-                observed, null=unobserved, delta=delta, confidence=confidence, method="clopper-pearson"
-            )
-        rows.append(
-            LiteratureRow(
-                name=f"Jagielski 2023, {name}",
-                reference="Jagielski et al. 2023, arXiv 2205.06369",
-                value=value,
-                kind="heuristic",
-                confidence=confidence,
-                controls="train data",
-                receives="intermediate models",
-                assumptions="independent scores; holds at one threshold, and the best of all is taken",
-                threshold="chosen on the same data, not corrected",
-                needs=None if value is not None else needs,
-            )
+    if checkpoints is None:
+        return jagielski2023_missing(NEEDS, confidence=confidence)
+    tables = score_tables("checkpoints", *checkpoints, fewest=FEWEST)
+    observed, unobserved = (rises_of(table) for table in tables)
+    if observed is None or unobserved is None:
+        return jagielski2023_missing("needs scores at two or more checkpoints, got one", confidence=confidence)
+    return jagielski2023_rises(observed, unobserved, delta=delta, confidence=confidence)
+
+
+def jagielski2023_rises(
+    observed: Rises, unobserved: Rises, *, delta: float, confidence: float = 0.95
+) -> tuple[LiteratureRow, ...]:
+    """The same from rises, where a table of all checkpoints would be large: no bound."""
+    values = [
+        epsilon_lower_bound(present, null=absent, delta=delta, confidence=confidence, method="clopper-pearson")
+        for present, absent in zip(observed, unobserved, strict=True)
+    ]
+    return _rows((values[0], values[1]), None, confidence)
+
+
+def jagielski2023_missing(needs: str, *, confidence: float = 0.95) -> tuple[LiteratureRow, ...]:
+    """Both rows without a value, and what they need for one."""
+    return _rows((None, None), needs, confidence)
+
+
+def rises_of(checkpoints: Iterable[Floats]) -> Rises | None:
+    """What scores did, from those of one checkpoint after another; None where there are fewer than two of them."""
+    first = last = largest = None
+    for scores in checkpoints:
+        if last is None:
+            first = scores
+        else:
+            largest = scores - last if largest is None else np.maximum(largest, scores - last)
+        last = scores
+    return None if first is None or last is None or largest is None else Rises(largest, last - first)
+
+
+def _rows(values: tuple[float | None, float | None], needs: str | None, confidence: float) -> tuple[LiteratureRow, ...]:
+    return tuple(
+        LiteratureRow(
+            name=f"Jagielski 2023, {name}",
+            reference="Jagielski et al. 2023, arXiv 2205.06369",
+            value=value,
+            kind="heuristic",
+            confidence=confidence,
+            controls="train data",
+            receives="intermediate models",
+            assumptions="independent scores; holds at one threshold, and the best of all is taken",
+            threshold="chosen on the same data, not corrected",
+            needs=needs,
         )
-    return tuple(rows)
-
-
-def largest_rise(scores: Floats) -> Floats:
-    """Each canary's largest rise from one checkpoint to the next; a row for each checkpoint."""
-    return np.asarray(np.diff(scores, axis=0).max(axis=0))
-
-
-def whole_rise(scores: Floats) -> Floats:
-    """Each canary's rise from the first checkpoint to the last."""
-    return np.asarray(scores[-1] - scores[0])
+        for name, value in zip(("delta", "back-front"), values, strict=True)
+    )

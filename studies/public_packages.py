@@ -1,0 +1,73 @@
+"""What jax-privacy and privacy-estimates say of scores: run inside an environment that has them, by its interpreter.
+
+    python studies/public_packages.py < cases.json
+
+Cases come as JSON on the standard input, each with a name, a method, and that method's inputs; a JSON object of their
+values by name and of the packages' versions goes to the standard output. coalmine is not imported.
+"""
+
+import json
+import sys
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from jax_privacy.auditing import CanaryScoreAuditor, Explicit  # type: ignore[import-not-found]
+from privacy_estimates import AttackResults, Beta, compute_eps_lo  # type: ignore[import-not-found]
+
+SIGNIFICANCE = 0.05
+PACKAGES = ("jax-privacy", "privacy-estimates")
+
+
+def value(method: str, case: dict[str, Any]) -> float:
+    """The package's own function on a case's scores, or on its counts of errors."""
+    delta = case["delta"]
+    if method.startswith("privacy-estimates"):
+        return _of_counts(method, case, delta)
+    auditor = CanaryScoreAuditor(np.array(case["observed"]), np.array(case["unobserved"]))
+    if method == "jax-privacy epsilon_one_run":
+        return float(auditor.epsilon_one_run(SIGNIFICANCE, delta))
+    if method == "jax-privacy epsilon_one_run_fdp":
+        return float(auditor.epsilon_one_run_fdp(SIGNIFICANCE, delta))
+    if method == "jax-privacy epsilon_one_run, one threshold":
+        strategy = Explicit(case["threshold"])
+        return float(auditor.epsilon_one_run(SIGNIFICANCE, delta, threshold_strategy=strategy))
+    if method == "jax-privacy epsilon_one_run_fdp, one threshold":
+        strategy = Explicit(case["threshold"])
+        return float(auditor.epsilon_one_run_fdp(SIGNIFICANCE, delta, threshold_strategy=strategy))
+    if method == "jax-privacy epsilon_clopper_pearson, each threshold":  # the best of them, uncorrected
+        found = (
+            auditor.epsilon_clopper_pearson(
+                SIGNIFICANCE, delta, one_sided=False, threshold_strategy=Explicit(threshold)
+            )
+            for threshold in sorted(set(case["observed"]))
+        )
+        return float(max(found))
+    if method == "jax-privacy epsilon_from_gdp":  # scores of two values: three thresholds, whose correction is undone
+        return float(auditor.epsilon_from_gdp(3 * SIGNIFICANCE, delta))
+    raise ValueError(f"no package has {method!r}")
+
+
+def _of_counts(method: str, case: dict[str, Any], delta: float) -> float:
+    found = []
+    for fn, count, fp, unobserved in case["counts"]:
+        counts = AttackResults(FN=fn, FP=fp, TN=unobserved - fp, TP=count - fn)
+        if method == "privacy-estimates Beta.eps_lo":
+            found.append(Beta(counts).eps_lo(delta=delta, alpha=SIGNIFICANCE, xtol=1e-3))
+        elif method == "privacy-estimates compute_eps_lo, beta":
+            found.append(compute_eps_lo(counts, delta, SIGNIFICANCE, "beta"))
+        else:
+            raise ValueError(f"no package has {method!r}")
+    return float(max(found))
+
+
+def main() -> int:
+    """Every case, one after the other."""
+    values = {case["name"]: value(case["method"], case) for case in json.load(sys.stdin)}
+    versions = {name: version(name) for name in PACKAGES}
+    json.dump({"values": values, "versions": versions}, sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
