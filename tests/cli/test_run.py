@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +207,138 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_later(finished, tmp_path):
     assert (folder / "result.json").read_bytes() == (finished / "result.json").read_bytes()
 
 
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """A limit on the size of files, in this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def ends_with(code: int, *arguments: object) -> None:
+    """A command in this process, and its exit code."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main([str(argument) for argument in arguments])
+    assert stop.value.code == code
+
+
+def test_a_disk_too_full_for_the_page_hides_no_verdict(tmp_path, capsys):
+    """The page is the largest file of so short a run: a limit below it stops it alone."""
+    folder, config = tmp_path / "run", tmp_path / "few.toml"
+    config.write_text("rounds = 8\n[canaries]\ncount = 30\nunobserved = 30\n[privacy]\nnoise_multiplier = 0.2\n")
+    with largest_file(200_000):
+        ends_with(1, "run", "--config", config, "--claim", "2", "--out", folder)
+    out, err = capsys.readouterr()
+    assert "known-others" in out
+    assert "VIOLATION" in out
+    assert err == (
+        f"coalmine: report.html could not be written (File too large); `coalmine report {folder}` writes it later\n"
+    )
+    assert not list(folder.glob("*report.html*"))
+    ends_with(0, "report", folder)
+    assert (folder / "report.html").stat().st_size > 200_000
+
+
+@pytest.mark.parametrize("lines", [None, 0, 20])
+def test_lost_metrics_change_no_result(finished, tmp_path, capsys, lines):
+    """The checkpoint is at the last round, so that nothing is left to train; round 20 had another accuracy."""
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    metrics = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").unlink()
+    if lines is not None:
+        (folder / "metrics.jsonl").write_text("".join(metrics[:lines]))
+        assert json.loads(metrics[19])["accuracy"] != json.loads(metrics[-1])["accuracy"]
+    (folder / "result.json").unlink()
+    ends_with(0, "resume", folder, "--no-page")
+    assert (folder / "result.json").read_bytes() == (finished / "result.json").read_bytes()
+
+
+@pytest.fixture
+def stopped(tmp_path) -> Path:
+    """A run by a file of rounds, stopped after 12 of 14 rounds."""
+    from coalmine.simulation.config import CanarySettings, EngineSettings, ParticipationSettings, RunConfig
+    from coalmine.simulation.run import Progress, start
+
+    (tmp_path / "rounds.txt").write_text("".join(f"{number} {number + 50} 7\n" for number in range(20, 34)))
+    named = ParticipationSettings(kind="file", file=str(tmp_path / "rounds.txt"))
+    settings = RunConfig(
+        rounds=14,
+        checkpoint_every=4,
+        participation=named,
+        canaries=CanarySettings(count=40, unobserved=40),
+        engine=EngineSettings(threads=1),
+    )
+
+    def stop(seen: Progress) -> None:
+        if seen.report.round_number == 12:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start(settings, tmp_path / "run", progress=stop)
+    start(settings, tmp_path / "whole")
+    return tmp_path / "run"
+
+
+def test_a_file_of_rounds_that_has_changed_is_refused(stopped, capsys):
+    rounds = stopped.parent / "rounds.txt"
+    text = rounds.read_text()
+    rounds.write_text(text.replace("30 80 7", "30 80 8"))
+    before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
+    said = fails_here(capsys, "resume", stopped)
+    assert f"{rounds}, must be the one that {stopped} began with, got another" in said
+    rounds.unlink()
+    assert f"{rounds}, must be there to be read (No such file or directory)" in fails_here(capsys, "resume", stopped)
+    assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
+    rounds.write_text(text)
+    ends_with(0, "resume", stopped, "--no-page")
+    assert "the client who comes most often takes part in 14 rounds of this run" in capsys.readouterr().out
+    for name in ("result.json", "model.npy", "audit/rounds.log"):
+        assert (stopped / name).read_bytes() == (stopped.parent / "whole" / name).read_bytes()
+
+
+def test_a_run_by_a_file_of_rounds_can_be_repeated_and_older_ones_resumed(stopped):
+    (stopped / "rounds.sha256").unlink()  # as a run has it that began before it was remembered
+    ends_with(0, "resume", stopped, "--no-page")
+    ends_with(0, "run", "--config", stopped / "config.toml", "--out", stopped.parent / "again", "--no-page")
+    for folder in (stopped, stopped.parent / "again"):
+        assert (folder / "result.json").read_bytes() == (stopped.parent / "whole" / "result.json").read_bytes()
+        assert (folder / "rounds.sha256").is_file()
+
+
+def test_bad_rounds_may_be_written_anew(tmp_path, capsys):
+    """What could not be begun with is not remembered."""
+    rounds = tmp_path / "rounds.txt"
+    rounds.write_text("1 2\n1 x\n")
+    few = ("run", "--rounds", "2", "--canaries", "20", "--participation", "file", "--rounds-file", rounds)
+    assert "line 2: 'x' is none of 200 clients" in fails_here(capsys, *few, "--out", tmp_path / "run")
+    rounds.write_text("1 2\n1 3\n")
+    ends_with(0, *few, "--out", tmp_path / "run", "--no-page")
+
+
+def test_canaries_in_the_place_of_clients_are_a_tenth_of_them_or_the_share_that_is_asked_for(tmp_path, capsys):
+    for given, number in ((["--pattern", "replace"], 20), (["--replace-fraction", "0.3"], 60)):
+        folder = tmp_path / str(number)
+        ends_with(0, "run", "--rounds", "4", *given, "--no-page", "--out", folder)
+        assert f"{number} of the 200 clients are canaries" in capsys.readouterr().out
+        assert json.loads((folder / "result.json").read_text())["canaries"] == number
+    said = fails_here(capsys, "run", "--replace-fraction", "0.04", "--out", tmp_path / "few")
+    assert "canaries.fraction 0.04 of 200 clients must be at least 10 canaries, got 8" in said
+    assert not (tmp_path / "few").exists()
+
+
+def test_the_shares_of_an_adaptive_clip_are_printed(tmp_path, capsys):
+    settings = ("--clipping", "adaptive", "--noise-multiplier", "4", "--rounds", "4", "--canaries", "40")
+    ends_with(0, "run", *settings, "--clients-per-round", "50", "--no-page", "--out", tmp_path / "run")
+    # 60 a round: std 3 of the count, in which a client is ½, so 6 of its own; the updates have 1/√(4⁻² − 6⁻²) = 5.367.
+    said = capsys.readouterr().out
+    assert "the adaptive clip's count takes its share, noise multiplier 6 and ε 0.6858, so the updates'" in said
+    assert "noise multiplier is 5.367 and known-others meets" in said
+
+
 def fails_here(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """The one line on stderr of a command that ends with exit code 2, run in this process."""
     with pytest.raises(SystemExit) as stop:
@@ -240,6 +374,14 @@ def test_a_second_writer_is_refused(finished):
         (["run", "--rounds", "0"], "rounds must be at least 1, got 0"),
         (["run", "--task", "cifar"], "task.name must be one of digits, mnist-by-writer, fashion-mnist"),
         (["run", "--claim", "low"], "must be a number or `analytical`, got 'low'"),
+        (
+            ["run", "--replace-fraction", "0.2", "--canaries", "50"],
+            "give either canaries.count or canaries.fraction, not both, got 50 and 0.2",
+        ),
+        (
+            ["run", "--replace-fraction", "0.2", "--pattern", "clients"],
+            "canaries.fraction must be given with pattern replace only, got pattern clients",
+        ),
         (["run", "--presentations", "1,x"], "must be whole numbers like 1,2,4, got '1,x'"),
         (
             ["run", "--claim", "analytical", "--noise-multiplier", "0"],

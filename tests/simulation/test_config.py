@@ -1,5 +1,7 @@
 import dataclasses
+import math
 import tomllib
+from decimal import Decimal
 
 import pytest
 import tomli_w
@@ -24,6 +26,39 @@ def test_groups_and_optional_values_survive_toml():
 
 
 @pytest.mark.parametrize(
+    ("given", "number"),
+    [
+        ({}, 1000),
+        ({"pattern": "clients"}, 1000),
+        ({"pattern": "replace"}, 20),
+        ({"pattern": "replace", "fraction": 0.29}, 58),
+        ({"pattern": "replace", "fraction": 0.999}, 199),
+        ({"pattern": "replace", "count": 30}, 30),
+    ],
+)
+def test_canaries_are_a_number_or_a_fraction_of_the_clients(given, number):
+    config = RunConfig.from_dict(merged(task_defaults("digits"), {"canaries": given}))
+    again = RunConfig.from_dict(tomllib.loads(tomli_w.dumps(config.to_dict())))
+    assert again == config
+    assert again.canaries.among(200).count == number
+
+
+def test_a_fraction_is_rounded_down_as_it_is_written():
+    """0.29 · 100 is 28.999… in binary; in decimals it is 29."""
+    for hundredths in range(10, 100):
+        settings = CanarySettings(pattern="replace", fraction=hundredths / 100)
+        for clients in (100, 133, 539):
+            assert settings.among(clients).count == math.floor(Decimal(hundredths) / 100 * clients)
+
+
+def test_a_fraction_of_too_few_clients_is_refused():
+    with pytest.raises(
+        ValueError, match=r"canaries.fraction 0.1 of 99 clients must be at least 10 canaries, got 9; use a"
+    ):
+        CanarySettings(pattern="replace").among(99)
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
@@ -42,6 +77,10 @@ def test_groups_and_optional_values_survive_toml():
         ({"canaries": {"scale": 0.5}}, "canaries.scale must be at least 1"),
         ({"canaries": {"presentations": [101]}}, "canaries.presentations must be at most rounds = 100, got 101"),
         ({"canaries": {"presentations": [2], "pattern": "clients"}}, "presentations follow from the clients' pattern"),
+        (
+            {"canaries": {"pattern": "replace", "fraction": 0.2}},
+            "give either canaries.count or canaries.fraction, not both, got 1000 and 0.2",
+        ),
         ({"participation": {"kind": "file"}}, "participation.file must be given with kind file"),
         ({"task": {"level": "example", "clients": 5}}, "task.clients has no meaning at level example"),
         ({"claim": {"epsilon": 1.0, "analytical": True}}, "claim either an epsilon or the analytical one"),
@@ -60,6 +99,19 @@ def test_groups_and_optional_values_survive_toml():
 def test_what_cannot_be_is_refused_with_its_name(changes, message):
     with pytest.raises(ValueError, match=message):
         RunConfig.from_dict(merged(RunConfig().to_dict(), changes))
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
+def test_a_fraction_that_is_none_is_refused(fraction):
+    with pytest.raises(ValueError, match=r"canaries.fraction must (lie in \(0, 1\)|be finite), got"):
+        CanarySettings(pattern="replace", fraction=fraction)
+
+
+def test_a_fraction_has_no_meaning_but_in_the_place_of_clients():
+    with pytest.raises(
+        ValueError, match=r"canaries.fraction must be given with pattern replace only, got pattern spread"
+    ):
+        CanarySettings(fraction=0.2)
 
 
 def test_a_device_that_is_not_there_is_refused():

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from coalmine.simulation import participation as participation_module
 from coalmine.simulation.cohorts import plan_cohorts
 from coalmine.simulation.config import RunConfig, merged
 from coalmine.simulation.participation import (
@@ -11,6 +12,7 @@ from coalmine.simulation.participation import (
     read_rounds,
     write_rounds,
 )
+from coalmine.simulation.randomness import numpy_stream
 
 
 def config(**changes) -> RunConfig:
@@ -28,6 +30,24 @@ def test_shuffled_epochs_show_everybody_once_an_epoch_in_a_new_order():
     first, second = np.concatenate(rounds[:5]), np.concatenate(rounds[5:])
     assert sorted(first) == sorted(second) == list(range(23))
     assert first.tolist() != second.tolist()
+
+
+def test_the_order_of_an_epoch_is_drawn_once(monkeypatch):
+    """Whatever the round, its participants are a stretch of its epoch's order, which is not drawn in every round."""
+    participation, drawn = ShuffledEpochs(23, 5, seed=1), []
+
+    def counted(seed: int, purpose: str, epoch: int) -> np.random.Generator:
+        drawn.append(epoch)
+        return numpy_stream(seed, purpose, epoch)
+
+    monkeypatch.setattr(participation_module, "numpy_stream", counted)
+    for number in (1, 2, 3, 4, 5, 6, 7, 10, 3, 12):
+        epoch, place = divmod(number - 1, 5)
+        order = numpy_stream(1, "shuffled epochs", epoch).permutation(23)
+        present = participation.participants(number)
+        assert present.tolist() == order[5 * place : 5 * place + 5].tolist()
+        present[:] = 0  # what a caller does to it is not seen by the next round
+    assert drawn == [0, 1, 0, 2]
 
 
 def test_poisson_rounds_have_the_binomial_law():
@@ -100,11 +120,14 @@ def test_a_file_of_rounds_is_read_as_it_was_written(tmp_path):
         ("canary:3\n", "line 1: 'canary:3' is none of 3 canaries"),
         ("4 4\n", "line 1: somebody is named twice"),
         ("", "has no rounds"),
+        (b"\xff\xfe", "must be a file of rounds, .*, got one that is not text"),
+        (None, "must be there to be read"),
     ],
 )
 def test_a_bad_file_of_rounds_says_which_line(tmp_path, text, message):
     path = tmp_path / "rounds.txt"
-    path.write_text(text)
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ValueError, match=message):
         read_rounds(path, clients=10, canaries=3)
 
@@ -140,7 +163,7 @@ def test_canaries_in_the_place_of_clients_leave_the_rest():
 def test_a_file_names_canaries_where_they_come_as_clients_do(tmp_path):
     path = tmp_path / "rounds.txt"
     path.write_text("3 canary:7 4\n" * 2)
-    named = {"kind": "file", "file": str(path), "clients_per_round": 3}
+    named = {"kind": "file", "file": str(path)}
     canaries = {"count": 10, "pattern": "clients"}
     cohort = plan_cohorts(config(rounds=2, participation=named, canaries=canaries), 20, no_canaries).of_round(2)
     assert (cohort.clients.tolist(), cohort.canaries.tolist()) == ([3, 4], [7])

@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import brentq
+from scipy.stats import norm
 
 from coalmine import mechanism_epsilon
 from coalmine.simulation import RunConfig, Steps, simulate
 from coalmine.simulation.batches import draw_batches
 from coalmine.simulation.clipping import clip_factors
-from coalmine.simulation.config import merged, task_defaults
+from coalmine.simulation.config import CanarySettings, merged, task_defaults
 from coalmine.simulation.engines import client_engine
+from coalmine.simulation.participation import write_rounds
 from coalmine.simulation.randomness import numpy_stream, torch_stream
 from coalmine.simulation.run import prepared
 from coalmine.simulation.training import Training, gaussian_noise
@@ -127,6 +130,88 @@ def test_who_knows_all_others_meets_the_analytical_epsilon(changes, presentation
         mechanism_epsilon(outcome.update_noise_multiplier, delta=1e-6, participations=presentations)
     )
     assert not [gauge for gauge in outcome.result.gauges if gauge.status == "low"]
+
+
+def noise_for(epsilon: float, delta: float) -> float:
+    """The noise multiplier of the Gaussian mechanism with this epsilon: Pr(loss > ε) by its two tails, solved for z."""
+
+    def excess(z: float) -> float:
+        return float(norm.cdf(0.5 / z - epsilon * z) - np.exp(epsilon + norm.logcdf(-0.5 / z - epsilon * z)) - delta)
+
+    return float(brentq(excess, 0.05, 50, xtol=1e-12))
+
+
+@pytest.mark.parametrize("presentations", [1, 4])
+def test_the_shares_of_an_adaptive_clip_compose_to_the_whole(presentations):
+    """What is written of updates and count, taken back to noise: 1/z² of both add up to R/z² of the run."""
+    privacy = {"clipping": "adaptive", "noise_multiplier": 1.5, "count_noise": 2.0}
+    outcome = simulate(config(privacy=privacy, canaries={"presentations": [presentations]}))
+    written = outcome.extra()
+    shares = [noise_for(written[name], 1e-6) ** -2 for name in ("update_epsilon", "count_epsilon")]
+    assert shares[1] == pytest.approx(presentations / (2 * 2.0) ** 2, rel=1e-6)  # a person moves the count by ½
+    assert sum(shares) == pytest.approx(presentations / 1.5**2, rel=1e-6)
+    assert sum(shares) ** -0.5 == pytest.approx(noise_for(outcome.analytical, 1e-6), rel=1e-6)
+
+
+def test_a_fixed_clip_has_no_share_of_a_count_and_a_count_without_noise_all():
+    fixed = simulate(config(rounds=1)).extra()
+    assert (fixed["count_epsilon"], fixed["count_noise_multiplier"]) == (None, None)
+    bare = simulate(config(rounds=1, privacy={"clipping": "adaptive", "noise_multiplier": 0.0})).extra()
+    assert (bare["count_epsilon"], bare["count_noise_multiplier"]) == (np.inf, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "times"),
+    [
+        ({"clients_per_round": 50}, 3),
+        ({"clients_per_round": 150}, 6),  # two rounds an epoch: 150, and the 50 who are left
+        ({"clients_per_round": 150, "kind": "fixed"}, 9),
+        ({"clients_per_round": 150, "kind": "poisson"}, 9),
+        ({"clients_per_round": 60, "kind": "limited", "separation": 3}, 4),
+    ],
+    ids=["shuffled", "shuffled with a rest", "fixed", "poisson", "limited"],
+)
+@pytest.mark.parametrize("pattern", ["spread", "clients", "replace"])
+def test_a_client_takes_part_as_often_as_it_is_said(changes, times, pattern):
+    """On average over the clients, counted in the rounds that were drawn."""
+    cheap = {"max_examples_per_client": 1}
+    settings = config(task=cheap, participation=changes, canaries={"pattern": pattern, "count": 40})
+    outcome = simulate(settings)
+    with prepared(settings, None, None) as training:
+        rounds = [training.cohorts.of_round(number).clients for number in range(1, settings.rounds + 1)]
+    clients = 160 if pattern == "replace" else 200
+    assert outcome.client_rounds == times == pytest.approx(sum(map(len, rounds)) / clients, abs=0.5)
+    assert outcome.extra()["client_exposure"] == "average"
+    assert outcome.client_epsilon == mechanism_epsilon(0.5, delta=1e-6, participations=times)
+
+
+@pytest.mark.parametrize("pattern", ["spread", "clients"])
+def test_a_file_of_rounds_says_how_often_a_client_takes_part(tmp_path, pattern):
+    """Client 7 in 9 of 12 rounds of ten, the others in far fewer; clients_per_round, 50, says nothing."""
+    drawn = [np.random.default_rng(number).choice(np.arange(10, 200), 9, replace=False) for number in range(20)]
+    rounds = [np.append(present, 7) if number < 9 else present for number, present in enumerate(drawn)]
+    rounds[12:] = [np.array([3]) for _ in rounds[12:]]  # after the run's last
+    if pattern == "clients":
+        rounds = [np.append(present, 200 + np.arange(100)) for present in rounds]  # every canary always
+    write_rounds(tmp_path / "rounds.txt", rounds, clients=200)
+    named = {"kind": "file", "file": str(tmp_path / "rounds.txt")}
+    outcome = simulate(config(participation=named, canaries={"pattern": pattern, "count": 100}))
+    assert outcome.client_rounds == 9
+    assert outcome.client_epsilon == mechanism_epsilon(0.5, delta=1e-6, participations=9)
+    assert outcome.extra()["client_exposure"] == "most exposed"
+
+
+def test_a_fraction_of_the_clients_is_the_same_run_as_their_number():
+    canaries = {"pattern": "replace"}
+    made = config()
+    share, number = (
+        simulate(dataclasses.replace(made, canaries=CanarySettings(**canaries, **given)))
+        for given in ({"fraction": 0.25}, {"count": 50})
+    )
+    assert share.extra() == number.extra()
+    assert not share.extra().keys() & share.result.to_dict().keys()  # else result.json would have one of them
+    assert share.result.to_dict() == number.result.to_dict()
+    assert (share.config.canaries.count, share.population) == (50, 200)
 
 
 def test_example_level_meets_the_analytical_epsilon_too():

@@ -45,6 +45,12 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--canaries", type=int, metavar="K", help="How many canaries take part.")
 @click.option("--presentations", metavar="R[,R…]", help="How often each is shown; several numbers make groups.")
 @click.option("--pattern", help="spread (the default), clients (as clients come) or replace (in their place).")
+@click.option(
+    "--replace-fraction",
+    type=float,
+    metavar="F",
+    help="With replace, which it implies: this share of the clients are canaries; default, without --canaries: 0.1.",
+)
 @click.option("--client-learning-rate", type=float)
 @click.option("--client-epochs", type=int)
 @click.option("--server-optimizer", help="sgd (the default) or adam.")
@@ -122,7 +128,14 @@ def live_progress(rounds: int, *, hidden: bool) -> Iterator["Callable[[Progress]
 def report(outcome: "RunOutcome", directory: Path, *, page: bool, as_json: bool, quiet: bool) -> int:
     """Print what came of a run, and write its page; the exit code that goes with it."""
     result = outcome.result
-    written = _page(directory) if page else directory
+    written = directory
+    if page:
+        try:
+            written = _page(directory)
+        except (OSError, ValueError) as error:
+            reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else " ".join(str(error).split())
+            said = f"report.html could not be written ({reason}); `coalmine report {directory}` writes it later"
+            click.echo(f"coalmine: {said}", err=True)
     if as_json:
         print_json(result.to_dict() | outcome.extra())
     else:
@@ -156,6 +169,8 @@ def _title(outcome: "RunOutcome") -> str:
 def _notes(outcome: "RunOutcome") -> list[str]:
     config = outcome.config
     notes = []
+    if config.canaries.pattern == "replace":
+        notes.append(f"{config.canaries.count:,} of the {outcome.population:,} {config.task.level}s are canaries")
     if config.privacy.noise != "gaussian":
         notes.append(
             f"under {config.privacy.noise} noise the canaries count {outcome.sensitivity:.3g} clip norms, which is what the "
@@ -163,13 +178,16 @@ def _notes(outcome: "RunOutcome") -> list[str]:
             f"{shown_number(outcome.client_epsilon, 3)}"
         )
     elif outcome.client_rounds > outcome.presentations:
-        notes.append(
-            f"a client takes part in about {outcome.client_rounds} rounds of this run: its analytical ε is "
-            f"{shown_number(outcome.client_epsilon, 3)}"
+        who = (
+            f"the client who comes most often takes part in {outcome.client_rounds} rounds"
+            if outcome.exact_client
+            else f"a client takes part in about {outcome.client_rounds} rounds"
         )
-    if outcome.update_noise_multiplier > config.privacy.noise_multiplier:
+        notes.append(f"{who} of this run: its analytical ε is {shown_number(outcome.client_epsilon, 3)}")
+    if outcome.count_noise_multiplier and outcome.count_epsilon is not None:
         notes.append(
-            f"the adaptive clip's count takes its share, so the updates' noise multiplier is "
+            f"the adaptive clip's count takes its share, noise multiplier {outcome.count_noise_multiplier:.4g} and ε "
+            f"{shown_number(outcome.count_epsilon, 4)}, so the updates' noise multiplier is "
             f"{outcome.update_noise_multiplier:.4g} and known-others meets ε {shown_number(outcome.update_epsilon, 4)}"
         )
     if outcome.if_claimed is not None:
@@ -205,6 +223,7 @@ def _changes(options: dict[str, Any]) -> dict[str, Any]:
         "canaries": ("canaries", "count"),
         "presentations": ("canaries", "presentations"),
         "pattern": ("canaries", "pattern"),
+        "replace_fraction": ("canaries", "fraction"),
         "seed_file": ("canaries", "seed_file"),
         "client_learning_rate": ("client", "learning_rate"),
         "client_epochs": ("client", "epochs"),
@@ -231,6 +250,8 @@ def _changes(options: dict[str, Any]) -> dict[str, Any]:
             changes.setdefault(section, {})[key] = plain
         else:
             changes[name] = plain
+    if options.get("replace_fraction") is not None:
+        changes["canaries"].setdefault("pattern", "replace")
     return changes
 
 

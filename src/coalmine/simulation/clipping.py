@@ -69,7 +69,8 @@ class AdaptiveClipping:
 
     @property
     def count_noise_multiplier(self) -> float:
-        return 2 * self.count_noise
+        """2σ_b; 0 where nothing is noised."""
+        return 2 * self.count_noise if self.noise_multiplier else 0.0
 
     def next_norm(self, clip_norm: float, below: float, participants: float, generator: torch.Generator) -> float:
         """The next round's clip norm from the number of norms `below` this one's, canaries counted as clients are."""

@@ -85,7 +85,7 @@ def _among(config: RunConfig, population: int, canary_ids: Indices) -> Cohorts:
 def _participation(config: RunConfig, population: int, *, extra: int) -> Participation:
     """Of `population` clients and `extra` participants like them; rounds grow so that everybody comes as often."""
     settings, everybody = config.participation, population + extra
-    if settings.clients_per_round > population:
+    if settings.kind != "file" and settings.clients_per_round > population:
         raise ValueError(
             f"participation.clients_per_round must be at most the {population} there are, got {settings.clients_per_round}"
         )

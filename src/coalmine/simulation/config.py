@@ -1,13 +1,15 @@
 """A run's settings: frozen, checked, and the same in Python, in a TOML file and in a run's directory."""
 
 import dataclasses
+import math
 import tomllib
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -27,6 +29,8 @@ LEVELS = ("client", "example")
 PATTERNS = ("spread", "clients", "replace")
 DIVISORS = ("actual", "expected")
 ACCOUNTINGS = ("mechanism", "amplified")
+FEWEST_CANARIES = 10
+REPLACED_SHARE = 0.1  # of the clients, where nothing else is said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,9 +120,14 @@ class PrivacySettings:
 
 @dataclass(frozen=True, kw_only=True)
 class CanarySettings:
-    """The canaries: `spread` over the run as in Section 5.3, in the `clients` own pattern, or in the place of clients."""
+    """The canaries: `spread` over the run as in Section 5.3, in the `clients` own pattern, or in the place of clients.
 
-    count: int = 1000
+    In the place of clients they are a number or a fraction of them. Of a fraction the number is None, until `among` knows
+    how many clients there are.
+    """
+
+    count: int = cast(int, None)  # default: 1000; None is not for a config to say
+    fraction: float | None = None  # of the clients, of pattern "replace"; default: a tenth, unless there is a count
     unobserved: int | None = None
     kind: str = "rotated"
     presentations: tuple[int, ...] = (1,)  # of pattern "spread"; several make groups
@@ -127,8 +136,8 @@ class CanarySettings:
     seed_file: str | None = None
 
     def __post_init__(self) -> None:
-        whole_number("canaries.count", self.count, minimum=10)
         _one_of("canaries.pattern", self.pattern, PATTERNS)
+        self._settle_number()
         _one_of("canaries.kind", self.kind, ("rotated", "sphere"))
         if not one_number("canaries.scale", self.scale) >= 1:
             raise ValueError(
@@ -142,6 +151,37 @@ class CanarySettings:
             raise ValueError(
                 f"canaries.presentations follow from the clients' pattern, so they cannot be {self.presentations}"
             )
+
+    def _settle_number(self) -> None:
+        """A count or a fraction, never both: where neither was given, the pattern's default."""
+        if self.fraction is not None:
+            unit_interval("canaries.fraction", self.fraction)
+            if self.pattern != "replace":
+                raise ValueError(
+                    f"canaries.fraction must be given with pattern replace only, got pattern {self.pattern}; give a count"
+                )
+            if self.count is not None:
+                raise ValueError(
+                    f"give either canaries.count or canaries.fraction, not both, got {self.count} and {self.fraction:g}"
+                )
+        elif self.count is None and self.pattern == "replace":
+            object.__setattr__(self, "fraction", REPLACED_SHARE)
+        elif self.count is None:
+            object.__setattr__(self, "count", 1000)
+        if self.count is not None:
+            whole_number("canaries.count", self.count, minimum=FEWEST_CANARIES)
+
+    def among(self, clients: int) -> "CanarySettings":
+        """The same with a count: that of the fraction of so many clients, rounded down."""
+        if self.fraction is None:
+            return self
+        count = math.floor(Fraction(str(self.fraction)) * clients)  # as it is written: 0.29 of 100 are 29
+        if count < FEWEST_CANARIES:
+            raise ValueError(
+                f"canaries.fraction {self.fraction:g} of {clients} clients must be at least {FEWEST_CANARIES} canaries, got "
+                f"{count}; use a larger fraction, or more clients"
+            )
+        return dataclasses.replace(self, count=count, fraction=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +319,9 @@ def task_defaults(name: str, level: str = "client") -> dict[str, Any]:
         changes |= _EXAMPLE_LEVEL
     elif name in _TASK_DEFAULTS:
         changes |= _TASK_DEFAULTS[name]
-    return merged(RunConfig().to_dict(), changes)
+    defaults = merged(RunConfig().to_dict(), changes)
+    del defaults["canaries"]["count"]  # else whoever gives a fraction would give both
+    return defaults
 
 
 # The paper's runs (Section 5): EMNIST for five epochs of its writers, 34 a round; Stack Overflow for one epoch of its users,

@@ -76,13 +76,16 @@ def canary_exposures(
     return found
 
 
-def most_exposed(rounds: Iterable[Indices], law: CorrelatedNoise) -> Exposure:
-    """Of the participants of each round, the one whom correlated noise exposes most: exact for these very rounds."""
+def most_exposed(rounds: Iterable[Indices], law: CorrelatedNoise | None) -> Exposure:
+    """Of the participants of each round, the one whom the noise exposes most: exact for these very rounds.
+
+    Under fresh noise (no law) that is who took part most often.
+    """
     taken: dict[int, list[int]] = {}
     for number, present in enumerate(rounds, start=1):
         for participant in present.tolist():
             taken.setdefault(participant, []).append(number)
-    found = [Exposure(len(own), law.strength(own)) for own in taken.values()]
+    found = [Exposure(len(own), len(own) if law is None else law.strength(own)) for own in taken.values()]
     return max(found, key=lambda exposure: exposure.strength, default=Exposure(0, 0.0))
 
 

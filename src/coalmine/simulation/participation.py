@@ -1,5 +1,6 @@
 """Who takes part in which round: a function of the round number and the run's seed, so that a run can be resumed."""
 
+import hashlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,20 +34,27 @@ class Participation(Protocol):
 class ShuffledEpochs:
     """All participants in a random order, `size` a round; a new order when all have had their turn (Section 5).
 
-    The last round of an epoch takes those who are left, so everybody takes part once in each epoch.
+    The last round of an epoch takes those who are left, so everybody takes part once in each epoch. The order of one epoch
+    is remembered, 8 bytes for each participant.
     """
 
     population: int
     size: int
     seed: int
+    _orders: dict[int, Indices] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_size(self.size, self.population)
 
     def participants(self, round_number: int) -> Indices:
         epoch, place = divmod(round_number - 1, self.rounds_per_epoch)
-        order = numpy_stream(self.seed, "shuffled epochs", epoch).permutation(self.population)
-        return order[place * self.size : (place + 1) * self.size]
+        return self._order(epoch)[place * self.size : (place + 1) * self.size].copy()
+
+    def _order(self, epoch: int) -> Indices:
+        if epoch not in self._orders:
+            self._orders.clear()  # before the next is drawn: two would be twice the memory
+            self._orders[epoch] = numpy_stream(self.seed, "shuffled epochs", epoch).permutation(self.population)
+        return self._orders[epoch]
 
     @property
     def rounds_per_epoch(self) -> int:
@@ -167,8 +175,14 @@ class RoundsFromFile:
 
 def read_rounds(path: Path, *, clients: int, canaries: int = 0) -> RoundsFromFile:
     """A file of rounds: a line for each, with the numbers of its clients; canary:3 is canary 3, participant clients + 3."""
+    try:
+        lines = _file_of_rounds(path).decode().splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(
+            f"{path} must be a file of rounds, a line of numbers for each, got one that is not text"
+        ) from None
     rounds = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         present = [_participant(word, f"{path}, line {number}", clients, canaries) for word in line.split()]
         if len(set(present)) < len(present):
             raise ValueError(f"{path}, line {number}: somebody is named twice")
@@ -176,6 +190,20 @@ def read_rounds(path: Path, *, clients: int, canaries: int = 0) -> RoundsFromFil
     if not rounds:
         raise ValueError(f"{path} has no rounds")
     return RoundsFromFile(tuple(rounds))
+
+
+def rounds_digest(path: Path) -> str:
+    """The SHA-256 of a file of rounds, by which a run knows it again."""
+    return hashlib.sha256(_file_of_rounds(path)).hexdigest()
+
+
+def _file_of_rounds(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(
+            f"the file of rounds, {path}, must be there to be read ({error.strerror}); restore it from a copy"
+        ) from None
 
 
 def write_rounds(path: Path, rounds: Sequence[Indices], *, clients: int) -> None:

@@ -24,10 +24,12 @@ from coalmine.simulation.cohorts import Cohorts, plan_cohorts
 from coalmine.simulation.config import RunConfig
 from coalmine.simulation.engines import Engine, client_engine, example_engine
 from coalmine.simulation.exposure import CanaryExposures, Exposure, canary_exposures, exposed_epsilon, most_exposed
+from coalmine.simulation.participation import rounds_digest
 from coalmine.simulation.tasks import Task, load_task
 from coalmine.simulation.training import RoundReport, Steps, Training, TrainingState
 
 log = logging.getLogger(__name__)
+ROUNDS_DIGEST = "rounds.sha256"  # of the file of rounds, as sha256sum writes it
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,11 @@ class RunOutcome:
     """What a run came to.
 
     `analytical` is the epsilon of somebody who takes part in `presentations` rounds, as most canaries did, and
-    `client_epsilon` that of a client, who takes part in `client_rounds` on average; `update_epsilon` leaves out the share
-    of an adaptive clip's count. Under correlated noise `analytical` is for the `sensitivity` of such canaries, their root
-    mean square, and `client_epsilon` that of the most exposed client, both exact for this run's rounds. `if_claimed` is the
-    verdict on the analytical epsilon, had it been claimed.
+    `client_epsilon` that of a client, who takes part in `client_rounds` on average. Where `exact_client`, under correlated
+    noise and where a file names the rounds, these are the most exposed client's, counted in this run's rounds. An adaptive
+    clip's count is a release of its own: `update_epsilon` is what the updates have of `analytical`, and `count_epsilon` what
+    the count has, None without one. Under correlated noise `analytical` is for the `sensitivity` of such canaries, their
+    root mean square. `if_claimed` is the verdict on the analytical epsilon, had it been claimed.
     """
 
     config: RunConfig
@@ -62,8 +65,12 @@ class RunOutcome:
     sensitivity: float  # in clip norms; fresh noise: √presentations
     update_noise_multiplier: float
     update_epsilon: float
+    count_noise_multiplier: float | None
+    count_epsilon: float | None
+    population: int  # clients, or examples; with those whose place canaries take
     client_rounds: int
     client_epsilon: float
+    exact_client: bool
     if_claimed: Verdict | None
 
     def extra(self) -> dict[str, Any]:
@@ -77,11 +84,15 @@ class RunOutcome:
             "noise_multiplier": self.config.privacy.noise_multiplier,
             "update_noise_multiplier": self.update_noise_multiplier,
             "update_epsilon": self.update_epsilon,
+            "count_noise_multiplier": self.count_noise_multiplier,
+            "count_epsilon": self.count_epsilon,
             "presentations": self.presentations,
             "noise": self.config.privacy.noise,
             "sensitivity": self.sensitivity,
+            "population": self.population,
             "client_rounds": self.client_rounds,
             "client_epsilon": self.client_epsilon,
+            "client_exposure": "most exposed" if self.exact_client else "average",
             "secret_seed": self.config.canaries.seed_file is not None,
             "if_analytical_were_claimed": None
             if self.if_claimed is None
@@ -102,6 +113,7 @@ def start(
     """
     config = replace(config, engine=config.engine.resolved())
     task = _loaded_task(config)  # first, so that data that cannot be read leave no directory behind
+    config.canaries.among(_population(config, task))  # nor a fraction that is too small
     home = RunDirectory(directory)
     with _named_errors(directory):
         try:
@@ -124,16 +136,20 @@ def simulate(config: RunConfig, *, steps: Steps | None = None) -> RunOutcome:
     with prepared(config, None, steps) as training:
         state = training.initial_state()
         accuracy = [report.accuracy for report in training.rounds(state)][-1]
+        assert accuracy is not None  # the last round's is always evaluated
         training.audit.observe_final(state.model_vector, initial=training.initial_vector())
-        return _outcome(training, accuracy or 0.0)
+        return _outcome(training, accuracy)
 
 
 def _in_directory(
     config: RunConfig, home: RunDirectory, task: Task, progress: Callable[[Progress], None], steps: Steps | None
 ) -> RunOutcome:
+    digest = _unknown_rounds(config, home)
     with prepared(config, home, steps, task=task) as training:
         log.info("training %s", training.engine.description)
-        state = _last_state(training, home)
+        if digest is not None:  # only now: rounds that cannot be were refused, and may be written anew
+            write_atomically(home.path / ROUNDS_DIGEST, f"{digest}  {config.participation.file}\n".encode())
+        state = _last_state(training, home, config)
         last_accuracy = _last_accuracy(home)
         seen = _exposures(training, state.round_number)
         started, first = time.monotonic(), state.round_number
@@ -149,14 +165,30 @@ def _in_directory(
             progress(Progress(report, config.rounds, last_accuracy, _epsilon(training, seen.most), left))
         training.audit.observe_final(state.model_vector, initial=training.initial_vector())
         _save_model(home.path / "model.npy", state)
-        outcome = _outcome(training, last_accuracy or 0.0)
+        accuracy = _accuracy_after(config.rounds, home)
+        outcome = _outcome(training, training.evaluated(state) if accuracy is None else accuracy)
         home.write_result(outcome.result, **outcome.extra())
         return outcome
 
 
-def _last_state(training: Training, home: RunDirectory) -> TrainingState:
+def _unknown_rounds(config: RunConfig, home: RunDirectory) -> str | None:
+    """The digest of the run's file of rounds, if it has one that is not known yet; refused if it began with another."""
+    if config.participation.file is None:
+        return None
+    found, remembered = rounds_digest(Path(config.participation.file)), home.path / ROUNDS_DIGEST
+    if not remembered.exists():
+        return found
+    if remembered.read_bytes().split()[:1] != [found.encode()]:
+        raise ValueError(
+            f"the file of rounds, {config.participation.file}, must be the one that {home.path} began with, got another "
+            f"({remembered.name} has its SHA-256); restore it from a copy, or start anew in another directory"
+        )
+    return None
+
+
+def _last_state(training: Training, home: RunDirectory, config: RunConfig) -> TrainingState:
     """Where the checkpoint ends, or the beginning; the audit and the metrics go back to there."""
-    state = load_checkpoint(home.path, training.config, training.config.engine.device)
+    state = load_checkpoint(home.path, config, config.engine.device)
     if state is not None and training.audit.last_round < state.round_number:
         log.warning(
             "%s: the audit's rounds end before the checkpoint, so training starts again from round 1", home.path
@@ -183,6 +215,11 @@ def _last_accuracy(home: RunDirectory) -> float | None:
     return known[-1] if known else None
 
 
+def _accuracy_after(rounds: int, home: RunDirectory) -> float | None:
+    """That of the last round, None where its line is lost."""
+    return next((line.get("accuracy") for line in home.read_metrics() if line.get("round") == rounds), None)
+
+
 def _metrics(report: RoundReport, seconds: float) -> dict[str, Any]:
     return {
         "round": report.round_number,
@@ -202,6 +239,8 @@ def prepared(
     """Everything a training needs, let go of at the end."""
     device = config.engine.device
     task = (task or _loaded_task(config)).to(device)
+    population = _population(config, task)
+    config = replace(config, canaries=config.canaries.among(population))
     canaries = config.canaries
     kind: Literal["rotated", "sphere"] = "rotated" if canaries.kind == "rotated" else "sphere"
     audit = Audit(
@@ -218,7 +257,6 @@ def prepared(
         directory=home,
         deferred=not task.model.layers,  # small models are over before a thread would have begun
     )
-    population = len(task.population) if config.task.level == "client" else len(task.train)
     cohorts = plan_cohorts(config, population, audit.canaries_in_round)
     _warn_of_many_canaries(config, cohorts)
     engine = _engine(config, task)
@@ -234,6 +272,10 @@ def prepared(
 def _loaded_task(config: RunConfig) -> Task:
     data_dir = None if config.task.data_dir is None else Path(config.task.data_dir)
     return load_task(config.task.name, clients=config.task.clients, data_dir=data_dir)
+
+
+def _population(config: RunConfig, task: Task) -> int:
+    return len(task.population) if config.task.level == "client" else len(task.train)
 
 
 def _warn_of_many_canaries(config: RunConfig, cohorts: Cohorts) -> None:
@@ -275,6 +317,7 @@ def _outcome(training: Training, accuracy: float) -> RunOutcome:
     result = training.audit.result(claim=_claim(training, analytical, usual), analytical_epsilon=float(analytical))
     client = _client_exposure(training)
     delta, update_noise = config.privacy.delta, training.clipping.update_noise_multiplier
+    count_noise = training.clipping.count_noise_multiplier if config.privacy.clipping == "adaptive" else None
     return RunOutcome(
         config=config,
         title=training.task.title or config.task.name,
@@ -285,9 +328,15 @@ def _outcome(training: Training, accuracy: float) -> RunOutcome:
         presentations=presentations,
         update_noise_multiplier=update_noise,
         update_epsilon=float(mechanism_epsilon(update_noise / usual.sensitivity, delta=delta)),
+        count_noise_multiplier=count_noise,
+        count_epsilon=None
+        if count_noise is None
+        else float(mechanism_epsilon(count_noise, delta=delta, participations=presentations)),
         sensitivity=usual.sensitivity,
+        population=len(training.population),
         client_rounds=client.times,
         client_epsilon=_epsilon(training, client),
+        exact_client=_counts_clients(training),
         if_claimed=hypothetical,
     )
 
@@ -298,13 +347,21 @@ def _exposures(training: Training, rounds: int) -> CanaryExposures:
     return canary_exposures(lambda number: cohorts.of_round(number).canaries, rounds, count, training.noise.law)
 
 
+def _counts_clients(training: Training) -> bool:
+    """Whether clients are counted: under correlated noise the pattern matters, and rounds of a file follow no rule."""
+    return training.noise.law is not None or training.config.participation.kind == "file"
+
+
 def _client_exposure(training: Training) -> Exposure:
-    """A client's: on average; under correlated noise, where the pattern matters, the most exposed one's of this run."""
-    config, law = training.config, training.noise.law
-    if law is None:
-        times = max(1, round(config.rounds * config.participation.clients_per_round / len(training.population)))
-        return Exposure(times, times)
-    return most_exposed((training.cohorts.of_round(number).clients for number in range(1, config.rounds + 1)), law)
+    """A client's: on average, or where clients are counted the most exposed one's of this run."""
+    config, cohorts = training.config, training.cohorts
+    if _counts_clients(training):
+        present = (cohorts.of_round(number).clients for number in range(1, config.rounds + 1))
+        return most_exposed(present, training.noise.law)
+    replaced = config.canaries.count if config.canaries.pattern == "replace" else 0
+    share = (cohorts.expected_size - cohorts.expected_canaries) / (len(training.population) - replaced)
+    times = max(1, round(round(config.rounds * share, 9)))  # twice: a half stays one
+    return Exposure(times, times)
 
 
 def _epsilon(training: Training, exposure: Exposure) -> float:

@@ -232,6 +232,10 @@ class Training:
     def _accuracy(self, state: TrainingState) -> float | None:
         if state.round_number % self.config.evaluate_every and state.round_number != self.config.rounds:
             return None
+        return self.evaluated(state)
+
+    def evaluated(self, state: TrainingState) -> float:
+        """The accuracy of the model on the test set."""
         test = self.task.test
         unscored = self.task.unscored_labels
         return accuracy(self.task.model, state.model_vector, test.inputs, test.labels, unscored=unscored)
