@@ -394,7 +394,7 @@ def test_a_second_writer_is_refused(finished):
         (["run", "--config", "{tmp}/typo.toml"], "a config has no privacy.noise_multiplyer"),
         (["run", "--seed-file", "{tmp}/empty", "--out", "{tmp}/run"], "is empty"),
         (["run", "--task", "fashion-mnist", "--data-dir", "{tmp}", "--out", "{tmp}/run"], "train-images-idx3-ubyte.gz"),
-        (["resume", "{tmp}/nowhere"], "config.toml is missing"),
+        (["resume", "{tmp}/nowhere"], "is no directory of a run"),
         (["compare", "{tmp}/nowhere"], "is not a directory of a run"),
         (["compare", "{tmp}"], "result.json is missing"),
     ],
@@ -450,3 +450,46 @@ def test_data_that_are_not_there_leave_no_directory_behind(tmp_path):
     assert done.returncode == 2
     assert "is not there" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--clients-per-round", 5000), "must be at most the 200 there are, got 5000"),
+        (("--canaries", 100_000), "got 100000 canaries in dimension 9610"),
+        (("--seed", 10**44), "seed must be an integer"),
+        (("--participation", "limited", "--separation", 1000), "need 50000 clients, got 200"),
+        (("--separation", 3), "give --participation limited"),
+        (("--claim-accounting", "amplified"), "is for a claim: give --claim"),
+    ],
+)
+def test_a_run_that_cannot_be_leaves_no_directory_behind(tmp_path, capsys, arguments, said):
+    """So that the corrected command is not refused."""
+    assert said in fails_here(capsys, "run", *arguments, "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_training_that_diverges_says_what_to_lower(tmp_path, capsys):
+    said = fails_here(capsys, "run", "--rounds", 3, "--client-learning-rate", 1e30, "--out", tmp_path / "run")
+    assert "training has diverged: what round 1 released is not finite; lower client.learning_rate" in said
+
+
+def test_a_misspelt_key_is_named_with_those_there_are(tmp_path, capsys):
+    (tmp_path / "c.toml").write_text("[privacy]\nnoise_multiplir = 1\n")
+    said = fails_here(capsys, "run", "--config", tmp_path / "c.toml", "--out", tmp_path / "run")
+    assert "a config has no privacy.noise_multiplir; privacy has noise_multiplier, " in said
+
+
+def test_nothing_to_resume_is_one_line(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert "holds no run: config.toml is missing" in fails_here(capsys, "resume", tmp_path / "empty")
+    assert "is no directory of a run" in fails_here(capsys, "resume", tmp_path / "missing")
+
+
+def test_groups_and_delta_are_in_the_title_and_quiet_means_the_table(tmp_path, capsys):
+    arguments = ["run", "--rounds", "4", "--canaries", "60", "--presentations", "1,2", "--no-page", "--out"]
+    with pytest.raises(SystemExit):
+        cli.main(["-q", *arguments, str(tmp_path / "run")])
+    out = capsys.readouterr().out
+    assert "delta 1e-06, 60 canaries shown 1×, 2×;" in out
+    assert out.rstrip().endswith("┘")

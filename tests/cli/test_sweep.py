@@ -92,16 +92,16 @@ def test_killed_and_started_again_a_sweep_ends_the_same(swept, tmp_path, jobs, k
 
 def test_a_failed_run_is_told_with_exit_code_2_and_the_others_finish(tmp_path, capsys):
     (tmp_path / "s.toml").write_text(
-        "rounds = 2\n[canaries]\ncount = 20\n[sweep]\nparticipation.clients_per_round = [300, 10]\n"
+        "rounds = 2\n[canaries]\ncount = 20\n[sweep]\nclient.learning_rate = [1e30, 0.1]\n"
     )
     code, out, err = here(capsys, "sweep", tmp_path / "s.toml", "--out", tmp_path / "out", "--json")
     assert code == 2
     assert err.count("\n") == 1
-    assert "clients_per_round=300 failed: " in err
+    assert "learning_rate=1e+30 failed: " in err
     failed, finished = json.loads(out)["runs"]
-    assert "at most the 200 there are" in failed["error"]
+    assert "training has diverged" in failed["error"]
     assert finished["error"] is None
-    assert finished["settings"] == {"participation.clients_per_round": 10}
+    assert finished["settings"] == {"client.learning_rate": 0.1}
     assert "known-others" in finished["adversaries"]
 
 
@@ -110,6 +110,15 @@ def test_a_bad_grid_is_one_line_and_nothing_starts(tmp_path, capsys):
     code, out, err = here(capsys, "sweep", tmp_path / "s.toml", "--out", tmp_path / "out")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "privacy.noise must be str" in err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_run_that_cannot_be_is_named_and_nothing_starts(tmp_path, capsys, jobs):
+    (tmp_path / "s.toml").write_text("rounds = 2\n[sweep]\nparticipation.clients_per_round = [5, 5000]\n")
+    code, out, err = here(capsys, "sweep", tmp_path / "s.toml", "--out", tmp_path / "out", "--jobs", jobs)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "clients_per_round=5000 cannot be run: participation.clients_per_round must be at most the 200" in err
     assert not (tmp_path / "out").exists()
 
 

@@ -11,6 +11,10 @@ from coalmine.checks import Floats, shown
 _ROW = 4096
 
 
+class NotFiniteError(ValueError):
+    """A vector holds NaN or infinity."""
+
+
 def is_tensor(vector: Any) -> bool:
     """Whether it is torch's, without importing torch."""
     torch = sys.modules.get("torch")
@@ -36,7 +40,7 @@ def vector_norm(name: str, vector: Any) -> float:
     else:
         norm = float(np.sqrt(np.square(vector, dtype=np.float64).sum()))
     if not np.isfinite(norm):
-        raise ValueError(f"{name} must be finite, got NaN or infinity in it")
+        raise NotFiniteError(f"{name} must be finite, got NaN or infinity in it")
     return norm
 
 

@@ -18,6 +18,9 @@ def resume(settings: dict[str, bool], directory: Path, page: bool, as_json: bool
     with training_extra():
         from coalmine.simulation.run import resume as go_on
 
+    if not (directory / "config.toml").is_file():
+        there = "holds no run: config.toml is missing" if directory.is_dir() else "is no directory of a run"
+        raise ValueError(f"{directory} {there}; name the --out of a `coalmine run`")
     rounds = int(RunDirectory(directory).read_config().get("rounds", 0))
     with live_progress(rounds, hidden=settings["quiet"]) as progress:
         outcome = go_on(directory, progress=progress)

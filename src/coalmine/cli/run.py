@@ -91,6 +91,10 @@ def run(
     task = task if isinstance(task, dict) else {}
     defaults = task_defaults(task.get("name", "digits"), task.get("level", "client"))
     config = RunConfig.from_dict(merged(defaults, changes))
+    if options["separation"] is not None and config.participation.kind != "limited":
+        raise click.UsageError("--separation is for limited check-ins: give --participation limited")
+    if options["claim_accounting"] is not None and config.claim.epsilon is None and not config.claim.analytical:
+        raise click.UsageError("--claim-accounting is for a claim: give --claim")
     directory = out or _new_directory(config.task.name)
     with live_progress(config.rounds, hidden=settings["quiet"]) as progress:
         outcome = start(config, directory, progress=progress)
@@ -141,7 +145,7 @@ def report(outcome: "RunOutcome", directory: Path, *, page: bool, as_json: bool,
     else:
         columns, rows = result.table()
         print_table(columns, rows, title=_title(outcome))
-        for line in [*_notes(outcome), *([] if quiet else result.lines()), f"written to {written}"]:
+        for line in [] if quiet else [*_notes(outcome), *result.lines(), f"written to {written}"]:
             click.echo(line)
     return 0 if result.verdict is None else EXIT_CODES[result.verdict.outcome]
 
@@ -159,10 +163,12 @@ def _page(directory: Path) -> Path:
 
 def _title(outcome: "RunOutcome") -> str:
     config = outcome.config
+    groups = config.canaries.presentations if config.canaries.pattern == "spread" else ()
+    times = groups if len(groups) > 1 else (outcome.presentations,)
     return (
-        f"{outcome.title}: {config.rounds} rounds, noise multiplier {config.privacy.noise_multiplier:g}, "
-        f"{config.canaries.count:,} canaries shown {outcome.presentations}×; accuracy {outcome.accuracy:.1%}; "
-        f"trained {outcome.engine}"
+        f"{outcome.title}: {config.rounds} rounds, noise multiplier {config.privacy.noise_multiplier:g}, delta "
+        f"{config.privacy.delta:.3g}, {config.canaries.count:,} canaries shown {', '.join(f'{each}×' for each in times)}; "
+        f"accuracy {outcome.accuracy:.1%}; engine: {outcome.engine}"
     )
 
 

@@ -203,9 +203,11 @@ def next_steps(run: Run) -> list[str]:
         and isinstance(client_epsilon, float)
         and rounds > shown_times
     ):
+        exact = findings.raw.get("client_exposure") == "most exposed"
+        who = "The client who comes most often takes part in" if exact else "A client takes part in about"
         steps.append(
-            f"A client takes part in about {rounds} rounds of this run, a canary in {shown_times}: the client's analytical "
-            f"ε is {shown(client_epsilon)}."
+            f"{who} {rounds} rounds of this run, a canary in {shown_times}: the client's analytical ε is "
+            f"{shown(client_epsilon)}."
         )
     if findings.raw.get("secret_seed") is False:
         steps.append(

@@ -381,7 +381,8 @@ def _made(cls: Any, values: Mapping[str, Any], section: str) -> Any:
     types_of = typing.get_type_hints(cls)
     unknown = sorted(values.keys() - types_of.keys())
     if unknown:
-        raise ValueError(f"a config has no {section}{unknown[0]}; {section or 'it '}has {', '.join(types_of)}")
+        whole = section.removesuffix(".") or "it"
+        raise ValueError(f"a config has no {section}{unknown[0]}; {whole} has {', '.join(types_of)}")
     return cls(**{name: _value(types_of[name], value, f"{section}{name}") for name, value in values.items()})
 
 

@@ -3,7 +3,7 @@
 import io
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,12 +16,13 @@ from coalmine.audit.audit import Audit
 from coalmine.audit.result import AuditResult
 from coalmine.audit.rounds import write_atomically
 from coalmine.audit.run_directory import RunDirectory
+from coalmine.audit.vectors import NotFiniteError
 from coalmine.audit.verdict import Claim, Verdict
 from coalmine.estimators.amplification import subsampled_epsilon
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.simulation.checkpoint import load_checkpoint, save_checkpoint
 from coalmine.simulation.cohorts import Cohorts, plan_cohorts
-from coalmine.simulation.config import RunConfig
+from coalmine.simulation.config import RunConfig, TaskSettings
 from coalmine.simulation.engines import Engine, client_engine, example_engine
 from coalmine.simulation.exposure import CanaryExposures, Exposure, canary_exposures, exposed_epsilon, most_exposed
 from coalmine.simulation.participation import rounds_digest
@@ -112,8 +113,9 @@ def start(
     A directory that holds this very run is gone on with, where its checkpoint ends; one that holds another is refused.
     """
     config = replace(config, engine=config.engine.resolved())
-    task = _loaded_task(config)  # first, so that data that cannot be read leave no directory behind
-    config.canaries.among(_population(config, task))  # nor a fraction that is too small
+    task = _loaded_task(config)
+    if not (directory / "config.toml").exists():
+        _planned(config, task, None)  # what cannot be leaves no directory behind
     home = RunDirectory(directory)
     with _named_errors(directory):
         try:
@@ -135,7 +137,7 @@ def simulate(config: RunConfig, *, steps: Steps | None = None) -> RunOutcome:
     config = replace(config, engine=config.engine.resolved())
     with prepared(config, None, steps) as training:
         state = training.initial_state()
-        accuracy = [report.accuracy for report in training.rounds(state)][-1]
+        accuracy = [report.accuracy for report in _rounds(training, state)][-1]
         assert accuracy is not None  # the last round's is always evaluated
         training.audit.observe_final(state.model_vector, initial=training.initial_vector())
         return _outcome(training, accuracy)
@@ -153,7 +155,7 @@ def _in_directory(
         last_accuracy = _last_accuracy(home)
         seen = _exposures(training, state.round_number)
         started, first = time.monotonic(), state.round_number
-        for report in training.rounds(state):
+        for report in _rounds(training, state):
             spent = time.monotonic() - started
             last_accuracy = last_accuracy if report.accuracy is None else report.accuracy
             home.append_metrics(_metrics(report, spent))
@@ -163,7 +165,8 @@ def _in_directory(
             seen.add(report.round_number, training.cohorts.of_round(report.round_number).canaries)
             left = spent / (report.round_number - first) * (config.rounds - report.round_number)
             progress(Progress(report, config.rounds, last_accuracy, _epsilon(training, seen.most), left))
-        training.audit.observe_final(state.model_vector, initial=training.initial_vector())
+        with _said_of_divergence(training):
+            training.audit.observe_final(state.model_vector, initial=training.initial_vector())
         _save_model(home.path / "model.npy", state)
         accuracy = _accuracy_after(config.rounds, home)
         outcome = _outcome(training, training.evaluated(state) if accuracy is None else accuracy)
@@ -232,13 +235,54 @@ def _metrics(report: RoundReport, seconds: float) -> dict[str, Any]:
     }
 
 
+def _rounds(training: Training, state: TrainingState) -> Iterator[RoundReport]:
+    with _said_of_divergence(training):
+        yield from training.rounds(state)
+
+
+@contextmanager
+def _said_of_divergence(training: Training) -> Iterator[None]:
+    """Say what to do where a model has left the numbers."""
+    try:
+        yield
+    except NotFiniteError:
+        raise ValueError(
+            f"training has diverged: what round {training.audit.last_round + 1} released is not finite; lower "
+            "client.learning_rate or server.learning_rate"
+        ) from None
+
+
 @contextmanager
 def prepared(
     config: RunConfig, home: RunDirectory | None, steps: Steps | None, *, task: Task | None = None
 ) -> Iterator[Training]:
     """Everything a training needs, let go of at the end."""
-    device = config.engine.device
-    task = (task or _loaded_task(config)).to(device)
+    task = (task or _loaded_task(config)).to(config.engine.device)
+    config, audit, cohorts = _planned(config, task, home)
+    _warn_of_many_canaries(config, cohorts)
+    engine = _engine(config, task)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.engine.threads)
+    try:
+        yield Training(config, task=task, engine=engine, cohorts=cohorts, audit=audit, steps=steps)
+    finally:
+        torch.set_num_threads(threads)
+        engine.close()
+
+
+def check_plans(configs: Mapping[str, RunConfig]) -> None:
+    """ValueError that names the run that cannot be: more clients in a round than there are, or canaries than dimensions."""
+    tasks: dict[TaskSettings, Task] = {}
+    for name, config in configs.items():
+        try:
+            task = tasks.get(config.task) or tasks.setdefault(config.task, _loaded_task(config))
+            _planned(config, task, None)
+        except ValueError as error:
+            raise ValueError(f"{name} cannot be run: {error}") from error
+
+
+def _planned(config: RunConfig, task: Task, home: RunDirectory | None) -> tuple[RunConfig, Audit, Cohorts]:
+    """The config with its number of canaries, the audit, and who takes part when."""
     population = _population(config, task)
     config = replace(config, canaries=config.canaries.among(population))
     canaries = config.canaries
@@ -257,16 +301,7 @@ def prepared(
         directory=home,
         deferred=not task.model.layers,  # small models are over before a thread would have begun
     )
-    cohorts = plan_cohorts(config, population, audit.canaries_in_round)
-    _warn_of_many_canaries(config, cohorts)
-    engine = _engine(config, task)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(config.engine.threads)
-    try:
-        yield Training(config, task=task, engine=engine, cohorts=cohorts, audit=audit, steps=steps)
-    finally:
-        torch.set_num_threads(threads)
-        engine.close()
+    return config, audit, plan_cohorts(config, population, audit.canaries_in_round)
 
 
 def _loaded_task(config: RunConfig) -> Task:

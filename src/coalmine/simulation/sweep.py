@@ -23,7 +23,7 @@ from coalmine.audit.run_directory import RunDirectory
 from coalmine.canaries.vectors import cores
 from coalmine.checks import shown, whole_number
 from coalmine.simulation.config import RunConfig, merged, read_config, task_defaults
-from coalmine.simulation.run import Progress, resume, start
+from coalmine.simulation.run import Progress, check_plans, resume, start
 
 log = logging.getLogger("coalmine")
 LONGEST_NAME = 120
@@ -160,6 +160,7 @@ def run_sweep(
     """
     count = whole_number("jobs", jobs, minimum=1)
     todo = [point for point in points if not is_finished(point, out / point.name)]
+    check_plans({point.name: point.config for point in todo})
     if plan is not None:
         write_atomically(out / "sweep.toml", plan)
     board = _Board(points, todo, progress)
