@@ -29,7 +29,11 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "
 
 
 def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "coalmine", *map(str, arguments)]
+    """Without the page, unless it is asked for: drawing it takes as long as the run."""
+    pageless = (
+        [] if {"--page", "--no-page"} & set(arguments) or arguments[0] not in ("run", "resume") else ["--no-page"]
+    )
+    return [sys.executable, "-m", "coalmine", *map(str, arguments), *pageless]
 
 
 def coalmine(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -54,7 +58,7 @@ def finished(tmp_path_factory) -> Path:
     """A run that nothing disturbed."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "short.toml").write_text(CONFIG)
-    done = coalmine("run", "--config", folder / "short.toml", *SHORT, "--out", folder / "run")
+    done = coalmine("run", "--config", folder / "short.toml", *SHORT, "--out", folder / "run", "--page")
     assert done.returncode == 0, done.stderr
     (folder / "shown.txt").write_text(done.stdout)
     return folder / "run"
