@@ -28,7 +28,7 @@ def test_import_loads_nothing_heavy():
 
 
 def test_import_costs_at_most_1_3_times_scipy_stats():
-    pairs = [(seconds("import coalmine"), seconds("import scipy.stats")) for _ in range(5)]
+    pairs = [(seconds("import coalmine"), seconds("import scipy.stats")) for _ in range(3)]
     ours, theirs = (min(times) for times in zip(*pairs, strict=True))
     assert ours <= 1.3 * theirs
 

@@ -21,7 +21,7 @@ from coalmine import RunDirectory  # noqa: E402
 from coalmine.audit.verify import verify_run  # noqa: E402
 
 
-@pytest.mark.parametrize("example", ["flower", "flower-fedadam-leak"])
+@pytest.mark.parametrize("example", ["flower", pytest.param("flower-fedadam-leak", marks=pytest.mark.slow)])
 def test_simulation_with_50_nodes(tmp_path, example):
     """Ten clients and forty canaries. FedAvg keeps its claim; noise after FedAdam does not."""
     require("ray")
