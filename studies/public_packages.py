@@ -12,8 +12,8 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-from jax_privacy.auditing import CanaryScoreAuditor, Explicit  # type: ignore[import-not-found]
-from privacy_estimates import AttackResults, Beta, compute_eps_lo  # type: ignore[import-not-found]
+from jax_privacy.auditing import CanaryScoreAuditor, Explicit
+from privacy_estimates import AttackResults, Beta, compute_eps_lo
 
 SIGNIFICANCE = 0.05
 PACKAGES = ("jax-privacy", "privacy-estimates")
