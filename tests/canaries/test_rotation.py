@@ -84,6 +84,41 @@ def test_plain_torch_applies_the_same_rotation(dim):
         np.testing.assert_allclose(theirs.numpy(), ours, atol=1e-13)
 
 
+@pytest.mark.parametrize(
+    ("dim", "count"),
+    [(3, 1), (97, 33), (97, 34), (1000, 488), (1024, 5), (1024 + 7, 7), (1024 + 7, 8), (70_001, 4465), (70_001, 4466),
+     (2**18, 1), (2**18 + 3, 4), (300_000, 37_856), (1_206_590, 2000), (1_206_590, 65_537)],
+)  # fmt: skip
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_first_columns_are_those_of_the_whole_rotation(dim, count, threads, monkeypatch):
+    """On both sides of the place up to which the last stage is cut short."""
+    monkeypatch.setattr(rotation_numpy, "cores", lambda: threads)
+    rotation = RotatedCanaries(1, dim, seed=b"any bytes")._rotation
+    vector = np.random.default_rng(dim).standard_normal(dim)
+    given = vector.copy()
+    products = rotation_numpy.products(rotation, vector, count)
+    np.testing.assert_array_equal(vector, given)
+    np.testing.assert_allclose(products, rotation_numpy.rotate_back(rotation, vector)[:count], rtol=0, atol=1e-12)
+    chosen = np.zeros(dim)
+    indices = sorted({0, count // 2, count - 1})
+    chosen[indices] = 1.0
+    total = rotation_numpy.combine(rotation, indices, np.float64)
+    np.testing.assert_array_equal(total, rotation_numpy.rotate(rotation, chosen))
+
+
+@pytest.mark.parametrize("dim", [70_001, 1_206_590])
+def test_threads_change_no_bit(dim, monkeypatch):
+    canaries = RotatedCanaries(2000, dim, seed=3)
+    vector = np.random.default_rng(1).standard_normal(dim).astype(np.float32)
+    found = []
+    for threads in (1, 2, 5):
+        monkeypatch.setattr(rotation_numpy, "cores", lambda threads=threads: threads)
+        found.append((canaries.cosines(vector), canaries.combine(range(9), like=vector)))
+    for cosines, total in found[1:]:
+        np.testing.assert_array_equal(cosines, found[0][0])
+        np.testing.assert_array_equal(total, found[0][1])
+
+
 def test_what_a_device_computes_on_the_cpu():
     canaries = RotatedCanaries(50, 1000, seed=9)
     vector = torch.randn(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -501,7 +501,7 @@ def test_a_reply_of_another_size_is_refused():
 @pytest.mark.parametrize("known_others", [True, False])
 def test_transforms(known_others, monkeypatch):
     """A canary client takes one; the server two a round, or one without known others; nobody else any."""
-    counts = {"rotate": 0, "rotate_back": 0}
+    counts = {"combine": 0, "products": 0}
 
     def counted(name):
         real = getattr(rotation_numpy, name)
@@ -527,8 +527,8 @@ def test_transforms(known_others, monkeypatch):
     small_run(strategy, LoopGrid(client, nodes()), rounds=1)
     assert len(each) == REAL + CANARIES
     for node, taken in each:
-        assert taken == {"rotate": int("canary-id" in node), "rotate_back": 0}
-    assert counts == {"rotate": CANARIES, "rotate_back": 1 + known_others}
+        assert taken == {"combine": int("canary-id" in node), "products": 0}
+    assert counts == {"combine": CANARIES, "products": 1 + known_others}
 
 
 @pytest.mark.parametrize(("mode", "canaries"), [("client", range(REAL, REAL + CANARIES)), ("extra", CANARIES)])

@@ -18,7 +18,7 @@ from coalmine.audit.gauges import read_gauges
 from coalmine.audit.result import Adversary, AuditResult, Row, make_row
 from coalmine.audit.rounds import Final, Round, RoundLog, Singles
 from coalmine.audit.run_directory import RunDirectory
-from coalmine.audit.schedule import Indices, spread_schedule
+from coalmine.audit.schedule import Indices, sampled, spread_schedule
 from coalmine.audit.settings import Commitment, Settings, checked_settings, seed_bytes
 from coalmine.audit.vectors import (
     checked_length,
@@ -33,6 +33,7 @@ from coalmine.audit.vectors import (
 from coalmine.audit.verdict import Claim, Verdict, judge
 from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.canaries.base import usable
+from coalmine.canaries.rotation_numpy import stay_in_one_thread
 from coalmine.checks import Floats, one_number, positive_array, shown, whole_number
 from coalmine.estimators.correlated import CorrelatedNoise
 
@@ -165,6 +166,14 @@ class Audit:
             raise ValueError(f"round_number must be at most rounds = {len(self._schedule)}, got {number}")
         return self._schedule[number - 1]
 
+    def sampled_canaries(self, round_number: int, rate: float) -> Indices:
+        """The canaries that take part in a round when each does with probability `rate`: the same whenever it is asked."""
+        number = whole_number("round_number", round_number, minimum=1)
+        probability = one_number("rate", rate)
+        if not 0 <= probability <= 1:
+            raise ValueError(f"rate must lie in [0, 1], got {probability}")
+        return sampled(self.settings.canaries, rate=probability, round_number=number, key=self._key)
+
     def updates(
         self, present: Iterable[SupportsIndex], clip_norm: float, *, scale: float = 1.0, like: Any = None
     ) -> Any:
@@ -247,7 +256,7 @@ class Audit:
             return False
         if not on_gpu(model_delta):
             if self._beside is None:
-                self._beside = ThreadPoolExecutor(1, thread_name_prefix="coalmine-audit")
+                self._beside = ThreadPoolExecutor(1, "coalmine-audit", initializer=stay_in_one_thread)
             given = copied(model_delta), None if others is None else copied(others)
             total = self._taken_sum(present)
             future = self._beside.submit(self._round_now, number, *given, present, clip, noise, total)
@@ -286,16 +295,7 @@ class Audit:
         measured = self._canaries.cosines_of_each([model_delta] if left is None else [model_delta, left[0]])
         cosines, rest = self._rest_of(numpy_vector(measured[0]), norm, model_delta, present)
         extra = {} if left is None else self._residual(*left, numpy_vector(measured[1]), present, total)
-        return Round(
-            number=number,
-            present=np.array(present, dtype=np.int32),
-            clip_norm=clip,
-            noise_std=noise,
-            norm=norm,
-            rest=rest,
-            cosines=cosines,
-            **extra,
-        )
+        return _noted(number, present, clip, noise, norm=norm, rest=rest, cosines=cosines, **extra)
 
     def _round_of(self, measurement: Any, number: int, present: list[int], clip: float, noise: float | None) -> Round:
         """The record of a round from what a GPU measured beside its work."""
@@ -313,16 +313,7 @@ class Audit:
                 size = float(np.asarray(own[present], np.float64).mean()) * residual if present else 0.0
                 square = found["rests"] - 2 * size * found.get("overlaps", 0.0) + size**2 * found.get("totals", 0.0)
                 extra["layer_rests"] = np.sqrt(np.maximum(square, 0.0))
-        return Round(
-            number=number,
-            present=np.array(present, dtype=np.int32),
-            clip_norm=clip,
-            noise_std=noise,
-            norm=norm,
-            rest=rest,
-            cosines=cosines,
-            **extra,
-        )
+        return _noted(number, present, clip, noise, norm=norm, rest=rest, cosines=cosines, **extra)
 
     def observe_final(self, model: Any, *, initial: Any = None) -> None:
         """Take note of the final model (Algorithm 2) and, for `final-update`, of the initial one."""
@@ -471,6 +462,12 @@ class Audit:
         if not np.isfinite(values).all():
             raise ValueError(f"scores of {name!r} must be finite, got NaN or infinity in round {number}")
         return values.astype(np.float32)
+
+
+def _noted(number: int, present: list[int], clip: float, noise: float | None, **measured: Any) -> Round:
+    """The record of a round that was measured."""
+    listed = np.array(present, dtype=np.int32)
+    return Round(number=number, present=listed, clip_norm=clip, noise_std=noise, **measured)
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,7 @@ def spread_schedule(count: int, *, rounds: int, presentations: int | Sequence[in
     times = presentation_counts(count, presentations)
     if times.max() > rounds:
         raise ValueError(f"presentations must be at most rounds = {rounds}, got {times.max()}")
-    seed = int.from_bytes(hashlib.blake2b(key, digest_size=16, person=b"schedule").digest(), "little")
-    rng = np.random.Generator(np.random.Philox(key=seed))
+    rng = _stream(key, b"schedule")
     rows: list[list[int]] = [[] for _ in range(rounds)]
     for presented in np.unique(times):
         group = np.flatnonzero(times == presented)
@@ -43,3 +42,14 @@ def spread_schedule(count: int, *, rounds: int, presentations: int | Sequence[in
             for place, canary in enumerate(order):
                 rows[first + (offset + place * (last - first) // group.size) % (last - first)].append(int(canary))
     return [np.array(sorted(row), dtype=np.int32) for row in rows]
+
+
+def sampled(count: int, *, rate: float, round_number: int, key: bytes) -> Indices:
+    """The canaries of one round when each is in it with probability `rate`, whatever other rounds had (Poisson sampling)."""
+    drawn = _stream(key + round_number.to_bytes(8, "little"), b"sampled").random(count)
+    return np.flatnonzero(drawn < rate).astype(np.int32)
+
+
+def _stream(key: bytes, purpose: bytes) -> np.random.Generator:
+    seed = int.from_bytes(hashlib.blake2b(key, digest_size=16, person=purpose).digest(), "little")
+    return np.random.Generator(np.random.Philox(key=seed))

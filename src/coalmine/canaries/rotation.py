@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from coalmine.canaries import philox
 from coalmine.canaries.base import Canaries, usable
-from coalmine.canaries.vectors import Array, cores, euclidean_norm, is_tensor, working_dtype
+from coalmine.canaries.vectors import Array, euclidean_norm, is_tensor, working_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +29,13 @@ class Stage:
     insert: int  # the shuffled block before which the left-over coordinates (dim mod block) go
     opening: npt.NDArray[np.uint8]  # dim signs as bits, first coordinate lowest; set means minus
     closing: npt.NDArray[np.uint8]  # 2^m signs, of the last 2^m coordinates
+
+    @cached_property
+    def places(self) -> npt.NDArray[np.uint16]:
+        """The inverse of `order`: where in the shuffled vector each block is."""
+        places = np.empty_like(self.order)
+        places[self.order] = np.arange(len(self.order), dtype=np.uint16)
+        return places
 
 
 @dataclass(frozen=True)
@@ -118,11 +125,11 @@ class RotatedCanaries(Canaries):
 
     def cosines_of_each(self, vectors: Sequence[Any]) -> list[Any]:
         """On a CPU a vector for each core: two cores have less to share that way than within one transform."""
-        beside = len(vectors) > 1 and cores() > 1 and self.dim < _BESIDE
-        if not beside or any(is_tensor(vector) and vector.device.type != "cpu" for vector in vectors):
-            return super().cosines_of_each(vectors)
         from coalmine.canaries import rotation_numpy
 
+        beside = len(vectors) > 1 and rotation_numpy.threads() > 1 and self.dim < _BESIDE
+        if not beside or any(is_tensor(vector) and vector.device.type != "cpu" for vector in vectors):
+            return super().cosines_of_each(vectors)
         with ThreadPoolExecutor(len(vectors), initializer=rotation_numpy.stay_in_one_thread) as pool:
             return list(pool.map(self.cosines, vectors))
 
@@ -140,9 +147,8 @@ class RotatedCanaries(Canaries):
             return self._on(like.device).combine(indices, working_dtype(like))
         from coalmine.canaries import rotation_numpy
 
-        chosen = np.zeros(self.dim, dtype=np.float64 if like.dtype.itemsize > 4 else np.float32)
-        chosen[indices] = 1.0
-        return rotation_numpy.rotate(self._rotation, chosen)
+        dtype = np.float64 if like.dtype.itemsize > 4 else np.float32
+        return rotation_numpy.combine(self._rotation, indices, dtype)
 
     def _cosines(self, vector: Any) -> tuple[Any, float]:
         if not is_tensor(vector):
@@ -151,7 +157,7 @@ class RotatedCanaries(Canaries):
             norm = euclidean_norm(vector)
             if not usable(norm):
                 return vector[:0], norm
-            return rotation_numpy.rotate_back(self._rotation, vector)[: self.count] / np.float64(norm), norm
+            return rotation_numpy.products(self._rotation, vector, self.count) / np.float64(norm), norm
         if vector.device.type != "cpu":
             return self._on(vector.device).cosines(vector, self.count)
         import torch

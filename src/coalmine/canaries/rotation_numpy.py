@@ -6,7 +6,7 @@ over memory. The products are cut small enough for BLAS not to start threads of 
 the next chunk.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
@@ -23,6 +23,7 @@ _CHUNK = 2**16  # numbers that one core works on at a time: a few buffers of the
 _INNER_STEPS = 4  # steps per product within a chunk
 _OUTER_STEPS = 5  # steps per product across chunks, where every pass goes through memory
 _COLUMNS = 4096
+_STRIPE = 2**14  # of a chunk: what a thread sums over all chunks at a time
 _PRODUCT = 2**18  # OpenBLAS starts threads for products of more multiplications than this
 _THREADED = 2**18  # below this dim a thread costs more than it brings
 
@@ -35,35 +36,114 @@ _here = local()
 
 
 def stay_in_one_thread() -> None:
-    """Let the transforms that this thread does from now on be its own work alone."""
+    """Let the transforms that this thread does from now on be its own work alone.
+
+    For what is done beside training that keeps every core busy: threads that wait for each other there take longer, and
+    disturb more, than one.
+    """
     _here.alone = True
+
+
+def threads() -> int:
+    """How many threads a transform that is begun here takes."""
+    return 1 if getattr(_here, "alone", False) else cores()
+
+
+def products(rotation: Rotation, vector: Array, count: int) -> Array:
+    """The products of `vector` with the first `count` columns.
+
+    Where those lie in the first chunk and before the last transform, that transform leaves them alone, and the one before
+    it is of the sum of all chunks: a stage of three then costs little more than its shuffle.
+    """
+    if not _at_the_front(rotation, count):
+        return rotate_back(rotation, vector)[:count]
+    size, chunk = rotation.size, min(_CHUNK, rotation.size)
+    stripe = min(chunk, _STRIPE)
+    *stages, last = rotation.stages
+    total, shuffled = np.zeros(chunk, vector.dtype), np.empty_like(vector)
+
+    def add(scratch: Array, start: int) -> None:
+        for piece in range(start, size, chunk):  # in this order, whatever thread it is: the sum is the same to the bit
+            signs = _signs(last.opening, piece, stripe, size**-0.5, scratch)
+            total[start : start + stripe] += np.multiply(shuffled[piece : piece + stripe], signs, out=signs)
+
+    with _workers(rotation.dim, vector.dtype) as each:
+        _shuffle(rotation, last, _stages_back(rotation, stages, vector, each), shuffled, each)
+        each(range(0, chunk, stripe), add)
+    return _one_chunk(total)[:count]
+
+
+def combine(rotation: Rotation, indices: list[int], dtype: npt.DTypeLike) -> Array:
+    """The sum of the columns at `indices`: in their first stage most of what is transformed is nought, or the same."""
+    vector = np.zeros(rotation.dim, dtype)
+    if not _at_the_front(rotation, max(indices, default=0) + 1):
+        vector[indices] = 1.0
+        return rotate(rotation, vector)
+    size, chunk = rotation.size, min(_CHUNK, rotation.size)
+    *stages, last = rotation.stages
+    chosen = np.zeros(chunk, dtype)
+    chosen[indices] = 1.0
+    image, target = _one_chunk(chosen), np.empty_like(vector)
+
+    def spread(scratch: Array, start: int) -> None:
+        signs = _signs(last.opening, start, chunk, size**-0.5, scratch)
+        np.multiply(image, signs, out=vector[start : start + chunk])
+
+    with _workers(rotation.dim, vector.dtype) as each:
+        each(range(0, size, chunk), spread)
+        _unshuffle(rotation, last, vector, target, each)
+        return _stages_forth(rotation, stages, target, vector, each)
 
 
 def rotate_back(rotation: Rotation, vector: Array) -> Array:
     """The transposed rotation of `vector`, which is left as it is: its products with all columns."""
-    size, scale = rotation.size, rotation.size**-0.5
-    source, target = vector, np.empty_like(vector)
     with _workers(rotation.dim, vector.dtype) as each:
-        for stage in rotation.stages:
-            _shuffle(rotation, stage, source, target, each)
-            _flip(target[size:], stage.opening[size // 8 :], size % 8, each)
-            _hadamard(target[:size], stage.opening, scale, each, signs_first=True)
-            _hadamard(target[-size:], stage.closing, scale, each, signs_first=True)
-            source, target = target, np.empty_like(vector) if source is vector else source
-    return source
+        return _stages_back(rotation, rotation.stages, vector, each)
 
 
 def rotate(rotation: Rotation, vector: Array) -> Array:
     """The rotation of `vector`, which is overwritten: the sum of the columns, weighted by its entries."""
+    with _workers(rotation.dim, vector.dtype) as each:
+        return _stages_forth(rotation, rotation.stages, vector, np.empty_like(vector), each)
+
+
+def _stages_back(rotation: Rotation, stages: Sequence[Stage], vector: Array, each: Each) -> Array:
+    """These stages of a transposed rotation, the first one first; `vector` is left as it is, and returned if none are."""
     size, scale = rotation.size, rotation.size**-0.5
     source, target = vector, np.empty_like(vector)
-    with _workers(rotation.dim, vector.dtype) as each:
-        for stage in reversed(rotation.stages):
-            _hadamard(source[-size:], stage.closing, scale, each, signs_first=False)
-            _hadamard(source[:size], stage.opening, scale, each, signs_first=False)
-            _flip(source[size:], stage.opening[size // 8 :], size % 8, each)
-            _unshuffle(rotation, stage, source, target, each)
-            source, target = target, source
+    for stage in stages:
+        _shuffle(rotation, stage, source, target, each)
+        _flip(target[size:], stage.opening[size // 8 :], size % 8, each)
+        _hadamard(target[:size], stage.opening, scale, each, signs_first=True)
+        _hadamard(target[-size:], stage.closing, scale, each, signs_first=True)
+        source, target = target, np.empty_like(vector) if source is vector else source
+    return source
+
+
+def _stages_forth(rotation: Rotation, stages: Sequence[Stage], source: Array, target: Array, each: Each) -> Array:
+    """These stages of a rotation, the last one first; both arrays are overwritten."""
+    size, scale = rotation.size, rotation.size**-0.5
+    for stage in reversed(stages):
+        _hadamard(source[-size:], stage.closing, scale, each, signs_first=False)
+        _hadamard(source[:size], stage.opening, scale, each, signs_first=False)
+        _flip(source[size:], stage.opening[size // 8 :], size % 8, each)
+        _unshuffle(rotation, stage, source, target, each)
+        source, target = target, source
+    return source
+
+
+def _at_the_front(rotation: Rotation, count: int) -> bool:
+    """Whether the first `count` coordinates lie in one chunk, and none of them among the last 2^m."""
+    return count <= min(_CHUNK, rotation.dim - rotation.size)
+
+
+def _one_chunk(values: Array) -> Array:
+    """The unscaled Walsh-Hadamard transform of one chunk, in the calling thread."""
+    stride, source = 1, values
+    for steps in _groups(len(values).bit_length() - 1, _INNER_STEPS):
+        target = np.empty_like(values)
+        _products(steps, source, target, stride)
+        source, stride = target, stride << steps
     return source
 
 
@@ -73,7 +153,7 @@ def _workers(dim: int, dtype: np.dtype[Any]) -> Iterator[Each]:
 
     The threads live as long as one transform, so that no forked process finds them dead.
     """
-    count = cores() if dim >= _THREADED and not getattr(_here, "alone", False) else 1
+    count = threads() if dim >= _THREADED else 1
     scratches = [np.empty(3 * min(_CHUNK, dim) + 16, dtype) for _ in range(count)]
 
     with ThreadPoolExecutor(count) as pool:
@@ -106,15 +186,20 @@ def _shuffle(rotation: Rotation, stage: Stage, source: Array, target: Array, eac
 
 
 def _unshuffle(rotation: Rotation, stage: Stage, source: Array, target: Array, each: Each) -> None:
-    """Back where `_shuffle` took them from."""
-    blocks = target[: len(stage.order) * rotation.block].reshape(-1, rotation.block)
+    """Back where `_shuffle` took them from; `source` is overwritten. Gathered too: numpy scatters four times as slowly."""
+    end = len(stage.order) * rotation.block
+    left_over = _left_over(rotation, stage, source).copy()
+    start = stage.insert * rotation.block
+    source[start:end] = source[start + len(left_over) :]
+    blocks, places = source[:end].reshape(-1, rotation.block), target[:end].reshape(-1, rotation.block)
+    step = max(1, _CHUNK // rotation.block)
 
-    def scatter(_: Array, part: tuple[Bits, Array]) -> None:
-        order, place = part
-        blocks[order] = place
+    def gather(_: Array, first: int) -> None:
+        order = stage.places[first : first + step].astype(np.intp)
+        np.take(blocks, order, axis=0, out=places[first : first + step], mode="clip")
 
-    each(_parts(rotation, stage, source), scatter)
-    target[blocks.size :] = _left_over(rotation, stage, source)
+    each(range(0, len(places), step), gather)
+    target[end:] = left_over
 
 
 def _parts(rotation: Rotation, stage: Stage, shuffled: Array) -> Iterator[tuple[Any, Array]]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from coalmine.audit.audit import Audit
+from coalmine.canaries.rotation_numpy import stay_in_one_thread
 from coalmine.simulation.batches import draw_batches
 from coalmine.simulation.clipping import Clipping, clip_factors
 from coalmine.simulation.cohorts import Cohort, Cohorts
@@ -160,7 +161,7 @@ class Training:
         if self.task.model.layers:
             return work
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="coalmine-canaries")
+            self._thread = ThreadPoolExecutor(1, "coalmine-canaries", initializer=stay_in_one_thread)
         return self._thread.submit(work).result
 
     def _on_second_stream(self, work: Callable[[], tuple[Tensor, Tensor]]) -> Callable[[], tuple[Tensor, Tensor]]:
