@@ -1,4 +1,5 @@
 import contextlib
+import math
 import sys
 from pathlib import Path
 
@@ -6,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from coalmine import Audit, mechanism_epsilon
 from coalmine.audit.adversaries import ladder, views
@@ -264,6 +266,26 @@ def test_bad_rounds_are_refused_and_leave_no_trace(arguments, message):
 def test_bad_settings_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         Audit(100, **(SETTINGS | arguments))
+
+
+def test_sampled_canaries_are_in_rounds_independently_and_follow_from_the_seed():
+    """Counts are binomial, over canaries and over rounds; two rounds, or two seeds, have no more in common than chance."""
+    audit = Audit(1000, canaries=500, seed=5, delta=1e-6)
+    present = np.zeros((200, 500), dtype=bool)
+    for number in range(200):
+        present[number, audit.sampled_canaries(number + 1, 0.1)] = True
+    for counts, trials in ((present.sum(axis=0), 200), (present.sum(axis=1), 500)):
+        spread = ((counts - 0.1 * trials) ** 2).sum() / (0.09 * trials)
+        assert 1e-3 < stats.chi2.cdf(spread, len(counts)) < 1 - 1e-3
+    other = Audit(1000, canaries=500, seed=6, delta=1e-6)
+    again = Audit(1000, canaries=500, seed=5, delta=1e-6)
+    np.testing.assert_array_equal(again.sampled_canaries(7, 0.1), audit.sampled_canaries(7, 0.1))
+    assert not np.array_equal(other.sampled_canaries(7, 0.1), audit.sampled_canaries(7, 0.1))
+    assert len(audit.sampled_canaries(1, 0.0)) == 0
+    assert len(audit.sampled_canaries(1, 1.0)) == 500
+    for wrong in (-0.1, 1.1, math.nan):
+        with pytest.raises(ValueError, match="rate must"):
+            audit.sampled_canaries(1, wrong)
 
 
 def test_canaries_in_round_says_what_it_needs():

@@ -59,7 +59,8 @@ def attach(
     `sample_rate` is the probability of an example to be in a step. Canaries enter the clipped sum, as one example's clipped
     gradient each, so hooks and ghost modes, BatchMemoryManager and an adaptive clip norm are all alike. With `through_clip`
     they enter before the clip, `scale` (10) times too long, and the clip is audited too: hooks mode with flat clipping only,
-    and one transform for each canary in the step. The accountant's hook goes on being called.
+    and one transform for each canary in the step. The accountant's hook goes on being called. Which canaries are in a step
+    follows from the audit's seed, or is drawn from `rng`.
     """
     _check_optimizer(optimizer, audit, through_clip)
     rate = one_number("sample_rate", sample_rate)
@@ -67,15 +68,19 @@ def attach(
         raise ValueError(f"sample_rate must lie in (0, 1], got {rate}")
     if scale is not None and not through_clip:
         raise ValueError("a scale needs through_clip=True: behind the clip a canary is as long as the clip allows")
-    stream = np.random.default_rng() if rng is None else rng
-    return Attachment(optimizer, audit, rate, (10.0 if scale is None else scale) if through_clip else None, stream)
+    return Attachment(optimizer, audit, rate, (10.0 if scale is None else scale) if through_clip else None, rng)
 
 
 class Attachment:
     """An audit in an optimizer. `finish` observes the final model; `detach` leaves the optimizer as it was."""
 
     def __init__(
-        self, optimizer: DPOptimizer, audit: Audit, sample_rate: float, scale: float | None, rng: np.random.Generator
+        self,
+        optimizer: DPOptimizer,
+        audit: Audit,
+        sample_rate: float,
+        scale: float | None,
+        rng: np.random.Generator | None,
     ) -> None:
         self._optimizer, self._audit, self._rate, self._scale, self._rng = optimizer, audit, sample_rate, scale, rng
         self._initial = self._parameters() if audit.last_round == 0 else None
@@ -178,8 +183,11 @@ class Attachment:
         self._journal.add_round(self._audit.last_round, canaries=int(self._present.size), clip_norm=clip_norm * divisor)
 
     def _draw(self) -> None:
-        drawn = self._rng.random(self._audit.settings.canaries) < self._rate
-        self._present = np.flatnonzero(drawn).astype(np.int32)
+        if self._rng is None:
+            self._present = self._audit.sampled_canaries(self._audit.last_round + 1, self._rate)
+        else:
+            drawn = self._rng.random(self._audit.settings.canaries) < self._rate
+            self._present = np.flatnonzero(drawn).astype(np.int32)
 
     def _clipped_sum(self) -> Any:
         """What the clip makes of this step's examples if it is right: our own, for theirs is on trial."""

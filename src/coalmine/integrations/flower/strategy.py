@@ -57,7 +57,7 @@ class AuditedStrategy(Strategy):
     `canary_partitions`, or one that the server names by `canary_nodes`. `seed`, the audit's own, is announced to clients
     unless canary nodes have it in a file. "replace": the replies of `canary_nodes`, a fraction or {node id: canary}, become
     canaries on the server. "extra": canaries are further replies, in the rounds of the audit's schedule if it has `rounds`,
-    else with the probability that a node is sampled.
+    else with the probability that a node is sampled, drawn from the audit's seed or from `rng`.
 
     Clip norm and noise are read from Flower's own wrappers; elsewhere give `clip_norm` and, relative to the sum of updates,
     `noise_multiplier`. `scale` is how many times too long canaries are before a clip that they pass: 10, or 1 where there is
@@ -106,7 +106,7 @@ class AuditedStrategy(Strategy):
         self._partitions, self._seed = canary_partitions, seed
         linear = getattr(type(self._innermost), "aggregate_train", None) is FedAvg.aggregate_train
         self._known_others = known_others and linear and self._private is not None
-        self._rng = np.random.default_rng() if rng is None else rng
+        self._rng = rng
         self._recorder: Recorder | None = None
         self._sent: _Sent | None = None
         self._unclear = False  # whether this round's canaries cannot be told apart
@@ -269,8 +269,11 @@ class AuditedStrategy(Strategy):
         if settings.rounds is not None:
             chosen = self.audit.canaries_in_round(self.audit.last_round + 1)
         else:
-            rate = len(sent.messages) / max(sent.available, 1)
-            chosen = np.flatnonzero(self._rng.random(settings.canaries) < rate).astype(np.int32)
+            rate = min(1.0, len(sent.messages) / max(sent.available, 1))
+            if self._rng is None:
+                chosen = self.audit.sampled_canaries(self.audit.last_round + 1, rate)
+            else:
+                chosen = np.flatnonzero(self._rng.random(settings.canaries) < rate).astype(np.int32)
         weight = self._largest_weight(valid)
         instructions = {message.metadata.dst_node_id: message for message in sent.messages}
         ghosts = {}
