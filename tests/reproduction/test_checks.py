@@ -8,6 +8,7 @@ from scipy import stats
 
 pytest.importorskip("torch")
 
+from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.reproduction import accuracy, checks, multirun
 from coalmine.reproduction.experiment import all_of, shown
 
@@ -119,6 +120,21 @@ def test_the_cost_in_accuracy_is_a_t_interval():
 def test_the_cost_is_judged_where_canaries_are_few_and_the_interval_decides(lost, share, holds):
     pairs = [{"noise_multiplier": 0.1, "without": 0.9, "with": 0.9 - value / 100, "share": share} for value in lost]
     assert accuracy.checks({"pairs": pairs})[0].holds is holds
+
+
+def test_a_pair_in_which_training_fell_apart_is_named_and_left_out_of_the_cost():
+    pairs = [
+        {"noise_multiplier": noise, "without": without, "with": mixed, "share": 0.003, "absent_epsilon": None}
+        for noise, without, mixed in ((0.0, 0.174, 0.173), (0.064, 0.17, 0.171), (0.234, 0.018, 0.143))
+    ]
+    found = {"pairs": pairs, "delta": 1e-6, "data": "words", "dim": 10, "rounds": 5}
+    assert accuracy.cost(found)[0] == pytest.approx(0.0)
+    assert math.isnan(accuracy.cost(found, 0.234)[0])
+    assert "over 2 pairs" in accuracy.checks(found)[0].detail
+    assert accuracy.tables(found)[0].rows[-1][-2:] == ("- / 0.1", "0 of 1")
+    epsilon = shown(float(mechanism_epsilon(0.234, delta=1e-6)))
+    assert accuracy.tables_of_ours(found)[0].rows[-1] == ("0.234", epsilon, "1.8", "14.3", "-", "0 of 1")
+    assert "1.8% without canaries and 14.3% with them at noise 0.234" in accuracy.said(found)
 
 
 def test_one_run_against_ten_is_welchs_interval():

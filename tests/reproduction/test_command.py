@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 from coalmine.cli import main as cli
+from coalmine.cli import reproduce as command
 from coalmine.reproduction import accuracy, emnist, normality, presentations
 from coalmine.reproduction.readings import read_json
 from coalmine.reproduction.setting import Setting
@@ -128,7 +129,8 @@ def test_markdown_tables_have_as_many_cells_in_every_line(tmp_path):
     (tmp_path / "gaussian.json").write_text((ROOT / "docs/reproduction/gaussian.json").read_text())
     blocks = itertools.groupby(make_page(tmp_path).splitlines(), key=lambda line: line.startswith("|"))
     tables = [list(lines) for is_table, lines in blocks if is_table]
-    assert [len(table) for table in tables] == [2 + 9, 2 + 12, 2 + 6]  # the summary, Table 2, the signal
+    summary, table_2, signal = (len(table) - 2 for table in tables)
+    assert (summary, table_2, signal) == (len(command.EXPERIMENTS), 12, 6)
     assert all(len({line.count("|") for line in table}) == 1 for table in tables)
 
 
@@ -145,3 +147,8 @@ def test_noises_that_an_experiment_does_not_have_are_refused(tmp_path, capsys, w
     assert stop.value.code == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_what_was_trained_on_a_gpu_and_is_read_elsewhere_names_the_gpu():
+    assert command._machine("cuda", "NVIDIA H200") == "NVIDIA H200"
+    assert command._machine("cpu", "cpu").startswith("CPU, ")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 EXPERIMENTS = {  # each a module of coalmine.reproduction
     "accuracy": "Table 3: accuracy with and without canaries.",
+    "cost": "The same of handwriting, over seeds.",
     "stackoverflow": "Epsilon against noise, next words, LSTM.",
     "emnist": "Epsilon against noise, handwriting, CNN.",
     "presentations": "Figures 1 to 3: canaries shown 1, 2, 4 and 8 times.",
@@ -134,7 +135,7 @@ def _carried_out(experiment: "Experiment", setting: "Setting", minutes: float | 
     return found | {
         "name": experiment.name,
         "version": __version__,
-        "machine": _machine(found.get("device")),
+        "machine": _machine(found.get("device"), found.get("trained_on")),
         "wall_seconds": round(time.monotonic() - started, 1),
         "checks": [
             {"claim": check.claim, "outcome": check.outcome, "detail": check.detail}
@@ -171,11 +172,13 @@ def _following(plan: "list[PlannedRun]", *, quiet: bool) -> "Iterator[Callable[[
         yield follow
 
 
-def _machine(device: str | None) -> str:
-    """What it ran on, in words."""
+def _machine(device: str | None, trained_on: str | None = None) -> str:
+    """What it ran on, in words; `trained_on` where that was noted, perhaps on another machine."""
     if device and device.startswith("cuda"):
         import torch
 
+        if trained_on:
+            return trained_on
         return torch.cuda.get_device_name(0) if torch.cuda.is_available() else device
     return f"CPU, {platform.machine()}"
 

@@ -1,6 +1,7 @@
 """Table 3: accuracy with and without canaries, the same clients and the same noise in both runs of a pair."""
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +21,20 @@ from coalmine.simulation.config import RunConfig
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Pair = tuple[PlannedRun, PlannedRun]  # without canaries, and with them
 SMALL_SEEDS = 2
+COLUMNS = ("noise", "analytical ε", "without canaries", "with", "cost", "pairs")
 MOST_POINTS, MOST_SHARE = 0.2, 0.3  # of accuracy, and of client slots, both in per cent
 
 
-def pairs(setting: Setting) -> list[tuple[PlannedRun, PlannedRun]]:
-    """For each noise multiplier and seed a run without canaries and one with them."""
-    base = _small(setting) if setting.small else words(setting)
-    seeds = setting.seeds or (SMALL_SEEDS if setting.small else 1)
+def pairs(setting: Setting) -> list[Pair]:
+    """Next words with the paper's 1,000 canaries."""
+    base = few_canaries(setting) if setting.small else words(setting)
+    return pairs_of(base, seeds=setting.seeds or (SMALL_SEEDS if setting.small else 1))
+
+
+def pairs_of(base: RunConfig, *, seeds: int) -> list[Pair]:
+    """For each of the paper's noise multipliers and each seed a run without canaries and one with them."""
     configs = [
         replace(with_noise(base, noise), seed=base.seed + place + len(ACCURACY) * number)
         for number in range(seeds)
@@ -36,7 +43,7 @@ def pairs(setting: Setting) -> list[tuple[PlannedRun, PlannedRun]]:
     return [(PlannedRun(config=config, without_canaries=True), PlannedRun(config=config)) for config in configs]
 
 
-def _small(setting: Setting) -> RunConfig:
+def few_canaries(setting: Setting) -> RunConfig:
     """Digits with 34 clients in each of 100 rounds, so that ten canaries are 0.3 % of the slots."""
     base = with_canaries(words(setting), 10)
     return replace(base, participation=replace(base.participation, clients_per_round=34))
@@ -49,12 +56,17 @@ def plan(setting: Setting) -> list[PlannedRun]:
 
 def gather(setting: Setting, follow: Follow) -> Found:
     """What the finished pairs came to."""
-    asked = plan(setting)
-    done = carry_out(asked, setting, follow=follow)
+    return gather_pairs(pairs(setting), setting, follow)
+
+
+def gather_pairs(asked: list[Pair], setting: Setting, follow: Follow) -> Found:
+    """The accuracies of the pairs that are finished."""
+    runs = [planned for pair in asked for planned in pair]
+    done = carry_out(runs, setting, follow=follow)
     read = {name: read_finished(directory) for name, directory in done.items()}
     found = [
         _pair(read[without.name], read[mixed.name])
-        for without, mixed in pairs(setting)
+        for without, mixed in asked
         if without.name in read and mixed.name in read
     ]
     seconds = sum(reading["seconds"] for reading in read.values())
@@ -68,7 +80,7 @@ def gather(setting: Setting, follow: Follow) -> Found:
         "rounds": first and first["rounds"],
         "device": first and first["device"],
         "delta": first and first["delta"],
-        "missing": missing(asked, done),
+        "missing": missing(runs, done),
     }
 
 
@@ -86,10 +98,16 @@ def _pair(without: Reading, mixed: Reading) -> dict[str, Any]:
     }
 
 
+def learnt(found: Found) -> list[dict[str, Any]]:
+    """The pairs of which both models have at least half of the best accuracy; in others training itself fell apart."""
+    least = max((max(pair["without"], pair["with"]) for pair in found["pairs"]), default=0.0) / 2
+    return [pair for pair in found["pairs"] if min(pair["without"], pair["with"]) >= least]
+
+
 def cost(found: Found, noise_multiplier: float | None = None) -> tuple[float, float, float]:
-    """Points of accuracy that canaries cost on average, with a 95 % t-interval over the pairs."""
+    """Points of accuracy that canaries cost on average, with a 95 % t-interval over the pairs that learnt."""
     chosen = [
-        pair for pair in found["pairs"] if noise_multiplier is None or pair["noise_multiplier"] == noise_multiplier
+        pair for pair in learnt(found) if noise_multiplier is None or pair["noise_multiplier"] == noise_multiplier
     ]
     lost = np.array([100 * (pair["without"] - pair["with"]) for pair in chosen])
     if lost.size < 2:
@@ -100,36 +118,45 @@ def cost(found: Found, noise_multiplier: float | None = None) -> tuple[float, fl
 
 def tables(found: Found) -> list[Table]:
     """Table 3, ours beside it."""
-    rows = []
-    for noise, (analytical, baseline, added) in ACCURACY.items():
+    title = "Accuracy in per cent, ours / the paper's; the cost is in points, with a 95 % interval over seeds"
+    return [Table(title, COLUMNS, tuple(_rows(found, ACCURACY)))]
+
+
+def tables_of_ours(found: Found) -> list[Table]:
+    """The same of an experiment that the paper does not have."""
+    title = "Accuracy in per cent; the cost is in points, with a 95 % interval over seeds"
+    return [Table(title, COLUMNS, tuple(_rows(found, {})))]
+
+
+def _rows(found: Found, paper: Mapping[float, tuple[float, float, float]]) -> Iterator[tuple[str, ...]]:
+    kept = learnt(found)
+    for noise in ACCURACY:
         chosen = [pair for pair in found["pairs"] if pair["noise_multiplier"] == noise]
         if not chosen:
             continue
-        without, mixed = (100 * float(np.mean([pair[key] for pair in chosen])) for key in ("without", "with"))
-        ours = float(mechanism_epsilon(noise, delta=found["delta"]))
-        mean, low, high = cost(found, noise)
-        width = f" ({low:.2f} … {high:.2f})" if math.isfinite(low) else ""
-        rows.append(
-            (
-                f"{noise:g}",
-                beside(ours, analytical),
-                beside(without, baseline),
-                beside(mixed, added),
-                f"{mean:.2f}{width} / {baseline - added:.1f}",
-                str(len(chosen)),
-            )
+        ours = (
+            float(mechanism_epsilon(noise, delta=found["delta"])),
+            100 * float(np.mean([pair["without"] for pair in chosen])),
+            100 * float(np.mean([pair["with"] for pair in chosen])),
         )
-    title = "Accuracy in per cent, ours / the paper's; the cost is in points, with a 95 % interval over seeds"
-    columns = ("noise", "analytical ε", "without canaries", "with", "cost", "pairs")
-    return [Table(title, columns, tuple(rows))]
+        mean, low, high = cost(found, noise)
+        lost = "-" if math.isnan(mean) else f"{mean:.2f}"
+        lost += f" ({low:.2f} … {high:.2f})" if math.isfinite(low) else ""
+        counted = sum(pair["noise_multiplier"] == noise for pair in kept)
+        pairs_shown = str(counted) if counted == len(chosen) else f"{counted} of {len(chosen)}"
+        if noise in paper:
+            lost += f" / {paper[noise][1] - paper[noise][2]:.1f}"
+            yield (f"{noise:g}", *(beside(*both) for both in zip(ours, paper[noise], strict=True)), lost, pairs_shown)
+        else:
+            yield (f"{noise:g}", *(shown(value) for value in ours), lost, pairs_shown)
 
 
 def checks(found: Found) -> list[Check]:
-    """What canaries cost, and that those who never took part are not seen."""
+    """What canaries cost."""
     mean, low, high = cost(found)
     share = 100 * max((pair["share"] for pair in found["pairs"]), default=math.nan)
     claim = f"canaries as {MOST_SHARE:g} % of client slots cost at most {MOST_POINTS:g} points of accuracy"
-    detail = f"{shown(mean, 2)} points, 95 % interval {low:.2f} … {high:.2f} over {len(found['pairs'])} pairs; "
+    detail = f"{shown(mean, 2)} points, 95 % interval {low:.2f} … {high:.2f} over {len(learnt(found))} pairs; "
     detail += f"{shown(share, 2)} % of the slots"
     holds = None if share > MOST_SHARE * 1.05 or low <= MOST_POINTS < high or math.isnan(mean) else high <= MOST_POINTS
     return [Check(claim, holds, detail)]
@@ -148,20 +175,41 @@ def draw(figure: "Figure", found: Found) -> None:
 
 
 def said(found: Found) -> str:
+    """What it comes to, beside the paper's."""
+    worst = max(before - after for _, before, after in ACCURACY.values())
+    text = (
+        f"The paper has at most {worst:.1f} points. Its accuracies are of another data set and are not to be compared "
+        "with these."
+    )
+    return f"{said_of_ours(found)} {text}" if found["pairs"] else said_of_ours(found)
+
+
+def said_of_ours(found: Found) -> str:
     """What it comes to."""
     if not found["pairs"]:
         return "Nothing is finished yet."
     mean, low, high = cost(found)
-    worst = max(before - after for _, before, after in ACCURACY.values())
     absent = [pair for pair in found["pairs"] if pair["absent_epsilon"] is not None]
     quiet = sum(pair["absent_epsilon"] <= pair["absent_floor"] for pair in absent)
-    return (
+    text = (
         f"Trained on {found['data']} ({found['dim']:,} parameters, {found['rounds']:,} rounds); both runs of a pair have "
         f"the same clients in the same rounds, the same first model and the same noise. Canaries cost {mean:.2f} points "
-        f"(95 % interval {low:.2f} … {high:.2f}); the paper has at most {worst:.1f}. The accuracies themselves are of "
-        "another data set than the paper's and are not to be compared. In the runs without canaries the audit looked for "
-        f"canaries that never took part: it read at most the floor in {quiet} of {len(absent)} runs."
+        f"(95 % interval {low:.2f} … {high:.2f}). In the runs without canaries the audit looked for canaries that never "
+        f"took part: it read at most the floor in {quiet} of {len(absent)} runs."
     )
+    kept = learnt(found)
+    apart = [pair for pair in found["pairs"] if pair not in kept]
+    if apart:
+        named = ", ".join(
+            f"{pair['without']:.1%} without canaries and {pair['with']:.1%} with them at noise "
+            f"{pair['noise_multiplier']:g}"
+            for pair in apart
+        )
+        text += (
+            f" Left out of the cost, since training itself fell apart in one run of the pair or in both: {named}. An "
+            "adaptive clip and the noise that goes with it can drive each other."
+        )
+    return text
 
 
 EXPERIMENT = Experiment(

@@ -1,0 +1,47 @@
+"""What canaries cost in accuracy, over seeds: on handwriting, where runs are short enough for many pairs."""
+
+from coalmine.reproduction.accuracy import (
+    Pair,
+    checks,
+    draw,
+    few_canaries,
+    gather_pairs,
+    pairs_of,
+    said_of_ours,
+    tables_of_ours,
+)
+from coalmine.reproduction.bases import characters, with_canaries
+from coalmine.reproduction.experiment import Experiment, Found
+from coalmine.reproduction.runs import Follow, PlannedRun
+from coalmine.reproduction.setting import Setting
+
+SEEDS = 3
+FEW = 50  # of 34 · 500 slots: 0.3 %
+
+
+def pairs(setting: Setting) -> list[Pair]:
+    """The CNN's run at the noise multipliers of Table 3."""
+    base = few_canaries(setting) if setting.small else with_canaries(characters(setting), FEW)
+    return pairs_of(base, seeds=setting.seeds or SEEDS)
+
+
+def plan(setting: Setting) -> list[PlannedRun]:
+    """Both runs of every pair."""
+    return [planned for pair in pairs(setting) for planned in pair]
+
+
+def gather(setting: Setting, follow: Follow) -> Found:
+    """What the finished pairs came to."""
+    return gather_pairs(pairs(setting), setting, follow)
+
+
+EXPERIMENT = Experiment(
+    name="cost",
+    title="What canaries cost in accuracy, handwriting (not in the paper)",
+    plan=plan,
+    gather=gather,
+    tables=tables_of_ours,
+    checks=checks,
+    words=said_of_ours,
+    draw=draw,
+)
