@@ -87,7 +87,8 @@ def test_plain_torch_applies_the_same_rotation(dim):
 @pytest.mark.parametrize(
     ("dim", "count"),
     [(3, 1), (97, 33), (97, 34), (1000, 488), (1024, 5), (1024 + 7, 7), (1024 + 7, 8), (70_001, 4465), (70_001, 4466),
-     (2**18, 1), (2**18 + 3, 4), (300_000, 37_856), (1_206_590, 2000), (1_206_590, 65_537)],
+     (2**18, 1), (2**18 + 3, 4), (300_000, 37_856), (1_206_590, 2000), (1_206_590, 65_537),
+     (1_206_590, 158_014), (1_206_590, 158_015)],
 )  # fmt: skip
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_first_columns_are_those_of_the_whole_rotation(dim, count, threads, monkeypatch):

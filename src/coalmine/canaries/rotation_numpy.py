@@ -52,44 +52,48 @@ def threads() -> int:
 def products(rotation: Rotation, vector: Array, count: int) -> Array:
     """The products of `vector` with the first `count` columns.
 
-    Where those lie in the first chunk and before the last transform, that transform leaves them alone, and the one before
-    it is of the sum of all chunks: a stage of three then costs little more than its shuffle.
+    Where those lie before the last 2^m, the last transform leaves them alone, and of the one before it only the first
+    outputs are wanted: those of a sum of pieces. A stage of three then costs little more than its shuffle.
     """
-    if not _at_the_front(rotation, count):
+    front = _front(rotation, count)
+    if not front:
         return rotate_back(rotation, vector)[:count]
-    size, chunk = rotation.size, min(_CHUNK, rotation.size)
-    stripe = min(chunk, _STRIPE)
+    size, stripe = rotation.size, min(front, _STRIPE)
     *stages, last = rotation.stages
-    total, shuffled = np.zeros(chunk, vector.dtype), np.empty_like(vector)
+    total, shuffled = np.zeros(front, vector.dtype), np.empty_like(vector)
 
     def add(scratch: Array, start: int) -> None:
-        for piece in range(start, size, chunk):  # in this order, whatever thread it is: the sum is the same to the bit
+        for piece in range(start, size, front):  # in this order, whatever thread it is: the sum is the same to the bit
             signs = _signs(last.opening, piece, stripe, size**-0.5, scratch)
             total[start : start + stripe] += np.multiply(shuffled[piece : piece + stripe], signs, out=signs)
 
     with _workers(rotation.dim, vector.dtype) as each:
         _shuffle(rotation, last, _stages_back(rotation, stages, vector, each), shuffled, each)
-        each(range(0, chunk, stripe), add)
-    return _one_chunk(total)[:count]
+        each(range(0, front, stripe), add)
+        _unsigned_chunks(total, each)
+        _across_chunks(total, each)
+    return total[:count]
 
 
 def combine(rotation: Rotation, indices: list[int], dtype: npt.DTypeLike) -> Array:
     """The sum of the columns at `indices`: in their first stage most of what is transformed is nought, or the same."""
     vector = np.zeros(rotation.dim, dtype)
-    if not _at_the_front(rotation, max(indices, default=0) + 1):
+    front = _front(rotation, max(indices, default=0) + 1)
+    if not front:
         vector[indices] = 1.0
         return rotate(rotation, vector)
     size, chunk = rotation.size, min(_CHUNK, rotation.size)
     *stages, last = rotation.stages
-    chosen = np.zeros(chunk, dtype)
-    chosen[indices] = 1.0
-    image, target = _one_chunk(chosen), np.empty_like(vector)
+    image, target = np.zeros(front, dtype), np.empty_like(vector)
+    image[indices] = 1.0
 
     def spread(scratch: Array, start: int) -> None:
         signs = _signs(last.opening, start, chunk, size**-0.5, scratch)
-        np.multiply(image, signs, out=vector[start : start + chunk])
+        np.multiply(image[start % front :][:chunk], signs, out=vector[start : start + chunk])
 
     with _workers(rotation.dim, vector.dtype) as each:
+        _across_chunks(image, each)
+        _unsigned_chunks(image, each)
         each(range(0, size, chunk), spread)
         _unshuffle(rotation, last, vector, target, each)
         return _stages_forth(rotation, stages, target, vector, each)
@@ -132,19 +136,11 @@ def _stages_forth(rotation: Rotation, stages: Sequence[Stage], source: Array, ta
     return source
 
 
-def _at_the_front(rotation: Rotation, count: int) -> bool:
-    """Whether the first `count` coordinates lie in one chunk, and none of them among the last 2^m."""
-    return count <= min(_CHUNK, rotation.dim - rotation.size)
-
-
-def _one_chunk(values: Array) -> Array:
-    """The unscaled Walsh-Hadamard transform of one chunk, in the calling thread."""
-    stride, source = 1, values
-    for steps in _groups(len(values).bit_length() - 1, _INNER_STEPS):
-        target = np.empty_like(values)
-        _products(steps, source, target, stride)
-        source, stride = target, stride << steps
-    return source
+def _front(rotation: Rotation, count: int) -> int:
+    """The length, 2^j and at least a chunk, of what holds the first `count` coordinates; 0 if some are of the last 2^m."""
+    if count > rotation.dim - rotation.size:
+        return 0
+    return max(min(_CHUNK, rotation.size), 1 << (count - 1).bit_length())
 
 
 @contextmanager
@@ -282,6 +278,22 @@ def _within_chunks(values: Array, bits: Bits, scale: float, each: Each, *, signs
             source, stride = target, stride << steps
         if not signs_first:
             np.multiply(source, signs, out=chunk)
+
+    each(range(0, len(values), size), transform)
+
+
+def _unsigned_chunks(values: Array, each: Each) -> None:
+    """The steps between values of one chunk, without signs or scale."""
+    size = min(_CHUNK, len(values))
+
+    def transform(scratch: Array, start: int) -> None:
+        chunk, stride = values[start : start + size], 1
+        source, one, other = chunk, scratch[:size], scratch[-size:]
+        for steps in _groups(size.bit_length() - 1, _INNER_STEPS):
+            target = other if source is one else one
+            _products(steps, source, target, stride)
+            source, stride = target, stride << steps
+        chunk[:] = source
 
     each(range(0, len(values), size), transform)
 
