@@ -10,7 +10,7 @@ from coalmine.reproduction import checks
 from coalmine.reproduction.bases import WORDS_DELTA, with_noise
 from coalmine.reproduction.experiment import Check, Found, Table, beside, interval_shown, shown
 from coalmine.reproduction.paper import EpsilonRow
-from coalmine.reproduction.readings import Reading, read_finished, rung
+from coalmine.reproduction.readings import Reading, not_learnt, read_finished, rung
 from coalmine.reproduction.runs import Follow, PlannedRun, carry_out
 from coalmine.reproduction.setting import Setting
 from coalmine.simulation.config import RunConfig
@@ -193,18 +193,8 @@ def said(found: Found, paper: Mapping[float, EpsilonRow], *, original: str) -> s
             "ε_est-all exceeds the analytical ε, as the paper's 382 against 300 does, since a maximum over rounds is not "
             f"Gaussian: {', '.join(over)}."
         )
-    best = max(reading["accuracy"] for reading in readings)
-    lost = [
-        f"{reading['accuracy']:.1%} at noise {reading['noise_multiplier']:g}"
-        for reading in readings
-        if reading["accuracy"] < best / 2
-    ]
-    if lost:
-        lines.append(
-            f"Not every model learnt: {', '.join(lost)}, where the best has {best:.1%}. An adaptive clip and the noise "
-            "that goes with it can drive each other; the ε of such a run is of a mechanism that still holds, not of a "
-            "model of use."
-        )
+    if lost := not_learnt(readings):
+        lines.append(f"{lost} The ε of such a run is of a mechanism that still holds, not of a model of use.")
     bounds = [row["paper_lower_bound"] for reading in readings if (row := rung(reading, "final"))]
     valid = [row["lower_bound"] for reading in readings if (row := rung(reading, "final"))]
     if bounds and any(math.isfinite(value) for value in bounds):

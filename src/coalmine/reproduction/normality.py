@@ -13,7 +13,7 @@ from coalmine.reproduction import epsilon_table
 from coalmine.reproduction.bases import CANARIES, longer, with_groups, words
 from coalmine.reproduction.experiment import Check, Experiment, Found, Table, beside, shown
 from coalmine.reproduction.paper import CRITICAL_1, CRITICAL_15, NORMALITY, NORMALITY_TIMES
-from coalmine.reproduction.readings import Reading
+from coalmine.reproduction.readings import Reading, not_learnt
 from coalmine.reproduction.runs import Follow, PlannedRun
 from coalmine.reproduction.setting import Setting
 
@@ -142,7 +142,7 @@ def said(found: Found) -> str:
         f"{start}Of {len(null)} samples of {SAMPLES:,} cosines from the exact null at d = {DIM:,}, {low} are told from "
         f"a normal at 15 % (p-values {shown(min(null), 2)} to {shown(max(null), 2)}); the paper has one sample, which was "
         f"not. The exact null's kurtosis is 3 − 6/(d + 2), {6 / (DIM + 2) / math.sqrt(24 / SAMPLES):.1f} standard errors "
-        "off at this size."
+        f"off at this size. {not_learnt(found['readings'])}".rstrip()
     )
 
 

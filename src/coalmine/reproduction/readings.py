@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,22 @@ def rung(reading: Reading, name: str, presentations: int | None = None) -> dict[
     if presentations is not None:
         rows = [row for row in rows if row["presentations"] == presentations]
     return rows[0] if rows else None
+
+
+def not_learnt(readings: Sequence[Reading]) -> str:
+    """A sentence about models with less than half of the best one's accuracy; empty if there are none."""
+    best = max((reading["accuracy"] for reading in readings), default=0.0)
+    lost = [
+        f"{reading['accuracy']:.1%} at noise {reading['noise_multiplier']:g}"
+        for reading in readings
+        if reading["accuracy"] < best / 2
+    ]
+    if not lost:
+        return ""
+    return (
+        f"Not every model learnt: {', '.join(lost)}, where the best has {best:.1%}. An adaptive clip and the noise that "
+        "goes with it can drive each other."
+    )
 
 
 def training_seconds(home: RunDirectory) -> float:
