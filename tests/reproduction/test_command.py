@@ -137,6 +137,7 @@ def test_markdown_tables_have_as_many_cells_in_every_line(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("cost", "--minutes", "nan"), "nan is not a finite number"),
         (("accuracy", "--only", "5"), "must be among 0, 0.064, 0.102, 0.184, 0.234, got 5"),
         (("canife", "--only", "0.2"), "keeps no runs by their noise: leave out --only"),
     ],

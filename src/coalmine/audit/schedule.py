@@ -46,7 +46,8 @@ def spread_schedule(count: int, *, rounds: int, presentations: int | Sequence[in
 
 def sampled(count: int, *, rate: float, round_number: int, key: bytes) -> Indices:
     """The canaries of one round when each is in it with probability `rate`, whatever other rounds had (Poisson sampling)."""
-    drawn = _stream(key + round_number.to_bytes(8, "little"), b"sampled").random(count)
+    number = round_number.to_bytes(max(8, round_number.bit_length() // 8 + 1), "little")
+    drawn = _stream(key + number, b"sampled").random(count)
     return np.flatnonzero(drawn < rate).astype(np.int32)
 
 

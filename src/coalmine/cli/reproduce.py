@@ -15,7 +15,16 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from coalmine.cli.gaussian import as_dict
-from coalmine.cli.output import Commands, print_json, print_table, progress_bar, shown_number, shown_spread, write_json
+from coalmine.cli.output import (
+    Commands,
+    FiniteRange,
+    print_json,
+    print_table,
+    progress_bar,
+    shown_number,
+    shown_spread,
+    write_json,
+)
 from coalmine.cli.run import training_extra
 from coalmine.reproduction import gaussian as table_2
 from coalmine.version import __version__
@@ -67,7 +76,7 @@ def _experiment(name: str, text: str) -> click.Command:
     @click.option("--max-examples", type=click.IntRange(1), help="The most a client trains on in a round.")
     @click.option("--originals", is_flag=True, help="Stack Overflow and EMNIST instead of what stands in for them.")
     @click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="Of multirun.")
-    @click.option("--minutes", type=click.FloatRange(0, min_open=True), help="Stop at a checkpoint after so long.")
+    @click.option("--minutes", type=FiniteRange(0, min_open=True), help="Stop at a checkpoint after so long.")
     @click.option("--plan", is_flag=True, help="List the runs and how far they are; train nothing.")
     @click.option("--json", "as_json", is_flag=True, help="JSON instead of tables.")
     @click.pass_obj

@@ -8,13 +8,14 @@ from rich.console import Console
 from rich.live import Live
 
 from coalmine.audit.run_directory import is_run
+from coalmine.cli.output import FiniteRange
 from coalmine.report.trackers import MLflow, TensorBoard, Tracker
 from coalmine.report.watch import Frame, Watcher, screen
 
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--every", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds between looks.")
+@click.option("--every", type=FiniteRange(min=0.1), default=1.0, show_default=True, help="Seconds between looks.")
 @click.option("--tensorboard", type=click.Path(path_type=Path, file_okay=False), help="Also write event files there.")
 @click.option("--mlflow", is_flag=True, help="Also log to the active MLflow run.")
 def watch(directory: Path, every: float, tensorboard: Path | None, mlflow: bool) -> None:

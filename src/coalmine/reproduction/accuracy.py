@@ -13,7 +13,7 @@ from coalmine.reproduction.bases import with_canaries, with_noise, words
 from coalmine.reproduction.epsilon_table import missing
 from coalmine.reproduction.experiment import Check, Experiment, Found, Table, beside, shown
 from coalmine.reproduction.paper import ACCURACY
-from coalmine.reproduction.readings import Reading, read_finished, rung
+from coalmine.reproduction.readings import FELL_APART, Reading, least_learnt, read_finished, rung
 from coalmine.reproduction.runs import Follow, PlannedRun, carry_out
 from coalmine.reproduction.setting import Setting
 from coalmine.simulation.config import RunConfig
@@ -51,7 +51,12 @@ def few_canaries(setting: Setting) -> RunConfig:
 
 def plan(setting: Setting) -> list[PlannedRun]:
     """Both runs of every pair."""
-    return [planned for pair in pairs(setting) for planned in pair]
+    return runs_of(pairs(setting))
+
+
+def runs_of(asked: list[Pair]) -> list[PlannedRun]:
+    """The runs of these pairs, one after another."""
+    return [planned for pair in asked for planned in pair]
 
 
 def gather(setting: Setting, follow: Follow) -> Found:
@@ -61,7 +66,7 @@ def gather(setting: Setting, follow: Follow) -> Found:
 
 def gather_pairs(asked: list[Pair], setting: Setting, follow: Follow) -> Found:
     """The accuracies of the pairs that are finished."""
-    runs = [planned for pair in asked for planned in pair]
+    runs = runs_of(asked)
     done = carry_out(runs, setting, follow=follow)
     read = {name: read_finished(directory) for name, directory in done.items()}
     found = [
@@ -100,7 +105,7 @@ def _pair(without: Reading, mixed: Reading) -> dict[str, Any]:
 
 def learnt(found: Found) -> list[dict[str, Any]]:
     """The pairs of which both models have at least half of the best accuracy; in others training itself fell apart."""
-    least = max((max(pair["without"], pair["with"]) for pair in found["pairs"]), default=0.0) / 2
+    least = least_learnt(max(pair["without"], pair["with"]) for pair in found["pairs"])
     return [pair for pair in found["pairs"] if min(pair["without"], pair["with"]) >= least]
 
 
@@ -206,8 +211,8 @@ def said_of_ours(found: Found) -> str:
             for pair in apart
         )
         text += (
-            f" Left out of the cost, since training itself fell apart in one run of the pair or in both: {named}. An "
-            "adaptive clip and the noise that goes with it can drive each other."
+            f" Left out of the cost, since training itself fell apart in one run of the pair or in both: {named}. "
+            + FELL_APART
         )
     return text
 

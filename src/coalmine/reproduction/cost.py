@@ -7,6 +7,7 @@ from coalmine.reproduction.accuracy import (
     few_canaries,
     gather_pairs,
     pairs_of,
+    runs_of,
     said_of_ours,
     tables_of_ours,
 )
@@ -27,7 +28,7 @@ def pairs(setting: Setting) -> list[Pair]:
 
 def plan(setting: Setting) -> list[PlannedRun]:
     """Both runs of every pair."""
-    return [planned for pair in pairs(setting) for planned in pair]
+    return runs_of(pairs(setting))
 
 
 def gather(setting: Setting, follow: Follow) -> Found:

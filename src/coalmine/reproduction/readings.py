@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from coalmine.estimators.mechanism import mechanism_epsilon
 Reading = dict[str, Any]
 POINTS = 61  # of a density
 DIGITS = "scikit-learn's handwritten digits"
+FELL_APART = "An adaptive clip and the noise that goes with it can drive each other."
 
 
 def read_finished(directory: Path) -> Reading:
@@ -109,19 +110,21 @@ def rung(reading: Reading, name: str, presentations: int | None = None) -> dict[
     return rows[0] if rows else None
 
 
+def least_learnt(accuracies: Iterable[float]) -> float:
+    """The accuracy below which a model has not learnt: half of the best one's."""
+    return max(accuracies, default=0.0) / 2
+
+
 def not_learnt(readings: Sequence[Reading]) -> str:
-    """A sentence about models with less than half of the best one's accuracy; empty if there are none."""
-    best = max((reading["accuracy"] for reading in readings), default=0.0)
+    """A sentence about models that have not learnt; empty if there are none."""
+    least = least_learnt(reading["accuracy"] for reading in readings)
     lost = [
         f"{reading['accuracy']:.1%} at noise {reading['noise_multiplier']:g}"
         for reading in readings
-        if reading["accuracy"] < best / 2
+        if reading["accuracy"] < least
     ]
-    if not lost:
-        return ""
     return (
-        f"Not every model learnt: {', '.join(lost)}, where the best has {best:.1%}. An adaptive clip and the noise that "
-        "goes with it can drive each other."
+        f"Not every model learnt: {', '.join(lost)}, where the best has {2 * least:.1%}. {FELL_APART}" if lost else ""
     )
 
 
