@@ -130,6 +130,7 @@ def _section(name: str) -> str:
     experiment = _experiment(name)
     found = read_json(path)
     lines = [f"## {experiment.title}", "", _made_by(experiment, found), "", experiment.words(found), ""]
+    lines += [line for path in sorted(FOLDER.glob(f"{name}-paper-*-examples.json")) for line in (_longer(path), "")]
     if experiment.draw is not None:
         picture = path.with_suffix(".png")
         save_figure(picture, experiment, found)
@@ -139,6 +140,22 @@ def _section(name: str) -> str:
         if table.rows:
             lines += ["", f"{table.title}:", "", markdown(table)]
     return "\n".join(lines) + "\n"
+
+
+def _longer(path: Path) -> str:
+    """What came of some of the runs of paper size when clients trained on more examples a round."""
+    found, most = read_json(path), path.stem.split("-")[-2]
+    noises = ",".join(f"{reading['noise_multiplier']:g}" for reading in found["readings"])
+    accuracies = ", ".join(
+        f"{reading['accuracy']:.1%} at noise {reading['noise_multiplier']:g} "
+        f"(clip norm at the end {reading['clip_norms'][-1]:.3g})"
+        for reading in found["readings"]
+    )
+    command = f"coalmine reproduce {found['name']} --scale paper --only {noises} --max-examples {most}"
+    return (
+        f"Clients that train on up to {most} examples a round, `{command}`: {accuracies}, "
+        f"{found['seconds'] / 60:.1f} minutes on {found['machine']}; numbers in [{path.name}](reproduction/{path.name})."
+    )
 
 
 def _made_by(experiment: Experiment, found: Found) -> str:
