@@ -8,7 +8,8 @@ from coalmine.simulation.batches import draw_batches
 from coalmine.simulation.engines import client_engine
 from coalmine.simulation.engines.base import ClientSettings, Examples
 from coalmine.simulation.engines.one_by_one import OneByOne
-from coalmine.simulation.engines.text import TextTogether, buckets, halves, pack
+from coalmine.simulation.engines.packing import buckets, halves, pack, pad
+from coalmine.simulation.engines.text import TextTogether
 from coalmine.simulation.engines.vectorized import VectorizedTogether
 from coalmine.simulation.models import Recurrent, recurrent, word_lstm
 
@@ -76,6 +77,24 @@ def test_packing_holds_every_symbol_once(sentences):
     here, there = packed.by_client[came_before], packed.before[came_before]
     assert (packed.example[here] == packed.example[there]).all()
     assert (packed.place[here] == packed.place[there] + 1).all()
+
+
+def test_padding_puts_every_symbol_in_its_clients_row(sentences):
+    """Sentences without symbols and clients without sentences too."""
+    lengths = (sentences.labels != 0).sum(dim=1).numpy()
+    lengths[::7] = 0
+    drawn = batches(sizes=(3, 40, 1, 0, 16, 17, 5, 33, 8))
+    packed = pack(lengths, drawn.examples[:, 0], drawn.counts[:, 0])
+    parts = list(buckets(packed.symbols))
+    padding = pad(packed, parts)
+    assert padding.index is not None  # or nothing is tried here
+    owners = padding.of(packed.owner[packed.by_client].unsqueeze(1) + 1, zero=True)
+    shares = padding.of(packed.shares.unsqueeze(1), zero=True)
+    for some, own, share in zip(parts, owners, shares, strict=True):
+        for client, row, parts_of_one in zip(range(some.start, some.stop), own, share, strict=True):
+            count = int(packed.symbols[client])
+            assert row.flatten().tolist() == [client + 1] * count + [0] * (len(row) - count)
+            assert float(parts_of_one.sum()) == pytest.approx(1.0 if count else 0.0)
 
 
 def test_buckets_hold_neighbours_of_nearly_one_size():

@@ -6,7 +6,7 @@ model of its own, and a step is one batched product for each layer and place.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,11 +16,10 @@ from coalmine.simulation.batches import Batches
 from coalmine.simulation.engines import lstm
 from coalmine.simulation.engines.base import ClientSettings, Examples, chunks, clients_that_fit
 from coalmine.simulation.engines.descent import Descent
+from coalmine.simulation.engines.packing import Padded, buckets, halves, pack, pad
 from coalmine.simulation.engines.precision import matmul_precision
 from coalmine.simulation.models import Model, Recurrent
 from coalmine.simulation.population import Indices
-
-BUCKET = 0.6  # clients with at least this share of the longest one's symbols are padded to it
 
 
 class TextTogether:
@@ -109,10 +108,9 @@ class TextTogether:
 
     def _first_step(self, model_vector: Tensor, rows: Tensor, velocity: Tensor | None, chunk: Batches) -> None:
         """The step that all clients take from the same model; `rows` become their updates so far."""
-        packed = pack(self.lengths, chunk.examples[:, 0], chunk.counts[:, 0])
+        packed = pack(self.lengths, chunk.examples[:, 0], chunk.counts[:, 0], rows.device)
         parts = list(buckets(packed.symbols))
-        padded = pad(packed, parts).to(rows.device)  # all that comes from the host comes first
-        packed = packed.to(rows.device)
+        padded = pad(packed, parts)
         parameters = self.model.split(model_vector)
         symbols = self.examples.inputs[packed.example, packed.place].long()
         labels = self.examples.labels[packed.example, packed.place].long()[packed.by_client]
@@ -271,135 +269,6 @@ class DenseSlopes:
     inputs: Sequence[Tensor]
     slopes: Sequence[Tensor]
     below: Tensor
-
-
-@dataclass(frozen=True)
-class Packed:
-    """The symbols of one step of several clients, in the order of their places and in that of the clients.
-
-    By place, all first symbols come first, and the sentences are sorted by length, so that those that go on are always
-    the first few. `by_client` and `by_place` lead from one order to the other.
-    """
-
-    example: Tensor  # by place: which example the symbol is of
-    place: Tensor  # and where it stands there
-    owner: Tensor  # and which client's it is
-    by_client: Tensor  # where the symbols of the clients' order stand in that of the places
-    by_place: Tensor  # the inverse
-    before: Tensor  # by client: where the place before stands in the order of places; −1 at the beginning
-    shares: Tensor  # by client: one over the client's symbols
-    sizes: list[int]  # symbols at each place
-    symbols: Indices  # how many each client has
-    starts: Indices  # where a client's begin
-
-    def to(self, device: torch.device) -> "Packed":
-        """Where the model is, in two transfers that nothing waits for."""
-        if device.type == "cpu":
-            return self
-        names = [name for name, value in vars(self).items() if isinstance(value, Tensor) and name != "shares"]
-        sent = _sent(torch.stack([getattr(self, name) for name in names]), device)
-        return replace(self, **dict(zip(names, sent, strict=True)), shares=_sent(self.shares, device))
-
-
-def pack(lengths: Indices, examples: Indices, counts: Indices) -> Packed:
-    """Pack the first `counts` examples of each row; `lengths` are those of all examples there are."""
-    client, slot = np.nonzero(np.arange(examples.shape[1]) < counts[:, None])
-    example = examples[client, slot]
-    order = np.argsort(-lengths[example].astype(np.int16), kind="stable")
-    client, example = client[order].astype(np.int16 if len(counts) < 2**15 else np.int64), example[order]
-    long = lengths[example]
-    sizes = np.searchsorted(-long, -np.arange(int(long.max(initial=1))), side="left")  # sentences longer than a place
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
-    place = np.repeat(np.arange(len(sizes)), sizes)
-    row = np.arange(len(place)) - offsets[place]
-    owner = client[row]
-    by_client = np.argsort(owner, kind="stable")  # of 16-bit numbers: by counting
-    by_place = np.empty_like(by_client)
-    by_place[by_client] = np.arange(len(by_client))
-    earlier = np.where(place > 0, offsets[place - 1] + row, -1)
-    symbols = np.bincount(owner, minlength=len(counts)).astype(np.int64)
-    shares = np.repeat((1 / np.maximum(symbols, 1)).astype(np.float32), symbols)
-    return Packed(
-        example=torch.from_numpy(example[row]),
-        place=torch.from_numpy(place),
-        owner=torch.from_numpy(owner.astype(np.int64)),
-        by_client=torch.from_numpy(by_client),
-        by_place=torch.from_numpy(by_place),
-        before=torch.from_numpy(earlier[by_client]),
-        shares=torch.from_numpy(shares),
-        sizes=sizes.tolist(),
-        symbols=symbols,
-        starts=np.cumsum(symbols) - symbols,
-    )
-
-
-def halves(counts: Indices) -> Iterator[slice]:
-    """Clients, those with more sentences first, in two parts: those with more than half of the most, and the others."""
-    cut = int((counts > counts[0] // 2).sum()) if len(counts) else 0
-    yield from (some for some in (slice(0, cut), slice(cut, len(counts))) if some.stop > some.start)
-
-
-def buckets(symbols: Indices) -> Iterator[slice]:
-    """Neighbours of which the shortest has nearly as many symbols as the longest."""
-    start, fewest, most = 0, 0, 0
-    for number, own in enumerate(symbols.tolist()):
-        fewest, most = (min(fewest, own), max(most, own)) if number > start else (own, own)
-        if fewest < BUCKET * most:
-            yield slice(start, number)
-            start, fewest, most = number, own, own
-    if len(symbols):
-        yield slice(start, len(symbols))
-
-
-Padded = list[Tensor]  # for each bucket clients × symbols × numbers
-
-
-@dataclass(frozen=True)
-class Padding:
-    """How symbols in the order of the clients become a matrix for each client, the shorter ones of a bucket padded."""
-
-    index: Tensor | None  # which symbol stands where, all buckets in a row; None where nothing is padded
-    absent: Tensor | None  # where none does
-    shapes: list[tuple[int, int]]
-
-    def to(self, device: torch.device) -> "Padding":
-        if self.index is None or self.absent is None:
-            return self
-        return replace(self, index=_sent(self.index, device), absent=_sent(self.absent, device))
-
-    def places(self, order: Tensor) -> Tensor:
-        """Where rows in another order have the symbols that stand here, for `of`."""
-        return order if self.index is None else order[self.index]
-
-    def of(self, rows: Tensor, places: Tensor | None = None, *, zero: bool = False) -> Padded:
-        """The rows by bucket and client; in the place of padding zeros, if `zero`, or else some row that is there."""
-        places = self.index if places is None else places
-        taken = rows if places is None else rows[places]
-        if zero and self.absent is not None:
-            taken = taken.masked_fill_(self.absent.unsqueeze(1), 0.0)
-        pieces = torch.split(taken, [clients * most for clients, most in self.shapes])
-        return [piece.view(*shape, *rows.shape[1:]) for piece, shape in zip(pieces, self.shapes, strict=True)]
-
-
-def pad(packed: Packed, parts: Sequence[slice]) -> Padding:
-    """The padding of these buckets."""
-    shapes, index, absent = [], [], []
-    for some in parts:
-        symbols, starts = packed.symbols[some], packed.starts[some]
-        most = max(int(symbols.max()), 1)
-        present = np.arange(most) < symbols[:, None]
-        shapes.append((len(symbols), most))
-        index.append(np.where(present, starts[:, None] + np.arange(most), 0).ravel())
-        absent.append(~present.ravel())
-    gaps = np.concatenate(absent)
-    if not gaps.any():
-        return Padding(None, None, shapes)
-    return Padding(torch.from_numpy(np.concatenate(index)), torch.from_numpy(gaps), shapes)
-
-
-def _sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on its way to a device, which nobody waits for."""
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _widened(weight: Tensor, width: int) -> Tensor:
