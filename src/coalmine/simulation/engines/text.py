@@ -16,7 +16,7 @@ from coalmine.simulation.batches import Batches
 from coalmine.simulation.engines import lstm
 from coalmine.simulation.engines.base import ClientSettings, Examples, chunks, clients_that_fit
 from coalmine.simulation.engines.descent import Descent
-from coalmine.simulation.engines.packing import Padded, buckets, halves, pack, pad
+from coalmine.simulation.engines.packing import Padded, buckets, halves, pack, pad, sent
 from coalmine.simulation.engines.precision import matmul_precision
 from coalmine.simulation.models import Model, Recurrent
 from coalmine.simulation.population import Indices
@@ -79,7 +79,7 @@ class TextTogether:
                 self._own_step(rows[some], moving, chunk.examples[some, step], chunk.counts[some, step])
         if len(active) > 1:
             rows[: active[1]] -= model_vector
-        return rows if (np.diff(order) == 1).all() else rows[torch.from_numpy(order).to(rows.device)]
+        return rows if (np.diff(order) == 1).all() else rows[sent([order], rows.device)[0]]
 
     def _longest_first(self, batches: Batches, clients: Indices) -> tuple[Batches, Indices]:
         """By number of steps, then by the size of the last one, so that neighbours need little padding."""
@@ -200,8 +200,8 @@ class TextTogether:
         device, going = rows.device, len(rows)
         lengths = np.where(np.arange(examples.shape[1]) < counts[:, None], self.lengths[examples], 0)
         slots, places = _slots_and_places(self.lengths, examples, counts)
-        index = torch.from_numpy(examples[:, :slots]).to(device)
-        present = torch.from_numpy(lengths[:, :slots] > 0).to(device)
+        chosen = sent([examples[:, :slots].ravel(), lengths[:, :slots].ravel()], device)
+        index, present = chosen[0].view(going, slots), chosen[1].view(going, slots) > 0
         # places before slots, so that a place of all slots is one block
         symbols = self.examples.inputs[index, :places].long().transpose(1, 2)
         labels = self.examples.labels[index, :places].long().transpose(1, 2)
