@@ -42,8 +42,10 @@ from coalmine import mechanism_epsilon  # noqa: E402
 from coalmine.audit.verify import verify_run  # noqa: E402
 from coalmine.canaries import rotation_numpy  # noqa: E402
 from coalmine.cli.compare import compare  # noqa: E402
-from coalmine.integrations.flower import AuditedStrategy, audited, canary_mod, observer  # noqa: E402
+from coalmine.estimators.correlated import BandedNoise  # noqa: E402
+from coalmine.integrations.flower import Announcement, AuditedStrategy, audited, canary_mod, observer  # noqa: E402
 from coalmine.integrations.flower.layout import Layout  # noqa: E402
+from coalmine.integrations.flower.strategy import NO_CANARY  # noqa: E402
 
 SMALL = 2_000
 REAL, CANARIES = 8, 12
@@ -590,6 +592,64 @@ def test_a_canary_without_a_seed_says_so():
         small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()))
 
 
+def test_a_seed_that_is_not_the_audits_is_refused(tmp_path):
+    """Clients would send canaries that the audit does not look for, and it would find nothing: PASS."""
+    audit = small_audit()
+    with pytest.raises(ValueError, match="seed must be the one that the audit was made with"):
+        AuditedStrategy(server_side(5), audit, "client", seed=b"another")
+    with pytest.raises(ValueError, match="seed must be the one that the audit was made with"):
+        observer(audit, clip_norm=1.0).announce(initial_arrays(SMALL), seed=b"another")
+    secret = tmp_path / "seed"
+    secret.write_bytes(b"another")
+    configs = [{**node, "coalmine-seed-file": str(secret)} if "canary-id" in node else node for node in nodes()]
+    strategy = AuditedStrategy(server_side(REAL + CANARIES), audit, "client")
+    with pytest.raises(ValueError, match=r"seed must hold the seed of the server's audit, got another"):
+        small_run(strategy, LoopGrid(client_app([canary_mod]), configs))
+
+
+@pytest.mark.parametrize("noise", [None, BandedNoise(coefficients=(1.0, 0.5), rounds=3)])
+def test_an_announcement_comes_back_from_its_config(noise):
+    """With all that the commitment is to: a node that reads other settings would refuse the right seed."""
+    audit = new_audit(canaries=CANARIES, dim=SMALL, unobserved=200, noise=noise, layers=[("a", 500), ("b", 1_500)])
+    sent = Announcement.of(audit, clip_norm=1.0, scale=10.0, left_out=("c",), seed=5, partitions=range(3, 15))
+    assert Announcement.from_config(sent.to_config()) == sent
+    alone = Announcement(canaries=12, dim=SMALL, kind="rotated", clip_norm=1.0, scale=10.0)
+    assert Announcement.from_config(alone.to_config()) == alone
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        {},
+        {"canary_partitions": range(REAL, REAL + CANARIES)},
+        {"canary_nodes": {REAL + 1 + i: i for i in range(CANARIES)}},
+    ],
+    ids=["canary-id", "partition id", "named by the server"],
+)
+@pytest.mark.parametrize("fraction", [1.0, 0.6])
+def test_clients_that_forget_the_mod_are_warned_of_once(way, fraction, caplog):
+    """In the first round where canaries must be among the replies, or else at the end."""
+    inner = fedavg(fraction_train=fraction)
+    count = int(fraction * (REAL + CANARIES))
+    strategy = AuditedStrategy(server_side(count, inner=inner), small_audit(), "client", seed=SEED, **way)
+    small_run(strategy, LoopGrid(client_app(), PARTITIONS))
+    at_once = fraction == 1 or "canary_nodes" in way
+    assert caplog.text.count("clients need canary_mod") == int(at_once)
+    strategy.finish()
+    assert caplog.text.count("clients need canary_mod") == 1
+    assert strategy._warned == [NO_CANARY]
+
+
+def test_a_round_without_canaries_is_nothing_to_warn_of():
+    """Where canaries failed, or none was sampled and one was in another round."""
+    named = {REAL + 1 + i: i for i in range(CANARIES)}
+    strategy = AuditedStrategy(fedavg(), small_audit(), "client", seed=SEED, clip_norm=1.0, canary_nodes=named)
+    failing = [(1, node) for node in named]
+    small_run(strategy, LoopGrid(client_app([canary_mod]), PARTITIONS, failing=failing), rounds=2)
+    strategy.finish()
+    assert strategy._warned == []
+
+
 @pytest.mark.parametrize("way", ["strategy", "observer"])
 def test_buffers_are_told_apart(way, caplog, tmp_path):
     """As batch normalisation has them, and both are named.
@@ -642,9 +702,90 @@ def test_what_cannot_be_is_refused():
         AuditedStrategy(server_side(5), audit, "extra").finish()
     with pytest.raises(ValueError, match="clip_norm and participants"):
         observer(audit, noise_multiplier=1.0)
+    with pytest.raises(ValueError, match="participants must be at least 1"):
+        observer(audit, clip_norm=1.0, participants=0)
     wrong = AuditedStrategy(server_side(5), new_audit(dim=DIM), "extra")
     with pytest.raises(ValueError, match=f"dim = {SMALL}"):
         small_run(wrong, LoopGrid(client_app(), nodes(canaries=0)))
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.0, math.nan, math.inf])
+@pytest.mark.parametrize("name", ["scale", "clip_norm", "noise_multiplier"])
+def test_numbers_that_cannot_be_are_refused_before_training(name, value):
+    audit = small_audit()
+    watched = {"clip_norm": 1.0, "participants": 5}
+    if (name, value) == ("noise_multiplier", 0.0):
+        AuditedStrategy(server_side(5), audit, "extra", noise_multiplier=0.0)  # no noise is a thing to audit
+        observer(audit, **watched, noise_multiplier=0.0)
+        return
+    with pytest.raises(ValueError, match=f"{name} must be "):
+        AuditedStrategy(server_side(5), audit, "client", seed=SEED, **{name: value})
+    scale = {"scale": value} if name == "scale" else {}
+    with pytest.raises(ValueError, match=f"{name} must be "):
+        observer(audit, **watched | ({} if scale else {name: value})).announce(initial_arrays(SMALL), **scale)
+
+
+def test_partitions_may_be_a_list():
+    listed = list(range(REAL, REAL + CANARIES))
+    found = cosines(by_clients(configs=PARTITIONS, canary_partitions=listed))
+    assert found == pytest.approx(cosines(by_clients()), abs=1e-5)
+
+
+@pytest.mark.parametrize("partitions", [[1, 3], [2, 1], [1, 1], [], range(1, 9, 2), 5, "12", [-1, 0], [1.5]])
+def test_partitions_must_be_consecutive(partitions):
+    with pytest.raises(ValueError, match="canary_partitions must be "):
+        AuditedStrategy(server_side(5), small_audit(), "client", seed=SEED, canary_partitions=partitions)
+
+
+def restarted(directory):
+    """A server that starts in a directory, one round further than it got before."""
+    audit = small_audit(directory=directory)
+    try:
+        strategy = AuditedStrategy(server_side(50), audit, "replace", canary_nodes=0.5)
+        small_run(strategy, LoopGrid(client_app(), nodes(50, 0)), rounds=audit.last_round + 1)
+    finally:
+        audit.directory.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: data[: len(data) // 2],
+        lambda data: b"",
+        lambda data: data.replace(b"}", b" "),
+    ],
+    ids=["of its last byte", "in half", "to nothing", "inside"],
+)
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("checkpoint.npz", r"checkpoint.npz is no checkpoint \(.*\); remove it to train from round 1"),
+        ("audit/nodes.json", r"nodes.json must name different canaries of 0..11 by node, got .*; remove it"),
+        ("audit/initial.npy", r"initial.npy is no model \(.*\); restore it from a copy"),
+    ],
+)
+def test_a_damaged_file_is_named(name, says, damage, tmp_path):
+    restarted(tmp_path)
+    path = tmp_path / name
+    path.write_bytes(damage(path.read_bytes().rstrip(b"\n")))
+    with pytest.raises(ValueError, match=says):
+        restarted(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[]", "7", "null", '{"1": 12}', '{"1": 0, "2": 0}', '{"1": null}', "\xff"])
+def test_nodes_that_are_none_are_refused(text, tmp_path):
+    restarted(tmp_path)
+    (tmp_path / "audit" / "nodes.json").write_text(text, encoding="latin-1")
+    with pytest.raises(ValueError, match=r"nodes.json must name different canaries"):
+        restarted(tmp_path)
+
+
+def test_a_first_model_of_another_size_is_refused_before_training(tmp_path):
+    restarted(tmp_path)
+    np.save(tmp_path / "audit" / "initial.npy", np.zeros(SMALL - 1, np.float32))
+    with pytest.raises(ValueError, match=r"initial.npy must be a model of 2000 numbers, got shape \(1999,\)"):
+        restarted(tmp_path)
 
 
 def test_clients_that_are_no_canaries_are_left_alone():

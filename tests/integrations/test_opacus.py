@@ -175,6 +175,7 @@ def test_detached_the_optimizer_is_as_it_was():
     hook = optimizer.step_hook
     attached = attach(optimizer, audit, sample_rate=1.0, through_clip=True)
     attached.detach()
+    attached.detach()  # nothing is left to take out
     assert optimizer.step_hook is hook
     assert not {"add_noise", "clip_and_accumulate"} & vars(optimizer).keys()
     run_epoch(model, optimizer, loss, loader, audit, steps=1)
@@ -200,6 +201,25 @@ def test_an_audit_goes_on_after_a_restart(tmp_path):
     assert "final-update" in again.result().adversaries
 
 
+def test_a_finished_audit_is_refused_before_training(tmp_path):
+    """As in a second run of a script in the same folder: better now than in its first step."""
+    model, optimizer, loss, loader, _ = make(examples=50, batch=50)
+    for directory, says in [(tmp_path, f"{tmp_path} holds a finished audit: name another"), (None, "make a new one")]:
+        settings = {"canaries": 20, "seed": b"tests only", "delta": 1e-5, "directory": directory}
+        audit = Audit(dimension(optimizer), **settings)
+        attached = attach(optimizer, audit, sample_rate=1.0)
+        run_epoch(model, optimizer, loss, loader, audit, steps=1)
+        attached.finish()
+        attached.detach()
+        if directory is not None:
+            audit.directory.close()
+            audit = Audit(dimension(optimizer), **settings)
+        with pytest.raises(ValueError, match=says):
+            attach(optimizer, audit, sample_rate=1.0)
+        audit.rewind_to(1)
+        attach(optimizer, audit, sample_rate=1.0).detach()
+
+
 def test_what_cannot_be_audited_is_refused():
     _, optimizer, _, _, _ = make(examples=50, batch=50)
     audit = audit_of(optimizer)
@@ -209,6 +229,9 @@ def test_what_cannot_be_audited_is_refused():
         attach(optimizer, audit, sample_rate=0.0)
     with pytest.raises(ValueError, match="scale needs through_clip"):
         attach(optimizer, audit, sample_rate=1.0, scale=10.0)
+    for scale in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="scale must be "):
+            attach(optimizer, audit, sample_rate=1.0, through_clip=True, scale=scale)
     with pytest.raises(ValueError, match="must have dim = 9"):
         attach(optimizer, Audit(100, canaries=10, seed=1, delta=1e-5), sample_rate=1.0)
     _, ghost, _, _, _ = make(examples=50, batch=50, mode="ghost")

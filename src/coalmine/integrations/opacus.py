@@ -35,6 +35,7 @@ from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
 from coalmine.audit.verdict import Claim
 from coalmine.checks import one_number, shown
+from coalmine.integrations.checks import positive
 from coalmine.integrations.claims import noise_claim
 from coalmine.integrations.journal import Journal
 
@@ -63,12 +64,14 @@ def attach(
     follows from the audit's seed, or is drawn from `rng`.
     """
     _check_optimizer(optimizer, audit, through_clip)
+    _check_unfinished(audit)
     rate = one_number("sample_rate", sample_rate)
     if not 0 < rate <= 1:
         raise ValueError(f"sample_rate must lie in (0, 1], got {rate}")
     if scale is not None and not through_clip:
         raise ValueError("a scale needs through_clip=True: behind the clip a canary is as long as the clip allows")
-    return Attachment(optimizer, audit, rate, (10.0 if scale is None else scale) if through_clip else None, rng)
+    length = positive("scale", 10.0 if scale is None else scale) if through_clip else None
+    return Attachment(optimizer, audit, rate, length, rng)
 
 
 class Attachment:
@@ -90,7 +93,7 @@ class Attachment:
         self._journal = Journal(audit, self._settings())
         self._own: dict[str, Any] = {}  # what the optimizer had of its own under the names put over
         self._real_add_noise = self._put("add_noise", self._add_noise)
-        self._real_clip = self._put("clip_and_accumulate", self._clip_and_accumulate) if scale else None
+        self._real_clip = self._put("clip_and_accumulate", self._clip_and_accumulate) if scale is not None else None
         self._real_hook = optimizer.step_hook
         optimizer.attach_step_hook(self._after_noise)
 
@@ -125,11 +128,14 @@ class Attachment:
         return noise_claim(self._audit, next(iter(self._noise_multipliers)))
 
     def detach(self) -> None:
-        """Take the audit out of the optimizer; the accountant's hook stays."""
+        """Take the audit out of the optimizer, if it is still in; the accountant's hook stays."""
+        if not self._own:
+            return
         for name, own in self._own.items():
             delattr(self._optimizer, name)
             if own is not None:
                 setattr(self._optimizer, name, own)
+        self._own = {}
         self._optimizer.step_hook = self._real_hook
 
     def _put(self, name: str, ours: Callable[[], None]) -> Callable[[], None]:
@@ -232,6 +238,15 @@ def _check_optimizer(optimizer: DPOptimizer, audit: Audit, through_clip: bool) -
             f"through_clip needs rows of grad_sample and one clip norm, which {type(optimizer).__name__} has not; "
             "leave it out, and canaries enter behind the clip"
         )
+
+
+def _check_unfinished(audit: Audit) -> None:
+    """Before training: a step would be refused behind a final model."""
+    if audit.log.final is None:
+        return
+    if audit.directory is None:
+        raise ValueError("this audit has observed its final model: make a new one, or rewind_to a round to go on from")
+    raise ValueError(f"{audit.directory.path} holds a finished audit: name another directory, or remove it")
 
 
 def _update_noise_multiplier(optimizer: DPOptimizer) -> float:

@@ -1,13 +1,16 @@
 """What the server tells canary clients, inside the ConfigRecord that every client gets anyway."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, SupportsIndex
 
+from coalmine.audit.audit import Audit
 from coalmine.audit.seeds import read_seed
+from coalmine.audit.settings import Commitment, Settings
 from coalmine.canaries import RotatedCanaries, SphereCanaries
+from coalmine.checks import shown, whole_number
 
 PREFIX = "coalmine-"
 REPLY = "coalmine"  # the record in which a canary tells the server which one it is
@@ -18,7 +21,8 @@ class Announcement:
     """How to be a canary: `scale` times too long an update, in the arrays that are not `left_out`.
 
     `seed` makes the canaries; it is a secret, so leave it out where canary nodes have a file of it (`coalmine-seed-file` in
-    their node config). `partitions`, first and past the last, are the partition ids that are canaries, in order.
+    their node config). `partitions`, first and past the last, are the partition ids that are canaries, in order. `record`,
+    the audit's settings and its commitment, is public; by it a node can tell whether its seed is the audit's.
     """
 
     canaries: int
@@ -29,6 +33,32 @@ class Announcement:
     left_out: tuple[str, ...] = ()
     seed: int | bytes | None = None
     partitions: tuple[int, int] | None = None
+    record: tuple[Settings, Commitment] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        audit: Audit,
+        *,
+        clip_norm: float,
+        scale: float,
+        left_out: tuple[str, ...],
+        seed: int | bytes | None,
+        partitions: range | None,
+    ) -> "Announcement":
+        """How to be one of the audit's canaries."""
+        settings = audit.settings
+        return cls(
+            canaries=settings.canaries,
+            dim=settings.dim,
+            kind=settings.kind,
+            clip_norm=clip_norm,
+            scale=scale,
+            left_out=left_out,
+            seed=seed,
+            partitions=None if partitions is None else (partitions.start, partitions.stop),
+            record=(settings, audit.commitment),
+        )
 
     def to_config(self) -> dict[str, Any]:
         """Entries for a ConfigRecord: no lists, which the legacy API refuses."""
@@ -44,6 +74,9 @@ class Announcement:
             entries["seed"] = self.seed if isinstance(self.seed, bytes) else str(self.seed)
         if self.partitions is not None:
             entries["partitions"] = json.dumps(self.partitions)
+        if self.record is not None:
+            settings, commitment = self.record
+            entries["record"] = json.dumps({"settings": settings.to_dict(), "commitment": vars(commitment)})
         return {PREFIX + name: value for name, value in entries.items()}
 
     @classmethod
@@ -54,6 +87,7 @@ class Announcement:
             return config.get(PREFIX + name)
 
         seed, partitions = told("seed"), json.loads(told("partitions") or "null")
+        record = json.loads(told("record") or "null")
         return cls(
             canaries=int(told("canaries")),
             dim=int(told("dim")),
@@ -63,6 +97,7 @@ class Announcement:
             left_out=tuple(json.loads(told("left-out"))),
             seed=int(seed) if isinstance(seed, str) else seed,
             partitions=None if partitions is None else (int(partitions[0]), int(partitions[1])),
+            record=record and (Settings.from_dict(record["settings"]), Commitment(**record["commitment"])),
         )
 
     def index_of(self, config: Mapping[str, Any], node: Mapping[str, Any]) -> int | None:
@@ -80,10 +115,15 @@ class Announcement:
         return index if 0 <= index < min(self.canaries, self.partitions[1] - self.partitions[0]) else None
 
     def seed_for(self, node: Mapping[str, Any]) -> int | bytes:
-        """The node's own seed file first, else what the server told."""
+        """The node's own seed file first, else what the server told; refused where it is not the audit's seed."""
         path = node.get(PREFIX + "seed-file")
         if path is not None:
-            return read_seed(Path(str(path)))
+            seed = read_seed(Path(str(path)))
+            if self.record is not None and not self.record[1].opens_to(seed, self.record[0]):
+                raise ValueError(
+                    f"seed file {path} must hold the seed of the server's audit, got another: copy the server's file"
+                )
+            return seed
         if self.seed is None:
             raise ValueError(
                 "a canary needs the seed: give its node coalmine-seed-file='...' in --node-config, or let the server tell it"
@@ -94,3 +134,22 @@ class Announcement:
         """Canary `index` as an update of a client."""
         kind = RotatedCanaries if self.kind == "rotated" else SphereCanaries
         return kind(self.canaries, self.dim, seed=seed).canary(index, like=like) * (self.clip_norm * self.scale)
+
+
+def checked_seed(audit: Audit, seed: int | bytes | None) -> int | bytes | None:
+    """The seed to announce, refused unless it is the audit's: of other canaries the audit would see nothing."""
+    if seed is not None and not audit.commitment.opens_to(seed, audit.settings):
+        raise ValueError("seed must be the one that the audit was made with, got another: give both the same")
+    return seed
+
+
+def checked_partitions(ids: Iterable[int] | None) -> range | None:
+    """The partition ids of canaries, refused unless they follow each other: clients are told the ends."""
+    if ids is None:
+        return None
+    if not isinstance(ids, Iterable):
+        raise ValueError(f"canary_partitions must be a range or a list of partition ids, got {shown(ids)}")
+    listed = [whole_number("a partition id in canary_partitions", each, minimum=0) for each in ids]
+    if not listed or listed != list(range(listed[0], listed[-1] + 1)):
+        raise ValueError(f"canary_partitions must be consecutive, and one at least, got {shown(ids)}")
+    return range(listed[0], listed[-1] + 1)

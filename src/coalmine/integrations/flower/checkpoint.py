@@ -1,6 +1,7 @@
 """The global model on disk, so that a restarted ServerApp goes on."""
 
 import io
+import tokenize
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,8 +11,11 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 
 from coalmine.audit.rounds import write_atomically
+from coalmine.integrations.flower.layout import Row
 
 NAME = "checkpoint.npz"
+# what numpy and zipfile raise over a file that is cut short, changed or not theirs
+DAMAGED = (ValueError, OSError, KeyError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, tokenize.TokenError)
 
 
 def save_checkpoint(directory: Path, round_number: int, model: Mapping[str, Array], state: Mapping[str, float]) -> None:
@@ -32,12 +36,12 @@ def load_checkpoint(directory: Path) -> tuple[int, ArrayRecord, dict[str, float]
     if not path.exists():
         return None
     try:
-        with np.load(path, allow_pickle=False) as saved:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:  # numpy leaves a damaged one open
             found: dict[str, Any] = dict(saved)
         model = {name.removeprefix("model/"): Array(found[name]) for name in found if name.startswith("model/")}
         state = {name.removeprefix("state/"): float(found[name]) for name in found if name.startswith("state/")}
         return int(found["round"]), ArrayRecord(model), state
-    except (ValueError, OSError, KeyError) as error:
+    except DAMAGED as error:
         raise ValueError(f"{path} is no checkpoint ({error}); remove it to train from round 1") from None
 
 
@@ -48,6 +52,14 @@ def save_row(path: Path, row: Any) -> None:
     write_atomically(path, content.getvalue())
 
 
-def load_row(path: Path) -> Any:
-    """The inverse."""
-    return np.load(path, allow_pickle=False)
+def load_row(path: Path, like: Row) -> Row:
+    """The inverse, refused unless the row is as long as `like`, whose kind it takes."""
+    try:
+        row = np.asarray(np.load(path, allow_pickle=False), dtype=like.dtype)
+    except DAMAGED as error:
+        raise ValueError(f"{path} is no model ({error}); restore it from a copy, or name another directory") from None
+    if row.shape != like.shape:
+        raise ValueError(
+            f"{path} must be a model of {like.size} numbers, got shape {row.shape}; restore it, or name another directory"
+        )
+    return row

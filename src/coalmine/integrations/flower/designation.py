@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coalmine.audit.audit import Audit
 from coalmine.audit.rounds import write_atomically
-from coalmine.checks import one_number
+from coalmine.checks import one_number, shown
 
 NAME = "audit/nodes.json"
 
@@ -27,8 +27,7 @@ class Designation:
         self._fraction = 0.0
         if isinstance(nodes, Mapping):
             self._given = {int(node): int(index) for node, index in nodes.items()}
-            outside = [index for index in self._given.values() if not 0 <= index < self._canaries]
-            if outside or len(set(self._given.values())) < len(self._given):
+            if not self._fits(self._given):
                 raise ValueError(f"canary_nodes must name different canaries of 0..{self._canaries - 1}, got {nodes}")
         elif nodes is not None:
             self._fraction = one_number("canary_nodes", nodes)
@@ -36,8 +35,7 @@ class Designation:
                 raise ValueError(f"canary_nodes must be a fraction in (0, 1] or name nodes, got {self._fraction}")
             self._path = None if audit.directory is None else audit.directory.path / NAME
             if self._path is not None and self._path.exists():
-                saved = json.loads(self._path.read_text())
-                self._given = {int(node): int(index) for node, index in saved.items()}
+                self._given = self._read(self._path)
 
     def index_of(self, node: int) -> int | None:
         """The canary of a node, None for a real client."""
@@ -49,6 +47,25 @@ class Designation:
         if self._path is not None:
             write_atomically(self._path, (json.dumps(self._given) + "\n").encode())
         return self._given[node]
+
+    def _read(self, path: Path) -> dict[int, int]:
+        """The canaries that were given away before a restart."""
+        text = path.read_text(errors="replace")
+        try:
+            given = {int(node): int(index) for node, index in json.loads(text).items()}
+        except (ValueError, TypeError, AttributeError):
+            given = None
+        if given is None or not self._fits(given):
+            raise ValueError(
+                f"{path} must name different canaries of 0..{self._canaries - 1} by node, got {shown(text)}; "
+                "remove it to give canaries to nodes anew"
+            )
+        return given
+
+    def _fits(self, given: Mapping[int, int]) -> bool:
+        """Whether all are canaries of this audit, and none is given twice."""
+        indices = set(given.values())
+        return len(indices) == len(given) and all(0 <= index < self._canaries for index in indices)
 
     def _share(self, node: int) -> float:
         """A number in [0, 1) that is the node's own."""

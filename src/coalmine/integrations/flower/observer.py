@@ -9,7 +9,9 @@ from flwr.app import Array
 from coalmine.audit.audit import Audit
 from coalmine.audit.result import AuditResult
 from coalmine.audit.verdict import Claim
-from coalmine.integrations.flower.announcement import Announcement
+from coalmine.checks import whole_number
+from coalmine.integrations.checks import nonnegative, positive
+from coalmine.integrations.flower.announcement import Announcement, checked_partitions, checked_seed
 from coalmine.integrations.flower.layout import Layout
 from coalmine.integrations.flower.recorder import Recorder, logger
 
@@ -50,7 +52,9 @@ class Observer:
         present: Callable[[int], Iterable[int]] | None,
     ) -> None:
         self._audit, self._evaluate = audit, evaluate_fn
-        self._clip_norm, self._participants, self._noise = clip_norm, participants, noise_multiplier
+        self._clip_norm = None if clip_norm is None else positive("clip_norm", clip_norm)
+        self._participants = None if participants is None else whole_number("participants", participants, minimum=1)
+        self._noise = None if noise_multiplier is None else nonnegative("noise_multiplier", noise_multiplier)
         self._present = present or self._default_present
         self._recorder: Recorder | None = None
 
@@ -60,22 +64,18 @@ class Observer:
         *,
         seed: int | bytes | None = None,
         scale: float = 10.0,
-        canary_partitions: range | None = None,
+        canary_partitions: Iterable[int] | None = None,
     ) -> dict[str, Any]:
         """Entries for the train config, from which `canary_mod` knows what to send."""
         if self._clip_norm is None:
             raise ValueError("canaries are as long as the clip allows: give observer(..., clip_norm=)")
-        layout = Layout.of(_record(initial))
-        settings = self._audit.settings
-        return Announcement(
-            canaries=settings.canaries,
-            dim=settings.dim,
-            kind=settings.kind,
+        return Announcement.of(
+            self._audit,
             clip_norm=self._clip_norm,
-            scale=scale,
-            left_out=layout.left_out,
-            seed=seed,
-            partitions=None if canary_partitions is None else (canary_partitions.start, canary_partitions.stop),
+            scale=positive("scale", scale),
+            left_out=Layout.of(_record(initial)).left_out,
+            seed=checked_seed(self._audit, seed),
+            partitions=checked_partitions(canary_partitions),
         ).to_config()
 
     def __call__(self, server_round: int, arrays: Any, *rest: Any) -> Any:

@@ -116,7 +116,7 @@ class Recorder:
             return self.current
         path = self.audit.directory.path / INITIAL
         if self._before and path.exists():
-            return np.asarray(load_row(path), dtype=self.current.dtype)
+            return load_row(path, self.current)
         save_row(path, self.current)
         return self.current
 

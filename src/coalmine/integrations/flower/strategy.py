@@ -27,7 +27,8 @@ from flwr.serverapp.strategy import (
 from coalmine.audit.audit import Audit
 from coalmine.audit.result import AuditResult
 from coalmine.audit.verdict import Claim
-from coalmine.integrations.flower.announcement import PREFIX, REPLY, Announcement
+from coalmine.integrations.checks import nonnegative, positive
+from coalmine.integrations.flower.announcement import PREFIX, REPLY, Announcement, checked_partitions, checked_seed
 from coalmine.integrations.flower.checkpoint import load_checkpoint, save_checkpoint
 from coalmine.integrations.flower.designation import Designation
 from coalmine.integrations.flower.layout import Row
@@ -39,6 +40,10 @@ SERVER_CLIP = (DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacySe
 CLIENT_CLIP = (DifferentialPrivacyClientSideFixedClipping, DifferentialPrivacyClientSideAdaptiveClipping)
 DROPPING = (Krum, MultiKrum, Bulyan, FedTrimmedAvg, FedMedian, QFedAvg)
 BEFORE_CLIP = 10.0
+NO_CANARY = (
+    "no reply says that it is a canary, so none takes part: clients need canary_mod, last in their mods, and canary-id, "
+    "canary_partitions or canary_nodes must name some of them"
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ class AuditedStrategy(Strategy):
         mode: Mode = "replace",
         *,
         canary_nodes: float | Mapping[int, int] | None = None,
-        canary_partitions: range | None = None,
+        canary_partitions: Iterable[int] | None = None,
         seed: int | bytes | None = None,
         clip_norm: float | None = None,
         noise_multiplier: float | None = None,
@@ -91,8 +96,6 @@ class AuditedStrategy(Strategy):
             raise ValueError(
                 f"canary_partitions and seed are for mode 'client', where clients are canaries, not {mode!r}"
             )
-        if canary_partitions is not None and canary_partitions.step != 1:
-            raise ValueError(f"canary_partitions must be consecutive, got {canary_partitions}")
         self.strategy, self.audit, self.mode = strategy, audit, mode
         self._private = _private_wrapper(strategy)
         self._innermost = _innermost(strategy)
@@ -100,16 +103,18 @@ class AuditedStrategy(Strategy):
             raise ValueError(
                 "no DifferentialPrivacy… wrapper was found: say how long a canary's update is by clip_norm"
             )
-        self._given_clip_norm, self._given_noise = clip_norm, noise_multiplier
+        self._given_clip_norm = None if clip_norm is None else positive("clip_norm", clip_norm)
+        self._given_noise = None if noise_multiplier is None else nonnegative("noise_multiplier", noise_multiplier)
         self._scale = _scale(scale, mode, self._private)
         self._designation = Designation(audit, canary_nodes)
-        self._partitions, self._seed = canary_partitions, seed
+        self._partitions, self._seed = checked_partitions(canary_partitions), checked_seed(audit, seed)
         linear = getattr(type(self._innermost), "aggregate_train", None) is FedAvg.aggregate_train
         self._known_others = known_others and linear and self._private is not None
         self._rng = rng
         self._recorder: Recorder | None = None
         self._sent: _Sent | None = None
         self._unclear = False  # whether this round's canaries cannot be told apart
+        self._told_of_any = False  # whether a reply ever said that it is a canary
         self._warned: list[str] = []
         self._weights_differ = False  # whether that was warned of
         self._heaviest = 1.0  # client, against the heaviest canary of its round
@@ -224,6 +229,8 @@ class AuditedStrategy(Strategy):
         """
         if self._recorder is None:
             raise ValueError("there is nothing to finish: start() comes first")
+        if self.mode == "client" and not self._told_of_any and not any(r.present.size for r in self.audit.log.rounds()):
+            self._warn(NO_CANARY)
         more: dict[str, Any] = {"warnings": list(self._warned)}
         spent = self._private.privacy_spent() if hasattr(self._private, "privacy_spent") else None
         if spent is not None:
@@ -236,7 +243,7 @@ class AuditedStrategy(Strategy):
     def _canary_replies(self, recorder: Recorder, sent: _Sent, valid: list[Message]) -> dict[int, Message]:
         """The replies that are canaries, by canary: told by clients, put in the place of theirs, or made."""
         if self.mode == "client":
-            return self._told(valid)
+            return self._told(sent, valid)
         if self.mode == "extra":
             return self._ghosts(recorder, sent, valid)
         found = {}
@@ -247,7 +254,7 @@ class AuditedStrategy(Strategy):
                 found[index] = reply
         return found
 
-    def _told(self, valid: list[Message]) -> dict[int, Message]:
+    def _told(self, sent: _Sent, valid: list[Message]) -> dict[int, Message]:
         found: dict[int, Message] = {}
         for reply in valid:
             if REPLY not in reply.content:
@@ -260,7 +267,15 @@ class AuditedStrategy(Strategy):
                     f"canary {index} came from two nodes, so no such round is audited: each needs its own canary-id"
                 )
             found[index] = reply
+        self._told_of_any |= bool(found)
+        if not found and self._has_canaries(sent, valid):
+            self._warn(NO_CANARY)
         return found
+
+    def _has_canaries(self, sent: _Sent, valid: list[Message]) -> bool:
+        """Whether there must be canaries among the replies: nodes that the server named, or simply every node."""
+        named = any(self._designation.index_of(reply.metadata.src_node_id) is not None for reply in valid)
+        return named or 0 < sent.available <= len(valid)
 
     def _ghosts(self, recorder: Recorder, sent: _Sent, valid: list[Message]) -> dict[int, Message]:
         if not valid:
@@ -395,17 +410,13 @@ class AuditedStrategy(Strategy):
 
     def _announcement(self, clip_norm: float) -> Announcement:
         assert self._recorder is not None
-        settings = self.audit.settings
-        partitions = self._partitions
-        return Announcement(
-            canaries=settings.canaries,
-            dim=settings.dim,
-            kind=settings.kind,
+        return Announcement.of(
+            self.audit,
             clip_norm=clip_norm,
             scale=self._scale,
             left_out=self._recorder.layout.left_out,
             seed=self._seed,
-            partitions=None if partitions is None else (partitions.start, partitions.stop),
+            partitions=self._partitions,
         )
 
     def _new_recorder(self, arrays: ArrayRecord) -> Recorder:
@@ -484,7 +495,7 @@ class AuditedStrategy(Strategy):
 def _scale(given: float | None, mode: Mode, private: Any) -> float:
     """How many times too long canaries are: 10 where a clip awaits them, else 1."""
     if given is not None:
-        return given
+        return positive("scale", given)
     clipped = isinstance(private, SERVER_CLIP) or (mode == "client" and isinstance(private, CLIENT_CLIP))
     return BEFORE_CLIP if clipped else 1.0
 
