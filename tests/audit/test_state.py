@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from coalmine import Audit, RunDirectory
-from coalmine.audit.rounds import RoundLog, write_atomically
+from coalmine.audit.rounds import LENGTHS, TAG, RoundLog, write_atomically
 
 sys.path.insert(0, str(Path(__file__).parent))
 from training import train
@@ -130,6 +130,41 @@ def test_damage_in_the_middle_is_refused(tmp_path):
     log.write_bytes(data)
     with pytest.raises(ValueError, match="record 2 is damaged; restore the file from a copy"):
         new_audit(tmp_path / "run")
+
+
+def test_a_wrong_length_is_no_torn_end(tmp_path):
+    """Lengths are in no digest. A record that seems to go on beyond the file, with another behind it, is damaged."""
+    observed(new_audit(tmp_path / "run"), deltas(3)).directory.close()
+    log = tmp_path / "run" / "audit" / "rounds.log"
+    whole = log.read_bytes()
+    first = whole.index(TAG) + len(TAG)
+    for place in range(first, first + LENGTHS.size):
+        data = bytearray(whole)
+        data[place] ^= 0x40
+        log.write_bytes(data)
+        with pytest.raises(ValueError, match="record 1 is damaged"):
+            new_audit(tmp_path / "run")
+        assert log.read_bytes() == data
+
+
+SECRET = "hunter2-the-secret"
+
+
+@pytest.mark.parametrize("seed", [SECRET, 0.123456789, -123456789, b"", 2**129])
+def test_a_refused_seed_is_neither_shown_nor_kept(tmp_path, seed):
+    with pytest.raises(ValueError, match="seed must") as refused:
+        Audit(400, canaries=40, seed=seed, delta=1e-5, directory=tmp_path / "run")
+    assert not any(part in str(refused.value) for part in (SECRET, "123456789"))
+    assert not (tmp_path / "run" / "audit" / "record.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("presentations", "message"), [(7, "at most rounds = 6"), ([], "1 to 40 groups"), ([1] * 41, "1 to 40 groups")]
+)
+def test_presentations_that_cannot_be_leave_nothing_behind(tmp_path, presentations, message):
+    with pytest.raises(ValueError, match=message):
+        Audit(400, canaries=40, seed=7, delta=1e-5, rounds=6, presentations=presentations, directory=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_other_settings_or_another_seed_are_refused(tmp_path):
@@ -318,6 +353,22 @@ def test_verify_command(tmp_path):
     assert forged.returncode == 1
     assert "differs in rounds" in forged.stdout
     assert seed.decode() not in path.read_text() + (tmp_path / "run" / "audit" / "record.json").read_text()
+
+    record = tmp_path / "run" / "audit" / "record.json"
+    published = json.loads(record.read_text())
+    for name, value in (("canaries", 300), ("canaries", 30), ("canaries", 10), ("unobserved", 50)):
+        record.write_text(json.dumps(published | {"settings": published["settings"] | {name: value}}))
+        tampered = coalmine(
+            "verify", run, "--seed-file", str(seed_file), "--model", str(tmp_path / "model.npy"), "--json"
+        )
+        assert tampered.returncode == 1, tampered.stderr
+        assert not json.loads(tampered.stdout)["commitment"]["held"]
+    record.write_text(json.dumps(published))
+    for damage in ({"claimed_epsilon": [1]}, {"analytical_epsilon": {}}, {"claim_accounting": None}):
+        path.write_text(json.dumps(json.loads(path.read_text()) | damage))
+        tampered = coalmine("verify", run, "--seed-file", str(seed_file))
+        assert tampered.returncode == 1, tampered.stderr
+        assert "nothing follows from" in tampered.stdout
 
     for arguments in (["verify", str(tmp_path / "nothing"), "--seed-file", str(seed_file)],
                       ["verify", run, "--seed-file", str(tmp_path / "none")],

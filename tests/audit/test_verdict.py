@@ -42,6 +42,60 @@ def test_a_low_gauge_is_a_violation_by_itself():
     assert "gauge" in found.reason
 
 
+class Impostor(Audit):
+    """Its canaries come from another seed, as when a server and its clients do not share one."""
+
+    def updates(self, *arguments, **options):
+        other = Audit(self.settings.dim, canaries=self.settings.canaries, seed=b"another", delta=1e-6, rounds=8)
+        return other.updates(*arguments, **options)
+
+
+def test_canaries_that_are_not_in_the_rounds_are_remarked_upon():
+    """There is no excess, so nothing else would show that nothing was tried."""
+    claim, settings = mechanism_epsilon(1.0, delta=1e-6), {"canaries": 400, "seed": b"own", "delta": 1e-6, "rounds": 8}
+    for audit, outcome in ((Impostor(4_000, **settings), "UNDERPOWERED"), (Audit(4_000, **settings), "PASS")):
+        found = train(audit=audit, **SMALL).result(claim=claim)
+        assert found.verdict.outcome == outcome
+        assert ("the canaries were not in the rounds" in found.verdict.reason) == (outcome == "UNDERPOWERED")
+        assert any("far below the claim's" in note for note in found.notes) == (outcome == "UNDERPOWERED")
+
+
+def test_a_turned_sign_is_no_pass():
+    """Twenty times too little noise, and every canary is heard backwards: nothing is in excess, and nothing is fine."""
+    audit, rng = Audit(4_000, canaries=400, seed=b"own", delta=1e-6, rounds=8), np.random.default_rng(1)
+    for number in range(1, 9):
+        present = audit.canaries_in_round(number)
+        delta = audit.updates(present, 1.0) + rng.normal(size=4_000) / 20
+        audit.observe_round(number, -delta, present=present, others=np.zeros(4_000), clip_norm=1.0)
+    found = verdict(audit, mechanism_epsilon(1.0, delta=1e-6))
+    assert found.outcome == "UNDERPOWERED"
+    assert "is the sign of the updates turned?" in found.reason
+
+
+def test_much_more_noise_than_claimed_still_passes_where_canaries_are_heard():
+    """Three times the noise: a claim may be generous, as long as the audit heard what it listened for."""
+    found = train(noise_multiplier=3.0, **SMALL).result(claim=mechanism_epsilon(1.0, delta=1e-6))
+    assert found.verdict.outcome == "PASS"
+    assert any("far below the claim's" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("presentations", "noise_multiplier"), [(1, 1.0), (4, 1.0), (1, 1.7)])
+def test_honest_runs_get_no_remark(presentations, noise_multiplier):
+    """Nor do those with somewhat more noise than claimed: 0.59 of the claim's signal is heard at 1.7."""
+    claim = mechanism_epsilon(1.0, delta=1e-6, participations=presentations)
+    for seed in range(5):
+        audit = train(seed=seed, presentations=presentations, noise_multiplier=noise_multiplier, **SMALL)
+        assert audit.result(claim=claim).notes == ()
+
+
+def test_rounds_without_canaries_say_so():
+    audit = Audit(4_000, canaries=400, seed=b"own", delta=1e-6)
+    rng = np.random.default_rng(1)
+    for number in (1, 2):
+        audit.observe_round(number, rng.normal(size=4_000), present=[], noise_std=1.0, clip_norm=1.0)
+    assert "no round with a canary in it" in verdict(audit, 5.0).reason
+
+
 def test_too_few_canaries_are_underpowered_and_say_how_many_decide():
     audit = train(dim=4_000, canaries=20, rounds=8, noise_multiplier=4.22)
     found = verdict(audit, 1.0)
@@ -193,3 +247,20 @@ def test_result_prints_and_serialises():
         assert word in text
     assert "<table>" in found._repr_html_()
     assert Audit(100, canaries=10, seed=1, delta=1e-5).result(claim=1.0).verdict.outcome == "UNDERPOWERED"
+
+
+@pytest.mark.parametrize("name", ["final", "known-round", "known-others"])
+def test_an_attack_named_like_a_rung_is_refused(name, tmp_path):
+    """Verdicts go by the rungs' names: random scores called known-others would pass."""
+    with pytest.raises(ValueError, match="must not be named like a rung"):
+        Audit(400, canaries=40, seed=1, delta=1e-6, scores={name: lambda *_: None}, directory=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_numbers_of_numpy_can_be_written(tmp_path):
+    audit = Audit(400, canaries=40, seed=1, delta=1e-6, directory=tmp_path / "run")
+    claim = Claim(epsilon=np.float32(5), participations=np.int64(1), sensitivity=np.float32(1))
+    audit.observe_round(1, np.ones(400), present=range(40), noise_std=1.0)
+    audit.directory.write_result(audit.result(claim=claim, clients=np.int64(50), analytical_epsilon=np.float32(4)))
+    with pytest.raises(ValueError, match="analytical_epsilon must be at least 0"):
+        audit.result(analytical_epsilon=-3)

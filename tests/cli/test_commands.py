@@ -1,3 +1,4 @@
+import io
 import json
 import subprocess
 import sys
@@ -7,9 +8,11 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
+from rich.console import Console
 
 from coalmine import __version__, mechanism_epsilon
 from coalmine.cli import main as cli
+from coalmine.cli.output import shows_bars
 
 
 def coalmine(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -118,3 +121,11 @@ def test_one_line_says_what_to_do(tmp_path, monkeypatch, capsys, words, said):
     out, err = capsys.readouterr()
     assert (stop.value.code, out, err.count("\n")) == (2, "", 1)
     assert said in err
+
+
+@pytest.mark.parametrize(("variable", "shown"), [("NO_COLOR", False), ("OTHER", True)])
+def test_bars_move_in_a_terminal_unless_plain_text_is_asked_for(variable, shown, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv(variable, "1")
+    assert shows_bars(Console(file=io.StringIO(), force_terminal=True)) == shown
+    assert not shows_bars(Console(file=io.StringIO()))

@@ -49,6 +49,16 @@ def test_different_deltas_are_said(runs, capsys):
     assert "not to be compared" in " ".join(found.err.split())
 
 
+@pytest.mark.parametrize("damage", [{"adversaries": []}, {"adversaries": {"final": 5}}])
+def test_a_result_of_another_shape_is_one_line(runs, capsys, damage):
+    result = runs[0] / "result.json"
+    result.write_text(json.dumps(json.loads(result.read_text()) | damage))
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["compare", *map(str, runs)])
+    assert stop.value.code == 2
+    assert f"{result} is not a result" in " ".join(capsys.readouterr().err.split())
+
+
 def test_one_way_to_print(runs, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["compare", "--csv", "--json", *map(str, runs)])

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.special import ndtri
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_estimate import DIM, QUANTILES, called, shifted
@@ -55,6 +56,17 @@ def test_without_all_nothing_changes(scores):
         "estimate", scores / "observed.csv", "--dim", DIM, "--unobserved", scores / "unobserved.csv", "--delta", 1e-6
     )
     assert (refused.returncode, refused.stdout) == (2, "")
+
+
+def test_an_estimated_null_is_one_for_every_row(tmp_path):
+    """The F test that chooses the std must know how the null's was found, or two estimates stand on one page."""
+    np.savetxt(tmp_path / "wide.csv", 1 + 1.2 * ndtri((np.arange(200) + 0.5) / 200))
+    law = ["--null-std", 1, "--null-dof", 30]
+    done = called("estimate", tmp_path / "wide.csv", *law, "--delta", 1e-6, "--all", "--json")
+    found = json.loads(done.stdout)
+    own = next(row for row in found["estimators"] if row["name"] == "coalmine's estimate")
+    known = every(tmp_path / "wide.csv", "--null-std", 1)[0]
+    assert own["value"] == found["epsilon"] != known["value"]
 
 
 def test_two_laws_are_refused(scores):

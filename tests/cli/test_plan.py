@@ -111,6 +111,7 @@ def test_a_picture_of_the_plan(tmp_path):
     done = coalmine("plan", "--dim", 10_000, "--delta", 1e-6, "--plot", tmp_path / "plan.png")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
-    bad = coalmine("plan", "--dim", 10_000, "--delta", 1e-6, "--canaries", 100, "--plot", tmp_path / "plan.txt")
-    assert bad.returncode == 2
-    assert "must end in .png, .svg or .pdf" in bad.stderr
+    for name in ("plan.txt", "plan.gif"):
+        bad = coalmine("plan", "--dim", 10_000, "--delta", 1e-6, "--canaries", 100, "--plot", tmp_path / name)
+        assert bad.returncode == 2
+        assert "must end in .png, .svg or .pdf" in bad.stderr

@@ -11,11 +11,13 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from coalmine.cli import main as cli
@@ -94,6 +96,10 @@ def test_a_run_can_be_verified(finished):
     seed.write_text(str(DEMO_SEED + 1))
     done = coalmine("verify", finished, "--seed-file", seed, "--model", finished / "model.npy", "--json")
     assert {check["held"] for check in json.loads(done.stdout).values()} == {True}
+    np.savez(finished.parent / "model.npz", model=np.zeros(3))
+    refused = coalmine("verify", finished, "--seed-file", seed, "--model", finished.parent / "model.npz")
+    assert refused.returncode == 2
+    assert "got an archive of several arrays" in refused.stderr
 
 
 def test_killed_and_resumed_a_run_ends_bit_for_bit_the_same(finished, tmp_path):
@@ -497,3 +503,48 @@ def test_groups_and_delta_are_in_the_title_and_quiet_means_the_table(tmp_path, c
     out = capsys.readouterr().out
     assert "delta 1e-06, 60 canaries shown 1×, 2×;" in out
     assert out.rstrip().endswith("┘")
+
+
+CLAIMED = "[claim]\nanalytical = true\n"
+REPLACED = '[canaries]\nfraction = 0.1\npattern = "replace"\n[claim]\nepsilon = 3.0\n'
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "wanted"),
+    [
+        (CLAIMED, ["--claim", 5], {"claim": {"epsilon": 5.0}}),
+        (REPLACED, ["--claim", "analytical"], {"claim": {"analytical": True}}),
+        (CLAIMED, ["--replace-fraction", 0.1], {"canaries": {"fraction": 0.1}}),
+        (REPLACED, ["--canaries", 30], {"canaries": {"count": 30}}),
+        (
+            "[server]\nmomentum = 0.9\n",
+            ["--server-optimizer", "adam"],
+            {"server": {"optimizer": "adam", "momentum": 0.0}},
+        ),
+    ],
+)
+def test_options_come_before_what_a_config_has_in_their_place(tmp_path, config, options, wanted):
+    (tmp_path / "run.toml").write_text("rounds = 2\n" + config)
+    if "canaries" not in wanted and "[canaries]" not in config:
+        options = [*options, "--canaries", 20]
+    coalmine("run", "--config", tmp_path / "run.toml", *options, "--no-page", "--out", tmp_path / "run")
+    written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    for section, values in wanted.items():
+        assert written[section] | values == written[section]
+
+
+def test_an_analytical_epsilon_of_zero_is_no_claim(tmp_path):
+    settings = ("--noise-multiplier", 50, "--delta", 0.01, "--rounds", 3, "--canaries", 20, "--no-page")
+    for claim in ([], ["--claim", "analytical"]):
+        done = coalmine("run", *settings, *claim, "--out", tmp_path / str(len(claim)), "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["verdict"] is None
+        assert ("no claim that could be judged" in " ".join(done.stderr.split())) == bool(claim)
+
+
+def test_quiet_says_the_verdict_and_a_poor_encoding_does_not_hide_it(tmp_path):
+    settings = ("--rounds", 3, "--canaries", 20, "--claim", 1, "--no-page", "--out", tmp_path / "run")
+    poor = ENVIRONMENT | {"PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command("-q", "run", *settings), capture_output=True, encoding="latin-1", env=poor)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("VIOLATION: known-others: ")

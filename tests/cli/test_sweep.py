@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -103,6 +104,17 @@ def test_a_failed_run_is_told_with_exit_code_2_and_the_others_finish(tmp_path, c
     assert finished["error"] is None
     assert finished["settings"] == {"client.learning_rate": 0.1}
     assert "known-others" in finished["adversaries"]
+
+
+def test_a_damaged_result_takes_nothing_from_the_others(swept, tmp_path, capsys):
+    shutil.copytree(swept, tmp_path / "whole")
+    damaged = tmp_path / "whole" / NAMES[0] / "result.json"
+    damaged.write_text("{")
+    code, out, err = here(capsys, "sweep", swept.parent / "tiny.toml", "--out", tmp_path / "whole")
+    assert code == 2
+    assert "1 of 2 runs finished" in out
+    assert "known-others" in out
+    assert f"{damaged} is not JSON" in " ".join(err.split())
 
 
 def test_a_bad_grid_is_one_line_and_nothing_starts(tmp_path, capsys):

@@ -66,6 +66,14 @@ def test_a_damaged_part_is_said_not_raised(run):
     assert "schema version" in Watcher(run).look().problem
 
 
+def test_a_line_that_is_no_record_is_said_not_raised(run):
+    metrics = run / "metrics.jsonl"
+    metrics.write_text("5\n" + metrics.read_text())
+    frame = Watcher(run).look()
+    assert "line 1 is damaged" in frame.problem
+    screen(frame)
+
+
 class Notes:
     """Stands in for a tracker's library: it notes what it was told."""
 

@@ -36,6 +36,27 @@ def test_epsilon_in_a_sentence():
     assert shown(math.nan) == shown(None) == "–"
 
 
+@pytest.mark.parametrize(
+    ("config", "said"), [("[task]\nname = 'digits'\n", "coalmine resume"), ("trainer = 'opacus'\n", "its own trainer")]
+)
+def test_who_goes_on_with_an_unfinished_run(tmp_path, config, said):
+    """`coalmine resume` goes on with runs of coalmine's own alone."""
+    path = make_run(tmp_path / "run")
+    (path / "result.json").unlink()
+    (path / "config.toml").write_text("schema_version = 1\n" + config)
+    run = read_run(path)
+    assert said in next_steps(run)[0]
+    assert "not finished" in verdict_sentence(run)
+
+
+def test_a_damaged_result_is_no_unfinished_run(tmp_path):
+    path = make_run(tmp_path / "run")
+    (path / "result.json").write_text("{")
+    run = read_run(path)
+    assert "result.json cannot be read" in verdict_sentence(run)
+    assert "restore it from a copy" in next_steps(run)[0]
+
+
 def test_a_violation_names_rung_gauge_and_what_to_look_at(tmp_path):
     run = read_run(make_run(tmp_path / "half", noise=lambda t, rng, dim: rng.normal(size=dim) / 2))
     assert verdict_sentence(run).startswith("VIOLATION: this training gives away more than the claimed ε = 4.89")

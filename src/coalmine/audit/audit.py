@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coalmine.audit import snapshot
-from coalmine.audit.adversaries import SMALLEST, ladder
+from coalmine.audit.adversaries import RUNGS, SMALLEST, ladder
 from coalmine.audit.gauges import read_gauges
 from coalmine.audit.result import Adversary, AuditResult, Row, make_row
 from coalmine.audit.rounds import Final, Round, RoundLog, Singles
@@ -30,11 +30,11 @@ from coalmine.audit.vectors import (
     on_gpu,
     vector_norm,
 )
-from coalmine.audit.verdict import Claim, Verdict, judge
+from coalmine.audit.verdict import Claim, Verdict, judge, unheard
 from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.canaries.base import usable
 from coalmine.canaries.rotation_numpy import stay_in_one_thread
-from coalmine.checks import Floats, one_number, positive_array, shown, whole_number
+from coalmine.checks import Floats, nonnegative_array, one_number, positive_array, shown, whole_number
 from coalmine.estimators.correlated import CorrelatedNoise
 
 Seed = SupportsIndex | bytes
@@ -100,6 +100,7 @@ class Audit:
             layers=layers,
             noise=noise,
         )
+        checked_attacks(scores)  # whatever cannot be leaves no directory behind
         home = directory if isinstance(directory, RunDirectory) or directory is None else RunDirectory(Path(directory))
         commitment = home.commit(seed, settings) if home else Commitment.to(seed, settings)
         log = RoundLog() if home is None else home.open_log()
@@ -122,7 +123,7 @@ class Audit:
         self._canaries = kind(settings.total, settings.dim, seed=seed)
         self._key = hashlib.sha256(seed_bytes(seed)).digest()
         self._log = log
-        self._attacks = dict(scores or {})
+        self._attacks = checked_attacks(scores)
         self._clip_norm = 1.0
         self._last_sum: tuple[list[int], Any] | None = None
         self._deferred = False
@@ -470,6 +471,18 @@ def _noted(number: int, present: list[int], clip: float, noise: float | None, **
     return Round(number=number, present=listed, clip_norm=clip, noise_std=noise, **measured)
 
 
+def checked_attacks(scores: Mapping[str, Attack] | None) -> dict[str, Attack]:
+    """A user's own attacks by their names, none of which may be that of a rung: verdicts go by it."""
+    if scores is not None and not isinstance(scores, Mapping):
+        raise ValueError(f"scores must map names to attacks, got {type(scores).__name__}")
+    for name, attack in (scores or {}).items():
+        if name in RUNGS:
+            raise ValueError(f"scores must not be named like a rung of the ladder, got {name!r}; give it another name")
+        if not callable(attack):
+            raise ValueError(f"scores[{name!r}] must be callable, got {type(attack).__name__}")
+    return dict(scores or {})
+
+
 @dataclass(frozen=True)
 class _Pending:
     """A round that is being measured: its number, and what waits for its record."""
@@ -487,23 +500,23 @@ def derive_result(
     clients: int | None = None,
 ) -> AuditResult:
     """The result that follows from a log: the audit's own, and what `coalmine verify` derives again."""
+    clients = None if clients is None else whole_number("clients", clients, minimum=0)
+    if analytical_epsilon is not None and analytical_epsilon != math.inf:
+        analytical_epsilon = float(nonnegative_array("analytical_epsilon", analytical_epsilon))
     rungs = ladder(log, settings)
     gauges = read_gauges(log, settings)
     verdict: Verdict | None = None
     by_rung: dict[str, Verdict] = {}
+    notes: list[str] = []
     if claim is not None:
-        hidden = None if clients is None else whole_number("clients", clients, minimum=0) / math.sqrt(settings.free)
+        hidden = None if clients is None else clients / math.sqrt(settings.free)
         planned = max(settings.presentations) if settings.rounds is not None else 1
-        verdict, by_rung = judge(
-            claim,
-            rungs,
-            gauges,
-            delta=settings.delta,
-            most_hidden=hidden,
-            presentations=planned,
-            correlated=settings.noise is not None,
-        )
-    adversaries, notes = {}, []
+        correlated = settings.noise is not None
+        known: dict[str, Any] = {"delta": settings.delta, "presentations": planned, "correlated": correlated}
+        verdict, by_rung = judge(claim, rungs, gauges, most_hidden=hidden, **known)
+        odd = unheard(claim, rungs, **known)
+        notes += [] if odd is None else [odd]
+    adversaries = {}
     for name in dict.fromkeys(scores.rung for scores in rungs):
         rows: list[Row] = []
         for scores in (scores for scores in rungs if scores.rung == name):

@@ -285,6 +285,8 @@ def scan_records(file: Any, size: int, path: Path | None) -> Iterator[tuple[str,
         if not start.startswith(TAG) or head_size > LARGEST_HEADER:
             raise ValueError(f"{path}: record {number} is damaged; restore the file from a copy")
         if file.tell() + head_size + body_size + DIGEST > size:
+            if _record_follows(file.read(size - file.tell())):  # then its lengths are wrong, and nothing was torn
+                raise ValueError(f"{path}: record {number} is damaged; restore the file from a copy")
             return
         head, body, stored = file.read(head_size), file.read(body_size), file.read(DIGEST)
         digest = hashlib.blake2b(digest + head + body, digest_size=DIGEST).digest()
@@ -292,6 +294,20 @@ def scan_records(file: Any, size: int, path: Path | None) -> Iterator[tuple[str,
             raise ValueError(f"{path}: record {number} is damaged; restore the file from a copy")
         kind, item = decode(head, body)
         yield kind, item, file.tell(), digest
+
+
+def _record_follows(rest: bytes) -> bool:
+    """Whether a whole record lies in there, with the digest of the one before in front of it."""
+    at = rest.find(TAG, DIGEST)
+    while at >= 0:
+        first = at + len(TAG) + LENGTHS.size
+        if first <= len(rest):
+            end = first + sum(LENGTHS.unpack(rest[first - LENGTHS.size : first]))
+            digest = hashlib.blake2b(rest[at - DIGEST : at] + rest[first:end], digest_size=DIGEST).digest()
+            if digest == rest[end : end + DIGEST]:
+                return True
+        at = rest.find(TAG, at + 1)
+    return False
 
 
 def write_atomically(path: Path, data: bytes) -> None:

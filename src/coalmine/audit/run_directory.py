@@ -164,7 +164,10 @@ class RunDirectory:
     def read_record(self) -> tuple[Settings, Commitment]:
         record = self._json("audit/record.json")
         try:
-            return Settings.from_dict(record["settings"]), Commitment(**record["commitment"])
+            commitment = Commitment(**record["commitment"])
+            if not all(isinstance(part, str) for part in vars(commitment).values()):
+                raise TypeError("a commitment is text")
+            return Settings.from_dict(record["settings"]), commitment
         except (KeyError, TypeError) as error:
             raise ValueError(f"{self.path / 'audit/record.json'} is not a record of an audit ({error})") from None
 
@@ -184,7 +187,10 @@ class RunDirectory:
             if not line:
                 continue
             try:
-                yield json.loads(line)
+                found = json.loads(line)
+                if not isinstance(found, dict):
+                    raise ValueError
+                yield found
             except ValueError:
                 if number < len(lines):
                     raise ValueError(f"{path}: line {number} is damaged; restore the file from a copy") from None

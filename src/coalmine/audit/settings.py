@@ -2,11 +2,14 @@
 
 import hashlib
 import json
+import operator
 import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, SupportsIndex
 
+from coalmine.audit.schedule import presentation_counts
+from coalmine.canaries.philox import key_from_seed
 from coalmine.checks import delta_array, one_number, shown, whole_number
 from coalmine.estimators.correlated import BandedNoise, CorrelatedNoise, TreeNoise, correlated_noise
 
@@ -104,6 +107,9 @@ def checked_settings(
     if named and sum(size for _, size in named) != dim:
         raise ValueError(f"layers must add up to dim = {dim}, got {sum(size for _, size in named)}")
     groups = tuple(presentations) if isinstance(presentations, Sequence) else (presentations,)
+    most = presentation_counts(canaries, groups).max()
+    if rounds is not None and most > whole_number("rounds", rounds, minimum=1):
+        raise ValueError(f"presentations must be at most rounds = {rounds}, got {most}")
     return Settings(
         dim=dim,
         canaries=canaries,
@@ -119,10 +125,11 @@ def checked_settings(
 
 
 def seed_bytes(seed: SupportsIndex | bytes) -> bytes:
-    """A seed as the commitment and the schedule take it; whole numbers and bytes never meet."""
+    """A seed as the commitment and the schedule take it; whole numbers and bytes never meet. Errors never show it."""
+    key_from_seed(seed)  # refuses what can be none
     if isinstance(seed, bytes | bytearray):
         return b"bytes:" + bytes(seed)
-    return b"number:" + str(whole_number("seed", seed, minimum=0)).encode()
+    return b"number:" + str(operator.index(seed)).encode()
 
 
 @dataclass(frozen=True)
@@ -139,4 +146,5 @@ class Commitment:
         return cls(salt, hashlib.sha256(b"\0".join([salt.encode(), text.encode(), seed_bytes(seed)])).hexdigest())
 
     def opens_to(self, seed: SupportsIndex | bytes, settings: Settings) -> bool:
-        return secrets.compare_digest(Commitment.to(seed, settings, salt=self.salt).sha256, self.sha256)
+        opened = Commitment.to(seed, settings, salt=self.salt).sha256
+        return secrets.compare_digest(opened.encode(), self.sha256.encode())

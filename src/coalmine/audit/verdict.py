@@ -1,7 +1,7 @@
 """Claims and verdicts (STATISTICS 5): what an audit refutes, what it would have caught, and what it cannot tell."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -22,6 +22,8 @@ BOUND_CONFIDENCE = 1 - BOUND_LEVEL / 5  # on each of the five
 MANY = 10_000  # dof from which on the scale is as good as known to the test
 POWER = 0.9
 KNOWN = ("known-round", "known-others")
+FEWEST_STDS = 2.0  # that canaries must be heard by, or silence says nothing
+HEARD, UNHEARD_LEVEL = 0.5, 1e-4  # below this share of the claim's signal, and so unlikely: remarked upon
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +45,16 @@ class Claim:
         epsilon = one_number("claim", self.epsilon)
         if epsilon <= 0:
             raise ValueError(f"claim must be above 0, got {epsilon}")
+        object.__setattr__(self, "epsilon", epsilon)  # a number of Python's own, whichever kind came
         if self.accounting not in ("mechanism", "amplified"):
             raise ValueError(f"accounting must be 'mechanism' or 'amplified', got {self.accounting!r}")
         if self.participations is not None:
-            whole_number("participations", self.participations, minimum=1)
-        if self.sensitivity is not None and not one_number("sensitivity", self.sensitivity) > 0:
-            raise ValueError(f"sensitivity must be above 0, got {self.sensitivity}")
+            object.__setattr__(self, "participations", whole_number("participations", self.participations, minimum=1))
+        if self.sensitivity is not None:
+            sensitivity = one_number("sensitivity", self.sensitivity)
+            if sensitivity <= 0:
+                raise ValueError(f"sensitivity must be above 0, got {sensitivity}")
+            object.__setattr__(self, "sensitivity", sensitivity)
 
 
 @dataclass(frozen=True)
@@ -75,15 +81,42 @@ def judge(
     presented, in case not all rounds were observed. Under `correlated` noise with no round observed nobody knows how exposed
     canaries were: then as much as the claim says.
     """
+    names = list(dict.fromkeys(scores.rung for scores in rungs))
+    case = _case_of(claim, rungs, delta, presentations, correlated)
+    case = replace(case, bound_level=BOUND_LEVEL / max(len(names), 5), most_hidden=most_hidden)
+    by_rung = {name: _judge_rung(name, [s for s in rungs if s.rung == name], case) for name in names}
+    return _judge_run(claim, by_rung, gauges), by_rung
+
+
+def unheard(
+    claim: Claim, rungs: list[Scores], *, delta: float, presentations: int = 1, correlated: bool = False
+) -> str | None:
+    """What to say where who knows all others hears far less of the canaries than the claim allows.
+
+    No verdict: it may be that there is more noise than claimed. It may also be that the canaries are not in the rounds,
+    which nothing else shows, as then there is no excess.
+    """
+    groups = [scores for scores in rungs if scores.rung == "known-others"]
+    if claim.accounting == "amplified" or all(np.ptp(scores.observed) == 0 for scores in groups):
+        return None
+    beta, weight, dof = _signal(groups)
+    claimed = 1 / _case_of(claim, rungs, delta, presentations, correlated).noise
+    if beta >= HEARD * claimed or 1 - _p_value(beta, weight, dof, claimed) > UNHEARD_LEVEL:
+        return None
+    return (
+        f"known-others: the mean score {beta:.3g} a presentation is far below the claim's {claimed:.3g}: either there is "
+        "much more noise than claimed, or the canaries were not in the rounds as said (made from another seed, lost, or "
+        "cut short on their way)"
+    )
+
+
+def _case_of(claim: Claim, rungs: list[Scores], delta: float, presentations: int, correlated: bool) -> "_Case":
     shown = max([presentations, *(s.presentations for s in rungs if s.presentations)])
     strongest = max((s.largest_strength for s in rungs if s.largest_strength is not None), default=None)
     if correlated and strongest is None:
         strongest = (claim.sensitivity or 1.0) ** 2
     noise = _claimed_noise(claim, claim.participations or shown, strongest, delta)
-    names = list(dict.fromkeys(scores.rung for scores in rungs))
-    case = _Case(claim, noise, shown, strongest, delta, BOUND_LEVEL / max(len(names), 5), most_hidden)
-    by_rung = {name: _judge_rung(name, [s for s in rungs if s.rung == name], case) for name in names}
-    return _judge_run(claim, by_rung, gauges), by_rung
+    return _Case(claim, noise, shown, strongest, delta)
 
 
 def _claimed_noise(claim: Claim, times: int, strongest: float | None, delta: float) -> float:
@@ -111,8 +144,8 @@ class _Case:
     presentations: int
     strongest: float | None
     delta: float
-    bound_level: float
-    most_hidden: float | None
+    bound_level: float = BOUND_LEVEL
+    most_hidden: float | None = None
 
     def epsilon(self, presentations: int | None, strength: float | None = None) -> float:
         """What is claimed for somebody who takes part so often, or is so exposed."""
@@ -146,7 +179,8 @@ def _judge_run(claim: Claim, by_rung: dict[str, Verdict], gauges: list[Gauge]) -
         reason = "nothing refutes the claim, but an amplified claim can be refuted here, not confirmed"
         return Verdict("UNDERPOWERED", f"{reason}: judge the noise itself by a mechanism claim")
     known = [by_rung[name].reason for name in KNOWN if name in by_rung]
-    return Verdict("UNDERPOWERED", known[-1] if known else "no round was observed, so nothing can be said of the noise")
+    missing = "no round with a canary in it was observed, so nothing can be said of the noise"
+    return Verdict("UNDERPOWERED", known[-1] if known else missing)
 
 
 def _judge_rung(name: str, groups: list[Scores], case: _Case) -> Verdict:
@@ -164,7 +198,24 @@ def _judge_rung(name: str, groups: list[Scores], case: _Case) -> Verdict:
     if p_value < TEST_LEVEL:
         claimed = f"the claim's {1 / case.noise:.3f}"
         return Verdict("VIOLATION", f"the mean score {beta:.3f} a presentation is above {claimed} (p = {p_value:.1g})")
-    return _power_of(name, groups, case, weight, dof)
+    verdict = _power_of(name, groups, case, weight, dof)
+    if verdict.outcome == "PASS" and beta * math.sqrt(weight) < FEWEST_STDS:
+        return Verdict("UNDERPOWERED", _silence(beta, weight, case))
+    return verdict
+
+
+def _silence(beta: float, weight: float, case: _Case) -> str:
+    """Why there is no PASS though nothing is in excess: an attacker who hears no canary would hear no fault either.
+
+    At the claim itself the mean score of a rung with enough power lies more than four stds above 0.
+    """
+    said = f"the mean score {beta:.3g} a presentation is no more than chance, where the claim's is {1 / case.noise:.3g}"
+    if beta * math.sqrt(weight) < -4:
+        return f"{said}, and far below 0, which no noise explains: is the sign of the updates turned?"
+    return (
+        f"{said}: either there is far more noise than claimed, or the canaries were not in the rounds (made from another "
+        "seed, lost on their way, or among the `others`)"
+    )
 
 
 def _bound_above(groups: list[Scores], case: _Case) -> str | None:

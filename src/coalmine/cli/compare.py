@@ -103,6 +103,14 @@ def summary(directory: Path) -> dict[str, Any]:
     if not directory.is_dir():
         raise ValueError(f"{directory} is not a directory of a run")
     result = RunDirectory(directory).read_result()
+    try:
+        return _summary(directory, result)
+    except (AttributeError, KeyError, TypeError):
+        path = directory / "result.json"
+        raise ValueError(f"{path} is not a result as an audit writes it; restore it from a copy") from None
+
+
+def _summary(directory: Path, result: dict[str, Any]) -> dict[str, Any]:
     first: dict[str, Any] = {name: result.get(name) for name in FIRST}
     adversaries = {
         name: {key: found.get(key) for key in ("epsilon", "interval", "lower_bound", "verdict")}

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from coalmine.cli.output import Commands, print_json, print_table
+from coalmine.cli.output import Commands, print_json, print_table, shows_bars
 
 if TYPE_CHECKING:
     from coalmine.data import Dataset
@@ -119,7 +119,7 @@ def _progress(*, hidden: bool) -> Iterator["Follower"]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bars:
+    with Progress(*columns, console=console, transient=True, disable=hidden or not shows_bars(console)) as bars:
 
         def follow(doing: str, name: str) -> Callable[[int, int | None], None]:
             logger.info("%s %s", doing, name)

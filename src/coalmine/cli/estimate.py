@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from coalmine.audit.adversaries import Scores
 from coalmine.audit.verdict import BOUND_CONFIDENCE, Claim, Verdict, judge
 from coalmine.checks import Floats, whole_number
-from coalmine.cli.output import print_json, print_table, shown_number
+from coalmine.cli.output import print_json, print_table, shown_number, shows_bars
 from coalmine.cli.scores import STDIN, read_scores
 from coalmine.estimators.bounds import METHODS, epsilon_lower_bound, lower_bound_ceiling, score_array
 from coalmine.estimators.estimate import EpsilonEstimate, epsilon_estimate
@@ -117,7 +118,8 @@ def estimate(
     )
     rows: Sequence[LiteratureRow] = ()
     if every:
-        with Console(stderr=True).status("asking every published estimator"):  # shown in a terminal only
+        console = Console(stderr=True)
+        with console.status("asking every published estimator") if shows_bars(console) else nullcontext():
             rows = _every_row(reading)
     if as_json:
         print_json(as_dict(reading) | ({"estimators": [vars(row) for row in rows]} if every else {}))
@@ -370,6 +372,7 @@ def _every_row(reading: Reading) -> tuple[LiteratureRow, ...]:
         canaries.observed,
         canaries.unobserved,
         null=canaries.null,
+        null_dof=canaries.null_dof,
         delta=reading.delta,
         confidence=reading.confidence,
     )

@@ -129,7 +129,8 @@ def _outlive_readers() -> None:
         stream.flush()
         lines = stream.line_buffering or stream.write_through
         raw = io.BufferedWriter(_ToAnyReader(stream.fileno(), "w", closefd=False))
-        setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, stream.errors, line_buffering=lines))
+        errors = "replace" if stream.errors == "strict" else stream.errors  # a missing ε must not hide the verdict
+        setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, errors, line_buffering=lines))
 
 
 def _said(error: Exception) -> str:

@@ -83,11 +83,16 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, text.encode())
 
 
+def shows_bars(console: Console) -> bool:
+    """Whether bars may move there: in a terminal, and not where NO_COLOR asks for plain text."""
+    return console.is_terminal and not console.no_color
+
+
 @contextmanager
 def progress_bar(label: str, *, total: int, hidden: bool = False) -> Iterator[Callable[[], None]]:
     """A bar on stderr that the yielded function moves by one; shown in a terminal only."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=True, disable=hidden or not shows_bars(console)) as progress:
         task = progress.add_task(label, total=total)
         yield lambda: progress.advance(task)

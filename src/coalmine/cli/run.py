@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from coalmine.cli.output import print_json, print_table, shown_number
+from coalmine.cli.output import print_json, print_table, shown_number, shows_bars
 
 if TYPE_CHECKING:
     from coalmine.simulation.run import Progress, RunOutcome
@@ -86,11 +86,12 @@ def run(
         from coalmine.simulation.config import RunConfig, merged, read_config, task_defaults
         from coalmine.simulation.run import start
 
-    changes = merged(read_config(config_file) if config_file else {}, _changes(options))
+    asked = _changes(options)
+    changes = merged(_giving_way(read_config(config_file) if config_file else {}, asked), asked)
     task = changes.get("task", {})
     task = task if isinstance(task, dict) else {}
     defaults = task_defaults(task.get("name", "digits"), task.get("level", "client"))
-    config = RunConfig.from_dict(merged(defaults, changes))
+    config = RunConfig.from_dict(merged(_giving_way(defaults, changes), changes))
     if options["separation"] is not None and config.participation.kind != "limited":
         raise click.UsageError("--separation is for limited check-ins: give --participation limited")
     if options["claim_accounting"] is not None and config.claim.epsilon is None and not config.claim.analytical:
@@ -115,7 +116,7 @@ def live_progress(rounds: int, *, hidden: bool) -> Iterator["Callable[[Progress]
     """A line on stderr that follows the run, with the analytical epsilon so far; shown in a terminal only."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=10))  # short: a terminal may have 80 columns
-    with Bar(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bar:
+    with Bar(*columns, console=console, transient=True, disable=hidden or not shows_bars(console)) as bar:
         task = bar.add_task("starting", total=rounds)
 
         def follow(progress: "Progress") -> None:
@@ -145,7 +146,8 @@ def report(outcome: "RunOutcome", directory: Path, *, page: bool, as_json: bool,
     else:
         columns, rows = result.table()
         print_table(columns, rows, title=_title(outcome))
-        for line in [] if quiet else [*_notes(outcome), *result.lines(), f"written to {written}"]:
+        verdict = [] if result.verdict is None else [f"{result.verdict.outcome}: {result.verdict.reason}"]
+        for line in verdict if quiet else [*_notes(outcome), *result.lines(), f"written to {written}"]:
             click.echo(line)
     return 0 if result.verdict is None else EXIT_CODES[result.verdict.outcome]
 
@@ -206,6 +208,34 @@ def _notes(outcome: "RunOutcome") -> list[str]:
             "the canaries' seed is the demo's and no secret: an audit that others are to trust needs --seed-file"
         )
     return notes
+
+
+# What gives way where a setting is asked for that goes without it: (section, key) of both.
+RIVALS = {
+    ("claim", "epsilon"): [("claim", "analytical")],
+    ("claim", "analytical"): [("claim", "epsilon")],
+    ("canaries", "count"): [("canaries", "fraction")],
+    ("canaries", "fraction"): [("canaries", "count")],
+    ("participation", "kind"): [("participation", "file"), ("participation", "separation")],
+    ("server", "optimizer"): [("server", "momentum")],
+    ("privacy", "noise"): [("privacy", "bands"), ("privacy", "restart")],
+}
+
+
+def _giving_way(values: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    """`values` without those that what is asked for goes without; the same setting asked for again changes nothing."""
+    kept = {name: dict(part) if isinstance(part, dict) else part for name, part in values.items()}
+
+    def found(place: tuple[str, str], settings: dict[str, Any]) -> Any:
+        section = settings.get(place[0])
+        return section.get(place[1]) if isinstance(section, dict) else None
+
+    for place, rivals in RIVALS.items():
+        if found(place, asked) not in (None, found(place, values)):
+            for section, key in rivals:
+                if isinstance(kept.get(section), dict):
+                    kept[section].pop(key, None)
+    return kept
 
 
 def _changes(options: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from coalmine.cli.compare import print_runs, summary
-from coalmine.cli.output import print_json
+from coalmine.cli.output import print_json, shows_bars
 from coalmine.cli.run import EXIT_CODES, FILE, training_extra
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def sweep(settings: dict[str, bool], file: Path, out: Path | None, jobs: int, as
     home = out or Path("runs") / file.stem
     with _bar(hidden=settings["quiet"]) as progress:
         runs = run_sweep(points, home, jobs=jobs, plan=file.read_bytes(), progress=progress)
+    runs = [_summed(run) for run in runs]
     finished = [run for run in runs if run.error is None]
     summaries = [summary(run.directory) | {"run": run.point.name} for run in finished]
     if as_json:
@@ -54,6 +56,16 @@ def sweep(settings: dict[str, bool], file: Path, out: Path | None, jobs: int, as
         if run.error is not None:
             click.echo(f"coalmine: {run.point.name} failed: {run.error}", err=True)
     return FAILED if len(finished) < len(runs) else _worst_verdict(summaries)
+
+
+def _summed(run: "SweepRun") -> "SweepRun":
+    """The run, or what is wrong with its result, which takes nothing from the others'."""
+    try:
+        if run.error is None:
+            summary(run.directory)
+    except ValueError as error:
+        return replace(run, error=str(error))
+    return run
 
 
 def _told(run: "SweepRun", summaries: list[dict[str, Any]]) -> dict[str, Any]:
@@ -73,7 +85,7 @@ def _bar(*, hidden: bool) -> Iterator["Callable[[SweepProgress], None]"]:
     """A line on stderr: runs done, the round of the run that moved last, time left; shown in a terminal only."""
     console = Console(stderr=True)
     columns = (BarColumn(bar_width=10), TextColumn("{task.description}"))
-    with Bar(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bar:
+    with Bar(*columns, console=console, transient=True, disable=hidden or not shows_bars(console)) as bar:
         task = bar.add_task("starting", total=None)
 
         def follow(seen: "SweepProgress") -> None:

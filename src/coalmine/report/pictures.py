@@ -111,7 +111,7 @@ def save_plot(path: Path, plot: Callable[..., Any], *arguments: Any, legend: int
     with mpl.rc_context(STYLE | {"savefig.facecolor": "white", "savefig.dpi": 150}):
         figure = Figure(figsize=(WIDTH, 3.8), layout="constrained")
         one_axes(plot, *arguments, legend=legend, **named)(figure)
-        if path.suffix[1:] not in figure.canvas.get_supported_filetypes():
+        if path.suffix.lower() not in (".png", ".svg", ".pdf"):
             raise ValueError(f"{path} must end in .png, .svg or .pdf")
         figure.savefig(path)
 

@@ -26,7 +26,7 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What is known of a run. `problems` say what could not be read; `finished` is False where no result was written."""
+    """What is known of a run. `problems` say what could not be read; `finished` is False where no result could be."""
 
     path: Path
     findings: Findings
@@ -41,6 +41,11 @@ class Run:
     @property
     def name(self) -> str:
         return self.path.name or str(self.path)
+
+    @property
+    def has_result_file(self) -> bool:
+        """Whether a result was written, be it readable or not."""
+        return (self.path / "result.json").exists()
 
     @cached_property
     def scores(self) -> list[Scores]:

@@ -137,7 +137,7 @@ def verdict_sentence(run: Run) -> str:
         return f"UNDERPOWERED: nothing contradicts the claimed ε = {claim}, but this audit is too weak to confirm it."
     if strongest is None:
         return "Nothing was claimed, and no attacker could be tried: there is no result."
-    start = "Nothing was claimed, so there is no verdict" if run.finished else "The run is not finished"
+    start = "Nothing was claimed, so there is no verdict" if run.finished else _why_unfinished(run)
     if not strongest.detected:
         return (
             f"{start}: nothing was detected, and {strongest.canaries:,} canaries cannot see below ε = "
@@ -169,10 +169,24 @@ def interval_words(row: Finding) -> str:
     return f" (95 % interval {shown(low)} to {shown(high)})"
 
 
+def _why_unfinished(run: Run) -> str:
+    return "Its result.json cannot be read" if run.has_result_file else "The run is not finished"
+
+
+def _to_finish(run: Run) -> str:
+    if run.has_result_file:
+        return (
+            f"Its result.json cannot be read: restore it from a copy, or remove it and see what {run.path} still holds."
+        )
+    if "task" in run.config:
+        return f"The run is not finished: `coalmine resume {run.path}` goes on with it."
+    return "The run is not finished: its own trainer goes on with it, where it left off or from the beginning."
+
+
 def next_steps(run: Run) -> list[str]:
     """What to do next, most pressing first."""
     findings = run.findings
-    steps = [] if run.finished else [f"The run is not finished: `coalmine resume {run.path}` goes on with it."]
+    steps = [] if run.finished else [_to_finish(run)]
     if findings.verdict == "VIOLATION":
         steps += _after_violation(findings)
     elif findings.verdict == "UNDERPOWERED":

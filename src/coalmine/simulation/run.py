@@ -347,7 +347,7 @@ def _outcome(training: Training, accuracy: float) -> RunOutcome:
     usual = _exposures(training, config.rounds).usual
     presentations, analytical = usual.times, _epsilon(training, usual)
     hypothetical = None
-    if np.isfinite(analytical) and config.claim.epsilon is None and not config.claim.analytical:
+    if 0 < analytical < np.inf and config.claim.epsilon is None and not config.claim.analytical:
         hypothetical = training.audit.result(claim=_made_claim(training, analytical, usual)).verdict
     result = training.audit.result(claim=_claim(training, analytical, usual), analytical_epsilon=float(analytical))
     client = _client_exposure(training)
@@ -421,13 +421,23 @@ def _claim(training: Training, analytical: float, usual: Exposure) -> Claim | No
     if not config.claim.analytical:
         return None
     if accounting == "mechanism":
-        return _made_claim(training, analytical, usual, accounting)
+        return _analytical_claim(training, analytical, usual, accounting)
     probability = config.participation.clients_per_round / len(training.population)
     privacy = config.privacy
     amplified = subsampled_epsilon(
         privacy.noise_multiplier, sampling_probability=probability, rounds=config.rounds, delta=privacy.delta
     )
-    return _made_claim(training, amplified, usual, accounting)
+    return _analytical_claim(training, amplified, usual, accounting)
+
+
+def _analytical_claim(
+    training: Training, epsilon: float, usual: Exposure, accounting: Literal["mechanism", "amplified"]
+) -> Claim | None:
+    """The claim of the accountant's own epsilon, which is none where delta covers all that leaks."""
+    if epsilon == 0:
+        log.warning("the analytical epsilon is 0 at this delta, which is no claim that could be judged")
+        return None
+    return _made_claim(training, epsilon, usual, accounting)
 
 
 @contextmanager

@@ -164,3 +164,11 @@ def test_each_estimator_takes_the_same_arguments():
     for estimator in compare.OF_TWO_SETS:
         assert list(inspect.signature(estimator).parameters) == ["observed", "unobserved", "delta", "confidence"]
         assert estimator(QUANTILES + 1, QUANTILES, delta=1e-6).reference
+
+
+@pytest.mark.parametrize("name", ["trials", "checkpoints", "audited_rounds"])
+@pytest.mark.parametrize("given", [np.zeros((3, 20)), (np.zeros((3, 20)),) * 3, 5])
+def test_several_runs_come_as_a_pair_of_tables(name, given):
+    scores = np.linspace(-1, 1, 20)
+    with pytest.raises(ValueError, match=f"{name} must be a pair of tables"):
+        compare_estimators(scores, scores, delta=1e-6, sampling_probability=0.1, **{name: given})

@@ -59,7 +59,7 @@ def canife_row(
 
 def round_epsilons(audited_rounds: AuditedRounds, *, delta: float, confidence: float = 0.95) -> Floats:
     """Each audited round's epsilon: Clopper-Pearson on both rates, at the threshold with the fewest errors."""
-    observed, unobserved = score_tables("audited_rounds", *audited_rounds, fewest=FEWEST)
+    observed, unobserved = score_tables("audited_rounds", audited_rounds, fewest=FEWEST)
     failing = 1 - unit_interval("confidence", confidence)
     return np.array(
         [_round_epsilon(present, absent, delta, failing) for present, absent in zip(observed, unobserved, strict=True)]

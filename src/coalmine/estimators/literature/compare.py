@@ -1,5 +1,6 @@
 """Every estimator on the same scores: the paper's, coalmine's, and the published ones of Table 1."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -42,6 +43,7 @@ def compare_estimators(
     delta: float,
     confidence: float = 0.95,
     null: Null | None = None,
+    null_dof: float = math.inf,
     trials: Trials | None = None,
     checkpoints: Checkpoints | None = None,
     audited_rounds: AuditedRounds | None = None,
@@ -50,11 +52,11 @@ def compare_estimators(
 ) -> tuple[LiteratureRow, ...]:
     """What every estimator says of the same scores, high meaning present; coalmine's and the paper's own rows first.
 
-    `null` is the law of an unobserved score where it is known: coalmine's and the paper's rows then use it, the others
-    take `unobserved` scores as they were published to. A row that lacks its input has no value and says what it needs:
-    `trials` are scores of several runs (a table of observed and one of unobserved scores, a row for each run),
-    `checkpoints` the same with a row for each checkpoint, and `audited_rounds` with a row for each audited one of `rounds`
-    rounds, each with a client's `sampling_probability`.
+    `null` is the law of an unobserved score where it is known, `null_dof` from how many directions its std was estimated:
+    coalmine's and the paper's rows then use it, the others take `unobserved` scores as they were published to. A row that
+    lacks its input has no value and says what it needs: `trials` are scores of several runs (a table of observed and one of
+    unobserved scores, a row for each run), `checkpoints` the same with a row for each checkpoint, and `audited_rounds` with
+    a row for each audited one of `rounds` rounds, each with a client's `sampling_probability`.
 
     >>> unobserved = np.linspace(-1.73, 1.73, 1000)
     >>> rows = compare_estimators(unobserved + 1, unobserved, delta=1e-6)
@@ -62,7 +64,9 @@ def compare_estimators(
     ["coalmine's estimate: 4.89", "coalmine's lower bound: 3.48"]
     """
     return (
-        *own_rows(observed, unobserved if null is None else null, delta=delta, confidence=confidence),
+        *own_rows(
+            observed, unobserved if null is None else null, delta=delta, confidence=confidence, null_dof=null_dof
+        ),
         *literature_rows(
             observed,
             unobserved,
@@ -78,12 +82,18 @@ def compare_estimators(
 
 
 def own_rows(
-    observed: npt.ArrayLike, null: Null | None, *, delta: float, confidence: float = 0.95
+    observed: npt.ArrayLike,
+    null: Null | None,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    null_dof: float = math.inf,
 ) -> tuple[LiteratureRow, ...]:
     """coalmine's estimate and bound, and the paper's (Algorithms 2 and 3, Section 5)."""
     if null is None:
         raise ValueError("say what an unobserved canary scores: give unobserved scores, or their law as null=")
     settings: dict[str, Any] = {"null": null, "delta": delta}
+    estimated = settings | {"null_dof": null_dof, "confidence": None}
 
     def row(name: str, value: float, kind: str, assumptions: str, threshold: str = "none") -> LiteratureRow:
         return LiteratureRow(
@@ -101,7 +111,7 @@ def own_rows(
     return (
         row(
             "coalmine's estimate",
-            epsilon_estimate(observed, variance="auto", confidence=None, **settings).epsilon,
+            epsilon_estimate(observed, variance="auto", **estimated).epsilon,
             "estimate",
             "independent normal scores; the null's std unless an F test rejects it",
         ),
@@ -114,7 +124,7 @@ def own_rows(
         ),
         row(
             "paper's ε",
-            epsilon_estimate(observed, variance="fitted", confidence=None, **settings).epsilon,
+            epsilon_estimate(observed, variance="fitted", **estimated).epsilon,
             "estimate",
             "independent normal scores; their own std",
         ),

@@ -36,7 +36,7 @@ def jagielski2023_rows(
     """
     if checkpoints is None:
         return jagielski2023_missing(NEEDS, confidence=confidence)
-    tables = score_tables("checkpoints", *checkpoints, fewest=FEWEST)
+    tables = score_tables("checkpoints", checkpoints, fewest=FEWEST)
     observed, unobserved = (rises_of(table) for table in tables)
     if observed is None or unobserved is None:
         return jagielski2023_missing("needs scores at two or more checkpoints, got one", confidence=confidence)

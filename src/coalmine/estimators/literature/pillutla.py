@@ -31,7 +31,7 @@ def pillutla_rows(trials: Trials | None, *, delta: float, confidence: float = 0.
     the threshold, the second tests it.
     """
     failing, delta = 1 - unit_interval("confidence", confidence), unit_interval("delta", delta)
-    tables = None if trials is None else score_tables("trials", *trials)
+    tables = None if trials is None else score_tables("trials", trials)
     rows = []
     for order in ORDERS:
         needs = _needs(tables, order)

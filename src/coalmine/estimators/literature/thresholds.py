@@ -1,5 +1,7 @@
 """Threshold tests on two sets of scores: what most published estimators look at."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 from scipy.special import betainccinv
@@ -15,10 +17,12 @@ def sorted_scores(observed: npt.ArrayLike, unobserved: npt.ArrayLike) -> tuple[F
     return np.sort(score_array("observed", observed)), np.sort(score_array("unobserved", unobserved))
 
 
-def score_tables(
-    name: str, observed: npt.ArrayLike, unobserved: npt.ArrayLike, *, fewest: int = 1
-) -> tuple[Floats, Floats]:
+def score_tables(name: str, given: Sequence[npt.ArrayLike], *, fewest: int = 1) -> tuple[Floats, Floats]:
     """Scores with a row for each of several runs, checkpoints or rounds: equally many rows on both sides."""
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        came = f"{len(given)} things" if isinstance(given, (tuple, list)) else type(given).__name__
+        raise ValueError(f"{name} must be a pair of tables, observed and unobserved scores, got {came}")
+    observed, unobserved = given
     tables = []
     for side, scores in (("observed", observed), ("unobserved", unobserved)):
         table = finite_array(f"{name}: {side} scores", scores)
