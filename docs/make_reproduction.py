@@ -22,6 +22,8 @@ from coalmine.reproduction.setting import Setting
 
 HERE = Path(__file__).parent
 FOLDER = HERE / "reproduction"
+NAMES = ("gaussian", *EXPERIMENTS)
+FILES = re.compile(rf"({'|'.join(NAMES)})(-small|-paper(-[0-9]+-examples)?)|gaussian")  # what the page is made of
 HEAD = """# The paper, reproduced
 
 One command for each table and figure of *One-shot Empirical Privacy Estimation for Federated Learning* (Andrew et
@@ -33,8 +35,9 @@ al., ICLR 2024), ours beside the paper's, and a few questions beyond it:
 
 Runs of paper size go on where they were stopped, by a kill or by `--minutes`; `--only 0.0496,0.2317` trains some
 noise multipliers only. Experiments with the same `--out` share their runs. At the end of each stands
-`NAME-SCALE.json` with every number, a picture, and for each claim whether it holds. This page is made of those files
-by `python -m docs.make_reproduction`.
+`NAME-SCALE.json` with every number, a picture, and for each claim whether it holds; with `--rounds`, `--max-examples`
+or `--originals` the files are named after them too. This page is made of those files by
+`python -m docs.make_reproduction`.
 
 SUMMARY
 
@@ -67,10 +70,9 @@ def make(*folders: Path) -> None:
     FOLDER.mkdir(exist_ok=True)
     for folder in folders:
         for path in sorted(folder.glob("*.json")):
-            if path.stem.rpartition("-")[0] in EXPERIMENTS or path.stem == "gaussian":
+            if FILES.fullmatch(path.stem):
                 shutil.copyfile(path, FOLDER / path.name)
-    parts = [_head(), _gaussian(FOLDER / "gaussian.json")]
-    parts += [_section(name) for name in EXPERIMENTS]
+    parts = [_head(), *(_section(name) for name in NAMES)]
     (HERE / "reproduction.md").write_text("\n".join(part for part in parts if part), encoding="utf-8")
 
 
@@ -98,7 +100,7 @@ def _head() -> str:
 def _summary() -> Table:
     """What was run at which size, how long it trained, and how many of its claims hold."""
     rows = []
-    for name in EXPERIMENTS:
+    for name in NAMES:
         path = _file(name)
         if path is None:
             rows.append((f"`{name}`", "not run", "-", "-", "-"))
@@ -107,7 +109,7 @@ def _summary() -> Table:
         outcomes = [check.outcome for check in _experiment(name).checks(found)]
         counts = [f"{outcomes.count(word)} {word}" for word in dict.fromkeys(outcomes)]
         minutes = f"{found['seconds'] / 60:.1f}" if found.get("seconds") else "-"
-        rows.append((f"`{name}`", found["scale"], found.get("machine") or "-", minutes, ", ".join(counts)))
+        rows.append((f"`{name}`", _scale(found), found.get("machine") or "-", minutes, ", ".join(counts)))
     return Table("", ("experiment", "scale", "on", "minutes of training", "claims"), tuple(rows), left=3)
 
 
@@ -118,8 +120,13 @@ def _experiment(name: str) -> Experiment:
 
 def _file(name: str) -> Path | None:
     """The numbers of an experiment, those of the paper's size where they are there."""
-    paths = (FOLDER / f"{name}-{scale}.json" for scale in ("paper", "small"))
+    paths = (FOLDER / f"{stem}.json" for stem in (f"{name}-paper", name, f"{name}-small"))
     return next((path for path in paths if path.is_file()), None)
+
+
+def _scale(found: Found) -> str:
+    """That of the numbers; the first files of Table 2 did not say theirs."""
+    return str(found.get("scale", "paper"))
 
 
 def _section(name: str) -> str:
@@ -129,8 +136,9 @@ def _section(name: str) -> str:
         return ""
     experiment = _experiment(name)
     found = read_json(path)
-    lines = [f"## {experiment.title}", "", _made_by(experiment, found), "", experiment.words(found), ""]
-    lines += [line for path in sorted(FOLDER.glob(f"{name}-paper-*-examples.json")) for line in (_longer(path), "")]
+    lines = [f"## {experiment.title}", "", _made_by(experiment, found, path), "", experiment.words(found), ""]
+    others = sorted(other for other in FOLDER.glob(f"{name}-paper-*.json") if FILES.fullmatch(other.stem))
+    lines += [line for other in others for line in (_longer(other), "")]
     if experiment.draw is not None:
         picture = path.with_suffix(".png")
         save_figure(picture, experiment, found)
@@ -158,77 +166,19 @@ def _longer(path: Path) -> str:
     )
 
 
-def _made_by(experiment: Experiment, found: Found) -> str:
+def _made_by(experiment: Experiment, found: Found, path: Path) -> str:
     """The command, on what it ran, and for how long."""
-    text = f"`coalmine reproduce {experiment.name} --scale {found['scale']}`"
+    text = f"`coalmine reproduce {experiment.name} --scale {_scale(found)}`"
     if found.get("seconds"):
         text += f": {found['seconds'] / 60:.1f} minutes of training"
         text += f" on {found['machine']}" if found.get("machine") else ""
         text += ", runs shared with other experiments counted in each" if found.get("readings") else ""
-    text += (
-        f"; numbers in [{experiment.name}-{found['scale']}.json](reproduction/{experiment.name}-{found['scale']}.json)."
-    )
-    if found["scale"] == "small" and (found.get("readings") or found.get("pairs")):
+    text += f"; numbers in [{path.name}](reproduction/{path.name})."
+    if _scale(found) == "small" and (found.get("readings") or found.get("pairs")):
         text += " A quick look at the directions: the paper's size was not run."
     if found.get("missing"):
         text += f" Not finished: {len(found['missing'])} runs."
     return text
-
-
-def _gaussian(path: Path) -> str:
-    """Table 2, whose JSON is another."""
-    if not path.is_file():
-        return ""
-    found = read_json(path)
-    rows = []
-    for cell in found["table_2"]:
-        sphere, rotated, paper = cell["sphere"], cell["rotated"], cell["paper"]
-        rows.append(
-            (
-                f"{sphere['noise_multiplier']:g}",
-                f"{sphere['dim']:.0e}",
-                f"{sphere['canaries']:,}",
-                f"{sphere['analytical']:.3g}",
-                f"{paper[0]:.2f} ± {paper[1]:.2f}",
-                *(
-                    f"{item['mean']:.2f} ± {item['std']:.2f}"
-                    for item in (sphere["null"], sphere["fitted"], rotated["null"])
-                ),
-            )
-        )
-    columns = (
-        "noise",
-        "d",
-        "k",
-        "true ε",
-        "paper",
-        "its canaries, null std",
-        "its canaries, fitted std",
-        "rotated, null std",
-    )
-    off = max(abs(cell["sphere"]["null"]["mean"] - cell["paper"][0]) / cell["paper"][1] for cell in found["table_2"])
-    fitted = max(cell["sphere"]["fitted"]["mean"] - cell["sphere"]["analytical"] for cell in found["table_2"])
-    text = (
-        f"With the null's std for the alternative, no cell is more than {off:.1f} of the paper's own standard deviations "
-        f"from its mean. With the fitted std, as Algorithm 1 is written, the mean is up to {fitted:.2f} above the true ε: "
-        "the printed table is that of the null's std."
-    )
-    signal = tuple(
-        (
-            f"{s['ratio']:g}",
-            f"{s['predicted']:.3g}",
-            f"{s['audit']['null']['mean']:.2f} ± {s['audit']['null']['std']:.2f}",
-        )
-        for s in found["signal"]
-    )
-    tables = [
-        markdown(Table("", columns, tuple(rows))),
-        "\nEpsilon against the norm of the data, of which Theorem 3.3 asks ‖X‖ = o(√d):\n",
-        markdown(Table("", ("‖X‖/√d", "dilution alone", "read"), signal)),
-    ]
-    runs = found["table_2"][0]["sphere"]["runs"]
-    command = f"`coalmine reproduce gaussian`: {runs} simulations a cell, on a CPU."
-    return "\n\n".join(["## The Gaussian mechanism (Table 2)", command, text, "\n".join(tables)]) + "\n"
 
 
 def markdown(table: Table) -> str:

@@ -3,8 +3,9 @@
     python -m studies.reproduction            all of them
     python -m studies.reproduction emnist     some of them
 
-Every claim that an experiment checks must hold, and beside that the directions are read off the numbers anew: more noise,
-less epsilon; more presentations, more epsilon; the final model far below all iterates.
+Every claim that an experiment checks must be decided and hold; only that of multirun, of which three repeats tell too
+little, may be left undecided. Beside that the directions are read off the numbers anew: more noise, less epsilon; more
+presentations, more epsilon; the final model far below all iterates.
 """
 
 import subprocess
@@ -21,12 +22,14 @@ from coalmine.reproduction.readings import read_json
 
 LONGEST = 180.0  # seconds
 READS_FILES = {"canife": "fashion-mnist"}
+OPEN = ("multirun",)  # at scale small its claim may be left undecided
 
 
 def run(name: str, out: Path) -> tuple[dict[str, Any], float]:
     """What the experiment wrote down, and how long it took."""
     started = time.monotonic()
-    command = [sys.executable, "-m", "coalmine", "-q", "reproduce", name, "--out", str(out), "--processes", "2"]
+    processes = ("--processes", "2") if name == "multirun" else ()
+    command = [sys.executable, "-m", "coalmine", "-q", "reproduce", name, "--out", str(out), *processes]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return read_json(out / f"{name}-small.json"), time.monotonic() - started
 
@@ -77,8 +80,9 @@ def problems(name: str, out: Path) -> list[str]:
         f"{name}: {seconds:.0f} s, {sum(check['outcome'] == 'holds' for check in found['checks'])} claims hold",
         flush=True,
     )
+    fine = ("holds", "not decided") if name in OPEN else ("holds",)
     wrong = [f"{check['claim']}: {check['outcome']}, {check['detail']}" for check in found["checks"]
-             if check["outcome"] == "does not hold"]  # fmt: skip
+             if check["outcome"] not in fine]  # fmt: skip
     wrong += DIRECTIONS.get(name, lambda _: [])(found)
     if found.get("missing"):
         wrong.append(f"not finished: {', '.join(found['missing'])}")

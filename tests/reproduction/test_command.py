@@ -1,8 +1,11 @@
 """`coalmine reproduce` as a user meets it."""
 
+import importlib
 import importlib.util
 import itertools
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +16,7 @@ pytest.importorskip("matplotlib")
 
 from coalmine.cli import main as cli
 from coalmine.cli import reproduce as command
-from coalmine.reproduction import accuracy, emnist, normality, presentations
+from coalmine.reproduction import accuracy, beyond, emnist, gaussian, multirun, normality, presentations
 from coalmine.reproduction.readings import read_json
 from coalmine.reproduction.setting import Setting
 
@@ -43,8 +46,8 @@ def test_a_table_piece_by_piece(capsys, tmp_path):
     found = json.loads(text)
     assert [reading["noise_multiplier"] for reading in found["readings"]] == [0.16, 0.315]
     assert all(path.stat().st_mtime_ns == before for path, before in made.items())
-    assert read_json(tmp_path / "emnist-small.json")["checks"] == found["checks"]
-    assert (tmp_path / "emnist-small.png").read_bytes().startswith(b"\x89PNG")
+    assert read_json(tmp_path / "emnist-small-12-rounds.json")["checks"] == found["checks"]
+    assert (tmp_path / "emnist-small-12-rounds.png").read_bytes().startswith(b"\x89PNG")
     assert not list(tmp_path.glob(".*.new"))
 
 
@@ -65,7 +68,17 @@ def test_time_that_is_over_stops_at_a_checkpoint_and_the_same_command_goes_on(ca
     ("arguments", "words"),
     [
         (("emnist", "--only", "a"), "must be noise multipliers"),
-        (("emnist", "--originals"), "originals are read at scale paper only"),
+        (("emnist", "--originals"), "emnist takes --originals at scale paper only"),
+        (("cost", "--max-examples", "4"), "cost takes --max-examples at scale paper only"),
+        (("emnist", "--seeds", "2"), "emnist has no use for --seeds"),
+        (("beyond", "--processes", "2"), "beyond has no use for --processes"),
+        (("multirun", "--rounds", "2"), "multirun has no use for --rounds"),
+        (("canife", "--minutes", "2"), "canife has no use for --minutes"),
+        (("oddities", "--rounds", "3", "--seeds", "9"), "oddities has no use for --rounds"),
+        (("oddities", "--device", "nonsense"), "oddities has no use for --device"),
+        (("oddities", "--originals"), "oddities has no use for --originals"),
+        (("gaussian", "--seed", "-1"), "seed must be at least 0, got -1\n"),
+        (("gaussian", "--device", "cuda"), "cuda"),
         (("emnist", "--scale", "huge"), "huge"),
         (("emnist", "--rounds", "0"), "--rounds"),
         (("emnist", "--device", "abacus", "--rounds", "2"), "abacus"),
@@ -100,16 +113,21 @@ def test_the_oddities_need_no_training(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "noise", "runs"), [("accuracy", "0.064", 2), ("presentations", "0.16", 1), ("normality", "0.1023", 1)]
+    ("name", "noise", "runs", "more"),
+    [
+        ("accuracy", "0.064", 2, ("--seeds", 1)),
+        ("presentations", "0.16", 1, ()),
+        ("normality", "0.1023", 1, ()),
+    ],
 )
-def test_every_experiment_ends_in_numbers_a_picture_and_words(capsys, tmp_path, name, noise, runs):
-    code, text, _ = coalmine(
-        capsys, "-q", "reproduce", name, "--out", tmp_path, "--rounds", 24, "--seeds", 1, "--only", noise
-    )
+def test_every_experiment_ends_in_numbers_a_picture_and_words(capsys, tmp_path, name, noise, runs, more):
+    code, text, _ = coalmine(capsys, "-q", "reproduce", name, "--out", tmp_path, "--rounds", 24, "--only", noise, *more)
     assert code == 0
     assert "holds: " in text or "not decided: " in text
     assert len(list((tmp_path / "runs").glob("*/result.json"))) == runs
-    assert (tmp_path / f"{name}-small.png").stat().st_size > 1000
+    assert (tmp_path / f"{name}-small-24-rounds.png").stat().st_size > 1000
+    assert f"{name}-small" not in make_page(tmp_path)  # another number of rounds is not the page's
+    (tmp_path / f"{name}-small-24-rounds.json").rename(tmp_path / f"{name}-small.json")
     page = make_page(tmp_path)
     assert f"`coalmine reproduce {name} --scale small`" in page
     assert f"![{EXPERIMENTS[name].title}](reproduction/{name}-small.png)" in page
@@ -130,7 +148,7 @@ def test_markdown_tables_have_as_many_cells_in_every_line(tmp_path):
     blocks = itertools.groupby(make_page(tmp_path).splitlines(), key=lambda line: line.startswith("|"))
     tables = [list(lines) for is_table, lines in blocks if is_table]
     summary, table_2, signal = (len(table) - 2 for table in tables)
-    assert (summary, table_2, signal) == (len(command.EXPERIMENTS), 12, 6)
+    assert (summary, table_2, signal) == (1 + len(command.EXPERIMENTS), 12, 6)
     assert all(len({line.count("|") for line in table}) == 1 for table in tables)
 
 
@@ -139,7 +157,7 @@ def test_markdown_tables_have_as_many_cells_in_every_line(tmp_path):
     [
         (("cost", "--minutes", "nan"), "nan is not a finite number"),
         (("accuracy", "--only", "5"), "must be among 0, 0.064, 0.102, 0.184, 0.234, got 5"),
-        (("canife", "--only", "0.2"), "keeps no runs by their noise: leave out --only"),
+        (("canife", "--only", "0.2"), "canife has no use for --only"),
     ],
 )
 def test_noises_that_an_experiment_does_not_have_are_refused(tmp_path, capsys, words, said):
@@ -148,6 +166,139 @@ def test_noises_that_an_experiment_does_not_have_are_refused(tmp_path, capsys, w
     assert stop.value.code == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_the_page_takes_runs_with_more_examples_from_folders_too(tmp_path):
+    for name in ("stackoverflow-paper", "stackoverflow-paper-64-examples"):
+        (tmp_path / f"{name}.json").write_bytes((ROOT / f"docs/reproduction/{name}.json").read_bytes())
+    page = make_page(tmp_path)
+    assert (tmp_path / "reproduction/stackoverflow-paper-64-examples.json").is_file()
+    assert "`coalmine reproduce stackoverflow --scale paper --only 0.2317 --max-examples 64`" in page
+
+
+def test_table_2_has_a_row_a_section_and_a_picture(tmp_path):
+    (tmp_path / "gaussian.json").write_bytes((ROOT / "docs/reproduction/gaussian.json").read_bytes())
+    page = make_page(tmp_path)
+    assert "| `gaussian` | paper |" in page
+    assert "![The Gaussian mechanism (Table 2)](reproduction/gaussian.png)" in page
+    assert (tmp_path / "reproduction/gaussian.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("out", "written"),
+    [
+        ("here", "here/gaussian-small"),  # a folder that is there
+        ("new", "new/gaussian-small"),
+        ("table.json", "table"),
+    ],
+)
+def test_table_2_goes_into_a_folder_or_a_file(capsys, tmp_path, monkeypatch, out, written):
+    monkeypatch.setattr(gaussian, "PAPER", {(1.54, 10**4): (3.0, 0.46)})
+    (tmp_path / "here").mkdir()
+    code, text, _ = coalmine(
+        capsys, "reproduce", "gaussian", "--scale", "small", "--device", "cpu", "--out", tmp_path / out
+    )
+    assert code == 0
+    assert "holds: " in text
+    found = read_json(tmp_path / f"{written}.json")
+    assert (found["scale"], found["table_2"][0]["sphere"]["runs"]) == ("small", gaussian.RUNS["small"])
+    assert (tmp_path / f"{written}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_table_2_needs_no_torch(tmp_path):
+    code = "import sys; sys.modules['torch'] = None; from coalmine.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "reproduce", "gaussian", "--runs", "1", "--out", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    assert (tmp_path / "gaussian-paper.json").is_file()
+
+
+def test_a_table_2_that_is_not_the_papers_does_not_pass():
+    found = read_json(ROOT / "docs/reproduction/gaussian.json")
+    assert [check.holds for check in gaussian.checks(found)] == [True]
+    found["table_2"][3]["sphere"]["null"]["mean"] += 0.1
+    assert gaussian.checks(found)[0].holds is False
+    assert "noise 0.541, d = 1e+07" in gaussian.checks(found)[0].detail
+
+
+@pytest.mark.parametrize("name", ["presentations", "beyond"])
+def test_a_model_that_has_not_learnt_is_named(name):
+    found = read_json(ROOT / f"docs/reproduction/{name}-paper.json")
+    worst = min(found["readings"], key=lambda reading: reading["accuracy"])
+    text = importlib.import_module(f"coalmine.reproduction.{name}").said(found)
+    lost = text.partition("Not every model learnt: ")[2].partition(", where")[0]
+    assert lost.startswith(f"{worst['accuracy']:.1%} at noise {worst['noise_multiplier']:g} (clip norm at the end ")
+    assert lost.count(" at noise ") == 1  # each task has a measure of its own: its best model
+
+
+def test_groups_with_fewer_canaries_than_the_papers_are_named():
+    found = read_json(ROOT / "docs/reproduction/presentations-paper.json")
+    assert "Groups of handwriting have 250 canaries, fewer than the paper's 1,000." in presentations.said(found)
+    assert "Groups of next words" not in presentations.said(found)
+
+
+def test_the_plan_of_beyond_says_which_runs_are_trained(capsys, tmp_path):
+    code, text, _ = coalmine(
+        capsys, "reproduce", "beyond", "--only", beyond.NOISE, "--plan", "--json", "--out", tmp_path
+    )
+    assert code == 0
+    asked = {row["run"] for row in json.loads(text) if row["asked"]}
+    setting = Setting(out=tmp_path)
+    assert {run.name for run in beyond.noise_runs(setting).values()} <= asked
+    assert len(asked) == len(beyond.plan(setting)) - 5  # those of the table's other noises
+
+
+def fake_repeat(noise, number):
+    return {"noise_multiplier": noise, "repeat": number, "one": 1.0 + number, "ten": 1.1 + number}
+
+
+def test_a_torn_repeat_takes_no_other_one_with_it(capsys, tmp_path, monkeypatch):
+    trained = []
+    monkeypatch.setattr(multirun, "repeat", lambda *pair: trained.append(pair) or fake_repeat(*pair))
+    kept = [json.dumps(fake_repeat(noise, 0)) for noise in multirun.NOISES]
+    (tmp_path / "multirun-small.jsonl").write_text("\n".join(kept)[:-9])
+    code, text, _ = coalmine(capsys, "reproduce", "multirun", "--plan", "--json", "--out", tmp_path)
+    assert [row["done"] for row in json.loads(text)] == [True] + [False] * 5
+    code, text, _ = coalmine(capsys, "-q", "reproduce", "multirun", "--out", tmp_path)
+    assert code == 0
+    assert "not finished" not in text
+    assert len(trained) == 5
+    assert len(read_json(tmp_path / "multirun-small.json")["repeats"]) == 6
+    coalmine(capsys, "-q", "reproduce", "multirun", "--out", tmp_path)
+    assert len(trained) == 5
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_time_that_is_over_stops_between_repeats(capsys, tmp_path, monkeypatch, processes):
+    monkeypatch.setattr(multirun, "repeat", fake_repeat)
+    asked = ("reproduce", "multirun", "--out", tmp_path, "--processes", processes)
+    code, text, err = coalmine(capsys, *asked, "--minutes", 1e-9)
+    assert code == 0
+    assert f"{6 - processes} repeats were not begun; the same command goes on from there" in err
+    assert f"not finished: {6 - processes} of the repeats; see --plan" in text
+    code, text, err = coalmine(capsys, *asked)
+    assert (code, err) == (0, "")
+    assert "not finished" not in text
+
+
+def test_time_that_is_over_stops_between_small_runs(capsys, tmp_path):
+    code, text, err = coalmine(capsys, "-q", "reproduce", "emnist", "--rounds", 4, "--minutes", 1e-9, "--out", tmp_path)
+    assert code == 0
+    assert "was not begun; the same command goes on from there" in err
+    assert "not finished: 5 of the runs" in text
+
+
+@pytest.mark.parametrize(
+    ("file", "kept"), [("audit/rounds.log", 0.6), ("audit/rounds.log", 0.999), ("metrics.jsonl", 0.5)]
+)
+def test_a_cut_file_of_a_finished_run_is_named(capsys, tmp_path, file, kept):
+    asked = ("-q", "reproduce", "emnist", "--rounds", 12, "--only", "0.16", "--out", tmp_path)
+    coalmine(capsys, *asked)
+    path = next((tmp_path / "runs").iterdir()) / file
+    path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
+    code, text, err = coalmine(capsys, *asked)
+    assert (code, text) == (2, "")
+    assert f"{path} is damaged" in err
+    assert len(err.strip().splitlines()) == 1
 
 
 def test_what_was_trained_on_a_gpu_and_is_read_elsewhere_names_the_gpu():

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from coalmine.audit.run_directory import RunDirectory
 from coalmine.reproduction import accuracy, beyond, emnist, runs, stackoverflow
-from coalmine.reproduction.runs import OutOfTimeError, PlannedRun, carry_out, stop_after, toml_text
+from coalmine.reproduction.runs import OutOfTimeError, PlannedRun, carry_out, toml_text
 from coalmine.reproduction.setting import Setting
 from coalmine.simulation.config import (
     CanarySettings,
@@ -40,7 +40,7 @@ def setting(tmp_path, **changes) -> Setting:
 def test_a_run_stopped_by_the_clock_ends_as_one_that_never_was(tmp_path):
     planned = PlannedRun(config=TINY)
     with pytest.raises(OutOfTimeError, match="after round 2"):
-        carry_out([planned], setting(tmp_path / "cut"), follow=stop_after(-1.0, lambda *_: None))
+        carry_out([planned], setting(tmp_path / "cut", ends=0.0))
     assert not planned.finished(tmp_path / "cut")
     assert planned.rounds_done(tmp_path / "cut") == 2
     seen = []
@@ -49,6 +49,17 @@ def test_a_run_stopped_by_the_clock_ends_as_one_that_never_was(tmp_path):
     assert seen == [3, 4, 5, 6]
     found = [RunDirectory(done[planned.name]).read_result() for done in (cut, whole)]
     assert found[0] == found[1]
+
+
+def test_when_time_is_over_no_other_run_is_begun(tmp_path):
+    """Runs with one checkpoint, at their end: the first is finished whatever the clock says, so that every call gets on."""
+    whole = replace(TINY, checkpoint_every=TINY.rounds)
+    first, second = (PlannedRun(config=replace(whole, seed=seed)) for seed in (1, 2))
+    with pytest.raises(OutOfTimeError, match=f"{second.name} was not begun"):
+        carry_out([first, second], setting(tmp_path, ends=0.0))
+    assert first.finished(tmp_path)
+    assert not second.directory(tmp_path).exists()
+    assert list(carry_out([first, second], setting(tmp_path, ends=0.0))) == [first.name, second.name]
 
 
 def test_finished_runs_are_not_trained_again_and_unasked_ones_not_at_all(tmp_path, monkeypatch):
@@ -133,9 +144,33 @@ def test_other_noises_are_at_the_same_analytical_epsilon(tmp_path):
     [
         ({"scale": "large"}, "scale must be small or paper"),
         ({"rounds": 0}, "rounds must be"),
-        ({"originals": True}, "originals are read at scale paper only"),
+        ({"originals": True}, "originals is for scale paper only"),
+        ({"max_examples": 4}, "max_examples is for scale paper only"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused(tmp_path, changes, words):
     with pytest.raises(ValueError, match=words):
         setting(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"scale": "paper"}, "emnist-paper.json"),
+        ({"seeds": 7, "only": (0.16,)}, "emnist-small.json"),  # more of the same experiment, or a part of it
+        ({"rounds": 20}, "emnist-small-20-rounds.json"),
+        ({"scale": "paper", "max_examples": 64}, "emnist-paper-64-examples.json"),
+        (
+            {"scale": "paper", "originals": True, "rounds": 9, "max_examples": 8},
+            "emnist-paper-8-examples-9-rounds-originals.json",
+        ),
+    ],
+)
+def test_what_was_changed_has_a_file_of_its_own(tmp_path, changes, name):
+    assert setting(tmp_path, **changes).file("emnist", "json") == tmp_path / name
+
+
+def test_noises_at_the_base_s_epsilon_are_asked_for_by_its_noise(tmp_path):
+    asked = setting(tmp_path, only=(beyond.NOISE,))
+    assert all(asked.wanted(run.asked_noise) for run in beyond.noise_runs(asked).values())
+    assert not asked.wanted(beyond.noise_runs(asked)["tree"].noise_multiplier)

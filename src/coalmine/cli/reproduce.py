@@ -1,6 +1,7 @@
 """`coalmine reproduce`: the paper's tables and figures, ours beside theirs, and what goes beyond them."""
 
 import importlib
+import math
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -10,19 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from coalmine.cli.gaussian import as_dict
 from coalmine.cli.output import (
     Commands,
     FiniteRange,
     print_json,
     print_table,
     progress_bar,
-    shown_number,
-    shown_spread,
+    shows_bars,
     write_json,
 )
 from coalmine.cli.run import training_extra
@@ -47,14 +47,17 @@ EXPERIMENTS = {  # each a module of coalmine.reproduction
     "beyond": "Beyond the paper: other noises, check-ins, rungs.",
     "oddities": "What in the paper does not follow from its text.",
 }
+_SIMULATIONS = " or ".join(f"{runs} at scale {scale}" for scale, runs in table_2.RUNS.items())
+OPTIONS = ("device", "data_dir", "only", "rounds", "seeds", "max_examples", "originals", "processes", "minutes")
 
 
 @click.group(cls=Commands)
 def reproduce() -> None:
     """Reproduce the paper's tables and figures, ours beside theirs.
 
-    Every experiment but gaussian trains in --out, goes on where it was stopped, and ends with NAME-SCALE.json, a picture,
-    and whether its claims hold. Small runs are a quick look on two cores; docs/reproduction.md has those of paper size.
+    Every experiment ends with NAME-SCALE.json, a picture, and whether its claims hold; files of other rounds, examples or
+    data than the scale's are named after them. Those that train do so in --out and go on where they were stopped. Small
+    runs are a quick look on two cores; docs/reproduction.md has those of paper size.
     """
 
 
@@ -76,26 +79,40 @@ def _experiment(name: str, text: str) -> click.Command:
     @click.option("--max-examples", type=click.IntRange(1), help="The most a client trains on in a round.")
     @click.option("--originals", is_flag=True, help="Stack Overflow and EMNIST instead of what stands in for them.")
     @click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="Of multirun.")
-    @click.option("--minutes", type=FiniteRange(0, min_open=True), help="Stop at a checkpoint after so long.")
+    @click.option(
+        "--minutes", type=FiniteRange(0, min_open=True), help="After so long stop at a checkpoint, or between runs."
+    )
     @click.option("--plan", is_flag=True, help="List the runs and how far they are; train nothing.")
     @click.option("--json", "as_json", is_flag=True, help="JSON instead of tables.")
-    @click.pass_obj
-    def command(settings: dict[str, bool], /, plan: bool, as_json: bool, minutes: float | None, **options: Any) -> None:
+    @click.pass_context
+    def command(
+        context: click.Context,
+        /,
+        plan: bool,
+        as_json: bool,
+        minutes: float | None,
+        data_dir: Path | None,
+        **options: Any,
+    ) -> None:
         with training_extra():
             module = importlib.import_module(f"coalmine.reproduction.{name}")
             from coalmine.reproduction.setting import Setting
-        data_dir = options.pop("data_dir")
+        experiment: Experiment = module.EXPERIMENT
+        _check_options(experiment, context)
         setting = Setting(
             **options
-            | {"only": _noises(options["only"]), "data_dir": None if data_dir is None else str(data_dir.absolute())}
+            | {
+                "only": _noises(options["only"]),
+                "data_dir": None if data_dir is None else str(data_dir.absolute()),
+                "ends": math.inf if minutes is None else time.monotonic() + 60 * minutes,
+            }
         )
-        experiment: Experiment = module.EXPERIMENT
         _check_only(experiment, setting)
         if plan:
             _print_plan(experiment, setting, as_json=as_json)
             return
-        found = _carried_out(experiment, setting, minutes, quiet=settings["quiet"])
-        _report(experiment, setting, found, as_json=as_json)
+        found = _carried_out(experiment, setting, quiet=context.obj["quiet"])
+        _report(experiment, found, setting.file(experiment.name, "json"), as_json=as_json)
 
     return command
 
@@ -113,13 +130,26 @@ def _noises(text: str | None) -> tuple[float, ...]:
         ) from None
 
 
+def _check_options(experiment: "Experiment", context: click.Context) -> None:
+    """Refuse options that the experiment has no use for, at any scale or at this one."""
+    from coalmine.reproduction.setting import PAPER_ONLY
+
+    given = [name for name in OPTIONS if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    for name in given:
+        option = f"--{name.replace('_', '-')}"
+        if name == "device" and context.params[name] in ("auto", "cpu"):
+            continue  # where everything computes
+        if name not in experiment.takes:
+            raise click.UsageError(f"{experiment.name} has no use for {option}: leave it out")
+        if name in PAPER_ONLY and context.params["scale"] == "small":
+            raise click.UsageError(f"{experiment.name} takes {option} at scale paper only, got scale small")
+
+
 def _check_only(experiment: "Experiment", setting: "Setting") -> None:
     """Refuse noise multipliers that the experiment does not have."""
     if not setting.only:
         return
-    noises = sorted({run.config.privacy.noise_multiplier for run in experiment.plan(replace(setting, only=()))})
-    if not noises:
-        raise click.UsageError(f"{experiment.name} keeps no runs by their noise: leave out --only")
+    noises = sorted({planned.asked_noise for planned in experiment.plan(setting)})
     unknown = [noise for noise in setting.only if noise not in noises]
     if unknown:
         raise click.BadParameter(
@@ -127,20 +157,25 @@ def _check_only(experiment: "Experiment", setting: "Setting") -> None:
         )
 
 
-def _carried_out(experiment: "Experiment", setting: "Setting", minutes: float | None, *, quiet: bool) -> "Found":
+def _carried_out(experiment: "Experiment", setting: "Setting", *, quiet: bool) -> "Found":
     """The experiment's numbers, and what they were made with."""
-    from coalmine.reproduction.runs import OutOfTimeError, stop_after
+    from coalmine.reproduction.runs import OutOfTimeError
 
     started = time.monotonic()
     stopped = None
     with _following(experiment.plan(setting), quiet=quiet) as follow:
         try:
-            found = experiment.gather(setting, follow if minutes is None else stop_after(60 * minutes, follow))
+            found = experiment.gather(setting, follow)
         except OutOfTimeError as error:
             stopped = str(error)
     if stopped is not None:
         click.echo(f"{stopped}; the same command goes on from there", err=True)
         found = experiment.gather(_nothing_more(setting), lambda *_: None)
+    return _signed(experiment, found, started)
+
+
+def _signed(experiment: "Experiment", found: "Found", started: float) -> "Found":
+    """The numbers with the name of the experiment, what they were made with, and which claims hold."""
     return found | {
         "name": experiment.name,
         "version": __version__,
@@ -155,8 +190,6 @@ def _carried_out(experiment: "Experiment", setting: "Setting", minutes: float | 
 
 def _nothing_more(setting: "Setting") -> "Setting":
     """The same with nothing left to train: no run has a noise multiplier below zero."""
-    from dataclasses import replace
-
     return replace(setting, only=(-1.0,))
 
 
@@ -166,7 +199,7 @@ def _following(plan: "list[PlannedRun]", *, quiet: bool) -> "Iterator[Callable[[
     console = Console(stderr=True)
     names = {planned.name: number for number, planned in enumerate(plan, start=1)}
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=10))
-    shown = console.is_terminal and not quiet
+    shown = shows_bars(console) and not quiet
     with Bar(*columns, console=console, transient=True, disable=not shown) as bar:
         task = bar.add_task("starting", total=1.0)
 
@@ -195,6 +228,9 @@ def _machine(device: str | None, trained_on: str | None = None) -> str:
 def _print_plan(experiment: "Experiment", setting: "Setting", *, as_json: bool) -> None:
     from coalmine.reproduction.runs import distinct
 
+    if experiment.repeats is not None:
+        _print_repeats(experiment, experiment.repeats(setting), as_json=as_json)
+        return
     runs = distinct(experiment.plan(setting))
     rows: list[dict[str, Any]] = []
     for planned in runs:
@@ -210,7 +246,7 @@ def _print_plan(experiment: "Experiment", setting: "Setting", *, as_json: bool) 
                 "canaries": 0 if planned.without_canaries else config.canaries.count,
                 "presentations": list(config.canaries.presentations),
                 "done": "finished" if planned.finished(setting.out) else done,
-                "asked": setting.wanted(planned.noise_multiplier),
+                "asked": setting.wanted(planned.asked_noise),
             }
         )
     if as_json:
@@ -239,15 +275,17 @@ def _print_plan(experiment: "Experiment", setting: "Setting", *, as_json: bool) 
     )
 
 
-def _report(experiment: "Experiment", setting: "Setting", found: "Found", *, as_json: bool) -> None:
-    """Write the numbers and the picture; print the tables and what holds."""
-    from coalmine.reproduction.figures import save_figure
+def _print_repeats(experiment: "Experiment", repeats: list[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        print_json(repeats)
+        return
+    cells = [[f"{row['noise']:g}", str(row["repeat"]), "finished" if row["done"] else "-"] for row in repeats]
+    print_table(["noise", "repeat", "done"], cells, title=f"{experiment.title}: {len(repeats)} repeats")
 
-    write_json(setting.file(experiment.name, "json"), found)
-    written = [setting.file(experiment.name, "json")]
-    if experiment.draw is not None:
-        written.append(setting.file(experiment.name, "png"))
-        save_figure(written[-1], experiment, found)
+
+def _report(experiment: "Experiment", found: "Found", path: Path, *, as_json: bool) -> None:
+    """Write the numbers to `path` and the picture beside them; print the tables and what holds."""
+    written = _written(experiment, found, path)
     if as_json:
         print_json(found)
         return
@@ -258,61 +296,47 @@ def _report(experiment: "Experiment", setting: "Setting", found: "Found", *, as_
         click.echo(f"{check.outcome}: {check.claim} ({check.detail})")
     click.echo(experiment.words(found))
     if found.get("missing"):
-        click.echo(f"not finished: {len(found['missing'])} of the runs; see --plan")
+        things = "runs" if experiment.repeats is None else "repeats"
+        click.echo(f"not finished: {len(found['missing'])} of the {things}; see --plan")
     click.echo(f"written to {', '.join(map(str, written))}")
 
 
+def _written(experiment: "Experiment", found: "Found", path: Path) -> list[Path]:
+    """The files that hold the numbers and the picture; a pipe or a device has no picture beside it."""
+    from coalmine.reproduction.figures import save_figure
+
+    write_json(path, found)
+    if experiment.draw is None or path.suffix != ".json":
+        return [path]
+    picture = path.with_suffix(".png")
+    try:
+        save_figure(picture, experiment, found)
+    except ImportError as error:
+        click.echo(f"no picture: {error}", err=True)
+        return [path]
+    return [path, picture]
+
+
 @reproduce.command()
-@click.option("--runs", type=click.IntRange(1), default=50, show_default=True, help="Simulations a cell.")
+@click.option("--scale", type=click.Choice(["small", "paper"]), default="paper", show_default=True)
+@click.option("--device", type=click.Choice(["auto", "cpu"]), default="auto", show_default=True, expose_value=False)
+@click.option("--runs", type=click.IntRange(1), help=f"Simulations a cell, instead of {_SIMULATIONS}.")
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of tables.")
-@click.option("--out", type=click.Path(path_type=Path), help="Write the JSON to this file too.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("runs/reproduction"),
+    show_default=True,
+    help="A folder, or a file that ends in .json.",
+)
 @click.pass_obj
-def gaussian(settings: dict[str, bool], runs: int, seed: int, as_json: bool, out: Path | None) -> None:
+def gaussian(settings: dict[str, bool], scale: str, runs: int | None, seed: int, as_json: bool, out: Path) -> None:
     """Table 2: the Gaussian mechanism, d = 10^4 to 10^7, both variances; and epsilon against the norm of the data."""
+    started = time.monotonic()
     with progress_bar("Table 2", total=len(table_2.PAPER), hidden=settings["quiet"]) as advance:
-        cells = table_2.table(runs=runs, seed=seed, progress=advance)
-    signals = table_2.signal_study(runs=runs, seed=seed)
-    found = {
-        "table_2": [
-            {"paper": list(cell.paper), "sphere": as_dict(cell.sphere), "rotated": as_dict(cell.rotated)}
-            for cell in cells
-        ],
-        "signal": [{"ratio": s.ratio, "predicted": s.predicted, "audit": as_dict(s.audit)} for s in signals],
-    }
-    if out:
-        write_json(out, found)
-    if as_json:
-        print_json(found)
-        return
-    print_table(
-        [
-            "noise",
-            "d",
-            "k",
-            "true ε",
-            "paper",
-            "its canaries, null std",
-            "its canaries, fitted std",
-            "rotated, null std",
-        ],
-        [
-            [
-                f"{cell.sphere.noise_multiplier:g}",
-                f"{cell.sphere.dim:.0e}",
-                str(cell.sphere.canaries),
-                shown_number(cell.sphere.analytical, 3),
-                f"{cell.paper[0]:.2f} ± {cell.paper[1]:.2f}",
-                shown_spread(cell.sphere.null),
-                shown_spread(cell.sphere.fitted),
-                shown_spread(cell.rotated.null),
-            ]
-            for cell in cells
-        ],
-        title=f"Table 2, {runs} runs a cell, delta 1e-6: the printed figures are those of the null's std",
-    )
-    print_table(
-        ["‖X‖/√d", "dilution alone", "read"],
-        [[f"{s.ratio:g}", shown_number(s.predicted, 3), shown_spread(s.audit.null)] for s in signals],
-        title="Epsilon against the norm of the data (Theorem 3.3 needs ‖X‖ = o(√d)), true ε 10, d = 1e6, 1,000 canaries",
-    )
+        numbers = table_2.simulate(runs=runs or table_2.RUNS[scale], seed=seed, progress=advance)
+    found = _signed(table_2.EXPERIMENT, {"scale": scale, "seed": seed} | numbers, started)
+    if out.is_dir() or not (out.exists() or out.suffix == ".json"):
+        out /= f"gaussian-{scale}.json"
+    _report(table_2.EXPERIMENT, found, out, as_json=as_json)

@@ -11,7 +11,7 @@ from scipy.special import stdtrit
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.reproduction.bases import with_canaries, with_noise, words
 from coalmine.reproduction.epsilon_table import missing
-from coalmine.reproduction.experiment import Check, Experiment, Found, Table, beside, shown
+from coalmine.reproduction.experiment import RUNS, Check, Experiment, Found, Table, beside, shown
 from coalmine.reproduction.paper import ACCURACY
 from coalmine.reproduction.readings import FELL_APART, Reading, least_learnt, read_finished, rung
 from coalmine.reproduction.runs import Follow, PlannedRun, carry_out
@@ -220,6 +220,7 @@ def said_of_ours(found: Found) -> str:
 EXPERIMENT = Experiment(
     name="accuracy",
     title="What canaries cost in accuracy (Table 3)",
+    takes=(*RUNS, "seeds"),
     plan=plan,
     gather=gather,
     tables=tables,

@@ -13,9 +13,9 @@ from coalmine.reproduction import checks as claims
 from coalmine.reproduction import emnist
 from coalmine.reproduction.bases import WORDS_DELTA, with_canaries
 from coalmine.reproduction.epsilon_table import about, missing
-from coalmine.reproduction.experiment import Check, Experiment, Found, Table, all_of, interval_shown, shown
+from coalmine.reproduction.experiment import RUNS, Check, Experiment, Found, Table, all_of, interval_shown, shown
 from coalmine.reproduction.paper import STACK_OVERFLOW
-from coalmine.reproduction.readings import Reading, read_finished, rung
+from coalmine.reproduction.readings import Reading, not_learnt, read_finished, rung
 from coalmine.reproduction.runs import Follow, PlannedRun, carry_out, distinct
 from coalmine.reproduction.setting import Setting
 from coalmine.simulation.clipping import AdaptiveClipping
@@ -41,8 +41,10 @@ def noise_runs(setting: Setting) -> dict[str, PlannedRun]:
     banded = BandedNoise.for_prefix_sums(config.rounds, bands=BANDS, momentum=config.server.momentum)
     return {
         "gaussian": PlannedRun(config=config),
-        "tree": PlannedRun(config=_with_noise_of(config, tree.worst_strength(1, 1), noise="tree")),
-        "banded": PlannedRun(config=_with_noise_of(config, banded.worst_strength(1, 1), noise="banded", bands=BANDS)),
+        "tree": PlannedRun(config=_with_noise_of(config, tree.worst_strength(1, 1), noise="tree"), asked_as=NOISE),
+        "banded": PlannedRun(
+            config=_with_noise_of(config, banded.worst_strength(1, 1), noise="banded", bands=BANDS), asked_as=NOISE
+        ),
     }
 
 
@@ -84,7 +86,7 @@ def plan(setting: Setting) -> list[PlannedRun]:
 def gather(setting: Setting, follow: Follow) -> Found:
     """What the runs read, part by part, and the analytical ε of shuffling."""
     asked = plan(setting)
-    done = carry_out(asked, _all_at_base(setting), follow=follow)
+    done = carry_out(asked, setting, follow=follow)
     read = {name: read_finished(directory) | {"densities": []} for name, directory in done.items()}
 
     def part(runs: dict[str, PlannedRun]) -> dict[str, str]:
@@ -111,14 +113,6 @@ def _part(found: Found, name: str) -> dict[str, Reading]:
 
 def _ladder(found: Found) -> list[Reading]:
     return list(_part(found, "ladder").values())
-
-
-def _all_at_base(setting: Setting) -> Setting:
-    """Asked for the base's noise alone, tree noise of another multiplier is meant too."""
-    if not setting.only or not setting.wanted(NOISE):
-        return setting
-    extra = tuple(run.noise_multiplier for run in noise_runs(setting).values())
-    return replace(setting, only=(*setting.only, *extra))
 
 
 def shuffled() -> list[dict[str, float]]:
@@ -413,12 +407,15 @@ def said(found: Found) -> str:
             f"Shuffling makes {shown(most['unamplified'])} into {shown(most['shuffled'])} at noise "
             f"{most['noise_multiplier']:g}; at the paper's own noises it takes off {min(own):.0%} to {max(own):.0%}."
         )
+    if lost := not_learnt(found["readings"]):
+        lines.append(lost)
     return " ".join(lines) or "Nothing is finished yet."
 
 
 EXPERIMENT = Experiment(
     name="beyond",
     title="Beyond the paper",
+    takes=RUNS,
     plan=plan,
     gather=gather,
     tables=tables,

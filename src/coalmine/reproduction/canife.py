@@ -508,6 +508,7 @@ def _known(values: Sequence[float | None]) -> list[float]:
 EXPERIMENT = Experiment(
     name="canife",
     title="CANIFE's crafted canaries against random ones (Section 5.3)",
+    takes=("device", "data_dir", "rounds", "seeds"),
     plan=no_runs,
     gather=gather,
     tables=tables,

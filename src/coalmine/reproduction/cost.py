@@ -12,7 +12,7 @@ from coalmine.reproduction.accuracy import (
     tables_of_ours,
 )
 from coalmine.reproduction.bases import characters, with_canaries
-from coalmine.reproduction.experiment import Experiment, Found
+from coalmine.reproduction.experiment import RUNS, Experiment, Found
 from coalmine.reproduction.runs import Follow, PlannedRun
 from coalmine.reproduction.setting import Setting
 
@@ -39,6 +39,7 @@ def gather(setting: Setting, follow: Follow) -> Found:
 EXPERIMENT = Experiment(
     name="cost",
     title="What canaries cost in accuracy, handwriting (not in the paper)",
+    takes=(*RUNS, "seeds"),
     plan=plan,
     gather=gather,
     tables=tables_of_ours,

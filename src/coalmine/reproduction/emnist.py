@@ -4,7 +4,7 @@ from functools import partial
 
 from coalmine.reproduction import epsilon_table
 from coalmine.reproduction.bases import characters
-from coalmine.reproduction.experiment import Experiment, Found
+from coalmine.reproduction.experiment import RUNS, Experiment, Found
 from coalmine.reproduction.paper import EMNIST
 from coalmine.reproduction.runs import Follow, PlannedRun
 from coalmine.reproduction.setting import Setting
@@ -23,6 +23,7 @@ def gather(setting: Setting, follow: Follow) -> Found:
 EXPERIMENT = Experiment(
     name="emnist",
     title="ε against noise, handwriting (the paper: EMNIST)",
+    takes=RUNS,
     plan=plan,
     gather=gather,
     tables=partial(epsilon_table.tables, paper=EMNIST),

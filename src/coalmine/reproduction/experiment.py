@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from coalmine.reproduction.runs import Follow, PlannedRun
 from coalmine.reproduction.setting import Setting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from coalmine.reproduction.runs import Follow, PlannedRun
+
 Found = dict[str, Any]
+RUNS = ("device", "data_dir", "only", "rounds", "max_examples", "originals", "minutes")  # what grids of runs take
 
 
 @dataclass(frozen=True)
@@ -42,20 +44,26 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """One of the paper's experiments, or one beyond it."""
+    """One of the paper's experiments, or one beyond it.
+
+    `takes` are the options it has a use for, beside scale and out. `repeats` are what it trains in the place of runs:
+    noise, repeat, and whether it is done.
+    """
 
     name: str
     title: str
-    plan: Callable[[Setting], list[PlannedRun]]
-    gather: Callable[[Setting, Follow], Found]
+    takes: tuple[str, ...]
+    plan: "Callable[[Setting], list[PlannedRun]]"
+    gather: "Callable[[Setting, Follow], Found]"
     tables: Callable[[Found], list[Table]]
     checks: Callable[[Found], list[Check]]
     words: Callable[[Found], str]
     draw: "Callable[[Figure, Found], None] | None" = None
     size: tuple[float, float] = (9.0, 4.0)
+    repeats: Callable[[Setting], list[dict[str, Any]]] | None = None
 
 
-def no_runs(setting: Setting) -> list[PlannedRun]:
+def no_runs(setting: Setting) -> "list[PlannedRun]":
     """The plan of an experiment that trains nothing, or nothing that is kept."""
     return []
 

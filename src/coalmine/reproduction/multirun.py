@@ -9,8 +9,9 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +20,11 @@ from scipy.special import stdtrit
 
 from coalmine.audit.adversaries import Scores, ladder
 from coalmine.audit.audit import Audit
+from coalmine.audit.rounds import write_atomically
 from coalmine.estimators.estimate import epsilon_estimate
 from coalmine.reproduction.bases import WORDS_DELTA
 from coalmine.reproduction.experiment import Check, Experiment, Found, Table, no_runs, shown
-from coalmine.reproduction.runs import Follow
+from coalmine.reproduction.runs import Follow, OutOfTimeError
 from coalmine.reproduction.setting import Setting
 from coalmine.simulation.config import (
     CanarySettings,
@@ -115,34 +117,66 @@ def _epsilon(observed: Any, like: Scores) -> float:
     return epsilon_estimate(observed, null=like.null, delta=WORDS_DELTA, variance="fitted", confidence=None).epsilon
 
 
+def repeats(setting: Setting) -> list[dict[str, Any]]:
+    """Every repeat that is asked for, and whether it is done."""
+    done = {(line["noise_multiplier"], line["repeat"]) for line in _read(setting.file("multirun", "jsonl"))}
+    numbers = range(setting.seeds or (SMALL_REPEATS if setting.small else REPEATS))
+    return [
+        {"noise": noise, "repeat": number, "done": (noise, number) in done} for number in numbers for noise in NOISES
+    ]
+
+
 def gather(setting: Setting, follow: Follow) -> Found:
     """Every repeat that is done, after those that were not have been."""
-    path = setting.out / f"multirun-{setting.scale}.jsonl"
-    repeats = setting.seeds or (SMALL_REPEATS if setting.small else REPEATS)
-    asked = [(noise, number) for number in range(repeats) for noise in NOISES]
-    done = {(line["noise_multiplier"], line["repeat"]) for line in _read(path)}
-    waiting = [pair for pair in asked if pair not in done and setting.wanted(pair[0])]
+    path = setting.file("multirun", "jsonl")
+    _cut_torn_line(path)
     setting.out.mkdir(parents=True, exist_ok=True)
-    for line in _results(waiting, setting.processes):
+    for line in _results(_waiting(setting), setting):
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-    kept = [line for line in _read(path) if line["repeat"] < repeats]
+    if left := _waiting(setting):
+        raise OutOfTimeError(f"{len(left)} repeats were not begun")
+    asked = repeats(setting)
+    numbers = {item["repeat"] for item in asked}
+    kept = [line for line in _read(path) if line["repeat"] in numbers]
     return {
         "scale": setting.scale,
         "repeats": sorted(kept, key=lambda line: (line["noise_multiplier"], line["repeat"])),
-        "missing": [f"noise {noise:g}, repeat {number}" for noise, number in asked if (noise, number) not in
-                    {(line["noise_multiplier"], line["repeat"]) for line in kept}],
-    }  # fmt: skip
+        "missing": [f"noise {item['noise']:g}, repeat {item['repeat']}" for item in asked if not item["done"]],
+    }
 
 
-def _results(waiting: list[tuple[float, int]], processes: int) -> Iterator[dict[str, Any]]:
-    if processes == 1 or len(waiting) < 2:
-        yield from (repeat(*pair) for pair in waiting)
+def _waiting(setting: Setting) -> list[tuple[float, int]]:
+    """What is to be trained and not done."""
+    asked = [(item["noise"], item["repeat"]) for item in repeats(setting) if not item["done"]]
+    return [pair for pair in asked if setting.wanted(pair[0])]
+
+
+def _results(waiting: list[tuple[float, int]], setting: Setting) -> Iterator[dict[str, Any]]:
+    """One repeat after another; when time is over, those that are trained still end, and no other one is begun."""
+    if setting.processes == 1 or len(waiting) < 2:
+        for place, pair in enumerate(waiting):
+            if place and setting.over:
+                return
+            yield repeat(*pair)
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with ProcessPoolExecutor(processes) as pool:
-        for future in as_completed([pool.submit(repeat, *pair) for pair in waiting]):
-            yield future.result()
+    rest = iter(waiting)
+    with ProcessPoolExecutor(setting.processes) as pool:
+        running = {pool.submit(repeat, *pair) for pair in islice(rest, setting.processes)}
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            if not setting.over:
+                running |= {pool.submit(repeat, *pair) for pair in islice(rest, len(done))}
+            yield from (future.result() for future in done)
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Forget a last line that a kill has torn, which the next one would be joined to."""
+    content = path.read_bytes() if path.is_file() else b""
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
+        write_atomically(path, whole)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
@@ -237,10 +271,12 @@ def said(found: Found) -> str:
 EXPERIMENT = Experiment(
     name="multirun",
     title="One run with 1,000 canaries against ten with 100 (Appendix D)",
+    takes=("seeds", "processes", "minutes"),
     plan=no_runs,
     gather=gather,
     tables=tables,
     checks=checks,
     words=said,
     draw=draw,
+    repeats=repeats,
 )

@@ -11,7 +11,7 @@ from coalmine.estimators.normality import anderson_darling
 from coalmine.estimators.null import CosineNull
 from coalmine.reproduction import epsilon_table
 from coalmine.reproduction.bases import CANARIES, longer, with_groups, words
-from coalmine.reproduction.experiment import Check, Experiment, Found, Table, beside, shown
+from coalmine.reproduction.experiment import RUNS, Check, Experiment, Found, Table, beside, shown
 from coalmine.reproduction.paper import CRITICAL_1, CRITICAL_15, NORMALITY, NORMALITY_TIMES
 from coalmine.reproduction.readings import Reading, not_learnt
 from coalmine.reproduction.runs import Follow, PlannedRun
@@ -149,6 +149,7 @@ def said(found: Found) -> str:
 EXPERIMENT = Experiment(
     name="normality",
     title="Are the cosines normal? (Appendix C)",
+    takes=RUNS,
     plan=plan,
     gather=gather,
     tables=tables,

@@ -351,6 +351,7 @@ def said(found: Found) -> str:
 EXPERIMENT = Experiment(
     name="oddities",
     title="What in the paper does not follow from its text",
+    takes=(),
     plan=no_runs,
     gather=gather,
     tables=tables,

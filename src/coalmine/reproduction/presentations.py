@@ -9,9 +9,9 @@ import numpy as np
 from coalmine.reproduction import checks, epsilon_table
 from coalmine.reproduction.bases import CANARIES, characters, longer, with_groups, words
 from coalmine.reproduction.epsilon_table import kind
-from coalmine.reproduction.experiment import Check, Experiment, Found, Table, interval_shown, shown
+from coalmine.reproduction.experiment import RUNS, Check, Experiment, Found, Table, interval_shown, shown
 from coalmine.reproduction.paper import STACK_OVERFLOW
-from coalmine.reproduction.readings import Reading
+from coalmine.reproduction.readings import Reading, not_learnt
 from coalmine.reproduction.runs import Follow, PlannedRun
 from coalmine.reproduction.setting import Setting
 
@@ -114,16 +114,25 @@ def said(found: Found) -> str:
         values = [shown(row["paper_epsilon"]) for row in _groups(reading, "final")]
         parts.append(f"{kind(reading)} at noise {reading['noise_multiplier']:g}: {', '.join(values)}")
     rises = checks.grows_with_presentations(found["readings"]).outcome
-    return (
+    lines = [
         f"ε_est-final at {', '.join(map(str, TIMES))} presentations: {'; '.join(parts)}. The paper's Figures 1 to 3 print "
         f"no numbers, so only their shape can be compared: that ε rises with presentations {rises}. All groups are "
         "of one run here, where the paper has a run for each."
-    )
+    ]
+    for name in dict.fromkeys(map(kind, found["readings"])):
+        readings = [reading for reading in found["readings"] if kind(reading) == name]
+        sizes = [row["canaries"] for reading in readings for row in _groups(reading, "final")]
+        fewest = min(sizes, default=CANARIES)
+        if fewest < CANARIES:
+            lines.append(f"Groups of {name} have {fewest:,} canaries, fewer than the paper's {CANARIES:,}.")
+        lines.append(not_learnt(readings))
+    return " ".join(line for line in lines if line)
 
 
 EXPERIMENT = Experiment(
     name="presentations",
     title="Canaries shown several times (Figures 1 to 3)",
+    takes=RUNS,
     plan=plan,
     gather=gather,
     tables=tables,

@@ -27,6 +27,9 @@ def read_finished(directory: Path) -> Reading:
     """Everything an experiment says of a run."""
     home = RunDirectory(directory)
     config, result, log = home.read_config(), home.read_result(), home.read_log()
+    seen = [] if log.final is None else log.numbers  # the final model is the last record
+    _check_whole(directory / "audit" / "rounds.log", seen, config["rounds"])
+    _check_whole(directory / "metrics.jsonl", [line["round"] for line in home.read_metrics()], config["rounds"])
     settings, _ = home.read_record()
     result = numbers(result)
     noise, update_noise = float(result["noise_multiplier"]), float(result["update_noise_multiplier"])
@@ -69,6 +72,15 @@ def read_finished(directory: Path) -> Reading:
         "rows": rows,
         "densities": _densities(log, settings),
     }
+
+
+def _check_whole(path: Path, numbers: Sequence[int], rounds: int) -> None:
+    """Refuse a file that has lost rounds of a finished run."""
+    if list(numbers) != list(range(1, rounds + 1)):
+        raise ValueError(
+            f"{path} is damaged: it does not hold all of a finished run of {rounds} rounds; restore it from a copy, or "
+            "remove the run to train it again"
+        )
 
 
 def _row(
@@ -116,10 +128,11 @@ def least_learnt(accuracies: Iterable[float]) -> float:
 
 
 def not_learnt(readings: Sequence[Reading]) -> str:
-    """A sentence about models that have not learnt; empty if there are none."""
+    """A sentence about models of one task that have not learnt; empty if there are none."""
     least = least_learnt(reading["accuracy"] for reading in readings)
     lost = [
-        f"{reading['accuracy']:.1%} at noise {reading['noise_multiplier']:g}"
+        f"{reading['accuracy']:.1%} at noise {reading['noise_multiplier']:g} (clip norm at the end "
+        f"{reading['clip_norms'][-1]:.3g})"
         for reading in readings
         if reading["accuracy"] < least
     ]

@@ -6,7 +6,6 @@ A run's directory is named after its config, so that experiments which ask for t
 import hashlib
 import json
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,14 +32,23 @@ class OutOfTimeError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """A training run to be had. `without_canaries`: the audit knows them, but none ever takes part."""
+    """A training run to be had. `without_canaries`: the audit knows them, but none ever takes part.
+
+    `asked_as` is the noise multiplier that asks for it where that is another than its own.
+    """
 
     config: RunConfig
     without_canaries: bool = False
+    asked_as: float | None = None
 
     @property
     def noise_multiplier(self) -> float:
         return self.config.privacy.noise_multiplier
+
+    @property
+    def asked_noise(self) -> float:
+        """The noise multiplier to ask for this run by."""
+        return self.noise_multiplier if self.asked_as is None else self.asked_as
 
     @property
     def name(self) -> str:
@@ -70,10 +78,13 @@ Follow = Callable[[PlannedRun, Progress], None]
 
 def carry_out(runs: Iterable[PlannedRun], setting: Setting, *, follow: Follow = lambda *_: None) -> dict[str, Path]:
     """Train what is asked for and not finished, and return the directories of all that is, by the runs' names."""
-    for planned in distinct(runs):
-        if setting.wanted(planned.noise_multiplier) and not planned.finished(setting.out):
-            _train(planned, setting.out, follow)
-    return {planned.name: planned.directory(setting.out) for planned in distinct(runs) if planned.finished(setting.out)}
+    runs = distinct(runs)
+    waiting = [run for run in runs if setting.wanted(run.asked_noise) and not run.finished(setting.out)]
+    for place, planned in enumerate(waiting):
+        if place and setting.over:  # the first is begun in any case, so that every call gets on
+            raise OutOfTimeError(f"{planned.name} was not begun")
+        _train(planned, setting.out, _stopping(follow, setting))
+    return {planned.name: planned.directory(setting.out) for planned in runs if planned.finished(setting.out)}
 
 
 def distinct(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
@@ -81,15 +92,14 @@ def distinct(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
     return list({planned.name: planned for planned in runs}.values())
 
 
-def stop_after(seconds: float, follow: Follow) -> Follow:
+def _stopping(follow: Follow, setting: Setting) -> Follow:
     """`follow`, and an end where time is over: at a checkpoint, so that nothing is trained twice."""
-    end = time.monotonic() + seconds
 
     def watch(planned: PlannedRun, progress: Progress) -> None:
         follow(planned, progress)
         number = progress.report.round_number
         saved = number % planned.config.checkpoint_every == 0 and number < planned.config.rounds
-        if saved and time.monotonic() > end:
+        if saved and setting.over:
             raise OutOfTimeError(f"{planned.name} was stopped after round {number}")
 
     return watch

@@ -1,5 +1,7 @@
 """How an experiment is to be run: at which scale, where, and which part of it."""
 
+import math
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -7,6 +9,7 @@ from typing import Literal, get_args
 from coalmine.checks import shown, whole_number
 
 Scale = Literal["small", "paper"]
+PAPER_ONLY = ("max_examples", "originals")  # scale small has its own few examples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +18,7 @@ class Setting:
 
     `only` are the noise multipliers to train with; what other runs have finished is still read. `max_examples` is the
     most that a client trains on in a round. `originals` asks for the paper's own data in the place of what stands in.
+    When `ends` is past, no further run is begun, and the one that is trained stops at its next checkpoint.
     """
 
     out: Path
@@ -27,6 +31,7 @@ class Setting:
     max_examples: int | None = None
     originals: bool = False
     processes: int = 1
+    ends: float = math.inf  # as time.monotonic() counts
 
     def __post_init__(self) -> None:
         if self.scale not in get_args(Scale):
@@ -35,17 +40,30 @@ class Setting:
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name), minimum=1)
         whole_number("processes", self.processes, minimum=1)
-        if self.originals and self.scale == "small":
-            raise ValueError("originals are read at scale paper only, got scale small")
+        for name in PAPER_ONLY:
+            if self.small and getattr(self, name):
+                raise ValueError(f"{name} is for scale paper only, got scale small")
 
     @property
     def small(self) -> bool:
         return self.scale == "small"
+
+    @property
+    def over(self) -> bool:
+        """Whether the time that was given is over."""
+        return time.monotonic() > self.ends
 
     def wanted(self, noise_multiplier: float) -> bool:
         """Whether runs of this noise are to be trained."""
         return not self.only or any(abs(noise_multiplier - asked) < 1e-9 for asked in self.only)
 
     def file(self, name: str, suffix: str) -> Path:
-        """Where the experiment of this name puts its numbers and its picture."""
-        return self.out / f"{name}-{self.scale}.{suffix}"
+        """Where the experiment of this name puts its numbers and its picture: what was changed has files of its own."""
+        parts = [name, self.scale]
+        if self.max_examples is not None:
+            parts.append(f"{self.max_examples}-examples")
+        if self.rounds is not None:
+            parts.append(f"{self.rounds}-rounds")
+        if self.originals:
+            parts.append("originals")
+        return self.out / f"{'-'.join(parts)}.{suffix}"

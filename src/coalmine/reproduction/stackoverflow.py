@@ -4,7 +4,7 @@ from functools import partial
 
 from coalmine.reproduction import epsilon_table
 from coalmine.reproduction.bases import words
-from coalmine.reproduction.experiment import Experiment, Found
+from coalmine.reproduction.experiment import RUNS, Experiment, Found
 from coalmine.reproduction.paper import STACK_OVERFLOW
 from coalmine.reproduction.runs import Follow, PlannedRun
 from coalmine.reproduction.setting import Setting
@@ -23,6 +23,7 @@ def gather(setting: Setting, follow: Follow) -> Found:
 EXPERIMENT = Experiment(
     name="stackoverflow",
     title="ε against noise, next words (the paper: Stack Overflow)",
+    takes=RUNS,
     plan=plan,
     gather=gather,
     tables=partial(epsilon_table.tables, paper=STACK_OVERFLOW),
