@@ -175,6 +175,11 @@ the claim that of the noise. The score model draws the scores of all rungs; the 
 
 An amplified claim, a tenth as large as what an attacker who knows the rounds rightly reads, is never judged on the known
 rungs.
+
+PASS takes more than power: the canaries must have been heard. Where their mean score lies less than two stds above 0, though
+at the claim it would lie more than four above, the verdict is UNDERPOWERED: canaries made from another seed, lost on their
+way or turned in sign would leave no excess either (tests/audit/test_verdict.py). Far more noise than claimed, seen by the
+residual gauge, explains the silence and is a PASS.
 """
     )
 

@@ -22,7 +22,10 @@ BOUND_CONFIDENCE = 1 - BOUND_LEVEL / 5  # on each of the five
 MANY = 10_000  # dof from which on the scale is as good as known to the test
 POWER = 0.9
 KNOWN = ("known-round", "known-others")
-FEWEST_STDS = 2.0  # that canaries must be heard by, or silence says nothing
+FEWEST_STDS, LOUD_STDS = (
+    2.0,
+    4.0,
+)  # that canaries must be heard by where they should be this loud, or silence says nothing
 HEARD, UNHEARD_LEVEL = 0.5, 1e-4  # below this share of the claim's signal, and so unlikely: remarked upon
 
 
@@ -83,7 +86,12 @@ def judge(
     """
     names = list(dict.fromkeys(scores.rung for scores in rungs))
     case = _case_of(claim, rungs, delta, presentations, correlated)
-    case = replace(case, bound_level=BOUND_LEVEL / max(len(names), 5), most_hidden=most_hidden)
+    case = replace(
+        case,
+        bound_level=BOUND_LEVEL / max(len(names), 5),
+        most_hidden=most_hidden,
+        noise_seen=max((float(np.median(gauge.values)) for gauge in gauges if gauge.name == "residual"), default=1.0),
+    )
     by_rung = {name: _judge_rung(name, [s for s in rungs if s.rung == name], case) for name in names}
     return _judge_run(claim, by_rung, gauges), by_rung
 
@@ -136,7 +144,7 @@ def _claimed_noise(claim: Claim, times: int, strongest: float | None, delta: flo
 class _Case:
     """What every rung is judged by: the claim and its noise multiplier, and how often the canaries were presented.
 
-    `strongest` is the most exposed canary's ‖Cu‖² under correlated noise.
+    `strongest` is the most exposed canary's ‖Cu‖² under correlated noise, `noise_seen` what the residual gauge reads.
     """
 
     claim: Claim
@@ -146,6 +154,7 @@ class _Case:
     delta: float
     bound_level: float = BOUND_LEVEL
     most_hidden: float | None = None
+    noise_seen: float = 1.0
 
     def epsilon(self, presentations: int | None, strength: float | None = None) -> float:
         """What is claimed for somebody who takes part so often, or is so exposed."""
@@ -199,22 +208,31 @@ def _judge_rung(name: str, groups: list[Scores], case: _Case) -> Verdict:
         claimed = f"the claim's {1 / case.noise:.3f}"
         return Verdict("VIOLATION", f"the mean score {beta:.3f} a presentation is above {claimed} (p = {p_value:.1g})")
     verdict = _power_of(name, groups, case, weight, dof)
-    if verdict.outcome == "PASS" and beta * math.sqrt(weight) < FEWEST_STDS:
-        return Verdict("UNDERPOWERED", _silence(beta, weight, case))
+    heard = beta * math.sqrt(weight)
+    if verdict.outcome == "PASS" and heard < FEWEST_STDS and not _explained(name, heard, weight, case):
+        return Verdict("UNDERPOWERED", _silence(beta, heard, case))
     return verdict
 
 
-def _silence(beta: float, weight: float, case: _Case) -> str:
-    """Why there is no PASS though nothing is in excess: an attacker who hears no canary would hear no fault either.
+def _explained(name: str, heard: float, weight: float, case: _Case) -> bool:
+    """Whether the noise that was seen is enough to hide canaries which at the claim itself would be loud.
 
-    At the claim itself the mean score of a rung with enough power lies more than four stds above 0.
+    There the mean score of a rung with enough power lies more than four stds above 0.
     """
-    said = f"the mean score {beta:.3g} a presentation is no more than chance, where the claim's is {1 / case.noise:.3g}"
-    if beta * math.sqrt(weight) < -4:
-        return f"{said}, and far below 0, which no noise explains: is the sign of the updates turned?"
+    expected = math.sqrt(weight) / (case.noise * case.noise_seen)
+    return name == "known-others" and expected < LOUD_STDS and heard > -LOUD_STDS
+
+
+def _silence(beta: float, heard: float, case: _Case) -> str:
+    """Why there is no PASS though nothing is in excess: an attacker who hears no canary would hear no fault either."""
+    if heard <= -LOUD_STDS:
+        return (
+            f"the mean score {beta:.3g} lies far below 0, which no noise explains: is the sign of the updates turned?"
+        )
     return (
-        f"{said}: either there is far more noise than claimed, or the canaries were not in the rounds (made from another "
-        "seed, lost on their way, or among the `others`)"
+        f"the mean score {beta:.3g} a presentation is no more than chance, where the claim's is {1 / case.noise:.3g}: "
+        "either there is far more noise than claimed, or the canaries were not in the rounds (made from another seed, lost "
+        "on their way, or among the `others`)"
     )
 
 

@@ -104,13 +104,13 @@ def _exact_local_level(count: int, total: float) -> float:
 def _interpolated_local_level(count: int, total: float) -> float:
     """The table gives log(-log(1 - total)/local), smooth in the normal quantile of `local` and in log log count."""
     scores, rows = -ndtri(TABLE_LOCAL), np.log(-np.log1p(-TABLE_TOTAL) / TABLE_LOCAL)
-    in_count = BarycentricInterpolator(np.log(np.log(TABLE_COUNT)), rows)
+    in_count = _interpolator(np.log(np.log(TABLE_COUNT)), rows)
     largest = float(TABLE_COUNT[-1])
     row = in_count(math.log(math.log(min(count, largest))))
     if count > largest:  # the log grows ever more slowly in log count, so a straight line lies above it
         nearby = in_count(math.log(math.log(largest) - 0.1))
         row = row + (row - nearby) / 0.1 * math.log(count / largest)
-    in_score = BarycentricInterpolator(scores, row)
+    in_score = _interpolator(scores, row)
     wanted = math.log(-math.log1p(-total))
 
     def miss(score: float) -> float:
@@ -121,6 +121,13 @@ def _interpolated_local_level(count: int, total: float) -> float:
     if miss(scores.max()) > 0:
         return total / count
     return float(math.exp(log_ndtr(-brentq(miss, scores.min(), scores.max(), xtol=1e-12))))
+
+
+def _interpolator(points: Floats, values: Floats) -> BarycentricInterpolator:
+    """With weights of our own: scipy takes the points in a random order, so its last digits change from call to call."""
+    gaps = points[:, None] - points
+    np.fill_diagonal(gaps, 1.0)
+    return BarycentricInterpolator(points, values, wi=1 / np.prod(gaps, axis=1))
 
 
 def _log_poisson(count: Floats, rate: Floats | float) -> Floats:
