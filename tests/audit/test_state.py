@@ -167,6 +167,12 @@ def test_presentations_that_cannot_be_leave_nothing_behind(tmp_path, presentatio
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("layers", [5, [3], [("one", 200), ("one", 200)]])
+def test_layers_that_cannot_be_are_refused(layers):
+    with pytest.raises(ValueError, match="layers must"):
+        Audit(400, canaries=40, seed=7, delta=1e-5, layers=layers)
+
+
 def test_other_settings_or_another_seed_are_refused(tmp_path):
     new_audit(tmp_path / "run").directory.close()
     with pytest.raises(ValueError, match=r"other settings \(it differs in canaries, unobserved"):

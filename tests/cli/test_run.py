@@ -404,7 +404,18 @@ def test_a_second_writer_is_refused(finished):
         (["run", "--config", "{tmp}/typo.toml"], "a config has no privacy.noise_multiplyer"),
         (["run", "--seed-file", "{tmp}/empty", "--out", "{tmp}/run"], "is empty"),
         (["run", "--task", "fashion-mnist", "--data-dir", "{tmp}", "--out", "{tmp}/run"], "train-images-idx3-ubyte.gz"),
+        (["run", "--device", "meta", "--out", "{tmp}/run"], "engine.device must be auto, cpu or cuda, got 'meta'"),
+        (["run", "--clip-norm", "1e300", "--out", "{tmp}/run"], "must be above 0 and at most 1e+30, got 1e+300"),
+        (
+            ["run", "--clipping", "adaptive", "--noise-multiplier", "100", "--out", "{tmp}/run"],
+            "the noise of the count must be above half of the noise multiplier",
+        ),
+        (["run", "--config", "{tmp}/nan.toml", "--out", "{tmp}/run"], "privacy.count_noise must be finite, got nan"),
+        (["run", "--config", "{tmp}/threads.toml", "--out", "{tmp}/run"], "engine.threads must be at most 1,024"),
+        (["run", "--config", "{tmp}/adam.toml", "--out", "{tmp}/run"], "server.epsilon must be above 0, got -1.0"),
+        (["gaussian", "--noise-multiplier", "1e200", "--dim", "1000", "--canaries", "20"], "must be at most 1e+100"),
         (["resume", "{tmp}/nowhere"], "is no directory of a run"),
+        (["resume", "{tmp}/deep/odd"], "rounds"),
         (["compare", "{tmp}/nowhere"], "is not a directory of a run"),
         (["compare", "{tmp}"], "result.json is missing"),
     ],
@@ -413,7 +424,13 @@ def test_bad_input_is_one_line(tmp_path, capsys, arguments, message):
     (tmp_path / "bad.toml").write_text("rounds = \n")
     (tmp_path / "typo.toml").write_text("[privacy]\nnoise_multiplyer = 1\n")
     (tmp_path / "empty").write_text("")
+    (tmp_path / "nan.toml").write_text("[privacy]\nclipping = 'adaptive'\ncount_noise = nan\n")
+    (tmp_path / "threads.toml").write_text("[engine]\nthreads = 100000\n")
+    (tmp_path / "adam.toml").write_text("[server]\nepsilon = -1.0\n")
+    (tmp_path / "deep" / "odd").mkdir(parents=True)
+    (tmp_path / "deep" / "odd" / "config.toml").write_text("schema_version = 1\nrounds = [3]\n")
     assert message in fails_here(capsys, *(argument.format(tmp=tmp_path) for argument in arguments))
+    assert not (tmp_path / "run").exists()
 
 
 def test_without_torch_the_extra_is_named():

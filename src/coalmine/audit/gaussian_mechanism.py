@@ -77,8 +77,9 @@ def audit_gaussian_mechanism(
     count, seed = whole_number("canaries", canaries, minimum=FEWEST), whole_number("seed", seed, minimum=0)
     delta = float(delta_array(one_number("delta", delta)))
     norm = float(nonnegative_array("signal_norm", one_number("signal_norm", signal_norm)))
-    if norm > LARGEST:
-        raise ValueError(f"signal_norm must be at most {LARGEST:g}, got {norm:g}")
+    for name, value in (("signal_norm", norm), ("noise_multiplier", noise)):
+        if value > LARGEST:
+            raise ValueError(f"{name} must be at most {LARGEST:g}, got {value:g}")
     if count > dim - 2:
         raise ValueError(f"canaries must be at most dim - 2, got {count} canaries in dimension {dim}")
     if kind not in ("rotated", "sphere"):

@@ -68,7 +68,10 @@ class RunDirectory:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(handle)
-            raise ValueError(f"{self.path} is being written by another process; wait for it or name another") from None
+            raise ValueError(
+                f"{self.path} is being written by another process, or by another audit of this one; wait for it, close() "
+                "its directory, or name another"
+            ) from None
         self._lock = handle
 
     def close(self) -> None:

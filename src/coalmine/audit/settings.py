@@ -103,7 +103,12 @@ def checked_settings(
             f"unobserved must be at least {FEWEST_WITH_MOMENTUM} where {undone}, since lengths are measured along "
             f"them, got {wanted}"
         )
-    named = tuple((str(name), whole_number("layer size", size, minimum=1)) for name, size in layers or ())
+    try:
+        named = tuple((str(name), whole_number("layer size", size, minimum=1)) for name, size in layers or ())
+    except TypeError:
+        raise ValueError(f"layers must be pairs of a name and a size, got {shown(layers)}") from None
+    if len({name for name, _ in named}) < len(named):
+        raise ValueError("layers must have different names, got one twice: each has a gauge of its own")
     if named and sum(size for _, size in named) != dim:
         raise ValueError(f"layers must add up to dim = {dim}, got {sum(size for _, size in named)}")
     groups = tuple(presentations) if isinstance(presentations, Sequence) else (presentations,)

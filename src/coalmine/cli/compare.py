@@ -112,6 +112,7 @@ def summary(directory: Path) -> dict[str, Any]:
 
 def _summary(directory: Path, result: dict[str, Any]) -> dict[str, Any]:
     first: dict[str, Any] = {name: result.get(name) for name in FIRST}
+    hash(result.get("delta"))  # of which all runs are asked whether it is the same
     adversaries = {
         name: {key: found.get(key) for key in ("epsilon", "interval", "lower_bound", "verdict")}
         for name, found in result.get("adversaries", {}).items()

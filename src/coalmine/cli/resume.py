@@ -21,7 +21,7 @@ def resume(settings: dict[str, bool], directory: Path, page: bool, as_json: bool
     if not (directory / "config.toml").is_file():
         there = "holds no run: config.toml is missing" if directory.is_dir() else "is no directory of a run"
         raise ValueError(f"{directory} {there}; name the --out of a `coalmine run`")
-    rounds = int(RunDirectory(directory).read_config().get("rounds", 0))
-    with live_progress(rounds, hidden=settings["quiet"]) as progress:
+    rounds = RunDirectory(directory).read_config().get("rounds")
+    with live_progress(rounds if isinstance(rounds, int) else 0, hidden=settings["quiet"]) as progress:
         outcome = go_on(directory, progress=progress)
     return report(outcome, directory, page=page, as_json=as_json, quiet=settings["quiet"])

@@ -51,6 +51,8 @@ def read_scores(source: str, *, role: Role = "observed") -> ScoreFile:
 def _opened(source: str) -> tuple[str, str, bytes]:
     """What to call it, its kind as an extension, its bytes."""
     if source == STDIN:
+        if sys.stdin is None:
+            raise ValueError("standard input is closed: give it scores, or name a file")
         content = sys.stdin.buffer.read()
         suffix = next((suffix for magic, suffix in MAGIC.items() if content.startswith(magic)), ".csv")
         return "standard input", suffix, content

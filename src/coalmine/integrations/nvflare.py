@@ -26,6 +26,7 @@ except ImportError as error:
 from coalmine.audit.audit import Audit
 from coalmine.audit.seeds import read_seed, write_seed
 from coalmine.canaries import RotatedCanaries
+from coalmine.integrations.checks import nonnegative, positive
 from coalmine.integrations.claims import noise_claim
 from coalmine.integrations.journal import Journal
 
@@ -71,7 +72,8 @@ class CanaryFilter(DXOFilter):  # type: ignore[misc]
 
     def __init__(self, canary: int, dim: int, clip_norm: float, seed_file: str, scale: float = 1.0) -> None:
         super().__init__(supported_data_kinds=[DataKind.WEIGHT_DIFF], data_kinds_to_filter=[DataKind.WEIGHT_DIFF])
-        self.canary, self.dim, self.clip_norm, self.seed_file, self.scale = canary, dim, clip_norm, seed_file, scale
+        self.canary, self.dim, self.seed_file = canary, dim, seed_file
+        self.clip_norm, self.scale = positive("clip_norm", clip_norm), positive("scale", scale)
 
     def process_dxo(self, dxo: Any, shareable: Any, fl_ctx: Any) -> Any:
         """The canary in the place of the site's own update, and which one it is beside it."""
@@ -106,7 +108,8 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
         super().__init__(supported_data_kinds=[DataKind.WEIGHT_DIFF], data_kinds_to_filter=[DataKind.WEIGHT_DIFF])
         self.dim, self.canaries, self.delta = dim, canaries, delta
         self.seed_file, self.directory = seed_file, directory
-        self.clip_norm, self.noise_multiplier, self.task = clip_norm, noise_multiplier, task
+        self.clip_norm, self.task = positive("clip_norm", clip_norm), task
+        self.noise_multiplier = None if noise_multiplier is None else nonnegative("noise_multiplier", noise_multiplier)
         self._audit: Audit | None = None
         self._journal: Journal | None = None
         self._present: list[int] = []

@@ -30,6 +30,8 @@ PATTERNS = ("spread", "clients", "replace")
 DIVISORS = ("actual", "expected")
 ACCOUNTINGS = ("mechanism", "amplified")
 FEWEST_CANARIES = 10
+LARGEST_CLIP = 1e30  # single precision has room for what is added and multiplied from there
+MOST_THREADS = 1_024
 REPLACED_SHARE = 0.1  # of the clients, where nothing else is said
 
 
@@ -104,10 +106,12 @@ class PrivacySettings:
                 whole_number(f"privacy.{name}", getattr(self, name), minimum=1)
         delta_array(one_number("privacy.delta", self.delta))
         _one_of("privacy.clipping", self.clipping, CLIPPINGS)
-        if not one_number("privacy.clip_norm", self.clip_norm) > 0:
-            raise ValueError(f"privacy.clip_norm must be above 0, got {self.clip_norm}")
+        if not 0 < one_number("privacy.clip_norm", self.clip_norm) <= LARGEST_CLIP:
+            raise ValueError(f"privacy.clip_norm must be above 0 and at most {LARGEST_CLIP:g}, got {self.clip_norm}")
         unit_interval("privacy.quantile", self.quantile)
         nonnegative_array("privacy.clip_rate", one_number("privacy.clip_rate", self.clip_rate))
+        if self.count_noise is not None:
+            nonnegative_array("privacy.count_noise", one_number("privacy.count_noise", self.count_noise))
         _one_of("privacy.divide_by", self.divide_by, DIVISORS)
 
     def clipping_of(self, participants: float) -> Clipping:
@@ -218,7 +222,8 @@ class EngineSettings:
     def __post_init__(self) -> None:
         _one_of("engine.name", self.name, ENGINES)
         whole_number("engine.workers", self.workers, minimum=0)
-        whole_number("engine.threads", self.threads, minimum=0)
+        if whole_number("engine.threads", self.threads, minimum=0) > MOST_THREADS:
+            raise ValueError(f"engine.threads must be at most {MOST_THREADS:,}, got {self.threads:,}")
         _one_of("engine.precision", self.precision, PRECISIONS)
         if self.memory_limit is not None and not one_number("engine.memory_limit", self.memory_limit) > 0:
             raise ValueError(f"engine.memory_limit must be above 0, got {self.memory_limit}")
@@ -230,6 +235,8 @@ class EngineSettings:
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError):
             raise ValueError(f"engine.device {device!r} is not to be had here; use auto or cpu") from None
+        if torch.device(device).type not in ("cpu", "cuda"):
+            raise ValueError(f"engine.device must be auto, cpu or cuda, got {device!r}")
         on_gpu = torch.device(device).type == "cuda"
         if on_gpu and torch.device(device).index not in (None, torch.cuda.current_device()):
             raise ValueError(

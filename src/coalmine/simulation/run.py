@@ -301,7 +301,9 @@ def _planned(config: RunConfig, task: Task, home: RunDirectory | None) -> tuple[
         directory=home,
         deferred=not task.model.layers,  # small models are over before a thread would have begun
     )
-    return config, audit, plan_cohorts(config, population, audit.canaries_in_round)
+    cohorts = plan_cohorts(config, population, audit.canaries_in_round)
+    config.privacy.clipping_of(cohorts.expected_size)  # refused now, if it cannot be
+    return config, audit, cohorts
 
 
 def _loaded_task(config: RunConfig) -> Task:

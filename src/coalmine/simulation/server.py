@@ -30,6 +30,8 @@ class ServerSettings:
         for name in ("momentum", "beta1", "beta2"):
             if not 0 <= one_number(f"server.{name}", getattr(self, name)) < 1:
                 raise ValueError(f"server.{name} must lie in [0, 1), got {getattr(self, name)}")
+        if not one_number("server.epsilon", self.epsilon) > 0:
+            raise ValueError(f"server.epsilon must be above 0, got {self.epsilon}")
         if self.optimizer == "adam" and self.momentum:
             raise ValueError(f"Adam's momentum is server.beta1, so server.momentum must be 0, got {self.momentum}")
 
