@@ -57,6 +57,13 @@ def test_a_damaged_result_is_no_unfinished_run(tmp_path):
     assert "restore it from a copy" in next_steps(run)[0]
 
 
+def test_canaries_that_are_not_heard_are_to_be_looked_for(tmp_path):
+    run = read_run(make_run(tmp_path / "run"))
+    reason = "the mean score 0.001 a presentation is no more than chance, where the claim's is 1: either …"
+    silent = dataclasses.replace(run, findings=dataclasses.replace(run.findings, verdict="UNDERPOWERED", reason=reason))
+    assert "why the canaries are not heard" in next_steps(silent)[0]
+
+
 def test_a_violation_names_rung_gauge_and_what_to_look_at(tmp_path):
     run = read_run(make_run(tmp_path / "half", noise=lambda t, rng, dim: rng.normal(size=dim) / 2))
     assert verdict_sentence(run).startswith("VIOLATION: this training gives away more than the claimed ε = 4.89")

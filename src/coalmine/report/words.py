@@ -284,6 +284,8 @@ def _after_underpowered(findings: Findings) -> str:
             f"Audit again with {decides[1]} canaries: so many would decide the claim (this run had "
             f"{findings.canaries:,})."
         )
+    if findings.reason.startswith("the mean score"):  # then more of them would not help
+        return f"Find out first why the canaries are not heard: {findings.reason}."
     return f"What would decide: {findings.reason}."
 
 
