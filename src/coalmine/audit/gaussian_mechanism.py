@@ -48,6 +48,14 @@ class GaussianMechanismAudit:
     def runs(self) -> int:
         return len(self.null)
 
+    def to_dict(self) -> dict[str, Any]:
+        """The audit as JSON holds it."""
+        estimates = {
+            name: {"mean": float(values.mean()), "std": float(values.std()), "values": values.tolist()}
+            for name, values in (("null", self.null), ("fitted", self.fitted))
+        }
+        return vars(self) | {"runs": self.runs} | estimates
+
 
 def audit_gaussian_mechanism(
     noise_multiplier: float,

@@ -2,7 +2,7 @@
 
 import click
 
-from coalmine.audit.gaussian_mechanism import GaussianMechanismAudit, Kind, audit_gaussian_mechanism
+from coalmine.audit.gaussian_mechanism import Kind, audit_gaussian_mechanism
 from coalmine.cli.output import print_json, print_table, progress_bar, shown_number, shown_spread
 
 
@@ -43,7 +43,7 @@ def gaussian(
             progress=lambda _: advance(),
         )
     if as_json:
-        print_json(as_dict(audit))
+        print_json(audit.to_dict())
         return
     rows = [
         ["analytical", shown_number(audit.analytical)],
@@ -53,22 +53,3 @@ def gaussian(
     times = "1 run" if runs == 1 else f"{runs} runs"
     title = f"Gaussian mechanism, noise {noise_multiplier:g}, d = {dim:,}, {canaries:,} {kind} canaries, {times}"
     print_table(["", "epsilon"], rows, title=title)
-
-
-def as_dict(audit: GaussianMechanismAudit) -> dict[str, object]:
-    """The audit as JSON holds it."""
-    return {
-        "noise_multiplier": audit.noise_multiplier,
-        "dim": audit.dim,
-        "canaries": audit.canaries,
-        "delta": audit.delta,
-        "kind": audit.kind,
-        "runs": audit.runs,
-        "analytical": audit.analytical,
-        "null": {"mean": float(audit.null.mean()), "std": float(audit.null.std()), "values": audit.null.tolist()},
-        "fitted": {
-            "mean": float(audit.fitted.mean()),
-            "std": float(audit.fitted.std()),
-            "values": audit.fitted.tolist(),
-        },
-    }

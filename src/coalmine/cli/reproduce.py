@@ -163,6 +163,7 @@ def _carried_out(experiment: "Experiment", setting: "Setting", *, quiet: bool) -
 
     started = time.monotonic()
     stopped = None
+    assert experiment.gather is not None
     with _following(experiment.plan(setting), quiet=quiet) as follow:
         try:
             found = experiment.gather(setting, follow)

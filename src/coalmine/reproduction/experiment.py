@@ -19,6 +19,11 @@ Found = dict[str, Any]
 RUNS = ("device", "data_dir", "only", "rounds", "max_examples", "originals", "minutes")  # what grids of runs take
 
 
+def no_runs(setting: Setting) -> "list[PlannedRun]":
+    """The plan of an experiment that trains nothing, or nothing that is kept."""
+    return []
+
+
 @dataclass(frozen=True)
 class Table:
     """A table as it is printed: the first `left` columns hold words."""
@@ -47,25 +52,20 @@ class Experiment:
     """One of the paper's experiments, or one beyond it.
 
     `takes` are the options it has a use for, beside scale and out. `repeats` are what it trains in the place of runs:
-    noise, repeat, and whether it is done.
+    noise, repeat, and whether it is done. Without `gather` its command brings the numbers.
     """
 
     name: str
     title: str
-    takes: tuple[str, ...]
-    plan: "Callable[[Setting], list[PlannedRun]]"
-    gather: "Callable[[Setting, Follow], Found]"
+    takes: tuple[str, ...] = ()
+    plan: "Callable[[Setting], list[PlannedRun]]" = no_runs
+    gather: "Callable[[Setting, Follow], Found] | None" = None
     tables: Callable[[Found], list[Table]]
     checks: Callable[[Found], list[Check]]
     words: Callable[[Found], str]
     draw: "Callable[[Figure, Found], None] | None" = None
     size: tuple[float, float] = (9.0, 4.0)
     repeats: Callable[[Setting], list[dict[str, Any]]] | None = None
-
-
-def no_runs(setting: Setting) -> "list[PlannedRun]":
-    """The plan of an experiment that trains nothing, or nothing that is kept."""
-    return []
 
 
 def shown(value: float | None, digits: int = 3) -> str:

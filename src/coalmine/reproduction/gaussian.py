@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Any
 from coalmine.audit.gaussian_mechanism import GaussianMechanismAudit, Kind, audit_gaussian_mechanism
 from coalmine.checks import whole_number
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
-from coalmine.reproduction.experiment import Check, Experiment, Found, Table, all_of, no_runs, shown
-from coalmine.reproduction.setting import Setting
+from coalmine.reproduction.experiment import Check, Experiment, Found, Table, all_of, shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from coalmine.reproduction.runs import Follow
 
 RUNS = {"small": 10, "paper": 50}  # simulations a cell
 DELTA = 1e-6
@@ -106,27 +103,14 @@ def simulate(*, runs: int, seed: int, progress: Callable[[], None] | None = None
     cells = table(runs=runs, seed=seed, progress=progress)
     return {
         "table_2": [
-            {"paper": list(cell.paper), "sphere": _numbers(cell.sphere), "rotated": _numbers(cell.rotated)}
+            {"paper": list(cell.paper), "sphere": cell.sphere.to_dict(), "rotated": cell.rotated.to_dict()}
             for cell in cells
         ],
         "signal": [
-            {"ratio": signal.ratio, "predicted": signal.predicted, "audit": _numbers(signal.audit)}
+            {"ratio": signal.ratio, "predicted": signal.predicted, "audit": signal.audit.to_dict()}
             for signal in signal_study(runs=runs, seed=seed)
         ],
     }
-
-
-def _numbers(audit: GaussianMechanismAudit) -> dict[str, Any]:
-    estimates = {
-        name: {"mean": float(values.mean()), "std": float(values.std()), "values": values.tolist()}
-        for name, values in (("null", audit.null), ("fitted", audit.fitted))
-    }
-    return vars(audit) | {"runs": audit.runs} | estimates
-
-
-def gather(setting: Setting, follow: "Follow") -> Found:
-    """As many simulations as the scale has; nothing is trained."""
-    return {"scale": setting.scale} | simulate(runs=setting.seeds or RUNS[setting.scale], seed=1)
 
 
 # Tables, checks, words, a picture: functions of the numbers alone
@@ -229,9 +213,6 @@ def _moments(audit: Mapping[str, Any]) -> tuple[float, float]:
 EXPERIMENT = Experiment(
     name="gaussian",
     title="The Gaussian mechanism (Table 2)",
-    takes=("seeds",),
-    plan=no_runs,
-    gather=gather,
     tables=tables,
     checks=checks,
     words=said,
