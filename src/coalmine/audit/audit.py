@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from coalmine.audit import snapshot
 from coalmine.audit.adversaries import RUNGS, SMALLEST, ladder
+from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.gauges import read_gauges
 from coalmine.audit.result import Adversary, AuditResult, Row, make_row
 from coalmine.audit.rounds import Final, Round, RoundLog, Singles
@@ -203,12 +204,15 @@ class Audit:
         others: Any = None,
         noise_std: float | None = None,
         clip_norm: float | None = None,
+        scale: float = 1.0,
     ) -> None:
-        """Take note of what a round released (Algorithm 3): the noised average, before the server's optimiser.
+        """Record what a round released (Algorithm 3): the noised average, before the server's optimiser.
 
-        `others` is the clipped sum of the real clients without noise, over the same n as `model_delta`; `noise_std` the
-        noise's claimed std in this round, in its units too. `clip_norm` weighs rounds against each other (default: that of
-        the last `updates`). A delta of zeros is noted as a skipped round. On an error nothing is noted.
+        `others` is the clipped sum of the real clients without noise, `noise_std` the noise's stated standard deviation and
+        `clip_norm` the most that one client adds, all three in the units of `model_delta`: divided by the same n. Without
+        `clip_norm` the audit measures how much a canary adds, which is less precise. `scale` is how many times longer than
+        the clip norm the canaries were when they entered your clip; above 1, the clip is audited too. A delta of zeros is
+        recorded as a skipped round. After an error nothing is recorded.
         """
         number = whole_number("round_number", round_number, minimum=1)
         if number <= self.last_round:
@@ -221,12 +225,18 @@ class Audit:
         checked_length("model_delta", model_delta, self.settings.dim)
         if others is not None:
             checked_length("others", others, self.settings.dim)
-        clip = self._clip_norm if clip_norm is None else _clip_norm(clip_norm)
-        noise = None if noise_std is None else _noise_std(noise_std)
+        facts = {
+            "number": number,
+            "present": np.array(indices, dtype=np.int32),
+            "clip_norm": self._clip_norm if clip_norm is None else _clip_norm(clip_norm),
+            "clip_declared": clip_norm is not None,
+            "noise_std": None if noise_std is None else _noise_std(noise_std),
+            "scale": float(positive_array("scale", one_number("scale", scale))),
+        }
         self.flush()
-        if self._begin_later(number, model_delta, others, indices, clip, noise):
+        if self._begin_later(model_delta, others, indices, facts):
             return
-        item = self._round_now(number, model_delta, others, indices, clip, noise, self._taken_sum(indices))
+        item = self._round_now(model_delta, others, indices, self._taken_sum(indices), facts)
         if self._attacks and not item.skipped:
             own = {name: self._attack(name, number, model_delta) for name in self._attacks}
             item = replace(item, scores=own)
@@ -248,9 +258,7 @@ class Audit:
         self._log.append(item)
         self._pending = None
 
-    def _begin_later(
-        self, number: int, model_delta: Any, others: Any, present: list[int], clip: float, noise: float | None
-    ) -> bool:
+    def _begin_later(self, model_delta: Any, others: Any, present: list[int], facts: dict[str, Any]) -> bool:
         """Whether the round is being measured now, to be noted when the next one comes."""
         settings = self.settings
         if not self._deferred or settings.kind != "rotated" or settings.momentum or self._attacks:
@@ -260,8 +268,8 @@ class Audit:
                 self._beside = ThreadPoolExecutor(1, "coalmine-audit", initializer=stay_in_one_thread)
             given = copied(model_delta), None if others is None else copied(others)
             total = self._taken_sum(present)
-            future = self._beside.submit(self._round_now, number, *given, present, clip, noise, total)
-            self._pending = _Pending(number, future.result)
+            future = self._beside.submit(self._round_now, *given, present, total, facts)
+            self._pending = _Pending(facts["number"], future.result)
             return True
         assert isinstance(self._canaries, RotatedCanaries)
         delta = like_model(model_delta, model_delta)
@@ -275,36 +283,27 @@ class Audit:
         if measurement is None:
             self._last_sum = (present, total) if total is not None else None  # the round needs it now
             return False
-        self._pending = _Pending(number, lambda: self._round_of(measurement, number, present, clip, noise))
+        self._pending = _Pending(facts["number"], lambda: self._round_of(measurement, present, facts))
         return True
 
-    def _round_now(
-        self,
-        number: int,
-        model_delta: Any,
-        others: Any,
-        present: list[int],
-        clip: float,
-        noise: float | None,
-        total: Any,
-    ) -> Round:
+    def _round_now(self, model_delta: Any, others: Any, present: list[int], total: Any, facts: dict[str, Any]) -> Round:
         """The record of a round; `total` is the sum of the present canaries, where it is at hand."""
         norm = vector_norm("model_delta", model_delta)
         if norm == 0:
-            return Round(number=number, skipped=True)
+            return Round(number=facts["number"], skipped=True)
         left = None if others is None else self._without(model_delta, others)
         measured = self._canaries.cosines_of_each([model_delta] if left is None else [model_delta, left[0]])
         cosines, rest = self._rest_of(numpy_vector(measured[0]), norm, model_delta, present)
         extra = {} if left is None else self._residual(*left, numpy_vector(measured[1]), present, total)
-        return _noted(number, present, clip, noise, norm=norm, rest=rest, cosines=cosines, **extra)
+        return Round(**facts, norm=norm, rest=rest, cosines=cosines, **extra)
 
-    def _round_of(self, measurement: Any, number: int, present: list[int], clip: float, noise: float | None) -> Round:
+    def _round_of(self, measurement: Any, present: list[int], facts: dict[str, Any]) -> Round:
         """The record of a round from what a GPU measured beside its work."""
         found = measurement.numbers()
         norm, residual = float(found["norm"][0]), float(found.get("residual_norm", np.ones(1))[0])
         if not usable(norm) or not usable(residual):  # zeros, NaN, or numbers at the end of their range: step by step
             others = measurement.others if measurement.plan.others else None
-            return self._round_now(number, measurement.vector, others, present, clip, noise, None)
+            return self._round_now(measurement.vector, others, present, None, facts)
         cosines, rest = self._rest_of(found["cosines"], norm)
         extra: dict[str, Any] = {}
         if "residual_cosines" in found:
@@ -314,7 +313,7 @@ class Audit:
                 size = float(np.asarray(own[present], np.float64).mean()) * residual if present else 0.0
                 square = found["rests"] - 2 * size * found.get("overlaps", 0.0) + size**2 * found.get("totals", 0.0)
                 extra["layer_rests"] = np.sqrt(np.maximum(square, 0.0))
-        return _noted(number, present, clip, noise, norm=norm, rest=rest, cosines=cosines, **extra)
+        return Round(**facts, norm=norm, rest=rest, cosines=cosines, **extra)
 
     def observe_final(self, model: Any, *, initial: Any = None) -> None:
         """Take note of the final model (Algorithm 2) and, for `final-update`, of the initial one."""
@@ -348,18 +347,25 @@ class Audit:
         claim: Claim | float | None = None,
         analytical_epsilon: float | None = None,
         clients: int | None = None,
+        audited: Iterable[AuditedItem] = (),
     ) -> AuditResult:
         """What the audit has found so far: every adversary with its inputs, the gauges and, on a claim, a verdict.
 
         A claim may be a number: the epsilon of the mechanism for a client who takes part as often as the canaries did,
         under correlated `noise` as the most exposed canary did.
         `clients` is the largest number of real clients in a round: it bounds what their updates can hide, without which
-        known-round can refute a claim but not confirm it.
+        known-round can refute a claim but not confirm it. `audited` is what the caller knows of the pipeline: which items
+        of `coverage.ITEMS` the audit covers or leaves out, and why.
         """
         self.flush()
         asked = claim if claim is None or isinstance(claim, Claim) else Claim(epsilon=claim)
         return derive_result(
-            self._log, self.settings, claim=asked, analytical_epsilon=analytical_epsilon, clients=clients
+            self._log,
+            self.settings,
+            claim=asked,
+            analytical_epsilon=analytical_epsilon,
+            clients=clients,
+            audited=audited,
         )
 
     def save(self, path: Path | str) -> None:
@@ -465,12 +471,6 @@ class Audit:
         return values.astype(np.float32)
 
 
-def _noted(number: int, present: list[int], clip: float, noise: float | None, **measured: Any) -> Round:
-    """The record of a round that was measured."""
-    listed = np.array(present, dtype=np.int32)
-    return Round(number=number, present=listed, clip_norm=clip, noise_std=noise, **measured)
-
-
 def checked_attacks(scores: Mapping[str, Attack] | None) -> dict[str, Attack]:
     """A user's own attacks by their names, none of which may be that of a rung: verdicts go by it."""
     if scores is not None and not isinstance(scores, Mapping):
@@ -498,6 +498,7 @@ def derive_result(
     claim: Claim | None = None,
     analytical_epsilon: float | None = None,
     clients: int | None = None,
+    audited: Iterable[AuditedItem] = (),
 ) -> AuditResult:
     """The result that follows from a log: the audit's own, and what `coalmine verify` derives again."""
     clients = None if clients is None else whole_number("clients", clients, minimum=0)

@@ -34,16 +34,19 @@ Singles = npt.NDArray[np.float32]
 class Round:
     """One observed round: cosines of all canaries (observed first, then unobserved) and the lengths to go with them.
 
-    `norm` is the length of the model delta, `rest` its length off the observed canaries. The `residual_` twins are those
-    of the model delta less everybody else's part. Cosines are single precision here, and so in everything that follows
-    from them: a result can be derived again from the log, bit for bit.
+    `clip_norm` is what one client adds at most: in the units of the model delta where it was `clip_declared`. Canaries were
+    sent `scale` times longer than that. `norm` is the length of the model delta, `rest` its length off the observed
+    canaries. The `residual_` twins are those of the model delta less everybody else's part. Cosines are single precision
+    here, and so in everything that follows from them: a result can be derived again from the log, bit for bit.
     """
 
     number: int
     skipped: bool = False
     present: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     clip_norm: float = 1.0
+    clip_declared: bool = False
     noise_std: float | None = None
+    scale: float = 1.0
     norm: float = 0.0
     rest: float = 0.0
     cosines: Singles = field(default_factory=lambda: np.zeros(0, np.float32))

@@ -134,7 +134,8 @@ class Training:
             if noise_std
             else None,  # without noise, nothing hides a canary from who knows them
             noise_std=noise_std * noise_spread(self.noise.law, number) / count,
-            clip_norm=clip_norm,
+            clip_norm=clip_norm / count,
+            scale=self.config.canaries.scale,
         )
         state.model_vector += self.steps.server_step(model_delta, state.server, number, self.config.server)
         below = int((norms <= clip_norm).sum()) + int((canary_norms <= clip_norm).sum())
