@@ -36,7 +36,8 @@ class Scores:
     `bound_observed` (default: the scores) with `bound_null`, or with the unobserved scores where that is None.
     `presentations` is None where they make no difference or, `mixed`, where canaries of different numbers are pooled.
     `strength` is the mean of ‖Cu‖² over the canaries under correlated noise, and `largest_strength` the largest: what
-    presentations are under fresh noise, where both are None.
+    presentations are under fresh noise, where both are None. `null_dof` is how many directions the null's scale rests on in
+    all rounds together, `round_dof` in one.
     """
 
     rung: str
@@ -46,6 +47,7 @@ class Scores:
     bound_null: CosineNull | Gaussian | None = None
     bound_observed: Floats | None = None
     null_dof: float = math.inf
+    round_dof: float = math.inf
     mixed: bool = False
     presentations: int | None = None
     strength: float | None = None
@@ -294,7 +296,7 @@ def _known_scores(log: RoundLog, settings: Settings, *, residual: bool) -> list[
         null: CosineNull | Gaussian = unit_null(settings) if once and not combined else Gaussian(0.0, 1.0)
         closed = once or residual
         bound: dict[str, Any] = {"bound_null": null if closed else None}
-        if whitened or (once and (settings.kind == "rotated" or settings.momentum)):
+        if whitened or (closed and (settings.kind == "rotated" or settings.momentum)):
             bound = exact_bound(scores[members], seen.dof)  # over several rounds tails are lighter: a bound still
         own = strengths[members]
         found.append(
@@ -304,6 +306,7 @@ def _known_scores(log: RoundLog, settings: Settings, *, residual: bool) -> list[
                 unobserved=ghosts[np.isin(owners, members)],
                 null=null,
                 null_dof=_dof(settings, pooled, estimated=not closed, whitened=whitened),
+                round_dof=seen.dof if closed else float(settings.unobserved),
                 presentations=int(times),
                 strength=None if settings.noise is None else float(own.mean()),
                 largest_strength=None if settings.noise is None else float(own.max()),
@@ -351,7 +354,7 @@ def _presentations(log: RoundLog, settings: Settings, *, residual: bool) -> _Pre
     ghost_sums = np.zeros(settings.unobserved)
     owners = np.arange(settings.unobserved) % settings.canaries
     sizes, dof = [], math.inf
-    weigh = _weights(log)
+    weigh = _weights(log, residual=residual)
     for view in views(log, settings, residual=residual):
         if not view.present.size:
             continue
@@ -370,9 +373,15 @@ def _presentations(log: RoundLog, settings: Settings, *, residual: bool) -> _Pre
     return _Presentations(times, sums, ghost_sums, squares, strengths, sizes, dof) if sizes else None
 
 
-def _weights(log: RoundLog) -> Callable[[View], float]:
-    """Rounds weigh by what a canary adds to them over the scale: the claimed noise tells that, n included; else C."""
+def _weights(log: RoundLog, *, residual: bool) -> Callable[[View], float]:
+    """Rounds weigh by what a canary adds over the scale: the stated noise tells that, n included; else the clip norm does.
+
+    A residual is noise alone, in which a canary adds the same number of standard deviations in every round. Its own scale is
+    left out of the weights, as in few dimensions it is itself uncertain and the scores are divided by it.
+    """
     if all(item.noise_std for item in log.rounds() if item.present.size):
+        if residual:
+            return lambda view: 1.0
         return lambda view: (view.noise_std or view.clip_norm) / view.scale  # whitened ones may be in units of the clip
     return lambda view: view.clip_norm / view.scale
 
@@ -385,7 +394,7 @@ def _shared_variance(log: RoundLog, settings: Settings, times: npt.NDArray[np.in
     squares and stays one where rounds nearly cancel.
     """
     rows, weights, present = [], [], []
-    weigh = _weights(log)
+    weigh = _weights(log, residual=False)
     for view in views(log, settings):
         members = view.present[times[view.present] > 1]
         if members.size:

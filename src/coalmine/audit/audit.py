@@ -13,14 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from coalmine.audit import snapshot
-from coalmine.audit.adversaries import RUNGS, SMALLEST, ladder
+from coalmine.audit.adversaries import RUNGS, SMALLEST, ladder, presented_times
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.gauges import read_gauges
+from coalmine.audit.noise_law import NoiseParts, is_full, measure_law, release_resolution
 from coalmine.audit.result import Adversary, AuditResult, Row, make_row
 from coalmine.audit.rounds import Final, Round, RoundLog, Singles
 from coalmine.audit.run_directory import RunDirectory
-from coalmine.audit.schedule import Indices, sampled, spread_schedule
+from coalmine.audit.schedule import Indices, presentation_counts, sampled, spread_schedule
 from coalmine.audit.settings import Commitment, Settings, checked_settings, seed_bytes
+from coalmine.audit.stated import round_scores
 from coalmine.audit.vectors import (
     checked_length,
     copied,
@@ -31,7 +33,7 @@ from coalmine.audit.vectors import (
     on_gpu,
     vector_norm,
 )
-from coalmine.audit.verdict import Claim, Verdict, judge, unheard
+from coalmine.audit.verdict import Claim, Evidence, Verdict, judge
 from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.canaries.base import usable
 from coalmine.canaries.rotation_numpy import stay_in_one_thread
@@ -41,6 +43,7 @@ from coalmine.estimators.correlated import CorrelatedNoise
 Seed = SupportsIndex | bytes
 Attack = Callable[..., npt.ArrayLike]
 Vector = TypeVar("Vector")
+CREDIBLE_STDS = 4.0  # by which a canary's measured length may differ from the declared one
 
 
 class Audit:
@@ -125,6 +128,7 @@ class Audit:
         self._key = hashlib.sha256(seed_bytes(seed)).digest()
         self._log = log
         self._attacks = checked_attacks(scores)
+        self._parts = NoiseParts.of(settings.layers, settings.dim)
         self._clip_norm = 1.0
         self._last_sum: tuple[list[int], Any] | None = None
         self._deferred = False
@@ -188,7 +192,7 @@ class Audit:
         size = self._clip_norm * float(positive_array("scale", one_number("scale", scale)))
         indices = self._observed_indices(present)
         total = self._canaries.combine(indices, like=like)
-        self._last_sum = (indices, total) if self.settings.layers else None  # its round is about to need it again
+        self._last_sum = (indices, total)  # its round is about to need it again
         return total * size
 
     def update(self, index: SupportsIndex, clip_norm: float, *, scale: float = 1.0, like: Any = None) -> Any:
@@ -276,7 +280,7 @@ class Audit:
         rest = None if others is None else like_model(others, delta)
         layers = tuple(size for _, size in settings.layers) if rest is not None and settings.layers else ()
         total = None
-        if layers and present:
+        if rest is not None and present:
             taken = self._taken_sum(present)
             total = self._canaries.combine(present, like=delta) if taken is None else like_model(taken, delta)
         measurement = self._canaries.measure_later(delta, rest, total, layers)
@@ -294,7 +298,9 @@ class Audit:
         left = None if others is None else self._without(model_delta, others)
         measured = self._canaries.cosines_of_each([model_delta] if left is None else [model_delta, left[0]])
         cosines, rest = self._rest_of(numpy_vector(measured[0]), norm, model_delta, present)
-        extra = {} if left is None else self._residual(*left, numpy_vector(measured[1]), present, total)
+        extra = (
+            {} if left is None else self._residual(*left, numpy_vector(measured[1]), present, total, facts, model_delta)
+        )
         return Round(**facts, norm=norm, rest=rest, cosines=cosines, **extra)
 
     def _round_of(self, measurement: Any, present: list[int], facts: dict[str, Any]) -> Round:
@@ -309,10 +315,17 @@ class Audit:
         if "residual_cosines" in found:
             own, residual_rest = self._rest_of(found["residual_cosines"], residual)
             extra = {"residual_norm": residual, "residual_rest": residual_rest, "residual_cosines": own}
+            size, declared = 0.0, True
+            if present:
+                seen = np.asarray(own[present], np.float64) * residual
+                size, declared = self._canary_size(seen, residual_rest, facts)
             if self.settings.layers:
-                size = float(np.asarray(own[present], np.float64).mean()) * residual if present else 0.0
                 square = found["rests"] - 2 * size * found.get("overlaps", 0.0) + size**2 * found.get("totals", 0.0)
                 extra["layer_rests"] = np.sqrt(np.maximum(square, 0.0))
+            noise = measurement.vector - measurement.others
+            if present:
+                noise -= measurement.total * size
+            extra |= self._law(noise, measurement.vector, exact=declared, number=facts["number"])
         return Round(**facts, norm=norm, rest=rest, cosines=cosines, **extra)
 
     def observe_final(self, model: Any, *, initial: Any = None) -> None:
@@ -426,21 +439,47 @@ class Audit:
             )
         return vector, norm
 
-    def _residual(self, vector: Any, norm: float, exact: Floats, present: list[int], total: Any) -> dict[str, Any]:
-        """What the round's record says of it."""
+    def _residual(
+        self,
+        vector: Any,
+        norm: float,
+        exact: Floats,
+        present: list[int],
+        total: Any,
+        facts: dict[str, Any],
+        release: Any,
+    ) -> dict[str, Any]:
+        """What the round's record says of the residual, the release less everybody else's part."""
         cosines, rest = self._rest_of(exact, norm, vector, present)
         if self.settings.kind == "sphere" and present:
             cosines, norm = self._without_each_other(vector, cosines, norm, rest, present)
-        layers = None
-        if self.settings.layers and not self.settings.momentum:
-            sizes = [size for _, size in self.settings.layers]
-            seen = np.asarray(cosines[present], dtype=np.float64) * norm
-            noise = vector
-            if present:
-                total = self._canaries.combine(present, like=vector) if total is None else total
-                noise = difference(vector, total * float(seen.mean()))
-            layers = layer_norms(noise, sizes)
-        return {"residual_norm": norm, "residual_rest": rest, "residual_cosines": cosines, "layer_rests": layers}
+        found = {"residual_norm": norm, "residual_rest": rest, "residual_cosines": cosines}
+        if self.settings.momentum:
+            return found  # it still holds the rounds before: only the canaries' directions can be freed of them
+        if present:
+            total = self._canaries.combine(present, like=vector) if total is None else total
+            size, declared = self._canary_size(np.asarray(cosines[present], np.float64) * norm, rest, facts)
+            vector = difference(vector, total * size)
+        else:
+            declared = True
+        if self.settings.layers:
+            found["layer_rests"] = layer_norms(vector, [size for _, size in self.settings.layers])
+        return found | self._law(vector, release, exact=declared, number=facts["number"])
+
+    def _canary_size(self, seen: Floats, rest: float, facts: dict[str, Any]) -> tuple[float, bool]:
+        """How much of each present canary a round holds: as declared where that is credible, else as measured."""
+        measured, clip = float(seen.mean()), float(facts["clip_norm"])
+        error = rest / math.sqrt(self.settings.free * len(seen))
+        if facts["clip_declared"] and abs(measured - clip) <= CREDIBLE_STDS * error:
+            return clip, True
+        return measured, False
+
+    def _law(self, noise: Any, release: Any, *, exact: bool, number: int) -> dict[str, Any]:
+        """What the noise's own law looks like in this round."""
+        full = is_full(number, self.settings.dim)
+        return measure_law(noise, release, self._parts, full=full, exact=exact) | {
+            "rounding": release_resolution(release)
+        }
 
     def _taken_sum(self, present: list[int]) -> Any:
         """The present canaries' sum, if it was that of the last `updates`: kept no longer than its round."""
@@ -506,17 +545,12 @@ def derive_result(
         analytical_epsilon = float(nonnegative_array("analytical_epsilon", analytical_epsilon))
     rungs = ladder(log, settings)
     gauges = read_gauges(log, settings)
+    evidence = _evidence(log, settings, clients)
     verdict: Verdict | None = None
     by_rung: dict[str, Verdict] = {}
     notes: list[str] = []
     if claim is not None:
-        hidden = None if clients is None else clients / math.sqrt(settings.free)
-        planned = max(settings.presentations) if settings.rounds is not None else 1
-        correlated = settings.noise is not None
-        known: dict[str, Any] = {"delta": settings.delta, "presentations": planned, "correlated": correlated}
-        verdict, by_rung = judge(claim, rungs, gauges, most_hidden=hidden, **known)
-        odd = unheard(claim, rungs, **known)
-        notes += [] if odd is None else [odd]
+        verdict, by_rung, notes = judge(claim, rungs, gauges, evidence)
     adversaries = {}
     for name in dict.fromkeys(scores.rung for scores in rungs):
         rows: list[Row] = []
@@ -546,6 +580,22 @@ def derive_result(
         clients=clients,
         verdict=verdict,
         notes=tuple(notes),
+    )
+
+
+def _evidence(log: RoundLog, settings: Settings, clients: int | None) -> Evidence:
+    """What a verdict rests on beside scores and gauges."""
+    times = presented_times(log, settings)
+    scheduled = settings.rounds is not None and set(log.numbers) == set(range(1, settings.rounds + 1))
+    expected = presentation_counts(settings.canaries, settings.presentations)
+    followed = scheduled and bool((times <= expected).all()) and int(times.max()) == int(expected.max())
+    return Evidence(
+        delta=settings.delta,
+        planned=int(expected.max()) if followed else None,
+        shown=int(times.max()),
+        rounds=round_scores(log, settings),
+        most_hidden=None if clients is None else clients / math.sqrt(settings.free),
+        correlated=settings.noise is not None,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coalmine.audit.adversaries import Scores
-from coalmine.audit.gauges import Gauge
+from coalmine.audit.gauge import Gauge
 from coalmine.audit.settings import SCHEMA_VERSION, Settings
 from coalmine.audit.verdict import Claim, Verdict
 from coalmine.estimators.bounds import epsilon_lower_bound

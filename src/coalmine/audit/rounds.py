@@ -36,7 +36,8 @@ class Round:
 
     `clip_norm` is what one client adds at most: in the units of the model delta where it was `clip_declared`. Canaries were
     sent `scale` times longer than that. `norm` is the length of the model delta, `rest` its length off the observed
-    canaries. The `residual_` twins are those of the model delta less everybody else's part. Cosines are single precision
+    canaries. The `residual_` twins are those of the model delta less everybody else's part. The `law_` fields are what
+    `noise_law.measure_law` saw, `rounding` is the release's mean squared rounding error. Cosines are single precision
     here, and so in everything that follows from them: a result can be derived again from the log, bit for bit.
     """
 
@@ -54,6 +55,14 @@ class Round:
     residual_rest: float | None = None
     residual_cosines: Singles | None = None
     layer_rests: npt.NDArray[np.float64] | None = None
+    rounding: float = 0.0
+    law_moments: npt.NDArray[np.float64] | None = None
+    law_lags: npt.NDArray[np.float64] | None = None
+    law_counts: npt.NDArray[np.int64] | None = None
+    law_zeros: npt.NDArray[np.int64] | None = None
+    law_spectrum: npt.NDArray[np.float64] | None = None
+    law_grid: npt.NDArray[np.float64] | None = None
+    law_tail: Singles | None = None
     scores: dict[str, Singles] = field(default_factory=dict)
 
 
@@ -194,7 +203,8 @@ class WithoutOthers(RoundLog):
     def records(self) -> Iterator[tuple[str, Any]]:
         for kind, item in self._whole.records():
             if kind == "round":
-                item = replace(item, residual_norm=None, residual_rest=None, residual_cosines=None, layer_rests=None)
+                known = [part.name for part in fields(Round) if part.name.startswith(("residual_", "layer_", "law_"))]
+                item = replace(item, **dict.fromkeys(known))
             yield kind, item
 
 

@@ -1,42 +1,48 @@
-"""Claims and verdicts (STATISTICS 5): what an audit refutes, what it would have caught, and what it cannot tell."""
+"""Claims and verdicts: what an audit refutes, what it would have caught, and what it cannot tell."""
 
 import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from scipy.special import nctdtr, ndtr
+from scipy.special import chdtri, fdtri, gammaln, nctdtr, ndtr
 
 from coalmine.audit.adversaries import Scores
-from coalmine.audit.gauges import Gauge
+from coalmine.audit.gauge import Gauge
 from coalmine.audit.settings import FEWEST
+from coalmine.audit.stated import RoundScores, StatedNoise, stated_noise
 from coalmine.checks import one_number, whole_number
 from coalmine.estimators.bounds import bound_of
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
 from coalmine.estimators.planning import canaries_for_power, power_against_claim
 
 Outcome = Literal["PASS", "VIOLATION", "UNDERPOWERED"]
-TEST_LEVEL = 0.002  # of the z-test on each of the two known rungs
-BOUND_LEVEL = 0.005  # of the bounds on all rungs together
-BOUND_CONFIDENCE = 1 - BOUND_LEVEL / 5  # on each of the five
+# A true claim is called VIOLATION in at most 1 % of runs: two tests of the mean score, the bounds of all rungs together, a
+# scan over rounds, and ten gauges at 0.01 % each.
+TEST_LEVEL = 0.002
+BOUND_LEVEL = 0.004
+SCAN_LEVEL = 0.001
 MANY = 10_000  # dof from which on the scale is as good as known to the test
 POWER = 0.9
 KNOWN = ("known-round", "known-others")
-FEWEST_STDS, LOUD_STDS = (
-    2.0,
-    4.0,
-)  # that canaries must be heard by where they should be this loud, or silence says nothing
-HEARD, UNHEARD_LEVEL = 0.5, 1e-4  # below this share of the claim's signal, and so unlikely: remarked upon
+FEWEST_STDS, LOUD_STDS = 2.0, 4.0  # by which canaries must be detected; and where they cannot be missed at the claim
+DETECTED, UNDETECTED_LEVEL = 0.5, 1e-4  # below this share of the claim's signal, and so unlikely: worth a note
+ROUNDED = 1.005  # printed epsilons are rounded: a claim is refuted only beyond this
+EVEN_LEVEL = 1e-3  # of the test whether all canaries count alike
+WEAKER = 0.9  # of the usual stated noise: rounds below it are tested together
+SHORT = 0.95  # of the declared length: canaries that arrive shorter were lost or cut
+OTHER_UNITS = 0.2  # of the declared length: below this the clip norm was declared in other units
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     """An epsilon that somebody claims.
 
-    accounting "mechanism": that of a client who took part `participations` times (default: as often as the most often
-    presented canaries), its rounds known. "amplified": sampling or shuffling hides its rounds, so the claim says nothing
-    of attackers who know them and is judged on the other rungs alone. `sensitivity` is what the claim was accounted with,
-    in clip norms (default: √participations; under correlated noise that of the most exposed canary).
+    accounting "mechanism": that of a client who took part `participations` times, its rounds known. The number may be left
+    out where the audit's own schedule was followed and every round was observed: then it is the schedule's. "amplified":
+    sampling or shuffling hides the rounds, so the claim says nothing of attackers who know them and is judged on the other
+    rungs alone. `sensitivity` is what the claim was accounted with, in clip norms (default: √participations; under
+    correlated noise that of the most exposed canary).
     """
 
     epsilon: float
@@ -62,69 +68,87 @@ class Claim:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the audit says of the claim, and on which evidence."""
+    """What the audit says of the claim, and on which evidence.
+
+    `code` names the reason in one word for programs: "bound", "mean", "round", "stated" or "gauge" for a VIOLATION, "power"
+    for a PASS, and for UNDERPOWERED what is missing.
+    """
 
     outcome: Outcome
     reason: str
+    code: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What a verdict rests on beside scores and gauges.
+
+    `planned` is how often canaries take part by the audit's own schedule, None where the pattern is the user's own or rounds
+    were not observed. `shown` is the largest number of presentations that was observed. `most_hidden` bounds the real
+    clients' part of a round, ‖X‖/(C√d). `correlated` says that the noise of rounds is.
+    """
+
+    delta: float
+    planned: int | None
+    shown: int
+    rounds: RoundScores | None = None
+    most_hidden: float | None = None
+    correlated: bool = False
+
+    @property
+    def stated(self) -> StatedNoise | None:
+        return stated_noise(self.rounds)
 
 
 def judge(
-    claim: Claim,
-    rungs: list[Scores],
-    gauges: list[Gauge],
-    *,
-    delta: float,
-    most_hidden: float | None = None,
-    presentations: int = 1,
-    correlated: bool = False,
-) -> tuple[Verdict, dict[str, Verdict]]:
-    """The verdict on the run and that of each rung; a true claim is called VIOLATION in at most 1 % of runs.
-
-    `most_hidden` bounds the real clients' part of a round, ‖X‖/(C√d); `presentations` is how often canaries were to be
-    presented, in case not all rounds were observed. Under `correlated` noise with no round observed nobody knows how exposed
-    canaries were: then as much as the claim says.
-    """
+    claim: Claim, rungs: list[Scores], gauges: list[Gauge], evidence: Evidence
+) -> tuple[Verdict, dict[str, Verdict], list[str]]:
+    """The verdict on the run, that of each rung, and notes; a true claim is called VIOLATION in at most 1 % of runs."""
     names = list(dict.fromkeys(scores.rung for scores in rungs))
-    case = _case_of(claim, rungs, delta, presentations, correlated)
-    case = replace(
-        case,
-        bound_level=BOUND_LEVEL / max(len(names), 5),
-        most_hidden=most_hidden,
-        noise_seen=max((float(np.median(gauge.values)) for gauge in gauges if gauge.name == "residual"), default=1.0),
-    )
+    case = _case_of(claim, rungs, gauges, evidence)
+    case = replace(case, bound_level=BOUND_LEVEL / max(len(names), 5))
     by_rung = {name: _judge_rung(name, [s for s in rungs if s.rung == name], case) for name in names}
-    return _judge_run(claim, by_rung, gauges), by_rung
+    notes = [note for note in (_undetected(rungs, case), *_less_noise(gauges, case)) if note]
+    return _judge_run(by_rung, rungs, gauges, case), by_rung, notes
 
 
-def unheard(
-    claim: Claim, rungs: list[Scores], *, delta: float, presentations: int = 1, correlated: bool = False
-) -> str | None:
-    """What to say where who knows all others hears far less of the canaries than the claim allows.
+def _undetected(rungs: list[Scores], case: "_Case") -> str | None:
+    """What to say where an attacker who knows all other updates sees far less of the canaries than the claim allows.
 
-    No verdict: it may be that there is more noise than claimed. It may also be that the canaries are not in the rounds,
-    which nothing else shows, as then there is no excess.
+    No verdict: there may be more noise than claimed. The canaries may also not be in the rounds, which nothing else shows,
+    as then there is no excess.
     """
     groups = [scores for scores in rungs if scores.rung == "known-others"]
-    if claim.accounting == "amplified" or all(np.ptp(scores.observed) == 0 for scores in groups):
+    if case.claim.accounting == "amplified" or all(np.ptp(scores.observed) == 0 for scores in groups):
         return None
-    beta, weight, dof = _signal(groups)
-    claimed = 1 / _case_of(claim, rungs, delta, presentations, correlated).noise
-    if beta >= HEARD * claimed or 1 - _p_value(beta, weight, dof, claimed) > UNHEARD_LEVEL:
+    signal = _signal(groups)
+    claimed = 1 / case.noise
+    if signal.beta >= DETECTED * claimed or 1 - signal.p_value(claimed) > UNDETECTED_LEVEL:
         return None
     return (
-        f"known-others: the mean score {beta:.3g} a presentation is far below the claim's {claimed:.3g}: either there is "
-        "much more noise than claimed, or the canaries were not in the rounds as said (made from another seed, lost, or "
-        "cut short on their way)"
+        f"known-others: mean score per presentation {signal.beta:.3g}, far below the {claimed:.3g} that the claim implies: "
+        "either there is much more noise than claimed, or the canaries were not in the rounds as stated (made from another "
+        "seed, lost, or clipped on their way)"
     )
 
 
-def _case_of(claim: Claim, rungs: list[Scores], delta: float, presentations: int, correlated: bool) -> "_Case":
-    shown = max([presentations, *(s.presentations for s in rungs if s.presentations)])
+def _case_of(claim: Claim, rungs: list[Scores], gauges: list[Gauge], evidence: Evidence) -> "_Case":
     strongest = max((s.largest_strength for s in rungs if s.largest_strength is not None), default=None)
-    if correlated and strongest is None:
+    if evidence.correlated and strongest is None:
         strongest = (claim.sensitivity or 1.0) ** 2
-    noise = _claimed_noise(claim, claim.participations or shown, strongest, delta)
-    return _Case(claim, noise, shown, strongest, delta)
+    times = claim.participations or evidence.planned
+    explicit = times is not None or claim.sensitivity is not None or evidence.correlated
+    noise = _claimed_noise(claim, times or 1, strongest, evidence.delta)
+    return _Case(
+        claim,
+        noise,
+        times if explicit else None,
+        max(evidence.shown, times or 1),
+        strongest,
+        evidence,
+        noise_seen=max((float(np.median(gauge.values)) for gauge in gauges if gauge.name == "residual"), default=1.0),
+        others_wrong=next((g.largest for g in gauges if g.name == "others" and g.status != "ok"), None),
+    )
 
 
 def _claimed_noise(claim: Claim, times: int, strongest: float | None, delta: float) -> float:
@@ -142,19 +166,31 @@ def _claimed_noise(claim: Claim, times: int, strongest: float | None, delta: flo
 
 @dataclass(frozen=True)
 class _Case:
-    """What every rung is judged by: the claim and its noise multiplier, and how often the canaries were presented.
+    """What every rung is judged by: the claim and its noise multiplier, and how often somebody takes part.
 
-    `strongest` is the most exposed canary's ‖Cu‖² under correlated noise, `noise_seen` what the residual gauge reads.
+    `times` is None where nobody said so: then the noise multiplier is that of one participation, the least that the claim
+    can mean, so that only what every reading of the claim excludes is a VIOLATION. `strongest` is the most exposed canary's
+    ‖Cu‖² under correlated noise, `noise_seen` what the residual gauge reads, `others_wrong` the factor by which `others`
+    is off.
     """
 
     claim: Claim
     noise: float
+    times: int | None
     presentations: int
     strongest: float | None
-    delta: float
+    evidence: Evidence
     bound_level: float = BOUND_LEVEL
-    most_hidden: float | None = None
     noise_seen: float = 1.0
+    others_wrong: float | None = None
+
+    @property
+    def delta(self) -> float:
+        return self.evidence.delta
+
+    @property
+    def explicit(self) -> bool:
+        return self.times is not None or self.claim.sensitivity is not None or self.evidence.correlated
 
     def epsilon(self, presentations: int | None, strength: float | None = None) -> float:
         """What is claimed for somebody who takes part so often, or is so exposed."""
@@ -165,80 +201,303 @@ class _Case:
         times = presentations or self.presentations
         return float(mechanism_epsilon(self.noise, delta=self.delta, participations=times))
 
+    def implied(self, multiplier: float) -> float:
+        """The epsilon of the claim's own client under another noise multiplier in all of its rounds."""
+        if multiplier <= 0:
+            return math.inf
+        exposure = self.claim.sensitivity or math.sqrt(self.strongest or self.times or 1)
+        return float(mechanism_epsilon(multiplier / exposure, delta=self.delta))
 
-def _judge_run(claim: Claim, by_rung: dict[str, Verdict], gauges: list[Gauge]) -> Verdict:
-    low = [gauge for gauge in gauges if gauge.status == "low"]
+    def refutes(self, multiplier: float) -> bool:
+        """Whether so little noise in all rounds would mean more than the claimed epsilon."""
+        return self.implied(multiplier) > ROUNDED * self.claim.epsilon
+
+
+def _judge_run(by_rung: dict[str, Verdict], rungs: list[Scores], gauges: list[Gauge], case: _Case) -> Verdict:
     violated = [name for name, verdict in by_rung.items() if verdict.outcome == "VIOLATION"]
+    proofs = [gauge for gauge in gauges if _proves(gauge, case)]
     if violated:
-        others = f"; also {', '.join(violated[:-1])}" if len(violated) > 1 else ""
-        also = f"; the {low[0].name} gauge is low too" if low else ""
-        return Verdict("VIOLATION", f"{violated[-1]}: {by_rung[violated[-1]].reason}{others}{also}")
-    if low:
-        gauge = low[0]
-        return Verdict(
-            "VIOLATION",
-            f"the {gauge.name} gauge ({gauge.meaning}) left {gauge.limits[0]:.4g} … {gauge.limits[1]:.4g} in "
-            f"{len(gauge.flagged)} rounds, first in round {gauge.flagged[0]}: there is less noise than claimed, or it is "
-            "used again",
-        )
+        also = violated[:-1] + [f"the {gauge.name} gauge" for gauge in proofs]
+        more = f"; so does {', '.join(also)}" if also else ""
+        found = by_rung[violated[-1]]
+        return Verdict("VIOLATION", f"{violated[-1]}: {found.reason}{more}", found.code)
+    if proofs:
+        return Verdict("VIOLATION", _proof(proofs[0], case), "gauge")
+    if case.claim.accounting == "amplified":
+        reason = "nothing refutes the claim, but this audit can refute an amplified claim, not confirm it"
+        return Verdict("UNDERPOWERED", f"{reason}: judge the noise itself by a mechanism claim", "amplified")
+    barred = _barred(rungs, gauges, case)
+    if barred is not None:
+        return barred
     passed = [name for name, verdict in by_rung.items() if verdict.outcome == "PASS"]
     if passed:
-        return Verdict("PASS", f"{passed[-1]}: {by_rung[passed[-1]].reason}")
-    if claim.accounting == "amplified":
-        reason = "nothing refutes the claim, but an amplified claim can be refuted here, not confirmed"
-        return Verdict("UNDERPOWERED", f"{reason}: judge the noise itself by a mechanism claim")
-    known = [by_rung[name].reason for name in KNOWN if name in by_rung]
-    missing = "no round with a canary in it was observed, so nothing can be said of the noise"
-    return Verdict("UNDERPOWERED", known[-1] if known else missing)
+        return Verdict("PASS", f"{passed[-1]}: {by_rung[passed[-1]].reason}", "power")
+    known = [by_rung[name] for name in KNOWN if name in by_rung]
+    if known:
+        return known[-1]
+    return Verdict(
+        "UNDERPOWERED", "no round with a canary in it was observed, so nothing can be said of the noise", "no canaries"
+    )
+
+
+def _proves(gauge: Gauge, case: _Case) -> bool:
+    """Whether a gauge proves so little noise that the claim is wrong; for an amplified claim, only that none is left."""
+    if gauge.status != "low" or gauge.noise_left is None:
+        return False
+    if gauge.noise_left < 1e-3:
+        return True
+    if case.claim.accounting == "amplified" or not case.explicit:
+        return False
+    stated = case.evidence.stated
+    if stated is None:
+        return False
+    return case.refutes(_weakened(gauge, stated, case) * stated.high)
+
+
+def _weakened(gauge: Gauge, stated: StatedNoise, case: _Case) -> float:
+    """The stated noise multiplier with what the gauge leaves of it, in the flagged rounds or, without any, in all."""
+    assert gauge.noise_left is not None
+    times = max(case.times or 1, 1)
+    hit = min(times, len(gauge.flagged)) if gauge.flagged else times
+    inverse = (hit / gauge.noise_left**2 + (times - hit)) / times
+    return stated.usual / math.sqrt(inverse)
+
+
+def _proof(gauge: Gauge, case: _Case) -> str:
+    """What a gauge that refutes the claim says."""
+    where = f" in {len(gauge.flagged)} rounds, first in round {gauge.flagged[0]}" if gauge.flagged else ""
+    text = f"the {gauge.name} gauge ({gauge.meaning}) left {gauge.limits[0]:.4g} … {gauge.limits[1]:.4g}{where}"
+    stated = case.evidence.stated
+    if not gauge.noise_left or gauge.noise_left < 1e-3 or stated is None:
+        return f"{text}: the attacker can remove the noise"
+    implied = case.implied(_weakened(gauge, stated, case) * stated.high)
+    return (
+        f"{text}: at most {gauge.noise_left:.3g} of the stated noise protects a client, which means an epsilon of at least "
+        f"{implied:.3g}"
+    )
+
+
+def _less_noise(gauges: list[Gauge], case: _Case) -> list[str]:
+    """Notes on gauges that saw less noise than stated where the claim holds all the same."""
+    return [
+        f"less noise than stated: the {gauge.name} gauge leaves at most {gauge.noise_left:.3g} of it; the claim allows that"
+        for gauge in gauges
+        if gauge.noise_left is not None and _allowed(gauge, case)
+    ]
+
+
+def _allowed(gauge: Gauge, case: _Case) -> bool:
+    """Whether the claim allows so little noise: only of lengths, which are all that such noise changes."""
+    lengths = gauge.name in ("noise", "residual", "pooled residual") or gauge.name.startswith("layer ")
+    stated = case.evidence.stated
+    if not lengths or gauge.status != "low" or stated is None or not case.explicit:
+        return False
+    least = min(gauge.smallest, gauge.noise_left or 0.0) * 0.98  # the limit's own uncertainty
+    return not case.refutes(stated.usual * stated.low * least)
+
+
+def _barred(rungs: list[Scores], gauges: list[Gauge], case: _Case) -> Verdict | None:
+    """Why there can be no PASS though nothing refutes the claim."""
+    if case.others_wrong is not None:
+        return Verdict("UNDERPOWERED", _wrong_others(case.others_wrong), "others")
+    odd = [gauge for gauge in gauges if gauge.status != "ok" and not _allowed(gauge, case)]
+    if odd:
+        return Verdict("UNDERPOWERED", _alarm(odd), "gauge")
+    if not case.explicit:
+        return Verdict("UNDERPOWERED", _bare_claim(case), "participations")
+    uneven = _uneven(rungs, case)
+    if uneven:
+        return uneven
+    stated = case.evidence.stated
+    if stated is not None and not stated.exact and case.claim.sensitivity is None and not case.evidence.correlated:
+        weakest = stated.weakest(case.times or 1)
+        if case.refutes(weakest * stated.high):
+            return Verdict("UNDERPOWERED", _varying(stated, weakest, case), "stated")
+    return None
+
+
+def _wrong_others(factor: float) -> str:
+    scale = f"{1 / factor:.3g} times" if factor > 0 else "unlike"
+    return (
+        f"`others` is not what the rounds summed: it is {scale} the real clients' part, so no verdict can rest on it. Pass "
+        "the clipped sum of the real clients, divided by the same n and scaled by the same server learning rate as "
+        "model_delta"
+    )
+
+
+def _alarm(odd: list[Gauge]) -> str:
+    gauge = odd[0]
+    if gauge.name in ("residual", "pooled residual") and gauge.status == "warning":
+        return (
+            f"the residual is {gauge.largest:.3g} times as long as the stated noise: `others` is incomplete, or there is "
+            "more noise than stated. What is missing from `others` could stand in for missing noise, so this is no PASS"
+        )
+    where = f", first in round {gauge.flagged[0]}" if gauge.flagged else ""
+    span = f"{gauge.smallest:.4g}" if gauge.smallest == gauge.largest else f"{gauge.smallest:.4g} … {gauge.largest:.4g}"
+    also = f" The gauges {', '.join(g.name for g in odd[1:])} are outside their limits too." if odd[1:] else ""
+    return (
+        f"the {gauge.name} gauge ({gauge.meaning}) reads {span}, outside "
+        f"{gauge.limits[0]:.4g} … {gauge.limits[1]:.4g}{where}: the residual is not fresh Gaussian noise of the stated "
+        f"level.{also}"
+    )
+
+
+def _bare_claim(case: _Case) -> str:
+    return (
+        "the claim does not say how often a client takes part, and neither does the audit's schedule, as the pattern is "
+        f"your own or rounds were not observed (at most {case.evidence.shown} presentations were): claim with "
+        f"Claim(epsilon={case.claim.epsilon:.4g}, participations=…)"
+    )
+
+
+def _varying(stated: StatedNoise, weakest: float, case: _Case) -> str:
+    return (
+        f"the stated noise varies: somebody in the rounds with the least of it has a noise multiplier of {weakest:.3g}, "
+        f"where the claim needs {case.noise:.3g}. Pass clip_norm in the units of model_delta to have this decided"
+    )
+
+
+def _uneven(rungs: list[Scores], case: _Case) -> Verdict | None:
+    """Whether canaries differ among each other, or arrive shorter than declared: some were lost, or count for more."""
+    groups = [scores for scores in rungs if scores.rung == "known-others"] or [
+        scores for scores in rungs if scores.rung == "known-round"
+    ]
+    if not groups:
+        return None
+    signal = _signal(groups)
+    spread, limit = signal.spread(groups)
+    count = sum(scores.observed.size for scores in groups)
+    if spread > limit:
+        excess = spread * spread - 1
+        lost = count * excess / (signal.mean_square + excess) if signal.beta > 0 else 0.0
+        return Verdict(
+            "UNDERPOWERED",
+            f"the canaries' scores spread {spread:.3g} times as much as canaries that all count alike (limit {limit:.3g}): "
+            f"some were lost or count for more. If the others are whole, about {lost:.0f} of {count} did not arrive",
+            "uneven",
+        )
+    rounds = case.evidence.rounds
+    if rounds is None or not rounds.declared:
+        return None
+    length, error = rounds.length
+    if OTHER_UNITS < length < SHORT and length + 4 * error < 1:
+        return Verdict(
+            "UNDERPOWERED",
+            f"the canaries arrive at {length:.3g} of the declared clip norm (standard error {error:.2g}): they were lost or "
+            "cut on their way, or clip_norm is not in the units of model_delta",
+            "short",
+        )
+    return None
 
 
 def _judge_rung(name: str, groups: list[Scores], case: _Case) -> Verdict:
     if name in KNOWN and case.claim.accounting == "amplified":
-        return Verdict("UNDERPOWERED", "an amplified claim is not about an attacker who knows the rounds")
+        return Verdict("UNDERPOWERED", "an amplified claim is not about an attacker who knows the rounds", "amplified")
+    if name == "known-others" and case.others_wrong is not None:
+        return Verdict("UNDERPOWERED", _wrong_others(case.others_wrong), "others")
     bound = _bound_above(groups, case)
     if bound:
-        return Verdict("VIOLATION", bound)
+        return Verdict("VIOLATION", bound, "bound")
     if name not in KNOWN:
-        return Verdict("UNDERPOWERED", "nothing refutes the claim, but this attacker is too weak to confirm it")
+        weak = "nothing refutes the claim, but this attacker is too weak to confirm it"
+        return Verdict("UNDERPOWERED", weak, "weak")
     if all(np.ptp(scores.observed) == 0 for scores in groups):
-        return Verdict("UNDERPOWERED", "all of its scores are equal, so they say nothing; was the model ever updated?")
-    beta, weight, dof = _signal(groups)
-    p_value = _p_value(beta, weight, dof, 1 / case.noise)
+        count = sum(scores.observed.size for scores in groups)
+        reason = "one canary's score says nothing by itself" if count == 1 else f"all {count} scores are equal"
+        return Verdict("UNDERPOWERED", f"{reason}; at least {FEWEST} canaries must take part", "constant")
+    signal = _signal(groups)
+    p_value = signal.p_value(1 / case.noise)
     if p_value < TEST_LEVEL:
-        claimed = f"the claim's {1 / case.noise:.3f}"
-        return Verdict("VIOLATION", f"the mean score {beta:.3f} a presentation is above {claimed} (p = {p_value:.1g})")
-    verdict = _power_of(name, groups, case, weight, dof)
-    heard = beta * math.sqrt(weight)
-    if verdict.outcome == "PASS" and heard < FEWEST_STDS and not _explained(name, heard, weight, case):
-        return Verdict("UNDERPOWERED", _silence(beta, heard, case))
+        return Verdict(
+            "VIOLATION",
+            f"mean score per presentation {signal.beta:.3f}, above the {1 / case.noise:.3f} that the claim implies "
+            f"(p = {p_value:.1g})",
+            "mean",
+        )
+    found = (_scanned(case) if name == "known-others" else None) or _stated_too_little(case)
+    if found:
+        return found
+    verdict = _power_of(name, groups, case, signal)
+    detected = signal.beta * math.sqrt(signal.weight)
+    if verdict.outcome == "PASS" and detected < FEWEST_STDS and not _explained(name, detected, signal.weight, case):
+        return Verdict("UNDERPOWERED", _silence(signal.beta, detected, case), "undetected")
     return verdict
 
 
-def _explained(name: str, heard: float, weight: float, case: _Case) -> bool:
-    """Whether the noise that was seen is enough to hide canaries which at the claim itself would be loud.
+def _scanned(case: _Case) -> Verdict | None:
+    """Whether a part of the rounds has too little noise: a single round, or those that state less noise than most."""
+    rounds = case.evidence.rounds
+    if rounds is None or not rounds.residual or case.evidence.correlated:
+        return None
+    parts = [(np.array([index]), SCAN_LEVEL / 2 / len(rounds.counts)) for index in range(len(rounds.counts))]
+    stated = case.evidence.stated
+    if stated is not None:
+        weak = np.flatnonzero(stated.multipliers < WEAKER * stated.usual)
+        parts += [(weak, SCAN_LEVEL / 2)] if weak.size > 1 else []
+    for members, level in parts:
+        weight = float(rounds.counts[members].sum())
+        beta = float(rounds.counts[members] @ rounds.means[members]) / weight
+        dof = float(rounds.dofs[members].min())
+        signal = _Signal(beta, weight, dof * len(members), dof, 0.0)
+        p_value = signal.p_value(1 / case.noise)
+        if p_value < level:
+            first = int(rounds.numbers[members[0]])
+            which = f"round {first}" if len(members) == 1 else f"the {len(members)} rounds that state the least noise"
+            return Verdict(
+                "VIOLATION",
+                f"mean score {beta:.3f} in {which}, above the {1 / case.noise:.3f} that the claim implies "
+                f"(p = {p_value:.1g}; the level is {level:.1g}, as many rounds are looked at)",
+                "round",
+            )
+    return None
 
-    There the mean score of a rung with enough power lies more than four stds above 0.
+
+def _stated_too_little(case: _Case) -> Verdict | None:
+    """Whether the rounds themselves state less noise than the claim needs."""
+    stated = case.evidence.stated
+    if stated is None or not stated.exact or case.claim.sensitivity is not None or case.times is None:
+        return None
+    weakest = stated.weakest(case.times)
+    if not case.refutes(weakest):
+        return None
+    return Verdict(
+        "VIOLATION",
+        f"the stated noise multiplier is {weakest:.4g} in the rounds with the least noise, where the claim needs "
+        f"{case.noise:.4g}: somebody in those rounds has an epsilon of {case.implied(weakest):.3g}",
+        "stated",
+    )
+
+
+def _explained(name: str, detected: float, weight: float, case: _Case) -> bool:
+    """Whether the noise that was seen is enough to hide canaries that would be detected at the claim itself.
+
+    There the mean score of a rung with enough power lies more than four standard deviations above 0.
     """
     expected = math.sqrt(weight) / (case.noise * case.noise_seen)
-    return name == "known-others" and expected < LOUD_STDS and heard > -LOUD_STDS
+    return name == "known-others" and expected < LOUD_STDS and detected > -LOUD_STDS
 
 
-def _silence(beta: float, heard: float, case: _Case) -> str:
-    """Why there is no PASS though nothing is in excess: an attacker who hears no canary would hear no fault either."""
-    if heard <= -LOUD_STDS:
+def _silence(beta: float, detected: float, case: _Case) -> str:
+    """Why there is no PASS though nothing is in excess: an attacker who detects no canary would detect no fault either."""
+    if detected <= -LOUD_STDS:
         return (
             f"the mean score {beta:.3g} lies far below 0, which no noise explains: is the sign of the updates turned?"
         )
     return (
-        f"the mean score {beta:.3g} a presentation is no more than chance, where the claim's is {1 / case.noise:.3g}: "
+        f"the mean score per presentation {beta:.3g} is no more than chance, where the claim implies {1 / case.noise:.3g}: "
         "either there is far more noise than claimed, or the canaries were not in the rounds (made from another seed, lost "
         "on their way, or among the `others`)"
     )
 
 
 def _bound_above(groups: list[Scores], case: _Case) -> str | None:
-    """What to say if the valid lower bound lies above the claim; groups share the level."""
-    confidence = 1 - case.bound_level / len(groups)
+    """What to say if the valid lower bound lies above the claim; groups share the level.
+
+    A claim amplified by sampling is about everybody, however often they were drawn: only scores of all canaries count.
+    """
+    if case.claim.accounting == "amplified":
+        groups = [scores for scores in groups if scores.presentations is None]
+    confidence = 1 - case.bound_level / max(len(groups), 1)
     for scores in groups:
         compared = scores.unobserved.size if scores.bound_null is None else FEWEST
         if min(scores.observed.size, compared) < FEWEST:
@@ -251,46 +510,102 @@ def _bound_above(groups: list[Scores], case: _Case) -> str | None:
     return None
 
 
-def _signal(groups: list[Scores]) -> tuple[float, float, float]:
-    """β in score = β√R + noise over all groups, ΣR, and the dof of the null's std; R is ‖Cu‖² under correlated noise."""
+@dataclass(frozen=True)
+class _Signal:
+    """β in score = β√R + noise over all canaries, ΣR, and the directions that the scores' scale rests on.
+
+    `dof` is that of all rounds together, `round_dof` that of one. `mean_square` is the mean of (β√R)².
+    """
+
+    beta: float
+    weight: float
+    dof: float
+    round_dof: float
+    mean_square: float
+
+    def p_value(self, claimed: float) -> float:
+        """Chance of a β as large under the claim: noncentral t, as the scale rests on dof directions; normal for many.
+
+        A round's scale is estimated from few directions in a small model: its scores are then too large on average and
+        spread more, which the two factors undo.
+        """
+        if self.dof > MANY and self.round_dof > MANY:
+            error = math.sqrt(1 / self.weight + claimed * claimed / (2 * self.dof))
+            return float(ndtr(-(self.beta - claimed) / error))
+        dof = min(self.dof, 1e7)
+        bias = _mean_factor(dof) / _mean_factor(self.round_dof)
+        spread = (self.round_dof / max(self.round_dof - 2, 0.5)) / (dof / max(dof - 2, 0.5))
+        root = math.sqrt(self.weight / (spread * bias * bias))
+        return float(1 - nctdtr(dof, claimed * root, self.beta * bias * root))
+
+    def spread(self, groups: list[Scores]) -> tuple[float, float]:
+        """The scores' standard deviation about β√R, and the most that canaries which all count alike keep to."""
+        square = sum(float(np.sum((s.observed - self.beta * math.sqrt(s.exposure)) ** 2)) for s in groups)
+        count = max(sum(s.observed.size for s in groups) - 1, 1)
+        limit = math.sqrt(_f_quantile(count, self.dof, EVEN_LEVEL) * self.round_dof / max(self.round_dof - 2, 0.5))
+        return math.sqrt(square / count), limit
+
+
+def _f_quantile(count: float, dof: float, level: float) -> float:
+    if math.isinf(dof) or dof > 1e9:
+        return float(chdtri(count, level)) / count
+    return float(fdtri(count, dof, 1 - level))
+
+
+def _mean_factor(dof: float) -> float:
+    """E[√(dof/χ²_dof)]: how much larger a score is on average for its estimated scale."""
+    if dof > 1e6:
+        return 1.0
+    return math.exp(0.5 * math.log(dof / 2) + float(gammaln((dof - 1) / 2) - gammaln(dof / 2)))
+
+
+def _signal(groups: list[Scores]) -> _Signal:
+    """The pooled signal of all groups; R is ‖Cu‖² under correlated noise."""
     weight = float(sum(s.observed.size * s.exposure for s in groups))
     beta = sum(math.sqrt(s.exposure) * float(s.observed.sum()) for s in groups) / weight
-    return beta, weight, min(s.null_dof for s in groups)
+    count = sum(s.observed.size for s in groups)
+    return _Signal(
+        beta, weight, min(s.null_dof for s in groups), min(s.round_dof for s in groups), beta * beta * weight / count
+    )
 
 
-def _p_value(beta: float, weight: float, dof: float, claimed: float) -> float:
-    """Chance of a β as large under the claim: noncentral t, as the scale rests on dof directions; normal for many."""
-    if dof > MANY:
-        return float(ndtr(-(beta - claimed) / math.sqrt(1 / weight + claimed * claimed / (2 * dof))))
-    root = math.sqrt(weight)
-    return float(1 - nctdtr(dof, claimed * root, beta * root))
-
-
-def _power_of(name: str, groups: list[Scores], case: _Case, weight: float, dof: float) -> Verdict:
+def _power_of(name: str, groups: list[Scores], case: _Case, signal: _Signal) -> Verdict:
     """PASS if twice the claim would have been caught with 90 % probability, whatever real updates may hide.
 
     known-round sees the noise and the real clients' signal as one, so what the signal may be must be known: a signal in the
-    place of missing noise looks the same. At worst it is the same in every round.
+    place of missing noise looks the same. At worst it is the same in every round. known-others sees the noise alone if
+    `others` is complete, which only the stated noise can show.
     """
     if name == "known-round" and case.strongest is not None:
         return Verdict(
             "UNDERPOWERED",
             "nothing refutes the claim, but this attacker does not undo the noise's correlation: known-others (pass "
             "`others`) can confirm it",
+            "others",
         )
     exposure = max(s.exposure for s in groups)
-    count, epsilon = max(round(weight / exposure), 1), case.epsilon(round(exposure), exposure)
-    if name == "known-round" and case.most_hidden is None:
+    count, epsilon = max(round(signal.weight / exposure), 1), case.epsilon(round(exposure), exposure)
+    if name == "known-round" and case.evidence.most_hidden is None:
         return Verdict(
             "UNDERPOWERED",
             "nothing refutes the claim, but real updates could stand in for missing noise: pass `others`, or the largest "
             "number of `clients` in a round",
+            "others",
         )
-    hidden = (case.most_hidden or 0.0) if name == "known-round" else 0.0
-    settings = {"delta": case.delta, "level": TEST_LEVEL, "dilution": hidden, "null_dof": dof}
+    if name == "known-others" and case.evidence.stated is None:
+        return Verdict(
+            "UNDERPOWERED",
+            "nothing refutes the claim, but whatever `others` leaves out could stand in for missing noise: pass noise_std "
+            "in every round",
+            "noise_std",
+        )
+    hidden = (case.evidence.most_hidden or 0.0) if name == "known-round" else 0.0
+    settings = {"delta": case.delta, "level": TEST_LEVEL, "dilution": hidden, "null_dof": signal.dof}
     power = power_against_claim(count, epsilon, **settings)
     if power >= POWER:
-        return Verdict("PASS", f"no excess, and twice the claim would have been caught with probability {power:.1%}")
+        times = f" for a client that takes part {case.times} times" if case.times and case.times > 1 else ""
+        caught = f"twice the claim would have been caught with probability {power:.1%}"
+        return Verdict("PASS", f"no excess{times}, and {caught}", "power")
     needed = canaries_for_power(epsilon, power=POWER, **settings)
     if needed is not None:
         advice = f"{needed:,} canaries would decide, {count:,} were there"
@@ -299,5 +614,5 @@ def _power_of(name: str, groups: list[Scores], case: _Case, weight: float, dof: 
     else:
         advice = "no number of canaries would in this dimension"
     return Verdict(
-        "UNDERPOWERED", f"twice the claim would have been caught with probability {power:.1%} only; {advice}"
+        "UNDERPOWERED", f"twice the claim would have been caught with probability {power:.1%} only; {advice}", "power"
     )

@@ -130,11 +130,12 @@ class MeasurePlan:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Numbers that a device is working out. `vector` and `others` are held until the next measurement begins."""
+    """Numbers that a device is working out. The tensors are held until the next measurement begins."""
 
     plan: MeasurePlan
     vector: torch.Tensor
     others: torch.Tensor
+    total: torch.Tensor
     _numbers: torch.Tensor
     _done: Any
 
@@ -178,7 +179,7 @@ class _MeasureGraph:
             self._graph.replay()
             self._numbers.copy_(self._result, non_blocking=True)
             self._done.record(self._stream)
-        return Measurement(self._plan, self._vector, self._others, self._numbers, self._done)
+        return Measurement(self._plan, self._vector, self._others, self._total, self._numbers, self._done)
 
     def _measured(self, rotation: DeviceRotation) -> torch.Tensor:
         plan = self._plan
@@ -188,7 +189,7 @@ class _MeasureGraph:
             parts += reversed(rotation._cosines(rest, plan.count))
             pieces = torch.split(rest, list(plan.layers)) if plan.layers else ()
             parts += [piece.square().sum(dtype=torch.float64) for piece in pieces]
-            if plan.total:
+            if plan.total and plan.layers:
                 totals = torch.split(self._total, list(plan.layers))
                 parts += [(one * other).sum(dtype=torch.float64) for one, other in zip(pieces, totals, strict=True)]
                 parts += [piece.square().sum(dtype=torch.float64) for piece in totals]

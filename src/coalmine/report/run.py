@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from coalmine.audit.adversaries import Scores, ladder
 from coalmine.audit.audit import derive_result
-from coalmine.audit.gauges import Gauge, read_gauges
+from coalmine.audit.gauge import Gauge
+from coalmine.audit.gauges import read_gauges
 from coalmine.audit.published import published_rows
 from coalmine.audit.run_directory import RunDirectory
 from coalmine.audit.settings import FEWEST, Commitment, Settings

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from coalmine.audit.audit import derive_result
-from coalmine.audit.gauges import Gauge
+from coalmine.audit.gauge import Gauge
 from coalmine.audit.result import AuditResult
 from coalmine.audit.rounds import WithoutOthers
 from coalmine.audit.signatures import SIGNATURES, Signature

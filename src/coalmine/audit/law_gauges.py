@@ -1,0 +1,438 @@
+"""Gauges of the noise's law: is it Gaussian, fresh in every coordinate and every round, and is `others` right?
+
+Each gauge takes what `noise_law` measured in the rounds, or the scores of the unobserved canaries, which are a sketch of the
+residual in directions that nobody used. An honest run sets one off with a probability of at most `LEVEL`.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import bdtrc, chdtrc, chdtri, gammainc, ndtr, ndtri, pdtrc
+
+from coalmine.audit.adversaries import views
+from coalmine.audit.gauge import LEVEL, Gauge
+from coalmine.audit.noise_law import CELL, CELLS, NoiseParts, zero_width
+from coalmine.audit.rounds import Round, RoundLog
+from coalmine.audit.settings import Settings
+from coalmine.checks import Floats
+from coalmine.estimators.null import CosineNull
+
+KURTOSIS_OFF = 0.02  # smaller departures from 3 come from rounding, and cost no privacy worth naming
+DIVERGENCE = 2e-4  # chi-squared divergence from a Gaussian, below which it is rounding
+EXPECTED = 20.0  # counts in a cell of the histogram; smaller cells join their neighbours
+GRID_STRENGTH = 0.05  # of the characteristic function, 0 to 1; half-precision noise has less at these frequencies
+GRID_PEAK = 3.0  # times what stands beside the peak
+REPEATED = 0.05  # share of the largest values that come again
+SAME = 1e-6  # distance of two values, in standard deviations, that makes them the same
+EXPLAINED = 0.005  # share of the residual that `others` must explain to be called wrong
+SKETCH = 1 << 23  # numbers of a sketch that are held in memory for all rounds together
+COARSE_RELEASE = 0.005  # share of rounding in the noise's variance from which on the law cannot be seen
+
+
+def law_gauges(log: RoundLog, settings: Settings) -> Iterator[Gauge]:
+    """Every gauge of the noise's law whose inputs were given."""
+    rounds = [_without_scores(item) for item in log.rounds() if item.law_moments is not None]
+    parts = NoiseParts.of(settings.layers, settings.dim)
+    if rounds:
+        yield _kurtosis(rounds, parts)
+    counted = [item for item in rounds if item.law_counts is not None]
+    if counted:
+        yield _distribution(counted, parts)
+        yield _zeros(counted, settings.dim)
+        yield _grid(counted, settings.dim)
+        yield _spectrum(counted, settings.dim)
+    if rounds:
+        yield from _neighbours(rounds, parts, settings.dim)
+    if any(item.law_tail is not None for item in counted):
+        yield _ties(counted)
+
+
+def _without_scores(item: Round) -> Round:
+    """The record less its long arrays: a run has many rounds."""
+    nothing = np.zeros(0, np.float32)
+    return Round(**(vars(item) | {"cosines": nothing, "residual_cosines": nothing, "scores": {}}))
+
+
+def _variance(item: Round) -> float:
+    assert item.law_moments is not None
+    return float(item.law_moments.reshape(-1, 3)[:, 1].sum())
+
+
+def _is_coarse(rounds: list[Round], dim: int) -> bool:
+    """Whether the release was rounded so coarsely that the law of the noise cannot be seen behind it."""
+    return max(item.rounding * dim / _variance(item) for item in rounds) > COARSE_RELEASE
+
+
+def _kurtosis(rounds: list[Round], parts: NoiseParts) -> Gauge:
+    """The fourth moment over the squared second, pooled over rounds and layers: 3 for a Gaussian."""
+    sizes = np.array([place.stop - place.start for place in parts.groups], dtype=np.float64)
+    moments = np.stack([item.law_moments.reshape(-1, 3) for item in rounds if item.law_moments is not None])
+    values = sizes * moments[:, :, 2] / moments[:, :, 1] ** 2
+    scores = np.asarray(anscombe_glynn(values, sizes))
+    pooled = float((np.sqrt(sizes) * scores).sum() / math.sqrt(sizes.sum() * len(rounds)))
+    by_round = (np.sqrt(sizes) * scores).sum(axis=1) / math.sqrt(sizes.sum())
+    weighted = (sizes * values * (sizes + 2) / sizes).sum(axis=1) / sizes.sum()
+    reading = float(weighted.mean())
+    limit, one = -float(ndtri(LEVEL / 4)), -float(ndtri(LEVEL / (4 * len(rounds))))
+    spread = math.sqrt(24 / (sizes.sum() * len(rounds)))
+    odd = abs(pooled) > limit and abs(reading - 3) > KURTOSIS_OFF
+    flagged = np.flatnonzero((np.abs(by_round) > one) & (np.abs(weighted - 3) > KURTOSIS_OFF))
+    alarmed = (odd or flagged.size > 0) and not _is_coarse(rounds, int(sizes.sum()))
+    margin = max(limit * spread, KURTOSIS_OFF)
+    return Gauge(
+        name="shape",
+        meaning="fourth moment of the noise over its squared variance, 3 for a Gaussian",
+        smallest=reading,
+        largest=reading,
+        limits=(3 - margin, 3 + margin),
+        flagged=tuple(rounds[index].number for index in flagged),
+        status="warning" if alarmed else "ok",
+        values=weighted,
+    )
+
+
+def anscombe_glynn(kurtosis: Floats, size: Floats) -> Floats:
+    """A kurtosis about a known mean of 0, made standard normal (Anscombe and Glynn 1983, with one more observation)."""
+    n = size + 1.0
+    mean = 3 * (n - 1) / (n + 1)
+    variance = 24 * n * (n - 2) * (n - 3) / ((n + 1) ** 2 * (n + 3) * (n + 5))
+    x = (kurtosis - mean) / np.sqrt(variance)
+    skew = 6 * (n * n - 5 * n + 2) / ((n + 7) * (n + 9)) * np.sqrt(6 * (n + 3) * (n + 5) / (n * (n - 2) * (n - 3)))
+    a = 6 + 8 / skew * (2 / skew + np.sqrt(1 + 4 / skew**2))
+    inner = 1 + x * np.sqrt(2 / (a - 4))
+    root = np.sign(inner) * np.cbrt((1 - 2 / a) / np.abs(inner))
+    return np.asarray((1 - 2 / (9 * a) - root) / np.sqrt(2 / (9 * a)))
+
+
+def _distribution(rounds: list[Round], parts: NoiseParts) -> Gauge:
+    """Pearson's test of the histogram of all coordinates of all rounds against the law of standardised Gaussian noise."""
+    counts = np.sum([item.law_counts for item in rounds if item.law_counts is not None], axis=0).astype(np.float64)
+    sizes = [place.stop - place.start for place in parts.groups]
+    expected = len(rounds) * sum(size * _cell_probabilities(size) for size in sizes)
+    seen, wanted = _merged_cells(counts, np.asarray(expected))
+    statistic, freedom = float(np.sum((seen - wanted) ** 2 / wanted)), len(wanted) - 1
+    divergence = (statistic - freedom) / float(wanted.sum())
+    limit = max(float(chdtri(freedom, LEVEL)) / freedom, 1 + DIVERGENCE * float(wanted.sum()) / freedom)
+    alarmed = chdtrc(freedom, statistic) < LEVEL and divergence > DIVERGENCE and not _is_coarse(rounds, int(sum(sizes)))
+    return Gauge(
+        name="distribution",
+        meaning="chi-squared distance of the noise's histogram from a Gaussian, per cell",
+        smallest=statistic / freedom,
+        largest=statistic / freedom,
+        limits=(0.0, limit),
+        status="warning" if alarmed else "ok",
+        values=np.array([statistic / freedom]),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _cell_probabilities(size: int) -> Floats:
+    """Of the histogram's cells, for one coordinate of a Gaussian vector of that size over its own standard deviation."""
+    edges = (np.arange(CELLS + 1) - CELLS // 2) * CELL
+    below = np.asarray(CosineNull(max(size, 2), scale=math.sqrt(size)).cdf(edges))
+    return np.diff(np.concatenate([[0.0], below, [1.0]]))
+
+
+def _merged_cells(counts: Floats, expected: Floats) -> tuple[Floats, Floats]:
+    """Cells from both ends inwards, joined until each expects enough counts."""
+    seen, wanted = list(counts), list(expected)
+    for end in (0, -1):
+        while len(wanted) > 2 and wanted[end] < EXPECTED:
+            for cells in (seen, wanted):
+                first = cells.pop(end)
+                cells[end] += first
+    while len(wanted) > 2 and min(wanted) < EXPECTED:  # few coordinates: the middle is thin too
+        joined = range(0, len(wanted) - 1, 2)
+        odd = len(wanted) % 2
+        seen = [seen[i] + seen[i + 1] for i in joined] + seen[len(seen) - odd :] * odd
+        wanted = [wanted[i] + wanted[i + 1] for i in joined] + wanted[len(wanted) - odd :] * odd
+    return np.array(seen), np.array(wanted)
+
+
+def _zeros(rounds: list[Round], dim: int) -> Gauge:
+    """Coordinates with hardly any noise: more of them than a Gaussian has near 0."""
+    width = zero_width(dim)
+    probability = 2 * float(ndtr(width)) - 1
+    found = [item for item in rounds if item.law_zeros is not None]
+    count = sum(int(item.law_zeros[0]) for item in found if item.law_zeros is not None)
+    total = dim * len(found)
+    expected = probability * total
+    limit = (expected - float(ndtri(LEVEL)) * math.sqrt(expected) + 4) / expected
+    rounded = any(item.law_grid is not None and item.law_grid[2] > 0.5 for item in rounds) or _is_coarse(rounds, dim)
+    alarmed = (
+        float(bdtrc(count - 1, total, probability)) < LEVEL
+        and (count - expected) / total > DIVERGENCE
+        and not rounded
+        and count > 0
+    )
+    return Gauge(
+        name="bare coordinates",
+        meaning="coordinates with next to no noise, over the number that chance gives",
+        smallest=count / expected,
+        largest=count / expected,
+        limits=(0.0, limit),
+        status="warning" if alarmed else "ok",
+        values=np.array([count / expected]),
+    )
+
+
+def _grid(rounds: list[Round], dim: int) -> Gauge:
+    """Whether the noise takes values on a grid that the release itself does not lie on: then it hides nothing."""
+    readings = np.array([item.law_grid for item in rounds])
+    strengths, own, beside = readings[:, 0], readings[:, 2], readings[:, 3]
+    least = math.sqrt(math.log(2000 * len(rounds) / LEVEL) / dim)
+    limit = max(least, GRID_STRENGTH)
+    outside = (strengths > np.maximum(limit, GRID_PEAK * beside)) & (own < 0.5 * strengths)
+    return Gauge(
+        name="grid",
+        meaning="how far the noise lies on a grid of values, 0 to 1",
+        smallest=float(strengths.min()),
+        largest=float(strengths.max()),
+        limits=(0.0, limit),
+        flagged=tuple(rounds[index].number for index in np.flatnonzero(outside)),
+        status="low" if outside.any() else "ok",
+        noise_left=0.0 if outside.any() else None,
+        values=strengths,
+    )
+
+
+def _spectrum(rounds: list[Round], dim: int) -> Gauge:
+    """The largest autocorrelation within a round at any lag, in standard deviations."""
+    readings = np.array([item.law_spectrum for item in rounds])
+    limit = -float(ndtri(LEVEL / (dim * len(rounds))))
+    values = readings[:, 0]
+    outside = values > limit
+    correlation = max(float((values - limit).max()) / math.sqrt(dim), 0.0)
+    return Gauge(
+        name="spectrum",
+        meaning="largest correlation of the noise with itself at any distance, in standard deviations",
+        smallest=float(values.min()),
+        largest=float(values.max()),
+        limits=(0.0, limit),
+        flagged=tuple(rounds[index].number for index in np.flatnonzero(outside)),
+        status="low" if outside.any() else "ok",
+        noise_left=math.sqrt(max(1 - correlation, 0.0)) if outside.any() else None,
+        values=values,
+    )
+
+
+def _neighbours(rounds: list[Round], parts: NoiseParts, dim: int) -> Iterator[Gauge]:
+    """Correlations of neighbouring coordinates, and of pairs of layers that a reused key would make the same."""
+    cosines = np.stack([item.law_lags for item in rounds if item.law_lags is not None])
+    sizes = np.array([dim, dim, *(one.stop - one.start for one, _ in parts.pairs)], dtype=np.float64)
+    kinds = [
+        ("neighbours", "correlation of the noise in neighbouring coordinates", cosines[:, :2], sizes[:2]),
+        ("shared draws", "correlation of the noise between two layers", cosines[:, 2:], sizes[2:]),
+    ]
+    for name, meaning, values, lengths in kinds:
+        if not values.size:
+            continue
+        scores = values * np.sqrt(lengths)
+        pooled = scores.sum(axis=0) / math.sqrt(len(rounds))
+        one = -CosineNull(int(lengths.min())).ppf(LEVEL / (4 * values.size)) * math.sqrt(lengths.min())
+        every = -float(ndtri(LEVEL / (4 * values.shape[1])))
+        outside = np.abs(scores) > float(one)
+        together = np.abs(pooled) > every
+        certain = max(
+            float(((np.abs(scores) - one) / np.sqrt(lengths)).max()),
+            float(((np.abs(pooled) - every) / np.sqrt(lengths * len(rounds))).max()),
+            0.0,
+        )
+        alarmed = bool(outside.any() or together.any())
+        limit = float(one) / math.sqrt(float(lengths.min()))
+        yield Gauge(
+            name=name,
+            meaning=meaning,
+            smallest=float(values.min()),
+            largest=float(values.max()),
+            limits=(-limit, limit),
+            flagged=tuple(rounds[index].number for index in np.flatnonzero(outside.any(axis=1))),
+            status="low" if alarmed else "ok",
+            noise_left=math.sqrt(max(1 - certain, 0.0)) if alarmed else None,
+            values=np.abs(values).max(axis=1),
+        )
+
+
+def _ties(rounds: list[Round]) -> Gauge:
+    """The share of a round's largest values that come again, in the same round or in another: noise that was used twice."""
+    found = [item for item in rounds if item.law_tail is not None]
+    units = [item.noise_std or math.sqrt(_variance(item)) for item in found]
+    values = [np.asarray(item.law_tail, np.float64) / unit for item, unit in zip(found, units, strict=True)]
+    shares = [repeated_share(tail, SAME) for tail in values]
+    together = repeated_share(np.sort(np.concatenate(values)), SAME) if len(found) > 1 else (0.0, 1.0)
+    everything = [*shares, together]
+    share = max(share for share, _ in everything)
+    alarmed = any(share > REPEATED and p_value < LEVEL / (2 * len(everything)) for share, p_value in everything)
+    return Gauge(
+        name="repeated values",
+        meaning="share of the largest noise values that occur twice",
+        smallest=min(share for share, _ in everything),
+        largest=share,
+        limits=(0.0, REPEATED),
+        flagged=tuple(
+            item.number
+            for item, (own, p_value) in zip(found, shares, strict=True)
+            if own > REPEATED and p_value < LEVEL
+        ),
+        status="low" if alarmed else "ok",
+        noise_left=math.sqrt(max(1 - share, 0.0)) if alarmed else None,
+        values=np.array([own for own, _ in shares]),
+    )
+
+
+def repeated_share(ordered: Floats, same: float) -> tuple[float, float]:
+    """The share of sorted values that stand closer than `same` to the next, less what chance gives; and its p-value.
+
+    Chance is taken from the local density. Values on a floating-point grid repeat by themselves: there the smallest gap
+    between different values is far larger than that of continuous ones, and nothing can be said.
+    """
+    count = len(ordered)
+    gaps = np.diff(ordered)
+    resolution = max(same, 4 * float(np.spacing(np.float32(ordered[-1]))))
+    distinct = gaps[gaps >= resolution]
+    if count < 64 or distinct.size < 32:
+        return 0.0, 1.0
+    spread = float(ordered[-1] - ordered[0])
+    if float(distinct.min()) > 12 * spread / distinct.size**2 + resolution:
+        return 0.0, 1.0
+    reach = 16
+    centres = np.arange(count - 1)
+    left, right = np.maximum(centres - reach, 0), np.minimum(centres + reach, count - 1)
+    density = (right - left) / np.maximum(ordered[right] - ordered[left], resolution)
+    tail = np.exp(-0.5 * ordered[:-1] ** 2) / math.sqrt(2 * math.pi)
+    coarse = 2.0**-22 / np.maximum(tail, 1e-12)  # generators that invert a 23-bit uniform number
+    expected = float(np.minimum(density * (resolution + np.minimum(coarse, 1e-3)), 1.0).sum())
+    seen = int((gaps < resolution).sum())
+    return max(seen - expected, 0.0) / count, float(pdtrc(seen - 1, expected)) if seen else 1.0
+
+
+def sketch_gauges(log: RoundLog, settings: Settings) -> Iterator[Gauge]:
+    """Rounds compared with each other through the unobserved canaries' scores, and with `others`.
+
+    A sketch has momentum undone and correlated noise whitened, and costs nothing: the scores are in the log.
+    """
+    columns = max(min(settings.unobserved, SKETCH // max(len(log.numbers), 1)), min(settings.unobserved, 256))
+    rows: list[npt.NDArray[np.float32]] = []
+    numbers: list[int] = []
+    products, lengths, with_before = [], [], []
+    total: Floats | None = None
+    records = log.rounds()
+    for view in views(log, settings, residual=True):
+        item = next(record for record in records if record.number == view.number)
+        own = view.unobserved / np.linalg.norm(view.unobserved)
+        if total is not None:
+            with_before.append(float(own @ total) / float(np.linalg.norm(total)))
+        total = own if total is None else total + own
+        rows.append(own[:columns].astype(np.float32))
+        numbers.append(view.number)
+        clients = _others_sketch(item, settings.canaries)
+        products.append(float(view.unobserved @ clients) / view.scale)
+        lengths.append(float(np.linalg.norm(clients)) / view.scale)
+    if len(rows) > 1 and total is not None:
+        share = columns / settings.unobserved
+        yield from _repeats(np.stack(rows), numbers, settings.unobserved_dof * share, settings.dim)
+        yield _common(np.array(with_before), total, numbers, settings)
+    if any(lengths):
+        yield _others(np.array(products), np.array(lengths), settings)
+
+
+def _others_sketch(item: Round, canaries: int) -> Floats:
+    """Everybody else's part of a round, seen along the unobserved canaries."""
+    assert item.residual_cosines is not None
+    assert item.residual_norm is not None
+    whole = np.asarray(item.cosines[canaries:], np.float64) * item.norm
+    return np.asarray(whole - np.asarray(item.residual_cosines[canaries:], np.float64) * item.residual_norm)
+
+
+def _repeats(sketch: npt.NDArray[np.float32], numbers: list[int], dof: float, dim: int) -> Iterator[Gauge]:
+    """Cosines of what is left between every two rounds: their largest, and the sum of their squares."""
+    sketch = sketch / np.linalg.norm(sketch, axis=1, keepdims=True)
+    count = len(sketch)
+    pairs = count * (count - 1) // 2
+    limit = float(-CosineNull(max(int(dof), 2)).ppf(LEVEL / (2 * pairs)))
+    largest, squares = np.zeros(count), 0.0
+    for start in range(0, count, 512):
+        block = sketch[start : start + 512] @ sketch[: start + 512].T
+        block[np.arange(len(block))[:, None] + start <= np.arange(block.shape[1])] = 0.0
+        squares += float(np.square(block, dtype=np.float64).sum())
+        places = np.abs(block).argmax(axis=1)
+        largest[start : start + 512] = block[np.arange(len(block)), places]
+    outside = np.abs(largest) > limit
+    worst = float(np.abs(largest).max())
+    certain = math.tanh(math.atanh(min(worst, 1 - 1e-12)) + float(ndtri(LEVEL / (2 * pairs))) / math.sqrt(dof))
+    yield Gauge(
+        name="repeat",
+        meaning="cosine of what is left in a round with the round before that is most like it",
+        smallest=float(largest.min()),
+        largest=float(largest.max()),
+        limits=(-limit, limit),
+        flagged=tuple(numbers[index] for index in np.flatnonzero(outside)),
+        status="low" if outside.any() else "ok",
+        noise_left=math.sqrt(1 - max(certain, 0.0) ** 2) if outside.any() else None,
+        values=largest[1:],
+    )
+    reading, high = dof * squares / pairs, float(chdtri(pairs, LEVEL)) / pairs
+    yield Gauge(
+        name="rank",
+        meaning="mean squared cosine between two rounds over that of noise in all dimensions",
+        smallest=reading,
+        largest=reading,
+        limits=(0.0, high),
+        status="warning" if reading > high else "ok",
+        values=np.array([reading]),
+    )
+
+
+def rank_power(rounds: int, dof: float, dim: int) -> float:
+    """By how many standard deviations noise in a fixed half of the dimensions would move the rank gauge."""
+    return math.sqrt(rounds * (rounds - 1) / 4) * dof / dim
+
+
+def _common(with_before: Floats, total: Floats, numbers: list[int], settings: Settings) -> Gauge:
+    """What all rounds have in common: the cosine of each with the sum of all before, and the length of the whole sum."""
+    dof, count = settings.unobserved_dof, len(numbers)
+    limit = float(-CosineNull(max(int(dof), 2)).ppf(LEVEL / (4 * len(with_before))))
+    outside = np.abs(with_before) > limit
+    statistic = dof * float(total @ total) / count
+    together = min(float(chdtrc(dof, statistic)), float(gammainc(dof / 2, statistic / 2))) < LEVEL / 4
+    shared = (statistic / float(chdtri(dof, LEVEL / 4)) * count - count) / (count * (count - 1))
+    certain = max(shared, float((np.abs(with_before) - limit).max()) ** 2, 0.0)
+    alarmed = bool(outside.any() or together)
+    return Gauge(
+        name="repeat of any",
+        meaning="cosine of what is left in a round with the sum of all rounds before",
+        smallest=float(with_before.min()),
+        largest=float(with_before.max()),
+        limits=(-limit, limit),
+        flagged=tuple(numbers[index + 1] for index in np.flatnonzero(outside)),
+        status="low" if alarmed else "ok",
+        noise_left=math.sqrt(max(1 - certain, 0.0)) if alarmed else None,
+        values=with_before,
+    )
+
+
+def _others(products: Floats, lengths: Floats, settings: Settings) -> Gauge:
+    """How much of `others` is still in what is left without them: 0 if they are what the round summed.
+
+    The reading is the factor by which `others` must be multiplied to be what the round summed.
+    """
+    overlap = 1.0 if settings.kind == "rotated" else math.sqrt(1 + settings.unobserved / settings.dim)
+    square = float(lengths @ lengths)
+    score = float(products.sum()) / math.sqrt(square) / overlap
+    factor = 1 + float(products.sum()) / square
+    explained = (score * score - 1) / (len(products) * settings.unobserved_dof)
+    margin = -float(ndtri(LEVEL / 2)) * overlap / math.sqrt(square)
+    margin = max(margin, math.sqrt(EXPLAINED * len(products) * settings.unobserved_dof / square))
+    alarmed = abs(score) > -float(ndtri(LEVEL / 2)) and explained > EXPLAINED
+    return Gauge(
+        name="others",
+        meaning="factor by which `others` must be multiplied to be what the round summed",
+        smallest=factor,
+        largest=factor,
+        limits=(1 - margin, 1 + margin),
+        status="warning" if alarmed else "ok",
+        values=products / np.maximum(lengths, 1e-300),
+    )

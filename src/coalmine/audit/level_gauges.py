@@ -1,0 +1,170 @@
+"""Gauges of the noise's level: how much of it there is, in whole, by layer and by round, and what canaries add to it."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from coalmine.audit.adversaries import View, views
+from coalmine.audit.gauge import LEVEL, Gauge, ratio_quantile
+from coalmine.audit.rounds import RoundLog
+from coalmine.audit.settings import Settings
+from coalmine.checks import Floats
+
+TOO_LONG = 1.02  # of the stated noise: from here on the residual holds more than noise
+
+
+def level_gauges(log: RoundLog, settings: Settings) -> Iterator[Gauge]:
+    """Every gauge of lengths whose inputs were given: all need the stated noise."""
+    lengths = [_Length.of(view) for view in views(log, settings) if view.noise_std]
+    residuals = [_Length.of(view) for view in views(log, settings, residual=True) if view.noise_std]
+    rounding = {item.number: item.rounding for item in log.rounds()}
+    if lengths:
+        yield _noise(lengths)
+    yield from _sums(log, settings)
+    if residuals:
+        yield from _residual(residuals, rounding if settings.noise is None else {})
+        yield from _layers(log, settings)
+
+
+@dataclass(frozen=True)
+class _Length:
+    """The length of one round's vector over that of the stated noise, and the directions that it rests on."""
+
+    number: int
+    ratio: float
+    dof: float
+    noise_std: float
+
+    @classmethod
+    def of(cls, view: View) -> "_Length":
+        assert view.noise_std
+        return cls(view.number, view.scale / view.noise_std, view.dof, view.noise_std)
+
+
+def _noise(found: list[_Length]) -> Gauge:
+    """‖P⊥ρ‖/(noise_std·√dof): real signal can only add to it, so too small a value is proof of too little noise."""
+    ratios = np.array([length.ratio for length in found])
+    floors = np.array([ratio_quantile(LEVEL / len(found), length.dof) for length in found])
+    return _one_sided("noise", "length off the canaries over that of the stated noise", found, ratios, floors)
+
+
+def _sums(log: RoundLog, settings: Settings) -> Iterator[Gauge]:
+    """Two gauges along the unobserved canaries, so that nothing of the model's size is kept.
+
+    *dilution*: the length of the sum of all rounds over that of noise alone; far above 1, real signal hides the canaries.
+    *difference*: ‖ρ_t/C_t - ρ_s/C_s‖ over its length under fresh noise, s the round before; near 0 where noise is reused.
+    """
+    total, variance = np.zeros(settings.unobserved), 0.0
+    found: list[_Length] = []
+    before: View | None = None
+    for view in views(log, settings, whitened=True):
+        if view.noise_std:
+            total += view.unobserved * view.scale
+            variance += view.noise_std**2
+        if before is not None and view.noise_std and before.noise_std:
+            gap = view.unobserved * view.scale / view.clip_norm - before.unobserved * before.scale / before.clip_norm
+            fresh = math.hypot(view.noise_std / view.clip_norm, before.noise_std / before.clip_norm)
+            ratio = math.sqrt(float(np.mean(gap * gap))) / fresh
+            found.append(_Length(view.number, ratio, settings.unobserved_dof, view.noise_std))
+        before = view
+    if variance:
+        ratio = math.sqrt(float(np.mean(total * total)) / variance)
+        yield Gauge(
+            name="dilution",
+            meaning="length of the sum of all rounds over that of noise alone",
+            smallest=ratio,
+            largest=ratio,
+            limits=(0.0, math.inf),
+            values=np.array([ratio]),
+        )
+    if found:
+        floors = np.full(len(found), ratio_quantile(LEVEL / len(found), settings.unobserved_dof))
+        ratios = np.array([length.ratio for length in found])
+        yield _one_sided("difference", "change from round to round over that of fresh noise", found, ratios, floors)
+
+
+def _residual(found: list[_Length], rounding: dict[int, float]) -> Iterator[Gauge]:
+    """Lengths with everybody else's part taken out, round by round and pooled: noise alone is left, so both sides tell."""
+    ratios = np.array([length.ratio for length in found])
+    extra = np.array([rounding.get(length.number, 0.0) / length.noise_std**2 for length in found])
+    share = LEVEL / (2 * len(found))
+    low = np.array([ratio_quantile(share, length.dof) for length in found])
+    high = np.array([ratio_quantile(1 - share, length.dof) for length in found]) * np.sqrt(1 + extra)
+    high = np.maximum(high, TOO_LONG)
+    yield _two_sided("residual", "length of the residual over that of the stated noise", found, ratios, low, high)
+    dofs = np.array([length.dof for length in found])
+    freedom = float(dofs.sum())
+    pooled = math.sqrt(float(dofs @ ratios**2) / freedom)
+    allowed = math.sqrt(1 + float(dofs @ extra) / freedom)
+    limits = (
+        ratio_quantile(LEVEL / 2, freedom),
+        max(ratio_quantile(1 - LEVEL / 2, freedom) * allowed, TOO_LONG * allowed),
+    )
+    status = "low" if pooled < limits[0] else "warning" if pooled > limits[1] else "ok"
+    yield Gauge(
+        name="pooled residual",
+        meaning="length of the residuals of all rounds together over that of the stated noise",
+        smallest=pooled,
+        largest=pooled,
+        limits=limits,
+        status=status,
+        noise_left=pooled / limits[0] if status == "low" else None,
+        values=np.array([pooled]),
+    )
+
+
+def _layers(log: RoundLog, settings: Settings) -> Iterator[Gauge]:
+    """The same by layer: a small tensor without noise moves nothing else. Small layers are pooled over rounds too."""
+    if not settings.layers or settings.momentum:
+        return
+    sizes = np.array([size for _, size in settings.layers])
+    found = [item for item in log.rounds() if item.layer_rests is not None and item.noise_std]
+    if not found:
+        return
+    ratios = np.array([item.layer_rests / (np.sqrt(sizes) * item.noise_std) for item in found])
+    allowed = math.sqrt(1 + max(item.rounding / item.noise_std**2 for item in found if item.noise_std))
+    share = LEVEL / (2 * ratios.size)
+    pooled_share = LEVEL / (2 * len(sizes))
+    fresh = settings.noise is None  # else rounds are correlated, and do not add up to more directions
+    for column, (name, size) in enumerate(settings.layers):
+        low, high = ratio_quantile(share / 2, size), ratio_quantile(1 - share / 2, size) * allowed
+        values = ratios[:, column]
+        outside = (values < low) | (values > max(high, TOO_LONG * allowed))
+        worst = float(values.min()) / low
+        freedom = float(size * len(found)) if fresh else float(size)
+        together = math.sqrt(float(np.mean(values**2)))
+        floor = ratio_quantile(pooled_share / 2, freedom)
+        worst = min(worst, together / floor)
+        yield Gauge(
+            name=f"layer {name}",
+            meaning="length of the residual in this layer over that of the stated noise",
+            smallest=float(values.min()),
+            largest=float(values.max()),
+            limits=(low, high),
+            flagged=tuple(found[index].number for index in np.flatnonzero(outside)),
+            status="low" if worst < 1 else "warning" if outside.any() else "ok",
+            noise_left=worst if worst < 1 else None,
+            values=values,
+        )
+
+
+def _one_sided(name: str, meaning: str, found: list[_Length], ratios: Floats, floors: Floats) -> Gauge:
+    return _two_sided(name, meaning, found, ratios, floors, np.full(len(found), math.inf))
+
+
+def _two_sided(name: str, meaning: str, found: list[_Length], ratios: Floats, low: Floats, high: Floats) -> Gauge:
+    outside = (ratios < low) | (ratios > high)
+    worst = float((ratios / low).min())
+    return Gauge(
+        name=name,
+        meaning=meaning,
+        smallest=float(ratios.min()),
+        largest=float(ratios.max()),
+        limits=(float(low.min()), float(high.max())),
+        flagged=tuple(found[index].number for index in np.flatnonzero(outside)),
+        status="low" if worst < 1 else "warning" if outside.any() else "ok",
+        noise_left=worst if worst < 1 else None,
+        values=ratios,
+    )

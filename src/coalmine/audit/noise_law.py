@@ -1,0 +1,251 @@
+"""Measurements of one round's noise vector that tell Gaussian noise, fresh in every coordinate, from anything else.
+
+The noise vector is what a round released, less everybody else's part and less the canaries. Each measurement is a handful
+of numbers that go into the round's record; `law_gauges` judges them over the whole run. Cheap measurements are taken in
+every round, the others in the rounds that `is_full` names.
+"""
+
+import itertools
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import fft
+
+from coalmine.audit.vectors import is_tensor, numpy_vector
+from coalmine.checks import Floats
+
+CELL = 0.125  # width of a histogram's cell, in standard deviations
+CELLS = 96  # between -6 and 6 standard deviations; one more on each side for what lies beyond
+SMALLEST_GROUP = 256  # coordinates: smaller layers are standardised together with their neighbours
+SMALLEST_LAYER = 16  # coordinates of a layer that is compared with another
+TAIL = 512  # of the largest values that are kept to look for repeated ones
+GRID_BINS, GRID_PER_STD = 4096, 256  # for the characteristic function: bins over ±8 standard deviations
+GRID_FFT = 8192
+COARSEST, FINEST = 1.0, 50.0  # frequencies searched for a grid, in cycles per standard deviation
+MANY_COORDINATES = 1 << 17  # from here on the expensive measurements are taken in every tenth round only
+FIRST_ROUNDS = 20  # all of which are measured in full in smaller models
+
+
+@dataclass(frozen=True)
+class NoiseParts:
+    """Where in the vector the layers lie: `groups` to standardise by, `pairs` of layers that might share one draw."""
+
+    groups: tuple[slice, ...]
+    pairs: tuple[tuple[slice, slice], ...]
+
+    @classmethod
+    def of(cls, layers: Sequence[tuple[str, int]], dim: int) -> "NoiseParts":
+        edges = np.concatenate([[0], np.cumsum([size for _, size in layers])]) if layers else np.array([0, dim])
+        places = [slice(int(start), int(stop)) for start, stop in itertools.pairwise(edges)]
+        return cls(tuple(_merged(places)), tuple(_pairs(places)))
+
+
+def _merged(places: list[slice]) -> list[slice]:
+    """Neighbouring layers merged until each group is large enough; the last one joins the group before it."""
+    groups: list[slice] = []
+    for place in places:
+        if groups and _size(groups[-1]) < SMALLEST_GROUP:
+            groups[-1] = slice(groups[-1].start, place.stop)
+        else:
+            groups.append(place)
+    if len(groups) > 1 and _size(groups[-1]) < SMALLEST_GROUP:
+        last = groups.pop()
+        groups[-1] = slice(groups[-1].start, last.stop)
+    return groups
+
+
+def _pairs(places: list[slice]) -> list[tuple[slice, slice]]:
+    """Each layer with the next one, and with the next one of its own size: a reused key gives both the same start."""
+    found = {}
+    last_of_size: dict[int, slice] = {}
+    for before, place in zip([None, *places], places, strict=False):
+        size = _size(place)
+        for other in (before, last_of_size.get(size)):
+            if other is not None and min(_size(other), size) >= SMALLEST_LAYER:
+                shared = min(_size(other), size)
+                key = (other.start, place.start, shared)
+                found[key] = (slice(other.start, other.start + shared), slice(place.start, place.start + shared))
+        last_of_size[size] = place
+    return list(found.values())
+
+
+def _size(place: slice) -> int:
+    return int(place.stop - place.start)
+
+
+def is_full(number: int, dim: int) -> bool:
+    """Whether the expensive measurements are taken in this round."""
+    if dim > MANY_COORDINATES:
+        return number % 10 == 1
+    return number <= FIRST_ROUNDS or number % 10 == 0
+
+
+def measure_law(noise: Any, release: Any, parts: NoiseParts, *, full: bool, exact: bool) -> dict[str, Any]:
+    """The measurements of a noise vector, as the fields of a round's record.
+
+    `exact` says that the canaries were subtracted at their declared length: only then can repeated values be seen.
+    """
+    on_device = is_tensor(noise) and noise.device.type != "cpu"
+    vector: Any = noise if on_device else _host_vector(noise)
+    square = vector * vector
+    sums = [_numbers(abs(vector[g]).sum(), square[g].sum(), _dot(square[g], square[g])) for g in parts.groups]
+    moments = np.array(sums)
+    if not (moments[:, 1] > 0).all() or not np.isfinite(moments).all():
+        return {}  # a layer without any noise: its own gauge says so
+    total = float(moments[:, 1].sum())
+    lags = [float(_dot(vector[lag:], vector[:-lag])) / total for lag in (1, 2)]
+    found: dict[str, Any] = {
+        "law_moments": moments.ravel(),
+        "law_lags": np.array(lags + [_cosine(vector[one], vector[two]) for one, two in parts.pairs]),
+    }
+    if full:
+        found |= _full(vector, release, parts, moments, exact)
+    return found
+
+
+def _full(vector: Any, release: Any, parts: NoiseParts, moments: Floats, exact: bool) -> dict[str, Any]:
+    stds = [float(np.sqrt(moments[i, 1] / _size(place))) for i, place in enumerate(parts.groups)]
+    standard = _scaled(vector, parts.groups, stds)
+    found: dict[str, Any] = {
+        "law_counts": _histogram(standard),
+        "law_zeros": np.array([_near_zero(standard)], dtype=np.int64),
+        "law_spectrum": np.array(_spectrum(standard)),
+        "law_grid": np.array(_grid(standard, release, float(np.sqrt(moments[:, 1].sum() / len(vector))))),
+    }
+    if exact:
+        found["law_tail"] = _tail(vector)
+    return found
+
+
+def zero_width(dim: int) -> float:
+    """How near to 0 a coordinate counts as one without noise: what is left of the canaries is no larger."""
+    return max(0.002, 3.0 / float(np.sqrt(dim)))
+
+
+def _near_zero(standard: Any) -> int:
+    return int((abs(standard) < zero_width(len(standard))).sum())
+
+
+def _histogram(standard: Any) -> npt.NDArray[np.int64]:
+    cells = (standard * (1 / CELL) + (CELLS // 2 + 1)).clip(0, CELLS + 1)
+    return _counts(cells, CELLS + 2)
+
+
+def _spectrum(standard: Any) -> tuple[float, float]:
+    """The largest autocorrelation over all lags, in standard deviations of its null, and its lag."""
+    dim = len(standard)
+    size = fft.next_fast_len(dim, real=True)
+    if is_tensor(standard):
+        torch = sys.modules["torch"]
+        lagged = numpy_vector(torch.fft.irfft(torch.fft.rfft(standard, n=size).abs() ** 2, n=size)[: size // 2 + 1])
+    else:
+        image = fft.rfft(standard, n=size)
+        lagged = fft.irfft(image.real**2 + image.imag**2, n=size)[: size // 2 + 1].astype(np.float64)
+    lag = np.arange(lagged.size)
+    terms = np.maximum(dim - lag, 0) + np.maximum(dim - size + lag, 0)
+    if 2 * (lagged.size - 1) == size:
+        terms = terms.astype(np.float64)
+        terms[-1] *= 2  # at half the length each product comes twice
+    scores = np.abs(lagged) / np.sqrt(np.maximum(terms, 1)) / (lagged[0] / dim)
+    scores[0] = 0.0
+    best = int(np.argmax(scores))
+    return float(scores[best]), float(best)
+
+
+def _grid(standard: Any, release: Any, std: float) -> tuple[float, float, float, float]:
+    """How well the values line up at their best frequency (0 to 1), that frequency, and what to compare it with.
+
+    Values on a grid of spacing Δ make the characteristic function 1 at frequency 1/Δ, and small beside it. Third comes how
+    well the release itself lines up: one that lies on the grid was rounded after the noise was added, which costs no
+    privacy. Fourth the median beside the peak: a law with sharp edges is large there too.
+    """
+    cells = (standard * GRID_PER_STD + GRID_BINS // 2).clip(0, GRID_BINS - 1)
+    image = np.abs(fft.rfft(_counts(cells, GRID_BINS).astype(np.float64), n=GRID_FFT)) / len(standard)
+    frequencies = np.arange(image.size) * GRID_PER_STD / GRID_FFT
+    image[(frequencies < COARSEST) | (frequencies > FINEST)] = 0.0
+    best = int(np.argmax(image))
+    strength, frequency = float(image[best]), float(frequencies[best])
+    beside = float(np.median(image[(frequencies >= COARSEST) & (np.abs(frequencies - frequency) < 1.0)]))
+    own = 0.0
+    if strength * strength * len(standard) > 16:  # else it is chance, and there is nothing to excuse
+        phase = numpy_vector(release) * (2 * np.pi * frequency / std)
+        own = float(np.hypot(np.cos(phase).mean(), np.sin(phase).mean()))
+    return strength, frequency, own, beside
+
+
+def _tail(vector: Any) -> npt.NDArray[np.float32]:
+    """The largest values, signs dropped, in order."""
+    count = min(TAIL, max(len(vector) // 8, 1))
+    if is_tensor(vector):
+        largest = numpy_vector(vector.abs().topk(count).values)
+    else:
+        size = np.abs(vector)
+        largest = np.partition(size, len(size) - count)[-count:]
+    return np.sort(largest).astype(np.float32)
+
+
+def release_resolution(release: Any) -> float:
+    """The mean squared rounding error of a release that has fewer bits than single precision; 0 where it has them all.
+
+    bf16 and fp16 releases round large coordinates coarsely, whatever type they are stored in when they come here.
+    """
+    values = _host_sample(release)
+    largest = float(np.abs(values).max(initial=0.0))
+    if largest == 0:
+        return 0.0
+    single = values.astype(np.float32)
+    if not np.array_equal(single.astype(np.float64), values):
+        return 0.0
+    used = int(np.bitwise_or.reduce(single.view(np.uint32) & np.uint32(0x7FFFFF)))
+    spare = 23 if used == 0 else (used & -used).bit_length() - 1
+    if spare < 10:
+        return 0.0
+    exponents = np.frexp(values[values != 0])[1]
+    steps = np.ldexp(1.0, exponents - 24 + spare)
+    return float(np.sum(steps * steps) / 12 / values.size)
+
+
+def _host_sample(vector: Any) -> Floats:
+    step = max(len(vector) // 16384, 1)
+    return numpy_vector(vector[::step])
+
+
+def _host_vector(vector: Any) -> npt.NDArray[np.floating[Any]]:
+    array = vector.detach().float().numpy() if is_tensor(vector) else np.asarray(vector)
+    return array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
+
+
+def _scaled(vector: Any, groups: Sequence[slice], stds: Sequence[float]) -> Any:
+    if len(groups) == 1:
+        return vector / stds[0]
+    scaled = vector.clone() if is_tensor(vector) else vector.copy()
+    for place, std in zip(groups, stds, strict=True):
+        scaled[place] /= std
+    return scaled
+
+
+def _counts(cells: Any, number: int) -> npt.NDArray[np.int64]:
+    if is_tensor(cells):
+        torch = sys.modules["torch"]
+        return np.asarray(torch.bincount(cells.to(torch.int64), minlength=number).cpu().numpy(), dtype=np.int64)
+    return np.bincount(cells.astype(np.int32), minlength=number).astype(np.int64)
+
+
+def _dot(one: Any, two: Any) -> Any:
+    return one @ two
+
+
+def _cosine(one: Any, two: Any) -> float:
+    product, first, second = _numbers(_dot(one, two), _dot(one, one), _dot(two, two))
+    return product / float(np.sqrt(first * second)) if first > 0 and second > 0 else 0.0
+
+
+def _numbers(*values: Any) -> list[float]:
+    """Numbers of the host, waited for together."""
+    if is_tensor(values[0]):
+        return [float(value) for value in sys.modules["torch"].stack([value.double() for value in values]).cpu()]
+    return [float(value) for value in values]

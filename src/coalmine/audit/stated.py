@@ -1,0 +1,113 @@
+"""What the rounds state of their noise: how much a canary adds to a round, and the noise multiplier that follows."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtri
+
+from coalmine.audit.adversaries import View, views
+from coalmine.audit.rounds import RoundLog
+from coalmine.audit.settings import Settings
+from coalmine.checks import Floats
+
+LEVEL = 1e-3  # that the measured length of a canary is further off than its limits say
+CREDIBLE = (0.8, 1.25)  # a canary's measured length over the declared one; far outside, the units differ
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundScores:
+    """The canaries present in each round: how many, their mean score, and the round's units. Arrays of equal length."""
+
+    numbers: Floats
+    counts: Floats
+    means: Floats
+    scales: Floats
+    dofs: Floats
+    clip_norms: Floats
+    noise_stds: Floats  # NaN where none was stated
+    declared: bool  # whether every round declared its clip norm
+    residual: bool  # whether `others` was taken out
+
+    @property
+    def length(self) -> tuple[float, float]:
+        """A canary's measured length over the clip norm, and its standard error."""
+        weights = self.counts * self.clip_norms / self.scales**2
+        information = float(weights @ self.clip_norms)
+        return float(weights @ (self.means * self.scales)) / information, 1 / math.sqrt(information)
+
+    @property
+    def credible(self) -> bool:
+        """Whether the declared clip norm is in the units of the model delta, as the measured length says."""
+        length, error = self.length
+        return self.declared and (CREDIBLE[0] <= length <= CREDIBLE[1] or abs(length - 1) < 4 * error)
+
+
+def round_scores(log: RoundLog, settings: Settings) -> RoundScores | None:
+    """The rounds with canaries in them, less everybody else's part where that is known; None where there are none.
+
+    Correlated noise is not whitened here, where a canary would be in the rows of many rounds; its stated standard deviation
+    is that of the fresh noise it is made from.
+    """
+    for residual in (True, False):
+        found = [view for view in views(log, settings, residual=residual, whitened=False) if view.present.size]
+        if found:
+            return _scores_of(found, log, settings, residual)
+    return None
+
+
+def _scores_of(found: list[View], log: RoundLog, settings: Settings, residual: bool) -> RoundScores:
+    spreads = [1.0 if settings.noise is None else settings.noise.std(view.number) for view in found]
+    declared = all(item.clip_declared for item in log.rounds() if item.present.size)
+    return RoundScores(
+        numbers=np.array([view.number for view in found]),
+        counts=np.array([float(view.present.size) for view in found]),
+        means=np.array([float(view.observed[view.present].mean()) for view in found]),
+        scales=np.array([view.scale for view in found]),
+        dofs=np.array([view.dof for view in found]),
+        clip_norms=np.array([view.clip_norm for view in found]),
+        noise_stds=np.array([view.noise_std or math.nan for view in found]) / np.array(spreads),
+        declared=declared,
+        residual=residual,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatedNoise:
+    """The noise multiplier that each round states: its noise over what one client adds.
+
+    `multipliers` are the best values; the true ones lie within `low` and `high` times them, which are 1 where the clip norm
+    was declared and differ where a canary's length had to be measured.
+    """
+
+    multipliers: Floats
+    low: float
+    high: float
+
+    @property
+    def usual(self) -> float:
+        return float(np.median(self.multipliers))
+
+    @property
+    def exact(self) -> bool:
+        return self.low == self.high
+
+    def weakest(self, rounds: int) -> float:
+        """The noise multiplier of somebody who takes part in the `rounds` rounds with the least noise."""
+        smallest = np.sort(self.multipliers)[: max(rounds, 1)]
+        return 1 / math.sqrt(float(np.mean(smallest**-2.0)))
+
+
+def stated_noise(rounds: RoundScores | None) -> StatedNoise | None:
+    """The stated noise multipliers; None where a round with canaries states no noise."""
+    if rounds is None or np.isnan(rounds.noise_stds).any():
+        return None
+    multipliers = rounds.noise_stds / rounds.clip_norms
+    if rounds.credible:
+        return StatedNoise(multipliers=multipliers, low=1.0, high=1.0)
+    length, error = rounds.length
+    margin = -float(ndtri(LEVEL / 2)) * error
+    if length <= 0:
+        return None
+    high = length / (length - margin) if length > margin else math.inf
+    return StatedNoise(multipliers=multipliers / length, low=length / (length + margin), high=high)

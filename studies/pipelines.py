@@ -1,0 +1,137 @@
+"""Small training loops, honest and broken, as a user would write them: what the verdicts are tried on.
+
+A pipeline is DP-FedAvg on a drifting real signal. A fault replaces the noise, or what the loop tells the audit.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from coalmine import Audit, AuditResult, Claim, mechanism_epsilon
+
+Draw = Callable[["Noise"], np.ndarray]
+
+
+@dataclass
+class Noise:
+    """What a fault may use to draw the noise of one round: standard deviation 1, to be scaled by the loop."""
+
+    rng: np.random.Generator
+    dim: int
+    number: int
+    rounds: int
+    signal: np.ndarray
+    kept: dict[str, Any]
+
+    def normal(self, size: int | None = None) -> np.ndarray:
+        return self.rng.standard_normal(self.dim if size is None else size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """One loop. `noise` draws what is added, `release` rounds what comes out, `tell` changes what the audit is told."""
+
+    dim: int = 4096
+    canaries: int = 400
+    rounds: int = 20
+    presentations: int = 1
+    noise_multiplier: float = 1.0
+    clients: int = 100
+    clip_norm: float = 1.0
+    signal: float = 1.0
+    law: str = "normal"  # of the real signal: normal, heavy, sparse
+    layers: int = 2
+    momentum: float = 0.0
+    draw: Draw = field(default=lambda noise: noise.normal())
+    release: Callable[[np.ndarray], np.ndarray] = field(default=lambda delta: delta)
+    tell: Callable[[dict[str, Any], Noise], dict[str, Any]] = field(default=lambda told, noise: told)
+    sample: Callable[[Audit, int, np.random.Generator], Any] | None = None
+    size: Callable[[int], int] | None = None  # of the divisor, by canaries present
+    lost: float = 0.0  # share of the canaries that never arrive
+    declared: bool = True
+    correlated: Any = None
+    observed: Callable[[int], bool] = field(default=lambda number: True)
+
+    def audit(self, seed: int) -> Audit:
+        """The finished audit of one run."""
+        rng = np.random.default_rng([seed, 12])
+        planned = self.rounds if self.sample is None else None
+        sizes = [self.dim // self.layers] * self.layers
+        sizes[-1] += self.dim - sum(sizes)
+        audit = Audit(
+            self.dim, canaries=self.canaries, seed=seed, delta=1e-6, rounds=planned, momentum=self.momentum,
+            presentations=self.presentations if self.sample is None else 1, noise=self.correlated,
+            layers=[(f"layer{i}", size) for i, size in enumerate(sizes)],
+        )  # fmt: skip
+        gone = set(np.flatnonzero(rng.random(self.canaries) < self.lost).tolist())
+        drift, velocity, kept = self._signal(rng), np.zeros(self.dim), {}
+        generator = None if self.correlated is None else _CorrelatedDraws(self.correlated)
+        for number in range(1, self.rounds + 1):
+            drift = 0.9 * drift + np.sqrt(1 - 0.81) * self._signal(rng)
+            present = self.sample(audit, number, rng) if self.sample else audit.canaries_in_round(number)
+            n = self.clients + len(present)
+            std = self.noise_multiplier * self.clip_norm
+            clients = self.signal * std * drift
+            noise = Noise(rng, self.dim, number, self.rounds, drift, kept)
+            spread = 1.0
+            if generator is None:
+                drawn = self.draw(noise)
+            else:
+                drawn, spread = generator.draw(number, noise.normal), self.correlated.std(number)
+            arrived = [i for i in present if int(i) not in gone]
+            canaries = audit.updates(arrived, self.clip_norm)
+            delta = self.release((clients + canaries + std * drawn) / n)
+            velocity = self.momentum * velocity + delta
+            told = {
+                "model_delta": velocity if self.momentum else delta,
+                "others": clients / n,
+                "noise_std": std * spread / n,
+                "clip_norm": self.clip_norm / n if self.declared else None,
+            }
+            told = self.tell(told, noise)
+            if self.observed(number):
+                audit.observe_round(number, present=present, **told)
+        return audit
+
+    def claim(self) -> Claim:
+        """The true claim of an honest run."""
+        epsilon = mechanism_epsilon(self.noise_multiplier, delta=1e-6, participations=self.presentations)
+        return Claim(epsilon=float(epsilon), participations=self.presentations)
+
+    def result(self, seed: int, claim: Claim | float | None = None) -> AuditResult:
+        return self.audit(seed).result(claim=self.claim() if claim is None else claim)
+
+    def but(self, **changes: Any) -> "Pipeline":
+        return replace(self, **changes)
+
+    def _signal(self, rng: np.random.Generator) -> np.ndarray:
+        if self.law == "heavy":
+            return np.clip(rng.standard_t(1.5, self.dim), -1e3, 1e3)
+        if self.law == "sparse":
+            return rng.standard_normal(self.dim) * (rng.random(self.dim) < 0.01) * 10
+        return rng.standard_normal(self.dim)
+
+
+class _CorrelatedDraws:
+    """The noise of a TreeNoise or a BandedNoise, from the simulation's own generator."""
+
+    def __init__(self, law: Any) -> None:
+        from coalmine.simulation.noise import drawn
+
+        self._noise = drawn(law)
+
+    def draw(self, number: int, normal: Callable[[], np.ndarray]) -> np.ndarray:
+        import torch
+
+        made = self._noise.of_round(
+            number, 1.0, lambda size, index: torch.from_numpy(size * self._stream(index, normal))
+        )
+        return np.asarray(made)
+
+    def _stream(self, index: int, normal: Callable[[], np.ndarray]) -> np.ndarray:
+        self._kept = getattr(self, "_kept", {})
+        if index not in self._kept:
+            self._kept[index] = normal()
+        return self._kept[index]
