@@ -1,10 +1,11 @@
 """What an integration writes into the audit's run directory, as `coalmine run` does, so that report and compare read it."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from coalmine.audit.audit import Audit
+from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
 from coalmine.audit.verdict import Claim
 from coalmine.estimators.mechanism import mechanism_epsilon
@@ -36,14 +37,17 @@ class Journal:
         noise: float | None = None,
         accounted: float | None = None,
         task: str | None = None,
+        audited: Iterable[AuditedItem] = (),
         **more: Any,
     ) -> AuditResult:
         """The result, on disk too. `accounted` is the accountant's epsilon, judged as a claim amplified by sampling.
 
         `noise` is the noise multiplier, where all rounds had one and the same. It makes the analytical epsilon, for canaries
         shown as often as most were, as the estimates beside it are; that of the most often shown ones has an entry of its
-        own. `task` is what was trained, as `coalmine compare` shows it: by default the trainer's name.
+        own. `task` is what was trained, as `coalmine compare` shows it: by default the trainer's name. `audited` is what
+        the integration knows of the pipeline, item by item: what the audit covers and what it leaves out.
         """
+        items = tuple(audited)
         asked = Claim(epsilon=claim) if isinstance(claim, int | float) else claim
         usual, most = usual_presentations(self._audit), most_presentations(self._audit)
         shown: dict[str, Any] = {"presentations": usual, "most_presentations": most}
@@ -54,9 +58,10 @@ class Journal:
                 for times in (usual, most)
             )
             shown["most_exposed_epsilon"] = largest
-        result = self._audit.result(claim=asked, analytical_epsilon=analytical)
+        result = self._audit.result(claim=asked, analytical_epsilon=analytical, audited=items)
         if accounted is not None:
-            verdict = self._audit.result(claim=Claim(epsilon=accounted, accounting="amplified")).verdict
+            amplified = Claim(epsilon=accounted, accounting="amplified")
+            verdict = self._audit.result(claim=amplified, audited=items).verdict
             assert verdict is not None
             more["accounted_epsilon"] = accounted
             more["if_accounted_were_claimed"] = {"verdict": verdict.outcome, "reason": verdict.reason}
