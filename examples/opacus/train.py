@@ -10,8 +10,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from coalmine import Audit
-from coalmine.integrations.opacus import attach
+from coalmine.integrations.opacus import audited
 
 DELTA = 1e-5
 
@@ -25,7 +24,7 @@ def digits() -> tuple[TensorDataset, TensorDataset]:
 
 
 def main(epochs: int, noise_multiplier: float, mode: str, out: Path) -> None:
-    """Train, print what the accountant says, and save the model."""
+    """Train, print the accountant's epsilon, and save the model."""
     warnings.filterwarnings("ignore", "Secure RNG turned off")
     torch.manual_seed(1)
     train, test = digits()
@@ -43,8 +42,8 @@ def main(epochs: int, noise_multiplier: float, mode: str, out: Path) -> None:
     )
     model, optimizer, *changed, loader = made
     loss = changed[0] if changed else loss  # ghost mode clips in the loss
-    audit = Audit(sum(p.numel() for p in optimizer.params), canaries=1_000, seed=7, delta=DELTA, directory=out)
-    attached = attach(optimizer, audit, sample_rate=1 / len(loader))
+    rate = 1 / len(loader)
+    attached = audited(optimizer, model, canaries=1_000, seed=7, delta=DELTA, sample_rate=rate, directory=out)
     for _ in range(epochs):
         for images, labels in loader:
             optimizer.zero_grad()
@@ -52,7 +51,7 @@ def main(epochs: int, noise_multiplier: float, mode: str, out: Path) -> None:
             optimizer.step()
     print(attached.finish(accounted=engine.get_epsilon(DELTA), task="digits"))
     correct = (model(test.tensors[0]).argmax(dim=1) == test.tensors[1]).float().mean()
-    print(f"accuracy {correct:.1%}; the accountant, amplified by sampling: epsilon {engine.get_epsilon(DELTA):.3g}")
+    print(f"accuracy {correct:.1%}; epsilon {engine.get_epsilon(DELTA):.3g} by the accountant")
     out.mkdir(parents=True, exist_ok=True)
     torch.save(model.state_dict(), out / "digits.pt")
 

@@ -1,4 +1,4 @@
-"""DP-SGD with Opacus as a user would write it, on data that is learnable or not, with the faults that tests put in."""
+"""DP-SGD with Opacus as a user would write it, on learnable or random data, and the faults that tests put in."""
 
 import numpy as np
 import torch
@@ -7,14 +7,13 @@ from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from coalmine import Audit
-from coalmine.integrations.opacus import attach
+from coalmine.integrations.opacus import audited
 
 
 def make(
     *, examples=1_000, batch=1_000, learnable=True, mode="hooks", noise_multiplier=1.0, clip_norm=1.0, seed=0, **more
 ):
-    """Model, optimizer, loss, loader and engine: 9,610 parameters, all examples in a step unless `batch` is smaller."""
+    """Model, optimizer, loss, loader and engine: 9,648 parameters, all examples in a step unless `batch` is smaller."""
     torch.manual_seed(seed)
     labels = torch.randint(0, 10, (examples,))
     data = torch.randn(examples, 50)
@@ -48,13 +47,39 @@ def dimension(optimizer):
 
 
 def train(*, steps=5, canaries=400, sample_rate=1.0, physical=None, fault=None, through_clip=False, seed=0, **settings):
-    """A trained and finished audit, its attachment and the engine. `fault` spoils the optimizer before the audit comes."""
+    """A trained and finished audit, its attachment and the engine. `fault` changes the optimizer before the audit does."""
+    attached, engine = start(steps, canaries, sample_rate, physical, fault, through_clip, seed, **settings)
+    attached.finish()
+    return attached.audit, attached, engine
+
+
+def start(
+    steps=5,
+    canaries=400,
+    sample_rate=1.0,
+    physical=None,
+    fault=None,
+    through_clip=None,
+    seed=0,
+    directory=None,
+    **settings,
+):
+    """The same before `finish`, and with the default of `through_clip`."""
     model, optimizer, loss, loader, engine = make(seed=seed, **settings)
     if fault:
         fault(optimizer)
-    audit = Audit(dimension(optimizer), canaries=canaries, seed=bytes([seed]) + b"tests only", delta=1e-5)
-    rng = np.random.default_rng(seed)
-    attached = attach(optimizer, audit, sample_rate=sample_rate, through_clip=through_clip, rng=rng)
+    attached = audited(
+        optimizer,
+        model,
+        canaries=canaries,
+        seed=bytes([seed]) + b"tests only",
+        delta=1e-5,
+        sample_rate=sample_rate,
+        through_clip=through_clip,
+        directory=directory,
+        rng=np.random.default_rng(seed),
+    )
+    audit = attached.audit
     while audit.last_round < steps:
         if physical:
             with BatchMemoryManager(
@@ -63,8 +88,7 @@ def train(*, steps=5, canaries=400, sample_rate=1.0, physical=None, fault=None, 
                 run_epoch(model, optimizer, loss, smaller, audit, steps)
         else:
             run_epoch(model, optimizer, loss, loader, audit, steps)
-    attached.finish()
-    return audit, attached, engine
+    return attached, engine
 
 
 def run_epoch(model, optimizer, loss, loader, audit, steps):
@@ -77,7 +101,7 @@ def run_epoch(model, optimizer, loss, loader, audit, steps):
 
 
 def halve_noise(optimizer):
-    """Half the noise; the accountant goes on reading the whole multiplier."""
+    """Add half the noise; the accountant still reads the whole multiplier."""
     real = optimizer.add_noise
 
     def add_noise():
@@ -90,7 +114,7 @@ def halve_noise(optimizer):
 
 
 def forget_clip(optimizer):
-    """A clip that lets everything through."""
+    """Let every gradient through the clip unchanged."""
     real = optimizer.clip_and_accumulate
 
     def clip_and_accumulate():
@@ -100,3 +124,15 @@ def forget_clip(optimizer):
         optimizer.max_grad_norm = claimed
 
     optimizer.clip_and_accumulate = clip_and_accumulate
+
+
+def spare_last_bias(optimizer):
+    """Add noise to every parameter but the last, a bias of 10 numbers."""
+    real = optimizer.add_noise
+
+    def add_noise():
+        real()
+        last = optimizer.params[-1]
+        last.grad = last.summed_grad.view_as(last).clone()
+
+    optimizer.add_noise = add_noise

@@ -13,12 +13,27 @@ from requires import require
 torch = require("torch")
 require("opacus")
 from click.testing import CliRunner  # noqa: E402
-from opacus_training import dimension, forget_clip, halve_noise, make, run_epoch, train  # noqa: E402
+from opacus import PrivacyEngine  # noqa: E402
+from opacus_training import (  # noqa: E402
+    dimension,
+    forget_clip,
+    halve_noise,
+    make,
+    run_epoch,
+    spare_last_bias,
+    start,
+    train,
+)  # fmt: skip
+from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from coalmine import Audit, Claim, mechanism_epsilon  # noqa: E402
 from coalmine.audit.adversaries import ladder  # noqa: E402
+from coalmine.audit.verify import verify_run  # noqa: E402
 from coalmine.cli.compare import compare  # noqa: E402
-from coalmine.integrations.opacus import attach  # noqa: E402
+from coalmine.integrations.checks import check_no_result  # noqa: E402
+from coalmine.integrations.journal import Journal  # noqa: E402
+from coalmine.integrations.opacus import attach, audited, named_layers  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:divide by zero encountered in log",  # Opacus, at sample rate 1
@@ -125,7 +140,198 @@ def test_canaries_are_drawn_as_examples_are():
     assert "not about an attacker who knows the rounds" in judged.adversaries["known-others"].verdict.reason
 
 
-def test_through_the_clip():
+class Recorder:
+    """Keeps the audited items that a journal receives."""
+
+    def __init__(self, monkeypatch):
+        real = Journal.finish
+
+        def finish(journal, claim, *, audited=(), **more):
+            self.items = {item.name: item for item in audited}
+            return real(journal, claim, audited=audited, **more)
+
+        monkeypatch.setattr(Journal, "finish", finish)
+
+
+def test_a_bias_of_ten_numbers_without_noise_is_a_violation():
+    """`audited` gauges every parameter, so 10 of 9,648 numbers without noise are found."""
+    attached, _ = start(fault=spare_last_bias)
+    result = attached.finish()
+    gauges = {gauge.name: gauge for gauge in result.gauges}
+    assert [name for name in gauges if name.startswith("layer ")] == [
+        "layer 0.weight", "layer 0.bias", "layer 2.weight", "layer 2.bias",
+    ]  # fmt: skip
+    assert gauges["layer 2.bias"].status == "low"
+    assert result.verdict.outcome == "VIOLATION"
+    assert "2.bias" in str(result)
+
+
+def test_named_layers_accepts_a_module_a_dict_and_a_state_dict():
+    model, optimizer, _, _, _ = make(examples=50, batch=50)
+    expected = [("0.weight", 7900), ("0.bias", 158), ("2.weight", 1580), ("2.bias", 10)]
+    assert dict(model.named_parameters()).keys() >= {"_module.0.weight"}  # as GradSampleModule names them
+    for given in (model, model._module, dict(model.named_parameters()), model.named_parameters(), model.state_dict()):
+        assert named_layers(optimizer, given) == expected
+    other = nn.Sequential(nn.Linear(50, 158), nn.ReLU(), nn.Linear(158, 10))
+    with pytest.raises(ValueError, match=r"the one of shape \(158, 50\): pass the model that make_private returned"):
+        named_layers(optimizer, other)
+    for wrong in (None, 3, {}, {"0.weight": 7900}, optimizer):
+        with pytest.raises(ValueError, match="model must be a torch module or map parameter names to tensors"):
+            named_layers(optimizer, wrong)
+
+
+def test_audited_needs_one_seed(tmp_path):
+    model, optimizer, _, _, _ = make(examples=50, batch=50)
+    settings = {"canaries": 20, "delta": 1e-5, "sample_rate": 1.0}
+    file = tmp_path / "seed"
+    file.write_text("17\n")
+    with pytest.raises(ValueError, match="either seed or seed_file, got neither"):
+        audited(optimizer, model, **settings)
+    with pytest.raises(ValueError, match="either seed or seed_file, got both"):
+        audited(optimizer, model, seed=17, seed_file=file, **settings)
+    from_file = audited(optimizer, model, seed_file=file, **settings)
+    from_file.detach()
+    given = audited(optimizer, model, seed=17, **settings)
+    assert given.audit.update(0, 1.0) == pytest.approx(from_file.audit.update(0, 1.0))
+
+
+def test_audited_refuses_bad_settings_before_it_makes_a_directory(tmp_path):
+    model, optimizer, _, _, _ = make(examples=50, batch=50)
+    settings = {"canaries": 20, "seed": 1, "delta": 1e-5, "sample_rate": 1.0, "directory": tmp_path / "run"}
+    for changes in ({"sample_rate": 0.0}, {"scale": 0.5}, {"canaries": 3}, {"delta": 2.0}):
+        with pytest.raises(ValueError, match="must"):
+            audited(optimizer, model, **settings | changes)
+    with pytest.raises(ValueError, match="model must be"):
+        audited(optimizer, None, **settings)
+    assert not (tmp_path / "run").exists()
+
+
+def test_canaries_go_through_the_clip_by_default(monkeypatch):
+    received = Recorder(monkeypatch)
+    attached, _ = start(canaries=100)
+    result = attached.finish()
+    assert {item.scale for item in attached.audit.log.rounds()} == {10.0}
+    assert received.items["clipping"].status == "checked"
+    assert result.verdict.outcome == "PASS"
+    attached, _ = start(canaries=100, fault=forget_clip)
+    assert attached.finish().verdict.outcome == "VIOLATION"
+
+
+def test_behind_the_clip_the_result_says_that_clipping_is_not_checked(monkeypatch):
+    received = Recorder(monkeypatch)
+    attached, _ = start(canaries=100, fault=forget_clip, through_clip=False)
+    attached.finish()
+    assert {item.scale for item in attached.audit.log.rounds()} == {1.0}
+    assert received.items["clipping"].status == "not checked"
+    assert received.items["clipping"].detail == "canaries entered behind the clip; use through_clip=True"
+
+
+def test_the_result_lists_what_was_audited():
+    attached, _ = start(canaries=100, through_clip=False, steps=2)
+    listed = attached.finish().to_dict()["audited"]
+    assert listed["clipping"]["status"] == "not checked"
+    assert listed["sampler"]["status"] == "not checked"
+    assert listed["weights"]["status"] == "cannot be checked"
+    assert listed["others"]["status"] == "checked"
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"mode": "ghost"}, "ghost mode has no per-example gradients"),
+        ({"clipping": "per_layer", "clip_norm": [1.0] * 4}, "not one of each layer"),
+        ({"clipping": "adaptive", "target_unclipped_quantile": 0.5, "clipbound_learning_rate": 0.2,
+          "max_clipbound": 10.0, "min_clipbound": 0.01, "unclipped_num_std": 1.0}, "count them as clipped examples"),
+        ({"canaries": 2_000}, "about 2,000 canaries a step in 9,648 parameters are expensive"),
+    ],
+)  # fmt: skip
+def test_canaries_enter_behind_a_clip_that_they_cannot_or_should_not_pass(settings, reason, monkeypatch):
+    received = Recorder(monkeypatch)
+    attached, _ = start(steps=1, **{"canaries": 20} | settings)
+    attached.finish()
+    assert received.items["clipping"].status == "not checked"
+    assert reason in received.items["clipping"].detail
+
+
+def test_an_audit_without_layers_says_that_tensors_are_not_checked(monkeypatch):
+    received = Recorder(monkeypatch)
+    model, optimizer, loss, loader, _ = make(examples=50, batch=50)
+    attached = attach(optimizer, audit_of(optimizer), sample_rate=1.0)
+    run_epoch(model, optimizer, loss, loader, attached.audit, steps=1)
+    attached.finish()
+    assert received.items["tensors"].status == "not checked"
+    assert received.items["sampler"].status == "not checked"
+    assert received.items["weights"].status == "cannot be checked"
+    assert received.items["others"].status == "checked"
+
+
+class Gated(nn.Module):
+    """A model with a branch whose factor is 0, and a frozen layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.branch, self.frozen = nn.Linear(50, 10), nn.Linear(50, 10), nn.Linear(10, 10)
+        self.frozen.requires_grad_(False)
+
+    def forward(self, rows):
+        return self.frozen(self.body(rows) + 0.0 * self.branch(rows))
+
+
+def test_parameters_that_get_noise_without_a_gradient_are_named(tmp_path):
+    """And parameters that need gradients but are not in the optimizer; a layer that is frozen properly is not."""
+    torch.manual_seed(0)
+    model = Gated()
+    beside = nn.Linear(3, 3)
+    loader = DataLoader(TensorDataset(torch.randn(50, 50), torch.randint(0, 10, (50,))), batch_size=50)
+    model, optimizer, loader = PrivacyEngine().make_private(
+        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), data_loader=loader, noise_multiplier=1.0,
+        max_grad_norm=1.0, poisson_sampling=False,
+    )  # fmt: skip
+    names = dict(model.named_parameters()) | {"beside.weight": beside.weight}
+    settings = {"canaries": 20, "seed": 1, "delta": 1e-5, "sample_rate": 1.0, "directory": tmp_path}
+    attached = audited(optimizer, names, **settings)
+    run_epoch(model, optimizer, nn.CrossEntropyLoss(), loader, attached.audit, steps=1)
+    with pytest.warns(UserWarning, match="these parameters") as caught:
+        result = attached.finish()
+    texts = [str(item.message) for item in caught]
+    assert texts == json.loads((tmp_path / "result.json").read_text())["warnings"]
+    assert "gradient was 0 in every step: branch.weight, branch.bias; " in texts[0]
+    assert "not in the optimizer: beside.weight; " in texts[1]
+    assert "frozen" not in " ".join(texts)
+    assert [f"warning: {text}" for text in texts] == list(result.notes[-2:])
+
+
+def test_the_accountants_verdict_is_printed_and_the_run_verifies(tmp_path):
+    """With or without a directory; result.json still follows from the rounds alone."""
+    for directory in (None, tmp_path):
+        attached, engine = start(canaries=100, steps=2, directory=directory)
+        result = attached.finish(accounted=engine.get_epsilon(1e-5))
+        line = f"accountant's epsilon {engine.get_epsilon(1e-5):.3g} (amplified by sampling): UNDERPOWERED: "
+        assert line in str(result)
+    stored = json.loads((tmp_path / "result.json").read_text())
+    assert stored["trainer_notes"][0].startswith(line)
+    checks = {check.name: check for check in verify_run(tmp_path, bytes([0]) + b"tests only")}
+    assert checks["commitment"].held
+    assert checks["result"].held, checks["result"].detail
+
+
+def test_without_noise_the_result_says_why_there_is_no_verdict():
+    attached, _ = start(noise_multiplier=0.0, sample_rate=0.001, canaries=10, steps=2)
+    printed = str(attached.finish(accounted=float("inf")))
+    assert "known-others leaves out 2 of 2 steps: they had no noise and no canary" in printed
+    assert "no verdict: the noise multiplier is 0" in printed
+    assert "accountant's epsilon inf (amplified by sampling): it claims no privacy" in printed
+
+
+def test_a_directory_with_a_result_is_refused(tmp_path):
+    """The check that pfl and NVFlare make; their audits observe no final model."""
+    check_no_result(tmp_path)
+    (tmp_path / "result.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds a finished audit: name another directory, or remove it"):
+        check_no_result(tmp_path)
+
+
+def test_a_forgotten_clip_is_a_violation_when_canaries_go_through_it():
     """Canaries ten times too long come out of an honest clip at the clip norm; a forgotten clip is a violation."""
     audit, attached, _ = train(through_clip=True, canaries=100)
     result = audit.result(claim=attached.noise_claim())
@@ -164,12 +370,12 @@ def test_adaptive_clipping_is_judged_by_the_noise_of_its_gradients():
     assert next(gauge for gauge in result.gauges if gauge.name == "residual").status == "ok"
 
 
-def test_without_noise_and_without_canaries_in_a_step_the_audit_goes_on():
+def test_steps_without_noise_and_canaries_are_accepted():
     audit, _, _ = train(noise_multiplier=0.0, sample_rate=0.001, canaries=10, steps=2)
     assert audit.last_round == 2
 
 
-def test_detached_the_optimizer_is_as_it_was():
+def test_detach_restores_the_optimizer():
     model, optimizer, loss, loader, engine = make(examples=50, batch=50)
     audit = audit_of(optimizer)
     hook = optimizer.step_hook
@@ -183,7 +389,7 @@ def test_detached_the_optimizer_is_as_it_was():
     assert engine.accountant.history == [(1.0, 1.0, 1)]
 
 
-def test_an_audit_goes_on_after_a_restart(tmp_path):
+def test_an_audit_resumes_after_a_restart(tmp_path):
     model, optimizer, loss, loader, _ = make(examples=50, batch=50)
     initial = torch.cat([p.detach().reshape(-1) for p in optimizer.params]).clone()
     settings = {"canaries": 20, "seed": b"tests only", "delta": 1e-5, "directory": tmp_path}
@@ -220,7 +426,16 @@ def test_a_finished_audit_is_refused_before_training(tmp_path):
         attach(optimizer, audit, sample_rate=1.0).detach()
 
 
-def test_what_cannot_be_audited_is_refused():
+def test_audited_refuses_a_finished_directory_and_lets_go_of_it(tmp_path):
+    attached, _ = start(steps=1, canaries=20, examples=50, batch=50, directory=tmp_path)
+    attached.finish()
+    attached.audit.directory.close()
+    for _ in range(2):  # the second time too: the first refusal holds no lock
+        with pytest.raises(ValueError, match="holds a finished audit: name another directory"):
+            start(steps=1, canaries=20, examples=50, batch=50, directory=tmp_path)
+
+
+def test_invalid_settings_are_refused():
     _, optimizer, _, _, _ = make(examples=50, batch=50)
     audit = audit_of(optimizer)
     with pytest.raises(ValueError, match="make_private"):
@@ -228,14 +443,14 @@ def test_what_cannot_be_audited_is_refused():
     with pytest.raises(ValueError, match=r"sample_rate must lie in \(0, 1\]"):
         attach(optimizer, audit, sample_rate=0.0)
     with pytest.raises(ValueError, match="scale needs through_clip"):
-        attach(optimizer, audit, sample_rate=1.0, scale=10.0)
-    for scale in (0.0, -1.0, float("nan")):
+        attach(optimizer, audit, sample_rate=1.0, through_clip=False, scale=10.0)
+    for scale in (0.0, -1.0, 1.0, float("nan")):
         with pytest.raises(ValueError, match="scale must be "):
             attach(optimizer, audit, sample_rate=1.0, through_clip=True, scale=scale)
     with pytest.raises(ValueError, match="must have dim = 9"):
         attach(optimizer, Audit(100, canaries=10, seed=1, delta=1e-5), sample_rate=1.0)
     _, ghost, _, _, _ = make(examples=50, batch=50, mode="ghost")
-    with pytest.raises(ValueError, match="through_clip needs rows"):
+    with pytest.raises(ValueError, match="through_clip needs per-example gradients"):
         attach(ghost, audit, sample_rate=1.0, through_clip=True)
     attached = attach(optimizer, audit, sample_rate=1.0)
     with pytest.raises(ValueError, match="audited already"):
@@ -259,6 +474,9 @@ def test_the_example(tmp_path, mode):
     assert (result["trainer"], result["task"]) == ("opacus", "digits")
     assert result["accounted_epsilon"] < result["claimed_epsilon"]
     assert result["if_accounted_were_claimed"]["verdict"] != "VIOLATION"
+    assert f"accountant's epsilon {result['accounted_epsilon']:.3g} (amplified by sampling): " in done.stdout
+    assert "gauge layer 0.weight:" in done.stdout
+    assert result["warnings"] == []
     assert result["rounds"] == len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 20
     check_analytical_epsilon(tmp_path, result)
 

@@ -1,4 +1,4 @@
-"""What a framework's settings claim of the noise, so that the audit can judge it."""
+"""The claim that follows from a framework's noise multiplier, for the audit to judge."""
 
 import math
 from dataclasses import replace
@@ -12,14 +12,14 @@ from coalmine.estimators.mechanism import mechanism_epsilon
 
 
 def most_presentations(audit: Audit) -> int:
-    """How often the canary that took part most often did so; 1 before the first round."""
+    """Largest number of rounds that one canary took part in; 1 before the first round."""
     return max(int(presented_times(audit.log, audit.settings).max()), 1)
 
 
 def usual_presentations(audit: Audit) -> int:
-    """How often most canaries took part (the more often, of groups alike), as the first row of known-others has it.
+    """Number of rounds that most canaries took part in, the larger one in a tie; 1 before the first round.
 
-    1 before the first round. What `coalmine run` gives its analytical epsilon for.
+    The first row of known-others and the analytical epsilon of `coalmine run` are for this number.
     """
     counts = np.bincount(presented_times(audit.log, audit.settings))
     counts[0] = 0
@@ -27,7 +27,7 @@ def usual_presentations(audit: Audit) -> int:
 
 
 def of_the_heaviest(audit: Audit, claim: Claim, weight: float) -> Claim:
-    """The claim of a client who weighs `weight` times as much as a canary: what canaries read is that much less."""
+    """The claim for a client that weighs `weight` times as much as a canary, and so is that much more exposed."""
     if weight <= 1 or claim.accounting == "amplified" or claim.sensitivity is not None:
         return claim
     times = claim.participations or most_presentations(audit)
@@ -35,9 +35,9 @@ def of_the_heaviest(audit: Audit, claim: Claim, weight: float) -> Claim:
 
 
 def noise_claim(audit: Audit, noise_multiplier: float) -> Claim:
-    """That this noise was added in every round: the mechanism's epsilon for the canaries shown most often.
+    """The claim that every round had this noise: the mechanism's epsilon for the canaries presented most often.
 
-    Canaries shown less often are judged by the same noise at their own number of presentations.
+    Canaries presented less often are judged by the same noise, at their own number of presentations.
     """
     times = most_presentations(audit)
     epsilon = float(mechanism_epsilon(noise_multiplier, delta=audit.settings.delta, participations=times))

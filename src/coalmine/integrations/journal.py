@@ -1,10 +1,14 @@
-"""What an integration writes into the audit's run directory, as `coalmine run` does, so that report and compare read it."""
+"""The files that an integration writes into a run directory. `coalmine report` and `coalmine compare` read them."""
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
+from warnings import warn
 
 from coalmine.audit.audit import Audit
+from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
 from coalmine.audit.verdict import Claim
 from coalmine.estimators.mechanism import mechanism_epsilon
@@ -12,7 +16,7 @@ from coalmine.integrations.claims import most_presentations, usual_presentations
 
 
 class Journal:
-    """Config, a line of metrics a round, and the result; nothing at all for an audit without a directory."""
+    """Config, one line of metrics for each round, and the result. Without a directory, nothing is written."""
 
     def __init__(self, audit: Audit, config: Mapping[str, Any]) -> None:
         self._audit = audit
@@ -23,7 +27,7 @@ class Journal:
             audit.directory.rewind_metrics_to(audit.last_round)
 
     def add_round(self, round_number: int, **values: Any) -> None:
-        """One line of metrics; what is None is left out."""
+        """Write one line of metrics; values that are None are left out."""
         if self._audit.directory is not None:
             told = {name: value for name, value in values.items() if value is not None}
             seconds = round(time.monotonic() - self._started, 3)
@@ -36,14 +40,22 @@ class Journal:
         noise: float | None = None,
         accounted: float | None = None,
         task: str | None = None,
+        audited: Iterable[AuditedItem] = (),
+        notes: Iterable[str] = (),
+        warnings: Iterable[str] = (),
         **more: Any,
     ) -> AuditResult:
-        """The result, on disk too. `accounted` is the accountant's epsilon, judged as a claim amplified by sampling.
+        """Return the result, and write it where there is a directory.
 
-        `noise` is the noise multiplier, where all rounds had one and the same. It makes the analytical epsilon, for canaries
-        shown as often as most were, as the estimates beside it are; that of the most often shown ones has an entry of its
-        own. `task` is what was trained, as `coalmine compare` shows it: by default the trainer's name.
+        `noise` is the noise multiplier, if all rounds had the same. It gives the analytical epsilon, for the number of
+        presentations that most canaries had. The epsilon of the most often shown canaries is a separate entry. `accounted`
+        is the accountant's epsilon, judged as a claim amplified by sampling. `task` is the name of what was trained, as
+        `coalmine compare` shows it; the default is the trainer's name. `audited` says what the integration covers of the
+        pipeline and what it leaves out. `notes` and `warnings` are printed with the result, and warnings are also raised as
+        a `UserWarning`. In result.json both have entries of their own, because `coalmine verify` derives the entry `notes`
+        from the rounds alone.
         """
+        items, remarks, cautions = tuple(audited), list(notes), list(warnings)
         asked = Claim(epsilon=claim) if isinstance(claim, int | float) else claim
         usual, most = usual_presentations(self._audit), most_presentations(self._audit)
         shown: dict[str, Any] = {"presentations": usual, "most_presentations": most}
@@ -54,13 +66,22 @@ class Journal:
                 for times in (usual, most)
             )
             shown["most_exposed_epsilon"] = largest
-        result = self._audit.result(claim=asked, analytical_epsilon=analytical)
+        result = self._audit.result(claim=asked, analytical_epsilon=analytical, audited=items)
         if accounted is not None:
-            verdict = self._audit.result(claim=Claim(epsilon=accounted, accounting="amplified")).verdict
-            assert verdict is not None
             more["accounted_epsilon"] = accounted
-            more["if_accounted_were_claimed"] = {"verdict": verdict.outcome, "reason": verdict.reason}
+            told = f"accountant's epsilon {accounted:.3g} (amplified by sampling)"
+            if accounted == math.inf:
+                remarks.insert(0, f"{told}: it claims no privacy")
+            else:
+                amplified = Claim(epsilon=accounted, accounting="amplified")
+                verdict = self._audit.result(claim=amplified, audited=items).verdict
+                assert verdict is not None
+                more["if_accounted_were_claimed"] = {"verdict": verdict.outcome, "reason": verdict.reason}
+                remarks.insert(0, f"{told}: {verdict.outcome}: {verdict.reason}")
         if self._audit.directory is not None:
             named = {"trainer": self._trainer, "task": task or self._trainer}
-            self._audit.directory.write_result(result, **named, **shown, **more)
-        return result
+            added = {"trainer_notes": remarks, "warnings": cautions}
+            self._audit.directory.write_result(result, **named, **shown, **added, **more)
+        for text in cautions:
+            warn(text, stacklevel=3)
+        return replace(result, notes=(*result.notes, *remarks, *(f"warning: {text}" for text in cautions)))

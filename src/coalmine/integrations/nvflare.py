@@ -1,11 +1,11 @@
-"""Audit NVFlare: a filter for canary sites, and one for the server that sees who came and what was aggregated.
+"""Audit NVFlare: one filter for canary sites, and one for the server that observes every aggregate.
 
     recipe = NumpyFedAvgRecipe(...)
     audit_recipe(recipe, sites, canary_sites, dim=..., clip_norm=1.0, delta=1e-5, directory=...)
     recipe.execute(...)
 
-Sites must send differences (TransferType.DIFF). Filters travel as text in the job, so they take the seed's file, not the
-seed. The result is in the directory when the job has ended.
+Sites must send differences (TransferType.DIFF). The job holds its filters as text, so they take the path of the seed file,
+not the seed. The result is in the directory when the job has ended.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,26 @@ except ImportError as error:
     raise ImportError("auditing NVFlare needs: pip install 'coalmine[nvflare]'") from error
 
 from coalmine.audit.audit import Audit
+from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.seeds import read_seed, write_seed
 from coalmine.canaries import RotatedCanaries
-from coalmine.integrations.checks import nonnegative, positive
+from coalmine.integrations.checks import check_no_result, nonnegative, positive
 from coalmine.integrations.claims import noise_claim
 from coalmine.integrations.journal import Journal
 
 CANARY = "coalmine-canary"
+AUDITED = (
+    AuditedItem("clipping", "not checked", "canaries are sent at the clip norm, so a clip leaves them as they are"),
+    AuditedItem(
+        "weights", "not checked", "every site is assumed to weigh the same; the aggregator's weights are not read"
+    ),
+    AuditedItem(
+        "tensors", "not checked", "a noise gauge for each tensor needs the other sites' sum, which is not read"
+    ),
+    AuditedItem("sampler", "not checked", "the audit notes which canary sites replied, not how the server chose them"),
+    AuditedItem("others", "not checked", "the audit does not read the other sites' updates"),
+)
+NO_OTHERS = "known-others is left out: the audit does not read the other sites' updates"
 
 
 def audit_recipe(
@@ -46,15 +59,17 @@ def audit_recipe(
     seed_file: Path | str | None = None,
     task: str | None = None,
 ) -> None:
-    """Make canaries of some of a new recipe's sites, and have its server audit every round of training.
+    """Turn some sites of a new recipe into canaries, and let its server audit every round of training.
 
-    Call it before filters for privacy and encryption are added: canaries come first. `seed_file` has one path on the
-    server and on canary sites; in a simulation leave it out, and one is made in the directory.
+    Call it before you add filters for privacy and encryption: canaries come first. `seed_file` must have the same path on
+    the server and on canary sites. In a simulation leave it out, and a seed file is made in the directory. A directory that
+    holds a result is refused.
     """
     unknown = sorted(set(canary_sites) - set(sites))
     if unknown:
         raise ValueError(f"canary_sites must be among sites, got {', '.join(unknown)}")
     home = Path(directory).absolute()
+    check_no_result(home)
     seed = home / "seed" if seed_file is None else Path(seed_file)
     if seed_file is None and not seed.exists():
         home.mkdir(parents=True, exist_ok=True)
@@ -68,7 +83,7 @@ def audit_recipe(
 
 
 class CanaryFilter(DXOFilter):  # type: ignore[misc]
-    """On a canary site: its difference becomes the canary, `scale` times as long as the clip norm."""
+    """On a canary site: replaces its difference by the canary, `scale` times as long as the clip norm."""
 
     def __init__(self, canary: int, dim: int, clip_norm: float, seed_file: str, scale: float = 1.0) -> None:
         super().__init__(supported_data_kinds=[DataKind.WEIGHT_DIFF], data_kinds_to_filter=[DataKind.WEIGHT_DIFF])
@@ -76,7 +91,7 @@ class CanaryFilter(DXOFilter):  # type: ignore[misc]
         self.clip_norm, self.scale = positive("clip_norm", clip_norm), positive("scale", scale)
 
     def process_dxo(self, dxo: Any, shareable: Any, fl_ctx: Any) -> Any:
-        """The canary in the place of the site's own update, and which one it is beside it."""
+        """Replace the site's update by its canary, and say in the reply which canary it is."""
         canaries = RotatedCanaries(self.canary + 1, self.dim, seed=read_seed(Path(self.seed_file)))
         row = canaries.canary(self.canary) * (self.clip_norm * self.scale)
         place = 0
@@ -92,7 +107,7 @@ class CanaryFilter(DXOFilter):  # type: ignore[misc]
 
 
 class AuditFilter(DXOFilter):  # type: ignore[misc]
-    """On the server: notes the canaries among the replies, and observes every aggregate."""
+    """On the server: notes which canaries replied, and observes every aggregate."""
 
     def __init__(
         self,
@@ -116,7 +131,7 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
         self._replies = 0
 
     def process_dxo(self, dxo: Any, shareable: Any, fl_ctx: Any) -> Any:
-        """A reply, handed on as it is."""
+        """Note whether a reply is a canary's, and pass it on unchanged."""
         self._replies += 1
         index = dxo.get_meta_prop(CANARY, None)
         if index is not None:
@@ -124,7 +139,7 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
         return dxo
 
     def handle_event(self, event_type: str, fl_ctx: Any) -> None:
-        """Begin, observe, end."""
+        """Start the audit, observe an aggregate, or write the result."""
         if event_type == EventType.START_RUN:
             self._start()
         elif event_type == AppEventType.AFTER_AGGREGATION:
@@ -133,6 +148,7 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
             self._finish()
 
     def _start(self) -> None:
+        check_no_result(self.directory)
         seed = read_seed(Path(self.seed_file))
         self._audit = Audit(self.dim, canaries=self.canaries, seed=seed, delta=self.delta, directory=self.directory)
         privacy = {"clip_norm": self.clip_norm, "noise_multiplier": self.noise_multiplier or 0.0, "delta": self.delta}
@@ -155,4 +171,7 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
             return
         claim = noise_claim(self._audit, self.noise_multiplier) if self.noise_multiplier else None
         noise = self.noise_multiplier
-        self._journal.finish(claim, noise=noise, task=self.task, noise_multiplier=noise)
+        notes = [NO_OTHERS]
+        if claim is None:
+            notes.append("no verdict: no noise multiplier was given, so there is no claim to judge")
+        self._journal.finish(claim, noise=noise, task=self.task, audited=AUDITED, notes=notes, noise_multiplier=noise)

@@ -1,17 +1,18 @@
 """Audit Opacus: canaries take part in steps as examples do, and every noised gradient is observed.
 
     model, optimizer, loader = PrivacyEngine().make_private(...)
-    audit = Audit(sum(p.numel() for p in optimizer.params), canaries=1_000, seed=..., delta=1e-5)
-    attached = attach(optimizer, audit, sample_rate=1 / len(loader))
-    ...  # train as ever
-    print(attached.finish())
+    attached = audited(optimizer, model, canaries=1_000, seed=..., delta=1e-5, sample_rate=1 / len(loader))
+    ...  # train as usual
+    print(attached.finish(accounted=engine.get_epsilon(1e-5)))
 
-A canary is drawn with the examples' own probability in each step, so canaries are shown unequally often; the audit judges
-the noise at each number of presentations. Canaries are subtracted from gradients, for a step goes against them: what is
-added to the model, and observed, is minus the gradient.
+Each canary joins a step with the same probability as an example, so canaries take part in different numbers of steps. The
+audit judges the noise for each number. A step moves the model against its gradient, so canaries are subtracted from the
+gradient, and the audit observes minus the noised gradient.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,12 +31,14 @@ try:
 except ImportError as error:
     raise ImportError("auditing Opacus needs: pip install 'coalmine[opacus]'") from error
 
-from coalmine.audit.audit import Audit
+from coalmine.audit.audit import Audit, Seed
+from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
+from coalmine.audit.seeds import read_seed
 from coalmine.audit.verdict import Claim
 from coalmine.checks import one_number, shown
-from coalmine.integrations.checks import positive
+from coalmine.integrations.checks import check_unfinished, positive
 from coalmine.integrations.claims import noise_claim
 from coalmine.integrations.journal import Journal
 
@@ -44,6 +47,49 @@ DISTRIBUTED = (
     DistributedDPOptimizerFastGradientClipping,
     FSDPOptimizerFastGradientClipping,
 )
+# Numbers in the canaries of one step up to which they go through the clip by default: 64 MB in single precision, and 0.2 to
+# 0.5 seconds a step on one core (a transform takes 8 to 33 ns per number).
+MOST_THROUGH_CLIP = 1 << 24
+SCALE = 10.0  # canaries are this many times longer than the clip norm when they enter the clip
+WRAPPERS = ("_module.", "_orig_mod.")  # GradSampleModule and torch.compile put these before a parameter's name
+
+
+def audited(
+    optimizer: DPOptimizer,
+    model: "torch.nn.Module | Mapping[str, torch.Tensor]",
+    *,
+    canaries: int,
+    delta: float,
+    sample_rate: float,
+    seed: Seed | None = None,
+    seed_file: Path | str | None = None,
+    directory: Path | str | None = None,
+    unobserved: int | None = None,
+    through_clip: bool | None = None,
+    scale: float | None = None,
+    rng: np.random.Generator | None = None,
+) -> "Attachment":
+    """Make an audit of this optimizer and attach it. Each parameter of the model gets a noise gauge of its own.
+
+    `model` is the model that the optimizer trains, a dict of its named parameters, or its `state_dict`. Give either `seed`
+    or `seed_file`. `canaries`, `delta`, `directory` and `unobserved` are those of `Audit`, the rest those of `attach`.
+    """
+    rate, length, clipping = _checked_options(optimizer, canaries, sample_rate, through_clip, scale)
+    layers = named_layers(optimizer, model)
+    if (seed is None) == (seed_file is None):
+        raise ValueError(f"give either seed or seed_file, got {'neither' if seed is None else 'both'}")
+    key = read_seed(Path(seed_file)) if seed_file is not None else seed
+    assert key is not None
+    dim = sum(size for _, size in layers)
+    settings: dict[str, Any] = {"canaries": canaries, "unobserved": unobserved, "delta": delta, "layers": layers}
+    audit = Audit(dim, seed=key, directory=directory, **settings)
+    try:
+        check_unfinished(audit)
+    except ValueError:
+        if audit.directory is not None:
+            audit.directory.close()  # nobody else can: the caller never gets this audit
+        raise
+    return Attachment(optimizer, audit, rate, length, rng, clipping=clipping, outside=_outside(optimizer, model))
 
 
 def attach(
@@ -51,27 +97,45 @@ def attach(
     audit: Audit,
     *,
     sample_rate: float,
-    through_clip: bool = False,
+    through_clip: bool | None = None,
     scale: float | None = None,
     rng: np.random.Generator | None = None,
 ) -> "Attachment":
-    """Put the audit's canaries into every step from here on, and observe what each step releases.
+    """Put an audit of your own into an optimizer. `audited` makes the audit as well, with a gauge for each parameter.
 
-    `sample_rate` is the probability of an example to be in a step. Canaries enter the clipped sum, as one example's clipped
-    gradient each, so hooks and ghost modes, BatchMemoryManager and an adaptive clip norm are all alike. With `through_clip`
-    they enter before the clip, `scale` (10) times too long, and the clip is audited too: hooks mode with flat clipping only,
-    and one transform for each canary in the step. The accountant's hook goes on being called. Which canaries are in a step
-    follows from the audit's seed, or is drawn from `rng`.
+    `sample_rate` is the probability that an example is in a step. With `through_clip`, canaries are rows of `grad_sample`,
+    `scale` (10) times longer than the clip norm, so the audit checks the clip too. This needs per-example gradients and one
+    clip norm (hooks mode, flat or adaptive clipping), and one transform for each canary in a step. Otherwise canaries join
+    the clipped sum at the clip norm, which works in every mode. By default, canaries go through a flat clip where a step's
+    canaries hold at most `MOST_THROUGH_CLIP` numbers. An adaptive clip would count them as clipped examples, so there you
+    must ask for it. The audit's seed decides which canaries are in a step, or `rng` does. The accountant's step hook is
+    still called.
     """
-    _check_optimizer(optimizer, audit, through_clip)
-    _check_unfinished(audit)
-    rate = one_number("sample_rate", sample_rate)
-    if not 0 < rate <= 1:
-        raise ValueError(f"sample_rate must lie in (0, 1], got {rate}")
-    if scale is not None and not through_clip:
-        raise ValueError("a scale needs through_clip=True: behind the clip a canary is as long as the clip allows")
-    length = positive("scale", 10.0 if scale is None else scale) if through_clip else None
-    return Attachment(optimizer, audit, rate, length, rng)
+    rate, length, clipping = _checked_options(optimizer, audit.settings.canaries, sample_rate, through_clip, scale)
+    dim = sum(p.numel() for p in optimizer.params)
+    if dim != audit.settings.dim:
+        raise ValueError(f"the audit must have dim = {dim}, the number of the optimizer's parameters, got {audit!r}")
+    check_unfinished(audit)
+    return Attachment(optimizer, audit, rate, length, rng, clipping=clipping)
+
+
+def named_layers(
+    optimizer: DPOptimizer, model: "torch.nn.Module | Mapping[str, torch.Tensor]"
+) -> list[tuple[str, int]]:
+    """Name and size of each parameter that the optimizer trains, in the optimizer's order: `layers` for an `Audit`."""
+    tensors = _named_tensors(model)
+    names = {id(tensor): name for name, tensor in tensors.items()}
+    places = {_place(tensor): name for name, tensor in tensors.items()}  # a state_dict holds other objects, same memory
+    found = []
+    for p in optimizer.params:
+        name = names.get(id(p), places.get(_place(p)))
+        if name is None:
+            raise ValueError(
+                f"the model must hold every parameter of the optimizer, but none of its tensors is the one of shape "
+                f"{tuple(p.shape)}: pass the model that make_private returned"
+            )
+        found.append((name, p.numel()))
+    return found
 
 
 class Attachment:
@@ -84,14 +148,21 @@ class Attachment:
         sample_rate: float,
         scale: float | None,
         rng: np.random.Generator | None,
+        *,
+        clipping: AuditedItem,
+        outside: Iterable[str] = (),
     ) -> None:
-        self._optimizer, self._audit, self._rate, self._scale, self._rng = optimizer, audit, sample_rate, scale, rng
+        self.audit = audit
+        self._optimizer, self._rate, self._scale, self._rng = optimizer, sample_rate, scale, rng
+        self._clipping, self._outside = clipping, tuple(outside)
         self._initial = self._parameters() if audit.last_round == 0 else None
         self._noise_multipliers: set[float] = set()
         self._present: Indices = np.zeros(0, dtype=np.int32)
         self._others: Any = None
+        self._steps, self._steps_without_others = 0, 0
+        self._zero_gradient = set(range(len(optimizer.params)))  # parameters whose gradient was 0 in every step so far
         self._journal = Journal(audit, self._settings())
-        self._own: dict[str, Any] = {}  # what the optimizer had of its own under the names put over
+        self._own: dict[str, Any] = {}  # the optimizer's own attributes under the names that the audit replaces
         self._real_add_noise = self._put("add_noise", self._add_noise)
         self._real_clip = self._put("clip_and_accumulate", self._clip_and_accumulate) if scale is not None else None
         self._real_hook = optimizer.step_hook
@@ -105,30 +176,40 @@ class Attachment:
         initial: Any = None,
         task: str | None = None,
     ) -> AuditResult:
-        """Observe the final model and return what was found; in a run directory, write it too, under the task's name.
+        """Observe the final model and return the result; with a run directory, write it there under the task's name.
 
-        The claim is by default that of the optimizer's own settings, `noise_claim`; `accounted`, the accountant's epsilon,
-        is judged beside it on the rungs that it speaks of. `initial` is needed only after a restart, for `final-update`.
+        The default claim is that of the optimizer's settings, `noise_claim`. `accounted` is the accountant's epsilon. It
+        gets a verdict of its own, from the attackers that it speaks of. `initial` is the model before training: it is needed
+        for `final-update` after a restart.
         """
         first = self._initial if initial is None else initial
-        self._audit.observe_final(self._parameters(), initial=first)
+        self.audit.observe_final(self._parameters(), initial=first)
         smallest = min(self._noise_multipliers, default=0.0)
         noise = smallest if len(self._noise_multipliers) == 1 else None
         if claim is None and noise:
             claim = self.noise_claim()
-        return self._journal.finish(claim, noise=noise, accounted=accounted, task=task, noise_multiplier=smallest)
+        return self._journal.finish(
+            claim,
+            noise=noise,
+            accounted=accounted,
+            task=task,
+            audited=self._audited_items(),
+            notes=self._notes(claim),
+            warnings=self._warnings(),
+            noise_multiplier=smallest,
+        )
 
     def noise_claim(self) -> Claim:
-        """The claim that the optimizer's settings make: this noise multiplier, in every step."""
+        """The claim of the optimizer's settings: its noise multiplier was used in every step."""
         if len(self._noise_multipliers) != 1:
             raise ValueError(
                 f"the noise claim needs one noise multiplier in all steps, got {sorted(self._noise_multipliers)}; "
-                "claim an epsilon of your own"
+                "pass a claim of your own"
             )
-        return noise_claim(self._audit, next(iter(self._noise_multipliers)))
+        return noise_claim(self.audit, next(iter(self._noise_multipliers)))
 
     def detach(self) -> None:
-        """Take the audit out of the optimizer, if it is still in; the accountant's hook stays."""
+        """Take the audit out of the optimizer; the accountant's hook stays. Calling it twice is harmless."""
         if not self._own:
             return
         for name, own in self._own.items():
@@ -145,7 +226,7 @@ class Attachment:
         return real
 
     def _clip_and_accumulate(self) -> None:
-        """The optimizer's own clip, with the canaries among the last physical batch of a step."""
+        """Run the optimizer's own clip, with the canaries in the last physical batch of a step."""
         assert self._real_clip is not None
         assert self._scale is not None
         if not self._optimizer._check_skip_next_step(pop_next=False):
@@ -153,17 +234,17 @@ class Attachment:
             self._others = -self._clipped_sum()
             if self._present.size:
                 size = float(self._optimizer.max_grad_norm)
-                rows = [self._audit.update(i, size, scale=self._scale, like=self._others) for i in self._present]
+                rows = [self.audit.update(i, size, scale=self._scale, like=self._others) for i in self._present]
                 _append_rows(self._optimizer.params, -torch.stack(rows))
         self._real_clip()
 
     def _add_noise(self) -> None:
-        """Once a step, on the clipped sum of all its examples."""
+        """Called once in a step, when the clipped sum of all its examples is complete."""
         if self._scale is None:
             self._draw()
             self._others = -torch.cat([p.summed_grad.reshape(-1) for p in self._optimizer.params])
             if self._present.size:
-                canaries = self._audit.updates(self._present, float(self._optimizer.max_grad_norm), like=self._others)
+                canaries = self.audit.updates(self._present, float(self._optimizer.max_grad_norm), like=self._others)
                 for p, part in zip(self._optimizer.params, _parts(canaries, self._optimizer.params), strict=True):
                     p.summed_grad -= part.view_as(p.summed_grad)
         self._real_add_noise()
@@ -177,26 +258,87 @@ class Attachment:
         clip_norm = float(optimizer.max_grad_norm) / divisor
         noise = _update_noise_multiplier(optimizer)
         self._noise_multipliers.add(noise)
-        self._audit.observe_round(
-            self._audit.last_round + 1,
+        self._steps += 1
+        parts = _parts(self._others, optimizer.params)
+        self._zero_gradient = {i for i in self._zero_gradient if not bool(parts[i].any())}
+        others = self._others / divisor if noise or self._present.size else None
+        self._steps_without_others += others is None
+        self.audit.observe_round(
+            self.audit.last_round + 1,
             -torch.cat([p.grad.reshape(-1) for p in optimizer.params]),
             present=self._present,
-            others=self._others / divisor if noise or self._present.size else None,  # else nothing is left to see
+            others=others,
             noise_std=noise * clip_norm,
             clip_norm=clip_norm,
+            scale=1.0 if self._scale is None else self._scale,
         )
         self._others = None
-        self._journal.add_round(self._audit.last_round, canaries=int(self._present.size), clip_norm=clip_norm * divisor)
+        self._journal.add_round(self.audit.last_round, canaries=int(self._present.size), clip_norm=clip_norm * divisor)
+
+    def _audited_items(self) -> list[AuditedItem]:
+        """What this audit checked of the pipeline, as far as only the integration knows it."""
+        drawn = (
+            "the audit drew its canaries itself, at the given sample rate; the data loader's sampling was not observed"
+        )
+        items = [
+            self._clipping,
+            AuditedItem("sampler", "not checked", drawn),
+            AuditedItem("weights", "cannot be checked", "Opacus has no weights: every example counts once in the sum"),
+        ]
+        if self._steps_without_others:
+            items.append(AuditedItem("others", "not checked", self._why_no_others()))
+        else:
+            source = "recomputed from the per-example gradients" if self._scale else "read from the optimizer"
+            items.append(AuditedItem("others", "checked", f"the sum of the other examples was {source} in every step"))
+        if not self.audit.settings.layers:
+            how = "the audit has no layers: use audited(optimizer, model, …), or Audit(…, layers=named_layers(…))"
+            items.append(AuditedItem("tensors", "not checked", how))
+        return items
+
+    def _why_no_others(self) -> str:
+        return (
+            f"known-others leaves out {self._steps_without_others} of {self._steps} steps: they had no noise and no "
+            "canary, so nothing is left of them without the other examples"
+        )
+
+    def _notes(self, claim: Claim | float | None) -> list[str]:
+        notes = [self._why_no_others()] if self._steps_without_others else []
+        if claim is None and len(self._noise_multipliers) > 1:
+            notes.append("no verdict: the noise multiplier changed during training; pass a claim of your own to finish")
+        elif claim is None:
+            notes.append("no verdict: the noise multiplier is 0, so the optimizer's settings claim no privacy")
+        return notes
+
+    def _warnings(self) -> list[str]:
+        warnings = []
+        if self._zero_gradient and self._steps and any(self._noise_multipliers):
+            zero = _listed(name for i, name in enumerate(self._names()) if i in self._zero_gradient)
+            warnings.append(
+                f"these parameters received noise although their gradient was 0 in every step: {zero}; to keep them fixed, "
+                "set requires_grad=False before make_private"
+            )
+        if self._outside:
+            warnings.append(
+                f"these parameters require gradients but are not in the optimizer: {_listed(self._outside)}; they are not "
+                "audited, and if another optimizer trains them, it does so without privacy"
+            )
+        return warnings
+
+    def _names(self) -> list[str]:
+        params, layers = self._optimizer.params, self.audit.settings.layers
+        if [size for _, size in layers] == [p.numel() for p in params]:
+            return [name for name, _ in layers]
+        return [f"parameter {i} of shape {tuple(p.shape)}" for i, p in enumerate(params)]
 
     def _draw(self) -> None:
         if self._rng is None:
-            self._present = self._audit.sampled_canaries(self._audit.last_round + 1, self._rate)
+            self._present = self.audit.sampled_canaries(self.audit.last_round + 1, self._rate)
         else:
-            drawn = self._rng.random(self._audit.settings.canaries) < self._rate
+            drawn = self._rng.random(self.audit.settings.canaries) < self._rate
             self._present = np.flatnonzero(drawn).astype(np.int32)
 
     def _clipped_sum(self) -> Any:
-        """What the clip makes of this step's examples if it is right: our own, for theirs is on trial."""
+        """The clipped sum of this step's examples. Computed here, because the optimizer's own clip is being audited."""
         samples = [g.reshape(len(g), -1) for g in self._optimizer.grad_samples]
         norms = torch.stack([g.norm(2, dim=1) for g in samples]).norm(2, dim=0)
         factors = (float(self._optimizer.max_grad_norm) / norms).clamp(
@@ -212,45 +354,114 @@ class Attachment:
             "noise_multiplier": float(optimizer.noise_multiplier),
             "clip_norm": float(optimizer.max_grad_norm),
             "sample_rate": self._rate,
-            "delta": self._audit.settings.delta,
+            "delta": self.audit.settings.delta,
         }
-        canaries = {"count": self._audit.settings.canaries, "through_clip": self._scale is not None}
+        canaries = {"count": self.audit.settings.canaries, "through_clip": self._scale is not None}
         return {"trainer": "opacus", "privacy": privacy, "canaries": canaries}
 
     def _parameters(self) -> Any:
         return torch.cat([p.detach().reshape(-1) for p in self._optimizer.params]).clone()
 
 
-def _check_optimizer(optimizer: DPOptimizer, audit: Audit, through_clip: bool) -> None:
+def _checked_options(
+    optimizer: DPOptimizer, canaries: int, sample_rate: float, through_clip: bool | None, scale: float | None
+) -> tuple[float, float | None, AuditedItem]:
+    """Sample rate, scale of the canaries (None behind the clip), and what the audit says of the clip."""
+    _check_optimizer(optimizer, through_clip)
+    rate = one_number("sample_rate", sample_rate)
+    if not 0 < rate <= 1:
+        raise ValueError(f"sample_rate must lie in (0, 1], got {rate}")
+    length = positive("scale", SCALE if scale is None else scale)
+    if length <= 1:
+        raise ValueError(f"scale must be above 1, or the clip has nothing to clip, got {length}")
+    obstacle = _obstacle(optimizer, canaries * rate)
+    if through_clip or (through_clip is None and obstacle is None):
+        entered = f"canaries entered the optimizer's clip {length:g} times longer than the clip norm"
+        return rate, length, AuditedItem("clipping", "checked", entered)
+    if scale is not None:
+        raise ValueError("scale needs through_clip=True: behind the clip, a canary is as long as the clip norm")
+    why = (
+        f"canaries entered behind the clip: {obstacle}"
+        if obstacle
+        else "canaries entered behind the clip; use through_clip=True"
+    )
+    return rate, None, AuditedItem("clipping", "not checked", why)
+
+
+def _check_optimizer(optimizer: DPOptimizer, through_clip: bool | None) -> None:
     if not isinstance(optimizer, DPOptimizer):
-        raise ValueError(f"optimizer must be Opacus's own, as make_private returns it, got {shown(optimizer)}")
+        raise ValueError(f"optimizer must be the one that make_private returned, got {shown(optimizer)}")
     if isinstance(optimizer, DISTRIBUTED):
         raise ValueError(
-            f"{type(optimizer).__name__} sums over processes after its noise: audit one process of it alone"
+            f"{type(optimizer).__name__} sums over processes after it adds noise, so it cannot be audited; train in one "
+            "process"
         )
     if isinstance(getattr(optimizer.add_noise, "__self__", None), Attachment):
         raise ValueError("this optimizer is audited already: detach the first audit")
-    dim = sum(p.numel() for p in optimizer.params)
-    if dim != audit.settings.dim:
-        raise ValueError(f"the audit must have dim = {dim}, as many as the optimizer has parameters, got {audit!r}")
-    if through_clip and isinstance(optimizer, DPOptimizerFastGradientClipping | DPPerLayerOptimizer):
+    if through_clip and not _has_rows(optimizer):
         raise ValueError(
-            f"through_clip needs rows of grad_sample and one clip norm, which {type(optimizer).__name__} has not; "
-            "leave it out, and canaries enter behind the clip"
+            f"through_clip needs per-example gradients and one clip norm, and {type(optimizer).__name__} lacks them; "
+            "leave through_clip out, and canaries enter behind the clip"
         )
 
 
-def _check_unfinished(audit: Audit) -> None:
-    """Before training: a step would be refused behind a final model."""
-    if audit.log.final is None:
-        return
-    if audit.directory is None:
-        raise ValueError("this audit has observed its final model: make a new one, or rewind_to a round to go on from")
-    raise ValueError(f"{audit.directory.path} holds a finished audit: name another directory, or remove it")
+def _has_rows(optimizer: DPOptimizer) -> bool:
+    return not isinstance(optimizer, DPOptimizerFastGradientClipping | DPPerLayerOptimizer)
+
+
+def _obstacle(optimizer: DPOptimizer, canaries_per_step: float) -> str | None:
+    """Why canaries do not go through this optimizer's clip by default; None where they do."""
+    if isinstance(optimizer, DPOptimizerFastGradientClipping):
+        return "ghost mode has no per-example gradients; only hooks mode can send canaries through the clip"
+    if not _has_rows(optimizer):
+        return "only a clip of the whole gradient can be checked, not one of each layer"
+    if isinstance(optimizer, AdaClipDPOptimizer):
+        return "an adaptive clip would count them as clipped examples; through_clip=True accepts that"
+    dim = sum(p.numel() for p in optimizer.params)
+    if canaries_per_step * dim > MOST_THROUGH_CLIP:
+        return (
+            f"about {math.ceil(canaries_per_step):,} canaries a step in {dim:,} parameters are expensive to send through "
+            "it; use through_clip=True, or fewer canaries"
+        )
+    return None
+
+
+def _named_tensors(model: Any) -> "dict[str, torch.Tensor]":
+    """The model's parameters by their names, without the prefixes of GradSampleModule and torch.compile."""
+    try:
+        tensors = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else dict(model)
+    except (TypeError, ValueError):
+        tensors = {}
+    if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+        raise ValueError(f"model must be a torch module or map parameter names to tensors, got {shown(model)}")
+    plain = {_plain_name(str(name)): tensor for name, tensor in tensors.items()}
+    return plain if len(plain) == len(tensors) else tensors
+
+
+def _plain_name(name: str) -> str:
+    while prefix := next((prefix for prefix in WRAPPERS if name.startswith(prefix)), None):
+        name = name.removeprefix(prefix)
+    return name
+
+
+def _place(tensor: Any) -> tuple[Any, ...]:
+    return tensor.device, tensor.data_ptr(), tuple(tensor.shape)
+
+
+def _outside(optimizer: DPOptimizer, model: Any) -> list[str]:
+    """Names of the parameters that require gradients and are not in the optimizer."""
+    inside = {_place(p) for p in optimizer.params}
+    return [name for name, p in _named_tensors(model).items() if p.requires_grad and _place(p) not in inside]
+
+
+def _listed(names: Iterable[str], most: int = 5) -> str:
+    found = list(names)
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return ", ".join(found[:most]) + more
 
 
 def _update_noise_multiplier(optimizer: DPOptimizer) -> float:
-    """Of the gradients alone: with an adaptive clip, z_Δ = (z⁻² − (2σ_b)⁻²)^−½, for its count has noise of its own."""
+    """Noise multiplier of the gradients: with an adaptive clip, z_Δ = (z⁻² − (2σ_b)⁻²)^−½, as its count has noise too."""
     noise = float(getattr(optimizer, "_adjusted_noise_multiplier", optimizer.noise_multiplier))
     if isinstance(optimizer, AdaClipDPOptimizer) and noise:
         return float((noise**-2 - (2 * float(optimizer.unclipped_num_std)) ** -2) ** -0.5)
@@ -262,7 +473,7 @@ def _parts(vector: Any, params: list[Any]) -> Any:
 
 
 def _append_rows(params: list[Any], rows: Any) -> None:
-    """Rows, of the whole model's length each, as further examples of the batch that was computed last."""
+    """Append rows of the whole model's length, as further examples of the last batch."""
     for p, part in zip(params, rows.split([p.numel() for p in params], dim=1), strict=True):
         batches = p.grad_sample if isinstance(p.grad_sample, list) else [p.grad_sample]
         last = batches[-1]
