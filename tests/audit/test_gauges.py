@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from coalmine.audit.gauges import LEVEL, _ratio_quantile
+from coalmine.audit.gauge import LEVEL, ratio_quantile
 
 sys.path.insert(0, str(Path(__file__).parent))
 from training import train
@@ -20,7 +20,7 @@ def gauges(audit):
 def test_quantiles_are_those_of_a_noise_vectors_length():
     for dof in (10, 9_000, 4_000_000):
         for p in (1e-9, 1e-3, 0.999):
-            assert _ratio_quantile(p, dof) == pytest.approx(np.sqrt(stats.chi2.ppf(p, dof) / dof), rel=1e-9)
+            assert ratio_quantile(p, dof) == pytest.approx(np.sqrt(stats.chi2.ppf(p, dof) / dof), rel=1e-9)
 
 
 def test_an_honest_run_raises_no_gauge():
@@ -106,4 +106,4 @@ def test_dilution_is_what_the_signal_adds():
 
 def test_the_level_is_shared_over_rounds():
     found = gauges(train(**SMALL))["noise"]
-    assert found.limits[0] == pytest.approx(_ratio_quantile(LEVEL / 12, 3_800))
+    assert found.limits[0] == pytest.approx(ratio_quantile(LEVEL / 12, 3_800))

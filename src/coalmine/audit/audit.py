@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from coalmine.audit import snapshot
 from coalmine.audit.adversaries import RUNGS, SMALLEST, ladder, presented_times
-from coalmine.audit.coverage import AuditedItem
+from coalmine.audit.coverage import AuditedItem, audited_items
 from coalmine.audit.gauges import read_gauges
 from coalmine.audit.noise_law import NoiseParts, is_full, measure_law, release_resolution
-from coalmine.audit.result import Adversary, AuditResult, Row, make_row
+from coalmine.audit.result import Adversary, AuditResult, Row, make_headline, make_row
 from coalmine.audit.rounds import Final, Round, RoundLog, Singles
 from coalmine.audit.run_directory import RunDirectory
 from coalmine.audit.schedule import Indices, presentation_counts, sampled, spread_schedule
@@ -546,6 +546,7 @@ def derive_result(
     rungs = ladder(log, settings)
     gauges = read_gauges(log, settings)
     evidence = _evidence(log, settings, clients)
+    participations = evidence.planned if claim is None else claim.participations or evidence.planned
     verdict: Verdict | None = None
     by_rung: dict[str, Verdict] = {}
     notes: list[str] = []
@@ -579,6 +580,18 @@ def derive_result(
         claim=claim,
         clients=clients,
         verdict=verdict,
+        headline=make_headline(
+            rungs, settings, rung=None if verdict is None else verdict.rung, participations=participations
+        ),
+        audited=audited_items(
+            log,
+            settings,
+            gauges,
+            participations=None if claim is None else claim.participations,
+            planned=evidence.planned,
+            shown=evidence.shown,
+            given=audited,
+        ),
         notes=tuple(notes),
     )
 

@@ -3,10 +3,17 @@
 A verdict speaks only of what was checked, so every result carries this list and every view shows it.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from coalmine.audit.gauge import Gauge
+from coalmine.audit.law_gauges import rank_power
+from coalmine.audit.rounds import RoundLog
+from coalmine.audit.settings import Settings
+
 Status = Literal["checked", "not checked", "cannot be checked"]
+Source = Literal["audit", "pipeline"]
 ITEMS = (
     "noise level",
     "noise law",
@@ -17,21 +24,151 @@ ITEMS = (
     "participations",
     "others",
 )
+VISIBLE_RANK = 5.0  # standard deviations by which half of the dimensions must move the rank gauge to be seen
+NAMED = 12  # tensors that are named in a sentence
 
 
 @dataclass(frozen=True)
 class AuditedItem:
-    """One item of the list: its name from `ITEMS`, its status, and one sentence that says why."""
+    """One item of the list: its name from `ITEMS`, its status, and one sentence that says why.
+
+    `source` says who knows: the audit itself, or the pipeline that it sits in.
+    """
 
     name: str
     status: Status
     detail: str
+    source: Source = "pipeline"
 
     def __post_init__(self) -> None:
         if self.name not in ITEMS:
             raise ValueError(f"an audited item must be one of {', '.join(ITEMS)}, got {self.name!r}")
         if self.status not in ("checked", "not checked", "cannot be checked"):
             raise ValueError(f"status must be 'checked', 'not checked' or 'cannot be checked', got {self.status!r}")
+        if self.source not in ("audit", "pipeline"):
+            raise ValueError(f"source must be 'audit' or 'pipeline', got {self.source!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        return {"status": self.status, "detail": self.detail}
+        return {"status": self.status, "detail": self.detail, "source": self.source}
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What a log says of its rounds."""
+
+    rounds: int
+    with_others: int
+    with_noise: int
+    scale: float  # the smallest at which canaries were sent
+    tails: bool
+
+    @classmethod
+    def of(cls, log: RoundLog) -> "_Facts":
+        rounds = with_others = with_noise = 0
+        scale, tails = float("inf"), False
+        for item in log.rounds():
+            rounds += 1
+            with_others += item.residual_cosines is not None
+            with_noise += item.noise_std is not None
+            scale = min(scale, item.scale) if item.present.size else scale
+            tails |= item.law_tail is not None
+        return cls(rounds, with_others, with_noise, scale, tails)
+
+
+def audited_items(
+    log: RoundLog,
+    settings: Settings,
+    gauges: Sequence[Gauge],
+    *,
+    participations: int | None,
+    planned: int | None,
+    shown: int,
+    given: Iterable[AuditedItem] = (),
+) -> tuple[AuditedItem, ...]:
+    """The whole list, in the order of `ITEMS`; what the pipeline knows better stands in the place of the audit's own."""
+    facts, names = _Facts.of(log), {gauge.name for gauge in gauges}
+    own = [
+        _level(facts, names),
+        _law(facts, names, settings),
+        _clipping(facts),
+        AuditedItem("weights", "not checked", "the canaries weigh what the pipeline gave them"),
+        _tensors(facts, names, settings),
+        AuditedItem("sampler", "not checked", "the audit chose the canaries' rounds, or was told them"),
+        _participations(participations, planned, shown),
+        _others(facts, names),
+    ]
+    found = {item.name: replace(item, source="audit") for item in own}
+    found |= {item.name: item for item in given}
+    return tuple(found[name] for name in ITEMS)
+
+
+def _level(facts: _Facts, names: set[str]) -> AuditedItem:
+    if "residual" in names and facts.with_noise == facts.rounds == facts.with_others:
+        return AuditedItem("noise level", "checked", "the residual of every round was compared with the stated noise")
+    if "residual" in names:
+        some = (
+            f"only {min(facts.with_noise, facts.with_others)} of {facts.rounds} rounds had both `others` and noise_std"
+        )
+        return AuditedItem("noise level", "not checked", some)
+    if "noise" in names:
+        detail = "only that the rounds are not shorter than the stated noise; pass `others` to check its level"
+        return AuditedItem("noise level", "not checked", detail)
+    detail = "pass `others` and noise_std in every round; without them only the canaries' scores speak of it"
+    return AuditedItem("noise level", "not checked", detail)
+
+
+def _law(facts: _Facts, names: set[str], settings: Settings) -> AuditedItem:
+    if settings.momentum:
+        detail = "the observed rounds contain the server's momentum; observe the aggregate before it"
+        return AuditedItem("noise law", "cannot be checked", detail)
+    if "shape" not in names:
+        return AuditedItem("noise law", "not checked", "pass `others`: the law is that of the residual")
+    seen = ["distribution", "correlation within a round", "a grid of values", "reuse between rounds"]
+    missing = []
+    if facts.tails:
+        seen.append("repeated values")
+    else:
+        missing.append("repeated values (pass clip_norm in the units of model_delta)")
+    if rank_power(facts.rounds, settings.unobserved_dof, settings.dim) >= VISIBLE_RANK:
+        seen.append("dimensions without noise")
+    else:
+        missing.append("noise in a fixed subspace (needs more rounds, or more unobserved canaries)")
+    detail = f"seen: {', '.join(seen)}" + (f"; not seen: {', '.join(missing)}" if missing else "")
+    return AuditedItem("noise law", "checked", detail)
+
+
+def _clipping(facts: _Facts) -> AuditedItem:
+    if 1 < facts.scale < float("inf"):
+        return AuditedItem("clipping", "checked", f"canaries entered the clip {facts.scale:g} times too long")
+    detail = "canaries were no longer than the clip norm, or did not pass the clip; send them with scale=10 through it"
+    return AuditedItem("clipping", "not checked", detail)
+
+
+def _tensors(facts: _Facts, names: set[str], settings: Settings) -> AuditedItem:
+    if not settings.layers:
+        return AuditedItem("tensors", "not checked", "name the layers (`layers=`) so that each has its own gauge")
+    if not any(name.startswith("layer ") for name in names):
+        return AuditedItem("tensors", "not checked", "gauges by layer need `others` and noise_std, and no momentum")
+    listed = [name for name, _ in settings.layers]
+    more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
+    return AuditedItem("tensors", "checked", f"each by itself: {', '.join(listed[:NAMED])}{more}")
+
+
+def _participations(claimed: int | None, planned: int | None, shown: int) -> AuditedItem:
+    if planned is not None and claimed in (None, planned):
+        detail = f"the canaries took part {planned} times at most, by the audit's own schedule"
+        return AuditedItem("participations", "checked", detail)
+    if claimed is not None:
+        detail = (
+            f"the claim states {claimed}; canaries took part {shown} times at most; how often clients do is not seen"
+        )
+        return AuditedItem("participations", "not checked", detail)
+    return AuditedItem("participations", "not checked", "nobody stated how often a client takes part")
+
+
+def _others(facts: _Facts, names: set[str]) -> AuditedItem:
+    if not facts.with_others:
+        return AuditedItem("others", "not checked", "`others` was not given, so known-others is left out")
+    if "others" not in names:
+        return AuditedItem("others", "cannot be checked", "`others` is zero in every round")
+    return AuditedItem("others", "checked", "the residual was compared with `others`: none of it is left")

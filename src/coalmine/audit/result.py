@@ -5,14 +5,20 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from coalmine.audit.adversaries import Scores
+import numpy as np
+from scipy.special import ndtri
+
+from coalmine.audit.adversaries import RUNGS, Scores
+from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.settings import SCHEMA_VERSION, Settings
 from coalmine.audit.verdict import Claim, Verdict
 from coalmine.estimators.bounds import epsilon_lower_bound
 from coalmine.estimators.estimate import EpsilonEstimate, epsilon_estimate, estimate_from_final, estimate_from_iterates
+from coalmine.estimators.gaussians import Gaussian
 
 CONFIDENCE = 0.95
+KNOWN_RUNGS = ("known-round", "known-others")
 FEWEST = 10
 
 
@@ -70,12 +76,35 @@ class Adversary:
     def headline(self) -> Row:
         return self.rows[0]
 
+    def row_for(self, participations: int | None) -> Row:
+        """The row of canaries presented so often, or else the one with most canaries."""
+        return next((row for row in self.rows if row.presentations == participations), self.headline)
+
     def to_dict(self) -> dict[str, Any]:
         return self.headline.to_dict() | {
             "groups": [row.to_dict() for row in self.rows],
             "verdict": None if self.verdict is None else self.verdict.outcome,
             "reason": None if self.verdict is None else self.verdict.reason,
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headline:
+    """The number on top: what the rung that the verdict rests on reads, in the claim's own terms.
+
+    `participations` is how often its client takes part; None where presentations make no difference to the rung. Over
+    canaries that were presented unequally often the reading is pooled: score = β√R + noise is fitted to all of them.
+    """
+
+    rung: str
+    participations: int | None
+    epsilon: float
+    interval: tuple[float, float] | None
+    pooled: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        interval = None if self.interval is None else list(self.interval)
+        return vars(self) | {"interval": interval}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -91,6 +120,8 @@ class AuditResult:
     claim: Claim | None = None
     clients: int | None = None
     verdict: Verdict | None = None
+    headline: Headline | None = None
+    audited: tuple[AuditedItem, ...] = ()
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,54 +144,77 @@ class AuditResult:
             "clients": self.clients,
             "verdict": None if self.verdict is None else self.verdict.outcome,
             "reason": None if self.verdict is None else self.verdict.reason,
+            "reason_code": None if self.verdict is None else self.verdict.code,
+            "headline": None if self.headline is None else self.headline.to_dict(),
+            "audited": {item.name: item.to_dict() for item in self.audited},
             "gauges": {gauge.name: gauge.to_dict() for gauge in self.gauges},
             "adversaries": {name: adversary.to_dict() for name, adversary in self.adversaries.items()},
             "notes": list(self.notes),
         }
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Column heads and cells, as every view shows them."""
+        """Column heads and cells, as every view shows them: one line for each adversary."""
         heads = ["adversary", "shown", "epsilon", "95 % interval", "lower bound", "floor", "paper's ε", "paper's ε_lo"]
         judged = self.verdict is not None
-        cells = []
-        for adversary in self.adversaries.values():
-            for row in sorted(adversary.rows, key=lambda row: row.presentations or 0):
-                found = row.estimate
-                line = [
-                    adversary.name,
-                    "" if row.presentations is None else f"{row.presentations}×",
-                    _shown(found.epsilon),
-                    "none"
-                    if found.interval is None
-                    else f"{_shown(found.interval.low)} … {_shown(found.interval.high)}",
-                    _shown(row.lower_bound),
-                    _shown(found.floor.q95),
-                    _shown(row.paper_epsilon),
-                    _shown(row.paper_lower_bound),
-                ]
-                verdict = adversary.verdict.outcome if adversary.verdict else ""
-                cells.append([*line, verdict] if judged else line)
+        cells = [self._cells(adversary) for adversary in self.adversaries.values()]
+        top = self.headline
+        if top is not None and top.rung not in self.adversaries:  # too few canaries of any one number of presentations
+            shown = [_shown_times(top.participations), format_number(top.epsilon), format_interval(top.interval)]
+            outcome = "" if self.verdict is None else self.verdict.outcome
+            cells.append([top.rung, *shown, "-", "-", "-", "-", outcome])
+        if not judged:
+            cells = [line[: len(heads)] for line in cells]
         return ([*heads, "verdict"] if judged else heads), cells
 
+    def _cells(self, adversary: Adversary) -> list[str]:
+        top = self.headline
+        row = adversary.row_for(top.participations if top else None)
+        epsilon, interval, times = row.estimate.epsilon, _pair(row.estimate.interval), row.presentations
+        if top is not None and top.rung == adversary.name and top.pooled:
+            epsilon, interval, times = top.epsilon, top.interval, top.participations
+        return [
+            adversary.name,
+            _shown_times(times),
+            format_number(epsilon),
+            format_interval(interval),
+            format_number(row.lower_bound),
+            format_number(row.estimate.floor.q95),
+            format_number(row.paper_epsilon),
+            format_number(row.paper_lower_bound),
+            adversary.verdict.outcome if adversary.verdict else "",
+        ]
+
     def lines(self) -> list[str]:
-        """What stands under the table: claim, verdict, gauges, notes."""
-        said = []
+        """What stands under the table: claim, verdict, what was checked, gauges, notes."""
+        texts = []
         if self.analytical_epsilon is not None:
-            said.append(f"analytical epsilon {_shown(self.analytical_epsilon)}")
+            texts.append(f"analytical epsilon {format_number(self.analytical_epsilon)}")
         if self.claim is not None and self.verdict is not None:
-            said.append(
-                f"claimed epsilon {_shown(self.claim.epsilon)} ({self.claim.accounting}): {self.verdict.outcome}"
-            )
-            said.append(self.verdict.reason)
+            claim = f"claimed epsilon {format_number(self.claim.epsilon)} ({self.claim.accounting})"
+            texts += [f"{claim}: {self.verdict.outcome}", self.verdict.reason]
+            texts += [self.scope] if self.verdict.outcome == "PASS" else []
+        texts += [f"{item.name}: {item.status} ({item.detail})" for item in self.audited]
         for gauge in self.gauges:
-            span = (
-                _shown(gauge.smallest)
-                if gauge.smallest == gauge.largest
-                else (f"{_shown(gauge.smallest)} … {_shown(gauge.largest)}")
+            span = format_number(gauge.smallest)
+            if gauge.smallest != gauge.largest:
+                span += f" … {format_number(gauge.largest)}"
+            where = f" in {len(gauge.flagged)} rounds" if gauge.flagged else ""
+            mark = "" if gauge.status == "ok" else f"  <- {gauge.status}{where}"
+            texts.append(f"gauge {gauge.name}: {span}{mark}")
+        hidden = sum(len(adversary.rows) - 1 for adversary in self.adversaries.values())
+        if hidden:
+            texts.append(
+                f"{hidden} more rows, one for each number of presentations, are in result.json and `adversaries`"
             )
-            mark = "" if gauge.status == "ok" else f"  <- {gauge.status} in {len(gauge.flagged)} rounds"
-            said.append(f"gauge {gauge.name}: {span}{mark}")
-        return said + list(self.notes)
+        return texts + list(self.notes)
+
+    @property
+    def scope(self) -> str:
+        """What a PASS speaks of, and what it does not."""
+        checked = [item.name for item in self.audited if item.status == "checked"]
+        rest = [item.name for item in self.audited if item.status != "checked"]
+        text = f"This PASS speaks of: {', '.join(checked) or 'the canaries alone'}."
+        return f"{text} It does not speak of: {', '.join(rest)}." if rest else text
 
     def __str__(self) -> str:
         heads, cells = self.table()
@@ -241,10 +295,83 @@ def _warnings(scores: Scores, estimate: EpsilonEstimate) -> tuple[str, ...]:
             f"the scores are not normal (Anderson-Darling p = {estimate.anderson_darling.p_value:.2g}): "
             "trust the bound, not the interval"
         )
+    if estimate.variance.used == "fitted" and scores.null is not None:
+        found.append(
+            f"the standard deviation was fitted to the {scores.observed.size} scores, as they spread {estimate.std:.3g} "
+            "times as much as the null: the estimate is less precise"
+        )
     if estimate.epsilon <= estimate.floor.q95:
         found.append(f"nothing was detected: as many canaries read up to {estimate.floor.q95:.2g} when nothing leaks")
     return tuple(found)
 
 
-def _shown(value: float) -> str:
+def format_number(value: float) -> str:
+    """A number as a table shows it."""
     return "inf" if math.isinf(value) else "-" if math.isnan(value) else f"{value:.3g}"
+
+
+def format_interval(interval: tuple[float, float] | None) -> str:
+    """An interval as a table shows it."""
+    return "none" if interval is None else f"{format_number(interval[0])} … {format_number(interval[1])}"
+
+
+def _shown_times(presentations: int | None) -> str:
+    return "" if presentations is None else f"{presentations}×"
+
+
+def _pair(interval: Any) -> tuple[float, float] | None:
+    return None if interval is None else (float(interval.low), float(interval.high))
+
+
+def make_headline(
+    rungs: list[Scores], settings: Settings, *, rung: str | None, participations: int | None
+) -> Headline | None:
+    """What one rung reads for a client who takes part so often: its own row, or all of its canaries pooled."""
+    name = rung or next((known for known in reversed(RUNGS) if any(s.rung == known for s in rungs)), None)
+    groups = [scores for scores in rungs if scores.rung == name]
+    if name is None or not groups:
+        return None
+    exact = [s for s in groups if s.presentations == participations and s.observed.size >= FEWEST]
+    alone = groups if len(groups) == 1 or name not in KNOWN_RUNGS else exact
+    try:
+        if alone:
+            row = make_row(alone[0], settings)
+            if row is None:
+                return None
+            return Headline(
+                rung=name,
+                participations=row.presentations,
+                epsilon=row.estimate.epsilon,
+                interval=_pair(row.estimate.interval),
+            )
+        return _pooled_headline(name, groups, settings, participations)
+    except ValueError:  # constant scores: the notes say so
+        return None
+
+
+def _pooled_headline(name: str, groups: list[Scores], settings: Settings, times: int | None) -> Headline | None:
+    """β from all canaries, and the epsilon of somebody who takes part `times` times, by default as often as most did."""
+    weight = float(sum(s.observed.size * s.exposure for s in groups))
+    usual = max(groups, key=lambda s: s.observed.size)
+    exposure = usual.exposure if times is None or usual.strength is not None else float(times)
+    beta = sum(math.sqrt(s.exposure) * float(s.observed.sum()) for s in groups) / weight
+    residuals = np.concatenate([s.observed - beta * math.sqrt(s.exposure) for s in groups])
+    count = round(weight / exposure)  # canaries of that exposure whose mean is known as well
+    if min(count, residuals.size) < FEWEST:
+        return None
+    normal = ndtri((np.arange(count) + 0.5) / count)
+    scores = beta * math.sqrt(exposure) + normal * (float(residuals.std()) / float(normal.std()))
+    found = epsilon_estimate(
+        scores,
+        null=Gaussian(0.0, 1.0),
+        delta=settings.delta,
+        confidence=CONFIDENCE,
+        null_dof=min(s.null_dof for s in groups),
+    )
+    return Headline(
+        rung=name,
+        participations=times or usual.presentations,
+        epsilon=found.epsilon,
+        interval=_pair(found.interval),
+        pooled=True,
+    )

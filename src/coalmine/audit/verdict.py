@@ -21,6 +21,7 @@ Outcome = Literal["PASS", "VIOLATION", "UNDERPOWERED"]
 # scan over rounds, and ten gauges at 0.01 % each.
 TEST_LEVEL = 0.002
 BOUND_LEVEL = 0.004
+BOUND_CONFIDENCE = 1 - BOUND_LEVEL / 5  # on each of five rungs
 SCAN_LEVEL = 0.001
 MANY = 10_000  # dof from which on the scale is as good as known to the test
 POWER = 0.9
@@ -71,12 +72,13 @@ class Verdict:
     """What the audit says of the claim, and on which evidence.
 
     `code` names the reason in one word for programs: "bound", "mean", "round", "stated" or "gauge" for a VIOLATION, "power"
-    for a PASS, and for UNDERPOWERED what is missing.
+    for a PASS, and for UNDERPOWERED what is missing. `rung` is the one that decided, None where a gauge did.
     """
 
     outcome: Outcome
     reason: str
     code: str = ""
+    rung: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +87,8 @@ class Evidence:
 
     `planned` is how often canaries take part by the audit's own schedule, None where the pattern is the user's own or rounds
     were not observed. `shown` is the largest number of presentations that was observed. `most_hidden` bounds the real
-    clients' part of a round, ‖X‖/(C√d). `correlated` says that the noise of rounds is.
+    clients' part of a round, ‖X‖/(C√d). `correlated` says that the noise of rounds is, `vouched` that somebody vouches for
+    `others` where no noise is stated to check it by.
     """
 
     delta: float
@@ -94,6 +97,7 @@ class Evidence:
     rounds: RoundScores | None = None
     most_hidden: float | None = None
     correlated: bool = False
+    vouched: bool = False
 
     @property
     def stated(self) -> StatedNoise | None:
@@ -220,7 +224,7 @@ def _judge_run(by_rung: dict[str, Verdict], rungs: list[Scores], gauges: list[Ga
         also = violated[:-1] + [f"the {gauge.name} gauge" for gauge in proofs]
         more = f"; so does {', '.join(also)}" if also else ""
         found = by_rung[violated[-1]]
-        return Verdict("VIOLATION", f"{violated[-1]}: {found.reason}{more}", found.code)
+        return Verdict("VIOLATION", f"{violated[-1]}: {found.reason}{more}", found.code, violated[-1])
     if proofs:
         return Verdict("VIOLATION", _proof(proofs[0], case), "gauge")
     if case.claim.accounting == "amplified":
@@ -231,7 +235,7 @@ def _judge_run(by_rung: dict[str, Verdict], rungs: list[Scores], gauges: list[Ga
         return barred
     passed = [name for name, verdict in by_rung.items() if verdict.outcome == "PASS"]
     if passed:
-        return Verdict("PASS", f"{passed[-1]}: {by_rung[passed[-1]].reason}", "power")
+        return Verdict("PASS", f"{passed[-1]}: {by_rung[passed[-1]].reason}", "power", passed[-1])
     known = [by_rung[name] for name in KNOWN if name in by_rung]
     if known:
         return known[-1]
@@ -592,7 +596,7 @@ def _power_of(name: str, groups: list[Scores], case: _Case, signal: _Signal) -> 
             "number of `clients` in a round",
             "others",
         )
-    if name == "known-others" and case.evidence.stated is None:
+    if name == "known-others" and case.evidence.stated is None and not case.evidence.vouched:
         return Verdict(
             "UNDERPOWERED",
             "nothing refutes the claim, but whatever `others` leaves out could stand in for missing noise: pass noise_std "

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from coalmine.audit.audit import derive_result
+from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.numbers import json_ready
 from coalmine.audit.rounds import RoundLog
 from coalmine.audit.run_directory import RunDirectory
@@ -63,6 +64,9 @@ def _derived(stored: dict[str, Any], log: RoundLog, settings: Settings) -> Check
             claim=claim,
             analytical_epsilon=_number(stored.get("analytical_epsilon")),
             clients=stored.get("clients"),
+            audited=[
+                AuditedItem(name, **item) for name, item in stored["audited"].items() if item["source"] == "pipeline"
+            ],
         )
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         return Check("result", False, f"nothing follows from the stored rounds, settings and claim ({error})")

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from coalmine.audit.adversaries import Scores
-from coalmine.audit.verdict import BOUND_CONFIDENCE, Claim, Verdict, judge
+from coalmine.audit.verdict import BOUND_CONFIDENCE, Claim, Evidence, Verdict, judge
 from coalmine.checks import Floats, whole_number
 from coalmine.cli.output import print_json, print_table, shown_number, shows_bars
 from coalmine.cli.scores import STDIN, read_scores
@@ -178,9 +178,10 @@ def judge_scores(
     far the mean score falls short of the claim's. Unobserved scores give no null exact enough for the test of the mean: the
     bound alone can speak.
     """
+    evidence = Evidence(delta=delta, planned=1, shown=1, vouched=known_others)
     if isinstance(canaries.null, np.ndarray):
         scores = Scores(rung="two-sample", observed=canaries.observed, unobserved=canaries.null)
-        verdict = judge(claim, [scores], [], delta=delta)[1]["two-sample"]
+        verdict = judge(claim, [scores], [], evidence)[1]["two-sample"]
         return verdict if verdict.outcome == "VIOLATION" else _undecided(canaries, claim, delta)
     rung = "known-others" if known_others else "known-round"
     unit: CosineNull | Gaussian = Gaussian(0.0, 1.0)
@@ -195,7 +196,7 @@ def judge_scores(
         null_dof=canaries.null_dof,
         presentations=1,
     )
-    return judge(claim, [scores], [], delta=delta)[1][rung]
+    return judge(claim, [scores], [], evidence)[1][rung]
 
 
 def _undecided(canaries: ScoredCanaries, claim: Claim, delta: float) -> Verdict:
