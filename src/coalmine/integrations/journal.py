@@ -1,10 +1,11 @@
 """What an integration writes into the audit's run directory, as `coalmine run` does, so that report and compare read it."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from coalmine.audit.audit import Audit
+from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
 from coalmine.audit.verdict import Claim
 from coalmine.estimators.mechanism import mechanism_epsilon
@@ -36,6 +37,7 @@ class Journal:
         noise: float | None = None,
         accounted: float | None = None,
         task: str | None = None,
+        audited: Iterable[AuditedItem] = (),
         **more: Any,
     ) -> AuditResult:
         """The result, on disk too. `accounted` is the accountant's epsilon, judged as a claim amplified by sampling.
@@ -54,9 +56,11 @@ class Journal:
                 for times in (usual, most)
             )
             shown["most_exposed_epsilon"] = largest
-        result = self._audit.result(claim=asked, analytical_epsilon=analytical)
+        result = self._audit.result(claim=asked, analytical_epsilon=analytical, audited=audited)
         if accounted is not None:
-            verdict = self._audit.result(claim=Claim(epsilon=accounted, accounting="amplified")).verdict
+            verdict = self._audit.result(
+                claim=Claim(epsilon=accounted, accounting="amplified"), audited=audited
+            ).verdict
             assert verdict is not None
             more["accounted_epsilon"] = accounted
             more["if_accounted_were_claimed"] = {"verdict": verdict.outcome, "reason": verdict.reason}
