@@ -109,6 +109,16 @@ def test_extra_canaries_keep_a_wrong_num_sampled_clients(wrapper, factor, outcom
     assert result.verdict.outcome == outcome
 
 
+@pytest.mark.parametrize("mode", ["client", "replace"])
+def test_other_modes_show_a_wrong_num_sampled_clients_too(mode):
+    named, seed = {REAL + 1 + i: i for i in range(CANARIES)}, {"seed": SEED} if mode == "client" else {}
+    strategy = AuditedStrategy(server_side(10 * (REAL + CANARIES)), small_audit(), mode, canary_nodes=named, **seed)
+    small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()))
+    result = strategy.finish()
+    assert gauge(result, "residual").largest == pytest.approx(0.1, rel=0.1)
+    assert result.verdict.outcome == "VIOLATION"
+
+
 class Recorded(DifferentialPrivacyServerSideFixedClipping):
     """Flower's wrapper; `used` are the values of num_sampled_clients that its noise was sized for."""
 
