@@ -6,9 +6,10 @@ Strategies with and without an audit take turns on the same replies. The overhea
 `configure_train` and `aggregate_train`, over the whole of the plain round. In every second round clients send the model back
 without training: no round can be shorter.
 
-The floor, for n real clients: every number of their replies is read once, 4·n·d bytes, 180 MB here; the audit itself takes
-two transforms of d numbers, one for what the round added to the model and one for what is left of it without the real
-clients, and some ten passes over single vectors of d, 4 MB each. With a directory, 4 MB of model are written and synced.
+The floor, for n real clients: every number of their replies is read once, 4·n·d bytes, 180 MB here. The audit itself takes
+three transforms of d numbers: one of the round's model delta, one of that delta without the real clients, and one for the
+sum of the canaries, which the gauges of single arrays subtract. Some ten passes over single vectors of d, 4 MB each, are
+added. With a directory, 4 MB of model are written and synced.
 
     python -m benchmarks.flower_round
 """
@@ -114,19 +115,23 @@ def made(folder: Path) -> dict[str, Any]:
     from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
 
     from coalmine.integrations.flower import Audit, AuditedStrategy
+    from coalmine.integrations.flower.layout import Layout
+
+    arrays = Layout.of(initial_model()).layers  # a gauge for each, as audited() has it
 
     def plain() -> Any:
         inner = FedAvg(fraction_evaluate=0.0, min_train_nodes=NODES, min_available_nodes=NODES)
         return DifferentialPrivacyClientSideFixedClipping(inner, 1.0, 1.0, NODES)
 
-    def audited(directory: Path | None = None, **settings: Any) -> Any:
-        audit = Audit(DIM, canaries=CANARIES, seed=SEED, delta=1e-5, directory=directory)
+    def audited(directory: Path | None = None, layers: Any = arrays, **settings: Any) -> Any:
+        audit = Audit(DIM, canaries=CANARIES, seed=SEED, delta=1e-5, layers=layers, directory=directory)
         nodes = range(NODES - CANARY_NODES, NODES)
         return AuditedStrategy(plain(), audit, "client", seed=SEED, canary_partitions=nodes, **settings)
 
     return {
         "plain": plain(),
-        "without known others": audited(known_others=False),
+        "without known others": audited(known_others=False, layers=None),
+        "without a gauge for each array": audited(layers=None),
         "audited": audited(),
         "audited, in a directory": audited(folder / "run"),
     }

@@ -1,7 +1,9 @@
 """Flower's own processes on 127.0.0.1, each stopped by its pid, with a home of their own and no telemetry."""
 
 import contextlib
+import fcntl
 import os
+import re
 import shutil
 import signal
 import socket
@@ -93,6 +95,12 @@ class Processes:
         command = ["flwr", "run", str(self.app), "here", "--stream", *federation, "--run-config", pairs]
         return self.start("run", *command)
 
+    def stop_run(self, directory):
+        """Stop the last run, as a kill of its ServerApp would, and wait until that has let go of its directory."""
+        run_id = re.findall(r"started run (\d+)", self.log("run"))[-1]
+        self.start("stop", "flwr", "stop", run_id, "here").wait(60)
+        self.wait_until(lambda: unlocked(directory), "the ServerApp to end")
+
     def log(self, name):
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
@@ -112,6 +120,16 @@ class Processes:
                 )
                 raise TimeoutError(f"waited {seconds} s for {what}\n{logs}")
             time.sleep(0.2)
+
+
+def unlocked(directory):
+    """Whether nobody writes to a run directory."""
+    with (directory / ".lock").open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
 
 def stop(process):

@@ -6,18 +6,28 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAvg,
+)
 from flwr.supercore.task_identity import TaskIdentity
 
 from coalmine import Audit
 
 SEED = b"tests only"
-DIM = 10_000
+DIM, SMALL = 10_000, 2_000
+REAL, CANARIES = 8, 12
 
 
 class LoopGrid(Grid):
-    """Nodes 1, 2, … with their configs. `failing` and `silent` are pairs of round and node."""
+    """Nodes 1, 2, … with their configs. `failing` and `silent` are pairs of round and node.
 
-    def __init__(self, app, node_configs, *, failing=(), silent=()):
+    With `catching`, an exception in a client becomes an error reply, worded as a SuperNode words it.
+    """
+
+    def __init__(self, app, node_configs, *, failing=(), silent=(), catching=False):
+        self.catching = catching
         TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
         self.app = app
         self.failing, self.silent = set(failing), set(silent)
@@ -38,8 +48,16 @@ class LoopGrid(Grid):
             if key in self.failing:
                 replies.append(Message(Error(code=0, reason="killed"), reply_to=message))
             elif key not in self.silent:
-                replies.append(self.app(message, self.contexts[node]))
+                replies.append(self.reply(message, node))
         return replies
+
+    def reply(self, message, node):
+        try:
+            return self.app(message, self.contexts[node])
+        except ValueError as error:
+            if not self.catching:
+                raise
+            return Message(Error(code=2, reason=f"{type(error)}:<'{error}'>"), reply_to=message)
 
     def set_run(self, run):
         raise NotImplementedError
@@ -101,3 +119,32 @@ def cosines(audit):
 
 def config(**entries):
     return ConfigRecord(entries)
+
+
+def fedavg(**settings):
+    return FedAvg(fraction_evaluate=0.0, **settings)
+
+
+def server_side(count, *, noise=1.0, clip=1.0, inner=None):
+    return DifferentialPrivacyServerSideFixedClipping(inner or fedavg(), noise, clip, count)
+
+
+def client_side(count, *, noise=1.0, clip=1.0, inner=None):
+    return DifferentialPrivacyClientSideFixedClipping(inner or fedavg(), noise, clip, count)
+
+
+def small_audit(**settings):
+    return new_audit(canaries=CANARIES, dim=SMALL, **settings)
+
+
+def small_run(strategy, grid, **settings):
+    return run(strategy, grid, **({"rounds": 3, "arrays": initial_arrays(SMALL)} | settings))
+
+
+def nodes(real=REAL, canaries=CANARIES):
+    """Real clients first, then canaries, each way of designation at hand."""
+    return [{"partition-id": i} for i in range(real)] + [{"canary-id": i} for i in range(canaries)]
+
+
+def gauge(result, name):
+    return next(found for found in result.gauges if found.name == name)

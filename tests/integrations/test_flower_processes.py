@@ -19,6 +19,7 @@ from flower_processes import Processes, environment  # noqa: E402
 
 from coalmine import RunDirectory  # noqa: E402
 from coalmine.audit.verify import verify_run  # noqa: E402
+from coalmine.integrations.flower.checkpoint import load_checkpoint  # noqa: E402
 
 
 @pytest.mark.parametrize("example", ["flower", pytest.param("flower-fedadam-leak", marks=pytest.mark.slow)])
@@ -51,29 +52,33 @@ def test_deployment_with_a_node_killed_in_mid_round_and_restarted(tmp_path):
         flower.supernode("real", "data-part=0")
         flower.supernode("first", "canary-id=0")
         second = flower.supernode("second", "canary-id=1")
-        flower.run(num_rounds=1, **settings).wait(120)
-        assert (home / "result.json").exists(), flower.log("run")[-3000:]
+        first = flower.run(num_rounds=9, **settings)
+        flower.wait_until((home / "checkpoint.npz").exists, "the end of round 1")
+        flower.stop_run(home)
+        first.wait(60)
+        assert not (home / "result.json").exists()
+        done, _, _ = load_checkpoint(home)
         before = flower.log("second").count("Receiving: train message")
 
-        going_on = flower.run(num_rounds=3, **settings)
+        resumed = flower.run(num_rounds=done + 2, **settings)
         flower.wait_until(
-            lambda: flower.log("second").count("Receiving: train message") > before, "round 2 to reach the node"
+            lambda: flower.log("second").count("Receiving: train message") > before, "the next round to reach the node"
         )
         os.killpg(second.pid, signal.SIGKILL)
         flower.supernode("again", "canary-id=1")
-        going_on.wait(200)
+        resumed.wait(200)
         told = flower.log("run")
     metrics = [line for line in RunDirectory(home).read_metrics() if "canaries" in line]
-    assert [line["round"] for line in metrics] == [1, 2, 3], told[-3000:]
-    assert [line["canaries"] for line in metrics[:2]] == [2, 1]
-    assert metrics[1]["missing"] + metrics[1]["failed"] == 1
+    assert [line["round"] for line in metrics] == list(range(1, done + 3)), told[-3000:]
+    assert [line["canaries"] for line in metrics[: done + 1]] == [2] * done + [1]
+    assert metrics[done]["missing"] + metrics[done]["failed"] == 1
     # back under another node id, with its own canary; a SuperLink that still asks the dead node in its place says so
-    assert metrics[2]["canaries"] == 2 or metrics[2]["missing"] + metrics[2]["failed"] >= 1
+    assert metrics[-1]["canaries"] == 2 or metrics[-1]["missing"] + metrics[-1]["failed"] >= 1
     result = RunDirectory(home).read_result()
     assert result["missed"]["missing"] + result["missed"]["failed"] >= 1
-    assert result["rounds"] + result["skipped_rounds"] == 3
+    assert result["rounds"] + result["skipped_rounds"] == done + 2
     assert "the audit missed something" in told
-    assert 2 in result["gauges"]["residual"]["flagged"]  # noise for three, an average over two
+    assert done + 1 in result["gauges"]["residual"]["flagged"]  # noise for three, an average over two
     assert result["verdict"] == "VIOLATION"
     assert [check.held for check in verify_run(home, 7, model=home / "model.npy")] == [True, True, True]
 

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord
 
+from coalmine.checks import shown
+
 Row = npt.NDArray[Any]
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 NPY = b"\x93NUMPY\x01\x00"  # how data in numpy's format begins, version 1.0
@@ -44,22 +46,27 @@ class Layout:
         return sum(self.sizes)
 
     @property
+    def layers(self) -> list[tuple[str, int]]:
+        """Name and size of every array that the audit looks at: each gets a noise gauge of its own."""
+        return [(name, size) for name, size in zip(self.names, self.sizes, strict=True) if size]
+
+    @property
     def buffers(self) -> tuple[str, ...]:
-        """What the audit looks at although it is no parameter, by the names that PyTorch gives to buffers."""
+        """Audited arrays that are not parameters, by the names that PyTorch gives to buffers."""
         return tuple(name for name in self.names if name.endswith(BUFFERS))
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a user should know of arrays that are no parameters."""
+        """Warnings about arrays that are not parameters."""
         said = []
         if self.left_out:
             names = ", ".join(self.left_out)
-            said.append(
-                f"arrays of whole numbers are left out of the audit, though Flower clips and noises them: {names}"
-            )
+            said.append(f"integer arrays are left out of the audit, though Flower clips and noises them: {names}")
         if self.buffers:
             names = ", ".join(self.buffers)
-            said.append(f"buffers are no parameters, but they are clipped, noised and audited as if: {names}")
+            said.append(
+                f"buffers are not parameters, but Flower clips and noises them, and the audit includes them: {names}"
+            )
         return tuple(said)
 
     @property
@@ -69,14 +76,14 @@ class Layout:
 
     def row(self, record: Mapping[str, Array]) -> Row:
         """The model as one row."""
-        parts = [_values(record[name]).reshape(-1) for name in self.names]
+        parts = [array_values(record[name]).reshape(-1) for name in self.names]
         return np.concatenate(parts, dtype=self.dtype)
 
     def update_into(self, out: Row, record: Mapping[str, Array], current: Row) -> None:
         """`out` becomes what a client's model adds to the current one; read where it lies, nothing is copied."""
         place = 0
         for name, size in zip(self.names, self.sizes, strict=True):
-            values, part = _values(record[name]).reshape(-1), slice(place, place + size)
+            values, part = array_values(record[name]).reshape(-1), slice(place, place + size)
             if values.size != size:
                 raise ValueError(f"a reply's {name!r} must hold {size} numbers as the model's does, got {values.size}")
             np.subtract(values, current[part], out=out[part], casting="same_kind")
@@ -89,11 +96,38 @@ class Layout:
             if name in self.left_out:
                 result[name] = array
                 continue
-            values = _values(array)
+            values = array_values(array)
             part = step[place : place + values.size].reshape(values.shape)
             result[name] = Array(np.asarray(values + part, dtype=values.dtype))
             place += values.size
         return ArrayRecord(result)
+
+
+def as_record(model: Any) -> ArrayRecord:
+    """A model as an ArrayRecord: from an ArrayRecord, a torch Module, a state_dict, or a list of numpy arrays.
+
+    torch is never imported here: whoever has a Module has imported it already.
+    """
+    if isinstance(model, ArrayRecord):
+        return model
+    named = model.state_dict() if callable(getattr(model, "state_dict", None)) else model
+    if isinstance(named, list | tuple):
+        named = {str(index): values for index, values in enumerate(named)}
+    if not isinstance(named, Mapping):
+        raise ValueError(f"a model must be an ArrayRecord, a torch Module or a state_dict, got {shown(model)}")
+    return ArrayRecord({str(name): _as_array(name, values) for name, values in named.items()})
+
+
+def _as_array(name: object, values: Any) -> Array:
+    if isinstance(values, Array):
+        return values
+    try:
+        values = np.asarray(values.detach().cpu().numpy() if hasattr(values, "detach") else values)
+    except TypeError as error:
+        raise ValueError(f"array {name!r} must be of a type that numpy knows, got {values.dtype} ({error})") from None
+    if values.dtype.kind not in "biufc":
+        raise ValueError(f"a model must hold numbers in array {name!r}, got {shown(values)}")
+    return Array(values)
 
 
 def _dtype_and_size(array: Array) -> tuple[str, int]:
@@ -104,7 +138,7 @@ def _dtype_and_size(array: Array) -> tuple[str, int]:
     return str(values.dtype), int(values.size)
 
 
-def _values(array: Array) -> npt.NDArray[Any]:
+def array_values(array: Array) -> npt.NDArray[Any]:
     """The array's numbers where they lie, not to be written to; copied only if they must be made into floats of ours."""
     if array.data.startswith(NPY):
         length = len(NPY) + 2 + int.from_bytes(array.data[len(NPY) : len(NPY) + 2], "little")

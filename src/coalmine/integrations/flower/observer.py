@@ -1,10 +1,9 @@
 """An `evaluate_fn` that observes every global model: for strategies and workflows of their own, SecAgg+ among them."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from flwr.app import Array
 
 from coalmine.audit.audit import Audit
 from coalmine.audit.result import AuditResult
@@ -12,8 +11,9 @@ from coalmine.audit.verdict import Claim
 from coalmine.checks import whole_number
 from coalmine.integrations.checks import nonnegative, positive
 from coalmine.integrations.flower.announcement import Announcement, checked_partitions, checked_seed
-from coalmine.integrations.flower.layout import Layout
+from coalmine.integrations.flower.layout import Layout, as_record
 from coalmine.integrations.flower.recorder import Recorder, logger
+from coalmine.integrations.flower.scope import UNKNOWN_TO_OBSERVER, observer_items
 
 
 def observer(
@@ -27,12 +27,12 @@ def observer(
 ) -> "Observer":
     """An `evaluate_fn` for `Strategy.start`, or for a legacy strategy, that observes the model and then calls the user's.
 
-    It sees models and nothing else. It warns of their buffers; of unequal weights and of strategies that drop canaries it
-    cannot. Who took part must be known: `present` tells the canaries of a round, from 1, and is by default the audit's
-    schedule if it has `rounds`, else all canaries in every round, which holds if every node trains in every round and none
-    fails. Where nodes are sampled or may fail, use AuditedStrategy, which reads it from the replies. With `clip_norm`,
-    `participants` (how many updates a round averages) and `noise_multiplier` the noise is gauged too: its std is then
-    noise_multiplier·clip_norm/participants.
+    It sees models and nothing else. It warns of buffers, but cannot warn of unequal weights or of strategies that drop
+    canaries. `present` returns the canaries of a round, counted from 1. The default is the audit's schedule if it has
+    `rounds`, else all canaries in every round; that holds if every node has one canary, trains in every round and never
+    fails. Where nodes are sampled or may fail, use AuditedStrategy, which reads the canaries from the replies. With
+    `clip_norm`, `participants` (the number of updates that a round averages) and `noise_multiplier` the noise is gauged
+    too: its std is then noise_multiplier·clip_norm/participants.
     """
     if noise_multiplier is not None and (clip_norm is None or participants is None):
         raise ValueError("a noise_multiplier needs clip_norm and participants too, for they make the noise's std")
@@ -56,30 +56,36 @@ class Observer:
         self._participants = None if participants is None else whole_number("participants", participants, minimum=1)
         self._noise = None if noise_multiplier is None else nonnegative("noise_multiplier", noise_multiplier)
         self._present = present or self._default_present
+        self._scale = 1.0
         self._recorder: Recorder | None = None
 
     def announce(
         self,
-        initial: Mapping[str, Array] | list[Any],
+        initial: Any,
         *,
         seed: int | bytes | None = None,
         scale: float = 10.0,
         canary_partitions: Iterable[int] | None = None,
     ) -> dict[str, Any]:
-        """Entries for the train config, from which `canary_mod` knows what to send."""
+        """Entries for the train config, from which `canary_mod` knows what to send.
+
+        `initial` is the model that training starts from: an ArrayRecord, a list of arrays, a torch Module or a state_dict.
+        A node with several canaries needs 'server-round' in the train config too.
+        """
         if self._clip_norm is None:
             raise ValueError("canaries are as long as the clip allows: give observer(..., clip_norm=)")
+        self._scale = positive("scale", scale)
         return Announcement.of(
             self._audit,
             clip_norm=self._clip_norm,
-            scale=positive("scale", scale),
-            left_out=Layout.of(_record(initial)).left_out,
+            scale=self._scale,
+            left_out=Layout.of(as_record(initial)).left_out,
             seed=checked_seed(self._audit, seed),
             partitions=checked_partitions(canary_partitions),
         ).to_config()
 
     def __call__(self, server_round: int, arrays: Any, *rest: Any) -> Any:
-        model = _record(arrays)
+        model = as_record(arrays)
         if self._recorder is None:
             config = {
                 "trainer": "flower",
@@ -90,13 +96,16 @@ class Observer:
             for text in self._recorder.layout.warnings:
                 logger.warning("%s", text)
         if server_round > 0:
-            size = None if self._clip_norm is None else self._clip_norm / (self._participants or 1)
+            size = None
+            if self._clip_norm is not None and self._participants is not None:
+                size = self._clip_norm / self._participants  # the units of the model delta, an average
             self._recorder.observe(
                 server_round,
                 model,
                 np.fromiter(self._present(self._recorder.number(server_round)), dtype=np.int32),
                 noise_std=None if self._noise is None or size is None else self._noise * size,
                 canary_norm=size,
+                scale=self._scale,
                 clip_norm=self._clip_norm,
             )
         return None if self._evaluate is None else self._evaluate(server_round, arrays, *rest)
@@ -105,17 +114,12 @@ class Observer:
         """Observe the final model and return what was found; in a run directory, write it too, under the task's name."""
         if self._recorder is None:
             raise ValueError("nothing was observed; was this observer given to start() as evaluate_fn?")
-        warnings = list(self._recorder.layout.warnings)
-        return self._recorder.finish(claim, noise_multiplier=self._noise, task=task, warnings=warnings)
+        warnings = [*self._recorder.layout.warnings, f"known-others was left out: {UNKNOWN_TO_OBSERVER}"]
+        logger.warning("%s", warnings[-1])
+        items = observer_items(self._scale)
+        return self._recorder.finish(claim, noise_multiplier=self._noise, task=task, audited=items, warnings=warnings)
 
     def _default_present(self, round_number: int) -> Iterable[int]:
         if self._audit.settings.rounds is not None:
             return [int(index) for index in self._audit.canaries_in_round(round_number)]
         return range(self._audit.settings.canaries)
-
-
-def _record(arrays: Any) -> Mapping[str, Array]:
-    """A model as Flower's strategies hand it over: an ArrayRecord, or the list of arrays of a legacy one."""
-    if isinstance(arrays, Mapping):
-        return arrays
-    return {str(index): Array(np.asarray(values)) for index, values in enumerate(arrays)}

@@ -1,8 +1,10 @@
-"""The server's side: a strategy around the user's own that puts canaries in, or reads them from replies, and observes."""
+"""The server's side: a strategy around the user's own that adds canaries, or reads them from replies, and observes."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
@@ -10,10 +12,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
     Bulyan,
-    DifferentialPrivacyClientSideAdaptiveClipping,
-    DifferentialPrivacyClientSideFixedClipping,
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
     FedAvg,
     FedMedian,
     FedTrimmedAvg,
@@ -25,21 +23,32 @@ from flwr.serverapp.strategy import (
 )
 
 from coalmine.audit.audit import Audit
+from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
 from coalmine.audit.verdict import Claim
 from coalmine.integrations.checks import nonnegative, positive
 from coalmine.integrations.flower.announcement import PREFIX, REPLY, Announcement, checked_partitions, checked_seed
 from coalmine.integrations.flower.checkpoint import load_checkpoint, save_checkpoint
-from coalmine.integrations.flower.designation import Designation
-from coalmine.integrations.flower.layout import Row
-from coalmine.integrations.flower.recorder import Recorder
+from coalmine.integrations.flower.designation import Designation, Nodes
+from coalmine.integrations.flower.frozen import FrozenArrays
+from coalmine.integrations.flower.layout import Row, as_record
+from coalmine.integrations.flower.recorder import Recorder, refuse_finished
+from coalmine.integrations.flower.scope import (
+    CLIENT_CLIP,
+    SAMPLER,
+    SERVER_CLIP,
+    WeightRatio,
+    clipping_item,
+    others_item,
+    tensors_item,
+    weights_item,
+)
 
 logger = logging.getLogger("flwr.coalmine")  # shown where Flower shows its own
 Mode = Literal["client", "replace", "extra"]
-SERVER_CLIP = (DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyServerSideAdaptiveClipping)
-CLIENT_CLIP = (DifferentialPrivacyClientSideFixedClipping, DifferentialPrivacyClientSideAdaptiveClipping)
 DROPPING = (Krum, MultiKrum, Bulyan, FedTrimmedAvg, FedMedian, QFedAvg)
 BEFORE_CLIP = 10.0
+LONGEST_REASON = 400  # characters of a failed reply's reason
 NO_CANARY = (
     "no reply says that it is a canary, so none takes part: clients need canary_mod, last in their mods, and canary-id, "
     "canary_partitions or canary_nodes must name some of them"
@@ -50,6 +59,7 @@ NO_CANARY = (
 class _Sent:
     """What a round's training was configured with."""
 
+    round_number: int  # as the audit counts
     clip_norm: float
     messages: tuple[Message, ...]
     available: int  # nodes there were to sample from
@@ -60,14 +70,20 @@ class AuditedStrategy(Strategy):
 
     mode "client": clients run `canary_mod`; a canary is a node with `canary-id` in its node config, a partition id in
     `canary_partitions`, or one that the server names by `canary_nodes`. `seed`, the audit's own, is announced to clients
-    unless canary nodes have it in a file. "replace": the replies of `canary_nodes`, a fraction or {node id: canary}, become
-    canaries on the server. "extra": canaries are further replies, in the rounds of the audit's schedule if it has `rounds`,
-    else with the probability that a node is sampled, drawn from the audit's seed or from `rng`.
+    unless canary nodes read it from a file. "replace": the replies of `canary_nodes` become canaries on the server. "extra":
+    canaries are further replies, in the rounds of the audit's schedule if it has `rounds`, else with the probability that a
+    node is sampled, drawn from the audit's seed or from `rng`. Extra replies do not change the ratio of the noise to one
+    client's contribution: while they are aggregated, the wrapper's `num_sampled_clients` grows by the same factor as the
+    replies.
 
-    Clip norm and noise are read from Flower's own wrappers; elsewhere give `clip_norm` and, relative to the sum of updates,
-    `noise_multiplier`. `scale` is how many times too long canaries are before a clip that they pass: 10, or 1 where there is
-    none. `known_others` has the server add up the real updates for the rung of that name, which reads every reply once more.
-    With a directory the audit's, a restarted ServerApp goes on after the last finished round.
+    `canary_nodes` is a fraction of the nodes, or {node id: canary}. A node may have several canaries, as in {node id: [0, 1,
+    2]}: it takes their roles in turn, one in each round.
+
+    Clip norm and noise are read from Flower's own wrappers. Without one, give `clip_norm` and, relative to the sum of
+    updates, `noise_multiplier`. `scale` is how many times too long canaries are before a clip that they go through: 10, or
+    1 where there is none. With `known_others` the server adds up the real updates for the rung of that name, which reads
+    every reply once more. If the audit has a directory, a restarted ServerApp resumes after the last complete round. A
+    directory that holds a finished run is refused.
     """
 
     def __init__(
@@ -76,7 +92,7 @@ class AuditedStrategy(Strategy):
         audit: Audit,
         mode: Mode = "replace",
         *,
-        canary_nodes: float | Mapping[int, int] | None = None,
+        canary_nodes: Nodes | None = None,
         canary_partitions: Iterable[int] | None = None,
         seed: int | bytes | None = None,
         clip_norm: float | None = None,
@@ -89,9 +105,9 @@ class AuditedStrategy(Strategy):
         if mode not in ("client", "replace", "extra"):
             raise ValueError(f"mode must be 'client', 'replace' or 'extra', got {mode!r}")
         if mode == "replace" and canary_nodes is None:
-            raise ValueError("replace needs canary_nodes: a fraction of the nodes, or {node id: canary}")
+            raise ValueError("mode 'replace' needs canary_nodes: a fraction of the nodes, or {node id: canary}")
         if mode == "extra" and canary_nodes is not None:
-            raise ValueError("extra canaries are no nodes: leave canary_nodes out")
+            raise ValueError("mode 'extra' has no canary nodes: omit canary_nodes")
         if mode != "client" and (canary_partitions is not None or seed is not None):
             raise ValueError(
                 f"canary_partitions and seed are for mode 'client', where clients are canaries, not {mode!r}"
@@ -108,16 +124,17 @@ class AuditedStrategy(Strategy):
         self._scale = _scale(scale, mode, self._private)
         self._designation = Designation(audit, canary_nodes)
         self._partitions, self._seed = checked_partitions(canary_partitions), checked_seed(audit, seed)
-        linear = getattr(type(self._innermost), "aggregate_train", None) is FedAvg.aggregate_train
-        self._known_others = known_others and linear and self._private is not None
+        self._others_left_out = self._why_others_are_unknown(known_others)
         self._rng = rng
         self._recorder: Recorder | None = None
         self._sent: _Sent | None = None
         self._unclear = False  # whether this round's canaries cannot be told apart
-        self._told_of_any = False  # whether a reply ever said that it is a canary
+        self._canary_reported = False  # whether a reply ever said that it is a canary
         self._warned: list[str] = []
+        self._failures: set[str] = set()  # reasons of failed replies
         self._weights_differ = False  # whether that was warned of
-        self._heaviest = 1.0  # client, against the heaviest canary of its round
+        self._ratio = WeightRatio()
+        self._frozen: FrozenArrays | None = None
         self._check_strategy()
 
     # What the server is asked
@@ -125,15 +142,19 @@ class AuditedStrategy(Strategy):
     def start(
         self,
         grid: Grid,
-        initial_arrays: ArrayRecord,
+        initial_arrays: Any,
         num_rounds: int = 3,
         timeout: float = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """As ever; in a directory that holds rounds already, only those that are missing, from the model saved there."""
-        done, arrays = self._resumed(initial_arrays)
+        """Train as the strategy does. In the directory of an interrupted run, only the missing rounds are trained.
+
+        `initial_arrays` may also be a torch Module or a state_dict.
+        """
+        refuse_finished(self.audit)
+        done, arrays = self._resumed(as_record(initial_arrays))
         self._recorder = self._new_recorder(arrays)
         left = max(num_rounds - done, 0)
         evaluate = None if evaluate_fn is None else self._evaluating(evaluate_fn)
@@ -145,26 +166,28 @@ class AuditedStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The strategy's own messages; canary clients get a word of their own."""
+        """The strategy's own messages; in mode "client" they carry the announcement for canary clients."""
         if self._recorder is None:
             self._recorder = self._new_recorder(arrays)
-        clip_norm = self._clip_norm()
+        clip_norm, number = self._clip_norm(), self._recorder.number(server_round)
         if self.mode == "client":
-            for name, value in self._announcement(clip_norm).to_config().items():
+            for name, value in self._announcement(clip_norm, number).to_config().items():
                 config[name] = value
-        messages = [self._designated(m) for m in self.strategy.configure_train(server_round, arrays, config, grid)]
-        self._sent = _Sent(clip_norm, tuple(messages), len(list(grid.get_node_ids())))
+        configured = self.strategy.configure_train(server_round, arrays, config, grid)
+        messages = [self._designated(message, number) for message in configured]
+        self._sent = _Sent(number, clip_norm, tuple(messages), len(list(grid.get_node_ids())))
         return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The strategy's own aggregation, canaries among the replies, and a look at what came of it."""
+        """The strategy's own aggregation with canaries among the replies; the audit observes the new model."""
         recorder, sent = self._recorder, self._sent
         if recorder is None or sent is None:
             raise ValueError("aggregate_train came before configure_train")
         received = list(replies)
         valid = [reply for reply in received if not reply.has_error()]
+        self._warn_of_failures(recorder, sent, received)
         self._unclear = False
         canaries = self._canary_replies(recorder, sent, valid)
         ghosts = list(canaries.values()) if self.mode == "extra" else []
@@ -173,22 +196,25 @@ class AuditedStrategy(Strategy):
         weights = self._weights(counted)
         own = [weight for reply, weight in zip(counted, weights, strict=True) if id(reply) in mine]
         self._warn_of_weights(weights, own)
-        if own and max(own) > 0:
-            self._heaviest = max(self._heaviest, max(weights) / max(own))
+        self._ratio.add(weights, own)
         real = [reply for reply in valid if id(reply) not in mine]
         others = self._others(recorder, sent, real, sum(weights))
-        arrays, metrics = self._aggregated(server_round, [*received, *ghosts], len(counted))
+        self._note_frozen(recorder, sent, real)
+        growth = self._growth(valid, ghosts)
+        arrays, metrics = self._aggregated(server_round, [*received, *ghosts], growth)
         released = arrays is not None
-        noise = self.noise_multiplier
+        noise, size = self.noise_multiplier, float(len(valid) * growth)
         recorder.observe(
             server_round,
             arrays,
             np.array(sorted(canaries) if released else [], dtype=np.int32),
             clear=not self._unclear,
             others=others if released else None,
-            noise_std=noise * sent.clip_norm / len(counted) if noise and counted else None,
+            noise_std=noise * sent.clip_norm / size if noise and counted else None,
             canary_norm=sent.clip_norm * (float(np.mean(own)) / sum(weights) if own else 1 / max(len(counted), 1)),
+            scale=self._scale,
             clients=len(real),
+            **_weight_counts(weights, own),
             failed=len(received) - len(valid),
             missing=len(sent.messages) - len(received),
             lost_canaries=0 if released else len(canaries),
@@ -216,45 +242,72 @@ class AuditedStrategy(Strategy):
 
     @property
     def noise_multiplier(self) -> float | None:
-        """The noise that the strategy claims to add to the updates, over the clip norm; None if it says nothing of it."""
+        """The noise that the strategy claims to add to the sum of updates, over the clip norm; None without a claim."""
         if self._given_noise is not None or self._private is None:
             return self._given_noise
         return float(self._private.noise_multiplier)
 
     def finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
-        """Observe the final model and return what was found; in a run directory, write it too, under the task's name.
+        """Observe the final model and return the result; in a run directory, write it too, under the task's name.
 
-        The claim is by default that of the noise multiplier, for a client that takes part as often as canaries did. Where
-        clients weigh differently it is one for the heaviest.
+        The default claim is that of the noise multiplier, for a client that takes part as often as the canaries did. Where
+        clients weigh differently, the claim is for the heaviest client.
         """
         if self._recorder is None:
             raise ValueError("there is nothing to finish: start() comes first")
-        if self.mode == "client" and not self._told_of_any and not any(r.present.size for r in self.audit.log.rounds()):
+        explained = self._canary_reported or self._failures
+        if self.mode == "client" and not explained and not any(r.present.size for r in self.audit.log.rounds()):
             self._warn(NO_CANARY)
-        more: dict[str, Any] = {"warnings": list(self._warned)}
+        if self._frozen is not None and self._frozen.names and self._private is not None and self.noise_multiplier:
+            self._warn(
+                f"no real client changed {', '.join(self._frozen.names)}, but Flower adds noise to every array: if they are "
+                "frozen parameters or buffers, keep them out of the model that is sent"
+            )
+        if self._others_left_out is not None:
+            self._warn(f"known-others was left out: {self._others_left_out}")
+        more: dict[str, Any] = {}
         spent = self._private.privacy_spent() if hasattr(self._private, "privacy_spent") else None
         if spent is not None:
             more["accounted_epsilon"] = float(spent.epsilon)
-        noise = self.noise_multiplier
-        return self._recorder.finish(claim, noise_multiplier=noise, task=task, heaviest=self._heaviest, **more)
+            logger.info("Flower's accountant: epsilon %.4g at delta %g", spent.epsilon, spent.delta)
+        return self._recorder.finish(
+            claim,
+            noise_multiplier=self.noise_multiplier,
+            task=task,
+            heaviest=self._ratio.to_heaviest,
+            audited=self.audited_items(),
+            warnings=list(self._warned),
+            **more,
+        )
+
+    def audited_items(self) -> list[AuditedItem]:
+        """What this audit checks of the pipeline so far and what it does not, each with its reason."""
+        tensors = tensors_item(len(self.audit.settings.layers), self._others_left_out)
+        return [
+            clipping_item(self.mode, self._private, self._scale),
+            weights_item(self._ratio),
+            others_item(self._others_left_out),
+            *([] if tensors is None else [tensors]),
+            SAMPLER,
+        ]
 
     # Rounds
 
     def _canary_replies(self, recorder: Recorder, sent: _Sent, valid: list[Message]) -> dict[int, Message]:
-        """The replies that are canaries, by canary: told by clients, put in the place of theirs, or made."""
+        """The replies that are canaries, by canary: reported by clients, put in their place, or created."""
         if self.mode == "client":
-            return self._told(sent, valid)
+            return self._reported(sent, valid)
         if self.mode == "extra":
             return self._ghosts(recorder, sent, valid)
         found = {}
         for reply in valid:
-            index = self._designation.index_of(reply.metadata.src_node_id)
+            index = self._designation.index_of(reply.metadata.src_node_id, sent.round_number)
             if index is not None:
                 self._fill(recorder, sent, reply.content, index, self._largest_weight(valid))
                 found[index] = reply
         return found
 
-    def _told(self, sent: _Sent, valid: list[Message]) -> dict[int, Message]:
+    def _reported(self, sent: _Sent, valid: list[Message]) -> dict[int, Message]:
         found: dict[int, Message] = {}
         for reply in valid:
             if REPLY not in reply.content:
@@ -267,14 +320,15 @@ class AuditedStrategy(Strategy):
                     f"canary {index} came from two nodes, so no such round is audited: each needs its own canary-id"
                 )
             found[index] = reply
-        self._told_of_any |= bool(found)
+        self._canary_reported |= bool(found)
         if not found and self._has_canaries(sent, valid):
             self._warn(NO_CANARY)
         return found
 
     def _has_canaries(self, sent: _Sent, valid: list[Message]) -> bool:
         """Whether there must be canaries among the replies: nodes that the server named, or simply every node."""
-        named = any(self._designation.index_of(reply.metadata.src_node_id) is not None for reply in valid)
+        nodes, number = [reply.metadata.src_node_id for reply in valid], sent.round_number
+        named = any(self._designation.index_of(node, number) is not None for node in nodes)
         return named or 0 < sent.available <= len(valid)
 
     def _ghosts(self, recorder: Recorder, sent: _Sent, valid: list[Message]) -> dict[int, Message]:
@@ -314,25 +368,41 @@ class AuditedStrategy(Strategy):
             whole = isinstance(metrics[self._weight_key], int)
             metrics[self._weight_key] = int(weight) if whole else weight
 
+    def _growth(self, valid: list[Message], ghosts: list[Message]) -> Fraction | float:
+        """By which factor extra replies shrink one client's share of the average; 1 without any.
+
+        Unequal weights count where the strategy averages by weight.
+        """
+        if not ghosts:
+            return Fraction(1)
+        if self._largest_weight(valid) is None or isinstance(self._innermost, DROPPING):
+            return Fraction(len(valid) + len(ghosts), len(valid))
+        total = sum(self._weights(valid))
+        return (total + sum(self._weights(ghosts))) / total
+
     def _aggregated(
-        self, server_round: int, replies: list[Message], valid: int
+        self, server_round: int, replies: list[Message], growth: Fraction | float
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The strategy's aggregation; with extra replies, of noise that is sized for as many as there are."""
-        if self.mode != "extra" or self._private is None:
+        """The strategy's aggregation. The noise shrinks with the clients' share, as far as extra replies shrink that.
+
+        So the ratio of the two is what it is without the audit, also where the user's `num_sampled_clients` is wrong.
+        """
+        if growth == 1 or self._private is None:
             return self.strategy.aggregate_train(server_round, replies)
-        expected = self._private.num_sampled_clients
-        self._private.num_sampled_clients = valid
+        configured = self._private.num_sampled_clients
+        scaled = float(configured * growth)
+        self._private.num_sampled_clients = int(scaled) if scaled.is_integer() else scaled
         try:
             return self.strategy.aggregate_train(server_round, replies)
         finally:
-            self._private.num_sampled_clients = expected
+            self._private.num_sampled_clients = configured
 
     def _others(self, recorder: Recorder, sent: _Sent, real: list[Message], total: float) -> Row | None:
         """The real clients' part of the average, clipped by us: what they sent is on trial, and so is the clip.
 
         Each reply is read once, where it lies: update, length and share of the sum take no copy of it.
         """
-        if not self._known_others:
+        if self._others_left_out is not None:
             return None
         layout, current = recorder.layout, recorder.current
         summed, update = np.zeros_like(current), np.empty_like(current)
@@ -349,6 +419,15 @@ class AuditedStrategy(Strategy):
         (before,) = sent.messages[0].content.array_records.values()
         gaps = [np.asarray(record[name].numpy() - before[name].numpy(), dtype=np.float64) for name in names]
         return sum(float(np.vdot(gap, gap)) for gap in gaps)
+
+    def _note_frozen(self, recorder: Recorder, sent: _Sent, real: list[Message]) -> None:
+        """Compare the real replies with the model that was sent."""
+        if self._frozen is None:
+            self._frozen = FrozenArrays(recorder.layout.names)
+        for reply in real:
+            (before,) = sent.messages[0].content.array_records.values()
+            (record,) = reply.content.array_records.values()
+            self._frozen.compare(before, record)
 
     # Weights
 
@@ -392,9 +471,11 @@ class AuditedStrategy(Strategy):
         assert self._private is not None
         return float(self._private.clipping_norm)  # read before aggregation, which changes an adaptive one
 
-    def _designated(self, message: Message) -> Message:
+    def _designated(self, message: Message, round_number: int) -> Message:
         """The message as it is, or a new one for a canary that the server names: all messages share one content."""
-        index = self._designation.index_of(message.metadata.dst_node_id) if self.mode == "client" else None
+        if self.mode != "client":
+            return message
+        index = self._designation.index_of(message.metadata.dst_node_id, round_number)
         if index is None:
             return message
         content = RecordDict(dict(message.content))
@@ -408,7 +489,7 @@ class AuditedStrategy(Strategy):
             group_id=message.metadata.group_id,
         )
 
-    def _announcement(self, clip_norm: float) -> Announcement:
+    def _announcement(self, clip_norm: float, round_number: int) -> Announcement:
         assert self._recorder is not None
         return Announcement.of(
             self.audit,
@@ -417,6 +498,7 @@ class AuditedStrategy(Strategy):
             left_out=self._recorder.layout.left_out,
             seed=self._seed,
             partitions=self._partitions,
+            round_number=round_number,
         )
 
     def _new_recorder(self, arrays: ArrayRecord) -> Recorder:
@@ -432,6 +514,11 @@ class AuditedStrategy(Strategy):
         recorder = Recorder(self.audit, arrays, config)
         for text in recorder.layout.warnings:
             self._warn(text)
+        if self.audit.directory is not None and self.audit.last_round:
+            for line in self.audit.directory.read_metrics():  # the rounds before a restart
+                if line.get("canaries"):
+                    lightest, heaviest = line.get("lightest_canary", 1.0), line.get("heaviest_canary", 1.0)
+                    self._ratio.add([line.get("heaviest_client", 1.0)], [lightest, heaviest])
         return recorder
 
     def _resumed(self, initial: ArrayRecord) -> tuple[int, ArrayRecord]:
@@ -443,12 +530,16 @@ class AuditedStrategy(Strategy):
         done, arrays, state = saved or (0, initial, {})
         self.audit.rewind_to(done)
         if done:
-            logger.info("going on after round %d", done)
+            logger.info("resuming after round %d", done)
             if self._private is not None and "clipping_norm" in state:
                 self._private.clipping_norm = state["clipping_norm"]
             if type(self._innermost).aggregate_train is not FedAvg.aggregate_train:
                 self._warn(
                     f"the state of {type(self._innermost).__name__} is not saved: it starts afresh after round {done}"
+                )
+            if getattr(self._private, "accountant", None) is not None:
+                self._warn(
+                    f"Flower's accountant starts afresh after round {done}: its epsilon is for later rounds only"
                 )
         return done, arrays
 
@@ -476,6 +567,19 @@ class AuditedStrategy(Strategy):
 
         return evaluate
 
+    def _why_others_are_unknown(self, known_others: bool) -> str | None:
+        """Why the real clients' part of a round cannot be subtracted from it; None where it can."""
+        if not known_others:
+            return "known_others=False was given"
+        if self._private is None:
+            return "without a DifferentialPrivacy… wrapper the server cannot tell updates from noise added on clients"
+        if getattr(type(self._innermost), "aggregate_train", None) is not FedAvg.aggregate_train:
+            name = type(self._innermost).__name__
+            return (
+                f"{name} does not average linearly, so the real clients' part cannot be subtracted from the new model"
+            )
+        return None
+
     def _check_strategy(self) -> None:
         if isinstance(self._innermost, DROPPING):
             self._warn(
@@ -485,6 +589,17 @@ class AuditedStrategy(Strategy):
             self._warn(
                 f"mode {self.mode!r} bypasses the clients' clip, so it is not audited: canary_mod on clients would"
             )
+
+    def _warn_of_failures(self, recorder: Recorder, sent: _Sent, received: list[Message]) -> None:
+        """Once for each reason."""
+        for reply in received:
+            if not reply.has_error():
+                continue
+            reason = _reason(str(reply.error.reason))
+            recorder.first_failure = recorder.first_failure or reason
+            if reason not in self._failures:
+                self._failures.add(reason)
+                self._warn(f"node {reply.metadata.src_node_id} failed in round {sent.round_number}: {reason}")
 
     def _warn(self, text: str) -> None:
         if text not in self._warned:
@@ -498,6 +613,21 @@ def _scale(given: float | None, mode: Mode, private: Any) -> float:
         return positive("scale", given)
     clipped = isinstance(private, SERVER_CLIP) or (mode == "client" and isinstance(private, CLIENT_CLIP))
     return BEFORE_CLIP if clipped else 1.0
+
+
+def _weight_counts(weights: list[float], own: list[float]) -> dict[str, float]:
+    """The weights of a round for its line of metrics, where they differ."""
+    if not own or min(weights) == max(weights):
+        return {}
+    return {"heaviest_client": max(weights), "lightest_canary": min(own), "heaviest_canary": max(own)}
+
+
+def _reason(text: str) -> str:
+    """A failed reply's reason on one line, without Flower's brackets around it: <class 'ValueError'>:<'text'>."""
+    line = " ".join(text.split())
+    match = re.fullmatch(r"<class '[^']*'>:<'(.*)'>", line)
+    line = line if match is None else match[1].strip()
+    return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 3] + "..."
 
 
 def _private_wrapper(strategy: Any) -> Any:

@@ -1,0 +1,93 @@
+"""What an audit in Flower covers: the items that only the integration knows about, each with its reason."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+)
+
+from coalmine.audit.coverage import AuditedItem
+
+SERVER_CLIP = (DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyServerSideAdaptiveClipping)
+CLIENT_CLIP = (DifferentialPrivacyClientSideFixedClipping, DifferentialPrivacyClientSideAdaptiveClipping)
+SAMPLER = AuditedItem(
+    "sampler", "not checked", "the audit reads who took part in each round, but does not test how Flower samples nodes"
+)
+UNKNOWN_TO_OBSERVER = "the observer sees models only, not the clients' updates"
+
+
+class WeightRatio:
+    """How much more the heaviest client of a round weighed than its canaries, as the largest ratio over all rounds."""
+
+    def __init__(self) -> None:
+        self.rounds = 0  # with canaries
+        self.to_lightest = 1.0  # canary
+        self.to_heaviest = 1.0  # canary
+
+    def add(self, weights: Sequence[float], canaries: Sequence[float]) -> None:
+        """Take in a round: the weights of all replies, and those of its canaries."""
+        if canaries and min(canaries) > 0:
+            self.rounds += 1
+            self.to_lightest = max(self.to_lightest, max(weights) / min(canaries))
+            self.to_heaviest = max(self.to_heaviest, max(weights) / max(canaries))
+
+
+def clipping_item(mode: str, private: Any, scale: float) -> AuditedItem:
+    """Whether canaries longer than the clip norm went through a clip, and through which one."""
+    if isinstance(private, CLIENT_CLIP) and mode != "client":
+        reason = f"mode {mode!r} makes canaries on the server, so they bypass the clients' clip: use mode 'client'"
+        return AuditedItem("clipping", "cannot be checked", reason)
+    if scale <= 1:
+        reason = (
+            "canaries were no longer than the clip norm, so a missing clip would not show: give scale=10 before a clip"
+        )
+        return AuditedItem("clipping", "not checked", reason)
+    if isinstance(private, SERVER_CLIP):
+        clip = f"the server's clip in {type(private).__name__}"
+    else:
+        clip = "the clients' clip" if mode == "client" else "the strategy's own clip"
+    return AuditedItem("clipping", "checked", f"canaries of {scale:g} times the clip norm went through {clip}")
+
+
+def weights_item(weights: WeightRatio) -> AuditedItem:
+    """Whether the canaries weighed as much as the heaviest client."""
+    if weights.rounds == 0:
+        return AuditedItem("weights", "not checked", "no canary took part in any round")
+    if weights.to_lightest > 1:
+        reason = f"the heaviest client weighed up to {weights.to_lightest:.3g} times as much as a canary of its round"
+        return AuditedItem("weights", "not checked", reason)
+    return AuditedItem("weights", "checked", "every canary weighed as much as the heaviest client of its round")
+
+
+def others_item(left_out: str | None) -> AuditedItem:
+    """Whether the real clients' updates are known, else the reason."""
+    if left_out is not None:
+        return AuditedItem("others", "not checked", left_out)
+    return AuditedItem("others", "checked", "the server added up the real clients' updates, clipped by the audit")
+
+
+def tensors_item(layers: int, others_left_out: str | None) -> AuditedItem | None:
+    """Why there is no gauge for each array; None where there is one, which speaks for itself."""
+    if layers == 0:
+        reason = (
+            "the audit was made without layers: audited() gives each array a noise gauge, or give Audit(layers=...)"
+        )
+        return AuditedItem("tensors", "not checked", reason)
+    if others_left_out is not None:
+        return AuditedItem("tensors", "not checked", f"a gauge for each array needs the others: {others_left_out}")
+    return None
+
+
+def observer_items(scale: float) -> list[AuditedItem]:
+    """The items of an audit that sees models only."""
+    return [
+        clipping_item("client", None, scale),
+        AuditedItem("weights", "cannot be checked", "the observer sees models only, not the clients' weights"),
+        AuditedItem("others", "not checked", UNKNOWN_TO_OBSERVER),
+        AuditedItem("tensors", "not checked", f"a gauge for each array needs the others: {UNKNOWN_TO_OBSERVER}"),
+        SAMPLER,
+    ]

@@ -1,0 +1,278 @@
+"""Setting up an audit in Flower: run directories, seed files, several canaries on one node, and kinds of models."""
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from requires import require
+
+require("flwr")
+from flower_training import (  # noqa: E402
+    CANARIES,
+    REAL,
+    SEED,
+    SMALL,
+    LoopGrid,
+    client_app,
+    config,
+    cosines,
+    initial_arrays,
+    nodes,
+    server_side,
+    small_audit,
+    small_run,
+)
+from flwr.app import Array, ArrayRecord  # noqa: E402
+
+from coalmine.integrations.flower import Announcement, AuditedStrategy, audited, canary_mod, observer  # noqa: E402
+from coalmine.integrations.flower.layout import as_record  # noqa: E402
+from coalmine.integrations.flower.turns import parse_canaries  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog):
+    caplog.set_level(logging.ERROR, logger="flwr")
+    caplog.set_level(logging.WARNING, logger="flwr.coalmine")
+
+
+# Run directories
+
+
+def started(directory, *, rounds, failing_client=False):
+    """A server in a directory; the app of its clients may fail when it is asked to train."""
+    audit = small_audit(directory=directory)
+    try:
+        strategy = AuditedStrategy(server_side(REAL), audit, "extra")
+        app = pytest.fail if failing_client else client_app()
+        small_run(strategy, LoopGrid(app, nodes(canaries=0)), rounds=rounds)
+    except BaseException:
+        audit.directory.close()
+        raise
+    return audit, strategy
+
+
+@pytest.mark.parametrize("rounds", [2, 5])
+def test_a_finished_run_is_refused(rounds, tmp_path):
+    """Neither its old result nor further rounds say anything about the clients of today."""
+    audit, strategy = started(tmp_path, rounds=2)
+    strategy.finish()
+    audit.directory.close()
+    before = (tmp_path / "result.json").read_bytes()
+    with pytest.raises(
+        ValueError, match=r"must not hold a finished run, got one of 2 rounds .*: name another directory$"
+    ):
+        started(tmp_path, rounds=rounds, failing_client=True)
+    assert (tmp_path / "result.json").read_bytes() == before
+
+
+def test_an_observer_refuses_a_finished_run(tmp_path):
+    audit, strategy = started(tmp_path, rounds=2)
+    strategy.finish()
+    with pytest.raises(ValueError, match="must not hold a finished run"):
+        observer(audit)(0, initial_arrays(SMALL))
+
+
+@pytest.mark.parametrize("killed", ["in round 3", "before the result was written"])
+def test_an_interrupted_run_is_resumed(killed, tmp_path):
+    audit, strategy = started(tmp_path, rounds=2)
+    if killed == "before the result was written":
+        strategy.finish()
+        (tmp_path / "result.json").unlink()
+    audit.directory.close()
+    audit, strategy = started(tmp_path, rounds=3)
+    assert [item.number for item in audit.log.rounds()] == [1, 2, 3]
+    assert strategy.finish().rounds == 3
+
+
+# Seeds in files
+
+
+def seed_file(folder, content=SEED + b"\n"):
+    path = folder / "seed"
+    path.write_bytes(content)
+    return path
+
+
+def client_audit(**settings):
+    arrays = initial_arrays(SMALL)
+    return audited(server_side(REAL + CANARIES, noise=0.0), arrays, canaries=CANARIES, delta=1e-5, **settings)
+
+
+def nodes_with(path):
+    return [{**node, "coalmine-seed-file": str(path)} if "canary-id" in node else node for node in nodes()]
+
+
+@pytest.mark.parametrize("content", [SEED, SEED + b"\n", SEED + b"\r\n", b"1234\n"])
+def test_server_and_nodes_read_the_same_seed_file(content, tmp_path):
+    """With or without a line end; the seed itself is announced to nobody."""
+    path = seed_file(tmp_path, content)
+    strategy, announced = client_audit(seed_file=path), config()
+    small_run(strategy, LoopGrid(client_app([canary_mod]), nodes_with(path)), train_config=announced)
+    assert [item.present.size for item in strategy.audit.log.rounds()] == [CANARIES] * 3
+    assert cosines(strategy.audit)[:, :CANARIES] == pytest.approx(1 / np.sqrt(CANARIES), abs=0.01)
+    assert "coalmine-seed" not in announced
+    assert not any(SEED in str(value).encode() for value in announced.values())
+
+
+@pytest.mark.parametrize("given", [{}, {"seed": SEED, "seed_file": "seed"}])
+def test_exactly_one_of_seed_and_seed_file_must_be_given(given):
+    with pytest.raises(ValueError, match=r"exactly one of seed and seed_file must be given, got (neither|both)"):
+        client_audit(**given)
+
+
+@pytest.mark.parametrize(
+    ("server", "says"),
+    [
+        (b"another", r"seed file .*seed must hold the seed of the server's audit, got another: copy the server's file"),
+        (SEED + b"\n", r"seed file .*seed must be read in the same way everywhere, .* use audited\(seed_file=\.\.\.\)"),
+    ],
+    ids=["another seed", "raw bytes with a line end"],
+)
+def test_a_wrong_seed_file_is_named_on_the_server(server, says, tmp_path, caplog):
+    """Every canary node refuses to train, so Flower skips every round: the error says so, and why."""
+    strategy = AuditedStrategy(server_side(REAL + CANARIES), small_audit(seed=server), "client")
+    grid = LoopGrid(client_app([canary_mod]), nodes_with(seed_file(tmp_path)), catching=True)
+    small_run(strategy, grid)
+    with pytest.raises(ValueError, match=rf"every round was skipped \(3 of 3\), so there is nothing to audit: {says}"):
+        strategy.finish()
+    assert caplog.text.count(" failed in round 1: seed file") == 1
+    assert len(strategy._warned) == 1  # and nothing about a missing canary_mod
+
+
+def test_an_audit_without_rounds_says_so():
+    strategy = AuditedStrategy(server_side(REAL), small_audit(), "extra")
+    small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)), rounds=0)
+    with pytest.raises(ValueError, match="an audit needs at least one round, got none"):
+        strategy.finish()
+
+
+# Several canaries on one node
+
+
+@pytest.mark.parametrize(
+    ("value", "canaries"),
+    [(3, (3,)), ("3", (3,)), ("0-2", (0, 1, 2)), ("0,2,4", (0, 2, 4)), ("7, 0 - 1", (7, 0, 1)), ("4-4", (4,))],
+)
+def test_canary_ids(value, canaries):
+    assert parse_canaries(value, count=10) == canaries
+
+
+@pytest.mark.parametrize(
+    "value", ["", "a", "1-", "-1", -1, 1.5, True, "2-1", "0-10", 10, "1,1", "0-3,2", "0-999999999"]
+)
+def test_canary_ids_that_are_refused(value):
+    with pytest.raises(ValueError, match="canary-id must "):
+        parse_canaries(value, count=10)
+
+
+def in_turn(way, **settings):
+    """Three nodes with four canaries each, over six rounds."""
+    groups = [range(0, 4), [4, 6, 8, 10], (5, 7, 9, 11)]
+    texts = ["0-3", "4,6,8,10", "5,7,9,11"]
+    audit = small_audit(**settings)
+    plain = [{"partition-id": i} for i in range(REAL)]
+    if way == "canary-id":
+        strategy = AuditedStrategy(server_side(REAL + 3, noise=0.0), audit, "client", seed=SEED)
+        configs = plain + [{"canary-id": text} for text in texts]
+    else:
+        named = {REAL + 1 + i: group for i, group in enumerate(groups)}
+        seed = {"seed": SEED} if way == "client" else {}
+        strategy = AuditedStrategy(server_side(REAL + 3, noise=0.0), audit, way, canary_nodes=named, **seed)
+        configs = plain + [{} for _ in groups]
+    return audit, strategy, LoopGrid(client_app([canary_mod]), configs)
+
+
+@pytest.mark.parametrize("way", ["canary-id", "client", "replace"])
+def test_a_node_takes_the_roles_of_its_canaries_in_turn(way):
+    audit, strategy, grid = in_turn(way)
+    small_run(strategy, grid, rounds=6)
+    present = [sorted(item.present.tolist()) for item in audit.log.rounds()]
+    turns = [[0, 4, 5], [1, 6, 7], [2, 8, 9], [3, 10, 11]]
+    assert present == [*turns, *turns[:2]]
+    for found, canaries in zip(cosines(audit), present, strict=True):
+        assert found[canaries] == pytest.approx(1 / np.sqrt(3), abs=0.01)
+        assert np.abs(np.delete(found, canaries)).max() < 0.01
+
+
+@pytest.mark.parametrize("way", ["canary-id", "client", "replace"])
+def test_turns_go_on_after_a_restart(way, tmp_path):
+    """Flower counts its rounds from 1 again; the audit does not."""
+    audit, strategy, grid = in_turn(way, directory=tmp_path)
+    small_run(strategy, grid, rounds=3)
+    audit.directory.close()
+    audit, strategy, grid = in_turn(way, directory=tmp_path)
+    small_run(strategy, grid, rounds=4)
+    assert [sorted(item.present.tolist()) for item in audit.log.rounds()][3:] == [[3, 10, 11]]
+
+
+def test_turns_with_an_observer():
+    """The observer's announcement is the same in every round; the node takes the round from Flower."""
+    audit = small_audit()
+    watch = observer(audit, clip_norm=1.0, participants=REAL + 1, present=lambda number: [(number - 1) % CANARIES])
+    announced = config(**watch.announce(initial_arrays(SMALL), seed=SEED))
+    configs = [{} for _ in range(REAL)] + [{"canary-id": "0-11"}]
+    grid = LoopGrid(client_app([canary_mod]), configs)
+    small_run(server_side(REAL + 1, noise=0.0), grid, train_config=announced, evaluate_fn=watch)
+    assert cosines(audit)[[0, 1, 2], [0, 1, 2]] == pytest.approx(1.0, abs=0.05)
+
+
+def test_several_canaries_need_a_round_number():
+    announcement = Announcement(canaries=12, dim=SMALL, kind="rotated", clip_norm=1.0, scale=1.0)
+    assert announcement.index_of({}, {"canary-id": 3}) == 3
+    assert announcement.index_of({"server-round": 2}, {"canary-id": "3-5"}) == 4
+    with pytest.raises(ValueError, match="a node with several canaries must know the round"):
+        announcement.index_of({}, {"canary-id": "3-5"})
+
+
+@pytest.mark.parametrize("named", [{1: [0, 0]}, {1: [0, 1], 2: [1]}, {1: []}, {1: [12]}, {1: [-1]}, {1: "a"}])
+def test_canaries_of_nodes_that_are_refused(named):
+    with pytest.raises(ValueError, match="canary_nodes must "):
+        AuditedStrategy(server_side(5), small_audit(), "replace", canary_nodes=named)
+
+
+# Models
+
+
+def test_a_torch_module_a_state_dict_and_an_array_record_are_one_model():
+    torch = require("torch")
+    module = torch.nn.Sequential(torch.nn.Linear(40, 48), torch.nn.BatchNorm1d(48), torch.nn.Linear(48, 2))
+    models = [module, module.state_dict(), ArrayRecord(module.state_dict()), dict(as_record(module).items())]
+    made = [audited(server_side(REAL), model, "extra", canaries=12, seed=SEED, delta=1e-5) for model in models]
+    assert len({strategy.audit.settings for strategy in made}) == 1
+    assert made[0].audit.settings.layers[:2] == (("0.weight", 1920), ("0.bias", 48))
+    strategy = audited(server_side(REAL, noise=0.1), module, "extra", canaries=12, seed=SEED, delta=1e-5)
+    small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)), arrays=module)
+    assert strategy.finish().rounds == 3
+
+
+def test_numpy_arrays_are_a_model():
+    rows = [np.zeros((3, 4), np.float32), np.zeros(5, np.float64)]
+    assert list(as_record(rows)) == ["0", "1"]
+    assert as_record({"a": rows[0]})["a"].shape == (3, 4)
+
+
+@pytest.mark.parametrize("model", [5, "model", None, {"a": "text"}, {"a": None}])
+def test_things_that_are_no_model_are_refused(model):
+    with pytest.raises(ValueError, match="a model must "):
+        as_record(model)
+
+
+def test_a_type_that_numpy_lacks_is_named():
+    torch = require("torch")
+    with pytest.raises(ValueError, match=r"array 'weight' must be of a type that numpy knows, got torch\.bfloat16"):
+        as_record({"weight": torch.zeros(3, dtype=torch.bfloat16)})
+
+
+def test_the_integration_does_not_import_torch():
+    script = "import sys, coalmine.integrations.flower; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_arrays_of_flower_are_taken_as_they_are():
+    array = Array(np.zeros(3, np.float32))
+    assert as_record({"a": array})["a"].data == array.data
