@@ -3,9 +3,11 @@
 import logging
 
 from coalmine.audit.audit import Audit
+from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.gaussian_mechanism import GaussianMechanismAudit, audit_gaussian_mechanism
 from coalmine.audit.result import AuditResult
 from coalmine.audit.run_directory import RunDirectory
+from coalmine.audit.seeds import read_seed, write_seed
 from coalmine.audit.verdict import Claim, Verdict
 from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.estimators.amplification import last_iterate_epsilon, shuffled_epsilon, subsampled_epsilon
@@ -26,6 +28,7 @@ __all__ = [
     "AndersonDarling",
     "Audit",
     "AuditResult",
+    "AuditedItem",
     "BandedNoise",
     "Claim",
     "CosineNull",
@@ -59,8 +62,10 @@ __all__ = [
     "mechanism_noise",
     "plan_audit",
     "power_against_claim",
+    "read_seed",
     "shuffled_epsilon",
     "subsampled_epsilon",
+    "write_seed",
 ]
 
 logging.getLogger("coalmine").addHandler(logging.NullHandler())

@@ -13,6 +13,9 @@ from coalmine.cli import main as cli
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 from runs import make_run
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "audit"))
+from training import train
+
 
 def compared(capsys, *arguments):
     with pytest.raises(SystemExit) as stop:
@@ -57,6 +60,77 @@ def test_a_result_of_another_shape_is_one_line(runs, capsys, damage):
         cli.main(["compare", *map(str, runs)])
     assert stop.value.code == 2
     assert f"{result} is not a result" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.fixture
+def stopped(tmp_path):
+    train(dim=2_000, canaries=50, rounds=4, directory=tmp_path / "stopped").directory.close()
+    return tmp_path / "stopped"
+
+
+@pytest.mark.parametrize("style", [[], ["--csv"], ["--json"]])
+def test_an_unfinished_run_and_a_file_do_not_stop_the_comparison(runs, stopped, tmp_path, capsys, style):
+    notes = tmp_path / "notes.txt"
+    notes.write_text("keep")
+    found = compared(capsys, *style, *runs, stopped, notes)
+    assert found.err.splitlines() == [
+        f"coalmine: {stopped} is not finished and is left out: wait for it, or run its training script to the end",
+        f"coalmine: {notes} is a file, not the directory of a run: left out",
+    ]
+    assert found.out == compared(capsys, *style, *runs).out
+
+
+def test_an_unfinished_run_of_coalmine_is_resumed(runs, stopped, capsys):
+    (stopped / "config.toml").write_text('schema_version = 1\n[task]\nname = "digits"\n')
+    assert f"continue it with `coalmine resume {stopped}`" in compared(capsys, *runs, stopped).err
+
+
+def test_a_directory_of_runs_lists_the_unfinished_ones(runs, stopped, capsys):
+    found = compared(capsys, "--json", runs[0].parent)
+    assert [run["run"] for run in json.loads(found.out)] == [str(runs[1]), str(runs[0])]
+    assert f"{stopped} is not finished" in found.err
+
+
+def broken(path, text):
+    path.mkdir()
+    (path / "result.json").write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["stopped", "nowhere", "file", "empty", "damaged", "result.json"])
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_path_without_a_readable_run_is_one_line_and_exit_code_2(runs, stopped, tmp_path, capsys, kind, alone):
+    """Alone; beside other runs these are still shown. Only there an unfinished run or a file is no error."""
+    bad = {
+        "stopped": stopped,
+        "nowhere": tmp_path / "nowhere",
+        "file": tmp_path / "file",
+        "empty": tmp_path / "empty",
+        "damaged": broken(tmp_path / "damaged", "{"),
+        "result.json": runs[0] / "result.json",
+    }[kind]
+    (tmp_path / "file").write_text("no run")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["compare", "--json", *([] if alone else map(str, runs)), str(bad)])
+    out, err = capsys.readouterr()
+    assert err.count("\n") == 1
+    assert str(bad) in err
+    assert stop.value.code == (0 if kind in ("stopped", "file") and not alone else 2)
+    assert len(json.loads(out or "[]")) == (0 if alone else 2)
+
+
+@pytest.mark.parametrize("damage", [{"verdict": ["PASS"]}, {"adversaries": {"final": {"interval": [1]}}}])
+@pytest.mark.parametrize("style", [[], ["--csv"]])
+def test_a_result_with_wrong_types_is_one_line(runs, capsys, damage, style):
+    result = runs[0] / "result.json"
+    result.write_text(json.dumps(json.loads(result.read_text()) | damage))
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["compare", *style, *map(str, runs)])
+    assert stop.value.code == 2
+    out, err = capsys.readouterr()
+    assert err == f"coalmine: {result} is not a result as an audit writes it; restore it from a copy\n"
+    assert out.count("digits") == 1  # the other run
 
 
 def test_one_way_to_print(runs, capsys):

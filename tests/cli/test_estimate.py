@@ -257,7 +257,7 @@ def test_options_without_effect_are_refused(options, said):
 def test_turned_signs_and_a_wrong_null_are_pointed_out():
     scores = norm.ppf((np.arange(100) + 0.5) / 100) * 3 - 5
     warnings = " ".join(estimate("-", "--null-std", 1, stdin=as_npy(scores))["warnings"])
-    assert "sign turned" in warnings
+    assert "is the sign reversed?" in warnings
     assert "is the null the right one" in warnings
 
 
@@ -270,7 +270,7 @@ BAD_FILES = {
     "underscores.csv": (text([*GOOD, "1_0"]), "score 101 of 101"),
     "nan.csv": (text([*GOOD, "nan"]), "must be finite, got nan (1 of 101 values)"),
     "infinite.npy": (as_npy(np.append(SCORES, np.inf)), "must be finite, got inf"),
-    "constant.csv": (text(["0.1"] * 20), "all 20 observed scores are equal"),
+    "constant.csv": (text(["0.1"] * 20), "all 20 observed scores are equal (0.1), so no Gaussian can be fitted"),
     "nine.csv": (text(GOOD[:9]), "at least 10 observed scores, got 9"),
     "text.csv": (text(["score", *GOOD, "many"]), "score 101 of 101"),
     "words.csv": (b"to be\nor not\n", "unclear meaning ('to be')"),
@@ -336,7 +336,7 @@ def test_a_bad_source_is_one_line_and_exit_code_2(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "say what an unobserved canary reads"),
+        ([], "say how unobserved canaries score"),
         (["--dim", "1"], "--dim must be at least 2, got 1"),
         (["--null-std", "0"], "--null-std must lie in"),
         (["--null-std", "0.001", "--claim", "-1"], "claim must be above 0"),

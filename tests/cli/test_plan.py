@@ -62,9 +62,42 @@ def test_by_default_the_table_is_of_the_usual_numbers_that_fit():
     assert (found["detect"], found["claim"]) == (None, None)
 
 
-def test_a_claim_that_no_canaries_decide():
+def test_plan_says_when_no_number_of_canaries_is_enough():
     done = coalmine("plan", "--dim", 1000, "--delta", "1e-6", "--claim", 0.01, "--canaries", 100)
-    assert "no number of canaries decides a claimed epsilon of 0.01 in this dimension" in done.stdout
+    *_, precision, claim = done.stdout.splitlines()
+    assert precision == (
+        "no number of canaries up to half the dimension gives a 95 % interval within ±25 % of epsilon 0.01"
+    )
+    assert claim == (
+        "no number of canaries would catch twice the claimed epsilon of 0.01 in 90 % of runs in this dimension"
+    )
+
+
+def test_plan_states_what_few_canaries_can_check_and_that_their_interval_is_wide():
+    """Ten canaries check a large claim and still measure epsilon poorly: both are said."""
+    done = coalmine("plan", "--dim", 10**6, "--delta", "1e-6", "--claim", 16, "--canaries", 10)
+    (row,) = (line for line in done.stdout.splitlines() if line.startswith("│"))
+    interval = row.split("│")[3].strip()
+    claim = done.stdout.splitlines()[-1]
+    assert claim == (
+        "10 canaries would catch twice the claimed epsilon of 16 in 90 % of runs; their 95 % interval is still wide: "
+        + interval
+    )
+    assert "decide" not in done.stdout
+
+
+@pytest.mark.parametrize("epsilon", [3, 16])
+def test_canaries_for_precision_are_the_fewest(epsilon):
+    found = plan("--dim", 10**6, "--at", epsilon, "--canaries", 10)["precision"]
+    assert (found["epsilon"], found["within"]) == (epsilon, 0.25)
+    count = found["canaries"]
+    enough, fewer = plan("--dim", 10**6, "--at", epsilon, "--canaries", count, "--canaries", count - 1)["plans"]
+
+    def within(interval):
+        return 0.75 * epsilon <= interval["low"] and interval["high"] <= 1.25 * epsilon
+
+    assert within(enough["interval"])
+    assert not within(fewer["interval"])
 
 
 def test_more_canaries_tell_smaller_epsilons_and_narrower_intervals():
@@ -79,7 +112,7 @@ def test_more_canaries_tell_smaller_epsilons_and_narrower_intervals():
 
 def test_the_table():
     done = coalmine("plan", "--dim", "600", "--delta", "1e-6", "--detect", "5", "--claim", "4")
-    for words in ("smallest ε told from 0", "95 % interval at ε = 4", "power against claim 4", "from 0", "decide"):
+    for words in ("smallest detectable ε", "95 % interval at ε = 4", "power against claim 4", "canaries detect an"):
         assert words in done.stdout
     assert (done.stderr, done.returncode) == ("", 0)
 

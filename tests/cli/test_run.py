@@ -416,8 +416,8 @@ def test_a_second_writer_is_refused(finished):
         (["gaussian", "--noise-multiplier", "1e200", "--dim", "1000", "--canaries", "20"], "must be at most 1e+100"),
         (["resume", "{tmp}/nowhere"], "is no directory of a run"),
         (["resume", "{tmp}/deep/odd"], "rounds"),
-        (["compare", "{tmp}/nowhere"], "is not a directory of a run"),
-        (["compare", "{tmp}"], "result.json is missing"),
+        (["compare", "{tmp}/nowhere"], "does not exist: name the directory of a run"),
+        (["compare", "{tmp}"], "config.toml, result.json and audit/record.json are all missing"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, capsys, arguments, message):

@@ -1,4 +1,4 @@
-"""Seeds in files: a seed is a secret, so it never stands on a command line."""
+"""Secret seeds in files: a command line would show the seed to other users of the machine."""
 
 import os
 import secrets
@@ -8,17 +8,25 @@ DEMO_SEED = 20240507  # not secret: everybody has it
 LARGEST = 4096  # bytes
 
 
-def read_seed(path: Path) -> int | bytes:
-    """The seed in a file: a whole number if it holds digits alone, else its bytes less a last line end."""
+def read_seed(path: str | Path) -> int | bytes:
+    """The secret seed in a file, as `Audit(seed=…)` and the canary classes take it.
+
+    A file of digits alone is a whole number; anything else is its bytes. One line end at the end of the file is dropped.
+    The server and the nodes must both read their copy of the file with this function: the same file read in another way,
+    say as text, is another seed and gives other canaries.
+    """
+    path = Path(path)
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         raise ValueError(f"seed file {path} is missing; make one with: coalmine seed {path}") from None
     except OSError as error:
         raise ValueError(f"seed file {path} cannot be read: {error.strerror}") from None
-    text = content.rstrip(b"\r\n")
-    if not text:
+    if not content.strip():
         raise ValueError(f"seed file {path} is empty; make one with: coalmine seed {path}")
+    text = content.removesuffix(b"\n").removesuffix(b"\r")
+    if text.endswith((b"\n", b"\r")):  # an editor's doing: whether they belong to the seed would be a guess
+        raise ValueError(f"seed file {path} must end in one line end at most, got several; remove the blank lines")
     if len(text) > LARGEST:
         raise ValueError(f"seed file {path} must hold at most {LARGEST} bytes, got {len(text)}")
     if text.isdigit():
@@ -29,8 +37,8 @@ def read_seed(path: Path) -> int | bytes:
     return text
 
 
-def write_seed(path: Path) -> None:
-    """A new random seed of 128 bits, in a file that only its owner may read; an existing file is left alone."""
+def write_seed(path: str | Path) -> None:
+    """Write a new random seed of 128 bits into a file that only its owner may read; an existing file is an error."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""Checking a finished audit: does the seed open the commitment, and does the result follow from the stored rounds?"""
+"""Verify a finished audit: the seed must match the commitment, and the stored rounds must give the result."""
 
 import json
 from dataclasses import dataclass
@@ -16,12 +16,17 @@ from coalmine.audit.settings import Settings
 from coalmine.audit.verdict import Claim
 from coalmine.canaries import RotatedCanaries, SphereCanaries
 
+MATCHES = "the seed and the settings match the commitment published before round 1"
+DIFFERS = (
+    "the seed and the settings do not match the commitment published before round 1: this is another seed, or the settings "
+    "were changed afterwards"
+)
 TOLERANCE = 1e-5  # of a cosine, in units of its null std: cosines are stored in single precision
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was checked, and whether it held; None where there was nothing to check."""
+    """One check: `held` is None if it could not be made; `detail` says what was compared and what that means."""
 
     name: str
     held: bool | None
@@ -33,22 +38,22 @@ def verify_run(path: Path, seed: int | bytes, *, model: Path | None = None) -> l
     run = RunDirectory(path)
     settings, commitment = run.read_record()
     opens = commitment.opens_to(seed, settings)
-    checks = [
-        Check("commitment", opens, "seed and settings give the published hash" if opens else "they do not give it")
-    ]
+    checks = [Check("commitment", opens, MATCHES if opens else DIFFERS)]
     log = run.read_log()
     kind = RotatedCanaries if settings.kind == "rotated" else SphereCanaries
     try:
         canaries = kind(settings.total, settings.dim, seed=seed)
     except ValueError as error:  # settings that were tampered with
-        checks.append(Check("cosines", False, f"there can be no such canaries ({error})"))
+        checks.append(
+            Check("cosines", False, f"the recorded settings allow no canaries ({error}), so they were changed")
+        )
     else:
         checks.append(_recomputed(canaries, log.final, model, settings.dim))
     return [*checks, _derived(run.read_result(), log, settings)]
 
 
 def _derived(stored: dict[str, Any], log: RoundLog, settings: Settings) -> Check:
-    """Whether the stored result is the one that follows from the rounds; what nothing follows from was tampered with."""
+    """Recompute the result from the stored rounds and compare it with result.json."""
     try:
         claim = None
         if stored.get("claimed_epsilon") is not None:
@@ -69,17 +74,31 @@ def _derived(stored: dict[str, Any], log: RoundLog, settings: Settings) -> Check
             ],
         )
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        return Check("result", False, f"nothing follows from the stored rounds, settings and claim ({error})")
+        return Check(
+            "result",
+            False,
+            f"the result cannot be recomputed: nothing follows from the stored rounds, settings and claim ({error}); one of "
+            "them was changed",
+        )
     again: dict[str, Any] = json.loads(json.dumps(json_ready(derived.to_dict())))
     changed = [name for name, value in again.items() if stored.get(name) != value]
-    detail = "result.json follows from the stored rounds" if not changed else f"differs in {', '.join(changed)}"
+    detail = "recomputing the result from the stored rounds gives result.json"
+    if changed:
+        detail = (
+            f"result.json differs in {', '.join(changed)} from the result recomputed from the stored rounds: one of them "
+            "was changed, or another version of coalmine wrote them"
+        )
     return Check("result", not changed, detail)
 
 
 def _recomputed(canaries: Any, final: Any, model: Path | None, dim: int) -> Check:
     if final is None or model is None:
-        missing = "no final model was observed" if final is None else "no model was given (--model FILE.npy)"
-        return Check("cosines", None, f"not recomputed: {missing}")
+        missing = (
+            "the audit observed no final model, so there are no cosines to recompute"
+            if final is None
+            else "give the final model (--model FILE.npy) to recompute its cosines with the canaries"
+        )
+        return Check("cosines", None, missing)
     try:
         vector = np.load(model, allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
@@ -90,9 +109,19 @@ def _recomputed(canaries: Any, final: Any, model: Path | None, dim: int) -> Chec
         raise ValueError(f"{model} must hold one row of {dim} numbers, got {vector.dtype} of shape {vector.shape}")
     found = np.asarray(canaries.cosines(vector))
     if found.shape != final.cosines.shape:
-        return Check("cosines", False, f"{final.cosines.size} are stored, of {found.size} canaries")
+        detail = f"{final.cosines.size} cosines are stored but the settings say {found.size} canaries: one was changed"
+        return Check("cosines", False, detail)
     off = float(np.abs(found - final.cosines).max()) * dim**0.5
-    return Check("cosines", off < TOLERANCE * dim**0.5 + 1e-4, f"largest difference {off:.2g} null stds")
+    compared = (
+        f"the cosines of the given model differ from the stored ones by at most {off:.2g} null standard deviations"
+    )
+    if off < TOLERANCE * dim**0.5 + 1e-4:
+        return Check("cosines", True, f"{compared}, which is rounding")
+    return Check(
+        "cosines",
+        False,
+        f"{compared}, more than by rounding: this is another model or another seed, or the stored cosines were changed",
+    )
 
 
 def _number(value: Any) -> float | None:

@@ -1,4 +1,4 @@
-"""`coalmine compare`: finished runs beside each other."""
+"""`coalmine compare`: a table of finished runs."""
 
 import csv
 import logging
@@ -10,8 +10,9 @@ from typing import Any
 import click
 
 from coalmine.audit.adversaries import RUNGS
-from coalmine.audit.run_directory import RunDirectory, runs_in
+from coalmine.audit.run_directory import RunDirectory
 from coalmine.cli.output import print_json, print_table, shown_number
+from coalmine.cli.runs import BAD_INPUT, find_runs, how_to_finish, is_finished, print_notes, print_problems, read_error
 
 logger = logging.getLogger("coalmine")
 FIRST = ("run", "task", "rounds", "noise_multiplier", "canaries", "presentations", "accuracy", "analytical_epsilon")
@@ -19,26 +20,54 @@ FIRST = ("run", "task", "rounds", "noise_multiplier", "canaries", "presentations
 
 @click.command()
 @click.argument("directories", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV with each adversary's interval and lower bound.")
 @click.option(
-    "--csv", "as_csv", is_flag=True, help="CSV instead of a table, with interval and bound of each adversary."
+    "--plot",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also plot epsilon against noise into a .png, .svg or .pdf file.",
 )
-@click.option(
-    "--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also epsilon against noise: .png, .svg or .pdf."
-)
-@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
-def compare(directories: tuple[Path, ...], as_csv: bool, plot: Path | None, as_json: bool) -> None:
-    """Finished runs beside each other: accuracy, analytical epsilon, and what each adversary finds.
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def compare(directories: tuple[Path, ...], as_csv: bool, plot: Path | None, as_json: bool) -> int:
+    """Compare finished runs: accuracy, analytical epsilon, and each adversary's estimate.
 
-    Where groups of canaries came differently often, "presentations" lists how often; epsilons are of the first number.
+    DIRECTORIES are run directories; a directory of runs, such as a sweep's, stands for all of them. Unfinished runs are
+    listed below the table with what to do. If groups of canaries were presented different numbers of times,
+    "presentations" lists those numbers, and the epsilons are for the first one.
 
-    A directory that holds runs, as that of a sweep, stands for all of those that are finished.
+    Exit codes: 0 if at least one run is finished, 2 if none is, or if a path holds no run or a damaged one. The readable
+    runs are shown in any case.
     """
     if as_csv and as_json:
         raise click.UsageError("--csv and --json are two ways to print the same: give one")
-    found = finished_runs(directories)
-    runs = [summary(directory) for directory in found]
-    if plot is not None:
-        _plot(plot, found)
+    named = find_runs(directories)
+    runs, unfinished, problems = _read_runs(named.runs)
+    problems += named.problems.values()
+    if runs:
+        if plot is not None:
+            _plot(plot, [directory for directory, _ in runs])
+        _print([found for _, found in runs], as_csv=as_csv, as_json=as_json)
+    print_problems(unfinished)
+    print_notes(f"{line}: left out" for line in named.ignored.values())
+    print_problems(problems)
+    return 0 if runs and not problems else BAD_INPUT
+
+
+def _read_runs(directories: Sequence[Path]) -> tuple[list[tuple[Path, dict[str, Any]]], list[str], list[str]]:
+    """Summaries of the finished runs, a line for each unfinished run, and a line for each damaged one."""
+    runs, unfinished, problems = [], [], []
+    for directory in directories:
+        if not is_finished(directory):
+            unfinished.append(f"{directory} is not finished and is left out: {how_to_finish(directory)}")
+            continue
+        try:
+            runs.append((directory, summary(directory)))
+        except (OSError, ValueError, RecursionError) as error:
+            problems.append(read_error(directory, error))
+    return runs, unfinished, problems
+
+
+def _print(runs: list[dict[str, Any]], *, as_csv: bool, as_json: bool) -> None:
     if as_json:
         print_json(runs)
     elif as_csv:
@@ -49,20 +78,6 @@ def compare(directories: tuple[Path, ...], as_csv: bool, plot: Path | None, as_j
         writer.writerows(rows)
     else:
         print_runs(runs)
-
-
-def finished_runs(directories: Sequence[Path]) -> list[Path]:
-    """The directories of the runs; of a directory that holds several, those that are finished, a warning for others."""
-    found: list[Path] = []
-    for directory in directories:
-        inside = runs_in(directory)
-        done = [run for run in inside if (run / "result.json").exists()]
-        if inside != [directory]:
-            for run in inside:
-                if run not in done:
-                    logger.warning("%s is not finished, and left out", run)
-        found += done or [directory]
-    return found
 
 
 def print_runs(runs: list[dict[str, Any]]) -> None:
@@ -80,11 +95,12 @@ def print_runs(runs: list[dict[str, Any]]) -> None:
 
 
 def _shown(run: dict[str, Any], name: str) -> str:
-    """A cell; where groups of canaries came differently often, all the numbers of times: epsilons are of the first."""
+    """A cell; for "presentations" every number of presentations, that of the epsilons first."""
     if name != "presentations":
         return _cell(run[name])
+    first = [] if run[name] is None else [run[name]]
     others = [times for times in run["presented"] if times != run[name]]
-    return ", ".join(map(str, [_cell(run[name]), *others])) if others else _cell(run[name])
+    return ", ".join(map(str, [*first, *others])) or "-"
 
 
 def _plot(path: Path, directories: Sequence[Path]) -> None:
@@ -112,12 +128,16 @@ def summary(directory: Path) -> dict[str, Any]:
 
 def _summary(directory: Path, result: dict[str, Any]) -> dict[str, Any]:
     first: dict[str, Any] = {name: result.get(name) for name in FIRST}
-    hash(result.get("delta"))  # of which all runs are asked whether it is the same
+    hash(result.get("delta"))  # print_runs puts the deltas into a set
     adversaries = {
         name: {key: found.get(key) for key in ("epsilon", "interval", "lower_bound", "verdict")}
         for name, found in result.get("adversaries", {}).items()
     }
     claim = {name: result.get(name) for name in ("delta", "claimed_epsilon", "verdict")}
+    verdicts = [claim["verdict"], *(found["verdict"] for found in adversaries.values())]
+    intervals = [found["interval"] for found in adversaries.values() if found["interval"] is not None]
+    if any(not isinstance(each, str | None) for each in verdicts) or any(len(each) != 2 for each in intervals):
+        raise TypeError("a verdict is a word, and an interval is two numbers")
     groups = [group for found in result.get("adversaries", {}).values() for group in found.get("groups", [])]
     presented = sorted({group["presentations"] for group in groups if group.get("presentations")})
     return first | {"run": str(directory)} | claim | {"presented": presented, "adversaries": adversaries}

@@ -16,7 +16,7 @@ from coalmine.checks import Floats, whole_number
 from coalmine.cli.output import print_json, print_table, shown_number, shows_bars
 from coalmine.cli.scores import STDIN, read_scores
 from coalmine.estimators.bounds import METHODS, epsilon_lower_bound, lower_bound_ceiling, score_array
-from coalmine.estimators.estimate import EpsilonEstimate, epsilon_estimate
+from coalmine.estimators.estimate import EpsilonEstimate, epsilon_estimate, equal_scores
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.estimators.literature.compare import compare_estimators
 from coalmine.estimators.literature.row import LiteratureRow
@@ -66,20 +66,42 @@ class Reading:
 
 @click.command()
 @click.argument("scores", type=FILE)
-@click.option("--dim", type=int, metavar="D", help="The scores are cosines with vectors of this length.")
-@click.option("--unobserved", type=FILE, metavar="FILE", help="Instead: scores of canaries that took no part.")
-@click.option("--null-std", type=float, metavar="S", help="Instead: unobserved scores are N(0, S²).")
+@click.option("--dim", type=int, metavar="D", help="Dimension, if the scores are cosines with vectors of this length.")
+@click.option("--unobserved", type=FILE, metavar="FILE", help="File with the scores of unobserved canaries.")
+@click.option("--null-std", type=float, metavar="S", help="Standard deviation of unobserved scores that are N(0, S²).")
 @click.option(
-    "--null-dof", type=float, default=math.inf, metavar="N", help="Directions the null's std was estimated from."
+    "--null-dof",
+    type=float,
+    default=math.inf,
+    metavar="N",
+    help="Degrees of freedom of --null-std, if it was estimated.",
 )
 @click.option("--delta", type=float, required=True, metavar="D", help="The delta of (epsilon, delta), in (0, 1).")
-@click.option("--claim", type=float, metavar="E", help="A claimed epsilon of one participation, to be judged.")
-@click.option("--known-others", is_flag=True, help="For the claim: real updates were subtracted, and hide nothing.")
-@click.option("--method", type=click.Choice(METHODS), default="simultaneous", show_default=True, help="Of the bound.")
-@click.option("--variance", type=click.Choice(get_args(Variance)), default="auto", show_default=True, help="Whose std.")
-@click.option("--confidence", type=float, default=0.95, show_default=True, help="Of interval and lower bound.")
-@click.option("--all", "every", is_flag=True, help="Every published estimator on the same scores, too.")
-@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+@click.option("--claim", type=float, metavar="E", help="Claimed epsilon of one participation; prints a verdict.")
+@click.option(
+    "--known-others",
+    is_flag=True,
+    help="Judge the claim for scores from which the other clients' updates were subtracted.",
+)
+@click.option(
+    "--method", type=click.Choice(METHODS), default="simultaneous", show_default=True, help="Method of the lower bound."
+)
+@click.option(
+    "--variance",
+    type=click.Choice(get_args(Variance)),
+    default="auto",
+    show_default=True,
+    help="Standard deviation of the alternative: fitted to the scores, the null's, or chosen by an F test.",
+)
+@click.option(
+    "--confidence",
+    type=float,
+    default=0.95,
+    show_default=True,
+    help="Confidence level of the interval and of the lower bound.",
+)
+@click.option("--all", "every", is_flag=True, help="Also apply every published estimator to the same scores.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def estimate(
     scores: str,
     dim: int | None,
@@ -95,15 +117,18 @@ def estimate(
     every: bool,
     as_json: bool,
 ) -> int:
-    """Epsilon from the scores of observed canaries: estimate, interval, lower bound; with --claim a verdict.
+    """Estimate epsilon from the scores of observed canaries, with an interval and a lower bound.
 
-    SCORES is a .csv, .npy, .npz or .parquet file with one score a canary, or - for standard input; high means present.
-    A file may hold unobserved scores too, by a label or under that name. Exit codes with --claim: 0 PASS, 1 VIOLATION,
-    3 UNDERPOWERED. With --all, --unobserved may stand beside --dim or --null-std: most published estimators want both
-    observed and unobserved scores.
+    SCORES is a .csv, .npy, .npz or .parquet file with one score per canary, at least 10 of them, or - for standard input.
+    A high score means that the canary took part. The file may hold unobserved scores too, under that name or label.
+
+    Give one of --dim, --null-std and --unobserved to say how unobserved canaries score. With --all, --unobserved may be
+    added to the other two: most published estimators need both kinds of scores.
+
+    Exit codes with --claim: 0 PASS, 1 VIOLATION, 3 UNDERPOWERED.
     """
     if null_std is None and not math.isinf(null_dof):
-        raise click.UsageError("--null-dof says how well --null-std is known: give that too")
+        raise click.UsageError("--null-dof says how well --null-std is known: give --null-std too")
     if known_others and claim is None:
         raise click.UsageError("--known-others is for the verdict on a claim: give --claim")
     canaries = _canaries(scores, dim, unobserved, null_std, null_dof, every=every)
@@ -119,7 +144,7 @@ def estimate(
     rows: Sequence[LiteratureRow] = ()
     if every:
         console = Console(stderr=True)
-        with console.status("asking every published estimator") if shows_bars(console) else nullcontext():
+        with console.status("applying every published estimator") if shows_bars(console) else nullcontext():
             rows = _every_row(reading)
     if as_json:
         print_json(as_dict(reading) | ({"estimators": [vars(row) for row in rows]} if every else {}))
@@ -152,7 +177,7 @@ def read_canaries(
         verdict = judge_scores(canaries, found, claim, delta=delta, known_others=known_others)
         if verdict.outcome == "UNDERPOWERED" and not known_others and _unobserved(null) is None:
             verdict = Verdict("UNDERPOWERED", HIDDEN)
-            notes += ("judged as if real updates may hide canaries; if they were subtracted, give --known-others",)
+            notes += ("judged as if real updates may hide canaries: if they were subtracted, give --known-others",)
     return Reading(
         canaries=canaries,
         delta=delta,
@@ -203,11 +228,11 @@ def _undecided(canaries: ScoredCanaries, claim: Claim, delta: float) -> Verdict:
     highest = lower_bound_ceiling(
         canaries.observed.size, unobserved=_unobserved(canaries.null), delta=delta, confidence=BOUND_CONFIDENCE
     )
-    reach = "" if highest > claim.epsilon else f" (it reaches {highest:.3g} at most with so many scores)"
+    reach = "" if highest > claim.epsilon else f" (it is {highest:.3g} at most with so few scores)"
     return Verdict(
         "UNDERPOWERED",
         f"the lower bound at {BOUND_CONFIDENCE * 100:g} % does not refute the claim{reach}, and unobserved scores alone "
-        "cannot confirm one: that takes a null in closed form, --dim or --null-std",
+        "cannot confirm a claim: give a null in closed form, --dim or --null-std",
     )
 
 
@@ -252,9 +277,7 @@ def _checked(name: str, scores: Floats | None) -> Floats:
     if farthest > LARGEST:
         raise ValueError(f"{name} scores must be at most {LARGEST:g} in size, got {farthest:.4g}")
     if np.ptp(array) < max(1e-12 * farthest, SMALLEST):
-        raise ValueError(
-            f"all {array.size} {name} scores are equal, so no Gaussian fits them; was the model ever updated?"
-        )
+        raise ValueError(equal_scores(name, array))
     return array
 
 
@@ -276,7 +299,7 @@ def _normal_null(null_std: float) -> Gaussian:
 def _unobserved_null(held: Floats | None, source: str | None) -> Floats:
     scores = held if source is None else read_scores(source, role="unobserved").unobserved
     if scores is None:
-        raise click.UsageError("say what an unobserved canary reads: give --dim, --unobserved or --null-std")
+        raise click.UsageError("say how unobserved canaries score: give --dim, --unobserved or --null-std")
     return _checked("unobserved", scores)
 
 
@@ -288,9 +311,9 @@ def _dilution_note(observed: Floats, dim: int) -> tuple[str, ...]:
     if rest <= 0 or share < CANARY_SHARE:
         return ()
     return (
-        f"if all cosines are with one vector, {share:.0%} of it is canaries, so that --dim takes the null for wider than it "
-        "is and epsilon is off, low by the mean or high by a fitted std: for orthonormal canaries give "
-        f"--null-std {math.sqrt(rest / free):.6g} --null-dof {free} in place of --dim",
+        f"if all cosines are with the same vector, {share:.0%} of it is canaries. --dim then assumes too wide a null, and "
+        "epsilon is wrong: too low from the mean, too high from a fitted std. For orthonormal canaries replace --dim by "
+        f"--null-std {math.sqrt(rest / free):.6g} --null-dof {free}",
     )
 
 
@@ -308,12 +331,16 @@ def _warnings(found: EpsilonEstimate, count: int, claim: Claim | None, verdict: 
             f"the scores' std is {ratio:.2g} times the null's, where honest noise gives 1: is the null the right one?"
         )
     if found.mean < found.null_mean - 4 * found.null_std / math.sqrt(count):
-        said.append("observed scores lie below unobserved ones; high must mean present, so is their sign turned?")
+        said.append(
+            "observed scores lie below unobserved ones, but a high score must mean present: is the sign reversed?"
+        )
     if found.epsilon <= found.floor.q95:
-        said.append(f"nothing was detected: as many scores read up to {found.floor.q95:.2g} when nothing leaks")
+        said.append(
+            f"nothing was detected: {count} scores give estimates up to {found.floor.q95:.2g} when nothing leaks"
+        )
     passed = verdict is not None and verdict.outcome == "PASS"
     if claim is not None and passed and found.interval is not None and found.interval.low > claim.epsilon:
-        said.append("the mean score passes, yet the interval lies above the claim: the scores' std is not the null's")
+        said.append("the mean score passes but the interval lies above the claim: the scores' std is not the null's")
     return said
 
 
@@ -355,9 +382,9 @@ def _print(reading: Reading) -> None:
         ["estimate", shown_number(found.epsilon)],
         [f"interval, {level}", f"{shown_number(found.interval.low)} … {shown_number(found.interval.high)}"],
         [bound, shown_number(reading.lower_bound)],
-        ["most that bound can say of so many scores", shown_number(reading.ceiling)],
-        ["floor: half of all estimates when nothing leaks", f"≤ {shown_number(found.floor.median)}"],
-        ["floor: 95 % of them", f"≤ {shown_number(found.floor.q95)}"],
+        ["largest attainable lower bound", shown_number(reading.ceiling)],
+        ["noise floor: half of all estimates when nothing leaks", f"≤ {shown_number(found.floor.median)}"],
+        ["noise floor: 95 % of all estimates when nothing leaks", f"≤ {shown_number(found.floor.q95)}"],
         ["the paper's estimate (not a bound)", shown_number(reading.paper_epsilon)],
         ["the paper's ε_lo (not a bound)", shown_number(reading.paper_lower_bound)],
     ]
@@ -387,7 +414,9 @@ def _print_rows(rows: Sequence[LiteratureRow]) -> None:
     ]
     heads = ["estimator", "epsilon", "kind", "threshold", "assumes"]
     print_table(heads, cells, title="every estimator on the same scores", left=(0, 2, 3, 4))
-    click.echo("threshold: (not) corrected for being chosen on the same scores; --json adds what each auditor controls")
+    click.echo(
+        "threshold: whether the method corrects for choosing it on the same scores; --json adds what each auditor controls"
+    )
     for needs in dict.fromkeys(row.needs for row in rows if row.needs is not None):
         names = "; ".join(row.name for row in rows if row.needs == needs)
         click.echo(f"not applicable: {names}: {needs}")

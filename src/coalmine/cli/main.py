@@ -26,6 +26,7 @@ from coalmine.cli.resume import resume
 from coalmine.cli.run import run
 from coalmine.cli.selftest import selftest
 from coalmine.cli.sweep import sweep
+from coalmine.cli.verdict import verdict
 from coalmine.cli.verify import seed, verify
 from coalmine.cli.watch import watch
 from coalmine.version import __version__
@@ -55,13 +56,13 @@ class _ToAnyReader(io.FileIO):
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="coalmine", message="%(prog)s %(version)s")
-@click.option("-v", "--verbose", count=True, help="Say more; twice for everything.")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing but the result and errors.")
+@click.option("-v", "--verbose", count=True, help="Print progress messages; twice for all details.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only the result and errors.")
 @click.pass_context
 def app(context: click.Context, verbose: int, quiet: bool) -> None:
-    """Tell how much privacy a trained model gives away.
+    """Measure how much privacy a trained model gives away.
 
-    Exit codes: 0 fine, 1 VIOLATION, 2 bad input, 3 UNDERPOWERED, 70 an internal error.
+    Exit codes: 0 success or PASS, 1 VIOLATION, 2 bad input, 3 UNDERPOWERED, 70 internal error, 130 interrupted.
     """
     context.obj = {"quiet": quiet}
     logger = logging.getLogger("coalmine")
@@ -83,6 +84,7 @@ for command in (
     report,
     watch,
     selftest,
+    verdict,
     verify,
     seed,
 ):

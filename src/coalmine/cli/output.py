@@ -65,6 +65,13 @@ def print_table(
     console.print(table)
 
 
+def print_columns(rows: Sequence[Sequence[str]]) -> None:
+    """One line for each row, cells aligned to the left; never wrapped, so that scripts can read it line by line."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
 def shown_number(value: float, digits: int = 4) -> str:
     """A number as tables show it."""
     return "inf" if math.isinf(value) else "-" if math.isnan(value) else f"{value:.{digits}g}"

@@ -1,4 +1,4 @@
-"""`coalmine plan`: before training, what a number of canaries can tell, and how many a wanted answer takes."""
+"""`coalmine plan`: before training, how many canaries an audit needs and what they can show."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +10,8 @@ from coalmine.audit.verdict import POWER, TEST_LEVEL
 from coalmine.checks import one_number, unit_interval, whole_number
 from coalmine.cli.output import print_json, print_table, progress_bar, shown_number
 from coalmine.estimators.bounds import FEWEST
+from coalmine.estimators.intervals import Interval, epsilon_interval
+from coalmine.estimators.mechanism import mechanism_noise
 from coalmine.estimators.planning import (
     Plan,
     canaries_for_power,
@@ -17,25 +19,31 @@ from coalmine.estimators.planning import (
     plan_audit,
     power_against_claim,
 )
+from coalmine.estimators.variance import Sample
 
 USUAL = (100, 300, 1_000, 3_000, 10_000)
-USUAL_EPSILON = 3.0  # the interval is shown at this one, where nothing else is asked for
+USUAL_EPSILON = 3.0  # the interval is shown at this epsilon unless the user names one
+PRECISION = 0.25  # both ends of a useful interval lie within this share of epsilon
 
 
 @click.command()
 @click.option("--dim", type=int, required=True, metavar="D", help="Dimension of the model.")
 @click.option("--delta", type=float, required=True, metavar="D", help="The delta of (epsilon, delta), in (0, 1).")
-@click.option("--canaries", type=int, multiple=True, metavar="K", help="What so many can tell; repeatable.")
-@click.option("--detect", type=float, metavar="E", help="Instead: how many tell this epsilon from 0.")
-@click.option("--claim", type=float, metavar="E", help="Also: how many decide a claimed epsilon.")
+@click.option("--canaries", type=int, multiple=True, metavar="K", help="Number of canaries to plan for; repeatable.")
+@click.option("--detect", type=float, metavar="E", help="Find the fewest canaries that detect this epsilon.")
+@click.option(
+    "--claim", type=float, metavar="E", help="Find the fewest canaries that would catch twice this claimed epsilon."
+)
 @click.option(
     "--at",
     type=float,
     metavar="E",
-    help="Show the interval at this epsilon.  [default: that of the claim, to detect, or 3]",
+    help="Show the interval for a true epsilon of E.  [default: that of --claim or --detect, else 3]",
 )
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also a picture: .png, .svg or .pdf.")
-@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also plot the plan into a .png, .svg or .pdf file."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.pass_obj
 def plan(
     settings: dict[str, bool],
@@ -48,11 +56,12 @@ def plan(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """How many canaries an audit needs, or what a given number of them can tell.
+    """Plan an audit: how many canaries it needs, or what a given number of them can show.
 
-    An epsilon is told from 0 where its estimate lies above 95 % of those that are read when nothing leaks, in 90 % of the
-    runs. A claim is decided where noise too small by so much that epsilon doubles is caught in 90 % of the runs, by an
-    attacker who knows everybody else's updates.
+    Three questions take different numbers of canaries. Detecting an epsilon: in 90 % of runs its estimate lies above the
+    noise floor, the 95 % quantile of estimates when nothing leaks. Checking a claim: if the true epsilon were twice the
+    claim, 90 % of runs would end in VIOLATION, for an attacker who knows all other updates. Measuring an epsilon: the
+    95 % interval lies within ±25 % of it. Checking a claim takes far fewer canaries than measuring epsilon.
     """
     if canaries and detect is not None:
         raise click.UsageError("give either --canaries or --detect")
@@ -75,19 +84,73 @@ def plan(
 
         save_plot(plot, plan_plot, plans)
     deciding = None if claim is None else canaries_to_decide(claim, dim=dim, delta=delta)
+    precise = canaries_for_precision(shown_at, dim=dim, delta=delta)
     if as_json:
-        print_json(_as_dict(plans, shown_at, detect, claim, deciding))
+        print_json(_as_dict(plans, shown_at, detect, claim, deciding, precise))
         return
     _print(plans, shown_at, claim)
+    click.echo(_precision_line(shown_at, precise, dim=dim, delta=delta))
     if detect is not None:
-        click.echo(f"{counts[0]:,} canaries tell an epsilon of {detect:g} from 0")
+        click.echo(f"{counts[0]:,} canaries detect an epsilon of {detect:g} in {_percent(POWER)} of runs")
     if claim is not None:
-        many = "no number of canaries decides" if deciding is None else f"{deciding:,} canaries decide"
-        click.echo(f"{many} a claimed epsilon of {claim:g}" + " in this dimension" * (deciding is None))
+        click.echo(_claim_line(claim, deciding, dim=dim, delta=delta))
+
+
+def _claim_line(claim: float, canaries: int | None, *, dim: int, delta: float) -> str:
+    caught = f"would catch twice the claimed epsilon of {claim:g} in {_percent(POWER)} of runs"
+    if canaries is None:
+        return f"no number of canaries {caught} in this dimension"
+    interval = expected_interval(claim, canaries, dim=dim, delta=delta)
+    width = "" if _is_precise(interval, claim) else "still wide: "
+    return f"{canaries:,} canaries {caught}; their 95 % interval is {width}{_shown_interval(interval)}"
+
+
+def _precision_line(epsilon: float, canaries: int | None, *, dim: int, delta: float) -> str:
+    precise = f"a 95 % interval within ±{_percent(PRECISION)} of epsilon {epsilon:g}"
+    if canaries is None:
+        return f"no number of canaries up to half the dimension gives {precise}"
+    interval = expected_interval(epsilon, canaries, dim=dim, delta=delta)
+    return f"{canaries:,} canaries give {precise}: {_shown_interval(interval)}"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:g} %"
+
+
+def _shown_interval(interval: Interval) -> str:
+    return f"{shown_number(interval.low, 3)} … {shown_number(interval.high, 3)}"
+
+
+def _is_precise(interval: Interval, epsilon: float) -> bool:
+    return bool(epsilon * (1 - PRECISION) <= interval.low and interval.high <= epsilon * (1 + PRECISION))
+
+
+def expected_interval(epsilon: float, canaries: int, *, dim: int, delta: float) -> Interval:
+    """The 95 % interval of scores with exactly the expected mean and std, if the true epsilon is `epsilon`."""
+    sample = Sample(canaries, null_dof=float(dim - canaries))
+    return epsilon_interval(1 / float(mechanism_noise(epsilon, delta=delta)), 1.0, sample=sample, delta=delta)
+
+
+def canaries_for_precision(epsilon: float, *, dim: int, delta: float) -> int | None:
+    """The fewest canaries whose expected interval lies within ±25 % of `epsilon`; None if dim/2 are too few."""
+
+    def enough(count: int) -> bool:
+        return _is_precise(expected_interval(epsilon, count, dim=dim, delta=delta), epsilon)
+
+    most = max(dim // 2, FEWEST)  # more canaries leave too few directions to estimate the null's std from
+    low, high = FEWEST - 1, FEWEST
+    while not enough(high):
+        if high == most:
+            return None
+        low, high = high, min(2 * high, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
 
 
 def canaries_to_decide(claim: float, *, dim: int, delta: float) -> int | None:
-    """The fewest canaries with 90 % power against a claim, the null's std learnt from the directions they leave free."""
+    """The fewest canaries that catch twice the claim in 90 % of runs, the null's std estimated from free directions."""
     count = FEWEST
     while count <= dim - 2:
         needed = canaries_for_power(claim, delta=delta, level=TEST_LEVEL, power=POWER, null_dof=float(dim - count))
@@ -105,19 +168,18 @@ def _power(plan: Plan, claim: float) -> float:
 def _print(plans: Sequence[Plan], shown_at: float, claim: float | None) -> None:
     heads = [
         "canaries",
-        "smallest ε told from 0",
+        "smallest detectable ε",
         f"95 % interval at ε = {shown_at:g}",
-        "floor",
+        "noise floor",
         "unobserved",
         "ceiling",
     ]
     rows = []
     for each in plans:
-        low, high = each.interval_at(shown_at)
         row = [
             f"{each.canaries:,}",
             shown_number(each.detectable, 3),
-            f"{shown_number(low, 3)} … {shown_number(high, 3)}",
+            _shown_interval(each.interval_at(shown_at)),
             shown_number(each.floor.q95, 3),
             f"{each.unobserved:,}",
             shown_number(each.ceiling, 3),
@@ -126,14 +188,22 @@ def _print(plans: Sequence[Plan], shown_at: float, claim: float | None) -> None:
     if claim is not None:
         heads.append(f"power against claim {claim:g}")
     print_table(heads, rows, title=f"An audit in {plans[0].dim:,} dimensions, delta {plans[0].delta:.4g}")
-    click.echo("floor: 95 % of estimates lie below it when nothing leaks")
+    click.echo("noise floor: 95 % of estimates fall below this when nothing leaks")
     click.echo(
-        "ceiling: the most that the lower bound can say against so many unobserved canaries; in closed form, inf"
+        "ceiling: largest attainable lower bound with that many unobserved canaries; unlimited when the null is known in "
+        "closed form"
     )
+    if claim is not None:
+        click.echo(f"power: probability of VIOLATION if the true epsilon is {2 * claim:g}, twice the claim")
 
 
 def _as_dict(
-    plans: Sequence[Plan], shown_at: float, detect: float | None, claim: float | None, deciding: int | None
+    plans: Sequence[Plan],
+    shown_at: float,
+    detect: float | None,
+    claim: float | None,
+    deciding: int | None,
+    precise: int | None,
 ) -> dict[str, Any]:
     return {
         "dim": plans[0].dim,
@@ -142,6 +212,7 @@ def _as_dict(
         "plans": [_plan_dict(each, shown_at, claim) for each in plans],
         "detect": None if detect is None else {"epsilon": detect, "canaries": plans[0].canaries},
         "claim": None if claim is None else {"epsilon": claim, "canaries": deciding},
+        "precision": {"epsilon": shown_at, "within": PRECISION, "canaries": precise},
     }
 
 

@@ -1,4 +1,4 @@
-"""`coalmine verify` and `coalmine seed`: the record of an audit, and the secret it commits to."""
+"""`coalmine verify` and `coalmine seed`: check an audit against its commitment, and make the secret seed."""
 
 from pathlib import Path
 
@@ -6,20 +6,25 @@ import click
 
 from coalmine.audit.seeds import read_seed, write_seed
 from coalmine.audit.verify import verify_run
-from coalmine.cli.output import print_json, print_table
+from coalmine.cli.output import print_columns, print_json
 
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
-@click.option("--seed-file", type=click.Path(path_type=Path), required=True, help="The seed that was secret.")
 @click.option(
-    "--model", type=click.Path(path_type=Path), help="The final model as one .npy row: its cosines are recomputed."
+    "--seed-file", type=click.Path(path_type=Path), required=True, help="File with the secret seed of the audit."
 )
-@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+@click.option(
+    "--model",
+    type=click.Path(path_type=Path),
+    help="Final model as one .npy row; its cosines with the canaries are recomputed.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
 def verify(directory: Path, seed_file: Path, model: Path | None, as_json: bool) -> int:
-    """Check a finished audit against the seed it committed to.
+    """Verify a finished audit against the seed it committed to.
 
-    Exit code 1 if anything does not hold.
+    Three checks: the seed and the settings match the commitment published before round 1; the final model has the stored
+    cosines (with --model); the stored rounds give the stored result. Exit code 1 if any check fails.
     """
     if not seed_file.is_file():
         raise ValueError(f"{seed_file} does not exist: --seed-file must be the one that the audit was begun with")
@@ -28,13 +33,16 @@ def verify(directory: Path, seed_file: Path, model: Path | None, as_json: bool) 
     if as_json:
         print_json({check.name: {"held": check.held, "detail": check.detail} for check in checks})
     else:
-        print_table(["check", "", "detail"], [[check.name, words[check.held], check.detail] for check in checks])
+        print_columns([[check.name, words[check.held], check.detail] for check in checks])
     return int(any(check.held is False for check in checks))
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 def seed(file: Path) -> None:
-    """Write a new secret seed of 128 bits to FILE, which must not exist yet."""
+    """Write a new secret seed of 128 bits to FILE, which must not exist yet.
+
+    The server and every node that makes canaries read the same file with `coalmine.read_seed`.
+    """
     write_seed(file)
     click.echo(f"wrote a new seed to {file}: keep it secret until the audit is over")

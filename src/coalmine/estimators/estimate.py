@@ -124,10 +124,16 @@ def _fitted_null(null: Null, count: int, null_dof: float) -> tuple[float, float,
 def _fit(name: str, scores: Floats) -> tuple[float, float]:
     mean, std = float(np.mean(scores)), float(np.std(scores))  # ddof=0: the paper divides by k (Algorithm 1, line 9)
     if scores.min() == scores.max() or std == 0:
-        raise ValueError(
-            f"all {scores.size} {name} scores are equal, so no Gaussian fits them; was the model ever updated?"
-        )
+        raise ValueError(equal_scores(name, scores))
     return mean, std
+
+
+def equal_scores(name: str, scores: Floats) -> str:
+    """The message for scores without any spread."""
+    return (
+        f"all {scores.size} {name} scores are equal ({scores[0]:.4g}), so no Gaussian can be fitted; check that there is "
+        "one score per canary and that the model was updated"
+    )
 
 
 def _choice(variance: str, std: float, sample: Sample) -> VarianceChoice:

@@ -1,0 +1,107 @@
+"""`coalmine verdict`: the verdicts of finished runs, and an exit code for scripts."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from coalmine.audit.run_directory import RunDirectory
+from coalmine.cli.output import print_columns, print_json, shown_number
+from coalmine.cli.run import EXIT_CODES
+from coalmine.cli.runs import (
+    BAD_INPUT,
+    find_runs,
+    how_to_finish,
+    is_finished,
+    one_line,
+    print_notes,
+    print_problems,
+    read_error,
+)
+
+NO_CLAIM = "nothing was claimed, so there is nothing to judge: give `coalmine run` a --claim, or the audit a claim"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunVerdict:
+    """One run's line. `verdict` is None where there is none, and `reason` then says why and what to do.
+
+    `error` is None unless the run cannot be read.
+    """
+
+    run: str
+    claimed_epsilon: float | None = None
+    claim_accounting: str | None = None
+    verdict: str | None = None
+    reason: str | None = None
+    error: str | None = None
+
+
+@click.command()
+@click.argument("directories", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
+def verdict(directories: tuple[Path, ...], as_json: bool) -> int:
+    """Print the verdict of each run, and exit with the worst of them.
+
+    Exit codes: 0 if every run is PASS, 1 if any is VIOLATION, 3 if any is UNDERPOWERED or has no verdict, because it is
+    not finished or nothing was claimed. 2 if a path holds no run or a damaged one; the other verdicts are still printed.
+
+    DIRECTORIES are run directories of `coalmine run` or of an integration. A directory of runs stands for all of them.
+    The verdict is read from result.json; `coalmine verify` checks that it follows from the recorded rounds.
+    """
+    named = find_runs(directories)
+    found = [read_verdict(run) for run in named.runs]
+    found += [RunVerdict(run=str(path), error=line) for path, line in named.problems.items()]
+    if as_json:
+        print_json([asdict(each) for each in found])
+    else:
+        print_columns([_cells(each) for each in found if each.error is None])
+    print_notes(f"{line}: left out" for line in named.ignored.values())
+    problems = [each.error for each in found if each.error is not None]
+    print_problems(problems)
+    return BAD_INPUT if problems else worst_exit_code(found)
+
+
+def read_verdict(run: Path) -> RunVerdict:
+    """The verdict in a run's result.json, or why there is none."""
+    name = str(run)
+    if not is_finished(run):
+        return RunVerdict(run=name, reason=f"the run is not finished: {how_to_finish(run)}")
+    try:
+        return _from_result(name, RunDirectory(run).read_result())
+    except (KeyError, TypeError, OverflowError):
+        error = f"{run / 'result.json'} is not a result as an audit writes it; restore it from a copy"
+        return RunVerdict(run=name, error=error)
+    except (OSError, ValueError, RecursionError) as error:
+        return RunVerdict(run=name, error=read_error(run, error))
+
+
+def worst_exit_code(found: Sequence[RunVerdict]) -> int:
+    """1 if any run is VIOLATION, else 3 if any is UNDERPOWERED or has no verdict, else 0."""
+    verdicts = {each.verdict or "UNDERPOWERED" for each in found}
+    return next(EXIT_CODES[name] for name in ("VIOLATION", "UNDERPOWERED", "PASS") if name in verdicts)
+
+
+def _from_result(run: str, result: dict[str, Any]) -> RunVerdict:
+    """KeyError or TypeError where the result has another shape: a gate must not read a damaged file as a verdict."""
+    claim, outcome, reason = result["claimed_epsilon"], result["verdict"], result["reason"]
+    if claim is None and outcome is None:
+        return RunVerdict(run=run, reason=NO_CLAIM)
+    if isinstance(claim, bool) or not isinstance(claim, int | float) or not math.isfinite(claim):
+        raise TypeError("a claim is a finite number")
+    if outcome not in list(EXIT_CODES) or not isinstance(reason, str):
+        raise TypeError("a claim has a verdict and a reason")
+    accounting = result["claim_accounting"]
+    if not isinstance(accounting, str):
+        raise TypeError("a claim has an accounting")
+    return RunVerdict(run=run, claimed_epsilon=claim, claim_accounting=accounting, verdict=outcome, reason=reason)
+
+
+def _cells(found: RunVerdict) -> list[str]:
+    claim = "-"
+    if found.claimed_epsilon is not None:
+        claim = f"claimed ε {shown_number(found.claimed_epsilon)} ({found.claim_accounting})"
+    return [one_line(cell) for cell in (found.run, claim, found.verdict or "no verdict", found.reason or "")]

@@ -1,0 +1,223 @@
+"""`coalmine verdict`: one line for each run, and the worst verdict as the exit code."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coalmine import Audit, mechanism_epsilon
+from coalmine.cli import main as cli
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
+from runs import make_run
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "audit"))
+from training import train
+
+HONEST = mechanism_epsilon(1.0, delta=1e-6)  # what the noise of every run here gives
+
+
+def judged_run(path, claim, *, canaries=100):
+    """A finished run with noise multiplier 1, judged against `claim`."""
+    audit = train(dim=2_000, canaries=canaries, rounds=12, directory=path)
+    audit.directory.write_config({"trainer": "numpy"})
+    audit.directory.write_result(audit.result(claim=claim))
+    audit.directory.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """One run of each kind; tests that change a run work on a copy."""
+    home = tmp_path_factory.mktemp("verdict") / "runs"
+    judged_run(home / "pass", HONEST)
+    judged_run(home / "violation", HONEST / 3)
+    judged_run(home / "underpowered", HONEST, canaries=10)
+    make_run(home / "no-claim", claim=False)
+    audit = train(dim=2_000, canaries=50, rounds=4, directory=home / "stopped")
+    audit.directory.write_config({"task": {"name": "digits"}, "rounds": 100})
+    audit.directory.close()
+    train(dim=2_000, canaries=50, rounds=4, directory=home / "other-trainer").directory.close()
+    return home
+
+
+@pytest.fixture
+def runs(made, tmp_path, monkeypatch):
+    shutil.copytree(made, tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    return Path("runs")
+
+
+@pytest.fixture
+def coalmine(capsys):
+    """The exit code, stdout and stderr of a command."""
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as stop:
+            cli.main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return stop.value.code, said.out, said.err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("names", "code"),
+    [
+        (["pass"], 0),
+        (["violation"], 1),
+        (["underpowered"], 3),
+        (["no-claim"], 3),
+        (["stopped"], 3),
+        (["pass", "underpowered"], 3),
+        (["pass", "no-claim"], 3),
+        (["pass", "stopped", "violation", "underpowered"], 1),
+    ],
+)
+def test_the_exit_code_is_the_worst_verdict(coalmine, runs, names, code):
+    found, out, err = coalmine("verdict", *(runs / name for name in names))
+    assert (found, err) == (code, "")
+    assert [line.split()[0] for line in out.splitlines()] == [f"runs/{name}" for name in names]
+
+
+def test_a_line_has_run_claim_verdict_and_reason(coalmine, runs):
+    _, out, _ = coalmine("verdict", runs / "violation")
+    reason = json.loads((runs / "violation" / "result.json").read_text())["reason"]
+    assert out == f"runs/violation  claimed ε {HONEST / 3:.4g} (mechanism)  VIOLATION  {reason}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("no-claim", "nothing was claimed, so there is nothing to judge: give `coalmine run` a --claim"),
+        ("stopped", "not finished: wait for it, or continue it with `coalmine resume runs/stopped`"),
+        ("other-trainer", "not finished: wait for it, or run its training script to the end"),
+    ],
+)
+def test_a_run_without_a_verdict_says_why_and_what_to_do(coalmine, runs, name, reason):
+    code, out, err = coalmine("verdict", runs / name)
+    assert (code, out.count("\n"), err) == (3, 1, "")
+    assert "no verdict" in out
+    assert reason in out
+
+
+def test_a_directory_of_runs_stands_for_all_of_them(coalmine, runs):
+    code, out, _ = coalmine("verdict", "runs")
+    assert code == 1
+    assert [line.split()[0] for line in out.splitlines()] == [str(run) for run in sorted(runs.iterdir())]
+
+
+def test_a_shell_glob_may_name_ordinary_files(coalmine, runs):
+    (runs / "notes.txt").write_text("keep")
+    code, out, err = coalmine("verdict", runs / "pass", runs / "notes.txt")
+    assert (code, out.count("\n")) == (0, 1)
+    assert err == "coalmine: runs/notes.txt is a file, not the directory of a run: left out\n"
+    command = f"{sys.executable} -m coalmine verdict runs/*"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.count("\n"), done.stderr.count("\n")) == (1, 6, 1)
+
+
+def damage(runs, name):
+    """A path that holds no readable run."""
+    if name == "file":
+        (runs / "file").write_text("no run")
+    elif name == "empty":
+        (runs / "empty").mkdir()
+    elif name == "result.json":
+        return runs / "pass" / "result.json"
+    elif name != "nowhere":
+        shutil.copytree(runs / "pass", runs / "broken")
+        path = runs / "broken" / "result.json"
+        if name == "directory":
+            path.unlink()
+            path.mkdir()
+        else:
+            path.write_bytes(BROKEN[name](path))
+        return runs / "broken"
+    return runs / name
+
+
+def changed(**entries):
+    return lambda path: json.dumps(json.loads(path.read_text()) | entries).encode()
+
+
+BROKEN = {
+    "torn": lambda path: path.read_bytes()[:100],
+    "binary": lambda path: b"\xff\x00",
+    "list": lambda path: b"[1]",
+    "empty object": lambda path: b'{"schema_version": 1}',
+    "deep": lambda path: b"[" * 100_000,
+    "version": changed(schema_version=99),
+    "word": changed(verdict="pass"),
+    "verdict list": changed(verdict=["PASS"]),
+    "verdict without claim": changed(claimed_epsilon=None),
+    "claim without verdict": changed(verdict=None),
+    "no reason": changed(reason=None),
+    "claim of text": changed(claimed_epsilon="3"),
+    "claim NaN": changed(claimed_epsilon=float("nan")),
+    "huge claim": changed(claimed_epsilon=10**400),
+    "accounting": changed(claim_accounting=None),
+}
+BAD_PATHS = ["nowhere", "file", "empty", "result.json", "directory"]
+
+
+@pytest.mark.parametrize("name", [*BAD_PATHS, *BROKEN])
+def test_bad_input_is_one_line_and_exit_code_2(coalmine, runs, name):
+    path = damage(runs, name)
+    code, out, err = coalmine("verdict", path)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert str(path) in err
+
+
+@pytest.mark.parametrize("name", ["nowhere", "empty", "torn", "result.json"])
+def test_a_bad_path_does_not_hide_the_other_verdicts(coalmine, runs, name):
+    path = damage(runs, name)
+    code, out, err = coalmine("verdict", runs / "violation", path, runs / "underpowered")
+    assert (code, err.count("\n")) == (2, 1)
+    assert [line.split()[0] for line in out.splitlines()] == ["runs/violation", "runs/underpowered"]
+
+
+def test_json_has_an_entry_for_every_run(coalmine, runs):
+    code, out, err = coalmine("verdict", "--json", runs / "pass", runs / "stopped", "nowhere")
+    passed, stopped, nowhere = json.loads(out)
+    assert (code, err.count("\n")) == (2, 1)
+    assert passed == {
+        "run": "runs/pass",
+        "claimed_epsilon": HONEST,
+        "claim_accounting": "mechanism",
+        "verdict": "PASS",
+        "reason": json.loads((runs / "pass" / "result.json").read_text())["reason"],
+        "error": None,
+    }
+    assert (stopped["verdict"], stopped["error"]) == (None, None)
+    assert "coalmine resume" in stopped["reason"]
+    assert (nowhere["run"], nowhere["verdict"]) == ("nowhere", None)
+    assert "does not exist" in nowhere["error"]
+
+
+def test_a_reason_cannot_break_the_line(coalmine, runs):
+    path = runs / "pass" / "result.json"
+    path.write_bytes(changed(reason="one\n\x1b[2Jtwo")(path))
+    code, out, _ = coalmine("verdict", runs / "pass")
+    assert (code, out.count("\n")) == (0, 1)
+    assert "\x1b" not in out
+
+
+def test_quiet_leaves_verdicts_and_errors(coalmine, runs):
+    (runs / "notes.txt").write_text("keep")
+    code, out, err = coalmine("-q", "verdict", runs / "pass", runs / "notes.txt", "nowhere")
+    assert (code, out.count("\n")) == (2, 1)
+    assert err == "coalmine: nowhere does not exist: name the directory of a run\n"
+
+
+def test_an_audit_in_a_loop_of_ones_own_has_a_verdict(coalmine, tmp_path):
+    """The directory that `Audit(directory=…)` writes, without any trainer of coalmine."""
+    audit = train(
+        audit=Audit(2_000, canaries=100, seed=1, delta=1e-6, rounds=5, directory=tmp_path), dim=2_000, rounds=5
+    )
+    audit.directory.write_result(audit.result(claim=2 * HONEST))
+    audit.directory.close()
+    assert coalmine("verdict", tmp_path)[0] == 0

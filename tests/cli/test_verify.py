@@ -1,0 +1,130 @@
+"""`coalmine verify` says what it compared and what that means; `read_seed` is how everybody reads the seed."""
+
+import json
+
+import numpy as np
+import pytest
+
+import coalmine
+from coalmine.cli import main as cli
+
+
+@pytest.fixture
+def seed_file(tmp_path):
+    coalmine.write_seed(tmp_path / "seed")
+    return tmp_path / "seed"
+
+
+@pytest.fixture
+def run(tmp_path, seed_file):
+    seed = coalmine.read_seed(seed_file)
+    audit = coalmine.Audit(500, canaries=20, seed=seed, delta=1e-6, rounds=4, directory=tmp_path / "run")
+    rng = np.random.default_rng(5)
+    for number in range(1, 5):
+        present = audit.canaries_in_round(number)
+        audit.observe_round(number, audit.updates(present, 1.0) + rng.normal(size=500), present=present)
+    model = rng.normal(size=500)
+    audit.observe_final(model)
+    np.save(tmp_path / "model.npy", model)
+    audit.directory.write_result(audit.result(claim=5.0))
+    audit.directory.close()
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def verified(capsys, run, tmp_path):
+    """The exit code, and check, outcome and detail of each line."""
+
+    def call(seed, *arguments):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["verify", str(run), "--seed-file", str(seed), *map(str, arguments)])
+        lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+        rows = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+        return stop.value.code, {check: (outcome, detail) for check, outcome, detail in rows}
+
+    return call
+
+
+def test_a_true_record_holds(verified, seed_file, tmp_path):
+    code, found = verified(seed_file, "--model", tmp_path / "model.npy")
+    assert code == 0
+    assert {outcome for outcome, _ in found.values()} == {"holds"}
+    assert found["commitment"][1] == "the seed and the settings match the commitment published before round 1"
+    assert found["cosines"][1].endswith("null standard deviations, which is rounding")
+    assert found["result"][1] == "recomputing the result from the stored rounds gives result.json"
+
+
+def test_another_seed_is_named_as_the_likely_cause(verified, tmp_path):
+    (tmp_path / "other").write_text("12345\n")
+    code, found = verified(tmp_path / "other", "--model", tmp_path / "model.npy")
+    assert code == 1
+    assert found["commitment"] == (
+        "DOES NOT HOLD",
+        "the seed and the settings do not match the commitment published before round 1: this is another seed, or the "
+        "settings were changed afterwards",
+    )
+    assert "this is another model or another seed" in found["cosines"][1]
+    assert found["result"][0] == "holds"
+
+
+def test_without_a_model_the_cosines_are_not_checked(verified, seed_file):
+    code, found = verified(seed_file)
+    assert code == 0
+    assert found["cosines"] == (
+        "not checked",
+        "give the final model (--model FILE.npy) to recompute its cosines with the canaries",
+    )
+
+
+def test_a_changed_result_is_named_with_its_entries(verified, seed_file, run):
+    path = run / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"verdict": "PASS", "rounds": 7}))
+    code, found = verified(seed_file)
+    assert code == 1
+    assert found["result"][1].startswith("result.json differs in rounds, verdict from the result recomputed")
+
+
+@pytest.mark.parametrize(
+    ("content", "seed"),
+    [
+        (b"123", 123),
+        (b"123\n", 123),
+        (b"123\r\n", 123),
+        (b"secret\n", b"secret"),
+        (b"secret \n", b"secret "),
+        (b"12 34\n", b"12 34"),
+        (b"\x00\xff\n", b"\x00\xff"),
+    ],
+)
+def test_read_seed_drops_one_line_end(tmp_path, content, seed):
+    path = tmp_path / "seed"
+    path.write_bytes(content)
+    assert coalmine.read_seed(path) == coalmine.read_seed(str(path)) == seed
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty; make one with: coalmine seed"),
+        (b"\n\n", "is empty"),
+        (b"secret\n\n", "must end in one line end at most, got several; remove the blank lines"),
+        (b"9" * 40, "must hold a number below 2\\^128"),
+        (b"x" * 5000, "at most 4096 bytes, got 5000"),
+        (None, "is missing; make one with: coalmine seed"),
+    ],
+)
+def test_read_seed_rejects_unclear_files(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "seed").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        coalmine.read_seed(str(tmp_path / "seed"))
+
+
+def test_write_seed_never_overwrites(tmp_path):
+    path = str(tmp_path / "seed")
+    coalmine.write_seed(path)
+    seed = coalmine.read_seed(path)
+    assert isinstance(seed, int | bytes)
+    with pytest.raises(ValueError, match="exists already"):
+        coalmine.write_seed(path)
+    assert coalmine.read_seed(path) == seed
