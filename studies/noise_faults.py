@@ -6,14 +6,18 @@ from studies.pipelines import Noise
 
 
 def coin_flips(noise: Noise) -> np.ndarray:
+    """Plus or minus one standard deviation."""
     return noise.rng.choice([-1.0, 1.0], noise.dim)
 
 
 def uniform(noise: Noise) -> np.ndarray:
+    """Between plus and minus √3 standard deviations."""
     return noise.rng.uniform(-np.sqrt(3), np.sqrt(3), noise.dim)
 
 
 def truncated(limit: float):
+    """A Gaussian without its tails, rescaled."""
+
     def draw(noise: Noise) -> np.ndarray:
         values = noise.normal()
         while (outside := np.abs(values) > limit).any():
@@ -24,6 +28,8 @@ def truncated(limit: float):
 
 
 def on_grid(step: float):
+    """A Gaussian rounded to a grid."""
+
     def draw(noise: Noise) -> np.ndarray:
         values = np.round(noise.normal() / step) * step
         return values / max(np.sqrt(np.mean(values**2)), 1e-9) if step > 1 else values / np.sqrt(1 + step**2 / 12)
@@ -32,10 +38,12 @@ def on_grid(step: float):
 
 
 def laplace(noise: Noise) -> np.ndarray:
+    """Of the same standard deviation."""
     return noise.rng.laplace(scale=1 / np.sqrt(2), size=noise.dim)
 
 
 def student(freedom: float):
+    """Heavier tails, rescaled."""
     return lambda noise: noise.rng.standard_t(freedom, noise.dim) / np.sqrt(freedom / (freedom - 2))
 
 
@@ -48,17 +56,21 @@ def matched_kurtosis(noise: Noise) -> np.ndarray:
 
 
 def larger_half(noise: Noise) -> np.ndarray:
+    """Only where the signal is large, rescaled."""
     values = noise.normal() * np.sqrt(2)
     values[np.abs(noise.signal) < np.median(np.abs(noise.signal))] = 0.0
     return values
 
 
 def times_signal(noise: Noise) -> np.ndarray:
+    """In proportion to the signal."""
     values = noise.normal() * np.abs(noise.signal)
     return values / np.sqrt(np.mean(noise.signal**2))
 
 
 def missing_share(share: float):
+    """None on a fixed share of the coordinates."""
+
     def draw(noise: Noise) -> np.ndarray:
         bare = noise.kept.setdefault("bare", noise.rng.random(noise.dim) < share)
         return np.where(bare, 0.0, noise.normal() / np.sqrt(1 - share))
@@ -67,16 +79,19 @@ def missing_share(share: float):
 
 
 def shared_halves(noise: Noise) -> np.ndarray:
+    """Two layers of equal size share one draw."""
     half = noise.normal(noise.dim // 2)
     return np.concatenate([half, half, noise.normal(noise.dim - 2 * len(half))])
 
 
 def negated_halves(noise: Noise) -> np.ndarray:
+    """Two layers share one draw with opposite signs."""
     half = noise.normal(noise.dim // 2)
     return np.concatenate([half, -half, noise.normal(noise.dim - 2 * len(half))])
 
 
 def neighbours(noise: Noise) -> np.ndarray:
+    """One draw for two neighbouring coordinates."""
     return np.repeat(noise.normal(noise.dim // 2 + 1), 2)[: noise.dim]
 
 
@@ -97,6 +112,7 @@ def run_pool(noise: Noise) -> np.ndarray:
 
 
 def smoothed(noise: Noise) -> np.ndarray:
+    """A moving average of two draws."""
     values = noise.normal(noise.dim + 1)
     return (values[1:] + values[:-1]) / np.sqrt(2)
 
@@ -114,14 +130,18 @@ def subspace(noise: Noise) -> np.ndarray:
 
 
 def reused(noise: Noise) -> np.ndarray:
+    """The same in every round."""
     return noise.kept.setdefault("noise", noise.normal())
 
 
 def two_in_turn(noise: Noise) -> np.ndarray:
+    """Two draws in turn."""
     return noise.kept.setdefault(noise.number % 2, noise.normal())
 
 
 def partly_reused(share: float):
+    """A share of the variance is the same in every round."""
+
     def draw(noise: Noise) -> np.ndarray:
         common = noise.kept.setdefault("noise", noise.normal())
         return np.sqrt(share) * common + np.sqrt(1 - share) * noise.normal()
@@ -130,6 +150,7 @@ def partly_reused(share: float):
 
 
 def scaled(factor: float):
+    """Gaussian, but too little or too much of it."""
     return lambda noise: factor * noise.normal()
 
 
@@ -140,14 +161,17 @@ def mixture(noise: Noise) -> np.ndarray:
 
 
 def skewed(noise: Noise) -> np.ndarray:
+    """A centred gamma law."""
     return noise.rng.gamma(4.0, size=noise.dim) / 2 - 2
 
 
 def sum_of_uniforms(noise: Noise) -> np.ndarray:
+    """Nearly Gaussian, with bounded support."""
     return sum(uniform(noise) for _ in range(3)) / np.sqrt(3)
 
 
 def some_rounds_only(draw, odd: int = 4):
+    """Honest but for every few rounds."""
     return lambda noise: draw(noise) if noise.number % odd == 0 else noise.normal()
 
 

@@ -51,8 +51,9 @@ def unit_claim() -> Claim:
 def slope_error(audit) -> float:
     """How many standard errors known-others lies from the truth, all canaries with their own strengths."""
     groups = [scores for scores in ladder(audit.log, audit.settings) if scores.rung == "known-others"]
-    beta, weight, dof = _signal(groups)
-    return float((beta - 1 / NOISE) / np.sqrt(1 / weight + 1 / (2 * dof * NOISE**2)))
+    signal = _signal(groups)
+    error = np.sqrt(1 / signal.weight + 1 / (2 * signal.dof * NOISE**2))
+    return float((signal.beta - 1 / NOISE) / error)
 
 
 @both

@@ -105,7 +105,7 @@ class MeasuredHere:
             found |= dict(zip(("residual_norm", "residual_cosines"), both(rest), strict=True))
             pieces = rest.double().split(self.plan.layers) if self.plan.layers else ()
             found["rests"] = np.array([float(piece @ piece) for piece in pieces])
-            if self.total is not None:
+            if self.total is not None and self.plan.layers:
                 totals = self.total.double().split(self.plan.layers)
                 found["overlaps"] = np.array([float(a @ b) for a, b in zip(pieces, totals, strict=True)])
                 found["totals"] = np.array([float(piece @ piece) for piece in totals])

@@ -57,7 +57,7 @@ def test_canaries_that_are_not_in_the_rounds_are_remarked_upon():
         found = train(audit=audit, **SMALL).result(claim=claim)
         assert found.verdict.outcome == outcome
         assert ("the canaries were not in the rounds" in found.verdict.reason) == (outcome == "UNDERPOWERED")
-        assert any("far below the claim's" in note for note in found.notes) == (outcome == "UNDERPOWERED")
+        assert any("that the claim implies" in note for note in found.notes) == (outcome == "UNDERPOWERED")
 
 
 def test_a_turned_sign_is_no_pass():
@@ -76,7 +76,7 @@ def test_much_more_noise_than_claimed_still_passes_where_canaries_are_heard():
     """Three times the noise: a claim may be generous, as long as the audit heard what it listened for."""
     found = train(noise_multiplier=3.0, **SMALL).result(claim=mechanism_epsilon(1.0, delta=1e-6))
     assert found.verdict.outcome == "PASS"
-    assert any("far below the claim's" in note for note in found.notes)
+    assert any("that the claim implies" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(("presentations", "noise_multiplier"), [(1, 1.0), (4, 1.0), (1, 1.7)])
@@ -208,14 +208,18 @@ def test_a_claim_about_fewer_participations_is_carried_over():
     assert verdict(audit, claim).outcome == "PASS"
 
 
-def test_rounds_that_were_not_observed_still_count():
-    """Canaries in 8 rounds of which 2 are observed: a number as a claim is about 8."""
+def test_unobserved_rounds_need_an_explicit_number_of_participations():
+    """Canaries in 8 rounds of which 2 are observed: a bare claim does not say how many rounds it is about."""
     audit = Audit(4_000, canaries=400, seed=3, delta=1e-6, rounds=8, presentations=8)
     rng = np.random.default_rng(0)
     for t in (4, 8):
         noise = rng.normal(size=4_000) / 1.7
         audit.observe_round(t, audit.updates(range(400), 1.0) + noise, present=range(400), others=np.zeros(4_000))
-    assert verdict(audit, mechanism_epsilon(1.0, delta=1e-6, participations=8)).outcome == "VIOLATION"
+    epsilon = mechanism_epsilon(1.0, delta=1e-6, participations=8)
+    bare = verdict(audit, epsilon)
+    assert (bare.outcome, bare.code) == ("UNDERPOWERED", "participations")
+    assert "participations=" in bare.reason
+    assert verdict(audit, Claim(epsilon=epsilon, participations=8)).outcome == "VIOLATION"
 
 
 def test_no_claim_no_verdict():

@@ -366,8 +366,8 @@ def _repeats(sketch: npt.NDArray[np.float32], numbers: list[int], dof: float, di
     yield Gauge(
         name="repeat",
         meaning="cosine of what is left in a round with the round before that is most like it",
-        smallest=float(largest.min()),
-        largest=float(largest.max()),
+        smallest=float(largest[1:].min()),
+        largest=float(largest[1:].max()),
         limits=(-limit, limit),
         flagged=tuple(numbers[index] for index in np.flatnonzero(outside)),
         status="low" if outside.any() else "ok",

@@ -207,8 +207,8 @@ class _Case:
 
     def implied(self, multiplier: float) -> float:
         """The epsilon of the claim's own client under another noise multiplier in all of its rounds."""
-        if multiplier <= 0:
-            return math.inf
+        if multiplier <= 0 or math.isinf(multiplier):
+            return 0.0 if multiplier > 0 else math.inf
         exposure = self.claim.sensitivity or math.sqrt(self.strongest or self.times or 1)
         return float(mechanism_epsilon(multiplier / exposure, delta=self.delta))
 
@@ -230,18 +230,17 @@ def _judge_run(by_rung: dict[str, Verdict], rungs: list[Scores], gauges: list[Ga
     if case.claim.accounting == "amplified":
         reason = "nothing refutes the claim, but this audit can refute an amplified claim, not confirm it"
         return Verdict("UNDERPOWERED", f"{reason}: judge the noise itself by a mechanism claim", "amplified")
+    known = [by_rung[name] for name in KNOWN if name in by_rung]
+    if not known:
+        missing = "no round with a canary in it was observed, so nothing can be said of the noise"
+        return Verdict("UNDERPOWERED", missing, "no canaries")
     barred = _barred(rungs, gauges, case)
     if barred is not None:
         return barred
     passed = [name for name, verdict in by_rung.items() if verdict.outcome == "PASS"]
     if passed:
         return Verdict("PASS", f"{passed[-1]}: {by_rung[passed[-1]].reason}", "power", passed[-1])
-    known = [by_rung[name] for name in KNOWN if name in by_rung]
-    if known:
-        return known[-1]
-    return Verdict(
-        "UNDERPOWERED", "no round with a canary in it was observed, so nothing can be said of the noise", "no canaries"
-    )
+    return known[-1]
 
 
 def _proves(gauge: Gauge, case: _Case) -> bool:
@@ -423,7 +422,8 @@ def _judge_rung(name: str, groups: list[Scores], case: _Case) -> Verdict:
         return found
     verdict = _power_of(name, groups, case, signal)
     detected = signal.beta * math.sqrt(signal.weight)
-    if verdict.outcome == "PASS" and detected < FEWEST_STDS and not _explained(name, detected, signal.weight, case):
+    silent = detected < FEWEST_STDS and not _explained(name, detected, signal.weight, case)
+    if silent and (verdict.outcome == "PASS" or verdict.code == "noise_std"):
         return Verdict("UNDERPOWERED", _silence(signal.beta, detected, case), "undetected")
     return verdict
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
-from warnings import warn
 
 from coalmine.audit.audit import Audit
 from coalmine.audit.coverage import AuditedItem
@@ -51,9 +50,8 @@ class Journal:
         presentations that most canaries had. The epsilon of the most often shown canaries is a separate entry. `accounted`
         is the accountant's epsilon, judged as a claim amplified by sampling. `task` is the name of what was trained, as
         `coalmine compare` shows it; the default is the trainer's name. `audited` says what the integration covers of the
-        pipeline and what it leaves out. `notes` and `warnings` are printed with the result, and warnings are also raised as
-        a `UserWarning`. In result.json both have entries of their own, because `coalmine verify` derives the entry `notes`
-        from the rounds alone.
+        pipeline and what it leaves out. `notes` and `warnings` are printed with the result. In result.json both have entries
+        of their own, because `coalmine verify` derives the entry `notes` from the rounds alone.
         """
         items, remarks, cautions = tuple(audited), list(notes), list(warnings)
         asked = Claim(epsilon=claim) if isinstance(claim, int | float) else claim
@@ -82,6 +80,4 @@ class Journal:
             named = {"trainer": self._trainer, "task": task or self._trainer}
             added = {"trainer_notes": remarks, "warnings": cautions}
             self._audit.directory.write_result(result, **named, **shown, **added, **more)
-        for text in cautions:
-            warn(text, stacklevel=3)
         return replace(result, notes=(*result.notes, *remarks, *(f"warning: {text}" for text in cautions)))

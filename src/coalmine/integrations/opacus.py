@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 import numpy as np
 
@@ -188,6 +189,9 @@ class Attachment:
         noise = smallest if len(self._noise_multipliers) == 1 else None
         if claim is None and noise:
             claim = self.noise_claim()
+        warnings = self._warnings()
+        for text in warnings:
+            warn(text, stacklevel=2)
         return self._journal.finish(
             claim,
             noise=noise,
@@ -195,7 +199,7 @@ class Attachment:
             task=task,
             audited=self._audited_items(),
             notes=self._notes(claim),
-            warnings=self._warnings(),
+            warnings=warnings,
             noise_multiplier=smallest,
         )
 
