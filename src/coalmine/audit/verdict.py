@@ -396,8 +396,6 @@ def _uneven(rungs: list[Scores], case: _Case) -> Verdict | None:
 def _judge_rung(name: str, groups: list[Scores], case: _Case) -> Verdict:
     if name in KNOWN and case.claim.accounting == "amplified":
         return Verdict("UNDERPOWERED", "an amplified claim is not about an attacker who knows the rounds", "amplified")
-    if name == "known-others" and case.others_wrong is not None:
-        return Verdict("UNDERPOWERED", _wrong_others(case.others_wrong), "others")
     bound = _bound_above(groups, case)
     if bound:
         return Verdict("VIOLATION", bound, "bound")
@@ -420,6 +418,9 @@ def _judge_rung(name: str, groups: list[Scores], case: _Case) -> Verdict:
     found = (_scanned(case) if name == "known-others" else None) or _stated_too_little(case)
     if found:
         return found
+    if name == "known-others" and case.others_wrong is not None:
+        # Whatever is wrong with `others` lengthens the residual and so lowers the scores: an excess stands, a PASS does not.
+        return Verdict("UNDERPOWERED", _wrong_others(case.others_wrong), "others")
     verdict = _power_of(name, groups, case, signal)
     detected = signal.beta * math.sqrt(signal.weight)
     silent = detected < FEWEST_STDS and not _explained(name, detected, signal.weight, case)
