@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from coalmine.audit.audit import Audit
+from coalmine.audit.noise_law import NoiseParts, measure_law
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DIM = 20_000
@@ -36,6 +37,9 @@ def test_a_deferred_audit_notes_what_another_notes(layers):
         assert later.rest == pytest.approx(at_once.rest, rel=1e-6)
         if layers:
             np.testing.assert_allclose(later.layer_rests, at_once.layer_rests, rtol=1e-6)
+        np.testing.assert_allclose(later.law_moments, at_once.law_moments, rtol=1e-5)
+        np.testing.assert_allclose(later.law_lags, at_once.law_lags, atol=1e-6)
+        assert np.abs(later.law_counts - at_once.law_counts).sum() <= 4  # values on the edge of a cell
 
 
 def test_what_is_not_finite_is_refused_when_it_is_noted():
@@ -44,3 +48,17 @@ def test_what_is_not_finite_is_refused_when_it_is_noted():
     with pytest.raises(ValueError, match="model_delta must be finite"):
         audit.flush()
     assert audit.last_round == 0
+
+
+@pytest.mark.parametrize("dim", [20_000, 1_200_000])
+def test_the_law_of_the_noise_reads_alike_on_the_device_and_on_the_host(dim):
+    noise = torch.randn(dim, device="cuda", generator=torch.Generator("cuda").manual_seed(3))
+    parts = NoiseParts.of([("a", 5_000), ("b", 5_000), ("c", 10), ("d", dim - 10_010)], dim)
+    there = measure_law(noise, noise + 1, parts, full=True, exact=True)
+    here = measure_law(noise.cpu(), noise.cpu() + 1, parts, full=True, exact=True)
+    assert there.keys() == here.keys()
+    for name in ("law_moments", "law_lags", "law_spectrum", "law_tail"):
+        np.testing.assert_allclose(there[name], here[name], rtol=2e-4, atol=1e-6)
+    np.testing.assert_allclose(there["law_grid"], here["law_grid"], atol=1e-4)
+    assert np.abs(there["law_counts"] - here["law_counts"]).sum() <= 1e-4 * dim
+    assert abs(there["law_zeros"][0] - here["law_zeros"][0]) <= 2

@@ -16,7 +16,14 @@ from coalmine.audit import snapshot
 from coalmine.audit.adversaries import RUNGS, SMALLEST, ladder, presented_times
 from coalmine.audit.coverage import AuditedItem, audited_items
 from coalmine.audit.gauges import read_gauges
-from coalmine.audit.noise_law import NoiseParts, is_full, measure_law, release_resolution
+from coalmine.audit.noise_law import (
+    MANY_COORDINATES,
+    NoiseParts,
+    is_full,
+    is_on_device,
+    measure_law,
+    release_resolution,
+)
 from coalmine.audit.result import Adversary, AuditResult, Row, make_headline, make_row
 from coalmine.audit.rounds import Final, Round, RoundLog, Singles
 from coalmine.audit.run_directory import RunDirectory
@@ -322,10 +329,13 @@ class Audit:
             if self.settings.layers:
                 square = found["rests"] - 2 * size * found.get("overlaps", 0.0) + size**2 * found.get("totals", 0.0)
                 extra["layer_rests"] = np.sqrt(np.maximum(square, 0.0))
-            noise = measurement.vector - measurement.others
-            if present:
-                noise -= measurement.total * size
-            extra |= self._law(noise, measurement.vector, exact=declared, number=facts["number"])
+            if self._measures_law(facts["number"], cheaply=False):
+                with measurement.aside():
+                    noise = measurement.vector - measurement.others
+                    if present:
+                        noise -= measurement.total * size
+                    extra["rounding"] = release_resolution(measurement.vector)
+                    extra |= self._law(noise, measurement.vector, exact=declared, number=facts["number"])
         return Round(**facts, norm=norm, rest=rest, cosines=cosines, **extra)
 
     def observe_final(self, model: Any, *, initial: Any = None) -> None:
@@ -454,8 +464,13 @@ class Audit:
         if self.settings.kind == "sphere" and present:
             cosines, norm = self._without_each_other(vector, cosines, norm, rest, present)
         found = {"residual_norm": norm, "residual_rest": rest, "residual_cosines": cosines}
+        found["rounding"] = release_resolution(release)
         if self.settings.momentum:
             return found  # it still holds the rounds before: only the canaries' directions can be freed of them
+        cheaply = not is_on_device(vector) and (total is not None or not present)
+        measures_law = self._measures_law(facts["number"], cheaply=cheaply or bool(self.settings.layers))
+        if not measures_law and not self.settings.layers:
+            return found
         if present:
             total = self._canaries.combine(present, like=vector) if total is None else total
             size, declared = self._canary_size(np.asarray(cosines[present], np.float64) * norm, rest, facts)
@@ -464,7 +479,9 @@ class Audit:
             declared = True
         if self.settings.layers:
             found["layer_rests"] = layer_norms(vector, [size for _, size in self.settings.layers])
-        return found | self._law(vector, release, exact=declared, number=facts["number"])
+        if measures_law:
+            found |= self._law(vector, release, exact=declared, number=facts["number"])
+        return found
 
     def _canary_size(self, seen: Floats, rest: float, facts: dict[str, Any]) -> tuple[float, bool]:
         """How much of each present canary a round holds: as declared where that is credible, else as measured."""
@@ -477,9 +494,11 @@ class Audit:
     def _law(self, noise: Any, release: Any, *, exact: bool, number: int) -> dict[str, Any]:
         """What the noise's own law looks like in this round."""
         full = is_full(number, self.settings.dim)
-        return measure_law(noise, release, self._parts, full=full, exact=exact) | {
-            "rounding": release_resolution(release)
-        }
+        return measure_law(noise, release, self._parts, full=full, exact=exact)
+
+    def _measures_law(self, number: int, *, cheaply: bool) -> bool:
+        """Whether the noise's law is measured in this round: in every one, unless the model is large and it is not cheap."""
+        return cheaply or self.settings.dim <= MANY_COORDINATES or is_full(number, self.settings.dim)
 
     def _taken_sum(self, present: list[int]) -> Any:
         """The present canaries' sum, if it was that of the last `updates`: kept no longer than its round."""

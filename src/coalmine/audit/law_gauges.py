@@ -63,7 +63,7 @@ def _variance(item: Round) -> float:
 
 def _is_coarse(rounds: list[Round], dim: int) -> bool:
     """Whether the release was rounded so coarsely that the law of the noise cannot be seen behind it."""
-    return max(item.rounding * dim / _variance(item) for item in rounds) > COARSE_RELEASE
+    return max((item.rounding or 0.0) * dim / _variance(item) for item in rounds) > COARSE_RELEASE
 
 
 def _kurtosis(rounds: list[Round], parts: NoiseParts) -> Gauge:

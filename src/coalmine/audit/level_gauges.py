@@ -19,7 +19,7 @@ def level_gauges(log: RoundLog, settings: Settings) -> Iterator[Gauge]:
     """Every gauge of lengths whose inputs were given: all need the stated noise."""
     lengths = [_Length.of(view) for view in views(log, settings) if view.noise_std]
     residuals = [_Length.of(view) for view in views(log, settings, residual=True) if view.noise_std]
-    rounding = {item.number: item.rounding for item in log.rounds()}
+    rounding = {item.number: item.rounding for item in log.rounds() if item.rounding is not None}
     if lengths:
         yield _noise(lengths)
     yield from _sums(log, settings)
@@ -88,7 +88,10 @@ def _sums(log: RoundLog, settings: Settings) -> Iterator[Gauge]:
 def _residual(found: list[_Length], rounding: dict[int, float]) -> Iterator[Gauge]:
     """Lengths with everybody else's part taken out, round by round and pooled: noise alone is left, so both sides tell."""
     ratios = np.array([length.ratio for length in found])
-    extra = np.array([rounding.get(length.number, 0.0) / length.noise_std**2 for length in found])
+    known = {
+        length.number: rounding[length.number] / length.noise_std**2 for length in found if length.number in rounding
+    }
+    extra = np.array([known.get(length.number, max(known.values(), default=0.0)) for length in found])
     share = LEVEL / (2 * len(found))
     low = np.array([ratio_quantile(share, length.dof) for length in found])
     high = np.array([ratio_quantile(1 - share, length.dof) for length in found]) * np.sqrt(1 + extra)
@@ -124,7 +127,7 @@ def _layers(log: RoundLog, settings: Settings) -> Iterator[Gauge]:
     if not found:
         return
     ratios = np.array([item.layer_rests / (np.sqrt(sizes) * item.noise_std) for item in found])
-    allowed = math.sqrt(1 + max(item.rounding / item.noise_std**2 for item in found if item.noise_std))
+    allowed = math.sqrt(1 + max((item.rounding or 0.0) / item.noise_std**2 for item in found if item.noise_std))
     share = LEVEL / (2 * ratios.size)
     pooled_share = LEVEL / (2 * len(sizes))
     fresh = settings.noise is None  # else rounds are correlated, and do not add up to more directions

@@ -2,7 +2,7 @@
 
 The noise vector is what a round released, less everybody else's part and less the canaries. Each measurement is a handful
 of numbers that go into the round's record; `law_gauges` judges them over the whole run. Cheap measurements are taken in
-every round, the others in the rounds that `is_full` names.
+every round, the others in the rounds that `is_full` names. A large model on a GPU is measured in those rounds only.
 """
 
 import itertools
@@ -26,7 +26,9 @@ TAIL = 512  # of the largest values that are kept to look for repeated ones
 GRID_BINS, GRID_PER_STD = 4096, 256  # for the characteristic function: bins over ±8 standard deviations
 GRID_FFT = 8192
 COARSEST, FINEST = 1.0, 50.0  # frequencies searched for a grid, in cycles per standard deviation
-MANY_COORDINATES = 1 << 17  # from here on the expensive measurements are taken in every tenth round only
+MANY_COORDINATES = (
+    1 << 17
+)  # from here on the expensive measurements are taken in every twentieth round, later every fiftieth
 FIRST_ROUNDS = 20  # all of which are measured in full in smaller models
 
 
@@ -77,10 +79,15 @@ def _size(place: slice) -> int:
     return int(place.stop - place.start)
 
 
+def is_on_device(vector: Any) -> bool:
+    """Whether a vector lies on a GPU, where many small measurements cost more than a few large ones."""
+    return is_tensor(vector) and bool(vector.device.type != "cpu")
+
+
 def is_full(number: int, dim: int) -> bool:
     """Whether the expensive measurements are taken in this round."""
     if dim > MANY_COORDINATES:
-        return number % 10 == 1
+        return number % (20 if number <= 100 else 50) == 1
     return number <= FIRST_ROUNDS or number % 10 == 0
 
 
@@ -89,19 +96,21 @@ def measure_law(noise: Any, release: Any, parts: NoiseParts, *, full: bool, exac
 
     `exact` says that the canaries were subtracted at their declared length: only then can repeated values be seen.
     """
-    on_device = is_tensor(noise) and noise.device.type != "cpu"
-    vector: Any = noise if on_device else _host_vector(noise)
+    vector: Any = noise if is_on_device(noise) else _host_vector(noise)
     square = vector * vector
-    sums = [_numbers(abs(vector[g]).sum(), square[g].sum(), _dot(square[g], square[g])) for g in parts.groups]
-    moments = np.array(sums)
-    if not (moments[:, 1] > 0).all() or not np.isfinite(moments).all():
+    sums = [value for g in parts.groups for value in (abs(vector[g]).sum(), square[g].sum(), square[g] @ square[g])]
+    sums += [vector[lag:] @ vector[:-lag] for lag in (1, 2)]
+    for one, two in parts.pairs:
+        first, second = vector[one], vector[two]
+        sums += [first @ second, first @ first, second @ second]
+    numbers = _numbers(sums)
+    moments, products = numbers[: 3 * len(parts.groups)].reshape(-1, 3), numbers[3 * len(parts.groups) + 2 :]
+    if not (moments[:, 1] > 0).all() or not np.isfinite(numbers).all():
         return {}  # a layer without any noise: its own gauge says so
-    total = float(moments[:, 1].sum())
-    lags = [float(_dot(vector[lag:], vector[:-lag])) / total for lag in (1, 2)]
-    found: dict[str, Any] = {
-        "law_moments": moments.ravel(),
-        "law_lags": np.array(lags + [_cosine(vector[one], vector[two]) for one, two in parts.pairs]),
-    }
+    lags = numbers[3 * len(parts.groups) :][:2] / moments[:, 1].sum()
+    dots = products.reshape(-1, 3)
+    cosines = dots[:, 0] / np.sqrt(np.maximum(dots[:, 1] * dots[:, 2], np.finfo(np.float64).tiny))
+    found: dict[str, Any] = {"law_moments": moments.ravel(), "law_lags": np.concatenate([lags, cosines])}
     if full:
         found |= _full(vector, release, parts, moments, exact)
     return found
@@ -139,21 +148,25 @@ def _spectrum(standard: Any) -> tuple[float, float]:
     """The largest autocorrelation over all lags, in standard deviations of its null, and its lag."""
     dim = len(standard)
     size = fft.next_fast_len(dim, real=True)
+    half = size // 2
     if is_tensor(standard):
         torch = sys.modules["torch"]
-        lagged = numpy_vector(torch.fft.irfft(torch.fft.rfft(standard, n=size).abs() ** 2, n=size)[: size // 2 + 1])
+        lagged = torch.fft.irfft(torch.fft.rfft(standard, n=size).abs() ** 2, n=size)[: half + 1].abs()
+        lag = torch.arange(half + 1, device=lagged.device, dtype=lagged.dtype)
     else:
         image = fft.rfft(standard, n=size)
-        lagged = fft.irfft(image.real**2 + image.imag**2, n=size)[: size // 2 + 1].astype(np.float64)
-    lag = np.arange(lagged.size)
-    terms = np.maximum(dim - lag, 0) + np.maximum(dim - size + lag, 0)
-    if 2 * (lagged.size - 1) == size:
-        terms = terms.astype(np.float64)
+        lagged = np.abs(fft.irfft(image.real**2 + image.imag**2, n=size)[: half + 1])
+        lag = np.arange(half + 1, dtype=lagged.dtype)
+    terms = (dim - lag).clip(0) + (dim - size + lag).clip(
+        0
+    )  # products in each sum, around the end of the padded vector
+    if 2 * half == size:
         terms[-1] *= 2  # at half the length each product comes twice
-    scores = np.abs(lagged) / np.sqrt(np.maximum(terms, 1)) / (lagged[0] / dim)
+    scores = lagged / terms.clip(1) ** 0.5
     scores[0] = 0.0
-    best = int(np.argmax(scores))
-    return float(scores[best]), float(best)
+    best = scores.argmax()
+    largest, place, length = _numbers([scores[best], lag[best], lagged[0]])
+    return largest / (length / dim), place
 
 
 def _grid(standard: Any, release: Any, std: float) -> tuple[float, float, float, float]:
@@ -210,7 +223,7 @@ def release_resolution(release: Any) -> float:
 
 
 def _host_sample(vector: Any) -> Floats:
-    step = max(len(vector) // 16384, 1)
+    step = max(len(vector) // (2048 if is_on_device(vector) else 16384), 1)
     return numpy_vector(vector[::step])
 
 
@@ -235,17 +248,8 @@ def _counts(cells: Any, number: int) -> npt.NDArray[np.int64]:
     return np.bincount(cells.astype(np.int32), minlength=number).astype(np.int64)
 
 
-def _dot(one: Any, two: Any) -> Any:
-    return one @ two
-
-
-def _cosine(one: Any, two: Any) -> float:
-    product, first, second = _numbers(_dot(one, two), _dot(one, one), _dot(two, two))
-    return product / float(np.sqrt(first * second)) if first > 0 and second > 0 else 0.0
-
-
-def _numbers(*values: Any) -> list[float]:
+def _numbers(values: list[Any]) -> Floats:
     """Numbers of the host, waited for together."""
     if is_tensor(values[0]):
-        return [float(value) for value in sys.modules["torch"].stack([value.double() for value in values]).cpu()]
-    return [float(value) for value in values]
+        return numpy_vector(sys.modules["torch"].stack(values))
+    return np.array(values, dtype=np.float64)

@@ -37,8 +37,9 @@ class Round:
     `clip_norm` is what one client adds at most: in the units of the model delta where it was `clip_declared`. Canaries were
     sent `scale` times longer than that. `norm` is the length of the model delta, `rest` its length off the observed
     canaries. The `residual_` twins are those of the model delta less everybody else's part. The `law_` fields are what
-    `noise_law.measure_law` saw, `rounding` is the release's mean squared rounding error. Cosines are single precision
-    here, and so in everything that follows from them: a result can be derived again from the log, bit for bit.
+    `noise_law.measure_law` saw, `rounding` is the release's mean squared rounding error where it was measured. Cosines are
+    single precision here, and so in everything that follows from them: a result can be derived again from the log, bit for
+    bit.
     """
 
     number: int
@@ -55,7 +56,7 @@ class Round:
     residual_rest: float | None = None
     residual_cosines: Singles | None = None
     layer_rests: npt.NDArray[np.float64] | None = None
-    rounding: float = 0.0
+    rounding: float | None = None
     law_moments: npt.NDArray[np.float64] | None = None
     law_lags: npt.NDArray[np.float64] | None = None
     law_counts: npt.NDArray[np.int64] | None = None

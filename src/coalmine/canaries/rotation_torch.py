@@ -138,6 +138,11 @@ class Measurement:
     total: torch.Tensor
     _numbers: torch.Tensor
     _done: Any
+    _stream: Any
+
+    def aside(self) -> AbstractContextManager[Any]:
+        """Where more can be measured of the tensors without waiting for what the device was told since."""
+        return torch.cuda.stream(self._stream)
 
     def numbers(self) -> dict[str, npt.NDArray[np.float64]]:
         """Wait for them: `norm`, `cosines`, their `residual_` twins, and by layer the products of rest and total."""
@@ -179,7 +184,7 @@ class _MeasureGraph:
             self._graph.replay()
             self._numbers.copy_(self._result, non_blocking=True)
             self._done.record(self._stream)
-        return Measurement(self._plan, self._vector, self._others, self._total, self._numbers, self._done)
+        return Measurement(self._plan, self._vector, self._others, self._total, self._numbers, self._done, self._stream)
 
     def _measured(self, rotation: DeviceRotation) -> torch.Tensor:
         plan = self._plan
