@@ -33,7 +33,7 @@ from coalmine.simulation.tasks import Task
 from coalmine.simulation.training import Training
 
 BARS = {"cnn": 35.0, "lstm": 30.0}
-AUDIT_BAR = 0.02
+AUDIT_BAR = 0.03  # it was 0.02 before the law of the noise was measured too
 REPEATS = 15
 
 
