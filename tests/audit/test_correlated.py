@@ -39,7 +39,7 @@ def train(law, *, seed=1, told=True, factor=1.0, presentations=1, skipped=(), fr
         total = others + audit.updates(present, 1.0) + noise[t - 1]
         if t not in skipped:
             std = NOISE * float(np.linalg.norm(np.linalg.inv(law.matrix())[t - 1]))
-            audit.observe_round(t, total / n, present=present, others=others / n, noise_std=std / n, clip_norm=1.0)
+            audit.observe_round(t, total / n, present=present, others=others / n, noise_std=std / n, clip_norm=1 / n)
     return audit
 
 

@@ -22,14 +22,14 @@ from coalmine.audit.noise_law import (
     is_full,
     is_on_device,
     measure_law,
-    release_resolution,
+    resolution_of,
 )
 from coalmine.audit.result import Adversary, AuditResult, Row, make_headline, make_row
 from coalmine.audit.rounds import Final, Round, RoundLog, Singles
 from coalmine.audit.run_directory import RunDirectory
 from coalmine.audit.schedule import Indices, presentation_counts, sampled, spread_schedule
 from coalmine.audit.settings import Commitment, Settings, checked_settings, seed_bytes
-from coalmine.audit.stated import round_scores
+from coalmine.audit.stated import round_scores, stated_noise
 from coalmine.audit.vectors import (
     checked_length,
     copied,
@@ -136,6 +136,7 @@ class Audit:
         self._log = log
         self._attacks = checked_attacks(scores)
         self._parts = NoiseParts.of(settings.layers, settings.dim)
+        self._before: _Before | None = None
         self._clip_norm = 1.0
         self._last_sum: tuple[list[int], Any] | None = None
         self._deferred = False
@@ -245,9 +246,10 @@ class Audit:
             "scale": float(positive_array("scale", one_number("scale", scale))),
         }
         self.flush()
-        if self._begin_later(model_delta, others, indices, facts):
+        order = self._log.observed + 1  # among the rounds that released something: the log knows it after a restart too
+        if self._begin_later(model_delta, others, indices, facts, order):
             return
-        item = self._round_now(model_delta, others, indices, self._taken_sum(indices), facts)
+        item = self._round_now(model_delta, others, indices, self._taken_sum(indices), facts, order)
         if self._attacks and not item.skipped:
             own = {name: self._attack(name, number, model_delta) for name in self._attacks}
             item = replace(item, scores=own)
@@ -269,7 +271,9 @@ class Audit:
         self._log.append(item)
         self._pending = None
 
-    def _begin_later(self, model_delta: Any, others: Any, present: list[int], facts: dict[str, Any]) -> bool:
+    def _begin_later(
+        self, model_delta: Any, others: Any, present: list[int], facts: dict[str, Any], order: int
+    ) -> bool:
         """Whether the round is being measured now, to be noted when the next one comes."""
         settings = self.settings
         if not self._deferred or settings.kind != "rotated" or settings.momentum or self._attacks:
@@ -279,7 +283,7 @@ class Audit:
                 self._beside = ThreadPoolExecutor(1, "coalmine-audit", initializer=stay_in_one_thread)
             given = copied(model_delta), None if others is None else copied(others)
             total = self._taken_sum(present)
-            future = self._beside.submit(self._round_now, *given, present, total, facts)
+            future = self._beside.submit(self._round_now, *given, present, total, facts, order)
             self._pending = _Pending(facts["number"], future.result)
             return True
         assert isinstance(self._canaries, RotatedCanaries)
@@ -294,10 +298,12 @@ class Audit:
         if measurement is None:
             self._last_sum = (present, total) if total is not None else None  # the round needs it now
             return False
-        self._pending = _Pending(facts["number"], lambda: self._round_of(measurement, present, facts))
+        self._pending = _Pending(facts["number"], lambda: self._round_of(measurement, present, facts, order))
         return True
 
-    def _round_now(self, model_delta: Any, others: Any, present: list[int], total: Any, facts: dict[str, Any]) -> Round:
+    def _round_now(
+        self, model_delta: Any, others: Any, present: list[int], total: Any, facts: dict[str, Any], order: int
+    ) -> Round:
         """The record of a round; `total` is the sum of the present canaries, where it is at hand."""
         norm = vector_norm("model_delta", model_delta)
         if norm == 0:
@@ -305,18 +311,21 @@ class Audit:
         left = None if others is None else self._without(model_delta, others)
         measured = self._canaries.cosines_of_each([model_delta] if left is None else [model_delta, left[0]])
         cosines, rest = self._rest_of(numpy_vector(measured[0]), norm, model_delta, present)
-        extra = (
-            {} if left is None else self._residual(*left, numpy_vector(measured[1]), present, total, facts, model_delta)
-        )
+        extra: dict[str, Any] = {}
+        if left is not None:
+            seen = _Seen(release=model_delta, others=others, total=total, order=order)
+            extra = self._residual(*left, numpy_vector(measured[1]), present, seen, facts)
+        if self.settings.momentum:
+            self._before = _Before(facts["number"], copied(model_delta), cosines.astype(np.float64) * norm)
         return Round(**facts, norm=norm, rest=rest, cosines=cosines, **extra)
 
-    def _round_of(self, measurement: Any, present: list[int], facts: dict[str, Any]) -> Round:
+    def _round_of(self, measurement: Any, present: list[int], facts: dict[str, Any], order: int) -> Round:
         """The record of a round from what a GPU measured beside its work."""
         found = measurement.numbers()
         norm, residual = float(found["norm"][0]), float(found.get("residual_norm", np.ones(1))[0])
         if not usable(norm) or not usable(residual):  # zeros, NaN, or numbers at the end of their range: step by step
             others = measurement.others if measurement.plan.others else None
-            return self._round_now(measurement.vector, others, present, None, facts)
+            return self._round_now(measurement.vector, others, present, None, facts, order)
         cosines, rest = self._rest_of(found["cosines"], norm)
         extra: dict[str, Any] = {}
         if "residual_cosines" in found:
@@ -324,18 +333,19 @@ class Audit:
             extra = {"residual_norm": residual, "residual_rest": residual_rest, "residual_cosines": own}
             size, declared = 0.0, True
             if present:
-                seen = np.asarray(own[present], np.float64) * residual
-                size, declared = self._canary_size(seen, residual_rest, facts)
+                along = np.asarray(own[present], np.float64) * residual
+                size, declared = self._canary_size(along, residual_rest, facts)
             if self.settings.layers:
                 square = found["rests"] - 2 * size * found.get("overlaps", 0.0) + size**2 * found.get("totals", 0.0)
                 extra["layer_rests"] = np.sqrt(np.maximum(square, 0.0))
-            if self._measures_law(facts["number"], cheaply=False):
+            if self._measures_law(order, cheaply=False):
                 with measurement.aside():
                     noise = measurement.vector - measurement.others
                     if present:
                         noise -= measurement.total * size
-                    extra["rounding"] = release_resolution(measurement.vector)
-                    extra |= self._law(noise, measurement.vector, exact=declared, number=facts["number"])
+                    total = measurement.total if present else None
+                    seen = _Seen(release=measurement.vector, others=measurement.others, total=total, order=order)
+                    extra |= seen.resolution | self._law(noise, seen, exact=declared)
         return Round(**facts, norm=norm, rest=rest, cosines=cosines, **extra)
 
     def observe_final(self, model: Any, *, initial: Any = None) -> None:
@@ -361,6 +371,7 @@ class Audit:
         if self._pending is not None and self._pending.number > number:
             self._pending = None
         self.flush()
+        self._before = None
         self._log.rewind_to(number)
         self._recall_scores()
 
@@ -455,32 +466,35 @@ class Audit:
         norm: float,
         exact: Floats,
         present: list[int],
-        total: Any,
+        seen: "_Seen",
         facts: dict[str, Any],
-        release: Any,
     ) -> dict[str, Any]:
         """What the round's record says of the residual, the release less everybody else's part."""
         cosines, rest = self._rest_of(exact, norm, vector, present)
         if self.settings.kind == "sphere" and present:
             cosines, norm = self._without_each_other(vector, cosines, norm, rest, present)
-        found = {"residual_norm": norm, "residual_rest": rest, "residual_cosines": cosines}
-        found["rounding"] = release_resolution(release)
-        if self.settings.momentum:
-            return found  # it still holds the rounds before: only the canaries' directions can be freed of them
-        cheaply = not is_on_device(vector) and (total is not None or not present)
-        measures_law = self._measures_law(facts["number"], cheaply=cheaply or bool(self.settings.layers))
+        found: dict[str, Any] = {"residual_norm": norm, "residual_rest": rest, "residual_cosines": cosines}
+        found |= seen.resolution
+        along = np.asarray(cosines[present], np.float64) * norm
+        if self.settings.momentum and facts["number"] > 1:
+            if self._before is None or self._before.number != facts["number"] - 1:
+                return found  # the round before is needed to undo momentum, and a restart has lost it
+            vector = difference(vector, self._before.model_delta * self.settings.momentum)
+            along = along - self.settings.momentum * self._before.along[present]
+        cheaply = not is_on_device(vector) and (seen.total is not None or not present)
+        measures_law = self._measures_law(seen.order, cheaply=cheaply or bool(self.settings.layers))
         if not measures_law and not self.settings.layers:
             return found
+        declared = True
         if present:
-            total = self._canaries.combine(present, like=vector) if total is None else total
-            size, declared = self._canary_size(np.asarray(cosines[present], np.float64) * norm, rest, facts)
-            vector = difference(vector, total * size)
-        else:
-            declared = True
+            if seen.total is None:
+                seen = replace(seen, total=self._canaries.combine(present, like=vector))
+            size, declared = self._canary_size(along, rest, facts)
+            vector = difference(vector, seen.total * size)
         if self.settings.layers:
             found["layer_rests"] = layer_norms(vector, [size for _, size in self.settings.layers])
         if measures_law:
-            found |= self._law(vector, release, exact=declared, number=facts["number"])
+            found |= self._law(vector, seen, exact=declared)
         return found
 
     def _canary_size(self, seen: Floats, rest: float, facts: dict[str, Any]) -> tuple[float, bool]:
@@ -491,14 +505,15 @@ class Audit:
             return clip, True
         return measured, False
 
-    def _law(self, noise: Any, release: Any, *, exact: bool, number: int) -> dict[str, Any]:
+    def _law(self, noise: Any, seen: "_Seen", *, exact: bool) -> dict[str, Any]:
         """What the noise's own law looks like in this round."""
-        full = is_full(number, self.settings.dim)
-        return measure_law(noise, release, self._parts, full=full, exact=exact)
+        full = is_full(seen.order, self.settings.dim)
+        sizes = [size for size in (seen.others, seen.total) if size is not None]
+        return measure_law(noise, seen.release, self._parts, full=full, exact=exact, sizes=sizes)
 
-    def _measures_law(self, number: int, *, cheaply: bool) -> bool:
+    def _measures_law(self, order: int, *, cheaply: bool) -> bool:
         """Whether the noise's law is measured in this round: in every one, unless the model is large and it is not cheap."""
-        return cheaply or self.settings.dim <= MANY_COORDINATES or is_full(number, self.settings.dim)
+        return cheaply or self.settings.dim <= MANY_COORDINATES or is_full(order, self.settings.dim)
 
     def _taken_sum(self, present: list[int]) -> Any:
         """The present canaries' sum, if it was that of the last `updates`: kept no longer than its round."""
@@ -539,6 +554,35 @@ def checked_attacks(scores: Mapping[str, Attack] | None) -> dict[str, Attack]:
         if not callable(attack):
             raise ValueError(f"scores[{name!r}] must be callable, got {type(attack).__name__}")
     return dict(scores or {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Seen:
+    """The vectors of one round: what it released, everybody else's part, the present canaries' sum where it is at hand.
+
+    `order` counts the rounds that released something.
+    """
+
+    release: Any
+    others: Any
+    total: Any
+    order: int
+
+    @property
+    def resolution(self) -> dict[str, float]:
+        """How coarsely release and others were rounded."""
+        release, others = resolution_of(self.release), resolution_of(self.others)
+        finite = [step for step in (release, others) if step is not None]
+        return {"rounding": sum(finite), "lattice": 12 * min(finite, default=0.0)}
+
+
+@dataclass(frozen=True)
+class _Before:
+    """The round before, to undo a server's momentum: its number, what it released, and that along the canaries."""
+
+    number: int
+    model_delta: Any
+    along: Floats
 
 
 @dataclass(frozen=True)
@@ -621,11 +665,16 @@ def _evidence(log: RoundLog, settings: Settings, clients: int | None) -> Evidenc
     scheduled = settings.rounds is not None and set(log.numbers) == set(range(1, settings.rounds + 1))
     expected = presentation_counts(settings.canaries, settings.presentations)
     followed = scheduled and bool((times <= expected).all()) and int(times.max()) == int(expected.max())
+    rounds = round_scores(log, settings)
+    given = [(item.residual_cosines is not None, item.noise_std is not None) for item in log.rounds()]
     return Evidence(
         delta=settings.delta,
         planned=int(expected.max()) if followed else None,
         shown=int(times.max()),
-        rounds=round_scores(log, settings),
+        rounds=rounds,
+        stated=stated_noise(log, settings, rounds),
+        without_others=sum(not others for others, _ in given),
+        without_noise=sum(not noise for _, noise in given),
         most_hidden=None if clients is None else clients / math.sqrt(settings.free),
         correlated=settings.noise is not None,
     )

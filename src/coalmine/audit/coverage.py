@@ -61,9 +61,10 @@ class _Facts:
     with_noise: int
     scale: float  # the smallest at which canaries were sent
     tails: bool
+    unobserved: int  # rounds of the schedule that were not observed
 
     @classmethod
-    def of(cls, log: RoundLog) -> "_Facts":
+    def of(cls, log: RoundLog, settings: Settings) -> "_Facts":
         rounds = with_others = with_noise = 0
         scale, tails = float("inf"), False
         for item in log.rounds():
@@ -72,7 +73,8 @@ class _Facts:
             with_noise += item.noise_std is not None
             scale = min(scale, item.scale) if item.present.size else scale
             tails |= item.law_tail is not None
-        return cls(rounds, with_others, with_noise, scale, tails)
+        missing = (settings.rounds or max(log.numbers, default=0)) - len(log.numbers)
+        return cls(rounds, with_others, with_noise, scale, tails, max(missing, 0))
 
 
 def audited_items(
@@ -86,7 +88,7 @@ def audited_items(
     given: Iterable[AuditedItem] = (),
 ) -> tuple[AuditedItem, ...]:
     """The whole list, in the order of `ITEMS`; what the pipeline knows better stands in the place of the audit's own."""
-    facts, names = _Facts.of(log), {gauge.name for gauge in gauges}
+    facts, names = _Facts.of(log, settings), {gauge.name for gauge in gauges}
     own = [
         _level(facts, names),
         _law(facts, names, settings),
@@ -104,7 +106,10 @@ def audited_items(
 
 def _level(facts: _Facts, names: set[str]) -> AuditedItem:
     if "residual" in names and facts.with_noise == facts.rounds == facts.with_others:
-        return AuditedItem("noise level", "checked", "the residual of every round was compared with the stated noise")
+        detail = "the residual of every observed round was compared with the stated noise"
+        if facts.unobserved:
+            detail += f"; {facts.unobserved} rounds were not observed, and nothing is known of them"
+        return AuditedItem("noise level", "checked", detail)
     if "residual" in names:
         some = (
             f"only {min(facts.with_noise, facts.with_others)} of {facts.rounds} rounds had both `others` and noise_std"
@@ -118,13 +123,14 @@ def _level(facts: _Facts, names: set[str]) -> AuditedItem:
 
 
 def _law(facts: _Facts, names: set[str], settings: Settings) -> AuditedItem:
-    if settings.momentum:
-        detail = "the observed rounds contain the server's momentum; observe the aggregate before it"
-        return AuditedItem("noise law", "cannot be checked", detail)
-    if "shape" not in names:
+    if "shape" not in names or "spectrum" not in names:
         return AuditedItem("noise law", "not checked", "pass `others`: the law is that of the residual")
-    seen = ["distribution", "correlation within a round", "a grid of values", "reuse between rounds"]
+    seen = ["correlation within a round", "reuse between rounds"]
     missing = []
+    if "distribution" in names:
+        seen += ["distribution", "a grid of values"]
+    else:
+        missing.append("distribution and grid (release and `others` are rounded too coarsely)")
     if facts.tails:
         seen.append("repeated values")
     else:
@@ -148,7 +154,7 @@ def _tensors(facts: _Facts, names: set[str], settings: Settings) -> AuditedItem:
     if not settings.layers:
         return AuditedItem("tensors", "not checked", "name the layers (`layers=`) so that each has its own gauge")
     if not any(name.startswith("layer ") for name in names):
-        return AuditedItem("tensors", "not checked", "gauges by layer need `others` and noise_std, and no momentum")
+        return AuditedItem("tensors", "not checked", "gauges by layer need `others` and noise_std")
     listed = [name for name, _ in settings.layers]
     more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
     return AuditedItem("tensors", "checked", f"each by itself: {', '.join(listed[:NAMED])}{more}")

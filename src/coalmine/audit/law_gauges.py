@@ -10,11 +10,11 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import bdtrc, chdtrc, chdtri, gammainc, ndtr, ndtri, pdtrc
+from scipy.special import bdtrc, chdtrc, chdtri, gammainc, ndtr, ndtri, pdtr, pdtrc
 
 from coalmine.audit.adversaries import views
 from coalmine.audit.gauge import LEVEL, Gauge
-from coalmine.audit.noise_law import CELL, CELLS, NoiseParts, zero_width
+from coalmine.audit.noise_law import BARE, CELL, CELLS, NoiseParts, zero_width
 from coalmine.audit.rounds import Round, RoundLog
 from coalmine.audit.settings import Settings
 from coalmine.checks import Floats
@@ -29,7 +29,11 @@ REPEATED = 0.05  # share of the largest values that come again
 SAME = 1e-6  # distance of two values, in standard deviations, that makes them the same
 EXPLAINED = 0.005  # share of the residual that `others` must explain to be called wrong
 SKETCH = 1 << 23  # numbers of a sketch that are held in memory for all rounds together
-COARSE_RELEASE = 0.005  # share of rounding in the noise's variance from which on the law cannot be seen
+COARSE_RELEASE = 0.1  # share of rounding in the residual's variance from which on the law of the noise cannot be seen
+FINE_STEP = 0.25 * CELL  # standard deviations: a coarser grid of release and `others` shows in the histogram
+TAIL_RATIO = 0.75  # of the expected number of large values, or its inverse: nearer to 1 it is rounding
+FIRST_TAIL = 3.0  # standard deviations
+SLOPE = 0.05  # of the noise's variance against another vector's size, that is worth an alarm
 
 
 def law_gauges(log: RoundLog, settings: Settings) -> Iterator[Gauge]:
@@ -39,11 +43,15 @@ def law_gauges(log: RoundLog, settings: Settings) -> Iterator[Gauge]:
     if rounds:
         yield _kurtosis(rounds, parts)
     counted = [item for item in rounds if item.law_counts is not None]
+    smooth = [item for item in counted if not _on_lattice(item, settings.dim)]
+    if smooth:
+        yield _distribution(smooth, parts)
+        yield _tails(smooth, parts)
+        yield _zeros(smooth, settings.dim)
+        yield _grid(smooth, settings.dim)
     if counted:
-        yield _distribution(counted, parts)
-        yield _zeros(counted, settings.dim)
-        yield _grid(counted, settings.dim)
         yield _spectrum(counted, settings.dim)
+        yield from _follows(counted, settings.dim)
     if rounds:
         yield from _neighbours(rounds, parts, settings.dim)
     if any(item.law_tail is not None for item in counted):
@@ -61,9 +69,24 @@ def _variance(item: Round) -> float:
     return float(item.law_moments.reshape(-1, 3)[:, 1].sum())
 
 
+def _rounding_share(rounds: list[Round], dim: int) -> float:
+    """The largest share of rounding in a residual's variance."""
+    return max((item.rounding or 0.0) * dim / _variance(item) for item in rounds)
+
+
 def _is_coarse(rounds: list[Round], dim: int) -> bool:
     """Whether the release was rounded so coarsely that the law of the noise cannot be seen behind it."""
-    return max((item.rounding or 0.0) * dim / _variance(item) for item in rounds) > COARSE_RELEASE
+    return _rounding_share(rounds, dim) > COARSE_RELEASE
+
+
+def _on_lattice(item: Round, dim: int) -> bool:
+    """Whether release and `others` lie on a coarse grid of their own: then the residual does too, which costs no privacy."""
+    std = math.sqrt(_variance(item) / dim)
+    if math.sqrt(item.lattice or 0.0) > FINE_STEP * std:
+        return True
+    assert item.law_grid is not None
+    strength, frequency, own, _ = item.law_grid
+    return bool(strength > GRID_STRENGTH and own > 0.5 * strength and 1 / frequency > FINE_STEP)
 
 
 def _kurtosis(rounds: list[Round], parts: NoiseParts) -> Gauge:
@@ -78,10 +101,11 @@ def _kurtosis(rounds: list[Round], parts: NoiseParts) -> Gauge:
     reading = float(weighted.mean())
     limit, one = -float(ndtri(LEVEL / 4)), -float(ndtri(LEVEL / (4 * len(rounds))))
     spread = math.sqrt(24 / (sizes.sum() * len(rounds)))
-    odd = abs(pooled) > limit and abs(reading - 3) > KURTOSIS_OFF
-    flagged = np.flatnonzero((np.abs(by_round) > one) & (np.abs(weighted - 3) > KURTOSIS_OFF))
+    off = KURTOSIS_OFF + 6 * _rounding_share(rounds, int(sizes.sum()))
+    odd = abs(pooled) > limit and abs(reading - 3) > off
+    flagged = np.flatnonzero((np.abs(by_round) > one) & (np.abs(weighted - 3) > off))
     alarmed = (odd or flagged.size > 0) and not _is_coarse(rounds, int(sizes.sum()))
-    margin = max(limit * spread, KURTOSIS_OFF)
+    margin = max(limit * spread, off)
     return Gauge(
         name="shape",
         meaning="fourth moment of the noise over its squared variance, 3 for a Gaussian",
@@ -152,31 +176,89 @@ def _merged_cells(counts: Floats, expected: Floats) -> tuple[Floats, Floats]:
     return np.array(seen), np.array(wanted)
 
 
-def _zeros(rounds: list[Round], dim: int) -> Gauge:
-    """Coordinates with hardly any noise: more of them than a Gaussian has near 0."""
-    width = zero_width(dim)
-    probability = 2 * float(ndtr(width)) - 1
-    found = [item for item in rounds if item.law_zeros is not None]
-    count = sum(int(item.law_zeros[0]) for item in found if item.law_zeros is not None)
-    total = dim * len(found)
-    expected = probability * total
-    limit = (expected - float(ndtri(LEVEL)) * math.sqrt(expected) + 4) / expected
-    rounded = any(item.law_grid is not None and item.law_grid[2] > 0.5 for item in rounds) or _is_coarse(rounds, dim)
-    alarmed = (
-        float(bdtrc(count - 1, total, probability)) < LEVEL
-        and (count - expected) / total > DIVERGENCE
-        and not rounded
-        and count > 0
+def _tails(rounds: list[Round], parts: NoiseParts) -> Gauge:
+    """Values further out than 3, 3.25, ... standard deviations over the number that a Gaussian has there: cut or heavy."""
+    counts = np.sum([item.law_counts for item in rounds if item.law_counts is not None], axis=0).astype(np.float64)
+    sizes = [place.stop - place.start for place in parts.groups]
+    expected = np.asarray(len(rounds) * sum(size * _cell_probabilities(size) for size in sizes))
+    first, step = round(FIRST_TAIL / CELL), round(0.25 / CELL)
+    middle = CELLS // 2 + 1  # the first cell above 0
+    tested = []
+    for cells in range(first, CELLS // 2 + 1, step):
+        seen, wanted = (float(x[middle + cells :].sum() + x[: middle - cells].sum()) for x in (counts, expected))
+        few, many = float(pdtr(seen, wanted)), float(pdtrc(seen - 1, wanted)) if seen else 1.0
+        tested.append((seen / wanted if wanted else 1.0, min(few, many)))
+    share = LEVEL / (2 * len(tested))
+    odd = [ratio for ratio, p in tested if p < share and not TAIL_RATIO <= ratio <= 1 / TAIL_RATIO]
+    reading = odd[0] if odd else tested[0][0]
+    return Gauge(
+        name="tails",
+        meaning="number of large noise values over that of a Gaussian",
+        smallest=reading,
+        largest=reading,
+        limits=(TAIL_RATIO, 1 / TAIL_RATIO),
+        status="warning" if odd and not _is_coarse(rounds, int(sum(sizes))) else "ok",
+        values=np.array([ratio for ratio, _ in tested]),
     )
+
+
+def _zeros(rounds: list[Round], dim: int) -> Gauge:
+    """Coordinates with hardly any noise: more of them than a Gaussian has near 0.
+
+    Where the canaries were subtracted exactly a second count, much nearer to 0, sees single coordinates.
+    """
+    readings = []
+    for column, width in enumerate((zero_width(dim), BARE)):
+        found = [item.law_zeros for item in rounds if item.law_zeros is not None and item.law_zeros.size > column]
+        if found:
+            count, total = sum(int(zeros[column]) for zeros in found), dim * len(found)
+            probability = 2 * float(ndtr(width)) - 1
+            p_value = float(bdtrc(count - 1, total, probability)) if count else 1.0
+            least = DIVERGENCE if column == 0 else 1 / dim
+            excess = (count - probability * total) / total
+            readings.append(
+                (count / (probability * total), p_value < LEVEL / 2 and excess > least, probability * total)
+            )
+    alarmed = any(odd for _, odd, _ in readings) and not _is_coarse(rounds, dim)
+    reading, _, expected = next((entry for entry in readings if entry[1]), readings[0])
     return Gauge(
         name="bare coordinates",
         meaning="coordinates with next to no noise, over the number that chance gives",
-        smallest=count / expected,
-        largest=count / expected,
-        limits=(0.0, limit),
+        smallest=reading,
+        largest=reading,
+        limits=(0.0, 1 + (4 - float(ndtri(LEVEL / 2)) * math.sqrt(expected)) / expected),
         status="warning" if alarmed else "ok",
-        values=np.array([count / expected]),
+        values=np.array([reading]),
     )
+
+
+def _follows(rounds: list[Round], dim: int) -> Iterator[Gauge]:
+    """Whether the noise is larger where everybody else's part, or the canaries' sum, is."""
+    least = SLOPE + 5 * _rounding_share(rounds, dim)
+    for place, name in enumerate(("others", "canaries")):
+        found = [item for item in rounds if item.law_follows is not None and item.law_follows.size > 2 * place]
+        readings = np.array(
+            [item.law_follows[2 * place : 2 * place + 2] for item in found if item.law_follows is not None]
+        )
+        if not found or not readings.any():
+            continue
+        pooled = float(readings[:, 0].sum()) / math.sqrt(len(found))
+        slope = float(readings[:, 1].mean())
+        one, every = -float(ndtri(LEVEL / (8 * len(found)))), -float(ndtri(LEVEL / 8))
+        outside = (np.abs(readings[:, 0]) > one) & (np.abs(readings[:, 1]) > least)
+        alarmed = bool(outside.any()) or (abs(pooled) > every and abs(slope) > least)
+        spread = abs(slope / pooled) if pooled else 0.0
+        limit = max(every * spread, least)
+        yield Gauge(
+            name=f"noise follows {name}",
+            meaning=f"slope of the noise's variance against the size of the {name}",
+            smallest=slope,
+            largest=slope,
+            limits=(-limit, limit),
+            flagged=tuple(found[index].number for index in np.flatnonzero(outside)),
+            status="warning" if alarmed else "ok",
+            values=readings[:, 1],
+        )
 
 
 def _grid(rounds: list[Round], dim: int) -> Gauge:
@@ -262,7 +344,10 @@ def _ties(rounds: list[Round]) -> Gauge:
     units = [item.noise_std or math.sqrt(_variance(item)) for item in found]
     values = [np.asarray(item.law_tail, np.float64) / unit for item, unit in zip(found, units, strict=True)]
     shares = [repeated_share(tail, SAME) for tail in values]
-    together = repeated_share(np.sort(np.concatenate(values)), SAME) if len(found) > 1 else (0.0, 1.0)
+    everything_sorted = np.sort(np.concatenate(values))
+    together = repeated_share(everything_sorted, SAME)
+    if _has_steps(everything_sorted, SAME):
+        shares = [(0.0, 1.0) for _ in shares]  # values on a floating-point grid repeat by themselves
     everything = [*shares, together]
     share = max(share for share, _ in everything)
     alarmed = any(share > REPEATED and p_value < LEVEL / (2 * len(everything)) for share, p_value in everything)
@@ -286,18 +371,12 @@ def _ties(rounds: list[Round]) -> Gauge:
 def repeated_share(ordered: Floats, same: float) -> tuple[float, float]:
     """The share of sorted values that stand closer than `same` to the next, less what chance gives; and its p-value.
 
-    Chance is taken from the local density. Values on a floating-point grid repeat by themselves: there the smallest gap
-    between different values is far larger than that of continuous ones, and nothing can be said.
+    Chance is taken from the local density. Nothing can be said of values on a floating-point grid.
     """
     count = len(ordered)
-    gaps = np.diff(ordered)
-    resolution = max(same, 4 * float(np.spacing(np.float32(ordered[-1]))))
-    distinct = gaps[gaps >= resolution]
-    if count < 64 or distinct.size < 32:
+    if count < 64 or _has_steps(ordered, same):
         return 0.0, 1.0
-    spread = float(ordered[-1] - ordered[0])
-    if float(distinct.min()) > 12 * spread / distinct.size**2 + resolution:
-        return 0.0, 1.0
+    gaps, resolution = np.diff(ordered), _resolution(ordered, same)
     reach = 16
     centres = np.arange(count - 1)
     left, right = np.maximum(centres - reach, 0), np.minimum(centres + reach, count - 1)
@@ -307,6 +386,20 @@ def repeated_share(ordered: Floats, same: float) -> tuple[float, float]:
     expected = float(np.minimum(density * (resolution + np.minimum(coarse, 1e-3)), 1.0).sum())
     seen = int((gaps < resolution).sum())
     return max(seen - expected, 0.0) / count, float(pdtrc(seen - 1, expected)) if seen else 1.0
+
+
+def _resolution(ordered: Floats, same: float) -> float:
+    return max(same, 4 * float(np.spacing(np.float32(ordered[-1]))))
+
+
+def _has_steps(ordered: Floats, same: float) -> bool:
+    """Whether sorted values lie on a grid: the smallest gap between different ones is far larger than it would be else."""
+    gaps = np.diff(ordered)
+    distinct = gaps[gaps >= _resolution(ordered, same)]
+    if distinct.size < 32:
+        return True
+    spread = float(ordered[-1] - ordered[0])
+    return float(distinct.min()) > 12 * spread / distinct.size**2 + _resolution(ordered, same)
 
 
 def sketch_gauges(log: RoundLog, settings: Settings) -> Iterator[Gauge]:

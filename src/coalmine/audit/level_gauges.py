@@ -120,7 +120,7 @@ def _residual(found: list[_Length], rounding: dict[int, float]) -> Iterator[Gaug
 
 def _layers(log: RoundLog, settings: Settings) -> Iterator[Gauge]:
     """The same by layer: a small tensor without noise moves nothing else. Small layers are pooled over rounds too."""
-    if not settings.layers or settings.momentum:
+    if not settings.layers:
         return
     sizes = np.array([size for _, size in settings.layers])
     found = [item for item in log.rounds() if item.layer_rests is not None and item.noise_std]

@@ -29,6 +29,7 @@ COARSEST, FINEST = 1.0, 50.0  # frequencies searched for a grid, in cycles per s
 MANY_COORDINATES = (
     1 << 17
 )  # from here on the expensive measurements are taken in every twentieth round, later every fiftieth
+BARE = 1e-4  # standard deviations within which a coordinate has no noise, where canaries were subtracted exactly
 FIRST_ROUNDS = 20  # all of which are measured in full in smaller models
 
 
@@ -84,17 +85,20 @@ def is_on_device(vector: Any) -> bool:
     return is_tensor(vector) and bool(vector.device.type != "cpu")
 
 
-def is_full(number: int, dim: int) -> bool:
-    """Whether the expensive measurements are taken in this round."""
+def is_full(order: int, dim: int) -> bool:
+    """Whether the expensive measurements are taken in the first, second, ... observed round."""
     if dim > MANY_COORDINATES:
-        return number % (20 if number <= 100 else 50) == 1
-    return number <= FIRST_ROUNDS or number % 10 == 0
+        return order % (20 if order <= 100 else 50) == 1
+    return order <= FIRST_ROUNDS or order % 10 == 0
 
 
-def measure_law(noise: Any, release: Any, parts: NoiseParts, *, full: bool, exact: bool) -> dict[str, Any]:
+def measure_law(
+    noise: Any, release: Any, parts: NoiseParts, *, full: bool, exact: bool, sizes: Sequence[Any] = ()
+) -> dict[str, Any]:
     """The measurements of a noise vector, as the fields of a round's record.
 
-    `exact` says that the canaries were subtracted at their declared length: only then can repeated values be seen.
+    `exact` says that the canaries were subtracted at their declared length: only then can repeated values be seen. `sizes`
+    are vectors whose size the noise must not follow: everybody else's part, and the canaries.
     """
     vector: Any = noise if is_on_device(noise) else _host_vector(noise)
     square = vector * vector
@@ -112,21 +116,25 @@ def measure_law(noise: Any, release: Any, parts: NoiseParts, *, full: bool, exac
     cosines = dots[:, 0] / np.sqrt(np.maximum(dots[:, 1] * dots[:, 2], np.finfo(np.float64).tiny))
     found: dict[str, Any] = {"law_moments": moments.ravel(), "law_lags": np.concatenate([lags, cosines])}
     if full:
-        found |= _full(vector, release, parts, moments, exact)
+        found |= _full(vector, release, parts, moments, exact, sizes)
     return found
 
 
-def _full(vector: Any, release: Any, parts: NoiseParts, moments: Floats, exact: bool) -> dict[str, Any]:
+def _full(
+    vector: Any, release: Any, parts: NoiseParts, moments: Floats, exact: bool, sizes: Sequence[Any]
+) -> dict[str, Any]:
     stds = [float(np.sqrt(moments[i, 1] / _size(place))) for i, place in enumerate(parts.groups)]
     standard = _scaled(vector, parts.groups, stds)
     found: dict[str, Any] = {
         "law_counts": _histogram(standard),
-        "law_zeros": np.array([_near_zero(standard)], dtype=np.int64),
+        "law_zeros": np.array([_near_zero(standard, zero_width(len(vector)))], dtype=np.int64),
+        "law_follows": np.array([number for size in sizes for number in _follows(standard, size)]),
         "law_spectrum": np.array(_spectrum(standard)),
         "law_grid": np.array(_grid(standard, release, float(np.sqrt(moments[:, 1].sum() / len(vector))))),
     }
     if exact:
         found["law_tail"] = _tail(vector)
+        found["law_zeros"] = np.append(found["law_zeros"], _near_zero(standard, BARE))
     return found
 
 
@@ -135,8 +143,30 @@ def zero_width(dim: int) -> float:
     return max(0.002, 3.0 / float(np.sqrt(dim)))
 
 
-def _near_zero(standard: Any) -> int:
-    return int((abs(standard) < zero_width(len(standard))).sum())
+def _near_zero(standard: Any, width: float) -> int:
+    return int((abs(standard) < width).sum())
+
+
+def _follows(standard: Any, size: Any) -> tuple[float, float]:
+    """Whether the noise is larger where another vector is: a standard normal score, and the slope of its variance.
+
+    The other vector's size is cut at three times its mean, so that no single coordinate decides.
+    """
+    weights = abs(_as_vector(size, standard))
+    mean = weights.mean()
+    weights = (weights / (mean + (mean == 0))).clip(0, 3)
+    weights = weights - weights.mean()
+    product, square = _numbers([weights @ (standard * standard - 1), weights @ weights])
+    if square <= 0:
+        return 0.0, 0.0
+    return product / float(np.sqrt(2 * square)), product / square
+
+
+def _as_vector(vector: Any, like: Any) -> Any:
+    """A vector where another one is, in its precision."""
+    if is_tensor(like):
+        return sys.modules["torch"].as_tensor(vector, device=like.device).to(like.dtype)
+    return np.asarray(_host_vector(vector), dtype=like.dtype)
 
 
 def _histogram(standard: Any) -> npt.NDArray[np.int64]:
@@ -185,9 +215,21 @@ def _grid(standard: Any, release: Any, std: float) -> tuple[float, float, float,
     beside = float(np.median(image[(frequencies >= COARSEST) & (np.abs(frequencies - frequency) < 1.0)]))
     own = 0.0
     if strength * strength * len(standard) > 16:  # else it is chance, and there is nothing to excuse
-        phase = numpy_vector(release) * (2 * np.pi * frequency / std)
-        own = float(np.hypot(np.cos(phase).mean(), np.sin(phase).mean()))
+        own = _alignment(release, frequency / std, GRID_PER_STD / GRID_FFT / std)
     return strength, frequency, own, beside
+
+
+def _alignment(release: Any, frequency: float, width: float) -> float:
+    """How well the smaller values of a release line up at any frequency this close to the given one, 0 to 1."""
+    values = _host_sample(release)
+    values = values[np.abs(values) <= np.median(np.abs(values))][:4096]
+    span = float(np.ptp(values)) if values.size else 0.0
+    tried = frequency + width * np.linspace(-1.5, 1.5, int(min(max(12 * width * span, 9), 2000)))
+    best = 0.0
+    for part in np.array_split(tried, max(len(tried) // 64, 1)):
+        phase = (2 * np.pi * part[:, None]) * values
+        best = max(best, float(np.hypot(np.cos(phase).mean(axis=1), np.sin(phase).mean(axis=1)).max()))
+    return best
 
 
 def _tail(vector: Any) -> npt.NDArray[np.float32]:
@@ -201,15 +243,15 @@ def _tail(vector: Any) -> npt.NDArray[np.float32]:
     return np.sort(largest).astype(np.float32)
 
 
-def release_resolution(release: Any) -> float:
-    """The mean squared rounding error of a release that has fewer bits than single precision; 0 where it has them all.
+def resolution_of(vector: Any) -> float | None:
+    """The mean squared rounding error of a vector that has fewer bits than single precision; 0 where it has them all.
 
-    bf16 and fp16 releases round large coordinates coarsely, whatever type they are stored in when they come here.
+    bf16 and fp16 round large coordinates coarsely, whatever type they are stored in when they come here. None for a vector
+    of zeros, which says nothing.
     """
-    values = _host_sample(release)
-    largest = float(np.abs(values).max(initial=0.0))
-    if largest == 0:
-        return 0.0
+    values = _host_sample(vector)
+    if not values.any():
+        return None
     single = values.astype(np.float32)
     if not np.array_equal(single.astype(np.float64), values):
         return 0.0

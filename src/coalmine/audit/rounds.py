@@ -37,9 +37,9 @@ class Round:
     `clip_norm` is what one client adds at most: in the units of the model delta where it was `clip_declared`. Canaries were
     sent `scale` times longer than that. `norm` is the length of the model delta, `rest` its length off the observed
     canaries. The `residual_` twins are those of the model delta less everybody else's part. The `law_` fields are what
-    `noise_law.measure_law` saw, `rounding` is the release's mean squared rounding error where it was measured. Cosines are
-    single precision here, and so in everything that follows from them: a result can be derived again from the log, bit for
-    bit.
+    `noise_law.measure_law` saw, `rounding` is the mean squared rounding error of release and `others`, `lattice` the mean
+    squared step where both are rounded, each where it was measured. Cosines are single precision here, and so in everything
+    that follows from them: a result can be derived again from the log, bit for bit.
     """
 
     number: int
@@ -57,6 +57,7 @@ class Round:
     residual_cosines: Singles | None = None
     layer_rests: npt.NDArray[np.float64] | None = None
     rounding: float | None = None
+    lattice: float | None = None
     law_moments: npt.NDArray[np.float64] | None = None
     law_lags: npt.NDArray[np.float64] | None = None
     law_counts: npt.NDArray[np.int64] | None = None
@@ -64,6 +65,7 @@ class Round:
     law_spectrum: npt.NDArray[np.float64] | None = None
     law_grid: npt.NDArray[np.float64] | None = None
     law_tail: Singles | None = None
+    law_follows: npt.NDArray[np.float64] | None = None
     scores: dict[str, Singles] = field(default_factory=dict)
 
 
@@ -89,6 +91,7 @@ class RoundLog:
         self._read_only = read_only
         self._final: Final | None = None
         self._numbers: list[int] = []
+        self._skipped: list[bool] = []
         self._ends: list[int] = []  # offsets after each round
         self._digests: list[bytes] = []
         self._end = len(MAGIC)
@@ -99,6 +102,11 @@ class RoundLog:
     def numbers(self) -> list[int]:
         """Numbers of the rounds seen so far, skipped ones included."""
         return list(self._numbers)
+
+    @property
+    def observed(self) -> int:
+        """How many rounds were observed, those that released nothing left out."""
+        return len(self._skipped) - sum(self._skipped)
 
     @property
     def final(self) -> Final | None:
@@ -123,6 +131,7 @@ class RoundLog:
     def append(self, item: Round) -> None:
         self._write("round", item)
         self._numbers.append(item.number)
+        self._skipped.append(item.skipped)
         self._ends.append(self._end)
 
     def finish(self, item: Final) -> None:
@@ -135,7 +144,7 @@ class RoundLog:
         self._end = self._ends[keep - 1] if keep else len(MAGIC)
         os.ftruncate(self._open_handle(), self._end)
         self._final = None
-        del self._numbers[keep:], self._ends[keep:], self._digests[keep:]
+        del self._numbers[keep:], self._ends[keep:], self._digests[keep:], self._skipped[keep:]
 
     def close(self) -> None:
         if self._handle is not None:
@@ -178,6 +187,7 @@ class RoundLog:
             self._digests.append(digest)
             if kind == "round":
                 self._numbers.append(item.number)
+                self._skipped.append(item.skipped)
                 self._ends.append(end)
             else:
                 self._final = item

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from scipy.special import ndtri
 
 from coalmine.audit.adversaries import View, views
@@ -25,7 +26,6 @@ class RoundScores:
     scales: Floats
     dofs: Floats
     clip_norms: Floats
-    noise_stds: Floats  # NaN where none was stated
     declared: bool  # whether every round declared its clip norm
     residual: bool  # whether `others` was taken out
 
@@ -46,18 +46,16 @@ class RoundScores:
 def round_scores(log: RoundLog, settings: Settings) -> RoundScores | None:
     """The rounds with canaries in them, less everybody else's part where that is known; None where there are none.
 
-    Correlated noise is not whitened here, where a canary would be in the rows of many rounds; its stated standard deviation
-    is that of the fresh noise it is made from.
+    Correlated noise is not whitened here, where a canary would be in the rows of many rounds.
     """
     for residual in (True, False):
         found = [view for view in views(log, settings, residual=residual, whitened=False) if view.present.size]
         if found:
-            return _scores_of(found, log, settings, residual)
+            return _scores_of(found, log, residual)
     return None
 
 
-def _scores_of(found: list[View], log: RoundLog, settings: Settings, residual: bool) -> RoundScores:
-    spreads = [1.0 if settings.noise is None else settings.noise.std(view.number) for view in found]
+def _scores_of(found: list[View], log: RoundLog, residual: bool) -> RoundScores:
     declared = all(item.clip_declared for item in log.rounds() if item.present.size)
     return RoundScores(
         numbers=np.array([view.number for view in found]),
@@ -66,7 +64,6 @@ def _scores_of(found: list[View], log: RoundLog, settings: Settings, residual: b
         scales=np.array([view.scale for view in found]),
         dofs=np.array([view.dof for view in found]),
         clip_norms=np.array([view.clip_norm for view in found]),
-        noise_stds=np.array([view.noise_std or math.nan for view in found]) / np.array(spreads),
         declared=declared,
         residual=residual,
     )
@@ -74,12 +71,13 @@ def _scores_of(found: list[View], log: RoundLog, settings: Settings, residual: b
 
 @dataclass(frozen=True, kw_only=True)
 class StatedNoise:
-    """The noise multiplier that each round states: its noise over what one client adds.
+    """The noise multiplier that each round states, also those without canaries: its noise over what one client adds.
 
-    `multipliers` are the best values; the true ones lie within `low` and `high` times them, which are 1 where the clip norm
-    was declared and differ where a canary's length had to be measured.
+    `multipliers` are the best values, of the rounds in `numbers`; the true ones lie within `low` and `high` times them.
+    Those are 1 where the clip norm was declared, and differ where a canary's length had to be measured.
     """
 
+    numbers: npt.NDArray[np.int64]
     multipliers: Floats
     low: float
     high: float
@@ -92,22 +90,30 @@ class StatedNoise:
     def exact(self) -> bool:
         return self.low == self.high
 
+    def least(self, numbers: tuple[int, ...] = ()) -> float:
+        """The smallest multiplier of these rounds; of all where none is named."""
+        chosen = self.multipliers[np.isin(self.numbers, numbers)] if numbers else self.multipliers
+        return float(chosen.min(initial=math.inf))
+
     def weakest(self, rounds: int) -> float:
         """The noise multiplier of somebody who takes part in the `rounds` rounds with the least noise."""
         smallest = np.sort(self.multipliers)[: max(rounds, 1)]
         return 1 / math.sqrt(float(np.mean(smallest**-2.0)))
 
 
-def stated_noise(rounds: RoundScores | None) -> StatedNoise | None:
-    """The stated noise multipliers; None where a round with canaries states no noise."""
-    if rounds is None or np.isnan(rounds.noise_stds).any():
+def stated_noise(log: RoundLog, settings: Settings, rounds: RoundScores | None) -> StatedNoise | None:
+    """The stated noise multipliers; None where a round states no noise, or nothing says how much a canary adds."""
+    observed = [(item.number, item.noise_std, item.clip_norm) for item in log.rounds()]
+    if rounds is None or not all(noise for _, noise, _ in observed):
         return None
-    multipliers = rounds.noise_stds / rounds.clip_norms
+    spreads = [1.0 if settings.noise is None else settings.noise.std(number) for number, _, _ in observed]
+    numbers = np.array([number for number, _, _ in observed])
+    multipliers = np.array([(noise or 0.0) / clip for _, noise, clip in observed]) / np.array(spreads)
     if rounds.credible:
-        return StatedNoise(multipliers=multipliers, low=1.0, high=1.0)
+        return StatedNoise(numbers=numbers, multipliers=multipliers, low=1.0, high=1.0)
     length, error = rounds.length
     margin = -float(ndtri(LEVEL / 2)) * error
     if length <= 0:
         return None
     high = length / (length - margin) if length > margin else math.inf
-    return StatedNoise(multipliers=multipliers / length, low=length / (length + margin), high=high)
+    return StatedNoise(numbers=numbers, multipliers=multipliers / length, low=length / (length + margin), high=high)

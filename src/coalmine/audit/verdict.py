@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 from scipy.special import chdtri, fdtri, gammaln, nctdtr, ndtr
 
 from coalmine.audit.adversaries import Scores
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.settings import FEWEST
-from coalmine.audit.stated import RoundScores, StatedNoise, stated_noise
+from coalmine.audit.stated import RoundScores, StatedNoise
 from coalmine.checks import one_number, whole_number
 from coalmine.estimators.bounds import bound_of
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
@@ -32,7 +33,8 @@ ROUNDED = 1.005  # printed epsilons are rounded: a claim is refuted only beyond 
 EVEN_LEVEL = 1e-3  # of the test whether all canaries count alike
 WEAKER = 0.9  # of the usual stated noise: rounds below it are tested together
 SHORT = 0.95  # of the declared length: canaries that arrive shorter were lost or cut
-OTHER_UNITS = 0.2  # of the declared length: below this the clip norm was declared in other units
+EXCLUDED_LEVEL = 0.01  # at which scores exclude a noise multiplier that the stated noise suggests
+LENGTHS = ("noise", "difference", "residual", "pooled residual")  # gauges that less noise moves, and nothing else
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +89,8 @@ class Evidence:
 
     `planned` is how often canaries take part by the audit's own schedule, None where the pattern is the user's own or rounds
     were not observed. `shown` is the largest number of presentations that was observed. `most_hidden` bounds the real
-    clients' part of a round, ‖X‖/(C√d). `correlated` says that the noise of rounds is, `vouched` that somebody vouches for
+    clients' part of a round, ‖X‖/(C√d). `without_others` and `without_noise` count rounds in which these were not given.
+    `correlated` says that the noise of rounds is, `vouched` that somebody vouches for
     `others` where no noise is stated to check it by.
     """
 
@@ -95,13 +98,12 @@ class Evidence:
     planned: int | None
     shown: int
     rounds: RoundScores | None = None
+    stated: StatedNoise | None = None
+    without_others: int = 0
+    without_noise: int = 0
     most_hidden: float | None = None
     correlated: bool = False
     vouched: bool = False
-
-    @property
-    def stated(self) -> StatedNoise | None:
-        return stated_noise(self.rounds)
 
 
 def judge(
@@ -112,7 +114,7 @@ def judge(
     case = _case_of(claim, rungs, gauges, evidence)
     case = replace(case, bound_level=BOUND_LEVEL / max(len(names), 5))
     by_rung = {name: _judge_rung(name, [s for s in rungs if s.rung == name], case) for name in names}
-    notes = [note for note in (_undetected(rungs, case), *_less_noise(gauges, case)) if note]
+    notes = [note for note in (_undetected(rungs, case), _more_often(case), *_less_noise(gauges, case)) if note]
     return _judge_run(by_rung, rungs, gauges, case), by_rung, notes
 
 
@@ -151,6 +153,7 @@ def _case_of(claim: Claim, rungs: list[Scores], gauges: list[Gauge], evidence: E
         strongest,
         evidence,
         noise_seen=max((float(np.median(gauge.values)) for gauge in gauges if gauge.name == "residual"), default=1.0),
+        shortest=min((gauge.smallest for gauge in gauges if gauge.name == "residual"), default=1.0),
         others_wrong=next((g.largest for g in gauges if g.name == "others" and g.status != "ok"), None),
     )
 
@@ -174,8 +177,8 @@ class _Case:
 
     `times` is None where nobody said so: then the noise multiplier is that of one participation, the least that the claim
     can mean, so that only what every reading of the claim excludes is a VIOLATION. `strongest` is the most exposed canary's
-    ‖Cu‖² under correlated noise, `noise_seen` what the residual gauge reads, `others_wrong` the factor by which `others`
-    is off.
+    ‖Cu‖² under correlated noise, `noise_seen` and `shortest` what the residual gauge usually and at least reads,
+    `others_wrong` the factor by which `others` is off.
     """
 
     claim: Claim
@@ -186,6 +189,7 @@ class _Case:
     evidence: Evidence
     bound_level: float = BOUND_LEVEL
     noise_seen: float = 1.0
+    shortest: float = 1.0
     others_wrong: float | None = None
 
     @property
@@ -236,7 +240,7 @@ def _judge_run(by_rung: dict[str, Verdict], rungs: list[Scores], gauges: list[Ga
         return Verdict("UNDERPOWERED", missing, "no canaries")
     barred = _barred(rungs, gauges, case)
     if barred is not None:
-        return barred
+        return known[-1] if known[-1].code == "undetected" and barred.code in ("others", "noise_std") else barred
     passed = [name for name, verdict in by_rung.items() if verdict.outcome == "PASS"]
     if passed:
         return Verdict("PASS", f"{passed[-1]}: {by_rung[passed[-1]].reason}", "power", passed[-1])
@@ -262,8 +266,8 @@ def _weakened(gauge: Gauge, stated: StatedNoise, case: _Case) -> float:
     assert gauge.noise_left is not None
     times = max(case.times or 1, 1)
     hit = min(times, len(gauge.flagged)) if gauge.flagged else times
-    inverse = (hit / gauge.noise_left**2 + (times - hit)) / times
-    return stated.usual / math.sqrt(inverse)
+    weak = stated.least(gauge.flagged) * gauge.noise_left
+    return 1 / math.sqrt((hit / weak**2 + (times - hit) / stated.usual**2) / times)
 
 
 def _proof(gauge: Gauge, case: _Case) -> str:
@@ -291,12 +295,14 @@ def _less_noise(gauges: list[Gauge], case: _Case) -> list[str]:
 
 def _allowed(gauge: Gauge, case: _Case) -> bool:
     """Whether the claim allows so little noise: only of lengths, which are all that such noise changes."""
-    lengths = gauge.name in ("noise", "residual", "pooled residual") or gauge.name.startswith("layer ")
+    lengths = gauge.name in LENGTHS or gauge.name.startswith("layer ")
     stated = case.evidence.stated
     if not lengths or gauge.status != "low" or stated is None or not case.explicit:
         return False
     least = min(gauge.smallest, gauge.noise_left or 0.0) * 0.98  # the limit's own uncertainty
-    return not case.refutes(stated.usual * stated.low * least)
+    if gauge.name == "difference" and least < 0.9 * case.shortest:
+        return False  # less changes from round to round than there is noise: it is used again
+    return not case.refutes(stated.least(gauge.flagged) * stated.low * least)
 
 
 def _barred(rungs: list[Scores], gauges: list[Gauge], case: _Case) -> Verdict | None:
@@ -308,15 +314,57 @@ def _barred(rungs: list[Scores], gauges: list[Gauge], case: _Case) -> Verdict | 
         return Verdict("UNDERPOWERED", _alarm(odd), "gauge")
     if not case.explicit:
         return Verdict("UNDERPOWERED", _bare_claim(case), "participations")
+    gaps = _gaps(rungs, case.evidence)
+    if gaps:
+        return gaps
     uneven = _uneven(rungs, case)
     if uneven:
         return uneven
     stated = case.evidence.stated
     if stated is not None and not stated.exact and case.claim.sensitivity is None and not case.evidence.correlated:
         weakest = stated.weakest(case.times or 1)
-        if case.refutes(weakest * stated.high):
+        if case.refutes(weakest * stated.high) and not _excluded(weakest * stated.high, stated, case):
             return Verdict("UNDERPOWERED", _varying(stated, weakest, case), "stated")
     return None
+
+
+def _gaps(rungs: list[Scores], evidence: Evidence) -> Verdict | None:
+    """Why known-others cannot confirm a claim where some rounds lack `others` or noise_std: anything may hide there."""
+    if not any(scores.rung == "known-others" for scores in rungs) or evidence.vouched:
+        return None
+    for count, name, code in (
+        (evidence.without_others, "`others`", "others"),
+        (evidence.without_noise, "noise_std", "noise_std"),
+    ):
+        if count:
+            return Verdict(
+                "UNDERPOWERED",
+                f"{count} observed rounds lack {name}: nothing is known of the noise in them. Pass both in every round, "
+                "also in rounds without canaries",
+                code,
+            )
+    return None
+
+
+def _excluded(multiplier: float, stated: StatedNoise, case: _Case) -> bool:
+    """Whether the scores in the rounds that state the least noise exclude so small a noise multiplier."""
+    rounds = case.evidence.rounds
+    if rounds is None or not rounds.residual:
+        return False
+    weak = stated.numbers[stated.multipliers < WEAKER * stated.usual]
+    members = np.flatnonzero(np.isin(rounds.numbers, weak))
+    if not members.size or set(weak.tolist()) - set(rounds.numbers[members].tolist()):
+        return False
+    signal = _part_of(rounds, members)
+    return 1 - signal.p_value(1 / multiplier) < EXCLUDED_LEVEL
+
+
+def _part_of(rounds: RoundScores, members: npt.NDArray[np.int64]) -> "_Signal":
+    """The signal of some of the rounds."""
+    weight = float(rounds.counts[members].sum())
+    beta = float(rounds.counts[members] @ rounds.means[members]) / weight
+    dof = float(rounds.dofs[members].min())
+    return _Signal(beta, weight, dof * len(members), dof, 0.0)
 
 
 def _wrong_others(factor: float) -> str:
@@ -383,7 +431,7 @@ def _uneven(rungs: list[Scores], case: _Case) -> Verdict | None:
     if rounds is None or not rounds.declared:
         return None
     length, error = rounds.length
-    if OTHER_UNITS < length < SHORT and length + 4 * error < 1:
+    if length < SHORT and length + 4 * error < 1:
         return Verdict(
             "UNDERPOWERED",
             f"the canaries arrive at {length:.3g} of the declared clip norm (standard error {error:.2g}): they were lost or "
@@ -437,20 +485,17 @@ def _scanned(case: _Case) -> Verdict | None:
     parts = [(np.array([index]), SCAN_LEVEL / 2 / len(rounds.counts)) for index in range(len(rounds.counts))]
     stated = case.evidence.stated
     if stated is not None:
-        weak = np.flatnonzero(stated.multipliers < WEAKER * stated.usual)
+        weak = np.flatnonzero(np.isin(rounds.numbers, stated.numbers[stated.multipliers < WEAKER * stated.usual]))
         parts += [(weak, SCAN_LEVEL / 2)] if weak.size > 1 else []
     for members, level in parts:
-        weight = float(rounds.counts[members].sum())
-        beta = float(rounds.counts[members] @ rounds.means[members]) / weight
-        dof = float(rounds.dofs[members].min())
-        signal = _Signal(beta, weight, dof * len(members), dof, 0.0)
+        signal = _part_of(rounds, members)
         p_value = signal.p_value(1 / case.noise)
         if p_value < level:
             first = int(rounds.numbers[members[0]])
             which = f"round {first}" if len(members) == 1 else f"the {len(members)} rounds that state the least noise"
             return Verdict(
                 "VIOLATION",
-                f"mean score {beta:.3f} in {which}, above the {1 / case.noise:.3f} that the claim implies "
+                f"mean score {signal.beta:.3f} in {which}, above the {1 / case.noise:.3f} that the claim implies "
                 f"(p = {p_value:.1g}; the level is {level:.1g}, as many rounds are looked at)",
                 "round",
             )
@@ -574,6 +619,21 @@ def _signal(groups: list[Scores]) -> _Signal:
     )
 
 
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
+def _more_often(case: _Case) -> str | None:
+    """What to say where canaries took part more often than the claim speaks of."""
+    claim, shown = case.claim, case.evidence.shown
+    if claim.participations is None or claim.sensitivity is not None or shown <= claim.participations:
+        return None
+    return (
+        f"the claim is about a client that takes part {_times(claim.participations)}; canaries took part up to "
+        f"{_times(shown)}, and for a client who does the claim's noise means an epsilon of {case.epsilon(shown):.3g}"
+    )
+
+
 def _power_of(name: str, groups: list[Scores], case: _Case, signal: _Signal) -> Verdict:
     """PASS if twice the claim would have been caught with 90 % probability, whatever real updates may hide.
 
@@ -608,7 +668,7 @@ def _power_of(name: str, groups: list[Scores], case: _Case, signal: _Signal) -> 
     settings = {"delta": case.delta, "level": TEST_LEVEL, "dilution": hidden, "null_dof": signal.dof}
     power = power_against_claim(count, epsilon, **settings)
     if power >= POWER:
-        times = f" for a client that takes part {case.times} times" if case.times and case.times > 1 else ""
+        times = "" if case.times is None else f" for a client that takes part {_times(case.times)}"
         caught = f"twice the claim would have been caught with probability {power:.1%}"
         return Verdict("PASS", f"no excess{times}, and {caught}", "power")
     needed = canaries_for_power(epsilon, power=POWER, **settings)
