@@ -40,22 +40,35 @@ def law_gauges(log: RoundLog, settings: Settings) -> Iterator[Gauge]:
     """Every gauge of the noise's law whose inputs were given."""
     rounds = [_without_scores(item) for item in log.rounds() if item.law_moments is not None]
     parts = NoiseParts.of(settings.layers, settings.dim)
+    repeated = _repetition(settings, [item.number for item in rounds])
     if rounds:
-        yield _kurtosis(rounds, parts)
+        yield _kurtosis(rounds, parts, repeated)
     counted = [item for item in rounds if item.law_counts is not None]
     smooth = [item for item in counted if not _on_lattice(item, settings.dim)]
     if smooth:
-        yield _distribution(smooth, parts)
-        yield _tails(smooth, parts)
-        yield _zeros(smooth, settings.dim)
+        yield _distribution(smooth, parts, repeated)
+        yield _tails(smooth, parts, repeated)
+        yield _zeros(smooth, settings.dim, repeated)
         yield _grid(smooth, settings.dim)
     if counted:
         yield _spectrum(counted, settings.dim)
-        yield from _follows(counted, settings.dim)
+        yield from _follows(counted, settings.dim, repeated)
     if rounds:
-        yield from _neighbours(rounds, parts, settings.dim)
+        yield from _neighbours(rounds, parts, settings.dim, repeated)
     if any(item.law_tail is not None for item in counted):
         yield _ties(counted)
+
+
+def _repetition(settings: Settings, numbers: list[int]) -> float:
+    """By how much the variance of a sum over rounds grows where their noise is correlated: ΣK²/T over pairs of rounds.
+
+    K is the correlation of two rounds' noise; what is measured within a round is of second order or higher in it.
+    """
+    if settings.noise is None or not numbers:
+        return 1.0
+    rows = np.linalg.inv(settings.noise.matrix())[np.array(numbers) - 1]
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return float(np.square(rows @ rows.T).sum()) / len(numbers)
 
 
 def _without_scores(item: Round) -> Round:
@@ -89,18 +102,18 @@ def _on_lattice(item: Round, dim: int) -> bool:
     return bool(strength > GRID_STRENGTH and own > 0.5 * strength and 1 / frequency > FINE_STEP)
 
 
-def _kurtosis(rounds: list[Round], parts: NoiseParts) -> Gauge:
+def _kurtosis(rounds: list[Round], parts: NoiseParts, repeated: float) -> Gauge:
     """The fourth moment over the squared second, pooled over rounds and layers: 3 for a Gaussian."""
     sizes = np.array([place.stop - place.start for place in parts.groups], dtype=np.float64)
     moments = np.stack([item.law_moments.reshape(-1, 3) for item in rounds if item.law_moments is not None])
     values = sizes * moments[:, :, 2] / moments[:, :, 1] ** 2
     scores = np.asarray(anscombe_glynn(values, sizes))
-    pooled = float((np.sqrt(sizes) * scores).sum() / math.sqrt(sizes.sum() * len(rounds)))
+    pooled = float((np.sqrt(sizes) * scores).sum() / math.sqrt(sizes.sum() * len(rounds) * repeated))
     by_round = (np.sqrt(sizes) * scores).sum(axis=1) / math.sqrt(sizes.sum())
     weighted = (sizes * values * (sizes + 2) / sizes).sum(axis=1) / sizes.sum()
     reading = float(weighted.mean())
     limit, one = -float(ndtri(LEVEL / 4)), -float(ndtri(LEVEL / (4 * len(rounds))))
-    spread = math.sqrt(24 / (sizes.sum() * len(rounds)))
+    spread = math.sqrt(24 * repeated / (sizes.sum() * len(rounds)))
     off = KURTOSIS_OFF + 6 * _rounding_share(rounds, int(sizes.sum()))
     odd = abs(pooled) > limit and abs(reading - 3) > off
     flagged = np.flatnonzero((np.abs(by_round) > one) & (np.abs(weighted - 3) > off))
@@ -131,12 +144,12 @@ def anscombe_glynn(kurtosis: Floats, size: Floats) -> Floats:
     return np.asarray((1 - 2 / (9 * a) - root) / np.sqrt(2 / (9 * a)))
 
 
-def _distribution(rounds: list[Round], parts: NoiseParts) -> Gauge:
+def _distribution(rounds: list[Round], parts: NoiseParts, repeated: float) -> Gauge:
     """Pearson's test of the histogram of all coordinates of all rounds against the law of standardised Gaussian noise."""
     counts = np.sum([item.law_counts for item in rounds if item.law_counts is not None], axis=0).astype(np.float64)
     sizes = [place.stop - place.start for place in parts.groups]
     expected = len(rounds) * sum(size * _cell_probabilities(size) for size in sizes)
-    seen, wanted = _merged_cells(counts, np.asarray(expected))
+    seen, wanted = _merged_cells(counts / repeated, np.asarray(expected) / repeated)
     statistic, freedom = float(np.sum((seen - wanted) ** 2 / wanted)), len(wanted) - 1
     divergence = (statistic - freedom) / float(wanted.sum())
     limit = max(float(chdtri(freedom, LEVEL)) / freedom, 1 + DIVERGENCE * float(wanted.sum()) / freedom)
@@ -176,7 +189,7 @@ def _merged_cells(counts: Floats, expected: Floats) -> tuple[Floats, Floats]:
     return np.array(seen), np.array(wanted)
 
 
-def _tails(rounds: list[Round], parts: NoiseParts) -> Gauge:
+def _tails(rounds: list[Round], parts: NoiseParts, repeated: float) -> Gauge:
     """Values further out than 3, 3.25, ... standard deviations over the number that a Gaussian has there: cut or heavy."""
     counts = np.sum([item.law_counts for item in rounds if item.law_counts is not None], axis=0).astype(np.float64)
     sizes = [place.stop - place.start for place in parts.groups]
@@ -185,7 +198,10 @@ def _tails(rounds: list[Round], parts: NoiseParts) -> Gauge:
     middle = CELLS // 2 + 1  # the first cell above 0
     tested = []
     for cells in range(first, CELLS // 2 + 1, step):
-        seen, wanted = (float(x[middle + cells :].sum() + x[: middle - cells].sum()) for x in (counts, expected))
+        seen, wanted = (
+            float(x[middle + cells :].sum() + x[: middle - cells].sum())
+            for x in (counts / repeated, expected / repeated)
+        )
         few, many = float(pdtr(seen, wanted)), float(pdtrc(seen - 1, wanted)) if seen else 1.0
         tested.append((seen / wanted if wanted else 1.0, min(few, many)))
     share = LEVEL / (2 * len(tested))
@@ -202,7 +218,7 @@ def _tails(rounds: list[Round], parts: NoiseParts) -> Gauge:
     )
 
 
-def _zeros(rounds: list[Round], dim: int) -> Gauge:
+def _zeros(rounds: list[Round], dim: int, repeated: float) -> Gauge:
     """Coordinates with hardly any noise: more of them than a Gaussian has near 0.
 
     Where the canaries were subtracted exactly a second count, much nearer to 0, sees single coordinates.
@@ -211,9 +227,9 @@ def _zeros(rounds: list[Round], dim: int) -> Gauge:
     for column, width in enumerate((zero_width(dim), BARE)):
         found = [item.law_zeros for item in rounds if item.law_zeros is not None and item.law_zeros.size > column]
         if found:
-            count, total = sum(int(zeros[column]) for zeros in found), dim * len(found)
+            count, total = sum(int(zeros[column]) for zeros in found) / repeated, dim * len(found) / repeated
             probability = 2 * float(ndtr(width)) - 1
-            p_value = float(bdtrc(count - 1, total, probability)) if count else 1.0
+            p_value = float(bdtrc(math.ceil(count) - 1, round(total), probability)) if count else 1.0
             least = DIVERGENCE if column == 0 else 1 / dim
             excess = (count - probability * total) / total
             readings.append(
@@ -232,7 +248,7 @@ def _zeros(rounds: list[Round], dim: int) -> Gauge:
     )
 
 
-def _follows(rounds: list[Round], dim: int) -> Iterator[Gauge]:
+def _follows(rounds: list[Round], dim: int, repeated: float) -> Iterator[Gauge]:
     """Whether the noise is larger where everybody else's part, or the canaries' sum, is."""
     least = SLOPE + 5 * _rounding_share(rounds, dim)
     for place, name in enumerate(("others", "canaries")):
@@ -242,7 +258,7 @@ def _follows(rounds: list[Round], dim: int) -> Iterator[Gauge]:
         )
         if not found or not readings.any():
             continue
-        pooled = float(readings[:, 0].sum()) / math.sqrt(len(found))
+        pooled = float(readings[:, 0].sum()) / math.sqrt(len(found) * repeated)
         slope = float(readings[:, 1].mean())
         one, every = -float(ndtri(LEVEL / (8 * len(found)))), -float(ndtri(LEVEL / 8))
         outside = (np.abs(readings[:, 0]) > one) & (np.abs(readings[:, 1]) > least)
@@ -301,7 +317,7 @@ def _spectrum(rounds: list[Round], dim: int) -> Gauge:
     )
 
 
-def _neighbours(rounds: list[Round], parts: NoiseParts, dim: int) -> Iterator[Gauge]:
+def _neighbours(rounds: list[Round], parts: NoiseParts, dim: int, repeated: float) -> Iterator[Gauge]:
     """Correlations of neighbouring coordinates, and of pairs of layers that a reused key would make the same."""
     cosines = np.stack([item.law_lags for item in rounds if item.law_lags is not None])
     sizes = np.array([dim, dim, *(one.stop - one.start for one, _ in parts.pairs)], dtype=np.float64)
@@ -313,14 +329,14 @@ def _neighbours(rounds: list[Round], parts: NoiseParts, dim: int) -> Iterator[Ga
         if not values.size:
             continue
         scores = values * np.sqrt(lengths)
-        pooled = scores.sum(axis=0) / math.sqrt(len(rounds))
+        pooled = scores.sum(axis=0) / math.sqrt(len(rounds) * repeated)
         one = -CosineNull(int(lengths.min())).ppf(LEVEL / (4 * values.size)) * math.sqrt(lengths.min())
         every = -float(ndtri(LEVEL / (4 * values.shape[1])))
         outside = np.abs(scores) > float(one)
         together = np.abs(pooled) > every
         certain = max(
             float(((np.abs(scores) - one) / np.sqrt(lengths)).max()),
-            float(((np.abs(pooled) - every) / np.sqrt(lengths * len(rounds))).max()),
+            float(((np.abs(pooled) - every) * math.sqrt(repeated) / np.sqrt(lengths * len(rounds))).max()),
             0.0,
         )
         alarmed = bool(outside.any() or together.any())

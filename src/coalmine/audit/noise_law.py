@@ -244,7 +244,7 @@ def _tail(vector: Any) -> npt.NDArray[np.float32]:
 
 
 def resolution_of(vector: Any) -> float | None:
-    """The mean squared rounding error of a vector that has fewer bits than single precision; 0 where it has them all.
+    """The mean squared rounding error of a vector that lies on a grid or has fewer bits than single precision; else 0.
 
     bf16 and fp16 round large coordinates coarsely, whatever type they are stored in when they come here. None for a vector
     of zeros, which says nothing.
@@ -252,6 +252,9 @@ def resolution_of(vector: Any) -> float | None:
     values = _host_sample(vector)
     if not values.any():
         return None
+    step = _common_step(values[:1024])
+    if step:
+        return step * step / 12
     single = values.astype(np.float32)
     if not np.array_equal(single.astype(np.float64), values):
         return 0.0
@@ -262,6 +265,19 @@ def resolution_of(vector: Any) -> float | None:
     exponents = np.frexp(values[values != 0])[1]
     steps = np.ldexp(1.0, exponents - 24 + spare)
     return float(np.sum(steps * steps) / 12 / values.size)
+
+
+def _common_step(values: Floats) -> float:
+    """The step of a grid that all values lie on, as after quantisation; 0 where there is none coarse enough to matter."""
+    levels = np.unique(values)
+    if levels.size < 3:
+        return 0.0
+    gaps = np.diff(levels)
+    step = float(gaps[gaps > 1e-6 * (levels[-1] - levels[0])].min(initial=np.inf))
+    if not np.isfinite(step) or (levels.size < 16 and step > 0.2 * (levels[-1] - levels[0])):
+        return 0.0
+    places = (levels - levels[0]) / step
+    return step if np.abs(places - np.round(places)).max() < 1e-3 else 0.0
 
 
 def _host_sample(vector: Any) -> Floats:
