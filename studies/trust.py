@@ -45,6 +45,7 @@ CHANCE = 1e-3  # that a row at exactly that share fails its bar
 PASSING = 0.95  # share of plain honest runs that must PASS, where nothing hides the noise
 FACTORS, COUNTS = (0.95, 0.9, 0.8, 0.71), (100, 400, 1_000)  # of the power table
 BATCH = 20
+EVERY = 10**6  # more seeds than a row has
 OUTCOMES = ("PASS", "VIOLATION", "UNDERPOWERED")
 
 Told = dict[str, Any]
@@ -341,9 +342,20 @@ def _summaries(kinds: tuple[Kind, ...]) -> dict[str, tuple[Summary, Summary]]:
     return found
 
 
-def failures(names: Iterable[str]) -> list[str]:
+def _not_run(names: set[str], limit: int) -> list[str]:
+    done = Counter(record["row"] for record in read())
+    bad = []
+    for name in (name for name in rows() if name in names):
+        wanted = sum(len(rows()[name].numbers(declared=declared)[:limit]) for declared in (True, False))
+        if done[name] < wanted:
+            bad.append(f"{name}: {done[name]} of {wanted} runs were made")
+    return bad
+
+
+def failures(names: Iterable[str], limit: int = EVERY) -> list[str]:
     """Which bars are missed, of these rows."""
-    asked, bad, wrong, runs = set(names), [], 0, 0
+    asked = set(names)
+    bad, wrong, runs = _not_run(asked, limit), 0, 0
     for name, (declared, undeclared) in _summaries(("broken", "honest", "plain")).items():
         row = rows()[name]
         if name not in asked:
@@ -442,7 +454,7 @@ def put_between_markers(text: str, name: str, table: str) -> str:
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=10**6, help="largest number of seeds in each row")
+    parser.add_argument("--seeds", type=int, default=EVERY, help="largest number of seeds in each row")
     parser.add_argument("--only", default="", help="only the rows in whose name this regular expression is found")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--fresh", action="store_true", help="forget what has been run")
@@ -457,7 +469,7 @@ def main() -> int:
     run(names, options.seeds, options.jobs)
     print("PASS / VIOLATION / UNDERPOWERED")
     print("\n\n".join(tables().values()))
-    bad = failures(names)
+    bad = failures(names, options.seeds)
     print("\n".join(bad) if bad else "every bar met")
     return bool(bad)
 
