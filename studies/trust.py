@@ -330,16 +330,14 @@ def _short(gauge: str) -> str:
 
 def _summaries(kinds: tuple[Kind, ...]) -> dict[str, tuple[Summary, Summary]]:
     """By row: with the clip norm declared, and without."""
-    records = read()
-    found = {}
-    for name, row in rows().items():
-        own = [record for record in records if record["row"] == name]
-        if row.kind in kinds and own:
-            found[name] = (
-                Summary.of(record for record in own if record["declared"]),
-                Summary.of(record for record in own if not record["declared"]),
-            )
-    return found
+    sorted_out: dict[tuple[str, bool], list[Record]] = {}
+    for record in read():
+        sorted_out.setdefault((record["row"], record["declared"]), []).append(record)
+    return {
+        name: (Summary.of(sorted_out.get((name, True), [])), Summary.of(sorted_out.get((name, False), [])))
+        for name, row in rows().items()
+        if row.kind in kinds and ((name, True) in sorted_out or (name, False) in sorted_out)
+    }
 
 
 def _not_run(names: set[str], limit: int) -> list[str]:
