@@ -1,4 +1,4 @@
-"""`make studies`: every slow study, then the tests marked slow. Each study goes on where it was stopped; 2 hours in all."""
+"""`make studies`: every slow study, then the tests marked slow; 2.5 hours in all. A study that was stopped resumes."""
 
 import subprocess
 import sys
@@ -8,6 +8,7 @@ STUDIES = [
     ["studies/calibration.py", "--jobs", "2"],
     ["-m", "studies.literature_calibration"],
     ["-m", "studies.verdicts", "--jobs", "2"],
+    ["-m", "studies.trust", "--jobs", "2"],
     ["-m", "studies.coverage", "--jobs", "2"],
     ["-m", "studies.noise", "--jobs", "2"],
     ["-m", "studies.faults", "--jobs", "2"],

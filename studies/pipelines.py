@@ -42,6 +42,7 @@ class Pipeline:
     clip_norm: float = 1.0
     signal: float = 1.0
     law: str = "normal"  # of the real signal: normal, heavy, sparse
+    missing: float = 0.0  # share of the clients, with signals of their own, that `others` leaves out
     layers: int = 2
     momentum: float = 0.0
     draw: Draw = field(default=lambda noise: noise.normal())
@@ -67,13 +68,17 @@ class Pipeline:
         )  # fmt: skip
         gone = set(np.flatnonzero(rng.random(self.canaries) < self.lost).tolist())
         drift, velocity, kept = self._signal(rng), np.zeros(self.dim), {}
+        absent = self._signal(rng) if self.missing else np.zeros(self.dim)
         generator = None if self.correlated is None else _CorrelatedDraws(self.correlated)
         for number in range(1, self.rounds + 1):
             drift = 0.9 * drift + np.sqrt(1 - 0.81) * self._signal(rng)
+            if self.missing:
+                absent = 0.9 * absent + np.sqrt(1 - 0.81) * self._signal(rng)
             present = self.sample(audit, number, rng) if self.sample else audit.canaries_in_round(number)
             n = self.clients + len(present)
             std = self.noise_multiplier * self.clip_norm
-            clients = self.signal * std * drift
+            known = self.signal * std * np.sqrt(1 - self.missing) * drift
+            clients = known + self.signal * std * np.sqrt(self.missing) * absent
             noise = Noise(rng, self.dim, number, self.rounds, drift, kept)
             spread = 1.0
             if generator is None:
@@ -86,7 +91,7 @@ class Pipeline:
             velocity = self.momentum * velocity + delta
             told = {
                 "model_delta": velocity if self.momentum else delta,
-                "others": clients / n,
+                "others": known / n,
                 "noise_std": std * spread / n,
                 "clip_norm": self.clip_norm / n if self.declared else None,
             }
@@ -96,7 +101,9 @@ class Pipeline:
         return audit
 
     def claim(self) -> Claim:
-        """The true claim of an honest run."""
+        """The true claim of an honest run; under correlated noise that of a client who moves CX by one clip norm."""
+        if self.correlated is not None:
+            return Claim(epsilon=float(mechanism_epsilon(self.noise_multiplier, delta=1e-6)), sensitivity=1.0)
         epsilon = mechanism_epsilon(self.noise_multiplier, delta=1e-6, participations=self.presentations)
         return Claim(epsilon=float(epsilon), participations=self.presentations)
 
@@ -112,6 +119,31 @@ class Pipeline:
         if self.law == "sparse":
             return rng.standard_normal(self.dim) * (rng.random(self.dim) < 0.01) * 10
         return rng.standard_normal(self.dim)
+
+
+def half_precision(values: np.ndarray) -> np.ndarray:
+    """Rounded to IEEE half precision."""
+    return values.astype(np.float16).astype(np.float64)
+
+
+def bfloat16(values: np.ndarray) -> np.ndarray:
+    """Rounded to bfloat16: the upper half of a single-precision number, ties to even."""
+    bits = values.astype(np.float32).view(np.uint32)
+    bits = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return (bits & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
+
+
+def fixed_point(step: float) -> Callable[[np.ndarray], np.ndarray]:
+    """Rounded to multiples of `step`, as an aggregate in integers is."""
+    return lambda values: np.round(values / step) * step
+
+
+def discrete_gaussian(step: float) -> Draw:
+    """Multiples of `step` with probabilities in proportion to a Gaussian density (Canonne et al. 2020)."""
+    values = np.arange(-round(9 / step), round(9 / step) + 1) * step
+    cumulative = np.cumsum(np.exp(-0.5 * values**2))
+    cumulative /= cumulative[-1]
+    return lambda noise: values[np.searchsorted(cumulative, noise.rng.random(noise.dim))]
 
 
 class _CorrelatedDraws:

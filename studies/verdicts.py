@@ -1,13 +1,13 @@
 """How often a true claim is called VIOLATION: the study behind docs/verdicts.md.
 
     python -m studies.verdicts                 10,000 runs of the score model, 500 audits of a real loop
-    python -m studies.verdicts --write-docs    docs/verdicts.md from what has been run
+    python -m studies.verdicts --write-docs    the table in docs/verdicts.md from what has been run
 
 The score model draws the scores of all five rungs for an honest pipeline: known-others at the claim's mean, known-round
 diluted by a signal as large as the noise, the null's std estimated from d - k directions, maxima over 20 rounds.
-The loop is the plain DP-FedAvg of tests/audit/training.py. A finished batch is one line of studies/out/verdicts.jsonl and
-is not run again. It fails if more than 1 % of the runs of a claim of the score model, or of all loops, are VIOLATION, or
-if an amplified claim is judged on a known rung.
+The loop is the plain DP-FedAvg of tests/audit/training.py, which does not declare the clip norm. A finished batch is one
+line of studies/out/verdicts.jsonl and is not run again. The study fails if more than 1 % of the runs of a claim of the
+score model, or of all loops, are VIOLATION, or if an amplified claim is judged on a known rung.
 """
 
 import argparse
@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 
 from coalmine.audit.adversaries import Scores
-from coalmine.audit.verdict import Claim, judge
+from coalmine.audit.verdict import Claim, Evidence, judge
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
 from coalmine.estimators.null import CosineNull
+from studies.trust import put_between_markers
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "verdicts.jsonl"
@@ -59,7 +60,8 @@ def score_model(claim: float, rng: np.random.Generator) -> list[Scores]:
             unobserved=rng.normal(size=(ROUNDS, free)).max(axis=0),
         ),
     ]
-    pooled = {"null": Gaussian(0.0, 1.0), "bound_null": Gaussian(0.0, 1.0), "null_dof": float(free), "presentations": 1}
+    dofs = {"null_dof": float(free), "round_dof": float(free)}
+    pooled = {"null": Gaussian(0.0, 1.0), "bound_null": Gaussian(0.0, 1.0), "presentations": 1, **dofs}
     return [
         *rungs,
         Scores(rung="known-round", observed=standard(known), unobserved=nothing, **pooled),
@@ -70,13 +72,14 @@ def score_model(claim: float, rng: np.random.Generator) -> list[Scores]:
 def model_batch(claim: float, batch: int) -> dict[str, Any]:
     """Outcomes of one batch, of mechanism claims and of amplified ones."""
     rng = np.random.default_rng([int(1000 * claim), batch])
+    evidence = Evidence(delta=DELTA, planned=1, shown=1, vouched=True)
     outcomes: Counter[str] = Counter()
     for _ in range(BATCH):
         rungs = score_model(claim, rng)
-        outcomes["mechanism " + judge(Claim(epsilon=claim), rungs, [], delta=DELTA)[0].outcome] += 1
+        outcomes["mechanism " + judge(Claim(epsilon=claim), rungs, [], evidence)[0].outcome] += 1
         if _ % 10 == 0:  # a claim a tenth as large, as sampling might justify: the known rungs must not judge it
             amplified = Claim(epsilon=claim / 10, accounting="amplified")
-            by_rung = judge(amplified, rungs, [], delta=DELTA)[1]
+            by_rung = judge(amplified, rungs, [], evidence)[1]
             bad = any(by_rung[name].outcome == "VIOLATION" for name in ("known-round", "known-others"))
             outcomes[f"amplified on known rungs {'VIOLATION' if bad else 'silent'}"] += 1
     return {"cell": f"score model, claim {claim:g}", "batch": batch, "outcomes": dict(outcomes)}
@@ -92,7 +95,7 @@ def loop_batch(presentations: int, batch: int) -> dict[str, Any]:
     for index in range(LOOPS):
         seed = 1000 * batch + index
         outcomes["mechanism " + train(presentations=presentations, seed=seed).result(claim=claim).verdict.outcome] += 1
-    return {"cell": f"loop, {presentations} presentations", "batch": batch, "outcomes": dict(outcomes)}
+    return {"cell": _name(loop_batch, presentations), "batch": batch, "outcomes": dict(outcomes)}
 
 
 def jobs() -> list[tuple[Any, float, int]]:
@@ -116,7 +119,7 @@ def run(processes: int) -> None:
 
 
 def _name(job: Any, value: float) -> str:
-    return f"score model, claim {value:g}" if job is model_batch else f"loop, {value} presentations"
+    return f"score model, claim {value:g}" if job is model_batch else f"loop, each canary in {value} of 20 rounds"
 
 
 def read() -> list[dict[str, Any]]:
@@ -149,7 +152,8 @@ def tables() -> str:
         cells.setdefault(line["cell"], Counter()).update(line["outcomes"])
     heads = ["pipeline", "runs", "PASS", "VIOLATION", "UNDERPOWERED", "amplified claim: VIOLATION on a known rung"]
     rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for cell, found in sorted(cells.items()):
+    for cell in dict.fromkeys(_name(job, value) for job, value, _ in jobs()):
+        found = cells.get(cell, Counter())
         counts = [found[f"mechanism {word}"] for word in ("PASS", "VIOLATION", "UNDERPOWERED")]
         asked = found["amplified on known rungs VIOLATION"] + found["amplified on known rungs silent"]
         amplified = f"{found['amplified on known rungs VIOLATION']} of {asked}" if asked else ""
@@ -158,37 +162,15 @@ def tables() -> str:
 
 
 def write_docs() -> None:
-    """docs/verdicts.md."""
-    DOCS.write_text(
-        f"""# How often a true claim is called VIOLATION
-
-At most 1 % of runs, over all rungs and gauges: the z-tests of `known-round` and `known-others` have 0.2 % each, the bounds
-0.1 % on each of five rungs, each gauge 0.01 %. Printed by the first of these, which fails where it is more:
-
-    python -m studies.verdicts
-    python -m studies.verdicts --write-docs
-
-Honest pipelines, d = {DIM:,}, {CANARIES:,} canaries, {ROUNDS} rounds, delta 1e-6, a real signal as large as the noise,
-the claim that of the noise. The score model draws the scores of all rungs; the loop is a whole audit, gauges included.
-
-{tables()}
-
-An amplified claim, a tenth as large as what an attacker who knows the rounds rightly reads, is never judged on the known
-rungs.
-
-PASS takes more than power: the canaries must have been heard. Where their mean score lies less than two stds above 0, though
-at the claim it would lie more than four above, the verdict is UNDERPOWERED: canaries made from another seed, lost on their
-way or turned in sign would leave no excess either (tests/audit/test_verdict.py). Far more noise than claimed, seen by the
-residual gauge, explains the silence and is a PASS.
-"""
-    )
+    """The table, between its markers in docs/verdicts.md."""
+    DOCS.write_text(put_between_markers(DOCS.read_text(), "table", tables()))
 
 
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--write-docs", action="store_true", help="write docs/verdicts.md from the results")
+    parser.add_argument("--write-docs", action="store_true", help="write the table into docs/verdicts.md")
     arguments = parser.parse_args()
     if arguments.write_docs:
         write_docs()
