@@ -154,10 +154,11 @@ def _print_outcome(outcome: "RunOutcome", *, quiet: bool) -> None:
     """The numbers on top, one row for each adversary, the verdict, what it covers, and notes; quiet: table and verdict."""
     from coalmine.report.findings import Findings
     from coalmine.report.summary import coverage_lines, folded_line, gauge_lines, key_figures, note_lines
+    from coalmine.report.words import shortened
 
     result = outcome.result
     findings = Findings.from_dict(result.to_dict() | outcome.extra())
-    verdict = [] if result.verdict is None else [f"{result.verdict.outcome}: {result.verdict.reason}"]
+    verdict = [] if result.verdict is None else [f"{result.verdict.outcome}: {shortened(result.verdict.reason)}"]
     print_title(_title(outcome))
     if not quiet:
         figures = key_figures(findings)

@@ -7,7 +7,7 @@ from typing import Any
 
 from coalmine.report.findings import Findings, GaugeReading
 from coalmine.report.run import Run
-from coalmine.report.words import shown
+from coalmine.report.words import shortened, shown
 
 LESS_NOISE = (
     "There is less noise than stated. Compare the standard deviation of the noise that is drawn with the noise multiplier "
@@ -99,7 +99,7 @@ def gauge_advice(gauge: GaugeReading) -> str:
         return LOW_LAYERS if gauge.status == "low" else LONG_LAYERS
     if gauge.name in ("residual", "pooled residual") and gauge.status == "warning":
         return LONG_RESIDUAL
-    return GAUGE_ADVICE.get(gauge.name, f"It measures the {gauge.meaning}, and an honest run stays within its limits.")
+    return GAUGE_ADVICE.get(gauge.name, f"It measures: {gauge.meaning}. An honest run stays within its limits.")
 
 
 def likely_faults(result: Mapping[str, Any]) -> list[str]:
@@ -144,7 +144,7 @@ def _after_violation(findings: Findings) -> list[str]:
         seen.append(f"The claim is refuted by {', '.join(rungs)}.")
     if low:
         named = f"{', '.join(low[:NAMED])}{f' and {len(low) - NAMED} more' if len(low) > NAMED else ''}"
-        seen.append(f"Less noise than stated is seen by the gauge{'s' * (len(low) > 1)} {named}.")
+        seen.append(f"Noise is missing by the gauge{'s' * (len(low) > 1)} {named}.")
     steps = [" ".join(["Do not release this model under the claimed ε.", *seen])]
     faults = likely_faults(findings.raw)
     steps += [f"Likely: {fault}" for fault in faults]
@@ -165,7 +165,7 @@ def _after_underpowered(findings: Findings) -> str:
             f"{findings.canaries:,})."
         )
     if findings.code == "undetected":  # more of them would not help
-        return f"Find out first why the canaries are not detected: {findings.reason}."
+        return f"Find out first why the canaries are not detected: {shortened(findings.reason)}."
     if findings.code == "gauge":
         return "Find out why the gauges named here left their limits, mend it or the stated noise, and audit again."
     return f"What would decide: {findings.reason.rstrip('.')}."

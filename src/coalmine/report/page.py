@@ -19,7 +19,7 @@ from coalmine.report.findings import Finding, Findings, GaugeReading
 from coalmine.report.html import Markup, element, foreign, together
 from coalmine.report.pictures import Picture, comparison_pictures, run_pictures
 from coalmine.report.run import Run
-from coalmine.report.summary import folded_line, key_figures, note_lines
+from coalmine.report.summary import NAMED, folded_line, key_figures, note_lines, tensor_names
 from coalmine.report.words import (
     ATTACKERS,
     GLOSSARY,
@@ -28,6 +28,7 @@ from coalmine.report.words import (
     meaning,
     percent,
     scope_sentence,
+    shortened,
     shown,
     suspicion,
     verdict_sentence,
@@ -151,11 +152,13 @@ def _verdict(run: Run) -> Markup:
     sentence, findings = verdict_sentence(run), run.findings
     word, _, rest = sentence.partition(":")
     said = together(element("b", word), ":", rest) if findings.verdict else sentence
-    below = [text for text in (findings.reason, scope_sentence(findings)) if text]
+    below = [text for text in (shortened(findings.reason), scope_sentence(findings)) if text]
+    whole = _folded("The whole reason", element("p", _with_code(findings.reason)))
     return element(
         "div",
         element("p", said),
         *(element("p", _with_code(text)) for text in below),
+        whole if findings.reason not in below and findings.reason else None,
         _key_figures(findings),
         class_=f"verdict {_plain(findings.verdict or '')}",
     )
@@ -182,12 +185,18 @@ def _audited(findings: Findings) -> Markup | None:
         [
             together(element("b", foreign(item.name)), element("span", QUESTIONS.get(item.name, ""), class_="soft")),
             element("td", element("span", foreign(item.status), class_=f"status {_plain(item.status.split()[0])}")),
-            element("td", _with_code(item.detail)),
+            element("td", _with_code(item.detail), _all_tensors(findings) if item.name == "tensors" else None),
         ]
         for item in findings.audited
     ]
-    table = _table("What was audited", ["item", term("checked", "status"), "why"], rows, narrow=True)
+    table = _table("What was audited", ["item", term("checked", "status"), "why"], rows)
     return _section("What was audited", element("div", table, class_="audited"))
+
+
+def _all_tensors(findings: Findings) -> Markup | None:
+    """Every tensor that has a gauge, where the sentence beside it cannot name them all."""
+    names = tensor_names(findings)
+    return _folded(f"All {len(names):,} tensors", foreign(", ".join(names))) if len(names) > NAMED else None
 
 
 def _notes(findings: Findings) -> Markup | None:

@@ -26,7 +26,11 @@ def key_figures(findings: Findings) -> list[KeyFigure]:
     """The numbers on top: the measured ε that the verdict rests on, and beside it a client's own where that differs."""
     found = []
     if findings.top is not None:
-        found.append(KeyFigure(label="measured ε", value=findings.top.epsilon, detail=_measured(findings.top)))
+        found.append(
+            KeyFigure(
+                label="measured ε", value=findings.top.epsilon, detail=_measured(findings.top) + _decided(findings)
+            )
+        )
     client = findings.client
     if client is not None:
         takes_part = f"takes part in {'' if client.exact else 'about '}{rounds_of(client.rounds)} of this run"
@@ -76,6 +80,12 @@ def _measured(row: Finding) -> str:
     if row.std_fitted:
         parts.append("less precise, as the standard deviation was fitted to the scores")
     return "; ".join(parts)
+
+
+def _decided(findings: Findings) -> str:
+    """Whether something else than this number refuted the claim."""
+    by_gauge = findings.verdict == "VIOLATION" and findings.code == "gauge"
+    return "; a gauge refutes the claim, not this number" if by_gauge else ""
 
 
 def _canary(findings: Findings) -> str:

@@ -8,7 +8,7 @@ from coalmine.report.advice import next_steps
 from coalmine.report.findings import Findings
 from coalmine.report.run import Run
 from coalmine.report.summary import folded_line, key_figures, note_lines, tensor_names
-from coalmine.report.words import ATTACKERS, interval_text, meaning, scope_sentence, shown, verdict_sentence
+from coalmine.report.words import ATTACKERS, interval_text, meaning, scope_sentence, shortened, shown, verdict_sentence
 from coalmine.version import __version__
 
 
@@ -49,7 +49,7 @@ def as_dict(runs: Sequence[Run], refused: Sequence[str] = ()) -> dict[str, Any]:
 def _run_markdown(run: Run, *, published: bool) -> str:
     findings = run.findings
     parts = [f"## {plain(run.name)}", f"**{plain(verdict_sentence(run))}**"]
-    parts += [plain(text) for text in (findings.reason, scope_sentence(findings)) if text]
+    parts += [plain(text) for text in (shortened(findings.reason), scope_sentence(findings)) if text]
     figures = [[figure.label, shown(figure.value), figure.detail] for figure in key_figures(findings)]
     if figures:
         parts.append(_table(["number", "ε", "whose it is"], figures))

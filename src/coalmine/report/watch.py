@@ -21,7 +21,7 @@ from coalmine.report.checkpoints import estimate_scores, largest_groups
 from coalmine.report.findings import Findings
 from coalmine.report.log import map_rounds
 from coalmine.report.summary import coverage_lines, key_figures
-from coalmine.report.words import ATTACKERS, shown
+from coalmine.report.words import ATTACKERS, shortened, shown
 
 MOST = 4_000_000  # cosines read for one frame
 SHARE = 0.1  # of the time that estimating may take
@@ -152,7 +152,7 @@ def _result(findings: Findings) -> list[Text]:
     """The numbers on top of a finished run, its verdict, and what was audited."""
     lines = [f"{figure.label} {shown(figure.value)} ({figure.detail})" for figure in key_figures(findings)]
     if findings.verdict:
-        lines.append(f"{findings.verdict}: {findings.reason}")
+        lines.append(f"{findings.verdict}: {shortened(findings.reason)}")
     return [Text(line) for line in [*lines, *coverage_lines(findings)]]
 
 

@@ -198,6 +198,17 @@ def scope_sentence(findings: Findings) -> str:
     return f"{text} It does not cover: {', '.join(rest)}." if rest else text
 
 
+def shortened(text: str, most: int = 300) -> str:
+    """A text that fits a few lines: cut between two of its words, with dots for the rest.
+
+    >>> shortened("so do the gauges noise, residual and repeat", 30)
+    'so do the gauges noise, …'
+    """
+    if len(text) <= most:
+        return text
+    return f"{text[:most].rpartition(' ')[0]} …"
+
+
 def interval_words(row: Finding) -> str:
     """The interval in brackets, or nothing."""
     return "" if row.interval is None else f" (95 % interval {interval_text(row.interval)})"
