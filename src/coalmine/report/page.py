@@ -335,7 +335,7 @@ def _gauge_table(label: str, gauges: Sequence[GaugeReading]) -> Markup:
     rows = [
         [
             foreign(gauge.name),
-            element("td", foreign(gauge.meaning)),
+            element("td", _with_code(gauge.meaning)),
             _cell(gauge.smallest),
             _cell(gauge.largest),
             element("td", interval_text(gauge.limits), class_="number"),
@@ -481,64 +481,39 @@ def _words() -> Markup:
 
 
 def _runs_table(runs: Sequence[Run]) -> Markup:
+    """One row for each run: verdict and the numbers on top first, then settings, then every attacker's estimate."""
     rungs = list(dict.fromkeys(row.rung for run in runs for row in run.findings.shown_rows))
-    heads = [
-        "run",
-        "verdict",
-        "noise multiplier",
-        "presentations",
-        "canaries",
-        "rounds",
-        "accuracy",
-        "measured ε",
-        "analytical ε",
-        "client's ε",
-        *rungs,
+    with_client = any(run.findings.client for run in runs)
+    columns: list[tuple[str, str | None]] = [("run", None), ("verdict", None), ("measured ε", "measured ε")]
+    columns += [("lower bound", "lower bound"), *([("client's ε", "client's ε")] if with_client else [])]
+    columns += [("analytical ε", "analytical ε"), ("noise multiplier", "noise multiplier")]
+    columns += [("presentations", "presentations"), ("canaries", "canary"), ("rounds", None), ("accuracy", "accuracy")]
+    columns += [(rung, "estimate") for rung in rungs]
+    rows = [_run_row(place, run, rungs, with_client=with_client) for place, run in enumerate(runs, start=1)]
+    return _sortable("Runs", [head for head, _ in columns], [word for _, word in columns], rows)
+
+
+def _run_row(place: int, run: Run, rungs: Sequence[str], *, with_client: bool) -> list[Markup]:
+    findings, accuracy = run.findings, run.accuracy
+    top, client = findings.top, findings.client
+    epsilons = {row.rung: row.epsilon for row in findings.shown_rows}
+    shows = findings.raw.get("presentations")
+    if shows is None and run.settings is not None:
+        shows = ", ".join(map(str, run.settings.presentations))
+    return [
+        together(f"{place} ", foreign(_middle(run.name))),
+        element("td", element("b", findings.verdict or "–", class_=_plain(findings.verdict or ""))),
+        _cell(top.epsilon if top else None),
+        _cell(top.lower_bound if top else None),
+        *([_cell(client.epsilon if client else None)] if with_client else []),
+        _cell(findings.analytical),
+        _cell(run.noise_multiplier),
+        element("td", foreign(shows), class_="number", data_value=shows if isinstance(shows, int) else None),
+        _cell(findings.canaries),
+        _cell(findings.rounds),
+        element("td", "–" if accuracy is None else f"{accuracy:.1%}", class_="number", data_value=accuracy),
+        *(_cell(epsilons.get(rung)) for rung in rungs),
     ]
-    terms = [
-        None,
-        None,
-        "noise multiplier",
-        "presentations",
-        "canary",
-        None,
-        "accuracy",
-        "measured ε",
-        "analytical ε",
-        "client's ε",
-        *("estimate" for _ in rungs),
-    ]
-    heads, terms = [*heads, "lower bound"], [*terms, "lower bound"]
-    rows = []
-    for place, run in enumerate(runs, start=1):
-        findings = run.findings
-        rows_by_rung = {row.rung: row for row in findings.shown_rows}
-        top, client = findings.top, findings.client
-        shows = findings.raw.get("presentations")
-        if shows is None and run.settings is not None:
-            shows = ", ".join(map(str, run.settings.presentations))
-        rows.append(
-            [
-                together(f"{place} ", foreign(_middle(run.name))),
-                element("td", element("b", findings.verdict or "–", class_=_plain(findings.verdict or ""))),
-                _cell(run.noise_multiplier),
-                element("td", foreign(shows), class_="number", data_value=shows if isinstance(shows, int) else None),
-                _cell(findings.canaries),
-                _cell(findings.rounds),
-                element(
-                    "td",
-                    "–" if run.accuracy is None else f"{run.accuracy:.1%}",
-                    class_="number",
-                    data_value=run.accuracy,
-                ),
-                _cell(top.epsilon if top else None),
-                _cell(findings.analytical),
-                _cell(client.epsilon if client else None),
-                *(_cell(rows_by_rung[rung].epsilon if rung in rows_by_rung else None) for rung in rungs),
-                _cell(top.lower_bound if top else None),
-            ]
-        )
-    return _sortable("Runs", heads, terms, rows)
 
 
 def _summary(run: Run) -> Markup:
