@@ -72,8 +72,43 @@ def test_a_run_prints_all_five_rungs_and_what_a_claim_would_have_said(finished):
         assert rung in shown
     assert "accuracy" in shown
     assert "together, by batched matrix products" in shown
-    assert "had ε 11 been claimed (--claim analytical): PASS" in shown
-    assert "no secret" in shown
+    assert "if ε 11 were claimed (--claim analytical): PASS" in shown
+    assert "public demo seed" in shown
+
+
+def test_a_run_prints_its_numbers_on_top_and_what_was_audited(finished):
+    """The measured epsilon and a client's own next to each other, above the table; the gauges in one line."""
+    result = json.loads((finished / "result.json").read_text())
+    lines = (finished.parent / "shown.txt").read_text().splitlines()
+    table = next(place for place, line in enumerate(lines) if line.startswith("┏"))
+    measured, client = lines[1], lines[2]
+    low, high = result["headline"]["interval"]
+    assert measured.startswith(f"measured ε    {result['headline']['epsilon']:.3g}")
+    assert f"95 % interval {low:.3g} … {high:.3g}" in measured
+    assert client.startswith(f"client's ε    {result['client_epsilon']:.3g}")
+    assert f"a client takes part in about {result['client_rounds']} rounds of this run, a canary in 1" in client
+    assert table == 4
+    assert f"gauges: all {len(result['gauges'])} are within their limits" in lines
+    assert any(line.startswith("checked: noise level, ") and "dense1.weight" in line for line in lines)
+    assert any(line.startswith("not checked: sampler (") for line in lines)
+    assert len(lines) < 30
+
+
+def test_a_run_says_what_it_knows_of_its_pipeline(finished):
+    audited = json.loads((finished / "result.json").read_text())["audited"]
+    assert {name: audited[name]["status"] for name in ("weights", "clipping", "sampler", "participations")} == {
+        "weights": "checked", "clipping": "checked", "sampler": "not checked", "participations": "not checked",
+    }  # fmt: skip
+    assert "each client in about 8" in audited["participations"]["detail"]
+
+
+def test_rows_for_numbers_of_presentations_are_counted_not_printed(tmp_path, capsys):
+    drawn = ("--participation", "poisson", "--pattern", "clients", "--canaries", "200", "--no-page")
+    ends_with(0, "run", "--rounds", "20", *drawn, "--out", tmp_path / "run")
+    out = capsys.readouterr().out
+    assert "more rows, one for each number of presentations" in out
+    assert sum(line.startswith("│ known-others") for line in out.splitlines()) == 1
+    assert len(out.splitlines()) < 40
 
 
 def test_a_run_leaves_its_directory(finished):

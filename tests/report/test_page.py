@@ -109,8 +109,8 @@ def test_a_term_explains_itself_to_mouse_and_keyboard(browser, pages):
     browser.open(pages["one"], width=400)
     shown = "document.getElementById('tip').hidden ? null : document.getElementById('tip').textContent"
     assert browser.evaluate(shown) is None
-    browser.hover("a[data-term=word-estimate]")
-    assert browser.evaluate(shown) == GLOSSARY["estimate"]
+    browser.hover("a[data-term=word-measured-epsilon]")
+    assert browser.evaluate(shown) == GLOSSARY["measured ε"]
     box = browser.evaluate("(({left, right}) => [left, right])(document.getElementById('tip').getBoundingClientRect())")
     assert 0 <= box[0] < box[1] <= 400
     browser.press("Escape")

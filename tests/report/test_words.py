@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from coalmine.report import read_run
+from coalmine.report.advice import likely_faults, next_steps
 from coalmine.report.page import run_page
 from coalmine.report.text import as_dict, markdown
-from coalmine.report.words import likely_faults, meaning, next_steps, percent, shown, suspicion, verdict_sentence
+from coalmine.report.words import meaning, percent, scope_sentence, shown, suspicion, verdict_sentence
 
 sys.path.insert(0, str(Path(__file__).parent))
 from runs import HOSTILE, make_run
@@ -20,11 +21,18 @@ from runs import HOSTILE, make_run
 
 @pytest.mark.parametrize(
     ("prior", "epsilon", "said"),
-    [(0.1, 1, "23 %"), (0.1, 5, "94 %"), (0.1, 10, "more than 99.9 %"), (0.5, 0, "50 %"), (0.1, 800, "100 %")],
+    [
+        (0.1, 1, "23 %"),
+        (0.1, 5, "94 %"),
+        (0.1, 10, "more than 99.9 %"),
+        (0.5, 0, "50 %"),
+        (0.1, 800, "more than 99.9 %"),
+        (0.1, math.inf, "100 %"),
+    ],
 )
 def test_what_a_suspicion_becomes(prior, epsilon, said):
     """Bayes' rule on the odds: 0.1·e⁵/(0.9 + 0.1·e⁵) = 0.9428."""
-    odds = prior / (1 - prior) * math.exp(min(epsilon, 700))
+    odds = prior / (1 - prior) * math.exp(min(epsilon, 700))  # only an infinite epsilon makes an attacker certain
     assert suspicion(prior, epsilon) == pytest.approx(odds / (1 + odds))
     assert percent(suspicion(prior, epsilon)) == said
 
@@ -57,11 +65,20 @@ def test_a_damaged_result_is_no_unfinished_run(tmp_path):
     assert "restore it from a copy" in next_steps(run)[0]
 
 
-def test_canaries_that_are_not_heard_are_to_be_looked_for(tmp_path):
+def test_canaries_that_are_not_detected_come_before_more_canaries(tmp_path):
     run = read_run(make_run(tmp_path / "run"))
-    reason = "the mean score 0.001 a presentation is no more than chance, where the claim's is 1: either …"
-    silent = dataclasses.replace(run, findings=dataclasses.replace(run.findings, verdict="UNDERPOWERED", reason=reason))
-    assert "why the canaries are not heard" in next_steps(silent)[0]
+    reason = "the mean score per presentation 0.001 is no more than chance, where the claim implies 1: either …"
+    changed = dataclasses.replace(run.findings, verdict="UNDERPOWERED", reason=reason, code="undetected")
+    silent = dataclasses.replace(run, findings=changed)
+    assert "why the canaries are not detected" in next_steps(silent)[0]
+    assert "the canaries were not detected" in verdict_sentence(silent)
+
+
+@pytest.mark.parametrize(("code", "words"), [("gauge", "does not look as stated"), ("new code", "cannot confirm it")])
+def test_underpowered_says_what_is_missing(tmp_path, code, words):
+    run = read_run(make_run(tmp_path / "run"))
+    changed = dataclasses.replace(run.findings, verdict="UNDERPOWERED", code=code)
+    assert words in verdict_sentence(dataclasses.replace(run, findings=changed))
 
 
 def test_a_violation_names_rung_gauge_and_what_to_look_at(tmp_path):
@@ -99,15 +116,15 @@ def test_below_the_floor_nothing_was_detected(tmp_path):
     strongest = run.findings.strongest
     assert strongest.epsilon <= strongest.floor
     assert f"cannot see below ε = {shown(strongest.floor)}" in verdict_sentence(run)
-    assert any("Nothing was detected" in step and "k = 50" in step for step in next_steps(run))
+    assert any("known-others detected nothing: 50 canaries" in step for step in next_steps(run))
 
 
 def test_without_a_claim_there_is_no_verdict(tmp_path):
     run = read_run(make_run(tmp_path / "free", claim=False))
-    assert verdict_sentence(run).startswith("Nothing was claimed, so there is no verdict: the strongest attacker")
+    assert verdict_sentence(run).startswith("Nothing was claimed, so there is no verdict: known-others measures ε")
     more = {"if_analytical_were_claimed": {"verdict": "PASS", "reason": "so it is"}}
     hypothetical = dataclasses.replace(run, findings=dataclasses.replace(run.findings, raw=run.findings.raw | more))
-    assert "the verdict were PASS: so it is" in next_steps(hypothetical)[0]
+    assert "the verdict would be PASS: so it is" in next_steps(hypothetical)[0]
 
 
 def test_markdown_and_json_hold_the_same(tmp_path):
@@ -124,20 +141,19 @@ def test_markdown_and_json_hold_the_same(tmp_path):
     assert again["runs"][0]["sentence"] == verdict_sentence(runs[0])
 
 
-def test_what_the_most_presented_give_away_is_said_too(tmp_path):
-    """The headline is that of most canaries; those that came more often give away more."""
-    run = read_run(make_run(tmp_path / "run", claim=False, canaries=121, presentations=(1, 2, 4)))
-    findings = run.findings
-    assert (findings.strongest.presentations, findings.most_presented.presentations) == (1, 4)
-    said = verdict_sentence(run)
-    for row, words in ((findings.strongest, "off the canaries that came 1×"), (findings.most_presented, "came 4×")):
-        assert words in said
-        assert shown(row.epsilon) in said
-        assert shown(row.lower_bound) in said
-    times = [row.presentations for row in findings.listed if row.rung == "known-others"]
-    assert times == [1, 2, 4]
-    assert "estimate of known-others 4×" in run_page(run)
-    assert read_run(make_run(tmp_path / "alike", claim=False)).findings.most_presented is None
+def test_a_pass_names_what_it_covers_and_what_not(tmp_path):
+    run = read_run(make_run(tmp_path / "run"))
+    said = scope_sentence(run.findings)
+    assert said.startswith("This PASS covers: noise level, noise law, ")
+    covered, rest = said.split(" It does not cover: ")
+    assert rest == "clipping, weights, tensors, sampler."
+    assert {item.name for item in run.findings.audited if item.status == "checked"} == set(
+        covered.removeprefix("This PASS covers: ").removesuffix(".").split(", ")
+    )
+    for text in (run_page(run), markdown([run]), json.dumps(as_dict([run]))):
+        assert said in text
+        assert "speaks of" not in text
+    assert scope_sentence(dataclasses.replace(run.findings, verdict="VIOLATION")) == ""
 
 
 def test_where_the_secret_lies_is_not_told(tmp_path):

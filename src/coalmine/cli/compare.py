@@ -16,6 +16,8 @@ from coalmine.cli.runs import BAD_INPUT, find_runs, how_to_finish, is_finished, 
 
 logger = logging.getLogger("coalmine")
 FIRST = ("run", "task", "rounds", "noise_multiplier", "canaries", "presentations", "accuracy", "analytical_epsilon")
+FEW = 4  # numbers of presentations that a table lists
+TOPS = ("headline", "client_epsilon", "client_rounds", "accounted_epsilon")
 
 
 @click.command()
@@ -29,11 +31,15 @@ FIRST = ("run", "task", "rounds", "noise_multiplier", "canaries", "presentations
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def compare(directories: tuple[Path, ...], as_csv: bool, plot: Path | None, as_json: bool) -> int:
-    """Compare finished runs: accuracy, analytical epsilon, and each adversary's estimate.
+    """Compare finished runs: accuracy, the epsilon that each verdict rests on, and each adversary's estimate.
 
     DIRECTORIES are run directories; a directory of runs, such as a sweep's, stands for all of them. Unfinished runs are
-    listed below the table with what to do. If groups of canaries were presented different numbers of times,
-    "presentations" lists those numbers, and the epsilons are for the first one.
+    listed below the table with what to do.
+
+    "measured" is the estimate that the verdict rests on, with the number of rounds that it is for. "client_epsilon" is the
+    analytical epsilon of a client, with the number of rounds that a client takes part in. If groups of canaries were
+    presented different numbers of times, "presentations" lists those numbers, and the adversaries' epsilons are for the
+    first one.
 
     Exit codes: 0 if at least one run is finished, 2 if none is, or if a path holds no run or a damaged one. The readable
     runs are shown in any case.
@@ -85,22 +91,42 @@ def print_runs(runs: list[dict[str, Any]]) -> None:
     shown = [name for name in RUNGS if any(name in run["adversaries"] for run in runs)]
     several = len({run["delta"] for run in runs}) > 1
     first = [*FIRST, "delta"] if several else list(FIRST)
+    tops = ["measured"] if any(run["headline"] for run in runs) else []
+    tops += ["client_epsilon"] if any(run["client_epsilon"] is not None for run in runs) else []
     cells = [
-        [*(_shown(run, name) for name in first), *(_epsilon(run, name) for name in shown), run["verdict"] or "-"]
+        [
+            *(_shown(run, name) for name in first),
+            *(_top(run, name) for name in tops),
+            *(_epsilon(run, name) for name in shown),
+            run["verdict"] or "-",
+        ]
         for run in runs
     ]
-    print_table([*first, *shown, "verdict"], cells)
+    print_table([name.replace("_", " ") for name in [*first, *tops, *shown, "verdict"]], cells)
     if several:
         logger.warning("these runs have different deltas: their epsilons are not to be compared with each other")
 
 
 def _shown(run: dict[str, Any], name: str) -> str:
-    """A cell; for "presentations" every number of presentations, that of the epsilons first."""
+    """A cell; for "presentations" every number of presentations, or of many the range, that of the epsilons first."""
     if name != "presentations":
         return _cell(run[name])
     first = [] if run[name] is None else [run[name]]
     others = [times for times in run["presented"] if times != run[name]]
+    if len(others) > FEW:
+        others = [f"{min(others)} … {max(others)}"]
     return ", ".join(map(str, [*first, *others])) or "-"
+
+
+def _top(run: dict[str, Any], name: str) -> str:
+    """One of the numbers on top, with the number of rounds that it is for."""
+    top = run["headline"] or {}
+    value, times = (
+        (top.get("epsilon"), top.get("participations"))
+        if name == "measured"
+        else (run["client_epsilon"], run["client_rounds"])
+    )
+    return _cell(value) if times is None or value is None else f"{_cell(value)} ({times}×)"
 
 
 def _plot(path: Path, directories: Sequence[Path]) -> None:
@@ -135,17 +161,31 @@ def _summary(directory: Path, result: dict[str, Any]) -> dict[str, Any]:
     }
     claim = {name: result.get(name) for name in ("delta", "claimed_epsilon", "verdict")}
     verdicts = [claim["verdict"], *(found["verdict"] for found in adversaries.values())]
-    intervals = [found["interval"] for found in adversaries.values() if found["interval"] is not None]
+    top = result.get("headline")
+    measured = [*adversaries.values(), *([] if top is None else [top])]
+    intervals = [found["interval"] for found in measured if found["interval"] is not None]
     if any(not isinstance(each, str | None) for each in verdicts) or any(len(each) != 2 for each in intervals):
         raise TypeError("a verdict is a word, and an interval is two numbers")
+    tops = {name: result.get(name) for name in TOPS}
+    statuses = {name: item["status"] for name, item in result.get("audited", {}).items()}
     groups = [group for found in result.get("adversaries", {}).values() for group in found.get("groups", [])]
     presented = sorted({group["presentations"] for group in groups if group.get("presentations")})
-    return first | {"run": str(directory)} | claim | {"presented": presented, "adversaries": adversaries}
+    return (
+        first
+        | {"run": str(directory)}
+        | claim
+        | tops
+        | {"presented": presented, "audited": statuses, "adversaries": adversaries}
+    )
 
 
 def _flat(run: dict[str, Any]) -> dict[str, Any]:
-    flat = {name: value for name, value in run.items() if name != "adversaries"}
+    flat = {name: value for name, value in run.items() if name not in ("adversaries", "audited", "headline")}
     flat["presented"] = " ".join(map(str, run["presented"]))
+    top = run["headline"] or {}
+    flat |= {f"headline {key}": top.get(key) for key in ("rung", "participations", "epsilon")}
+    flat["headline low"], flat["headline high"] = top.get("interval") or (None, None)
+    flat |= {f"audited {name}": status for name, status in run["audited"].items()}
     for name, found in run["adversaries"].items():
         low, high = found["interval"] or (None, None)
         figures = {"epsilon": found["epsilon"], "low": low, "high": high, "lower_bound": found["lower_bound"]}

@@ -57,12 +57,21 @@ def print_table(
         table.add_column(column, justify="left" if number in left else "right", overflow="fold")  # nothing is cut off
     for row in rows:
         table.add_row(*row)
+    if title:
+        print_title(title)
+    _console().print(table)
+
+
+def print_title(title: str) -> None:
+    """A line above a table; bold in a terminal."""
+    _console().print(title, style="bold", highlight=False, markup=False, soft_wrap=True)
+
+
+def _console() -> Console:
     console = Console()
     if not console.is_terminal:
-        console.width = 200  # a file or a pipe has no width of its own
-    if title:
-        console.print(title, style="bold", highlight=False, soft_wrap=True)
-    console.print(table)
+        console.width = 250  # a file or a pipe has no width of its own
+    return console
 
 
 def print_columns(rows: Sequence[Sequence[str]]) -> None:

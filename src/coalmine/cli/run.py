@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from coalmine.cli.output import print_json, print_table, shown_number, shows_bars
+from coalmine.cli.output import print_columns, print_json, print_table, print_title, shown_number, shows_bars
 
 if TYPE_CHECKING:
     from coalmine.simulation.run import Progress, RunOutcome
@@ -131,7 +131,7 @@ def live_progress(rounds: int, *, hidden: bool) -> Iterator["Callable[[Progress]
 
 
 def report(outcome: "RunOutcome", directory: Path, *, page: bool, as_json: bool, quiet: bool) -> int:
-    """Print what came of a run, and write its page; the exit code that goes with it."""
+    """Print the result of a run and write its page; returns the exit code of the verdict."""
     result = outcome.result
     written = directory
     if page:
@@ -144,12 +144,35 @@ def report(outcome: "RunOutcome", directory: Path, *, page: bool, as_json: bool,
     if as_json:
         print_json(result.to_dict() | outcome.extra())
     else:
-        columns, rows = result.table()
-        print_table(columns, rows, title=_title(outcome))
-        verdict = [] if result.verdict is None else [f"{result.verdict.outcome}: {result.verdict.reason}"]
-        for line in verdict if quiet else [*_notes(outcome), *result.lines(), f"written to {written}"]:
-            click.echo(line)
+        _print_outcome(outcome, quiet=quiet)
+        if not quiet:
+            click.echo(f"written to {written}")
     return 0 if result.verdict is None else EXIT_CODES[result.verdict.outcome]
+
+
+def _print_outcome(outcome: "RunOutcome", *, quiet: bool) -> None:
+    """The numbers on top, one row for each adversary, the verdict, what it covers, and notes; quiet: table and verdict."""
+    from coalmine.report.findings import Findings
+    from coalmine.report.summary import coverage_lines, folded_line, gauge_lines, key_figures, note_lines
+    from coalmine.report.words import shortened
+
+    result = outcome.result
+    findings = Findings.from_dict(result.to_dict() | outcome.extra())
+    verdict = [] if result.verdict is None else [f"{result.verdict.outcome}: {shortened(result.verdict.reason)}"]
+    print_title(_title(outcome))
+    if not quiet:
+        figures = key_figures(findings)
+        print_columns([[figure.label, shown_number(figure.value, 3), figure.detail] for figure in figures])
+    print_table(*result.table())
+    if quiet:
+        click.echo("\n".join(verdict), nl=bool(verdict))
+        return
+    lines = [f"{line}; the rows are in result.json" for line in [folded_line(findings)] if line]
+    lines += [f"{', '.join(names)}: {warning}" for warning, names in findings.row_warnings.items()]
+    passed = findings.verdict == "PASS"
+    lines += [*verdict, *(["this PASS covers only what was checked:"] if passed else []), *coverage_lines(findings)]
+    for line in [*lines, *gauge_lines(findings), *_notes(outcome), *note_lines(findings)]:
+        click.echo(line)
 
 
 def _page(directory: Path) -> Path:
@@ -179,19 +202,6 @@ def _notes(outcome: "RunOutcome") -> list[str]:
     notes = []
     if config.canaries.pattern == "replace":
         notes.append(f"{config.canaries.count:,} of the {outcome.population:,} {config.task.level}s are canaries")
-    if config.privacy.noise != "gaussian":
-        notes.append(
-            f"under {config.privacy.noise} noise the canaries count {outcome.sensitivity:.3g} clip norms, which is what the "
-            f"analytical ε is for; the most exposed client took part in {outcome.client_rounds} rounds: its ε is "
-            f"{shown_number(outcome.client_epsilon, 3)}"
-        )
-    elif outcome.client_rounds > outcome.presentations:
-        who = (
-            f"the client who comes most often takes part in {outcome.client_rounds} rounds"
-            if outcome.exact_client
-            else f"a client takes part in about {outcome.client_rounds} rounds"
-        )
-        notes.append(f"{who} of this run: its analytical ε is {shown_number(outcome.client_epsilon, 3)}")
     if outcome.count_noise_multiplier and outcome.count_epsilon is not None:
         notes.append(
             f"the adaptive clip's count takes its share, noise multiplier {outcome.count_noise_multiplier:.4g} and ε "
@@ -200,13 +210,11 @@ def _notes(outcome: "RunOutcome") -> list[str]:
         )
     if outcome.if_claimed is not None:
         notes.append(
-            f"had ε {shown_number(outcome.analytical)} been claimed (--claim analytical): {outcome.if_claimed.outcome}, "
+            f"if ε {shown_number(outcome.analytical, 3)} were claimed (--claim analytical): {outcome.if_claimed.outcome}, "
             f"{outcome.if_claimed.reason}"
         )
     if config.canaries.seed_file is None:
-        notes.append(
-            "the canaries' seed is the demo's and no secret: an audit that others are to trust needs --seed-file"
-        )
+        notes.append("the canaries' seed is the public demo seed: an audit that others are to trust needs --seed-file")
     return notes
 
 

@@ -23,7 +23,7 @@ def estimates_during(run: Run, points: int = POINTS) -> dict[str, list[tuple[int
         return {}
     rounds, settings = run.rounds.thinned(run.settings, most=MOST)
     numbers = [item.number for item in rounds.kept]
-    used = {row.rung: row.variance for row in run.findings.headlines}
+    used = {row.rung: row.variance for row in run.findings.largest_rows}
     places = np.unique(np.linspace(len(numbers) / points - 1, len(numbers) - 1, points).round().astype(int))
     found: dict[str, list[tuple[int, EpsilonEstimate]]] = {}
     for number in (numbers[place] for place in places if place >= 0):

@@ -14,16 +14,21 @@ from pathlib import PurePath
 from typing import Any
 
 from coalmine.report import plots
-from coalmine.report.findings import Findings
+from coalmine.report.advice import next_steps
+from coalmine.report.findings import Finding, Findings, GaugeReading
 from coalmine.report.html import Markup, element, foreign, together
 from coalmine.report.pictures import Picture, comparison_pictures, run_pictures
 from coalmine.report.run import Run
+from coalmine.report.summary import NAMED, folded_line, key_figures, note_lines, tensor_names
 from coalmine.report.words import (
     ATTACKERS,
     GLOSSARY,
+    QUESTIONS,
+    interval_text,
     meaning,
-    next_steps,
     percent,
+    scope_sentence,
+    shortened,
     shown,
     suspicion,
     verdict_sentence,
@@ -32,7 +37,8 @@ from coalmine.version import __version__
 
 PACKAGES = ("numpy", "scipy", "matplotlib")
 OWN_ENTRIES = {  # of result.json, shown elsewhere on the page
-    "adversaries", "gauges", "notes", "verdict", "reason", "schema_version", "if_analytical_were_claimed",
+    "adversaries", "gauges", "notes", "verdict", "reason", "reason_code", "schema_version", "if_analytical_were_claimed",
+    "headline", "audited", "trainer_notes", "warnings", "accounted_epsilon", "if_accounted_were_claimed",
 }  # fmt: skip
 PRIORS = (0.01, 0.1, 0.5)
 OWN_THRESHOLDS = {
@@ -46,8 +52,10 @@ def run_page(run: Run) -> str:
     pictures = {picture.name: picture for picture in run_pictures(run)}
     body = [
         _problems(run.problems),
+        _audited(run.findings),
         _meaning(run.findings),
         _steps(run),
+        _notes(run.findings),
         _section(
             "What each attacker finds", _figures(pictures, "ladder"), _rungs(run.findings), _warnings(run.findings)
         ),
@@ -144,8 +152,56 @@ def _verdict(run: Run) -> Markup:
     sentence, findings = verdict_sentence(run), run.findings
     word, _, rest = sentence.partition(":")
     said = together(element("b", word), ":", rest) if findings.verdict else sentence
-    reason = element("p", foreign(findings.reason)) if findings.reason else None
-    return element("div", element("p", said), reason, class_=f"verdict {_plain(findings.verdict or '')}")
+    below = [text for text in (shortened(findings.reason), scope_sentence(findings)) if text]
+    whole = _folded("The whole reason", element("p", _with_code(findings.reason)))
+    return element(
+        "div",
+        element("p", said),
+        *(element("p", _with_code(text)) for text in below),
+        whole if findings.reason not in below and findings.reason else None,
+        _key_figures(findings),
+        class_=f"verdict {_plain(findings.verdict or '')}",
+    )
+
+
+def _key_figures(findings: Findings) -> Markup | None:
+    """The numbers on top, each with whose it is."""
+    figures = [
+        element(
+            "div",
+            element("dt", term(figure.label)),
+            element("dd", element("b", shown(figure.value), class_="value"), " ", foreign(figure.detail)),
+        )
+        for figure in key_figures(findings)
+    ]
+    return element("dl", *figures, class_="figures") if figures else None
+
+
+def _audited(findings: Findings) -> Markup | None:
+    """What was audited, item by item, with the question that each one answers."""
+    if not findings.audited:
+        return None
+    rows = [
+        [
+            together(element("b", foreign(item.name)), element("span", QUESTIONS.get(item.name, ""), class_="soft")),
+            element("td", element("span", foreign(item.status), class_=f"status {_plain(item.status.split()[0])}")),
+            element("td", _with_code(item.detail), _all_tensors(findings) if item.name == "tensors" else None),
+        ]
+        for item in findings.audited
+    ]
+    table = _table("What was audited", ["item", term("checked", "status"), "why"], rows)
+    return _section("What was audited", element("div", table, class_="audited"))
+
+
+def _all_tensors(findings: Findings) -> Markup | None:
+    """Every tensor that has a gauge, where the sentence beside it cannot name them all."""
+    names = tensor_names(findings)
+    return _folded(f"All {len(names):,} tensors", foreign(", ".join(names))) if len(names) > NAMED else None
+
+
+def _notes(findings: Findings) -> Markup | None:
+    lines = note_lines(findings)
+    return _section("Notes", element("ul", *(element("li", _with_code(line)) for line in lines))) if lines else None
 
 
 def _problems(problems: Sequence[str]) -> Markup | None:
@@ -159,19 +215,21 @@ def _problems(problems: Sequence[str]) -> Markup | None:
 
 
 def _meaning(findings: Findings) -> Markup | None:
-    named = [("analytical ε", findings.analytical), ("claimed ε", findings.claimed)]
-    most = findings.most_presented
-    if most is not None:
-        named += [(f"estimate of {most.name}", most.epsilon), (f"valid bound of {most.name}", most.lower_bound)]
-    if findings.strongest is not None:
-        named += [("estimate", findings.strongest.epsilon), ("valid bound", findings.strongest.lower_bound)]
+    top, client, accounted = findings.top, findings.client, findings.accounted
+    named = [
+        ("measured ε", top.epsilon if top else None),
+        ("valid bound", top.lower_bound if top else None),
+        ("claimed ε", findings.claimed),
+        ("analytical ε", findings.analytical),
+        ("client's ε", client.epsilon if client else None),
+        ("accountant's ε", accounted.epsilon if accounted else None),
+    ]
     lines = [(name, value) for name, value in named if value is not None and not math.isnan(value)]
     if not lines:
         return None
-    epsilon = lines[-2][1] if findings.strongest is not None else lines[0][1]
     rows = [
         [
-            term(name) if name in GLOSSARY else foreign(name),
+            term(name),
             _cell(value),
             *(element("td", percent(suspicion(prior, value)), class_="number") for prior in PRIORS),
         ]
@@ -180,7 +238,7 @@ def _meaning(findings: Findings) -> Markup | None:
     heads = ["", term("ε"), *(f"{percent(prior)} becomes" for prior in PRIORS)]
     return _section(
         "What this means",
-        element("p", meaning(epsilon, findings.delta)),
+        element("p", meaning(lines[0][1], findings.delta)),
         _table("What a suspicion can become", heads, rows, narrow=True),
     )
 
@@ -195,33 +253,45 @@ def _steps(run: Run) -> Markup | None:
 
 
 def _rungs(findings: Findings) -> Markup:
+    """One row for each attacker; those for other numbers of presentations are folded away."""
+    return together(_attackers("Every attacker", findings, findings.shown_rows), _folded_rungs(findings))
+
+
+def _folded_rungs(findings: Findings) -> Markup | None:
+    rows = findings.folded_rows
+    return _folded(folded_line(findings), _attackers("Other presentations", findings, rows)) if rows else None
+
+
+def _attackers(label: str, findings: Findings, shown_rows: Sequence[Finding]) -> Markup:
     heads = [
         term("adversary"), "sees", term("canary", "canaries"), term("estimate", "ε"), term("interval", "95 % interval"),
         term("lower bound"), term("floor"), term("ceiling"), "verdict",
     ]  # fmt: skip
     rows = []
-    for row in findings.listed:
-        interval = "none" if row.interval is None else f"{shown(row.interval[0])} … {shown(row.interval[1])}"
-        verdict = findings.verdicts.get(row.rung, "")
+    for row in shown_rows:
+        verdict = findings.rung_verdict(row.rung)
         rows.append(
             [
-                foreign(row.name),
+                together(foreign(row.name), ", pooled" if row.pooled else None),
                 element("td", ATTACKERS.get(row.rung, "an attack of your own")),
                 _cell(row.canaries),
-                _cell(row.epsilon),
-                element("td", interval, class_="number"),
+                _cell(row.epsilon, " (std fitted)" if row.std_fitted else ""),
+                element("td", interval_text(row.interval), class_="number"),
                 _cell(row.lower_bound),
                 _cell(row.floor),
                 _cell(row.ceiling),
                 element("td", element("b", verdict, class_=_plain(verdict))),
             ]
         )
-    return _table("Every attacker", heads, rows)
+    return _table(label, heads, rows)
+
+
+def _folded(title: str, *parts: Any) -> Markup:
+    return element("details", element("summary", title), *parts)
 
 
 def _warnings(findings: Findings) -> Markup | None:
-    lines = [f"{row.name}: {warning}" for row in findings.rows for warning in row.warnings]
-    lines += findings.notes
+    lines = [f"{', '.join(names)}: {warning}" for warning, names in findings.row_warnings.items()]
     return element("ul", *(element("li", foreign(line)) for line in lines)) if lines else None
 
 
@@ -235,7 +305,7 @@ def _recognised(run: Run) -> Markup:
                 for rate in (0.01, 0.001)
             ),
         ]
-        for scores in run.scores
+        for scores in run.shown_scores
     ]
     said = element(
         "p", "The ", term("true positive rate"), " at a ", term("false positive rate"), " of 1 % and of 0.1 %:"
@@ -244,54 +314,79 @@ def _recognised(run: Run) -> Markup:
 
 
 def _gauges(findings: Findings) -> Markup | None:
+    """Gauges outside their limits first; those of tensors within their limits are folded away."""
     if not findings.gauges:
         return None
-    heads = [term("gauge"), "what it measures", "smallest", "largest", term("limits"), "rounds outside", "status"]
+    quiet = [gauge for gauge in findings.gauges if gauge.layer is not None and gauge.status == "ok"]
+    rest = sorted((gauge for gauge in findings.gauges if gauge not in quiet), key=lambda gauge: gauge.status == "ok")
+    parts = [_gauge_table("Gauges", rest)] if rest else []
+    if quiet:
+        are = "1 tensor is within its limits" if len(quiet) == 1 else f"{len(quiet):,} tensors are within their limits"
+        parts.append(_folded(are, _gauge_table("Gauges of tensors", quiet)))
+    return _section("Gauges of the noise", *parts)
+
+
+def _gauge_table(label: str, gauges: Sequence[GaugeReading]) -> Markup:
+    lost = any(gauge.noise_left is not None for gauge in gauges)
+    heads = [
+        term("gauge"), "what it measures", "smallest", "largest", term("limits"), "rounds outside",
+        *([term("noise left")] if lost else []), "status",
+    ]  # fmt: skip
     rows = [
         [
             foreign(gauge.name),
-            element("td", foreign(gauge.meaning)),
+            element("td", _with_code(gauge.meaning)),
             _cell(gauge.smallest),
             _cell(gauge.largest),
-            element("td", f"{shown(gauge.limits[0])} … {shown(gauge.limits[1])}", class_="number"),
+            element("td", interval_text(gauge.limits), class_="number"),
             _cell(len(gauge.flagged)),
+            *([_cell(gauge.noise_left)] if lost else []),
             element("td", element("b", gauge.status, class_=_plain(gauge.status))),
         ]
-        for gauge in findings.gauges
+        for gauge in gauges
     ]
-    return _section("Gauges of the noise", _table("Gauges", heads, rows))
+    return _table(label, heads, rows)
 
 
 def _estimators(findings: Findings) -> Markup | None:
+    shown_rows = findings.headlines
+    if not shown_rows:
+        return None
+    rest = [row for row in findings.rows if all(row is not other for other in shown_rows)]
+    folded = (
+        _folded(f"The same for {len(rest):,} more rows", _estimator_table("More estimators", rest)) if rest else None
+    )
+    return _section("Every number and what kind it is", _estimator_table("Estimators", shown_rows), folded)
+
+
+def _estimator_table(label: str, findings_rows: Sequence[Finding]) -> Markup:
     heads = ["adversary", "method", "ε", "kind", "how"]
     terms = ["adversary", None, "ε", None, None]
     rows = []
-    for row in findings.rows:
+    for row in findings_rows:
         for method in row.estimators:
-            label = term(method.name) if method.name in GLOSSARY else foreign(method.name)
+            name = term(method.name) if method.name in GLOSSARY else foreign(method.name)
             kind = element("span", term(method.kind), class_=f"kind {method.kind.split()[-1]}")
             rows.append(
                 [
                     foreign(row.name),
-                    element("td", label),
+                    element("td", name),
                     _cell(method.value),
                     element("td", kind),
                     element("td", foreign(method.note)),
                 ]
             )
-    if not rows:
-        return None
-    return _section("Every number and what kind it is", _sortable("Estimators", heads, terms, rows))
+    return _sortable(label, heads, terms, rows)
 
 
 def _published(run: Run) -> Markup | None:
-    """Every published estimator on the scores of the strongest attacker."""
-    strongest = run.findings.strongest
-    if strongest is None or not run.published:
+    """Every published estimator on the scores behind the number on top."""
+    behind = run.findings.published_row
+    if behind is None or not run.published:
         return None
     heads = ["method", "ε", "kind", "auditor controls", "auditor receives", "threshold", "assumes"]
     terms = [None, "ε", None, None, None, None, None]
-    receives = "final model" if strongest.rung.startswith("final") else "intermediate models"
+    receives = "final model" if behind.rung.startswith("final") else "intermediate models"
     own = [
         (
             each.name,
@@ -302,7 +397,7 @@ def _published(run: Run) -> Markup | None:
             OWN_THRESHOLDS.get(each.name, "none"),
             each.note,
         )
-        for each in strongest.estimators
+        for each in behind.estimators
     ]
     others = [
         (row.name, row.value, row.kind, row.controls, row.receives, row.threshold,
@@ -322,8 +417,8 @@ def _published(run: Run) -> Markup | None:
         "Every published estimator on the same scores",
         element(
             "p",
-            f"What other methods make of the {strongest.canaries:,} canaries that ",
-            foreign(strongest.name),
+            f"What other methods make of the {behind.canaries:,} canaries that ",
+            foreign(behind.name),
             " sees, below coalmine's own. Some bounds assume a Gaussian mechanism, or a fair coin for each canary: without "
             "these they bound nothing.",
         ),
@@ -386,58 +481,39 @@ def _words() -> Markup:
 
 
 def _runs_table(runs: Sequence[Run]) -> Markup:
-    rungs = list(dict.fromkeys(row.rung for run in runs for row in run.findings.headlines))
-    heads = [
-        "run",
-        "verdict",
-        "noise multiplier",
-        "presentations",
-        "canaries",
-        "rounds",
-        "accuracy",
-        "analytical ε",
-        *rungs,
+    """One row for each run: verdict and the numbers on top first, then settings, then every attacker's estimate."""
+    rungs = list(dict.fromkeys(row.rung for run in runs for row in run.findings.shown_rows))
+    with_client = any(run.findings.client for run in runs)
+    columns: list[tuple[str, str | None]] = [("run", None), ("verdict", None), ("measured ε", "measured ε")]
+    columns += [("lower bound", "lower bound"), *([("client's ε", "client's ε")] if with_client else [])]
+    columns += [("analytical ε", "analytical ε"), ("noise multiplier", "noise multiplier")]
+    columns += [("presentations", "presentations"), ("canaries", "canary"), ("rounds", None), ("accuracy", "accuracy")]
+    columns += [(rung, "estimate") for rung in rungs]
+    rows = [_run_row(place, run, rungs, with_client=with_client) for place, run in enumerate(runs, start=1)]
+    return _sortable("Runs", [head for head, _ in columns], [word for _, word in columns], rows)
+
+
+def _run_row(place: int, run: Run, rungs: Sequence[str], *, with_client: bool) -> list[Markup]:
+    findings, accuracy = run.findings, run.accuracy
+    top, client = findings.top, findings.client
+    epsilons = {row.rung: row.epsilon for row in findings.shown_rows}
+    shows = findings.raw.get("presentations")
+    if shows is None and run.settings is not None:
+        shows = ", ".join(map(str, run.settings.presentations))
+    return [
+        together(f"{place} ", foreign(_middle(run.name))),
+        element("td", element("b", findings.verdict or "–", class_=_plain(findings.verdict or ""))),
+        _cell(top.epsilon if top else None),
+        _cell(top.lower_bound if top else None),
+        *([_cell(client.epsilon if client else None)] if with_client else []),
+        _cell(findings.analytical),
+        _cell(run.noise_multiplier),
+        element("td", foreign(shows), class_="number", data_value=shows if isinstance(shows, int) else None),
+        _cell(findings.canaries),
+        _cell(findings.rounds),
+        element("td", "–" if accuracy is None else f"{accuracy:.1%}", class_="number", data_value=accuracy),
+        *(_cell(epsilons.get(rung)) for rung in rungs),
     ]
-    terms = [
-        None,
-        None,
-        "noise multiplier",
-        "presentations",
-        "canary",
-        None,
-        "accuracy",
-        "analytical ε",
-        *("estimate" for _ in rungs),
-    ]
-    heads, terms = [*heads, "lower bound"], [*terms, "lower bound"]
-    rows = []
-    for place, run in enumerate(runs, start=1):
-        findings = run.findings
-        rows_by_rung = {row.rung: row for row in findings.headlines}
-        strongest = findings.strongest
-        shows = findings.raw.get("presentations")
-        if shows is None and run.settings is not None:
-            shows = ", ".join(map(str, run.settings.presentations))
-        rows.append(
-            [
-                together(f"{place} ", foreign(_middle(run.name))),
-                element("td", element("b", findings.verdict or "–", class_=_plain(findings.verdict or ""))),
-                _cell(run.noise_multiplier),
-                element("td", foreign(shows), class_="number", data_value=shows if isinstance(shows, int) else None),
-                _cell(findings.canaries),
-                _cell(findings.rounds),
-                element(
-                    "td",
-                    "–" if run.accuracy is None else f"{run.accuracy:.1%}",
-                    class_="number",
-                    data_value=run.accuracy,
-                ),
-                _cell(findings.analytical),
-                *(_cell(rows_by_rung[rung].epsilon if rung in rows_by_rung else None) for rung in rungs),
-                _cell(strongest.lower_bound if strongest else None),
-            ]
-        )
-    return _sortable("Runs", heads, terms, rows)
 
 
 def _summary(run: Run) -> Markup:
@@ -491,11 +567,11 @@ def _value(value: Any) -> Markup:
     return foreign(text)
 
 
-def _cell(value: float | None) -> Markup:
+def _cell(value: float | None, mark: str = "") -> Markup:
     known = value is not None and not math.isnan(value)
     number = ("Infinity" if value == math.inf else value) if known else None
     text = f"{value:,}" if isinstance(value, int) else shown(value)
-    return element("td", text, class_="number", data_value=number)
+    return element("td", f"{text}{mark}", class_="number", data_value=number)
 
 
 def _table(label: str, heads: Sequence[Any], rows: Sequence[Sequence[Any]], *, narrow: bool = False) -> Markup:
@@ -547,7 +623,9 @@ def _labelled(cell: Markup, head: Any) -> Markup:
 def _with_code(text: str) -> Markup:
     """Text in which `…` is code."""
     parts = text.split("`")
-    return together(*(element("code", part) if place % 2 else foreign(part) for place, part in enumerate(parts)))
+    return together(
+        *(element("code", foreign(part)) if place % 2 else foreign(part) for place, part in enumerate(parts))
+    )
 
 
 def _middle(name: str) -> str:

@@ -1,6 +1,7 @@
 """Pictures of a report: figures as inline SVG in the page's colours, each with words for those who cannot see it."""
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coalmine.audit.adversaries import RUNGS, Scores, views
+from coalmine.audit.gauge import Gauge
 from coalmine.report import plots
 from coalmine.report.checkpoints import estimates_during
 from coalmine.report.findings import Finding, Findings
@@ -122,8 +124,8 @@ def save_plot(path: Path, plot: Callable[..., Any], *arguments: Any, legend: int
 def run_pictures(run: Run) -> list[Picture]:
     """Every picture that the run's files allow."""
     findings = run.findings
-    found = [ladder_picture(findings)] if findings.rows else []
-    scores = [group for group in run.scores if group.observed.size >= 2]
+    found = [ladder_picture(findings)] if findings.shown_rows else []
+    scores = [group for group in run.shown_scores if group.observed.size >= 2]
     if scores:
         found += [
             densities_picture(findings, scores),
@@ -139,14 +141,14 @@ def ladder_picture(findings: Findings) -> Picture:
     said = "; ".join(
         f"{row.name}: ε {shown(row.epsilon)}{interval_words(row)}, at least {shown(row.lower_bound)}, "
         f"floor {shown(row.floor)}"
-        for row in findings.rows
+        for row in findings.shown_rows
     )
     analytical = "" if findings.analytical is None else f" The analytical ε is {shown(findings.analytical)}."
     return make(
         "ladder",
         "The ladder of attackers",
         one_axes(plots.ladder, findings, legend=3),
-        height=1.6 + 0.46 * len(findings.rows),
+        height=1.6 + 0.46 * len(findings.shown_rows),
         alt=f"Each attacker's ε as one line. {said}.{analytical}",
         caption="From the weakest attacker to the strongest. A dot left of the end of its grey bar detects nothing; a "
         "triangle right of the claimed ε is proof.",
@@ -221,7 +223,8 @@ def quantiles_picture(findings: Findings, scores: Sequence[Scores]) -> Picture:
                 ax.set_ylabel("")
 
     said = "; ".join(
-        f"{row.name}: statistic {row.anderson_darling:.2f}, p {plots.p_value(row.p_value)}" for row in findings.rows
+        f"{row.name}: statistic {row.anderson_darling:.2f}, p {plots.p_value(row.p_value)}"
+        for row in findings.headlines
     )
     return make(
         "quantiles",
@@ -275,9 +278,11 @@ def _training(run: Run) -> Picture | None:
 
 
 def _gauges(run: Run) -> Picture | None:
-    gauges = sorted((gauge for gauge in run.gauges if gauge.values.size > 1), key=lambda gauge: gauge.status == "ok")
-    gauges = gauges[:MOST_GAUGES]
-    if not gauges or run.rounds is None:
+    if run.rounds is None:
+        return None
+    drawn = [gauge for gauge in run.gauges if _has_rounds(gauge, len(run.rounds.kept))]
+    gauges = sorted(drawn, key=lambda gauge: (gauge.status == "ok", gauge.name.startswith("layer ")))[:MOST_GAUGES]
+    if not gauges:
         return None
     numbers, rows = [item.number for item in run.rounds.kept], (len(gauges) + 1) // 2
 
@@ -303,8 +308,17 @@ def _gauges(run: Run) -> Picture | None:
         paint,
         height=0.3 + 1.35 * rows,
         alt=f"Gauges of the noise over the rounds. {said}.",
-        caption="Dashed: what an honest run keeps to. Near 1 is the claimed noise, for the cosines (repeat) 0.",
+        caption="Dashed: the limits that an honest run stays within. A length near 1 is the stated noise; a cosine "
+        "(repeat) is near 0. Gauges outside their limits come first.",
     )
+
+
+def _has_rounds(gauge: Gauge, rounds: int) -> bool:
+    """Whether a gauge has a value for every round, in the units of its limits."""
+    values = gauge.values
+    if values.size < 2 or values.size < rounds - 1:
+        return False
+    return math.isclose(values.min(), gauge.smallest) and math.isclose(values.max(), gauge.largest)
 
 
 def _accuracy(run: Run) -> Picture | None:
@@ -343,7 +357,7 @@ def comparison_pictures(runs: Sequence[Run]) -> list[Picture]:
 
 def _noise(runs: Sequence[tuple[float, Findings]]) -> Picture:
     said = "; ".join(
-        f"at {shown(noise)}: " + ", ".join(f"{row.rung} {shown(row.epsilon)}" for row in findings.headlines)
+        f"at {shown(noise)}: " + ", ".join(f"{row.rung} {shown(row.epsilon)}" for row in findings.shown_rows)
         for noise, findings in sorted(runs, key=lambda pair: pair[0])
     )
     return make(

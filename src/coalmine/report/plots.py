@@ -49,21 +49,26 @@ class Bar:
 
 
 def ladder(ax: "Axes", findings: Findings) -> "Axes":
-    """Every adversary as one line: estimate, interval, valid bound and floor, with the analytical and the claimed ε."""
-    rows = findings.rows
+    """Every adversary as one line: estimate, interval, valid bound and floor, with the analytical and the claimed ε.
+
+    Of canaries shown unequally often, the row of the headline speaks, or the pooled headline itself.
+    """
+    rows = findings.shown_rows
     drawn = [value for row in rows for value in (row.epsilon, row.lower_bound, row.floor, *(row.interval or ()))]
     drawn += [value for value in (findings.analytical, findings.claimed) if value is not None]
     right = epsilon_axis(ax, drawn, axis="x")
     for place, row in enumerate(rows):
         first = place == 0
-        ax.barh(place, min(row.floor, right), height=0.8, color=FLOOR, alpha=0.25, lw=0, label=_once("floor", first))
+        if not math.isnan(row.floor):
+            label = _once("floor", first)
+            ax.barh(place, min(row.floor, right), height=0.8, color=FLOOR, alpha=0.25, lw=0, label=label)
         if row.interval is not None:
             low, high = (min(end, right) for end in row.interval)
             ax.plot([low, high], [place, place], color=OBSERVED, lw=5, alpha=0.35, solid_capstyle="butt",
                     label=_once("95 % interval", not any(other.interval for other in rows[:place])))  # fmt: skip
-        ax.plot(
-            min(row.lower_bound, right), place, marker=9, ms=9, color=BOUND, ls="", label=_once("valid bound", first)
-        )
+        if not math.isnan(row.lower_bound):
+            label = _once("valid bound", first)
+            ax.plot(min(row.lower_bound, right), place, marker=9, ms=9, color=BOUND, ls="", label=label)
         ax.plot(min(row.epsilon, right), place, "o", ms=6, color=OBSERVED, label=_once("estimate", first))
         if not math.isnan(row.epsilon):
             side = "left" if row.epsilon < right / 20 else "center"
@@ -288,11 +293,11 @@ def accuracy(ax: "Axes", points: Sequence[tuple[int, float]]) -> "Axes":
 def noise(ax: "Axes", runs: Sequence[tuple[float, Findings]]) -> "Axes":
     """Epsilon against the noise multiplier, one line for each rung: the paper's tables as a plot."""
     ordered = sorted(runs, key=lambda pair: pair[0])
-    every = [row.epsilon for _, findings in ordered for row in findings.headlines]
+    every = [row.epsilon for _, findings in ordered for row in findings.shown_rows]
     right = epsilon_axis(ax, [*every, *(f.analytical for _, f in ordered if f.analytical is not None)], axis="y")
-    names = dict.fromkeys(row.rung for _, findings in ordered for row in findings.headlines)
+    names = dict.fromkeys(row.rung for _, findings in ordered for row in findings.shown_rows)
     for rung in names:
-        points = [(z, row) for z, findings in ordered for row in findings.headlines if row.rung == rung]
+        points = [(z, row) for z, findings in ordered for row in findings.shown_rows if row.rung == rung]
         colour, stroke = series(RUNGS.index(rung) if rung in RUNGS else len(RUNGS))
         x = [z for z, _ in points]
         if len(set(x)) < len(x):

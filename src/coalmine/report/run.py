@@ -53,6 +53,16 @@ class Run:
         """The scores of every rung, from the log; none where there is no log."""
         return [] if self._thinned is None else ladder(self._thinned[0].as_log, self._thinned[1])
 
+    @property
+    def shown_scores(self) -> list[Scores]:
+        """One group of scores for each rung, that of the row which tables show; of a pooled headline the largest group."""
+        wanted = {row.rung: row.presentations for row in self.findings.headlines}
+        found: dict[str, Scores] = {}
+        for group in self.scores:
+            if group.rung not in found or _better(group, found[group.rung], wanted.get(group.rung)):
+                found[group.rung] = group
+        return list(found.values())
+
     @cached_property
     def _thinned(self) -> tuple[Rounds, Settings] | None:
         """As much of the log as is read whole."""
@@ -77,8 +87,8 @@ class Run:
 
     @cached_property
     def published(self) -> tuple[LiteratureRow, ...]:
-        """What every published estimator says of the strongest attacker's canaries; none where there is no log."""
-        row = self.findings.strongest
+        """What every published estimator says of the canaries behind the number on top; none where there is no log."""
+        row = self.findings.published_row
         if row is None or self._thinned is None:
             return ()
         of_row = [each for each in self.scores if (each.rung, each.presentations) == (row.rung, row.presentations)]
@@ -111,6 +121,12 @@ class Run:
     def accuracy(self) -> float | None:
         told = _number(self.findings.raw.get("accuracy"))
         return self.accuracies[-1][1] if told is None and self.accuracies else told
+
+
+def _better(group: Scores, other: Scores, presentations: int | None) -> bool:
+    """Whether a group stands for its rung rather than another one."""
+    exact = (group.presentations == presentations, other.presentations == presentations)
+    return group.observed.size > other.observed.size if exact[0] == exact[1] else exact[0]
 
 
 def read_run(path: Path | str) -> Run:

@@ -4,8 +4,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from coalmine.report.advice import next_steps
+from coalmine.report.findings import Findings
 from coalmine.report.run import Run
-from coalmine.report.words import ATTACKERS, meaning, next_steps, shown, verdict_sentence
+from coalmine.report.summary import folded_line, key_figures, note_lines, tensor_names
+from coalmine.report.words import ATTACKERS, interval_text, meaning, scope_sentence, shortened, shown, verdict_sentence
 from coalmine.version import __version__
 
 
@@ -29,6 +32,8 @@ def as_dict(runs: Sequence[Run], refused: Sequence[str] = ()) -> dict[str, Any]:
                 "path": str(run.path),
                 "finished": run.finished,
                 "sentence": verdict_sentence(run),
+                "scope": scope_sentence(run.findings),
+                "figures": [vars(figure) for figure in key_figures(run.findings)],
                 "next_steps": next_steps(run),
                 "problems": list(run.problems),
                 "commitment": None if run.commitment is None else vars(run.commitment),
@@ -42,12 +47,40 @@ def as_dict(runs: Sequence[Run], refused: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _run_markdown(run: Run, *, published: bool) -> str:
-    findings, strongest = run.findings, run.findings.strongest
+    findings = run.findings
     parts = [f"## {plain(run.name)}", f"**{plain(verdict_sentence(run))}**"]
-    if findings.reason:
-        parts.append(plain(findings.reason))
-    if strongest is not None:
-        parts.append(meaning(strongest.epsilon, findings.delta))
+    parts += [plain(text) for text in (shortened(findings.reason), scope_sentence(findings)) if text]
+    figures = [[figure.label, shown(figure.value), figure.detail] for figure in key_figures(findings)]
+    if figures:
+        parts.append(_table(["number", "ε", "whose it is"], figures))
+    if findings.audited:
+        parts.append("What was audited:")
+        cells = [[item.name, item.status, item.detail] for item in findings.audited]
+        parts.append(_table(["item", "status", "why"], cells))
+    if findings.top is not None:
+        parts.append(meaning(findings.top.epsilon, findings.delta))
+    parts += _attackers(findings)
+    parts += _gauges(findings)
+    if published and run.published:
+        row = findings.published_row
+        parts.append(f"Every published estimator on the scores of {plain(row.name) if row else ''}:")
+        parts.append(_published(run))
+    steps = next_steps(run)
+    if steps:
+        parts.append("What to do next:\n\n" + "\n".join(f"- {_keeping_code(step)}" for step in steps))
+    notes = note_lines(findings)
+    if notes:
+        parts.append("Notes:\n\n" + "\n".join(f"- {_keeping_code(note)}" for note in notes))
+    if run.commitment is not None:
+        parts.append(
+            f"Commitment to the seed: sha256 {plain(run.commitment.sha256)}, salt {plain(run.commitment.salt)}"
+        )
+    parts += [f"> not read: {plain(problem)}" for problem in run.problems]
+    return "\n\n".join(parts)
+
+
+def _attackers(findings: Findings) -> list[str]:
+    """One row for each attacker, how many rows are left out, and the warnings of those that are shown."""
     heads = [
         "adversary",
         "sees",
@@ -61,45 +94,49 @@ def _run_markdown(run: Run, *, published: bool) -> str:
     ]
     rows = [
         [
-            row.name,
+            f"{row.name}, pooled" if row.pooled else row.name,
             ATTACKERS.get(row.rung, "an attack of your own"),
-            shown(row.epsilon),
-            "none" if row.interval is None else f"{shown(row.interval[0])} … {shown(row.interval[1])}",
+            f"{shown(row.epsilon)} (std fitted)" if row.std_fitted else shown(row.epsilon),
+            interval_text(row.interval),
             shown(row.lower_bound),
             shown(row.floor),
             shown(row.paper_epsilon),
             shown(row.paper_lower_bound),
-            findings.verdicts.get(row.rung, ""),
+            findings.rung_verdict(row.rung),
         ]
-        for row in findings.listed
+        for row in findings.shown_rows
     ]
-    parts.append(_table(heads, rows))
-    if findings.analytical is not None:
-        parts.append(f"Analytical ε: {shown(findings.analytical)}")
-    if findings.gauges:
-        cells = [
-            [
-                gauge.name,
-                shown(gauge.smallest),
-                shown(gauge.largest),
-                " … ".join(map(shown, gauge.limits)),
-                gauge.status,
-            ]
-            for gauge in findings.gauges
+    parts = [_table(heads, rows)]
+    folded = folded_line(findings)
+    if folded:
+        parts.append(f"{folded}: `coalmine report --format json` and result.json have them.")
+    warnings = [f"{', '.join(names)}: {warning}" for warning, names in findings.row_warnings.items()]
+    if warnings:
+        parts.append("\n".join(f"- {_keeping_code(line)}" for line in warnings))
+    return parts
+
+
+def _gauges(findings: Findings) -> list[str]:
+    """Every gauge, but of the tensors within their limits the names alone."""
+    if not findings.gauges:
+        return []
+    quiet = [gauge for gauge in findings.gauges if gauge.layer is not None and gauge.status == "ok"]
+    cells = [
+        [
+            gauge.name,
+            shown(gauge.smallest),
+            shown(gauge.largest),
+            " … ".join(map(shown, gauge.limits)),
+            gauge.status,
         ]
-        parts.append(_table(["gauge", "smallest", "largest", "limits", "status"], cells))
-    if published and run.published:
-        parts.append(f"Every published estimator on the scores of {plain(strongest.name) if strongest else ''}:")
-        parts.append(_published(run))
-    steps = next_steps(run)
-    if steps:
-        parts.append("What to do next:\n\n" + "\n".join(f"- {_keeping_code(step)}" for step in steps))
-    if run.commitment is not None:
-        parts.append(
-            f"Commitment to the seed: sha256 {plain(run.commitment.sha256)}, salt {plain(run.commitment.salt)}"
-        )
-    parts += [f"> not read: {plain(problem)}" for problem in run.problems]
-    return "\n\n".join(parts)
+        for gauge in findings.gauges
+        if gauge not in quiet
+    ]
+    parts = [_table(["gauge", "smallest", "largest", "limits", "status"], cells)] if cells else []
+    if quiet:
+        names = ", ".join(gauge.layer or "" for gauge in quiet)
+        parts.append(plain(f"{len(quiet)} of {len(tensor_names(findings))} tensors are within their limits: {names}"))
+    return parts
 
 
 def _published(run: Run) -> str:
@@ -123,24 +160,25 @@ def _overview(runs: Sequence[Run]) -> str:
         "noise multiplier",
         "accuracy",
         "analytical ε",
-        "strongest adversary",
-        "ε",
+        "client's ε",
+        "measured by",
+        "measured ε",
         "lower bound",
     ]
     rows = []
     for run in runs:
-        strongest = run.findings.strongest
+        findings = run.findings
+        top, client = findings.top, findings.client
         accuracy = "–" if run.accuracy is None else f"{run.accuracy:.1%}"
-        figures = (
-            ["–"] * 3 if strongest is None else [strongest.name, shown(strongest.epsilon), shown(strongest.lower_bound)]
-        )
+        figures = ["–"] * 3 if top is None else [top.name, shown(top.epsilon), shown(top.lower_bound)]
         rows.append(
             [
                 run.name,
-                run.findings.verdict or "–",
+                findings.verdict or "–",
                 shown(run.noise_multiplier),
                 accuracy,
-                shown(run.findings.analytical),
+                shown(findings.analytical),
+                "–" if client is None else f"{shown(client.epsilon)} ({client.rounds}×)",
                 *figures,
             ]
         )

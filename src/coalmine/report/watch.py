@@ -18,8 +18,10 @@ from coalmine.audit.run_directory import RunDirectory
 from coalmine.audit.settings import Settings
 from coalmine.estimators.estimate import EpsilonEstimate
 from coalmine.report.checkpoints import estimate_scores, largest_groups
+from coalmine.report.findings import Findings
 from coalmine.report.log import map_rounds
-from coalmine.report.words import ATTACKERS, shown
+from coalmine.report.summary import coverage_lines, key_figures
+from coalmine.report.words import ATTACKERS, shortened, shown
 
 MOST = 4_000_000  # cosines read for one frame
 SHARE = 0.1  # of the time that estimating may take
@@ -39,6 +41,7 @@ class Frame:
     flagged: tuple[str, ...]
     finished: bool
     problem: str = ""
+    findings: Findings | None = None  # of a finished run
 
     @property
     def scalars(self) -> Iterator[tuple[str, float, int]]:
@@ -63,7 +66,8 @@ class Watcher:
         home = RunDirectory(self.path)
         if not self.path.is_dir():
             raise ValueError(f"{self.path} is not a directory of a run")
-        metrics, problem, settings, rounds, numbers = [], "", None, 0, 0
+        metrics, problem, settings, rounds, numbers, findings = [], "", None, 0, 0, None
+        finished = (self.path / "result.json").exists()
         try:
             metrics = home.read_metrics()
             if (self.path / "audit" / "record.json").exists():
@@ -71,6 +75,7 @@ class Watcher:
                 rounds = self._look_at_log(settings)
             numbers = max((line.get("round", 0) for line in metrics), default=0)
             config = home.read_config() if (self.path / "config.toml").exists() else {}
+            findings = Findings.from_dict(home.read_result()) if finished else None
         except (ValueError, OSError, TypeError, AttributeError) as error:
             config, problem = {}, str(error)
         planned = config.get("rounds") or (settings.rounds if settings else None)
@@ -82,8 +87,9 @@ class Watcher:
             metrics=metrics,
             estimates=self._estimates,
             flagged=self._flagged,
-            finished=(self.path / "result.json").exists(),
+            finished=finished,
             problem=problem,
+            findings=findings,
         )
 
     def _look_at_log(self, settings: Settings) -> int:
@@ -135,9 +141,19 @@ def screen(frame: Frame) -> Group:
         parts.append(Text("gauges: " + "; ".join(frame.flagged), style="bold red"))
     if frame.problem:
         parts.append(Text(frame.problem, style="yellow"))
+    if frame.findings is not None:
+        parts += _result(frame.findings)
     if frame.finished:
         parts.append(Text(f"finished: coalmine report {frame.path}", style="green"))
     return Group(*parts)
+
+
+def _result(findings: Findings) -> list[Text]:
+    """The numbers on top of a finished run, its verdict, and what was audited."""
+    lines = [f"{figure.label} {shown(figure.value)} ({figure.detail})" for figure in key_figures(findings)]
+    if findings.verdict:
+        lines.append(f"{findings.verdict}: {shortened(findings.reason)}")
+    return [Text(line) for line in [*lines, *coverage_lines(findings)]]
 
 
 def _progress(frame: Frame) -> Any:

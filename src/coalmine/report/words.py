@@ -1,10 +1,6 @@
-"""A result in plain words: what epsilon means, what the verdict says, what to do next, and what each term means."""
+"""A result in plain words: what epsilon means, what the verdict says and covers, and what each term means."""
 
-import importlib
 import math
-import re
-from collections.abc import Mapping
-from typing import Any
 
 from coalmine.report.findings import Finding, Findings
 from coalmine.report.run import Run
@@ -26,47 +22,78 @@ GLOSSARY = {
     "observed": "Canaries that took part in training.",
     "unobserved": "Canaries that took no part: they show what an absent one scores.",
     "presentations": "In how many rounds a canary took part. More rounds give more away.",
-    "adversary": "An attacker, named for what he gets to see. Each in the list sees more than the one before.",
+    "adversary": "An attacker, named for what they get to see. Each in the list sees more than the one before.",
     "score": "How strongly a canary is present in what the attacker sees: its cosine with it, in units of the spread that "
     "an absent canary would have.",
     "estimate": "The most likely ε, from a normal law fitted to the scores. It may lie above or below the true one: an "
     "estimate is never a bound.",
-    "heuristic": "A number with a name that promises more than it keeps. Shown for comparison with the literature.",
-    "valid bound": "The true ε of this attack is at least as large, with the stated confidence, if what stands beside it "
-    "is so.",
+    "heuristic": "A number that does not have its stated coverage. Shown for comparison with the literature.",
+    "valid bound": "The true ε of this attack is at least as large, with the stated confidence, under the assumptions "
+    "stated beside it.",
     "interval": "Where the true ε lies with 95 % confidence, if the scores are normal.",
     "lower bound": "The true ε of this attack is at least as large, with 95 % confidence, whatever law the scores follow.",
-    "floor": "What as many canaries read in 95 of 100 runs when nothing leaks at all. An estimate below it detects "
-    "nothing.",
-    "ceiling": "The most that the lower bound could have said with as many canaries.",
+    "floor": "95 % of estimates fall below this when nothing leaks. An estimate below it detects nothing.",
+    "ceiling": "The largest lower bound that this audit could have reported.",
+    "measured ε": "The estimate of the attacker on whom the verdict rests.",
     "analytical ε": "What the mathematics of the noise promises: no attack on a correct implementation finds more.",
+    "client's ε": "The analytical ε of a real client. It differs from the canaries' where clients take part more often or "
+    "less often than canaries do.",
     "claimed ε": "The ε that somebody promises, which the audit is to test.",
+    "accountant's ε": "The ε that the trainer's own accountant computed. It counts on sampling to hide who takes part "
+    "when, so it is smaller than the ε of an attacker who knows the rounds.",
     "paper's ε": "The estimate as One-shot Empirical Privacy Estimation for Federated Learning defines it.",
-    "paper's ε_lo": "The lower end as the paper defines it. The best threshold is chosen after the fact, so it is above "
-    "the true ε more often than the 5 % that it promises.",
+    "paper's ε_lo": "The lower end as the paper defines it. The best threshold is chosen after the fact, so it exceeds "
+    "the true ε more often than the stated 5 %.",
     "Anderson–Darling": "A test of whether scores are normal. A p-value below 1 % says they are not: then trust the "
     "bound, not the interval.",
     "true positive rate": "Of the canaries that took part, how many the attacker recognises.",
     "false positive rate": "Of the canaries that took no part, how many the attacker accuses.",
-    "gauge": "A direct reading of the noise in each round, beside the canaries.",
-    "limits": "What an honest run keeps to, but for one in 10,000.",
+    "gauge": "A direct measurement of the noise or of sampling, beside the canaries.",
+    "limits": "An honest run stays within them, except for one in 10,000.",
+    "noise left": "At most this share of the stated noise protects a client; computed where a gauge shows that noise is "
+    "missing.",
+    "checked": "The audit looked at this, and the verdict rests on it. Not checked: it could have been, and the last column "
+    "says how. Cannot be checked: this audit has no way to see it.",
     "commitment": "A fingerprint of the secret seed, published before round 1. It lets others check afterwards that the "
     "canaries were not chosen to please.",
-    "PASS": "Nothing contradicts the claim, and this audit would have caught twice the claimed ε.",
+    "PASS": "Nothing contradicts the claim, no gauge is outside its limits, and this audit would have caught twice the "
+    "claimed ε. It covers only what was checked.",
     "VIOLATION": "The claim is refuted: the training gives away more than was promised.",
-    "UNDERPOWERED": "Nothing contradicts the claim, but this audit could not have caught twice the claimed ε either.",
+    "UNDERPOWERED": "Nothing refutes the claim, but nothing confirms it either: the audit is too weak, a gauge is outside "
+    "its limits, or something that the audit needs was not given.",
     "noise multiplier": "How much noise is added: its standard deviation over the largest size that one client's update "
     "may have.",
     "accuracy": "How often the trained model is right on examples that it has not seen.",
+    "residual": "What is left of a round's release without the real clients and the canaries: the noise.",
 }
 
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-GAUGE_ADVICE = {
-    "noise": "the noise added is smaller than claimed",
-    "residual": "what is left without the clients is not the claimed noise",
-    "difference": "the noise is too small, or the same noise is used in every round",
-    "repeat": "noise of one round comes back in the next",
-    "repeat of any": "noise of earlier rounds comes back",
+
+QUESTIONS = {  # what each audited item asks
+    "noise level": "Is there as much noise as stated?",
+    "noise law": "Is it fresh Gaussian noise, in every coordinate and every round?",
+    "clipping": "Is every update cut to the clip norm?",
+    "weights": "Does any client count for more than a canary?",
+    "tensors": "Does every tensor get its noise?",
+    "sampler": "Are clients sampled as the accountant assumes?",
+    "participations": "Did the canaries take part as often as the claim says a client does?",
+    "others": "Is the given sum of the real clients what the rounds summed?",
+}
+
+UNDECIDED = {  # by the code of an UNDERPOWERED verdict
+    "power": "this audit is too weak to confirm it",
+    "weak": "this audit is too weak to confirm it",
+    "gauge": "the noise does not look as stated, so the claim is not confirmed",
+    "others": "without the right sum of the real clients (`others`) the claim cannot be confirmed",
+    "noise_std": "without the stated noise of every round the claim cannot be confirmed",
+    "participations": "the claim does not say how often a client takes part",
+    "stated": "the stated noise varies, and some rounds may have too little",
+    "uneven": "the canaries did not all arrive alike, so the claim is not confirmed",
+    "short": "the canaries arrived shorter than declared, so the claim is not confirmed",
+    "undetected": "the canaries were not detected, so the claim is not confirmed",
+    "constant": "there are too few canaries to judge it by",
+    "no canaries": "no round with a canary was observed",
+    "amplified": "an audit can refute a claim that sampling amplifies, not confirm it",
 }
 
 
@@ -109,7 +136,8 @@ def suspicion(prior: float, epsilon: float) -> float:
     >>> percent(suspicion(0.1, 5.0))
     '94 %'
     """
-    return prior / (prior + (1 - prior) * math.exp(-epsilon))
+    grown = prior / (prior + (1 - prior) * math.exp(-epsilon))
+    return grown if math.isinf(epsilon) else min(grown, math.nextafter(1, 0))  # only an infinite ε makes it certain
 
 
 def meaning(epsilon: float, delta: float) -> str:
@@ -127,174 +155,69 @@ def meaning(epsilon: float, delta: float) -> str:
 
 def verdict_sentence(run: Run) -> str:
     """What the audit came to, in one sentence."""
-    findings, strongest = run.findings, run.findings.strongest
+    findings, top = run.findings, run.findings.top
     claim = shown(findings.claimed)
     if findings.verdict == "PASS":
-        return f"PASS: nothing contradicts the claimed ε = {claim}, and twice as much would have been caught."
+        return f"PASS: nothing contradicts the claimed ε = {claim}, and this audit would have caught twice as much."
     if findings.verdict == "VIOLATION":
         return f"VIOLATION: this training gives away more than the claimed ε = {claim}."
     if findings.verdict == "UNDERPOWERED":
-        return f"UNDERPOWERED: nothing contradicts the claimed ε = {claim}, but this audit is too weak to confirm it."
-    if strongest is None:
+        why = UNDECIDED.get(findings.code, "this audit cannot confirm it")
+        return f"UNDERPOWERED: nothing refutes the claimed ε = {claim}, but {why}."
+    if top is None:
         return "Nothing was claimed, and no attacker could be tried: there is no result."
     start = "Nothing was claimed, so there is no verdict" if run.finished else _why_unfinished(run)
-    if not strongest.detected:
-        return (
-            f"{start}: nothing was detected, and {strongest.canaries:,} canaries cannot see below ε = "
-            f"{shown(strongest.floor)}."
-        )
-    most = findings.most_presented
-    whom = "" if most is None else f" off the canaries that came {strongest.presentations}×"
-    return (
-        f"{start}: the strongest attacker, {strongest.rung}, reads ε = {shown(strongest.epsilon)}"
-        f"{interval_words(strongest)}{whom}; it is at least {shown(strongest.lower_bound)}.{_of_the_most(most)}"
-    )
+    if not top.detected:
+        return f"{start}: nothing was detected, and {top.canaries:,} canaries cannot see below ε = {shown(top.floor)}."
+    return f"{start}: {top.rung} measures ε = {shown(top.epsilon)}{whose(top)}."
 
 
-def _of_the_most(row: Finding | None) -> str:
-    """What those who came most often give away, where the headline is of others."""
-    if row is None:
+def whose(row: Finding) -> str:
+    """Whose ε a row is, to be put after the number."""
+    if row.presentations is None:
         return ""
-    return (
-        f" Off those that came {row.presentations}× it reads ε = {shown(row.epsilon)}{interval_words(row)}, at least "
-        f"{shown(row.lower_bound)}."
-    )
+    return f" for somebody who takes part in {rounds_of(row.presentations)}"
+
+
+def rounds_of(count: int) -> str:
+    """A number of rounds in words.
+
+    >>> rounds_of(1), rounds_of(1500)
+    ('1 round', '1,500 rounds')
+    """
+    return "1 round" if count == 1 else f"{count:,} rounds"
+
+
+def scope_sentence(findings: Findings) -> str:
+    """What a PASS covers and what it does not; empty where the result has no list of what was audited."""
+    if findings.verdict != "PASS" or not findings.audited:
+        return ""
+    checked = [item.name for item in findings.audited if item.status == "checked"]
+    rest = [item.name for item in findings.audited if item.status != "checked"]
+    text = f"This PASS covers: {', '.join(checked) or 'the canaries alone'}."
+    return f"{text} It does not cover: {', '.join(rest)}." if rest else text
+
+
+def shortened(text: str, most: int = 300) -> str:
+    """A text that fits a few lines: cut between two of its words, with dots for the rest.
+
+    >>> shortened("so do the gauges noise, residual and repeat", 30)
+    'so do the gauges noise, …'
+    """
+    if len(text) <= most:
+        return text
+    return f"{text[:most].rpartition(' ')[0]} …"
 
 
 def interval_words(row: Finding) -> str:
     """The interval in brackets, or nothing."""
-    if row.interval is None:
-        return ""
-    low, high = row.interval
-    return f" (95 % interval {shown(low)} to {shown(high)})"
+    return "" if row.interval is None else f" (95 % interval {interval_text(row.interval)})"
+
+
+def interval_text(interval: tuple[float, float] | None) -> str:
+    """An interval as tables show it."""
+    return "none" if interval is None else f"{shown(interval[0])} … {shown(interval[1])}"
 
 
 def _why_unfinished(run: Run) -> str:
     return "Its result.json cannot be read" if run.has_result_file else "The run is not finished"
-
-
-def _to_finish(run: Run) -> str:
-    if run.has_result_file:
-        return (
-            f"Its result.json cannot be read: restore it from a copy, or remove it and see what {run.path} still holds."
-        )
-    if "task" in run.config:
-        return f"The run is not finished: `coalmine resume {run.path}` goes on with it."
-    return "The run is not finished: its own trainer goes on with it, where it left off or from the beginning."
-
-
-def next_steps(run: Run) -> list[str]:
-    """What to do next, most pressing first."""
-    findings = run.findings
-    steps = [] if run.finished else [_to_finish(run)]
-    if findings.verdict == "VIOLATION":
-        steps += _after_violation(findings)
-    elif findings.verdict == "UNDERPOWERED":
-        steps.append(_after_underpowered(findings))
-    elif findings.verdict == "PASS":
-        steps.append(
-            "Keep this report with the model. PASS speaks of the noise and the clip of this run; an ε that sampling "
-            "amplifies rests on the accountant."
-        )
-    elif findings.verdict is None and run.finished:
-        steps.append(_after_no_claim(findings))
-    strongest = findings.strongest
-    if strongest is not None and not strongest.detected:
-        steps.append(
-            f"Nothing was detected by {strongest.rung}; this k = {strongest.canaries:,} cannot see below ε = "
-            f"{shown(strongest.floor)}. More canaries lower that floor: `coalmine plan --detect` says how many."
-        )
-    if strongest is not None and strongest.rung != "known-others":
-        steps.append(
-            f"The strongest attacker here is {strongest.rung}. Give the audit the real clients' sum (`others`) as well: "
-            "then known-others shows what differential privacy is about."
-        )
-    rounds, shown_times = findings.raw.get("client_rounds"), findings.raw.get("presentations")
-    client_epsilon = findings.raw.get("client_epsilon")
-    if (
-        isinstance(rounds, int)
-        and isinstance(shown_times, int)
-        and isinstance(client_epsilon, float)
-        and rounds > shown_times
-    ):
-        exact = findings.raw.get("client_exposure") == "most exposed"
-        who = "The client who comes most often takes part in" if exact else "A client takes part in about"
-        steps.append(
-            f"{who} {rounds} rounds of this run, a canary in {shown_times}: the client's analytical ε is "
-            f"{shown(client_epsilon)}."
-        )
-    if findings.raw.get("secret_seed") is False:
-        steps.append(
-            "The canaries' seed is the demo's and no secret. An audit that others are to trust needs its own: "
-            "`coalmine seed FILE`, then `--seed-file FILE`."
-        )
-    steps += [
-        f"The {gauge.name} gauge left its limits in {len(gauge.flagged)} rounds: more noise than claimed, or another "
-        "signal in what was taken for noise. Privacy does not suffer; accuracy may."
-        for gauge in findings.gauges
-        if gauge.status == "warning"
-    ]
-    return steps
-
-
-def _after_violation(findings: Findings) -> list[str]:
-    rungs = [rung for rung, verdict in findings.verdicts.items() if verdict == "VIOLATION"]
-    low = [gauge for gauge in findings.gauges if gauge.status == "low"]
-    seen = []
-    if rungs:
-        seen.append(f"by {', '.join(rungs)}")
-    if low:
-        seen.append(f"by the gauge{'s' * (len(low) > 1)} {', '.join(gauge.name for gauge in low)}")
-    steps = [
-        f"Do not release this model under the claimed ε. The claim is refuted {' and '.join(seen)}." if seen else ""
-    ]
-    faults = likely_faults(findings.raw)
-    if faults:
-        steps += [f"Likely: {fault}" for fault in faults]
-    else:
-        advice = dict.fromkeys(_gauge_advice(gauge.name) for gauge in low)
-        steps += [f"Likely: {text}." for text in advice if text]
-        steps.append(
-            "Look where noise and clip meet: is every update clipped before the average, is the noise's std the noise "
-            "multiplier times the clip norm in the units in which it is added, is it new in every round and on every "
-            "coordinate, and is it added before the server's optimiser?"
-        )
-    return [step for step in steps if step]
-
-
-def _gauge_advice(name: str) -> str:
-    if name.startswith("layer "):
-        return f"the noise is missing or too small in {name}"
-    return GAUGE_ADVICE.get(name, "")
-
-
-def likely_faults(result: Mapping[str, Any]) -> list[str]:
-    """What is likely wrong, by the signatures of known faults; none where no signatures are at hand."""
-    try:
-        signatures = importlib.import_module("coalmine.audit.signatures")
-        return [f"{fault.title}. {fault.meaning} {fault.mend}" for fault in signatures.likely_faults(result)]
-    except (ImportError, AttributeError, KeyError):
-        return []
-
-
-def _after_underpowered(findings: Findings) -> str:
-    decides = re.search(r"([\d,]+) canaries would decide", findings.reason)
-    if decides:
-        return (
-            f"Audit again with {decides[1]} canaries: so many would decide the claim (this run had "
-            f"{findings.canaries:,})."
-        )
-    if findings.reason.startswith("the mean score"):  # then more of them would not help
-        return f"Find out first why the canaries are not heard: {findings.reason}."
-    return f"What would decide: {findings.reason}."
-
-
-def _after_no_claim(findings: Findings) -> str:
-    if findings.raw.get("if_analytical_were_claimed"):
-        hypothetical = findings.raw["if_analytical_were_claimed"]
-        if isinstance(hypothetical, Mapping):
-            return (
-                f"Had the analytical ε = {shown(findings.analytical)} been claimed, the verdict were "
-                f"{hypothetical.get('verdict')}: {hypothetical.get('reason')}. Claim it with `--claim analytical`."
-            )
-    return "Give the ε that you promise as a claim (`--claim`, or `audit.result(claim=…)`) to get a verdict on it."

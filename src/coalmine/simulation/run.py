@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from coalmine.audit.audit import Audit
+from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
 from coalmine.audit.rounds import write_atomically
 from coalmine.audit.run_directory import RunDirectory
@@ -348,11 +349,13 @@ def _outcome(training: Training, accuracy: float) -> RunOutcome:
     config = training.config
     usual = _exposures(training, config.rounds).usual
     presentations, analytical = usual.times, _epsilon(training, usual)
-    hypothetical = None
+    client = _client_exposure(training)
+    hypothetical, audited = None, _audited_items(training, usual, client)
     if 0 < analytical < np.inf and config.claim.epsilon is None and not config.claim.analytical:
         hypothetical = training.audit.result(claim=_made_claim(training, analytical, usual)).verdict
-    result = training.audit.result(claim=_claim(training, analytical, usual), analytical_epsilon=float(analytical))
-    client = _client_exposure(training)
+    result = training.audit.result(
+        claim=_claim(training, analytical, usual), analytical_epsilon=float(analytical), audited=audited
+    )
     delta, update_noise = config.privacy.delta, training.clipping.update_noise_multiplier
     count_noise = training.clipping.count_noise_multiplier if config.privacy.clipping == "adaptive" else None
     return RunOutcome(
@@ -376,6 +379,29 @@ def _outcome(training: Training, accuracy: float) -> RunOutcome:
         exact_client=_counts_clients(training),
         if_claimed=hypothetical,
     )
+
+
+def _audited_items(training: Training, usual: Exposure, client: Exposure) -> list[AuditedItem]:
+    """What this pipeline knows of itself; the audit knows the rest from its rounds."""
+    who, pattern = training.config.task.level, training.config.canaries.pattern
+    weights = (
+        "every canary declares as many examples as the largest client, and so weighs as much"
+        if who == "client"
+        else "every canary weighs as much as an example"
+    )
+    sampler = (
+        f"the canaries' rounds are planned; how the {who}s were sampled is not tested"
+        if pattern == "spread"
+        else f"the canaries are sampled as the {who}s are, but the sampling itself is not tested"
+    )
+    items = [AuditedItem("weights", "checked", weights), AuditedItem("sampler", "not checked", sampler)]
+    if client.times > usual.times:
+        whom = f"the most exposed {who} in" if _counts_clients(training) else f"each {who} in about"
+        detail = (
+            f"a canary takes part in {usual.times} of the rounds, {whom} {client.times}: a verdict is for {usual.times}"
+        )
+        items.append(AuditedItem("participations", "not checked", detail))
+    return items
 
 
 def _exposures(training: Training, rounds: int) -> CanaryExposures:

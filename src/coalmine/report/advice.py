@@ -1,0 +1,197 @@
+"""What to do about a result: the next steps after a verdict, and what each gauge points to."""
+
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coalmine.report.findings import Findings, GaugeReading
+from coalmine.report.run import Run
+from coalmine.report.words import shortened, shown
+
+LESS_NOISE = (
+    "There is less noise than stated. Compare the standard deviation of the noise that is drawn with the noise multiplier "
+    "times the clip norm, in the units of the released sum."
+)
+LONG_RESIDUAL = (
+    "The residual is longer than the stated noise: `others` is incomplete, or there is more noise than stated. Check that "
+    "`others` holds every real client of the round, with the weights and the server learning rate of the round. A client "
+    "who is missing from it could stand in for missing noise, so this bars a PASS."
+)
+NOT_GAUSSIAN = (
+    "The noise is not Gaussian. Find out which sampler draws it. Look for uniform or Laplace noise, for draws that are "
+    "truncated, and for sums of too few uniform numbers."
+)
+ONE_DRAW = (
+    "One draw is used for several coordinates. Look for a PRNG key or a seed that is used twice, for example one key for "
+    "all layers, and for noise that is tiled or broadcast."
+)
+COMES_BACK = (
+    "What is left in one round resembles another round. Look for a generator that is seeded again in every round, or a PRNG "
+    "key that is not split. If `others` leaves out clients, their updates look the same."
+)
+GAUGE_ADVICE = {
+    "noise": LESS_NOISE,
+    "residual": LESS_NOISE,
+    "pooled residual": LESS_NOISE,
+    "difference": "Rounds differ by less than fresh noise would make them. Look for noise that is too small, or for a "
+    "generator that is seeded again in every round.",
+    "dilution": "The real updates are far longer than the noise and hide the canaries from known-round. Pass `others`.",
+    "repeat": COMES_BACK,
+    "repeat of any": COMES_BACK,
+    "rank": "The noise lives in a subspace, so some directions get none. Look for noise that is drawn in fewer dimensions "
+    "and then projected, and for one draw that is repeated over many coordinates.",
+    "others": "`others` is not what the round summed. Pass the clipped sum of the real clients, divided by the same n and "
+    "multiplied by the same server learning rate as model_delta.",
+    "shape": NOT_GAUSSIAN,
+    "distribution": NOT_GAUSSIAN,
+    "bare coordinates": "Some coordinates get next to no noise. Look for a mask, for frozen or padded parameters, and for "
+    "tensors that skip the step that adds noise.",
+    "grid": "The noise takes few values, and the release lies on a finer grid, so an attacker can subtract the noise. Look "
+    "for noise that is rounded, quantised or drawn as integers before it is added.",
+    "spectrum": ONE_DRAW,
+    "neighbours": ONE_DRAW,
+    "shared draws": ONE_DRAW,
+    "repeated values": ONE_DRAW,
+}
+LOW_LAYERS = "The noise is missing or too small there. Add noise to every tensor that is released, buffers included."
+LONG_LAYERS = (
+    "The residual is longer than the stated noise there: `others` is incomplete in these tensors, or they get more noise "
+    "than stated. A missing part of `others` could stand in for missing noise, so this bars a PASS."
+)
+NAMED = 6  # tensors that are named in one step
+
+
+def next_steps(run: Run) -> list[str]:
+    """What to do next, most pressing first."""
+    findings = run.findings
+    steps = [] if run.finished else [_to_finish(run)]
+    if findings.verdict == "VIOLATION":
+        steps += _after_violation(findings)
+    elif findings.verdict == "UNDERPOWERED":
+        steps.append(_after_underpowered(findings))
+    elif findings.verdict == "PASS":
+        steps.append(_after_pass(findings))
+    elif run.finished:
+        steps.append(_after_no_claim(findings))
+    steps += gauge_steps(findings)
+    steps += _stronger_audit(findings)
+    if findings.raw.get("secret_seed") is False:
+        steps.append(
+            "The canaries' seed is the public demo seed. An audit that others are to trust needs a secret one: "
+            "`coalmine seed FILE`, then `--seed-file FILE`."
+        )
+    return steps
+
+
+def gauge_steps(findings: Findings) -> list[str]:
+    """What each gauge outside its limits means and where to look, gauges with the same meaning in one step."""
+    grouped: dict[str, list[GaugeReading]] = {}
+    for gauge in findings.gauges:
+        if gauge.status != "ok":
+            grouped.setdefault(gauge_advice(gauge), []).append(gauge)
+    return [f"{_names(gauges)}: {advice}" for advice, gauges in grouped.items()]
+
+
+def gauge_advice(gauge: GaugeReading) -> str:
+    """What one gauge outside its limits means, and where to look."""
+    if gauge.layer is not None:
+        return LOW_LAYERS if gauge.status == "low" else LONG_LAYERS
+    if gauge.name in ("residual", "pooled residual") and gauge.status == "warning":
+        return LONG_RESIDUAL
+    return GAUGE_ADVICE.get(gauge.name, f"It measures: {gauge.meaning}. An honest run stays within its limits.")
+
+
+def likely_faults(result: Mapping[str, Any]) -> list[str]:
+    """What is likely wrong, by the signatures of known faults; none where no signatures are at hand."""
+    try:
+        signatures = importlib.import_module("coalmine.audit.signatures")
+        return [f"{fault.title}. {fault.meaning} {fault.mend}" for fault in signatures.likely_faults(result)]
+    except (ImportError, AttributeError, KeyError):
+        return []
+
+
+def _names(gauges: Sequence[GaugeReading]) -> str:
+    layers = [gauge.layer for gauge in gauges if gauge.layer is not None]
+    if layers:
+        more = f" and {len(layers) - NAMED} more" if len(layers) > NAMED else ""
+        return f"Tensor{'s' * (len(layers) > 1)} {', '.join(layers[:NAMED])}{more}"
+    names = [gauge.name for gauge in gauges]
+    return f"Gauge {names[0]}" if len(names) == 1 else f"Gauges {', '.join(names[:-1])} and {names[-1]}"
+
+
+def _to_finish(run: Run) -> str:
+    if run.has_result_file:
+        return (
+            f"Its result.json cannot be read: restore it from a copy, or remove it and see what {run.path} still holds."
+        )
+    if "task" in run.config:
+        return f"The run is not finished: `coalmine resume {run.path}` continues it."
+    return "The run is not finished: continue it with its own trainer."
+
+
+def _after_pass(findings: Findings) -> str:
+    rest = [item.name for item in findings.audited if item.status != "checked"]
+    named = f" Whoever quotes the verdict should add what was not checked: {', '.join(rest)}." if rest else ""
+    return f"Keep this report with the model.{named}"
+
+
+def _after_violation(findings: Findings) -> list[str]:
+    rungs = [rung for rung, verdict in findings.verdicts.items() if verdict == "VIOLATION"]
+    low = [gauge.name for gauge in findings.gauges if gauge.status == "low"]
+    seen = []
+    if rungs:
+        seen.append(f"The claim is refuted by {', '.join(rungs)}.")
+    if low:
+        named = f"{', '.join(low[:NAMED])}{f' and {len(low) - NAMED} more' if len(low) > NAMED else ''}"
+        seen.append(f"Noise is missing by the gauge{'s' * (len(low) > 1)} {named}.")
+    steps = [" ".join(["Do not release this model under the claimed ε.", *seen])]
+    faults = likely_faults(findings.raw)
+    steps += [f"Likely: {fault}" for fault in faults]
+    if not faults and not low:
+        steps.append(
+            "Look at clip and noise: is every update clipped before the average? Is the standard deviation of the noise the "
+            "noise multiplier times the clip norm, in the units in which it is added? Is the noise new in every round and "
+            "on every coordinate, and is it added before the server's optimiser?"
+        )
+    return steps
+
+
+def _after_underpowered(findings: Findings) -> str:
+    decides = re.search(r"([\d,]+) canaries would decide", findings.reason)
+    if decides:
+        return (
+            f"Audit again with {decides[1]} canaries: so many would decide the claim (this run had "
+            f"{findings.canaries:,})."
+        )
+    if findings.code == "undetected":  # more of them would not help
+        return f"Find out first why the canaries are not detected: {shortened(findings.reason)}."
+    if findings.code == "gauge":
+        return "Find out why the gauges named here left their limits, mend it or the stated noise, and audit again."
+    return f"What would decide: {findings.reason.rstrip('.')}."
+
+
+def _after_no_claim(findings: Findings) -> str:
+    hypothetical = findings.raw.get("if_analytical_were_claimed")
+    if hypothetical and isinstance(hypothetical, Mapping):
+        return (
+            f"If the analytical ε = {shown(findings.analytical)} were claimed, the verdict would be "
+            f"{hypothetical.get('verdict')}: {hypothetical.get('reason')}. Claim it with `--claim analytical`."
+        )
+    return "Give the ε that you promise as a claim (`--claim`, or `audit.result(claim=…)`) to get a verdict on it."
+
+
+def _stronger_audit(findings: Findings) -> list[str]:
+    """What would let the audit see more."""
+    steps, top, strongest = [], findings.top, findings.strongest
+    if top is not None and not top.detected:
+        steps.append(
+            f"{top.rung} detected nothing: {top.canaries:,} canaries cannot see below ε = {shown(top.floor)}. More canaries "
+            "lower that floor: `coalmine plan --detect` says how many."
+        )
+    if strongest is not None and strongest.rung != "known-others":
+        steps.append(
+            f"The strongest attacker here is {strongest.rung}. Give the audit the real clients' sum (`others`) as well: "
+            "then known-others shows what differential privacy is about."
+        )
+    return steps

@@ -1,0 +1,212 @@
+"""The numbers on top, what was audited, and what is folded away."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from coalmine.report import read_run
+from coalmine.report.advice import GAUGE_ADVICE, gauge_steps
+from coalmine.report.findings import Findings, GaugeReading
+from coalmine.report.page import run_page
+from coalmine.report.summary import coverage_lines, folded_line, gauge_lines, key_figures, note_lines
+from coalmine.report.text import markdown
+from coalmine.report.words import QUESTIONS, shown
+
+sys.path.insert(0, str(Path(__file__).parent))
+from runs import make_run
+
+GROUPS = {"canaries": 140, "presentations": (1, 2, 3, 4)}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return read_run(make_run(tmp_path_factory.mktemp("summary") / "run", layers=[("dense", 1_500), ("bias", 500)]))
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory):
+    return read_run(make_run(tmp_path_factory.mktemp("summary") / "grouped", **GROUPS))
+
+
+def changed(findings, **entries):
+    """The findings of the same result with other entries."""
+    return Findings.from_dict(json.loads(json.dumps(findings.raw | entries)))
+
+
+def figures(findings):
+    return {figure.label: figure for figure in key_figures(findings)}
+
+
+def test_the_number_on_top_is_the_one_that_the_verdict_rests_on(grouped):
+    """The canaries of four presentations are the claim's, though those of fewer come first in the result."""
+    findings = grouped.findings
+    assert findings.headline.participations == 4
+    top = figures(findings)["measured ε"]
+    assert top.value == findings.raw["headline"]["epsilon"] == findings.top.epsilon
+    low, high = findings.raw["headline"]["interval"]
+    assert f"95 % interval {shown(low)} … {shown(high)}" in top.detail
+    assert "took part in 4 rounds" in top.detail
+    assert figures(findings)["claimed ε"].value == findings.claimed
+
+
+def test_a_clients_own_epsilon_stands_next_to_the_measured_one(run):
+    entries = {"client_rounds": 50, "client_epsilon": 96.7, "client_exposure": "average", "presentations": 1}
+    findings = changed(run.findings, **entries)
+    assert [figure.label for figure in key_figures(findings)][:2] == ["measured ε", "client's ε"]
+    client = figures(findings)["client's ε"]
+    assert client.value == 96.7
+    assert client.detail == "analytical: a client takes part in about 50 rounds of this run, a canary in 1"
+    assert "client's ε" not in figures(changed(findings, client_epsilon=findings.analytical))
+    assert changed(findings, client_epsilon="much").client is None
+
+
+def test_the_accountants_epsilon_is_shown_with_its_verdict(run):
+    judged = {"verdict": "UNDERPOWERED", "reason": "it cannot be confirmed"}
+    findings = changed(run.findings, accounted_epsilon=2.5, if_accounted_were_claimed=judged)
+    found = figures(findings)["accountant's ε"]
+    assert (found.value, found.verdict) == (2.5, "UNDERPOWERED")
+    assert "amplified by sampling; judged as a claim: UNDERPOWERED" in found.detail
+    page = run_page(dataclasses.replace(run, findings=findings))
+    assert "judged as a claim: UNDERPOWERED" in page
+    assert "if_accounted" not in page
+
+
+def test_what_was_audited_is_in_every_view(run):
+    assert [item.name for item in run.findings.audited] == list(QUESTIONS)
+    lines = coverage_lines(run.findings)
+    assert lines[0].startswith("checked: noise level, noise law")
+    assert "tensors (dense, bias)" in lines[0]
+    assert any(line.startswith("not checked: sampler (") for line in lines)
+    page, text = run_page(run), markdown([run])
+    for item in run.findings.audited:
+        assert QUESTIONS[item.name] in page
+        assert f"| {item.name} | {item.status} |" in text
+
+
+def test_one_row_for_each_attacker_and_the_rest_folded_away(grouped):
+    findings = grouped.findings
+    assert len(findings.rows) > 5
+    assert [row.rung for row in findings.shown_rows] == list(findings.raw["adversaries"])
+    assert {row.presentations for row in findings.shown_rows if row.rung.startswith("known")} == {4}
+    assert len(findings.shown_rows) + len(findings.folded_rows) == len(findings.rows)
+    assert folded_line(findings) == f"{len(findings.folded_rows)} more rows, one for each number of presentations"
+    text = markdown([grouped])
+    assert folded_line(findings) in text
+    assert sum(line.startswith("| known-others") for line in text.splitlines()) == 1
+    page = run_page(grouped)
+    before, after = page.split(f"<summary>{folded_line(findings)}</summary>")
+    assert "known-others 1×" not in before
+    assert "known-others 1×" in after
+
+
+def test_a_pooled_headline_stands_in_the_place_of_its_rungs_row(grouped):
+    pooled = {"rung": "known-others", "participations": 9, "epsilon": 7.25, "interval": [7.0, 8.0], "pooled": True}
+    findings = changed(grouped.findings, headline=pooled)
+    row = findings.shown_rows[-1]
+    assert (row.rung, row.presentations, row.epsilon, row.interval) == ("known-others", 9, 7.25, (7.0, 8.0))
+    assert "for somebody who takes part in 9 rounds; fitted to all canaries" in figures(findings)["measured ε"].detail
+    assert sum(each.rung == "known-others" for each in findings.folded_rows) == 4
+    text = markdown([dataclasses.replace(grouped, findings=findings)])
+    assert "| known-others 9×, pooled |" in text
+    assert "known-others 9×" in run_page(dataclasses.replace(grouped, findings=findings))
+
+
+def test_a_rung_that_decided_is_shown_without_a_row_of_its_own(grouped):
+    """Too few canaries of any one number of presentations, but enough in all."""
+    others = {name: found for name, found in grouped.findings.raw["adversaries"].items() if name != "known-others"}
+    pooled = {"rung": "known-others", "participations": 4, "epsilon": 7.25, "interval": None, "pooled": True}
+    findings = changed(grouped.findings, headline=pooled, adversaries=others)
+    assert findings.shown_rows[-1].rung == "known-others"
+    assert findings.rung_verdict("known-others") == findings.verdict
+    page = run_page(dataclasses.replace(grouped, findings=findings))
+    assert "known-others 4×" in page
+    assert "7.25" in page
+
+
+def test_a_fitted_standard_deviation_is_named_beside_the_estimate(run):
+    adversaries = json.loads(json.dumps(run.findings.raw["adversaries"]))
+    warning = "the standard deviation was fitted to the 12 scores, as they spread 1.4 times as much as the null: …"
+    for row in (adversaries["known-others"], adversaries["known-others"]["groups"][0]):
+        row["warnings"] = [warning]
+    findings = changed(run.findings, adversaries=adversaries)
+    assert "the standard deviation was fitted" in figures(findings)["measured ε"].detail
+    few = dataclasses.replace(run, findings=findings)
+    for text in (run_page(few), markdown([few])):
+        assert "(std fitted)" in text
+        assert warning in text
+
+
+def test_notes_of_a_trainer_are_notes_and_small_groups_one_line(run):
+    small = [f"known-others: 3 canaries were presented {times} times, too few to say anything" for times in range(20)]
+    entries = {"notes": ["an own note", *small], "trainer_notes": ["Opacus says so"], "warnings": ["no canary came"]}
+    findings = changed(run.findings, **entries)
+    assert note_lines(findings) == [
+        "warning: no canary came",
+        "an own note",
+        "Opacus says so",
+        "20 groups of canaries are too small for a row of their own",
+    ]
+    page = run_page(dataclasses.replace(run, findings=findings))
+    assert "warning: no canary came" in page
+    assert "trainer_notes" not in page
+    assert "presented 7 times" not in page
+
+
+def gauge(name, status):
+    return GaugeReading(
+        name=name, meaning="a share of something", smallest=0.5, largest=0.6, limits=(0.9, 1.1), flagged=(3, 4),
+        status=status, noise_left=0.55 if status == "low" else None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("names", "status", "words"),
+    [
+        (("shape", "distribution"), "warning", "The noise is not Gaussian"),
+        (("spectrum", "neighbours", "shared draws", "repeated values"), "low", "PRNG key"),
+        (("rank",), "warning", "subspace"),
+        (("grid",), "low", "takes few values"),
+        (("bare coordinates",), "warning", "next to no noise"),
+        (("others",), "warning", "`others` is not what the round summed"),
+        (("residual", "pooled residual"), "warning", "`others` is incomplete, or there is more noise than stated"),
+        (("residual", "pooled residual"), "low", "less noise than stated"),
+        (("repeat", "repeat of any"), "low", "seeded again in every round"),
+        (("layer a", "layer b"), "low", "The noise is missing or too small there"),
+        (("a gauge of tomorrow",), "warning", "It measures: a share of something"),
+    ],
+)
+def test_a_gauge_outside_its_limits_says_where_to_look(run, names, status, words):
+    findings = dataclasses.replace(run.findings, gauges=tuple(gauge(name, status) for name in names))
+    [step] = gauge_steps(findings)
+    assert words in step
+    assert all(name.removeprefix("layer ") in step for name in names)
+    assert "rivacy does not suffer" not in step
+    lines = gauge_lines(findings)
+    assert lines[0] == f"gauges: 0 of {len(names)} are within their limits"
+    assert lines[1].startswith(f"gauge {names[0]} is {status}: 0.5 … 0.6, limits 0.9 … 1.1 in 2 rounds")
+    assert ("at most 0.55 of the stated noise is left" in lines[1]) == (status == "low")
+
+
+def test_every_gauge_of_a_run_has_advice(run):
+    names = {each.name for each in run.findings.gauges if each.layer is None}
+    assert names <= set(GAUGE_ADVICE)
+
+
+def test_tensors_within_their_limits_are_folded_away(run):
+    many = tuple(gauge(f"layer block{number}.weight", "ok") for number in range(200))
+    findings = dataclasses.replace(run.findings, gauges=(*many, gauge("layer head.bias", "low"), gauge("noise", "ok")))
+    shown_run = dataclasses.replace(run, findings=findings)
+    page = run_page(shown_run)
+    before, after = page.split("<summary>200 tensors are within their limits</summary>")
+    assert "layer head.bias" in before
+    assert "<summary>All 201 tensors</summary>" in before
+    assert "layer block7.weight" not in before
+    assert "layer block7.weight" in after
+    text = markdown([shown_run])
+    assert "| layer head.bias |" in text
+    assert "200 of 201 tensors are within their limits: block0.weight, block1.weight" in text
+    assert len(text.splitlines()) < 80
+    assert "block11.weight and 189 more)" in coverage_lines(findings)[0]
