@@ -295,7 +295,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "noise-in-subspace",
         "noise in a fixed half of the dimensions",
-        "The noise lies in a subspace that is the same in every round. All directions outside of it are released without noise.",
+        "The noise lies in the same subspace in every round. All directions outside of it are released without noise.",
         "Draw independent noise for every coordinate; do not project it or make it from a smaller vector.",
         ("rank",),
         ("low layer", "low difference"),
