@@ -7,7 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from coalmine.audit.signatures import SIGNATURES, Signature
+from coalmine.audit.gauge import Gauge
+from coalmine.audit.signatures import LENGTHS, SIGNATURES, Signature, likely_faults
 from coalmine.report import plots
 from coalmine.report.findings import Findings
 from coalmine.report.pictures import STYLE
@@ -17,13 +18,31 @@ HERE = Path(__file__).parent
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 HEAD = f"""# Faults, and what catches them
 
-An auditor that was never shown to catch a fault is a claim. `coalmine selftest` puts each of these faults into a real
-training loop (scikit-learn's digits over 200 clients, d = 9,610, ten rounds, 1,000 canaries, noise multiplier NOISE, so
-the claim is ε CLAIM at delta 1e-6; the real clients' part of a model delta is longer than its noise) and lets the audit
-judge the claim. The loop has no branch for faults: each replaces one of its steps (`coalmine.simulation.faults`). Two that
-are caught are there once more with canaries that cannot show them: nothing is raised, and the reason is given.
-`coalmine report` uses the same signatures to say what is likely wrong. Pictures and text of this page:
-`python -m docs.make_faults`.
+An auditor is only worth the faults that it was shown to catch. `coalmine selftest` puts each fault of this page into a real
+training loop and lets the audit judge the claim. The loop trains on scikit-learn's digits: 200 clients, d = 9,610, ten
+rounds, 1,000 canaries, noise multiplier NOISE. The claim is the analytical ε, CLAIM at delta 1e-6. The real clients' part
+of a model delta is longer than its noise.
+
+The loop has no branch for faults: each fault replaces one of its steps (`coalmine.simulation.faults`). Noise in a subspace
+runs for 30 rounds, as it shows only by comparing many of them. Two faults are there a second time, with canaries that
+cannot detect them: nothing is raised, and the reason is given.
+
+A fault is *caught* if a rung or a gauge speaks against the claim and the verdict is not PASS. There are two ways:
+
+* **VIOLATION**: the claim is refuted. A rung measured more than the claimed ε, or a gauge proves that too little noise is
+  left.
+* **UNDERPOWERED**, with a gauge named: something is wrong, but it does not prove a larger ε. Uniform noise of the right
+  length is an example. The accounting does not hold for it, so no PASS is possible, yet the canaries measure no excess.
+
+A fault is *named* if the signatures in `coalmine.audit.signatures` find it likely from the result alone, or find one with
+the same meaning likely. `coalmine report` uses the same signatures.
+
+In each picture the ladder is on the left, with the claim as a vertical line. In the middle are the gauges of lengths: a
+grey bar is what an honest run keeps to. On the right are the gauges of the noise's law, each reading over its limit. The
+grid gauge is raised only if it lies over its limit and one spacing stands out, so it can lie right of 1 and be in order.
+Blue is in order, red is evidence of less noise, orange is a warning.
+
+`python -m docs.make_faults` makes the pictures and the text of this page.
 
 ## How often each is caught
 
@@ -32,39 +51,61 @@ are caught are there once more with canaries that cannot show them: nothing is r
 {BEGIN}
 {END}
 
-`signal` is the length of the real clients' part of a model delta, as the audit was told it, over that of the claimed noise:
-the smallest of all rounds and runs. Without `others` a signal that long hides the noise from the noise gauge and most of a
-canary from known-round; the difference gauge still sees what it does here because the signal is much the same from one
-round to the next.
+`signal` is the length of the real clients' part of a model delta over that of the claimed noise, the smallest of all rounds
+and runs. Without `others`, a signal that long hides the noise from the noise gauge and most of a canary from known-round.
+The gauges of the noise's law need `others` too. The difference gauge still detects missing noise here, because the signal
+is much the same from one round to the next.
 """
+COLOURS = {"ok": "#2166ac", "low": "#b2182b", "warning": "#d6604d"}
 
 
 def picture(trial: Trial) -> Figure:
-    """The ladder beside the gauges that are a ratio to the claimed noise."""
-    figure = Figure(figsize=(9, 2.9), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
+    """The ladder, the gauges that are a ratio to the claimed noise, and the gauges of the noise's law."""
+    figure = Figure(figsize=(12, 3.2), layout="constrained")
+    left, middle, right = figure.subplots(1, 3, width_ratios=[3, 2, 2])
     plots.ladder(left, Findings.from_dict(trial.result.to_dict()))
-    _ratios(right, trial)
+    gauges = [gauge for gauge in trial.result.gauges if gauge.name != "dilution"]
+    lengths = [gauge for gauge in gauges if gauge.name in LENGTHS or gauge.name.startswith("layer ")]
+    _ratios(middle, lengths)
+    _law(right, [gauge for gauge in gauges if gauge not in lengths])
     return figure
 
 
-def _ratios(ax: Axes, trial: Trial) -> None:
-    shown = [gauge for gauge in trial.result.gauges if gauge.name != "dilution" and not gauge.name.startswith("repeat")]
+def _ratios(ax: Axes, shown: list[Gauge]) -> None:
     for place, gauge in enumerate(shown):
         low, high = gauge.limits[0], min(gauge.limits[1], 1e6)
         ax.plot([max(low, 1e-3), high], [place, place], color="0.85", lw=9, solid_capstyle="butt")
-        colour = {"ok": "#2166ac", "low": "#b2182b", "warning": "#d6604d"}[gauge.status]
         values = gauge.values.clip(1e-3)
-        ax.plot(values, [place] * len(values), "|", color=colour, ms=11, mew=1.5)
+        ax.plot(values, [place] * len(values), "|", color=COLOURS[gauge.status], ms=11, mew=1.5)
+    smallest = min(float(gauge.values.min()) for gauge in shown)
+    largest = max(float(gauge.values.max()) for gauge in shown)
+    ax.set_xlim(max(min(smallest, 0.5) / 1.5, 8e-4), max(largest, 2.0) * 1.5)
+    _finish(ax, shown, "length over the claimed noise")
+
+
+def _law(ax: Axes, shown: list[Gauge]) -> None:
+    readings = [max(_over_limit(gauge), 1e-2) for gauge in shown]
+    ax.axvline(1, color="0.6", lw=1)
+    for place, (gauge, reading) in enumerate(zip(shown, readings, strict=True)):
+        ax.plot([reading], [place], "o", color=COLOURS[gauge.status], ms=5)
+    ax.set_xlim(8e-3, max(*readings, 2.0) * 2)
+    _finish(ax, shown, "reading over its limit")
+
+
+def _over_limit(gauge: Gauge) -> float:
+    """How far a reading lies from the middle of its limits, or from 0, over how far an honest one may."""
+    low, high = gauge.limits
+    middle = 0.0 if low == 0 else (low + high) / 2
+    return max(abs(gauge.smallest - middle), abs(gauge.largest - middle)) / (high - middle)
+
+
+def _finish(ax: Axes, shown: list[Gauge], label: str) -> None:
     ax.set_yticks(range(len(shown)), [gauge.name for gauge in shown])
     ax.invert_yaxis()
     ax.set_xscale("log")
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.xaxis.set_minor_formatter(NullFormatter())
-    smallest = min(float(gauge.values.min()) for gauge in shown)
-    largest = max(float(gauge.values.max()) for gauge in shown)
-    ax.set_xlim(max(min(smallest, 0.5) / 1.5, 8e-4), max(largest, 2.0) * 1.5)
-    ax.set_xlabel("length over the claimed noise")
+    ax.set_xlabel(label)
 
 
 def section(fault: Signature, trial: Trial) -> str:
@@ -74,8 +115,10 @@ def section(fault: Signature, trial: Trial) -> str:
     )
     caught = f"Caught by {seen}: {trial.outcome}." if seen else f"{trial.outcome}; nothing is raised."
     if fault.reason:
-        caught = f"Cannot be seen: {fault.reason}."
-    alt = f"The ladder of adversaries and the gauges when {fault.title}"
+        caught = f"Cannot be detected: {fault.reason}."
+    likely = ", ".join(found.title for found in likely_faults(trial.result.to_dict()))
+    named = f" Named as likely: {likely}." if likely else ""
+    alt = f"The ladder of adversaries and the gauges. Fault: {fault.title}"
     return f"""
 ## {fault.title[0].upper()}{fault.title[1:]}
 
@@ -83,14 +126,14 @@ def section(fault: Signature, trial: Trial) -> str:
 
 ![{alt}](faults/{fault.name}.png)
 
-{fault.meaning} {caught}
+{fault.meaning} {caught}{named}
 
 **To mend it:** {fault.mend}
 """
 
 
 def main() -> None:
-    """Every picture and the page; a table that is there already is kept."""
+    """Make every picture and the page; keep a table that is there already."""
     (HERE / "faults").mkdir(exist_ok=True)
     page = HERE / "faults.md"
     old = page.read_text() if page.exists() else ""

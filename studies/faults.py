@@ -1,7 +1,7 @@
 """How often each fault is caught: the study behind the table in docs/faults.md.
 
-    python -m studies.faults                  100 seeds of each fault
-    python -m studies.faults --write-docs     the table, into docs/faults.md
+    python -m studies.faults                  run 100 seeds of each fault
+    python -m studies.faults --write-docs     write the table into docs/faults.md
 
 A finished trial is one line of studies/out/faults.jsonl and is not run again.
 """
@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from coalmine.audit.signatures import SIGNATURES
-from coalmine.simulation.faults import evidence, try_fault
+from coalmine.simulation.faults import evidence, is_caught, try_fault
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "faults.jsonl"
 DOCS = ROOT / "docs" / "faults.md"
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
+PRIVATE = ("noise-times-n", "others-wrong")  # faults that cost no privacy
 FAULTS = {fault.name: fault for fault in SIGNATURES}
 
 
@@ -35,8 +36,11 @@ def trial(name: str, seed: int) -> dict[str, Any]:
         "seed": seed,
         "signal": min(found.signal),
         "outcome": found.outcome,
+        "caught": found.caught,
+        "named": found.named,
         "by": evidence(found.result),
         "blind_outcome": found.blind.verdict.outcome if found.blind.verdict else "",
+        "blind_caught": is_caught(found.blind),
         "blind_by": evidence(found.blind),
     }
 
@@ -47,7 +51,7 @@ def read() -> list[dict[str, Any]]:
 
 
 def run(seeds: int, processes: int) -> None:
-    """Run what is not there yet."""
+    """Run the trials that are missing."""
     done = {(line["fault"], line["seed"]) for line in read()}
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(processes) as pool:
@@ -65,8 +69,9 @@ def run(seeds: int, processes: int) -> None:
 
 
 def table() -> str:
-    """What was found, as Markdown."""
-    heads = ["fault", "runs", "signal", "caught", "PASS / VIOLATION / UNDERPOWERED", "by", "without `others`", "by"]
+    """The finished trials as a Markdown table."""
+    heads = ["fault", "runs", "signal", "caught", "named", "PASS / VIOLATION / UNDERPOWERED", "by"]
+    heads += ["caught without `others`", "by"]
     rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     lines = read()
     for name, fault in FAULTS.items():
@@ -75,17 +80,27 @@ def table() -> str:
             continue
         outcomes = Counter(line["outcome"] for line in mine)
         words = " / ".join(str(outcomes[word]) for word in ("PASS", "VIOLATION", "UNDERPOWERED"))
-        caught, blind = (sum(bool(line[key]) for line in mine) for key in ("by", "blind_by"))
+        caught, named, blind = (sum(line[key] for line in mine) for key in ("caught", "named", "blind_caught"))
         signal = f"{min(line['signal'] for line in mine):.2f}"
-        unseen = f"cannot be seen: {fault.reason}" if fault.reason else ""
+        unseen = f"cannot be detected: {fault.reason}" if fault.reason else ""
         seen, seen_blind = "; ".join(part for part in (unseen, _by(mine, "by")) if part), _by(mine, "blind_by")
-        cells = [fault.title, len(mine), signal, caught, words, seen, blind, seen_blind]
+        cells = [
+            fault.title,
+            len(mine),
+            signal,
+            caught,
+            named if fault.detectable else "",
+            words,
+            seen,
+            blind,
+            seen_blind,
+        ]
         rows.append(f"| {' | '.join(str(cell) for cell in cells)} |")
     return "\n".join(rows)
 
 
 def _by(lines: list[dict[str, Any]], key: str) -> str:
-    """Evidence and how often it was there, most often first; layers together."""
+    """Each piece of evidence and its count, largest first; the gauges of all layers count as one."""
     found: Counter[str] = Counter()
     for line in lines:
         found.update({"layer gauges" if name.startswith("layer ") else name for name in line[key]})
@@ -93,21 +108,27 @@ def _by(lines: list[dict[str, Any]], key: str) -> str:
 
 
 def failures(lines: list[dict[str, Any]]) -> list[str]:
-    """Which of the bars are missed: honest PASS >= 92 and VIOLATION <= 4 %, every detectable fault missed in <= 5 %.
+    """The bars that are missed.
 
-    All of it under a real signal at least as long as the claimed noise, in every round of every run.
+    Honest training: PASS in at least 97 % of runs, VIOLATION in at most 1 %. A detectable fault is never PASS, and is
+    caught and named in at least 95 % of runs. `others` that is wrong is never VIOLATION, as privacy holds. In every round of
+    every run the real signal is at least as long as the claimed noise.
     """
     bad = []
     for name, fault in FAULTS.items():
         mine = [line for line in lines if line["fault"] == name]
-        caught = sum(bool(line["by"]) for line in mine)
+        caught, named = (sum(line[key] for line in mine) for key in ("caught", "named"))
         outcomes = Counter(line["outcome"] for line in mine)
         if any(line["signal"] < 1 for line in mine):
             bad.append(f"{name}: signal {min(line['signal'] for line in mine):.2f} of the noise")
-        if name == "honest" and (outcomes["PASS"] < 0.92 * len(mine) or outcomes["VIOLATION"] > 0.04 * len(mine)):
+        if name == "honest" and (outcomes["PASS"] < 0.97 * len(mine) or outcomes["VIOLATION"] > 0.01 * len(mine)):
             bad.append(f"honest: {dict(outcomes)}")
-        elif fault.detectable and caught < 0.95 * len(mine):
-            bad.append(f"{name}: caught {caught} of {len(mine)}")
+        if fault.detectable and outcomes["PASS"]:
+            bad.append(f"{name}: PASS {outcomes['PASS']} of {len(mine)}")
+        if fault.detectable and min(caught, named) < 0.95 * len(mine):
+            bad.append(f"{name}: caught {caught} and named {named} of {len(mine)}")
+        if name in PRIVATE and outcomes["VIOLATION"]:
+            bad.append(f"{name}: VIOLATION {outcomes['VIOLATION']} of {len(mine)}, though privacy holds")
     return bad
 
 
@@ -115,7 +136,7 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=100)
-    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--jobs", type=int, default=2, help="number of processes")
     parser.add_argument("--write-docs", action="store_true", help="write the table into docs/faults.md")
     arguments = parser.parse_args()
     if not arguments.write_docs:

@@ -1,5 +1,6 @@
 """What each known fault moves: data for the self-test, and for a report that says what is likely wrong."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 class Signature:
     """A fault: what it is, what it means, how to mend it, and which rungs and gauges it moves.
 
-    `moves` names evidence that the fault brings about, `may_move` what comes with it in some runs, `spares` evidence that
-    would speak for another fault. Empty `moves`: this audit cannot see it, for the `reason` given.
+    `moves` names evidence that every run with the fault shows, `may_move` evidence that some runs show, `spares` evidence
+    that points to another fault. With empty `moves` this audit cannot detect the fault, for the `reason` given.
     """
 
     name: str
@@ -27,8 +28,47 @@ class Signature:
         return bool(self.moves)
 
 
+LENGTHS = ("noise", "difference", "residual", "pooled residual")
+LAW = ("distribution", "spectrum", "neighbours", "shared draws", "repeated values", "rank", "others")
+SOURCES = {
+    name: name for name in ("final", "final-update", "all-iterates", "known-round", "known-others", "repeat", *LAW)
+} | {
+    "low noise": "noise",
+    "low difference": "difference",
+    "low residual": "residual",
+    "high residual": "residual",
+    "some rounds": "residual",
+    "low layer": "layer",
+    "lone layer": "layer",
+    "high layer": "layer",
+    "light tails": "shape",
+    "heavy tails": "shape",
+    "bare coordinates": "bare coordinates",
+    "grid": "grid",
+    "few values": "grid",
+    "uneven scores": "known-others",
+}  # the rung or gauge that each piece of evidence comes from
+BARE = 3.0  # reading of that gauge: heavy tails alone bring fewer values near 0
+GRID = 0.5  # reading of that gauge, 0 to 1: values on a grid read nearly 1
+FEW_VALUES = 0.8  # reading of the grid gauge: beside a wrong histogram, the noise takes a handful of values
+SPREAD = 1.2  # the observed scores' standard deviation over that of the noise
+SPREAD_OF_MEAN = 0.5  # excess spread over the mean score: large scores spread by the scale's own error
+
 LESS_NOISE = ("known-others", "low residual")
 WEAKER_RUNGS = ("known-round", "all-iterates")
+BARE_LAW = ("heavy tails", "distribution", "bare coordinates", "rank", "neighbours", "spectrum", "low difference")
+FOLLOWS_SIGNAL = (
+    "low layer",
+    "low residual",
+    "high residual",
+    "some rounds",
+    "low difference",
+    "repeat",
+    "rank",
+    "neighbours",
+    "spectrum",
+)
+WRONG_OTHERS = ("high residual", "high layer", "low layer", "repeat", *BARE_LAW[:-1])
 
 SIGNATURES: tuple[Signature, ...] = (
     Signature("honest", "nothing is broken", "Every step does what it claims.", "Nothing to mend."),
@@ -44,12 +84,12 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "clip-after-averaging",
         "the average is clipped, not the updates",
-        "One client may move the average as far as it likes, up to the clip norm of all together. The clip shortens all "
-        "parts alike, so what is left without the others is more than noise, and much the same in every round.",
+        "One client can move the average by the whole clip norm. The clip shortens all parts alike, so subtracting "
+        "`others` leaves more than noise, and much the same in every round.",
         "Clip each update before it is added, not the sum or the average.",
-        ("known-round", "known-others", "high residual", "repeat"),
+        ("known-round", "high residual", "repeat", "others"),
         ("low residual", "low difference"),
-        may_move=("all-iterates",),
+        may_move=("all-iterates", "known-others", "uneven scores", *WRONG_OTHERS),
     ),
     Signature(
         "noise-over-n",
@@ -57,7 +97,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "The noise std was divided by the number of clients before the average divided it again.",
         "Add noise of std z·C to the sum, then divide once.",
         LESS_NOISE,
-        ("repeat",),
+        ("repeat", "some rounds"),
+        may_move=("low difference",),
     ),
     Signature(
         "noise-over-2",
@@ -65,23 +106,26 @@ SIGNATURES: tuple[Signature, ...] = (
         "The noise std is half of what is claimed: the clip norm or the multiplier is not the one that was accounted for.",
         "Compare the std of the noise that is drawn with z·C.",
         LESS_NOISE,
-        ("repeat",),
+        ("repeat", "some rounds"),
+        may_move=("low difference",),
     ),
     Signature(
         "noise-over-root-2",
         "noise too small by √2",
-        "A variance was taken for a std, or each of two parties added half of the variance and one of them is missing.",
+        "A variance was taken for a std, or two parties were to add half of the variance each and one of them did not.",
         "Compare the std of the noise that is drawn with z·C.",
         LESS_NOISE,
-        ("repeat",),
+        ("repeat", "some rounds"),
+        may_move=("low difference",),
     ),
     Signature(
         "noise-times-n",
         "far too much noise",
-        "Privacy holds and the model is drowned: the noise was not divided by n with the sum.",
+        "Privacy holds, but the noise drowns the model: it was not divided by n with the sum.",
         "Add noise of std z·C to the sum, then divide once.",
         ("high residual",),
         ("known-others",),
+        may_move=("high layer",),
     ),
     Signature(
         "noise-reused",
@@ -89,6 +133,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "The difference of two rounds has no noise at all: a generator is seeded anew in every round.",
         "Seed the generator once, or from the round number too.",
         ("repeat", "low difference"),
+        may_move=("repeated values", "rank", "distribution", "shared draws", "neighbours", "spectrum"),
     ),
     Signature(
         "noise-on-half",
@@ -97,6 +142,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "Add noise to every parameter that is released, buffers included.",
         (*LESS_NOISE, "low layer"),
         ("repeat",),
+        may_move=BARE_LAW,
     ),
     Signature(
         "noise-on-90-percent",
@@ -105,6 +151,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "Add noise to every parameter that is released, buffers included.",
         ("low residual", "low layer"),
         ("repeat",),
+        may_move=("some rounds", *BARE_LAW),
     ),
     Signature(
         "noise-on-one-layer",
@@ -113,15 +160,25 @@ SIGNATURES: tuple[Signature, ...] = (
         "Add noise to every parameter that is released, buffers included.",
         ("low residual", "low layer", "lone layer"),
         ("repeat",),
-        may_move=("known-others",),
+        may_move=("known-others", *BARE_LAW),
     ),
     Signature(
         "small-tensor-without-noise",
         "a small tensor without noise",
-        "A bias or a buffer is released without noise; it is too small to move anything but its own gauge.",
-        "Add noise to every parameter that is released; name layers to the audit so that each has its gauge.",
+        "A bias or a buffer is released without noise. It is too small to move anything but its own gauge.",
+        "Add noise to every parameter that is released. Name the layers to the audit so that each has its own gauge.",
         ("low layer",),
         ("low residual", "repeat"),
+        may_move=("heavy tails", "distribution", "bare coordinates"),
+    ),
+    Signature(
+        "noise-in-last-rounds",
+        "half the noise in the last rounds",
+        "Some rounds have less noise than claimed: a schedule or a second phase of training changed it.",
+        "Account for the noise of every round, and state it to the audit round by round.",
+        ("low residual", "some rounds"),
+        ("repeat", "low layer"),
+        may_move=("known-others", "low difference", "uneven scores"),
     ),
     Signature(
         "noise-after-adam",
@@ -129,13 +186,126 @@ SIGNATURES: tuple[Signature, ...] = (
         "The optimiser scales the average up first, so the noise is small beside it.",
         "Add the noise to the average, before the optimiser sees it.",
         ("known-others",),
-        may_move=("high residual", "repeat"),
+        may_move=("high residual", "high layer", "repeat", "rank"),
+    ),
+    Signature(
+        "coin-flips",
+        "noise is coin flips",
+        "Each coordinate gets plus or minus one std. An attacker who knows all other updates reads the signs and subtracts "
+        "the noise.",
+        "Draw the noise from a Gaussian: the accounting holds for no other law.",
+        ("few values", "light tails", "distribution"),
+        ("bare coordinates",),
+        may_move=("grid", "repeated values"),
+    ),
+    Signature(
+        "uniform-noise",
+        "uniform noise",
+        "The noise has bounded support. A release outside of what it can reach proves that a client was there.",
+        "Draw the noise from a Gaussian: the accounting holds for no other law.",
+        ("light tails", "distribution"),
+        ("few values",),
+    ),
+    Signature(
+        "truncated-noise",
+        "Gaussian noise without its tails",
+        "The noise has bounded support. A release outside of what it can reach proves that a client was there.",
+        "Draw the noise from a Gaussian: the accounting holds for no other law.",
+        ("light tails", "distribution"),
+        ("few values",),
+    ),
+    Signature(
+        "coarse-grid",
+        "noise on a grid of 2 std",
+        "The noise takes few values, and the clients' sum is not rounded to them: what is left beside the grid is the sum.",
+        "Round the sum with its noise, not the noise alone, or use a discrete mechanism and its own accounting.",
+        ("few values", "distribution", "bare coordinates"),
+        may_move=("heavy tails", "light tails", "grid", "repeated values"),
+    ),
+    Signature(
+        "fine-grid",
+        "noise on a grid of a quarter std",
+        "The noise lies on a grid, and the clients' sum does not: what is left beside the grid is the sum.",
+        "Round the sum with its noise, not the noise alone, or use a discrete mechanism and its own accounting.",
+        ("grid",),
+        may_move=("bare coordinates", "distribution", "few values", "repeated values"),
+    ),
+    Signature(
+        "laplace-noise",
+        "Laplace noise of the same std",
+        "The noise has heavier tails than a Gaussian and more values near 0, where it hides less.",
+        "Draw the noise from a Gaussian: the accounting holds for no other law.",
+        ("heavy tails", "distribution"),
+        ("few values", "bare coordinates"),
+    ),
+    Signature(
+        "noise-on-larger-half",
+        "noise only on the larger half of the coordinates",
+        "The noise follows the signal: coordinates with a small signal are released with little noise or none.",
+        "Add noise of the same std to every coordinate, whatever the clients sent.",
+        ("heavy tails", "distribution", "bare coordinates", "high layer"),
+        ("few values", "known-others"),
+        may_move=FOLLOWS_SIGNAL,
+    ),
+    Signature(
+        "noise-times-signal",
+        "noise in proportion to the signal",
+        "The noise follows the signal: coordinates with a small signal are released with little noise or none.",
+        "Add noise of the same std to every coordinate, whatever the clients sent.",
+        ("heavy tails", "distribution", "bare coordinates", "high layer"),
+        ("few values", "known-others"),
+        may_move=FOLLOWS_SIGNAL,
+    ),
+    Signature(
+        "noise-key-reused",
+        "one random key for all tensors",
+        "Every tensor gets the same noise from its start on, so the difference of two tensors has none.",
+        "Split the key, or draw all tensors from one stream.",
+        ("shared draws", "repeated values"),
+        ("neighbours", "repeat"),
+        may_move=("spectrum", "rank"),
+    ),
+    Signature(
+        "noise-in-pairs",
+        "one draw for two neighbouring coordinates",
+        "Two coordinates share their noise, so their difference has none.",
+        "Draw as many random numbers as there are coordinates.",
+        ("neighbours", "repeated values"),
+        ("repeat",),
+        may_move=("spectrum", "rank"),
+    ),
+    Signature(
+        "noise-from-pool",
+        "noise cut from one pool for all rounds",
+        "The same random numbers are used more than once, in other places: an attacker who finds them subtracts them.",
+        "Draw fresh noise in every round and for every coordinate.",
+        ("repeated values",),
+        ("spectrum", "repeat"),
+        may_move=("distribution", "neighbours", "shared draws", "rank"),
+    ),
+    Signature(
+        "noise-pieces-from-pool",
+        "pieces of one pool repeated within a round",
+        "The same random numbers are used more than once, in other places: an attacker who finds them subtracts them.",
+        "Draw fresh noise in every round and for every coordinate.",
+        ("repeated values", "spectrum"),
+        ("neighbours", "shared draws", "repeat"),
+        may_move=("distribution", "rank"),
+    ),
+    Signature(
+        "noise-in-subspace",
+        "noise in a fixed half of the dimensions",
+        "The noise lies in the same subspace in every round. All directions outside of it are released without noise.",
+        "Draw independent noise for every coordinate; do not project it or make it from a smaller vector.",
+        ("rank",),
+        ("low layer", "low difference"),
+        may_move=("repeat", "low residual", "some rounds", "neighbours", "spectrum"),
     ),
     Signature(
         "canaries-twice",
         "updates counted twice",
-        "Every canary, and so every client, enters the sum twice while the noise is sized for once.",
-        "Add each update once; look for a retried reply that is added again.",
+        "Every canary, and so every client, enters the sum twice, while the noise is sized for once.",
+        "Add each update once. Look for a retried reply that is added again.",
         ("known-others",),
         ("low residual", "high residual", "repeat"),
         may_move=WEAKER_RUNGS,
@@ -150,17 +320,45 @@ SIGNATURES: tuple[Signature, ...] = (
         may_move=WEAKER_RUNGS,
     ),
     Signature(
+        "canaries-lost",
+        "half of the canaries lost, and too little noise",
+        "The mean score looks right, as lost canaries lower it and missing noise raises it.",
+        "Find out why canaries do not arrive, and compare the std of the noise that is drawn with z·C.",
+        ("low residual", "uneven scores"),
+        ("repeat", "low layer", "some rounds"),
+        may_move=("known-others", "low difference"),
+    ),
+    Signature(
+        "others-wrong",
+        "`others` is not what was summed",
+        "Privacy may hold; the audit cannot tell. What it was told of the other clients is not their part of the model "
+        "delta, so what is left is not the noise.",
+        "Pass the clipped sum of the real clients, divided and scaled as the model delta is.",
+        ("others",),
+        ("low difference", "known-round"),
+        may_move=WRONG_OTHERS,
+    ),
+    Signature(
+        "others-incomplete",
+        "`others` incomplete, and too little noise",
+        "`others` leaves out some clients. Their updates are taken for noise and make up for what is missing of it.",
+        "Pass the sum of all real clients as `others`, and compare the std of the noise that is drawn with z·C.",
+        ("others", "low difference"),
+        ("known-round",),
+        may_move=WRONG_OTHERS,
+    ),
+    Signature(
         "one-client-twice",
         "one client in n counted twice",
         "One real client enters the sum twice.",
         "Look for a retried reply that is added again.",
-        reason="only that client leaks more, and no canary took its place: a canary says nothing of others",
+        reason="only that client leaks more, and no canary is in its place: canaries say nothing of other clients",
     ),
     Signature(
         "clip-forgotten-at-scale-1",
         "clipping forgotten, canaries no longer than the clip norm",
         "Updates enter the sum at any length, and no canary sends one that a clip would shorten.",
-        "Clip every update, and let canaries send more than the clip norm (`canaries.scale`): then it is seen.",
+        "Clip every update, and let canaries send more than the clip norm (`canaries.scale`): then it is detected.",
         reason="a canary of the clip norm itself enters the sum alike with a clip and without",
     ),
     Signature(
@@ -174,26 +372,64 @@ SIGNATURES: tuple[Signature, ...] = (
 
 
 def evidence_of(result: Mapping[str, Any]) -> set[str]:
-    """Evidence in a result as `to_dict` has it, in the words of the signatures."""
+    """Evidence in a result as `to_dict` has it, in the words of the signatures.
+
+    A rung that refutes the claim is named as it is. A gauge of lengths is "low" or "high" by what it reads: its status does
+    not say so where `others` is wrong. A gauge of the noise's law goes by its own name.
+    """
+    gauges: Mapping[str, Any] = result["gauges"]
+    outside = {name: gauge for name, gauge in gauges.items() if gauge["status"] != "ok"}
     found = {name for name, rung in result["adversaries"].items() if rung["verdict"] == "VIOLATION"}
-    for name, gauge in result["gauges"].items():
-        kind = name.split()[0]
-        if gauge["status"] != "ok" and kind not in ("layer", "repeat"):
-            found.add(f"{'low' if gauge['status'] == 'low' else 'high'} {kind}")
-    repeats = [
-        gauge for name, gauge in result["gauges"].items() if name.startswith("repeat") and gauge["status"] != "ok"
-    ]
+    found |= {f"{_side(gauge)} {name.removeprefix('pooled ')}" for name, gauge in outside.items() if name in LENGTHS}
+    found |= {name for name in LAW if name in outside}
+    repeats = [gauge for name, gauge in outside.items() if name in ("repeat", "repeat of any")]
     # Noise on few coordinates is little noise, and its cosines spread as in few dimensions: by chance, not by repetition.
     if any("low residual" not in found or gauge["smallest"] > 0.5 for gauge in repeats):
         found.add("repeat")
-    layers = {
-        name.removeprefix("layer "): gauge for name, gauge in result["gauges"].items() if name.startswith("layer ")
-    }
+    if "shape" in outside:
+        found.add("light tails" if outside["shape"]["smallest"] < 3 else "heavy tails")
+    if "bare coordinates" in outside and outside["bare coordinates"]["largest"] > BARE:
+        found.add("bare coordinates")
+    if "grid" in outside and outside["grid"]["largest"] > GRID:
+        found.add("grid")
+    if "distribution" in outside and "grid" in gauges and gauges["grid"]["largest"] > FEW_VALUES:
+        found.add("few values")
+    if "low residual" in found and _in_some_rounds(outside.get("residual"), result.get("rounds", 0)):
+        found.add("some rounds")
+    if _scores_spread(result["adversaries"].get("known-others", {})):
+        found.add("uneven scores")
+    layers = {name.removeprefix("layer "): gauge for name, gauge in gauges.items() if name.startswith("layer ")}
     if _uneven(list(layers.values())):
         found.add("low layer")
     if _lone(layers):
         found.add("lone layer")
+    if any(layer["status"] != "ok" and _side(layer) == "high" for layer in layers.values()):
+        found.add("high layer")
     return found
+
+
+def _side(gauge: Mapping[str, Any]) -> str:
+    """On which side of its limits a gauge of lengths lies; one that has both, on the low one, which is the proof."""
+    if gauge["status"] == "low" or gauge["smallest"] < gauge["limits"][0]:
+        return "low"
+    return "high"
+
+
+def _in_some_rounds(residual: Mapping[str, Any] | None, rounds: int) -> bool:
+    """Whether noise is missing in a part of the rounds, and the others have all of it."""
+    if residual is None or residual["status"] != "low":
+        return False
+    return 0 < len(residual["flagged"]) < rounds and residual["largest"] > residual["limits"][0]
+
+
+def _scores_spread(rung: Mapping[str, Any]) -> bool:
+    """Whether the scores of observed canaries spread more than the noise explains: not all of them count alike."""
+    if not rung.get("canaries") or "std" not in rung:
+        return False
+    error = 5 / math.sqrt(2 * rung["canaries"])
+    excess = rung["std"] ** 2 - rung["null_std"] ** 2
+    above = rung["std"] > max(SPREAD, 1 + error) * rung["null_std"]
+    return bool(above and excess > (SPREAD_OF_MEAN * rung["mean"]) ** 2)
 
 
 def _uneven(layers: list[Mapping[str, Any]]) -> bool:
@@ -213,16 +449,30 @@ def _lone(layers: Mapping[str, Mapping[str, Any]]) -> bool:
 
 
 def likely_faults(result: Mapping[str, Any], most: int = 5) -> list[Signature]:
-    """The faults that fit best what a result shows: most evidence explained, least against; several if alike."""
-    seen = evidence_of(result)
+    """The faults that fit a result best, those of equal fit together: most evidence explained, least against."""
+    seen, possible = evidence_of(result), _possible_evidence(result)
     if not seen:
         return []
-    rated = [(_fit(fault, seen), fault) for fault in SIGNATURES if seen & set(fault.moves)]
+    rated = [(_fit(fault, seen, possible), fault) for fault in SIGNATURES if seen & {*fault.moves, *fault.may_move}]
     rated.sort(key=lambda pair: -pair[0])
     return [fault for rating, fault in rated[:most] if rating == rated[0][0]]
 
 
-def _fit(fault: Signature, seen: set[str]) -> int:
-    """How well a fault explains what was seen: evidence against it counts twice."""
-    explained = seen & {*fault.moves, *fault.may_move}
-    return len(explained) - len(set(fault.moves) - seen) - 2 * len(seen & set(fault.spares))
+def _possible_evidence(result: Mapping[str, Any]) -> set[str]:
+    """Evidence that the result could have shown: its rung or its gauge is there."""
+    sources = {
+        *result["adversaries"],
+        *(name.split()[0] if name.startswith("layer ") else name for name in result["gauges"]),
+    }
+    return {word for word, source in SOURCES.items() if source in sources}
+
+
+def _fit(fault: Signature, seen: set[str], possible: set[str]) -> int:
+    """How well a fault explains the evidence.
+
+    Evidence that the fault does not explain counts against it, and so does evidence that it would have shown and did not.
+    Evidence that points to another fault counts twice more.
+    """
+    explained = len(seen & {*fault.moves, *fault.may_move})
+    missing = len((set(fault.moves) & possible) - seen)
+    return 2 * explained - len(seen) - missing - 2 * len(seen & set(fault.spares))

@@ -17,16 +17,21 @@ NAMES = [fault.name for fault in SIGNATURES]
 
 
 @click.command()
-@click.option("--fault", "names", type=click.Choice(NAMES), multiple=True, help="Only this one; repeatable.")
-@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each.")
-@click.option("--json", "as_json", is_flag=True, help="JSON instead of tables.")
+@click.option(
+    "--fault", "names", type=click.Choice(NAMES), multiple=True, help="Run only this fault; can be given several times."
+)
+@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Number of runs of each fault.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.pass_obj
 def selftest(settings: dict[str, bool], names: tuple[str, ...], seeds: int, as_json: bool) -> int:
-    """Show that the audit catches broken privacy: each known fault is put into a real training loop.
+    """Show that the audit catches broken privacy: put each known fault into a real training loop.
 
-    Exit code 1 if a fault that can be seen was missed, or honest training called VIOLATION.
+    A fault is caught if a rung or a gauge speaks against the claim and the verdict is not PASS. It is named if it is among
+    the faults that a report would call likely.
+
+    Exit code 1 if a detectable fault was missed, or if honest training was called VIOLATION.
     """
-    from coalmine.simulation.faults import evidence, margins, try_fault
+    from coalmine.simulation.faults import evidence, is_caught, margins, try_fault
 
     chosen = [fault for fault in SIGNATURES if not names or fault.name in names]
     trials: list[Trial] = []
@@ -48,52 +53,54 @@ def selftest(settings: dict[str, bool], names: tuple[str, ...], seeds: int, as_j
             by = [name for result in shown for name in evidence(result)]
             shown_margin = next((result for result in shown if evidence(result)), shown[0])
             verdicts = [result.verdict.outcome for result in shown if result.verdict]
-            rows.append(
-                [
-                    fault.title,
-                    f"{sum(bool(evidence(result)) for result in shown)} of {len(mine)}",
-                    ", ".join(f"{word} {verdicts.count(word)}" for word in dict.fromkeys(verdicts)),
-                    "; ".join(part for part in (_silence(fault, by, blind), _summary(by)) if part),
-                    _margin(shown_margin, margins(shown_margin)),
-                ]
-            )
-        print_table(["fault", "caught", "verdict", "by", "margin"], rows, title=title, left=(0, 3))
+            cells = [
+                fault.title,
+                f"{sum(is_caught(result) for result in shown)} of {len(mine)}",
+                f"{sum(trial.named for trial in mine)} of {len(mine)}" if fault.detectable else "",
+                ", ".join(f"{word} {verdicts.count(word)}" for word in dict.fromkeys(verdicts)),
+                "; ".join(part for part in (_silence(fault, by, blind), _summary(by)) if part),
+                _margin(shown_margin, margins(shown_margin)),
+            ]
+            rows.append(cells[:2] + cells[3:] if blind else cells)
+        heads = ["fault", "caught", "named", "verdict", "by", "margin"]
+        heads = heads[:2] + heads[3:] if blind else heads
+        print_table(heads, rows, title=title, left=(0, len(heads) - 2))
     return int(bool(missed or false))
 
 
 def _summary(by: list[str]) -> str:
-    """Each piece of evidence once; layers together."""
+    """Each piece of evidence once; the gauges of all layers count as one."""
     names = list(dict.fromkeys("layer gauges" if name.startswith("layer ") else name for name in by))
     return ", ".join(names)
 
 
 def _silence(fault: Signature, by: list[str], blind: bool) -> str:
-    """Why nothing was raised; a fault that cannot be seen has its reason also where a false alarm was."""
+    """Why nothing was raised; a fault that cannot be detected has its reason also beside a false alarm."""
     if fault.reason:
-        return f"cannot be seen: {fault.reason}"
+        return f"cannot be detected: {fault.reason}"
     if by:
         return ""
     if fault.name == "honest":
         return "nothing, as it should be"
-    return "not seen without `others`" if blind else "MISSED"
+    return "not detected without `others`" if blind else "MISSED"
 
 
 def _margin(result: "AuditResult", found: "list[Margin]") -> str:
-    """Of what caught it: the strongest rung against the claim, and the gauge furthest outside of its limits."""
+    """The strongest rung that refutes the claim, and the gauge furthest outside of its limits."""
     rungs = [margin for margin in found if margin.by in result.adversaries]
     gauges = [margin for margin in found if margin.by not in result.adversaries]
-    said = [_reads(rungs[-1].by, rungs[-1].reading, rungs[-1].limit)] if rungs else []
+    texts = [_reads(rungs[-1].by, rungs[-1].reading, rungs[-1].limit)] if rungs else []
     if gauges:
         worst = max(gauges, key=lambda margin: margin.times)
-        said.append(
+        texts.append(
             _reads(worst.by, worst.reading, worst.limit, "at least " if worst.reading < worst.limit else "at most ")
         )
-    if not said:
+    if not texts:
         rung = result.adversaries.get("known-others") or result.adversaries["known-round"]
-        said.append(
+        texts.append(
             _reads(rung.name, rung.headline.estimate.epsilon, result.claim.epsilon if result.claim else math.nan)
         )
-    return "; ".join(said)
+    return "; ".join(texts)
 
 
 def _reads(name: str, reading: float, limit: float, bound: str = "") -> str:
@@ -107,6 +114,8 @@ def _as_dict(trial: "Trial", found: "list[Margin]", found_blind: "list[Margin]")
         "detectable": trial.fault.detectable,
         "claim": trial.claim,
         "smallest_signal": min(trial.signal),
+        "caught": trial.caught,
+        "named": trial.named,
         "caught_by": [margin.by for margin in found],
         "caught_by_without_others": [margin.by for margin in found_blind],
         "margins": [asdict(margin) for margin in found],

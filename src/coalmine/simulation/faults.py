@@ -1,9 +1,10 @@
 """Broken privacy, on purpose: the faults that `coalmine selftest` puts into the training loop, and what catches each.
 
-A fault replaces one of the loop's `Steps`; the loop itself knows nothing of faults. What each fault moves stands in
-`coalmine.audit.signatures`, so that a report can say what is likely wrong.
+A fault replaces one of the loop's `Steps`; the loop itself has no branch for faults. `coalmine.audit.signatures` lists what
+each fault moves, so that a report can say what is likely wrong.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,13 +16,13 @@ from coalmine.audit.audit import derive_result
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.result import AuditResult
 from coalmine.audit.rounds import WithoutOthers
-from coalmine.audit.signatures import SIGNATURES, Signature
+from coalmine.audit.signatures import SIGNATURES, Signature, likely_faults
 from coalmine.audit.verdict import Claim
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.simulation.config import CanarySettings, ParticipationSettings, PrivacySettings, RunConfig
 from coalmine.simulation.engines import ClientSettings
 from coalmine.simulation.run import prepared
-from coalmine.simulation.training import Steps, average, gaussian_noise
+from coalmine.simulation.training import Steps, average, clients_part, gaussian_noise
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Trial:
     claim: float
     result: AuditResult
     blind: AuditResult  # the same run seen by somebody who does not know the others
-    signal: tuple[float, ...]  # of each round: length of the real clients' part over that of the claimed noise
+    signal: tuple[float, ...]  # in each round: length of the real clients' part over that of the claimed noise
 
     @property
     def outcome(self) -> str:
@@ -41,20 +42,31 @@ class Trial:
 
     @property
     def caught(self) -> bool:
-        return bool(evidence(self.result))
+        return is_caught(self.result)
+
+    @property
+    def named(self) -> bool:
+        """Whether the likely faults of the result include this one, or one that means the same."""
+        return self.fault.meaning in [fault.meaning for fault in likely_faults(self.result.to_dict())]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Margin:
-    """What one rung or gauge reads, and the limit that an honest run keeps to: of a rung, epsilon and the claim."""
+    """What one rung or gauge reads, and the limit that an honest run keeps to: of a rung, epsilon and the claim.
+
+    `pooled`: no round is outside of the limit by itself, only all of them together are.
+    """
 
     by: str
     reading: float
     limit: float
+    pooled: bool = False
 
     @property
     def times(self) -> float:
         """How many times the limit the reading is, or the limit the reading."""
+        if self.pooled:
+            return 1.0
         small, large = sorted((abs(self.reading), abs(self.limit)))
         return large / small if small else math.inf
 
@@ -71,11 +83,26 @@ def margins(result: AuditResult) -> list[Margin]:
 
 
 def _gauge_margin(gauge: Gauge) -> Margin:
-    """The gauge's reading that is furthest outside; of a ratio that was too low and too high, the low one is the proof."""
+    """The gauge's reading outside of its limits; of a ratio that is too low and too high, the low one is the proof.
+
+    All rounds together can prove that noise is missing where no round by itself does. Then the margin is what the gauge
+    leaves of the stated noise, for all of it.
+    """
     low, high = gauge.limits
-    below = low - gauge.smallest > gauge.largest - high or (low >= 0 and gauge.status == "low")
-    reading, limit = (gauge.smallest, low) if below else (gauge.largest, high)
-    return Margin(by=f"{gauge.name} gauge", reading=reading, limit=limit)
+    by = f"{gauge.name} gauge"
+    smallest, largest = gauge.smallest, gauge.largest
+    if gauge.noise_left is None and low <= smallest <= largest <= high:  # one round is outside, not their mean
+        smallest, largest = float(gauge.values.min()), float(gauge.values.max())
+    if smallest < low and (low >= 0 or low - smallest >= largest - high):
+        return Margin(by=by, reading=smallest, limit=low)
+    if largest > high or gauge.noise_left is None:
+        return Margin(by=by, reading=largest, limit=high, pooled=largest <= high)
+    return Margin(by=by, reading=gauge.noise_left, limit=1.0)
+
+
+def is_caught(result: AuditResult) -> bool:
+    """Whether a rung or a gauge speaks against the claim, and the verdict is not PASS."""
+    return bool(evidence(result)) and (result.verdict is None or result.verdict.outcome != "PASS")
 
 
 def evidence(result: AuditResult) -> list[str]:
@@ -104,8 +131,8 @@ def try_fault(fault: Signature, seed: int) -> Trial:
     """Train with the fault, and let the audit judge the analytical claim."""
     config = selftest_config(seed)
     config = replace(config, engine=config.engine.resolved())
-    if fault.name in SCALES:
-        config = replace(config, canaries=replace(config.canaries, scale=SCALES[fault.name]))
+    if fault.name in CONFIGS:
+        config = CONFIGS[fault.name](config)
     signal: list[float] = []
     with prepared(config, None, _measured(STEPS[fault.name](), config.privacy, signal)) as training:
         state = training.initial_state()
@@ -126,19 +153,25 @@ def try_fault(fault: Signature, seed: int) -> Trial:
 
 
 def _measured(steps: Steps, privacy: PrivacySettings, signal: list[float]) -> Steps:
-    """The same steps; each round adds to `signal` how long the others' part is, in lengths of the claimed noise."""
+    """The same steps; each round adds to `signal` the length of the clients' part over that of the claimed noise.
+
+    The clients' part is as long as the audit is told, as an optimiser may have scaled it, or as it was sent if that is
+    longer, as the audit may be told too little.
+    """
 
     def others(clients: Tensor, count: float) -> Tensor:
-        part = steps.others(clients, count)
-        noise_length = privacy.noise_multiplier * privacy.clip_norm / count * math.sqrt(len(part))
-        signal.append(float(torch.linalg.vector_norm(part)) / noise_length)
-        return part
+        told = steps.others(clients, count)
+        noise_length = privacy.noise_multiplier * privacy.clip_norm / count * math.sqrt(len(clients))
+        longer = max(float(torch.linalg.vector_norm(part)) for part in (told, clients_part(clients, count)))
+        signal.append(longer / noise_length)
+        return told
 
     return replace(steps, others=others)
 
 
 def _noise(change: Callable[[Tensor], Tensor]) -> Callable[[], Steps]:
-    return lambda: Steps(noise=lambda std, like, generator: change(gaussian_noise(std, like, generator)))
+    """Standard normal numbers are changed before they are scaled to the claimed std."""
+    return lambda: Steps(noise=lambda std, like, generator: std * change(gaussian_noise(1.0, like, generator)))
 
 
 def _silenced(noise: Tensor, keep: slice) -> Tensor:
@@ -152,6 +185,140 @@ def _reused() -> Steps:
         return gaussian_noise(std, like, torch.Generator(device=like.device).manual_seed(1))
 
     return Steps(noise=noise)
+
+
+def _uniform(normal: Tensor) -> Tensor:
+    """Between -√3 and √3."""
+    return math.sqrt(3) * torch.erf(normal / math.sqrt(2))
+
+
+def _truncated(normal: Tensor) -> Tensor:
+    """A Gaussian within ±1, rescaled to variance 1."""
+    inside = math.erf(1 / math.sqrt(2))
+    values = math.sqrt(2) * torch.erfinv(inside * torch.erf(normal / math.sqrt(2)))
+    variance = 1 - 2 * math.exp(-0.5) / math.sqrt(2 * math.pi) / inside
+    return values / math.sqrt(variance)
+
+
+def _laplace(normal: Tensor) -> Tensor:
+    """Each number is mapped to the same quantile of a Laplace law."""
+    two_sided = torch.erfc(normal.abs() / math.sqrt(2)).clamp(min=torch.finfo(normal.dtype).tiny)
+    return -normal.sign() * two_sided.log() / math.sqrt(2)
+
+
+def _on_grid(step: float) -> Callable[[Tensor], Tensor]:
+    def rounded(normal: Tensor) -> Tensor:
+        values = (normal / step).round() * step
+        return values / values.square().mean().sqrt()
+
+    return rounded
+
+
+def _one_key_for_all_tensors(normal: Tensor) -> Tensor:
+    """Every tensor takes its noise from the start of the same stream."""
+    return torch.cat([normal[:size] for size in TENSORS])
+
+
+def _one_draw_for_two(normal: Tensor) -> Tensor:
+    return normal[: (len(normal) + 1) // 2].repeat_interleave(2)[: len(normal)]
+
+
+def _from_pool() -> Steps:
+    """A slice at a random offset of a pool that is drawn once for the run."""
+    pool: list[Tensor] = []
+
+    def noise(std: float, like: Tensor, generator: torch.Generator) -> Tensor:
+        if not pool:
+            pool.append(torch.randn(3 * len(like), generator=generator, device=like.device, dtype=like.dtype))
+        start = _random_offset(2 * len(like), like, generator)
+        return std * pool[0][start : start + len(like)]
+
+    return Steps(noise=noise)
+
+
+def _pieces_from_pool() -> Steps:
+    """Pieces at random offsets of a pool of the model's size that is drawn anew in every round."""
+
+    def noise(std: float, like: Tensor, generator: torch.Generator) -> Tensor:
+        pool = gaussian_noise(std, like, generator)
+        starts = [_random_offset(len(like) - PIECE, like, generator) for _ in range(0, len(like), PIECE)]
+        return torch.cat([pool[start : start + PIECE] for start in starts])[: len(like)]
+
+    return Steps(noise=noise)
+
+
+def _random_offset(end: int, like: Tensor, generator: torch.Generator) -> int:
+    return int(torch.randint(end, (1,), generator=generator, device=like.device))
+
+
+def _in_subspace(normal: Tensor) -> Tensor:
+    """A projection on a fixed half of the dimensions, rescaled: half of the frequencies, behind fixed random signs."""
+    fixed = torch.Generator(device=normal.device).manual_seed(1)
+    signs = torch.randn(normal.shape, generator=fixed, device=normal.device).sign()
+    spectrum = torch.fft.rfft(normal, norm="ortho")
+    kept = torch.zeros(len(spectrum), device=normal.device)
+    kept[torch.randperm(len(kept), generator=fixed, device=normal.device)[: len(kept) // 2]] = 1
+    return math.sqrt(2) * signs * torch.fft.irfft(spectrum * kept, n=len(normal), norm="ortho")
+
+
+def _on_larger_half() -> Steps:
+    """Coordinates where the clients' sum is small get no noise; the others get more, so the length is right."""
+
+    def aggregate(clients: Tensor, canaries: Tensor, noise: Tensor, count: float, clip_norm: float) -> Tensor:
+        large = clients.abs() > clients.abs().median()
+        return average(clients, canaries, math.sqrt(2) * noise * large, count, clip_norm)
+
+    return Steps(aggregate=aggregate)
+
+
+def _times_signal() -> Steps:
+    def aggregate(clients: Tensor, canaries: Tensor, noise: Tensor, count: float, clip_norm: float) -> Tensor:
+        signal = clients.abs() / clients.square().mean().sqrt()
+        return average(clients, canaries, noise * signal, count, clip_norm)
+
+    return Steps(aggregate=aggregate)
+
+
+def _little_in_last_rounds() -> Steps:
+    rounds = iter(range(1, selftest_config(1).rounds + 1))
+
+    def noise(std: float, like: Tensor, generator: torch.Generator) -> Tensor:
+        late = next(rounds) > selftest_config(1).rounds - LAST_ROUNDS
+        return gaussian_noise(std / 2 if late else std, like, generator)
+
+    return Steps(noise=noise)
+
+
+def _half_of_canaries_lost() -> Steps:
+    """The canaries of every second round do not arrive, and the noise is too small by √2."""
+    arrive = itertools.cycle([True, False])
+
+    def aggregate(clients: Tensor, canaries: Tensor, noise: Tensor, count: float, clip_norm: float) -> Tensor:
+        return average(clients, canaries * next(arrive), noise / math.sqrt(2), count, clip_norm)
+
+    return Steps(aggregate=aggregate)
+
+
+def _others_scaled() -> Steps:
+    return Steps(others=lambda clients, count: 1.2 * clients_part(clients, count))
+
+
+def _others_incomplete() -> Steps:
+    """Half the noise; `others` leaves out just as much of the clients' sum as makes up for the missing length.
+
+    Clients' updates point much the same way, so leaving out some clients is leaving out a share of the sum.
+    """
+    lengths: list[float] = []
+
+    def aggregate(clients: Tensor, canaries: Tensor, noise: Tensor, count: float, clip_norm: float) -> Tensor:
+        lengths.append(float(torch.linalg.vector_norm(noise)))
+        return average(clients, canaries, noise / 2, count, clip_norm)
+
+    def others(clients: Tensor, count: float) -> Tensor:
+        missing = math.sqrt(1 - 1 / 4) * lengths[-1] / float(torch.linalg.vector_norm(clients))
+        return (1 - missing) * clients_part(clients, count)
+
+    return Steps(aggregate=aggregate, others=others)
 
 
 def _unclipped(norms: Tensor, clip_norm: float) -> Tensor:
@@ -220,8 +387,16 @@ def _one_client_twice() -> Steps:
 
 
 CLIENTS, MEAN_EXAMPLES = 200, 1500 / 200  # of the digits
-LAST_WEIGHT, LAST_BIAS = 128 * 10, 10  # numbers in the last layer of their model
-SCALES = {"clip-forgotten-at-scale-1": 1.0}  # what canaries send, in clip norms, where it is not the default
+TENSORS = FIRST_WEIGHT, FIRST_BIAS, LAST_WEIGHT, LAST_BIAS = 64 * 128, 128, 128 * 10, 10  # sizes in their model
+PIECE = 1000  # coordinates that are cut from a pool at once
+LAST_ROUNDS = 2
+CONFIGS: dict[str, Callable[[RunConfig], RunConfig]] = {  # where the default would show something else
+    "clip-forgotten-at-scale-1": lambda config: replace(config, canaries=replace(config.canaries, scale=1.0)),
+    # A subspace shows only by comparing many rounds; with more epochs the signal stays long in the last of them.
+    "noise-in-subspace": lambda config: replace(
+        config, rounds=30, evaluate_every=30, client=replace(config.client, epochs=6)
+    ),
+}
 
 STEPS: dict[str, Callable[[], Steps]] = {
     "honest": Steps,
@@ -236,9 +411,26 @@ STEPS: dict[str, Callable[[], Steps]] = {
     "noise-on-90-percent": _noise(lambda noise: _silenced(noise, slice(len(noise) // 10, None))),
     "noise-on-one-layer": _noise(lambda noise: _silenced(noise, slice(-LAST_WEIGHT - LAST_BIAS, -LAST_BIAS))),
     "small-tensor-without-noise": _noise(lambda noise: _silenced(noise, slice(-LAST_BIAS))),
+    "noise-in-last-rounds": _little_in_last_rounds,
     "noise-after-adam": _noise_after_adam,
+    "coin-flips": _noise(torch.sign),
+    "uniform-noise": _noise(_uniform),
+    "truncated-noise": _noise(_truncated),
+    "coarse-grid": _noise(_on_grid(2.0)),
+    "fine-grid": _noise(_on_grid(0.25)),
+    "laplace-noise": _noise(_laplace),
+    "noise-on-larger-half": _on_larger_half,
+    "noise-times-signal": _times_signal,
+    "noise-key-reused": _noise(_one_key_for_all_tensors),
+    "noise-in-pairs": _noise(_one_draw_for_two),
+    "noise-from-pool": _from_pool,
+    "noise-pieces-from-pool": _pieces_from_pool,
+    "noise-in-subspace": _noise(_in_subspace),
     "canaries-twice": _canaries_twice,
     "weighted-by-examples": _by_examples,
+    "canaries-lost": _half_of_canaries_lost,
+    "others-wrong": _others_scaled,
+    "others-incomplete": _others_incomplete,
     "one-client-twice": _one_client_twice,
     "clip-forgotten-at-scale-1": lambda: Steps(clip=_unclipped),
     "weighted-mean-declared": _mean_declared,
