@@ -165,7 +165,8 @@ def gauge(name, status):
 @pytest.mark.parametrize(
     ("names", "status", "words"),
     [
-        (("shape", "distribution"), "warning", "The noise is not Gaussian"),
+        (("shape", "distribution", "tails"), "warning", "The noise is not Gaussian"),
+        (("noise follows others", "noise follows canaries"), "warning", "larger where updates are larger"),
         (("spectrum", "neighbours", "shared draws", "repeated values"), "low", "PRNG key"),
         (("rank",), "warning", "subspace"),
         (("grid",), "low", "takes few values"),

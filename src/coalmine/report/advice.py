@@ -26,6 +26,10 @@ ONE_DRAW = (
     "One draw is used for several coordinates. Look for a PRNG key or a seed that is used twice, for example one key for "
     "all layers, and for noise that is tiled or broadcast."
 )
+FOLLOWS = (
+    "The noise is larger where updates are larger, so it tells of them and protects small values less. Look for noise that "
+    "is multiplied by the updates, or scaled coordinate by coordinate after it is drawn."
+)
 COMES_BACK = (
     "What is left in one round resembles another round. Look for a generator that is seeded again in every round, or a PRNG "
     "key that is not split. If `others` leaves out clients, their updates look the same."
@@ -45,6 +49,9 @@ GAUGE_ADVICE = {
     "multiplied by the same server learning rate as model_delta.",
     "shape": NOT_GAUSSIAN,
     "distribution": NOT_GAUSSIAN,
+    "tails": NOT_GAUSSIAN,
+    "noise follows others": FOLLOWS,
+    "noise follows canaries": FOLLOWS,
     "bare coordinates": "Some coordinates get next to no noise. Look for a mask, for frozen or padded parameters, and for "
     "tensors that skip the step that adds noise.",
     "grid": "The noise takes few values, and the release lies on a finer grid, so an attacker can subtract the noise. Look "

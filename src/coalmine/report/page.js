@@ -17,7 +17,11 @@
     tip.textContent = words.textContent;
     tip.hidden = false;
     term.setAttribute("aria-describedby", "tip");
-    const at = term.getBoundingClientRect();
+    place();
+  }
+
+  function place() {
+    const at = owner.getBoundingClientRect();
     const left = Math.max(8, Math.min(at.left, document.documentElement.clientWidth - tip.offsetWidth - 8));
     const below = at.bottom + 6 + tip.offsetHeight < innerHeight;
     tip.style.left = `${left}px`;
@@ -26,13 +30,17 @@
 
   for (const term of document.querySelectorAll("[data-term]")) {
     term.addEventListener("mouseenter", () => show(term));
-    term.addEventListener("mouseleave", hide);
+    const leave = () => { if (owner === term) hide(); };
+    term.addEventListener("mouseleave", leave);
     term.addEventListener("focus", () => show(term));
-    term.addEventListener("blur", hide);
+    term.addEventListener("blur", leave);
     if (term.tagName === "A") term.addEventListener("click", (event) => { event.preventDefault(); show(term); });
   }
   addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
-  addEventListener("scroll", hide, { capture: true, passive: true });
+  addEventListener("scroll", () => {
+    if (owner && owner === document.activeElement) place(); // a term that got the focus is scrolled into view
+    else hide();
+  }, { capture: true, passive: true });
 
   function value(row, column) {
     const cell = row.cells[column];
