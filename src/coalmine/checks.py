@@ -89,3 +89,8 @@ def shown(value: object) -> str:
     """`value` as an error message shows it: short."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def count_of(number: int, noun: str) -> str:
+    """A number with its noun: "1 round", "2 rounds"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -644,7 +644,11 @@ def derive_result(
         clients=clients,
         verdict=verdict,
         headline=make_headline(
-            rungs, settings, rung=None if verdict is None else verdict.rung, participations=participations
+            rungs,
+            settings,
+            rung=None if verdict is None else verdict.rung,
+            participations=participations,
+            sensitivity=None if claim is None else claim.sensitivity,
         ),
         audited=audited_items(
             log,

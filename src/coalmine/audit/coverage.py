@@ -11,6 +11,7 @@ from coalmine.audit.gauge import Gauge
 from coalmine.audit.law_gauges import rank_power
 from coalmine.audit.rounds import RoundLog
 from coalmine.audit.settings import Settings
+from coalmine.checks import count_of
 
 Status = Literal["checked", "not checked", "cannot be checked"]
 Source = Literal["audit", "pipeline"]
@@ -162,12 +163,11 @@ def _tensors(facts: _Facts, names: set[str], settings: Settings) -> AuditedItem:
 
 def _participations(claimed: int | None, planned: int | None, shown: int) -> AuditedItem:
     if planned is not None and claimed in (None, planned):
-        detail = f"the canaries took part {planned} times at most, by the audit's own schedule"
+        detail = f"the canaries took part in at most {count_of(planned, 'round')}, by the audit's own schedule"
         return AuditedItem("participations", "checked", detail)
     if claimed is not None:
-        detail = (
-            f"the claim states {claimed}; canaries took part {shown} times at most; how often clients do is not seen"
-        )
+        seen = f"canaries took part in at most {count_of(shown, 'round')}"
+        detail = f"the claim states {claimed}; {seen}; how often clients do is not seen"
         return AuditedItem("participations", "not checked", detail)
     return AuditedItem("participations", "not checked", "nobody stated how often a client takes part")
 

@@ -13,6 +13,7 @@ from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.settings import SCHEMA_VERSION, Settings
 from coalmine.audit.verdict import Claim, Verdict
+from coalmine.checks import count_of
 from coalmine.estimators.bounds import epsilon_lower_bound
 from coalmine.estimators.estimate import EpsilonEstimate, epsilon_estimate, estimate_from_final, estimate_from_iterates
 from coalmine.estimators.gaussians import Gaussian
@@ -171,7 +172,8 @@ class AuditResult:
         row = adversary.row_for(top.participations if top else None)
         epsilon, interval, times = row.estimate.epsilon, _pair(row.estimate.interval), row.presentations
         if top is not None and top.rung == adversary.name and top.pooled:
-            epsilon, interval, times = top.epsilon, top.interval, top.participations
+            shown = [_shown_times(top.participations), format_number(top.epsilon), format_interval(top.interval)]
+            return [adversary.name, *shown, "-", "-", "-", "-", adversary.verdict.outcome if adversary.verdict else ""]
         return [
             adversary.name,
             _shown_times(times),
@@ -198,7 +200,7 @@ class AuditResult:
             span = format_number(gauge.smallest)
             if gauge.smallest != gauge.largest:
                 span += f" … {format_number(gauge.largest)}"
-            where = f" in {len(gauge.flagged)} rounds" if gauge.flagged else ""
+            where = f" in {count_of(len(gauge.flagged), 'round')}" if gauge.flagged else ""
             mark = "" if gauge.status == "ok" else f"  <- {gauge.status}{where}"
             texts.append(f"gauge {gauge.name}: {span}{mark}")
         hidden = sum(len(adversary.rows) - 1 for adversary in self.adversaries.values())
@@ -213,8 +215,8 @@ class AuditResult:
         """What a PASS speaks of, and what it does not."""
         checked = [item.name for item in self.audited if item.status == "checked"]
         rest = [item.name for item in self.audited if item.status != "checked"]
-        text = f"This PASS speaks of: {', '.join(checked) or 'the canaries alone'}."
-        return f"{text} It does not speak of: {', '.join(rest)}." if rest else text
+        text = f"This PASS covers: {', '.join(checked) or 'the canaries alone'}."
+        return f"{text} It does not cover: {', '.join(rest)}." if rest else text
 
     def __str__(self) -> str:
         heads, cells = self.table()
@@ -298,7 +300,7 @@ def _warnings(scores: Scores, estimate: EpsilonEstimate) -> tuple[str, ...]:
     if estimate.variance.used == "fitted" and scores.null is not None:
         found.append(
             f"the standard deviation was fitted to the {scores.observed.size} scores, as they spread {estimate.std:.3g} "
-            "times as much as the null: the estimate is less precise"
+            "times as much as the null"
         )
     if estimate.epsilon <= estimate.floor.q95:
         found.append(f"nothing was detected: as many canaries read up to {estimate.floor.q95:.2g} when nothing leaks")
@@ -324,15 +326,28 @@ def _pair(interval: Any) -> tuple[float, float] | None:
 
 
 def make_headline(
-    rungs: list[Scores], settings: Settings, *, rung: str | None, participations: int | None
+    rungs: list[Scores],
+    settings: Settings,
+    *,
+    rung: str | None,
+    participations: int | None,
+    sensitivity: float | None = None,
 ) -> Headline | None:
-    """What one rung reads for a client who takes part so often: its own row, or all of its canaries pooled."""
+    """What one rung reads for a client who takes part so often: its own row, or all of its canaries pooled.
+
+    A `sensitivity`, in clip norms, is that of a client who weighs more than a canary.
+    """
     name = rung or next((known for known in reversed(RUNGS) if any(s.rung == known for s in rungs)), None)
     groups = [scores for scores in rungs if scores.rung == name]
     if name is None or not groups:
         return None
-    exact = [s for s in groups if s.presentations == participations and s.observed.size >= FEWEST]
-    alone = groups if len(groups) == 1 or name not in KNOWN_RUNGS else exact
+    usual = max(groups, key=lambda s: s.observed.size)
+    times = participations or usual.presentations
+    exact = [s for s in groups if s.presentations == times and s.observed.size >= FEWEST]
+    heavier = sensitivity is not None and settings.noise is None and not math.isclose(sensitivity**2, times or 1)
+    alone = groups if name not in KNOWN_RUNGS or len(groups) == 1 else exact
+    if heavier and name in KNOWN_RUNGS:
+        alone = []
     try:
         if alone:
             row = make_row(alone[0], settings)
@@ -344,16 +359,20 @@ def make_headline(
                 epsilon=row.estimate.epsilon,
                 interval=_pair(row.estimate.interval),
             )
-        return _pooled_headline(name, groups, settings, participations)
+        return _pooled_headline(name, groups, settings, times, sensitivity if heavier else None)
     except ValueError:  # constant scores: the notes say so
         return None
 
 
-def _pooled_headline(name: str, groups: list[Scores], settings: Settings, times: int | None) -> Headline | None:
-    """β from all canaries, and the epsilon of somebody who takes part `times` times, by default as often as most did."""
+def _pooled_headline(
+    name: str, groups: list[Scores], settings: Settings, times: int | None, sensitivity: float | None
+) -> Headline | None:
+    """β from all canaries, and the epsilon of somebody who takes part `times` times, or has that sensitivity."""
     weight = float(sum(s.observed.size * s.exposure for s in groups))
     usual = max(groups, key=lambda s: s.observed.size)
     exposure = usual.exposure if times is None or usual.strength is not None else float(times)
+    if sensitivity is not None:
+        exposure = sensitivity**2
     beta = sum(math.sqrt(s.exposure) * float(s.observed.sum()) for s in groups) / weight
     residuals = np.concatenate([s.observed - beta * math.sqrt(s.exposure) for s in groups])
     count = round(weight / exposure)  # canaries of that exposure whose mean is known as well
@@ -370,7 +389,7 @@ def _pooled_headline(name: str, groups: list[Scores], settings: Settings, times:
     )
     return Headline(
         rung=name,
-        participations=times or usual.presentations,
+        participations=times,
         epsilon=found.epsilon,
         interval=_pair(found.interval),
         pooled=True,

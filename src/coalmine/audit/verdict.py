@@ -34,6 +34,7 @@ EVEN_LEVEL = 1e-3  # of the test whether all canaries count alike
 WEAKER = 0.9  # of the usual stated noise: rounds below it are tested together
 SHORT = 0.95  # of the declared length: canaries that arrive shorter were lost or cut
 EXCLUDED_LEVEL = 0.01  # at which scores exclude a noise multiplier that the stated noise suggests
+NAMED = 4  # gauges that a reason lists
 LENGTHS = ("noise", "difference", "residual", "pooled residual")  # gauges that less noise moves, and nothing else
 
 
@@ -226,7 +227,8 @@ def _judge_run(by_rung: dict[str, Verdict], rungs: list[Scores], gauges: list[Ga
     proofs = [gauge for gauge in gauges if _proves(gauge, case)]
     if violated:
         also = violated[:-1] + [f"the {gauge.name} gauge" for gauge in proofs]
-        more = f"; so does {', '.join(also)}" if also else ""
+        more = f"; also {', '.join(also[:NAMED])}" if also else ""
+        more += f" and {len(also) - NAMED} more" if len(also) > NAMED else ""
         found = by_rung[violated[-1]]
         return Verdict("VIOLATION", f"{violated[-1]}: {found.reason}{more}", found.code, violated[-1])
     if proofs:
@@ -385,7 +387,9 @@ def _alarm(odd: list[Gauge]) -> str:
         )
     where = f", first in round {gauge.flagged[0]}" if gauge.flagged else ""
     span = f"{gauge.smallest:.4g}" if gauge.smallest == gauge.largest else f"{gauge.smallest:.4g} … {gauge.largest:.4g}"
-    also = f" The gauges {', '.join(g.name for g in odd[1:])} are outside their limits too." if odd[1:] else ""
+    names = [g.name for g in odd[1:]]
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    also = f" Also outside their limits: {', '.join(names[:NAMED])}{more}." if names else ""
     return (
         f"the {gauge.name} gauge ({gauge.meaning}) reads {span}, outside "
         f"{gauge.limits[0]:.4g} … {gauge.limits[1]:.4g}{where}: the residual is not fresh Gaussian noise of the stated "
