@@ -21,6 +21,9 @@ def read_gauges(log: RoundLog, settings: Settings) -> list[Gauge]:
     law = [*sketch_gauges(log, settings), *law_gauges(log, settings)]
     longest = next((gauge.largest for gauge in level if gauge.name == "residual"), None)
     law = [_over_stated_noise(gauge, longest) for gauge in law]
+    if any(gauge.name == "pooled residual" and gauge.status == "warning" for gauge in level):
+        # The residual holds more than noise: what lies on a grid may be that.
+        law = [_without_proof(gauge) if gauge.name == "grid" else gauge for gauge in law]
     found = level + law
     if any(gauge.name == "others" and gauge.status != "ok" for gauge in found):
         found = [gauge if gauge.name in WITHOUT_OTHERS else _without_proof(gauge) for gauge in found]

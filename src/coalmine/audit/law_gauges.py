@@ -24,6 +24,7 @@ KURTOSIS_OFF = 0.02  # smaller departures from 3 come from rounding, and cost no
 DIVERGENCE = 2e-4  # chi-squared divergence from a Gaussian, below which it is rounding
 EXPECTED = 20.0  # counts in a cell of the histogram; smaller cells join their neighbours
 GRID_STRENGTH = 0.05  # of the characteristic function, 0 to 1; half-precision noise has less at these frequencies
+ALIGNED = 0.5  # of a characteristic function, 0 to 1: from here on most values lie on the grid
 GRID_PEAK = 3.0  # times what stands beside the peak
 REPEATED = 0.05  # share of the largest values that come again
 SAME = 1e-6  # distance of two values, in standard deviations, that makes them the same
@@ -99,7 +100,7 @@ def _on_lattice(item: Round, dim: int) -> bool:
         return True
     assert item.law_grid is not None
     strength, frequency, own, _ = item.law_grid
-    return bool(strength > GRID_STRENGTH and own > 0.5 * strength and 1 / frequency > FINE_STEP)
+    return bool(strength > GRID_STRENGTH and own > ALIGNED and 1 / frequency > FINE_STEP)
 
 
 def _kurtosis(rounds: list[Round], parts: NoiseParts, repeated: float) -> Gauge:
@@ -283,7 +284,8 @@ def _grid(rounds: list[Round], dim: int) -> Gauge:
     strengths, own, beside = readings[:, 0], readings[:, 2], readings[:, 3]
     least = math.sqrt(math.log(2000 * len(rounds) / LEVEL) / dim)
     limit = max(least, GRID_STRENGTH)
-    outside = (strengths > np.maximum(limit, GRID_PEAK * beside)) & (own < 0.5 * strengths)
+    outside = (strengths > np.maximum(limit, GRID_PEAK * beside)) & (own < ALIGNED)
+    proof = bool((outside & (strengths > ALIGNED)).any())  # most values lie on it
     return Gauge(
         name="grid",
         meaning="how far the noise lies on a grid of values, 0 to 1",
@@ -291,8 +293,8 @@ def _grid(rounds: list[Round], dim: int) -> Gauge:
         largest=float(strengths.max()),
         limits=(0.0, limit),
         flagged=tuple(rounds[index].number for index in np.flatnonzero(outside)),
-        status="low" if outside.any() else "ok",
-        noise_left=0.0 if outside.any() else None,
+        status="low" if proof else "warning" if outside.any() else "ok",
+        noise_left=0.0 if proof else None,
         values=strengths,
     )
 

@@ -222,8 +222,11 @@ def _grid(standard: Any, release: Any, std: float) -> tuple[float, float, float,
 def _alignment(release: Any, frequency: float, width: float) -> float:
     """How well the smaller values of a release line up at any frequency this close to the given one, 0 to 1."""
     values = _host_sample(release)
-    values = values[np.abs(values) <= np.median(np.abs(values))][:4096]
-    span = float(np.ptp(values)) if values.size else 0.0
+    values = values[np.abs(values) * frequency >= 0.5]  # smaller ones line up with 0 whatever the grid
+    values = values[np.abs(values) <= np.median(np.abs(values), keepdims=True)][:4096] if values.size else values
+    if np.unique(values).size < 16:
+        return 0.0
+    span = float(np.ptp(values))
     tried = frequency + width * np.linspace(-1.5, 1.5, int(min(max(12 * width * span, 9), 2000)))
     best = 0.0
     for part in np.array_split(tried, max(len(tried) // 64, 1)):

@@ -236,7 +236,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "The noise has heavier tails than a Gaussian and more values near 0, where it hides less.",
         "Draw the noise from a Gaussian: the accounting holds for no other law.",
         ("heavy tails", "distribution"),
-        ("few values", "bare coordinates"),
+        ("few values",),
+        may_move=("bare coordinates", "low residual", "high residual", "low layer", "high layer", "some rounds"),
     ),
     Signature(
         "noise-on-larger-half",
@@ -289,8 +290,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "The same random numbers are used more than once, in other places: an attacker who finds them subtracts them.",
         "Draw fresh noise in every round and for every coordinate.",
         ("repeated values", "spectrum"),
-        ("neighbours", "shared draws", "repeat"),
-        may_move=("distribution", "rank"),
+        ("shared draws", "repeat"),
+        may_move=("distribution", "rank", "neighbours", "low residual", "high residual", "low layer", "high layer"),
     ),
     Signature(
         "noise-in-subspace",
