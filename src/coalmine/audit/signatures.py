@@ -188,7 +188,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "small-tensor-without-noise",
         "a small tensor without noise",
-        "A bias or a buffer is released without noise. It is too small to move anything but its own gauge.",
+        "A bias or a buffer is released without noise. It is too small to change the length of the whole residual.",
         "Add noise to every parameter that is released. Name the layers to the audit so that each has its own gauge.",
         ("low layer",),
         ("low residual", "repeat"),
