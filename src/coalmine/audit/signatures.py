@@ -29,7 +29,17 @@ class Signature:
 
 
 LENGTHS = ("noise", "difference", "residual", "pooled residual")
-LAW = ("distribution", "spectrum", "neighbours", "shared draws", "repeated values", "rank", "others")
+LAW = (
+    "distribution",
+    "noise follows others",
+    "noise follows canaries",
+    "spectrum",
+    "neighbours",
+    "shared draws",
+    "repeated values",
+    "rank",
+    "others",
+)
 SOURCES = {
     name: name for name in ("final", "final-update", "all-iterates", "known-round", "known-others", "repeat", *LAW)
 } | {
@@ -56,8 +66,21 @@ SPREAD_OF_MEAN = 0.5  # excess spread over the mean score: large scores spread b
 
 LESS_NOISE = ("known-others", "low residual")
 WEAKER_RUNGS = ("known-round", "all-iterates")
-BARE_LAW = ("heavy tails", "distribution", "bare coordinates", "rank", "neighbours", "spectrum", "low difference")
+FOLLOWS = ("noise follows others", "noise follows canaries")
+BARE_LAW = (
+    "heavy tails",
+    "distribution",
+    "bare coordinates",
+    "rank",
+    "neighbours",
+    "spectrum",
+    *FOLLOWS,
+    "low difference",
+)
 FOLLOWS_SIGNAL = (
+    "distribution",
+    "bare coordinates",
+    "noise follows canaries",
     "low layer",
     "low residual",
     "high residual",
@@ -165,7 +188,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "small-tensor-without-noise",
         "a small tensor without noise",
-        "A bias or a buffer is released without noise. It is too small to move anything but its own gauge.",
+        "A bias or a buffer is released without noise. It is too small to change the length of the whole residual.",
         "Add noise to every parameter that is released. Name the layers to the audit so that each has its own gauge.",
         ("low layer",),
         ("low residual", "repeat"),
@@ -186,7 +209,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "The optimiser scales the average up first, so the noise is small beside it.",
         "Add the noise to the average, before the optimiser sees it.",
         ("known-others",),
-        may_move=("high residual", "high layer", "repeat", "rank"),
+        may_move=("high residual", "high layer", "repeat", "rank", *FOLLOWS),
     ),
     Signature(
         "coin-flips",
@@ -203,16 +226,18 @@ SIGNATURES: tuple[Signature, ...] = (
         "uniform noise",
         "The noise has bounded support. A release outside of what it can reach proves that a client was there.",
         "Draw the noise from a Gaussian: the accounting holds for no other law.",
-        ("light tails", "distribution"),
-        ("few values",),
+        ("light tails",),
+        ("few values", "bare coordinates", *FOLLOWS),
+        may_move=("distribution",),
     ),
     Signature(
         "truncated-noise",
         "Gaussian noise without its tails",
         "The noise has bounded support. A release outside of what it can reach proves that a client was there.",
         "Draw the noise from a Gaussian: the accounting holds for no other law.",
-        ("light tails", "distribution"),
-        ("few values",),
+        ("light tails",),
+        ("few values", "bare coordinates", *FOLLOWS),
+        may_move=("distribution",),
     ),
     Signature(
         "coarse-grid",
@@ -220,7 +245,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "The noise takes few values, and the clients' sum is not rounded to them: what is left beside the grid is the sum.",
         "Round the sum with its noise, not the noise alone, or use a discrete mechanism and its own accounting.",
         ("few values", "distribution", "bare coordinates"),
-        may_move=("heavy tails", "light tails", "grid", "repeated values"),
+        may_move=("heavy tails", "grid", "repeated values"),
     ),
     Signature(
         "fine-grid",
@@ -236,7 +261,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "The noise has heavier tails than a Gaussian and more values near 0, where it hides less.",
         "Draw the noise from a Gaussian: the accounting holds for no other law.",
         ("heavy tails", "distribution"),
-        ("few values",),
+        ("few values", *FOLLOWS),
         may_move=("bare coordinates", "low residual", "high residual", "low layer", "high layer", "some rounds"),
     ),
     Signature(
@@ -244,7 +269,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "noise only on the larger half of the coordinates",
         "The noise follows the signal: coordinates with a small signal are released with little noise or none.",
         "Add noise of the same std to every coordinate, whatever the clients sent.",
-        ("heavy tails", "distribution", "bare coordinates", "high layer"),
+        ("heavy tails", "noise follows others", "high layer"),
         ("few values", "known-others"),
         may_move=FOLLOWS_SIGNAL,
     ),
@@ -253,7 +278,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "noise in proportion to the signal",
         "The noise follows the signal: coordinates with a small signal are released with little noise or none.",
         "Add noise of the same std to every coordinate, whatever the clients sent.",
-        ("heavy tails", "distribution", "bare coordinates", "high layer"),
+        ("heavy tails", "noise follows others", "high layer"),
         ("few values", "known-others"),
         may_move=FOLLOWS_SIGNAL,
     ),
@@ -387,8 +412,10 @@ def evidence_of(result: Mapping[str, Any]) -> set[str]:
     # Noise on few coordinates is little noise, and its cosines spread as in few dimensions: by chance, not by repetition.
     if any("low residual" not in found or gauge["smallest"] > 0.5 for gauge in repeats):
         found.add("repeat")
-    if "shape" in outside:
-        found.add("light tails" if outside["shape"]["smallest"] < 3 else "heavy tails")
+    for name, gaussian in (("tails", 1.0), ("shape", 3.0)):
+        if name in outside:
+            found -= {"light tails", "heavy tails"}  # where the two disagree, the moment says more than the extremes
+            found.add("light tails" if outside[name]["smallest"] < gaussian else "heavy tails")
     if "bare coordinates" in outside and outside["bare coordinates"]["largest"] > BARE:
         found.add("bare coordinates")
     if "grid" in outside and outside["grid"]["largest"] > GRID:
