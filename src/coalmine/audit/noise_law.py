@@ -130,7 +130,7 @@ def _full(
         "law_zeros": np.array([_near_zero(standard, zero_width(len(vector)))], dtype=np.int64),
         "law_follows": np.array([number for size in sizes for number in _follows(standard, size)]),
         "law_spectrum": np.array(_spectrum(standard)),
-        "law_grid": np.array(_grid(standard, release, float(np.sqrt(moments[:, 1].sum() / len(vector))))),
+        "law_grid": np.array(_grid(standard, release, vector, float(np.sqrt(moments[:, 1].sum() / len(vector))))),
     }
     if exact:
         found["law_tail"] = _tail(vector)
@@ -199,7 +199,7 @@ def _spectrum(standard: Any) -> tuple[float, float]:
     return largest / (length / dim), place
 
 
-def _grid(standard: Any, release: Any, std: float) -> tuple[float, float, float, float]:
+def _grid(standard: Any, release: Any, vector: Any, std: float) -> tuple[float, float, float, float]:
     """How well the values line up at their best frequency (0 to 1), that frequency, and what to compare it with.
 
     Values on a grid of spacing Δ make the characteristic function 1 at frequency 1/Δ, and small beside it. Third comes how
@@ -215,14 +215,18 @@ def _grid(standard: Any, release: Any, std: float) -> tuple[float, float, float,
     beside = float(np.median(image[(frequencies >= COARSEST) & (np.abs(frequencies - frequency) < 1.0)]))
     own = 0.0
     if strength * strength * len(standard) > 16:  # else it is chance, and there is nothing to excuse
-        own = _alignment(release, frequency / std, GRID_PER_STD / GRID_FFT / std)
+        own = _alignment(release, vector, frequency / std, GRID_PER_STD / GRID_FFT / std)
     return strength, frequency, own, beside
 
 
-def _alignment(release: Any, frequency: float, width: float) -> float:
-    """How well the smaller values of a release line up at any frequency this close to the given one, 0 to 1."""
+def _alignment(release: Any, noise: Any, frequency: float, width: float) -> float:
+    """How well a release lines up at any frequency this close to the given one, 0 to 1.
+
+    Looked at are coordinates in which it holds more than noise: only there does its own grid differ from the noise's. Of
+    those the smaller ones, as large ones need a finer search.
+    """
     values = _host_sample(release)
-    values = values[np.abs(values) * frequency >= 0.5]  # smaller ones line up with 0 whatever the grid
+    values = values[np.abs(values - _host_sample(noise)) * frequency >= 0.5]
     values = values[np.abs(values) <= np.median(np.abs(values), keepdims=True)][:4096] if values.size else values
     if np.unique(values).size < 16:
         return 0.0
