@@ -25,7 +25,7 @@ ITEMS = (
     "participations",
     "others",
 )
-VISIBLE_RANK = 5.0  # standard deviations by which half of the dimensions must move the rank gauge to be seen
+VISIBLE_RANK = 10.0  # standard deviations by which half of the dimensions must move the rank gauge to be seen
 NAMED = 12  # tensors that are named in a sentence
 
 
@@ -126,8 +126,11 @@ def _level(facts: _Facts, names: set[str]) -> AuditedItem:
 def _law(facts: _Facts, names: set[str], settings: Settings) -> AuditedItem:
     if "shape" not in names or "spectrum" not in names:
         return AuditedItem("noise law", "not checked", "pass `others`: the law is that of the residual")
-    seen = ["correlation within a round", "reuse between rounds"]
-    missing = []
+    seen, missing = ["correlation within a round"], []
+    if facts.rounds > 1:
+        seen.append("reuse between rounds")
+    else:
+        missing.append("reuse between rounds (needs two)")
     if "distribution" in names:
         seen += ["distribution", "a grid of values"]
     else:
