@@ -7,7 +7,7 @@ from scipy import stats
 from scipy.fft import next_fast_len
 
 from coalmine import Audit
-from coalmine.audit.law_gauges import _cell_probabilities, anscombe_glynn, repeated_share
+from coalmine.audit.law_gauges import _agreement, _cell_probabilities, anscombe_glynn, repeated_share
 from coalmine.audit.noise_law import (
     CELL,
     CELLS,
@@ -16,6 +16,7 @@ from coalmine.audit.noise_law import (
     measure_law,
     resolution_of,
 )
+from coalmine.audit.rounds import Round
 
 DIM = 4_096
 WHOLE = NoiseParts.of([], DIM)
@@ -130,6 +131,33 @@ def test_repeated_values_are_counted():
     assert p_value < 1e-12
     coarse = np.sort(np.round(tail * 64) / 64)  # half precision repeats by itself
     assert repeated_share(coarse, 1e-6) == (0.0, 1.0)
+
+
+def _peaked(noise, number):
+    return Round(number=number, law_peaks=law(noise)["law_peaks"])
+
+
+def test_noise_cut_twice_from_one_source_is_found_at_its_distance():
+    """The share of largest values that come again is that of the overlap, wherever the two pieces lie."""
+    source = normal(7, 3 * DIM)
+    for shift in (1, 700, DIM // 2, -1_500):
+        start = 2_000
+        pair = [_peaked(source[at : at + DIM], number) for number, at in enumerate((start, start + shift), 1)]
+        share, p_value = _agreement(*pair, 2 * DIM)
+        assert share == pytest.approx(1 - abs(shift) / DIM, abs=0.12)
+        assert p_value < 1e-9
+
+
+def test_fresh_noise_agrees_in_sign_by_chance_alone():
+    """The p-value of the best distance, times the number of distances, is hardly ever small; nor is the sign's turn missed."""
+    p_values = [_agreement(_peaked(normal(2 * s), 1), _peaked(normal(2 * s + 1), 2), 2 * DIM)[1] for s in range(60)]
+    assert min(p_values) * 2 * DIM * 60 > 1e-3
+    assert _agreement(_peaked(normal(3), 1), _peaked(-np.roll(normal(3), 50), 2), 2 * DIM)[1] < 1e-9
+
+
+def test_the_same_place_is_left_to_other_gauges():
+    """Correlated noise repeats there on purpose."""
+    assert _agreement(_peaked(normal(3), 1), _peaked(normal(3), 2), 2 * DIM)[1] * 2 * DIM > 1e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

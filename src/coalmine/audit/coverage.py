@@ -90,6 +90,8 @@ def audited_items(
 ) -> tuple[AuditedItem, ...]:
     """The whole list, in the order of `ITEMS`; what the pipeline knows better stands in the place of the audit's own."""
     facts, names = _Facts.of(log, settings), {gauge.name for gauge in gauges}
+    if any(gauge.name == "rounding" and gauge.status != "ok" for gauge in gauges):
+        names.add("coarse")
     own = [
         _level(facts, names),
         _law(facts, names, settings),
@@ -126,6 +128,8 @@ def _level(facts: _Facts, names: set[str]) -> AuditedItem:
 def _law(facts: _Facts, names: set[str], settings: Settings) -> AuditedItem:
     if "shape" not in names or "spectrum" not in names:
         return AuditedItem("noise law", "not checked", "pass `others`: the law is that of the residual")
+    if "coarse" in names:
+        return AuditedItem("noise law", "cannot be checked", "the release is rounded too coarsely; pass it before rounding")
     seen, missing = ["correlation within a round"], []
     if facts.rounds > 1:
         seen.append("reuse between rounds")

@@ -34,6 +34,9 @@ COARSE_RELEASE = 0.1  # share of rounding in the residual's variance from which 
 FINE_STEP = 0.25 * CELL  # standard deviations: a coarser grid of release and `others` shows in the histogram
 TAIL_RATIO = 0.75  # of the expected number of large values, or its inverse: nearer to 1 it is rounding
 FIRST_TAIL = 3.0  # standard deviations
+RANK_LEVEL = 2e-3  # of the rank gauge, which only bars a PASS: at 12 rounds a fixed half of the dimensions hardly shows
+SHIFTED_ROUNDS = 20  # compared with each other at every distance
+SHIFTS = 1 << 18  # distances that are told apart; larger ones share a place
 SLOPE = 0.05  # of the noise's variance against another vector's size, that is worth an alarm
 
 
@@ -58,6 +61,10 @@ def law_gauges(log: RoundLog, settings: Settings) -> Iterator[Gauge]:
         yield from _neighbours(rounds, parts, settings.dim, repeated)
     if any(item.law_tail is not None for item in counted):
         yield _ties(counted)
+    if rounds and _is_rounded(rounds, settings.dim):
+        yield _rounding(rounds, settings.dim)
+    if len(counted) > 1:
+        yield _shifted(counted, settings.dim)
 
 
 def _repetition(settings: Settings, numbers: list[int]) -> float:
@@ -88,6 +95,10 @@ def _rounding_share(rounds: list[Round], dim: int) -> float:
     return max((item.rounding or 0.0) * dim / _variance(item) for item in rounds)
 
 
+def _is_rounded(rounds: list[Round], dim: int) -> bool:
+    return _rounding_share(rounds, dim) > 0
+
+
 def _is_coarse(rounds: list[Round], dim: int) -> bool:
     """Whether the release was rounded so coarsely that the law of the noise cannot be seen behind it."""
     return _rounding_share(rounds, dim) > COARSE_RELEASE
@@ -101,6 +112,22 @@ def _on_lattice(item: Round, dim: int) -> bool:
     assert item.law_grid is not None
     strength, frequency, own, _ = item.law_grid
     return bool(strength > GRID_STRENGTH and own > ALIGNED and 1 / frequency > FINE_STEP)
+
+
+def _rounding(rounds: list[Round], dim: int) -> Gauge:
+    """How much of the residual is the rounding of the release: behind too much of it any noise looks the same."""
+    shares = np.array([(item.rounding or 0.0) * dim / _variance(item) for item in rounds])
+    outside = shares > COARSE_RELEASE
+    return Gauge(
+        name="rounding",
+        meaning="share of the residual's variance that comes from rounding the release",
+        smallest=float(shares.min()),
+        largest=float(shares.max()),
+        limits=(0.0, COARSE_RELEASE),
+        flagged=tuple(rounds[index].number for index in np.flatnonzero(outside)),
+        status="warning" if outside.any() else "ok",
+        values=shares,
+    )
 
 
 def _kurtosis(rounds: list[Round], parts: NoiseParts, repeated: float) -> Gauge:
@@ -386,6 +413,53 @@ def _ties(rounds: list[Round]) -> Gauge:
     )
 
 
+def _shifted(rounds: list[Round], dim: int) -> Gauge:
+    """Whether the largest values of a round stand in another round too, further along: noise cut twice from one source.
+
+    At a given distance the signs of two rounds' largest values agree by chance, each with probability one half. The same
+    place is left out, as correlated noise may repeat there; the repeat gauges look at it.
+    """
+    found = [item for item in rounds if item.law_peaks is not None][:SHIFTED_ROUNDS]
+    width = min(2 * dim, SHIFTS)
+    pairs = [(one, two) for index, one in enumerate(found) for two in found[:index]]
+    level = LEVEL / (max(len(pairs), 1) * width * 2)
+    readings = [_agreement(one, two, width) for one, two in pairs]
+    outside = [index for index, (_, p_value) in enumerate(readings) if p_value < level]
+    flagged = sorted({pairs[index][0].number for index in outside})
+    share = max((readings[index][0] for index in outside), default=0.0)
+    largest = max((agreed for agreed, _ in readings), default=0.0)
+    smallest = math.ceil(-math.log2(level)) / len(found[0].law_peaks) if found and found[0].law_peaks is not None else 0
+    return Gauge(
+        name="shifted repeat",
+        meaning="share of a round's largest noise values that stand in another round at one common distance",
+        smallest=min((agreed for agreed, _ in readings), default=0.0),
+        largest=largest,
+        limits=(0.0, float(max(smallest, largest if not outside else 0.0))),
+        flagged=tuple(flagged),
+        status="low" if outside else "ok",
+        noise_left=math.sqrt(max(1 - share, 0.0)) if outside else None,
+        values=np.array([agreed for agreed, _ in readings]),
+    )
+
+
+def _agreement(one: Round, two: Round, width: int) -> tuple[float, float]:
+    """The share of largest values that agree in sign beyond chance at the best distance, and its p-value there."""
+    assert one.law_peaks is not None
+    assert two.law_peaks is not None
+    distance = (np.abs(one.law_peaks)[:, None] - np.abs(two.law_peaks)).ravel()
+    signs = (np.sign(one.law_peaks)[:, None] * np.sign(two.law_peaks)).ravel()
+    signs = np.where(distance == 0, 0, signs)
+    places = distance % width
+    same = np.bincount(places[signs > 0], minlength=width)
+    other = np.bincount(places[signs < 0], minlength=width)
+    most, both = np.maximum(same, other), same + other
+    candidates = np.flatnonzero(most - np.minimum(same, other) >= (most - np.minimum(same, other)).max())
+    p_values = 2 * bdtrc(most[candidates] - 1, both[candidates], 0.5)
+    best = int(np.argmin(p_values))
+    excess = 2 * most[candidates][best] - both[candidates][best]
+    return float(excess) / len(one.law_peaks), float(p_values[best])
+
+
 def repeated_share(ordered: Floats, same: float) -> tuple[float, float]:
     """The share of sorted values that stand closer than `same` to the next, less what chance gives; and its p-value.
 
@@ -485,7 +559,7 @@ def _repeats(sketch: npt.NDArray[np.float32], numbers: list[int], dof: float, di
         noise_left=math.sqrt(1 - max(certain, 0.0) ** 2) if outside.any() else None,
         values=largest[1:],
     )
-    reading, high = dof * squares / pairs, float(chdtri(pairs, LEVEL)) / pairs
+    reading, high = dof * squares / pairs, float(chdtri(pairs, RANK_LEVEL)) / pairs
     yield Gauge(
         name="rank",
         meaning="mean squared cosine between two rounds over that of noise in all dimensions",

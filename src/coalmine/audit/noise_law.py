@@ -23,6 +23,7 @@ CELLS = 96  # between -6 and 6 standard deviations; one more on each side for wh
 SMALLEST_GROUP = 256  # coordinates: smaller layers are standardised together with their neighbours
 SMALLEST_LAYER = 16  # coordinates of a layer that is compared with another
 TAIL = 512  # of the largest values that are kept to look for repeated ones
+PEAKS = 256  # places of the largest values, with their signs, that are kept to find them again in another round
 GRID_BINS, GRID_PER_STD = 4096, 256  # for the characteristic function: bins over ±8 standard deviations
 GRID_FFT = 8192
 COARSEST, FINEST = 1.0, 50.0  # frequencies searched for a grid, in cycles per standard deviation
@@ -131,6 +132,7 @@ def _full(
         "law_follows": np.array([number for size in sizes for number in _follows(standard, size)]),
         "law_spectrum": np.array(_spectrum(standard)),
         "law_grid": np.array(_grid(standard, release, vector, float(np.sqrt(moments[:, 1].sum() / len(vector))))),
+        "law_peaks": _peaks(standard),
     }
     if exact:
         found["law_tail"] = _tail(vector)
@@ -248,6 +250,17 @@ def _tail(vector: Any) -> npt.NDArray[np.float32]:
         size = np.abs(vector)
         largest = np.partition(size, len(size) - count)[-count:]
     return np.sort(largest).astype(np.float32)
+
+
+def _peaks(standard: Any) -> npt.NDArray[np.int32]:
+    """Places of the largest values, counted from 1, with the values' signs."""
+    count = min(PEAKS, max(len(standard) // 8, 1))
+    if is_tensor(standard):
+        places = standard.abs().topk(count).indices.sort().values
+        signs = standard[places].sign().to(places.dtype)
+        return np.asarray(((places + 1) * signs).cpu().numpy()).astype(np.int32)
+    places = np.sort(np.argpartition(np.abs(standard), len(standard) - count)[-count:])
+    return np.asarray((places + 1) * np.sign(standard[places])).astype(np.int32)
 
 
 def resolution_of(vector: Any) -> float | None:

@@ -66,6 +66,7 @@ class Round:
     law_grid: npt.NDArray[np.float64] | None = None
     law_tail: Singles | None = None
     law_follows: npt.NDArray[np.float64] | None = None
+    law_peaks: npt.NDArray[np.int32] | None = None
     scores: dict[str, Singles] = field(default_factory=dict)
 
 

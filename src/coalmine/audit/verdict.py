@@ -379,6 +379,12 @@ def _wrong_others(factor: float) -> str:
 
 
 def _alarm(odd: list[Gauge]) -> str:
+    rounded = next((gauge for gauge in odd if gauge.name == "rounding"), None)
+    if rounded is not None:
+        return (
+            f"rounding the release makes up {rounded.largest:.0%} of the residual's variance, so the law of the noise cannot "
+            "be seen behind it: pass model_delta as it was before it was rounded"
+        )
     gauge = odd[0]
     if gauge.name in ("residual", "pooled residual") and gauge.status == "warning":
         return (
