@@ -76,8 +76,7 @@ class Audit:
     ...     present = audit.canaries_in_round(t)
     ...     noisy = audit.updates(present, clip_norm=1.0) + rng.normal(size=10_000)
     ...     audit.observe_round(t, noisy / 600, present=present)
-    >>> row = audit.result().adversaries["known-round"].headline
-    >>> round(row.estimate.epsilon, 1)  # mechanism_epsilon(1.0, delta=1e-6) is 4.9
+    >>> round(audit.result()["known-round"].headline.estimate.epsilon, 1)  # mechanism_epsilon(1.0, delta=1e-6) is 4.9
     4.7
     """
 
@@ -137,11 +136,11 @@ class Audit:
         self._attacks = checked_attacks(scores)
         self._parts = NoiseParts.of(settings.layers, settings.dim)
         self._before: _Before | None = None
-        self._clip_norm = 1.0
         self._last_sum: tuple[list[int], Any] | None = None
         self._deferred = False
         self._pending: _Pending | None = None
         self._beside: ThreadPoolExecutor | None = None
+        self._finisher: Callable[..., AuditResult] | None = None
         self._recall_scores()
 
     def _recall_scores(self) -> None:
@@ -149,6 +148,20 @@ class Audit:
         if self._attacks:
             for item in self._log.rounds():
                 self._previous_scores |= {name: np.asarray(own, np.float64) for name, own in item.scores.items()}
+
+    def __enter__(self) -> "Audit":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Record a round that is still being measured, and unlock the directory. A closed audit observes nothing more."""
+        try:
+            self.flush()
+        finally:
+            if self.directory is not None:
+                self.directory.close()
 
     def __repr__(self) -> str:
         return f"Audit(dim={self.settings.dim}, canaries={self.settings.canaries}, rounds={len(self._log.numbers)})"
@@ -196,8 +209,7 @@ class Audit:
         `like` is an array or tensor whose kind, dtype and device the sum takes. A sum cannot be clipped client by client:
         to audit the clip itself, send each canary's `update` with scale 10 through it.
         """
-        self._clip_norm = _clip_norm(clip_norm)
-        size = self._clip_norm * float(positive_array("scale", one_number("scale", scale)))
+        size = _clip_norm(clip_norm) * float(positive_array("scale", one_number("scale", scale)))
         indices = self._observed_indices(present)
         total = self._canaries.combine(indices, like=like)
         self._last_sum = (indices, total)  # its round is about to need it again
@@ -240,7 +252,7 @@ class Audit:
         facts = {
             "number": number,
             "present": np.array(indices, dtype=np.int32),
-            "clip_norm": self._clip_norm if clip_norm is None else _clip_norm(clip_norm),
+            "clip_norm": 1.0 if clip_norm is None else _clip_norm(clip_norm),
             "clip_declared": clip_norm is not None,
             "noise_std": None if noise_std is None else _noise_std(noise_std),
             "scale": float(positive_array("scale", one_number("scale", scale))),
@@ -401,6 +413,23 @@ class Audit:
             clients=clients,
             audited=audited,
         )
+
+    def finish(self, *, claim: Claim | float | None = None, **facts: Any) -> AuditResult:
+        """The result of a finished run, which is also written to result.json where the audit has a directory.
+
+        `facts` are further arguments of `result`. If an integration made this audit, it adds what it knows of the run, and
+        takes the facts that its own page lists.
+        """
+        if self._finisher is not None:
+            return self._finisher(claim=claim, **facts)
+        result = self.result(claim=claim, **facts)
+        if self.directory is not None:
+            self.directory.write_result(result)
+        return result
+
+    def finish_with(self, finisher: Callable[..., AuditResult]) -> None:
+        """Let an integration finish the audit: `finish` calls this function with its own arguments."""
+        self._finisher = finisher
 
     def save(self, path: Path | str) -> None:
         """Everything but the seed, in one file: written whole or not at all, hashed, no pickle."""

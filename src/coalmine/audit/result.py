@@ -125,6 +125,22 @@ class AuditResult:
     audited: tuple[AuditedItem, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def __getitem__(self, rung: str) -> Adversary:
+        """One adversary of the ladder by its name."""
+        if rung not in self.adversaries:
+            raise KeyError(f"{rung!r} is not in this result; it holds {', '.join(self.adversaries) or 'no adversary'}")
+        return self.adversaries[rung]
+
+    @property
+    def epsilon(self) -> float | None:
+        """The estimate on top: that of the rung which the verdict rests on; None where no rung could be read."""
+        return None if self.headline is None else self.headline.epsilon
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The interval of `epsilon`."""
+        return None if self.headline is None else self.headline.interval
+
     def to_dict(self) -> dict[str, Any]:
         """As docs/result.schema.json has it; inf and NaN are still floats here."""
         sensitivity = None if self.claim is None else self.claim.sensitivity
