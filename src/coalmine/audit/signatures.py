@@ -261,8 +261,16 @@ SIGNATURES: tuple[Signature, ...] = (
         "The noise has heavier tails than a Gaussian and more values near 0, where it hides less.",
         "Draw the noise from a Gaussian: the accounting holds for no other law.",
         ("heavy tails", "distribution"),
-        ("few values", *FOLLOWS),
-        may_move=("bare coordinates", "low residual", "high residual", "low layer", "high layer", "some rounds"),
+        ("few values", "noise follows others"),
+        may_move=(
+            "noise follows canaries",
+            "bare coordinates",
+            "low residual",
+            "high residual",
+            "low layer",
+            "high layer",
+            "some rounds",
+        ),
     ),
     Signature(
         "noise-on-larger-half",
@@ -298,7 +306,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "Draw as many random numbers as there are coordinates.",
         ("neighbours", "repeated values"),
         ("repeat",),
-        may_move=("spectrum", "rank"),
+        may_move=("spectrum", "rank", "distribution"),
     ),
     Signature(
         "noise-from-pool",
