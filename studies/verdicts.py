@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from coalmine.audit.adversaries import Scores
+from coalmine.audit.ladder import Scores
 from coalmine.audit.verdict import Claim, Evidence, judge
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise

@@ -6,8 +6,6 @@ from coalmine.audit.audit import Audit
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.gaussian_mechanism import GaussianMechanismAudit, audit_gaussian_mechanism
 from coalmine.audit.result import AuditResult
-from coalmine.audit.run_directory import RunDirectory
-from coalmine.audit.seeds import read_seed, write_seed
 from coalmine.audit.verdict import Claim, Verdict
 from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.estimators.amplification import last_iterate_epsilon, shuffled_epsilon, subsampled_epsilon
@@ -22,6 +20,8 @@ from coalmine.estimators.normality import AndersonDarling, anderson_darling
 from coalmine.estimators.null import CosineNull, conditional_null
 from coalmine.estimators.planning import Plan, canaries_for_power, canaries_to_detect, plan_audit, power_against_claim
 from coalmine.estimators.rates import epsilon_from_rates
+from coalmine.storage.run_directory import RunDirectory
+from coalmine.storage.seed_file import read_seed, write_seed
 from coalmine.version import __version__
 
 __all__ = [

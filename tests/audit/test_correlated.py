@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from coalmine import Audit, Claim, mechanism_epsilon
-from coalmine.audit.adversaries import ladder, views
-from coalmine.audit.settings import Commitment, checked_settings
+from coalmine.audit.ladder import ladder, views
 from coalmine.audit.verdict import _signal
-from coalmine.audit.verify import verify_run
+from coalmine.audit.verification import verify_run
 from coalmine.estimators.correlated import BandedNoise, TreeNoise
 from coalmine.estimators.mechanism import mechanism_noise
+from coalmine.storage.record import Commitment, checked_settings
 
 ROUNDS, DIM, CANARIES, NOISE = 32, 3_000, 300, 2.0
 TREE = TreeNoise(rounds=ROUNDS)

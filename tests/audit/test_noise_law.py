@@ -16,7 +16,7 @@ from coalmine.audit.noise_law import (
     measure_law,
     resolution_of,
 )
-from coalmine.audit.rounds import Round
+from coalmine.storage.rounds_file import Round
 
 DIM = 4_096
 WHOLE = NoiseParts.of([], DIM)
@@ -149,7 +149,7 @@ def test_noise_cut_twice_from_one_source_is_found_at_its_distance():
 
 
 def test_fresh_noise_agrees_in_sign_by_chance_alone():
-    """The p-value of the best distance, times the number of distances, is hardly ever small; nor is the sign's turn missed."""
+    """The p-value of the best distance, times the number of distances, is hardly ever small; opposite signs are found."""
     p_values = [_agreement(_peaked(normal(2 * s), 1), _peaked(normal(2 * s + 1), 2), 2 * DIM)[1] for s in range(60)]
     assert min(p_values) * 2 * DIM * 60 > 1e-3
     assert _agreement(_peaked(normal(3), 1), _peaked(-np.roll(normal(3), 50), 2), 2 * DIM)[1] < 1e-9

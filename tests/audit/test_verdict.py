@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from coalmine import Audit, Claim, epsilon_lower_bound, mechanism_epsilon
-from coalmine.audit.adversaries import ladder
+from coalmine.audit.ladder import ladder
 
 sys.path.insert(0, str(Path(__file__).parent))
 from training import train

@@ -125,7 +125,7 @@ def test_a_run_leaves_its_directory(finished):
 
 
 def test_a_run_can_be_verified(finished):
-    from coalmine.audit.seeds import DEMO_SEED
+    from coalmine.storage.seed_file import DEMO_SEED
 
     seed = finished.parent / "seed"
     seed.write_text(str(DEMO_SEED + 1))
@@ -403,7 +403,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys):
 
 
 def test_a_second_writer_is_refused(finished):
-    from coalmine.audit.run_directory import RunDirectory
+    from coalmine.storage.run_directory import RunDirectory
 
     home = RunDirectory(finished)
     home.lock()

@@ -47,7 +47,7 @@ from flwr.serverapp.strategy import (  # noqa: E402
 )
 
 from coalmine import mechanism_epsilon  # noqa: E402
-from coalmine.audit.verify import verify_run  # noqa: E402
+from coalmine.audit.verification import verify_run  # noqa: E402
 from coalmine.canaries import rotation_numpy  # noqa: E402
 from coalmine.cli.compare import compare  # noqa: E402
 from coalmine.estimators.correlated import BandedNoise  # noqa: E402

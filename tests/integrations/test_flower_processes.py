@@ -18,7 +18,7 @@ require("sklearn")
 from flower_processes import Processes, environment  # noqa: E402
 
 from coalmine import RunDirectory  # noqa: E402
-from coalmine.audit.verify import verify_run  # noqa: E402
+from coalmine.audit.verification import verify_run  # noqa: E402
 from coalmine.integrations.flower.checkpoint import load_checkpoint  # noqa: E402
 
 

@@ -28,8 +28,8 @@ from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from coalmine import Audit, Claim, mechanism_epsilon  # noqa: E402
-from coalmine.audit.adversaries import ladder  # noqa: E402
-from coalmine.audit.verify import verify_run  # noqa: E402
+from coalmine.audit.ladder import ladder  # noqa: E402
+from coalmine.audit.verification import verify_run  # noqa: E402
 from coalmine.cli.compare import compare  # noqa: E402
 from coalmine.integrations.checks import check_no_result  # noqa: E402
 from coalmine.integrations.journal import Journal  # noqa: E402

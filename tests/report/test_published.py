@@ -12,14 +12,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from runs import make_run
 
 from coalmine import Audit, TreeNoise
-from coalmine.audit.adversaries import ladder
+from coalmine.audit.ladder import ladder
 from coalmine.audit.published import canife_needs, checkpoint_scores, published_rows
-from coalmine.audit.rounds import Round, RoundLog
-from coalmine.audit.settings import checked_settings
 from coalmine.estimators.literature.compare import literature_rows
 from coalmine.estimators.literature.jagielski2020 import jagielski2020_row
 from coalmine.report import read_run
 from coalmine.report.document import report_text
+from coalmine.storage.record import checked_settings
+from coalmine.storage.rounds_file import Round, RoundLog
 
 DELTA, BACK_FRONT = "Jagielski 2023, delta", "Jagielski 2023, back-front"
 

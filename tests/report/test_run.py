@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coalmine.audit.adversaries import ladder
-from coalmine.audit.run_directory import RunDirectory
+from coalmine.audit.ladder import ladder
 from coalmine.report import Findings, read_run, write_report
 from coalmine.report.checkpoints import estimates_during
 from coalmine.report.document import report_text
 from coalmine.report.log import map_rounds
 from coalmine.report.run import read_runs
+from coalmine.storage.run_directory import RunDirectory
 
 sys.path.insert(0, str(Path(__file__).parent))
 from runs import make_run

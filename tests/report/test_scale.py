@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from coalmine.audit.audit import derive_result
-from coalmine.audit.rounds import Final, Round
-from coalmine.audit.run_directory import RunDirectory
 from coalmine.audit.schedule import spread_schedule
-from coalmine.audit.settings import checked_settings
 from coalmine.audit.verdict import Claim
 from coalmine.report import write_report
+from coalmine.storage.record import checked_settings
+from coalmine.storage.rounds_file import Final, Round
+from coalmine.storage.run_directory import RunDirectory
 
 ROUNDS, CANARIES, DIM = 2_048, 2_000, 100_000
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from coalmine.audit.run_directory import RunDirectory
 from coalmine.report import read_run
 from coalmine.report.trackers import MLflow, TensorBoard, result_scalars
 from coalmine.report.watch import Watcher, screen
+from coalmine.storage.run_directory import RunDirectory
 
 sys.path.insert(0, str(Path(__file__).parent))
 from runs import make_run

@@ -8,8 +8,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-from coalmine.audit.numbers import json_ready
-from coalmine.audit.run_directory import RunDirectory
 from coalmine.reproduction.readings import read_finished, read_json, rung, training_seconds
 from coalmine.reproduction.runs import PlannedRun, carry_out
 from coalmine.reproduction.setting import Setting
@@ -20,6 +18,8 @@ from coalmine.simulation.config import (
     PrivacySettings,
     RunConfig,
 )
+from coalmine.storage.files import json_ready
+from coalmine.storage.run_directory import RunDirectory
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-from coalmine.audit.run_directory import RunDirectory
 from coalmine.reproduction import accuracy, beyond, emnist, runs, stackoverflow
 from coalmine.reproduction.runs import OutOfTimeError, PlannedRun, carry_out, toml_text
 from coalmine.reproduction.setting import Setting
@@ -21,6 +20,7 @@ from coalmine.simulation.config import (
     RunConfig,
     TaskSettings,
 )
+from coalmine.storage.run_directory import RunDirectory
 
 TINY = RunConfig(
     rounds=6,

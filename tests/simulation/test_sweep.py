@@ -132,6 +132,6 @@ def test_a_run_goes_on_with_the_threads_it_was_begun_with(tmp_path):
 
 
 def read_stored(directory):
-    from coalmine.audit.run_directory import RunDirectory
+    from coalmine.storage.run_directory import RunDirectory
 
     return RunDirectory(directory).read_config()

@@ -12,10 +12,9 @@ from typing import Any, Literal, SupportsIndex, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.audit import snapshot
-from coalmine.audit.adversaries import RUNGS, SMALLEST, ladder, presented_times
 from coalmine.audit.coverage import AuditedItem, audited_items
 from coalmine.audit.gauges import read_gauges
+from coalmine.audit.ladder import RUNGS, SMALLEST, ladder, presented_times
 from coalmine.audit.noise_law import (
     MANY_COORDINATES,
     NoiseParts,
@@ -25,10 +24,7 @@ from coalmine.audit.noise_law import (
     resolution_of,
 )
 from coalmine.audit.result import Adversary, AuditResult, Row, make_headline, make_row
-from coalmine.audit.rounds import Final, Round, RoundLog, Singles
-from coalmine.audit.run_directory import RunDirectory
-from coalmine.audit.schedule import Indices, presentation_counts, sampled, spread_schedule
-from coalmine.audit.settings import Commitment, Settings, checked_settings, seed_bytes
+from coalmine.audit.schedule import Indices, sampled, spread_schedule
 from coalmine.audit.stated import round_scores, stated_noise
 from coalmine.audit.vectors import (
     checked_length,
@@ -46,6 +42,10 @@ from coalmine.canaries.base import usable
 from coalmine.canaries.rotation_numpy import stay_in_one_thread
 from coalmine.checks import Floats, nonnegative_array, one_number, positive_array, shown, whole_number
 from coalmine.estimators.correlated import CorrelatedNoise
+from coalmine.storage import saved_audit
+from coalmine.storage.record import Commitment, Settings, checked_settings, presentation_counts, seed_bytes
+from coalmine.storage.rounds_file import Final, Round, RoundLog, Singles
+from coalmine.storage.run_directory import RunDirectory
 
 Seed = SupportsIndex | bytes
 Attack = Callable[..., npt.ArrayLike]
@@ -62,7 +62,7 @@ class Audit:
 
     `rounds` and `presentations` are for `canaries_in_round`: each canary in `presentations` rounds, one in each of as
     many periods; a sequence makes groups. `momentum` is the server's, and is undone where rounds are compared. `noise`
-    says that the noise of rounds hangs together, a TreeNoise or a BandedNoise of `coalmine.estimators.correlated`: the
+    says how the noise of rounds is correlated: a TreeNoise or a BandedNoise of `coalmine.estimators.correlated`: the
     attacker of known-others then whitens it. `layers`,
     names and sizes, give gauges of their own. `scores` are attacks of your own: each is called in every round as
     attack(round_number, model_delta, canaries, previous) and returns a score for every canary, observed first; `previous`
@@ -434,12 +434,12 @@ class Audit:
     def save(self, path: Path | str) -> None:
         """Everything but the seed, in one file: written whole or not at all, hashed, no pickle."""
         self.flush()
-        snapshot.save(Path(path), self.settings, self.commitment, self._log)
+        saved_audit.save(Path(path), self.settings, self.commitment, self._log)
 
     @classmethod
     def load(cls, path: Path | str, *, seed: Seed, scores: Mapping[str, Attack] | None = None) -> "Audit":
         """The audit that was saved, to go on bit for bit; the seed must be the one it committed to."""
-        settings, commitment, log = snapshot.load(Path(path))
+        settings, commitment, log = saved_audit.load(Path(path))
         if not commitment.opens_to(seed, settings):
             raise ValueError(f"{path}: this is not the seed that the audit committed to")
         audit = cls.__new__(cls)

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.law_gauges import rank_power
-from coalmine.audit.rounds import RoundLog
-from coalmine.audit.settings import Settings
 from coalmine.checks import count_of
+from coalmine.storage.record import Settings
+from coalmine.storage.rounds_file import RoundLog
 
 Status = Literal["checked", "not checked", "cannot be checked"]
 Source = Literal["audit", "pipeline"]
@@ -129,7 +129,9 @@ def _law(facts: _Facts, names: set[str], settings: Settings) -> AuditedItem:
     if "shape" not in names or "spectrum" not in names:
         return AuditedItem("noise law", "not checked", "pass `others`: the law is that of the residual")
     if "coarse" in names:
-        return AuditedItem("noise law", "cannot be checked", "the release is rounded too coarsely; pass it before rounding")
+        return AuditedItem(
+            "noise law", "cannot be checked", "the release is rounded too coarsely; pass it before rounding"
+        )
     seen, missing = ["correlation within a round"], []
     if facts.rounds > 1:
         seen.append("reuse between rounds")

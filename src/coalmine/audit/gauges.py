@@ -5,8 +5,8 @@ from dataclasses import replace
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.law_gauges import law_gauges, sketch_gauges
 from coalmine.audit.level_gauges import level_gauges
-from coalmine.audit.rounds import RoundLog
-from coalmine.audit.settings import Settings
+from coalmine.storage.record import Settings
+from coalmine.storage.rounds_file import RoundLog
 
 WITHOUT_OTHERS = ("noise", "dilution", "difference")  # all other gauges look at what is left without `others`
 

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import bdtrc, chdtrc, chdtri, gammainc, ndtr, ndtri, pdtr, pdtrc
 
-from coalmine.audit.adversaries import views
 from coalmine.audit.gauge import LEVEL, Gauge
+from coalmine.audit.ladder import views
 from coalmine.audit.noise_law import BARE, CELL, CELLS, NoiseParts, zero_width
-from coalmine.audit.rounds import Round, RoundLog
-from coalmine.audit.settings import Settings
 from coalmine.checks import Floats
 from coalmine.estimators.null import CosineNull
+from coalmine.storage.record import Settings
+from coalmine.storage.rounds_file import Round, RoundLog
 
 KURTOSIS_OFF = 0.02  # smaller departures from 3 come from rounding, and cost no privacy worth naming
 DIVERGENCE = 2e-4  # chi-squared divergence from a Gaussian, below which it is rounding

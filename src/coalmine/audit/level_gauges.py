@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coalmine.audit.adversaries import View, views
 from coalmine.audit.gauge import LEVEL, Gauge, ratio_quantile
-from coalmine.audit.rounds import RoundLog
-from coalmine.audit.settings import Settings
+from coalmine.audit.ladder import View, views
 from coalmine.checks import Floats
+from coalmine.storage.record import Settings
+from coalmine.storage.rounds_file import RoundLog
 
 TOO_LONG = 1.02  # of the stated noise: from here on the residual holds more than noise
 

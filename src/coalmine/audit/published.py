@@ -9,9 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from coalmine.audit.adversaries import RUNGS, Scores, presented_times
-from coalmine.audit.rounds import RoundLog
-from coalmine.audit.settings import Settings
+from coalmine.audit.ladder import RUNGS, Scores, presented_times
 from coalmine.checks import Floats
 from coalmine.estimators.bounds import FEWEST
 from coalmine.estimators.literature.compare import literature_rows
@@ -22,6 +20,8 @@ from coalmine.estimators.literature.jagielski2023 import (
     rises_of,
 )
 from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.storage.record import Settings
+from coalmine.storage.rounds_file import RoundLog
 
 SUMMED = "a checkpoint is the sum of what the rounds released so far, and a score the canary's product with it"
 OWN = "checkpoints are the rounds after which the attack gave scores"

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from coalmine.audit.adversaries import RUNGS, Scores
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.gauge import Gauge
-from coalmine.audit.settings import SCHEMA_VERSION, Settings
+from coalmine.audit.ladder import RUNGS, Scores
 from coalmine.audit.verdict import Claim, Verdict
 from coalmine.checks import count_of
 from coalmine.estimators.bounds import epsilon_lower_bound
 from coalmine.estimators.estimate import EpsilonEstimate, epsilon_estimate, estimate_from_final, estimate_from_iterates
 from coalmine.estimators.gaussians import Gaussian
+from coalmine.storage.record import SCHEMA_VERSION, Settings
 
 CONFIDENCE = 0.95
 KNOWN_RUNGS = ("known-round", "known-others")

@@ -7,20 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.checks import whole_number
+from coalmine.storage.record import presentation_counts
 
 Indices = npt.NDArray[np.int32]
-
-
-def presentation_counts(count: int, presentations: int | Sequence[int]) -> npt.NDArray[np.int64]:
-    """How often each canary is presented: one number for all, or groups of nearly equal size, one after another."""
-    if isinstance(presentations, Sequence):
-        groups = [whole_number("presentations", times, minimum=1) for times in presentations]
-    else:
-        groups = [whole_number("presentations", presentations, minimum=1)]
-    if not groups or len(groups) > count:
-        raise ValueError(f"presentations must name 1 to {count} groups, got {len(groups)}")
-    return np.repeat(groups, [len(part) for part in np.array_split(np.arange(count), len(groups))])
 
 
 def spread_schedule(count: int, *, rounds: int, presentations: int | Sequence[int], key: bytes) -> list[Indices]:

@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
 
-from coalmine.audit.adversaries import View, views
-from coalmine.audit.rounds import RoundLog
-from coalmine.audit.settings import Settings
+from coalmine.audit.ladder import View, views
 from coalmine.checks import Floats
+from coalmine.storage.record import Settings
+from coalmine.storage.rounds_file import RoundLog
 
 LEVEL = 1e-3  # that the measured length of a canary is further off than its limits say
 CREDIBLE = (0.8, 1.25)  # a canary's measured length over the declared one; far outside, the units differ

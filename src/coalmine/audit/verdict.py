@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import chdtri, fdtri, gammaln, nctdtr, ndtr
 
-from coalmine.audit.adversaries import Scores
 from coalmine.audit.gauge import Gauge
-from coalmine.audit.settings import FEWEST
+from coalmine.audit.ladder import Scores
 from coalmine.audit.stated import RoundScores, StatedNoise
 from coalmine.checks import one_number, whole_number
 from coalmine.estimators.bounds import bound_of
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
 from coalmine.estimators.planning import canaries_for_power, power_against_claim
+from coalmine.storage.record import FEWEST
 
 Outcome = Literal["PASS", "VIOLATION", "UNDERPOWERED"]
 # A true claim is called VIOLATION in at most 1 % of runs: two tests of the mean score, the bounds of all rungs together, a
@@ -382,8 +382,8 @@ def _alarm(odd: list[Gauge]) -> str:
     rounded = next((gauge for gauge in odd if gauge.name == "rounding"), None)
     if rounded is not None:
         return (
-            f"rounding the release makes up {rounded.largest:.0%} of the residual's variance, so the law of the noise cannot "
-            "be seen behind it: pass model_delta as it was before it was rounded"
+            f"rounding the release makes up {rounded.largest:.0%} of the residual's variance, so the law of the noise "
+            "cannot be seen behind it: pass model_delta as it was before it was rounded"
         )
     gauge = odd[0]
     if gauge.name in ("residual", "pooled residual") and gauge.status == "warning":

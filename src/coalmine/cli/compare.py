@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from coalmine.audit.adversaries import RUNGS
-from coalmine.audit.run_directory import RunDirectory
+from coalmine.audit.ladder import RUNGS
 from coalmine.cli.output import print_json, print_table, shown_number
 from coalmine.cli.runs import BAD_INPUT, find_runs, how_to_finish, is_finished, print_notes, print_problems, read_error
+from coalmine.storage.run_directory import RunDirectory
 
 logger = logging.getLogger("coalmine")
 FIRST = ("run", "task", "rounds", "noise_multiplier", "canaries", "presentations", "accuracy", "analytical_epsilon")

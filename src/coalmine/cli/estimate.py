@@ -10,7 +10,7 @@ import click
 import numpy as np
 from rich.console import Console
 
-from coalmine.audit.adversaries import Scores
+from coalmine.audit.ladder import Scores
 from coalmine.audit.verdict import BOUND_CONFIDENCE, Claim, Evidence, Verdict, judge
 from coalmine.checks import Floats, whole_number
 from coalmine.cli.output import print_json, print_table, shown_number, shows_bars

@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from coalmine.audit.numbers import json_ready
-from coalmine.audit.rounds import write_atomically
 from coalmine.checks import Floats
+from coalmine.storage.files import json_ready, write_atomically
 
 
 class Commands(click.Group):

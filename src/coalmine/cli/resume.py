@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from coalmine.audit.run_directory import RunDirectory
 from coalmine.cli.run import live_progress, report, training_extra
+from coalmine.storage.run_directory import RunDirectory
 
 
 @click.command()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from coalmine.audit.run_directory import RunDirectory, is_run, runs_in
+from coalmine.storage.run_directory import RunDirectory, is_run, runs_in
 
 BAD_INPUT = 2
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from coalmine.audit.run_directory import RunDirectory
 from coalmine.cli.output import print_columns, print_json, shown_number
 from coalmine.cli.run import EXIT_CODES
 from coalmine.cli.runs import (
@@ -21,6 +20,7 @@ from coalmine.cli.runs import (
     print_problems,
     read_error,
 )
+from coalmine.storage.run_directory import RunDirectory
 
 NO_CLAIM = "nothing was claimed, so there is nothing to judge: give `coalmine run` a --claim, or the audit a claim"
 

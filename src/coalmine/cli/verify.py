@@ -4,9 +4,9 @@ from pathlib import Path
 
 import click
 
-from coalmine.audit.seeds import read_seed, write_seed
-from coalmine.audit.verify import verify_run
+from coalmine.audit.verification import verify_run
 from coalmine.cli.output import print_columns, print_json
+from coalmine.storage.seed_file import read_seed, write_seed
 
 
 @click.command()

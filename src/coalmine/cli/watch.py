@@ -7,10 +7,10 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from coalmine.audit.run_directory import is_run
 from coalmine.cli.output import FiniteRange
 from coalmine.report.trackers import MLflow, TensorBoard, Tracker
 from coalmine.report.watch import Frame, Watcher, screen
+from coalmine.storage.run_directory import is_run
 
 
 @click.command()

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from coalmine.audit.adversaries import presented_times
 from coalmine.audit.audit import Audit
+from coalmine.audit.ladder import presented_times
 from coalmine.audit.verdict import Claim
 from coalmine.estimators.mechanism import mechanism_epsilon
 

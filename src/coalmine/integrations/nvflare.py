@@ -25,11 +25,11 @@ except ImportError as error:
 
 from coalmine.audit.audit import Audit
 from coalmine.audit.coverage import AuditedItem
-from coalmine.audit.seeds import read_seed, write_seed
 from coalmine.canaries import RotatedCanaries
 from coalmine.integrations.checks import check_no_result, nonnegative, positive
 from coalmine.integrations.claims import noise_claim
 from coalmine.integrations.journal import Journal
+from coalmine.storage.seed_file import read_seed, write_seed
 
 CANARY = "coalmine-canary"
 AUDITED = (

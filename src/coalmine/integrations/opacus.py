@@ -36,12 +36,12 @@ from coalmine.audit.audit import Audit, Seed
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
-from coalmine.audit.seeds import read_seed
 from coalmine.audit.verdict import Claim
 from coalmine.checks import one_number, shown
 from coalmine.integrations.checks import check_unfinished, positive
 from coalmine.integrations.claims import noise_claim
 from coalmine.integrations.journal import Journal
+from coalmine.storage.seed_file import read_seed
 
 DISTRIBUTED = (
     DistributedDPOptimizer,

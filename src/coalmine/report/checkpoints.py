@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from coalmine.audit.adversaries import RUNGS, Scores, ladder
+from coalmine.audit.ladder import RUNGS, Scores, ladder
 from coalmine.audit.result import CONFIDENCE
 from coalmine.estimators.estimate import EpsilonEstimate, epsilon_estimate, estimate_from_iterates
 from coalmine.estimators.variance import Variance

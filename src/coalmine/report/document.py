@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from coalmine.audit.numbers import json_ready
-from coalmine.audit.rounds import write_atomically
-from coalmine.audit.run_directory import runs_in
 from coalmine.report.run import Run, read_run, read_runs
 from coalmine.report.text import as_dict, markdown
+from coalmine.storage.files import json_ready, write_atomically
+from coalmine.storage.run_directory import runs_in
 
 OWN_FILES = ("config.toml", "metrics.jsonl", "checkpoint.safetensors", "model.npy", "result.json")
 Format = Literal["html", "md", "json"]

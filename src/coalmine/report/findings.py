@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeGuard
 
-from coalmine.audit.adversaries import RUNGS
+from coalmine.audit.ladder import RUNGS
 
 Kind = Literal["estimate", "heuristic", "valid bound"]
 LAYER = "layer "  # the names of gauges of single tensors begin so

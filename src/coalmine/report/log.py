@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from coalmine.audit.rounds import DIGEST, LARGEST_HEADER, LENGTHS, MAGIC, TAG, Final, Round, RoundLog, decode
-from coalmine.audit.settings import Settings
+from coalmine.storage.record import Settings
+from coalmine.storage.rounds_file import DIGEST, LARGEST_HEADER, LENGTHS, MAGIC, TAG, Final, Round, RoundLog, decode
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import ndtri
 
-from coalmine.audit.adversaries import RUNGS, Scores, View
+from coalmine.audit.ladder import RUNGS, Scores, View
 from coalmine.checks import Floats
 from coalmine.estimators.bounds import is_law, log_upper_tail
 from coalmine.estimators.gaussians import Gaussian

@@ -7,16 +7,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from coalmine.audit.adversaries import Scores, ladder
 from coalmine.audit.audit import derive_result
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.gauges import read_gauges
+from coalmine.audit.ladder import Scores, ladder
 from coalmine.audit.published import published_rows
-from coalmine.audit.run_directory import RunDirectory
-from coalmine.audit.settings import FEWEST, Commitment, Settings
 from coalmine.estimators.literature.row import LiteratureRow
 from coalmine.report.findings import Findings, optional_number
 from coalmine.report.log import Rounds, map_rounds
+from coalmine.storage.record import FEWEST, Commitment, Settings
+from coalmine.storage.run_directory import RunDirectory
 
 logger = logging.getLogger("coalmine")
 MOST = 60_000_000  # cosines of one run that are read whole; beyond it unobserved canaries are thinned

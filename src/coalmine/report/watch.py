@@ -12,16 +12,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from coalmine.audit.adversaries import RUNGS, ladder
 from coalmine.audit.gauges import read_gauges
-from coalmine.audit.run_directory import RunDirectory
-from coalmine.audit.settings import Settings
+from coalmine.audit.ladder import RUNGS, ladder
 from coalmine.estimators.estimate import EpsilonEstimate
 from coalmine.report.checkpoints import estimate_scores, largest_groups
 from coalmine.report.findings import Findings
 from coalmine.report.log import map_rounds
 from coalmine.report.summary import coverage_lines, key_figures
 from coalmine.report.words import ATTACKERS, shortened, shown
+from coalmine.storage.record import Settings
+from coalmine.storage.run_directory import RunDirectory
 
 MOST = 4_000_000  # cosines read for one frame
 SHARE = 0.1  # of the time that estimating may take

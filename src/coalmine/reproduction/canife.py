@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.stats import binom
 
-from coalmine.audit.numbers import json_ready
-from coalmine.audit.rounds import write_atomically
 from coalmine.checks import Floats
 from coalmine.estimators.bounds import epsilon_lower_bound
 from coalmine.estimators.estimate import epsilon_estimate
@@ -35,6 +33,7 @@ from coalmine.reproduction.setting import Scale, Setting
 from coalmine.simulation.canife.comparison import Comparison, Trained, train
 from coalmine.simulation.config import EngineSettings
 from coalmine.simulation.tasks import load_task
+from coalmine.storage.files import json_ready, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from coalmine.audit.adversaries import RUNGS
+from coalmine.audit.ladder import RUNGS
 from coalmine.reproduction import checks
 from coalmine.reproduction.bases import WORDS_DELTA, with_noise
 from coalmine.reproduction.experiment import Check, Found, Table, beside, interval_shown, shown

@@ -4,9 +4,9 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coalmine.audit.rounds import write_atomically
 from coalmine.report.pictures import STYLE, needs_matplotlib
 from coalmine.reproduction.experiment import Experiment, Found
+from coalmine.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

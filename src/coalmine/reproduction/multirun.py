@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import stdtrit
 
-from coalmine.audit.adversaries import Scores, ladder
 from coalmine.audit.audit import Audit
-from coalmine.audit.rounds import write_atomically
+from coalmine.audit.ladder import Scores, ladder
 from coalmine.estimators.estimate import epsilon_estimate
 from coalmine.reproduction.bases import WORDS_DELTA
 from coalmine.reproduction.experiment import Check, Experiment, Found, Table, no_runs, shown
@@ -37,6 +36,7 @@ from coalmine.simulation.config import (
 from coalmine.simulation.engines import ClientSettings
 from coalmine.simulation.run import prepared
 from coalmine.simulation.server import ServerSettings
+from coalmine.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

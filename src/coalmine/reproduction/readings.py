@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from scipy.stats import gaussian_kde
 
-from coalmine.audit.adversaries import Scores, ladder, presented_times
-from coalmine.audit.rounds import RoundLog
-from coalmine.audit.run_directory import RunDirectory
-from coalmine.audit.settings import Settings
+from coalmine.audit.ladder import Scores, ladder, presented_times
 from coalmine.data.catalogue import DATASETS
 from coalmine.estimators.estimate import epsilon_estimate
 from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.storage.record import Settings
+from coalmine.storage.rounds_file import RoundLog
+from coalmine.storage.run_directory import RunDirectory
 
 Reading = dict[str, Any]
 POINTS = 61  # of a density

@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from coalmine.audit.rounds import write_atomically
-from coalmine.audit.run_directory import RunDirectory
-from coalmine.audit.settings import SCHEMA_VERSION
 from coalmine.reproduction.setting import Setting
 from coalmine.simulation.cohorts import plan_cohorts
 from coalmine.simulation.config import ClaimSettings, RunConfig
 from coalmine.simulation.participation import write_rounds
 from coalmine.simulation.run import Progress, start
 from coalmine.simulation.tasks import load_task
+from coalmine.storage.files import write_atomically
+from coalmine.storage.record import SCHEMA_VERSION
+from coalmine.storage.run_directory import RunDirectory
 
 ROUNDS_FILE = "rounds.txt"
 

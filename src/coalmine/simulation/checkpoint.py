@@ -8,9 +8,9 @@ import safetensors
 import torch
 from safetensors import torch as safetensors_torch
 
-from coalmine.audit.rounds import write_atomically
 from coalmine.simulation.config import RunConfig
 from coalmine.simulation.training import TrainingState
+from coalmine.storage.files import write_atomically
 
 NAME = "checkpoint.safetensors"
 VERSION = "1"

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import torch
 
-from coalmine.audit.seeds import DEMO_SEED, read_seed
 from coalmine.canaries.vectors import cores
 from coalmine.checks import delta_array, nonnegative_array, one_number, shown, unit_interval, whole_number
 from coalmine.estimators.correlated import CorrelatedNoise
@@ -24,6 +23,7 @@ from coalmine.simulation.noise import NOISES, noise_law
 from coalmine.simulation.participation import PARTICIPATIONS
 from coalmine.simulation.server import ServerSettings
 from coalmine.simulation.tasks import TASKS
+from coalmine.storage.seed_file import DEMO_SEED, read_seed
 
 LEVELS = ("client", "example")
 PATTERNS = ("spread", "clients", "replace")

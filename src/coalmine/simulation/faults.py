@@ -15,7 +15,6 @@ from torch import Tensor
 from coalmine.audit.audit import derive_result
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.result import AuditResult
-from coalmine.audit.rounds import WithoutOthers
 from coalmine.audit.signatures import SIGNATURES, Signature, likely_faults
 from coalmine.audit.verdict import Claim
 from coalmine.estimators.mechanism import mechanism_epsilon
@@ -23,6 +22,7 @@ from coalmine.simulation.config import CanarySettings, ParticipationSettings, Pr
 from coalmine.simulation.engines import ClientSettings
 from coalmine.simulation.run import prepared
 from coalmine.simulation.training import Steps, average, clients_part, gaussian_noise
+from coalmine.storage.rounds_file import WithoutOthers
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,6 @@ import torch
 from coalmine.audit.audit import Audit
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
-from coalmine.audit.rounds import write_atomically
-from coalmine.audit.run_directory import RunDirectory
 from coalmine.audit.vectors import NotFiniteError
 from coalmine.audit.verdict import Claim, Verdict
 from coalmine.estimators.amplification import subsampled_epsilon
@@ -29,6 +27,8 @@ from coalmine.simulation.exposure import CanaryExposures, Exposure, canary_expos
 from coalmine.simulation.participation import rounds_digest
 from coalmine.simulation.tasks import Task, load_task
 from coalmine.simulation.training import RoundReport, Steps, Training, TrainingState
+from coalmine.storage.files import write_atomically
+from coalmine.storage.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)
 ROUNDS_DIGEST = "rounds.sha256"  # of the file of rounds, as sha256sum writes it

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from coalmine.audit.rounds import write_atomically
-from coalmine.audit.run_directory import RunDirectory
 from coalmine.canaries.vectors import cores
 from coalmine.checks import shown, whole_number
 from coalmine.simulation.config import RunConfig, merged, read_config, task_defaults
 from coalmine.simulation.run import Progress, check_plans, resume, start
+from coalmine.storage.files import write_atomically
+from coalmine.storage.run_directory import RunDirectory
 
 log = logging.getLogger("coalmine")
 LONGEST_NAME = 120

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, SupportsIndex
 
 from coalmine.audit.audit import Audit
-from coalmine.audit.seeds import read_seed
-from coalmine.audit.settings import Commitment, Settings
 from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.checks import shown, whole_number
 from coalmine.integrations.flower.turns import canary_in_round, parse_canaries
+from coalmine.storage.record import Commitment, Settings
+from coalmine.storage.seed_file import read_seed
 
 PREFIX = "coalmine-"
 REPLY = "coalmine"  # the record in which a canary tells the server which one it is

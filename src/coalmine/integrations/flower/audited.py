@@ -6,9 +6,9 @@ from typing import Any
 from flwr.serverapp.strategy import Strategy
 
 from coalmine.audit.audit import Audit
-from coalmine.audit.seeds import read_seed
 from coalmine.integrations.flower.layout import Layout, as_record
 from coalmine.integrations.flower.strategy import AuditedStrategy, Mode
+from coalmine.storage.seed_file import read_seed
 
 
 def audited(

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord
 
-from coalmine.audit.rounds import write_atomically
 from coalmine.integrations.flower.layout import Row
+from coalmine.storage.files import write_atomically
 
 NAME = "checkpoint.npz"
 # what numpy and zipfile raise over a file that is cut short, changed or not theirs

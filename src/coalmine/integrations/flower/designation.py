@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from coalmine.audit.audit import Audit
-from coalmine.audit.rounds import write_atomically
 from coalmine.checks import one_number, shown, whole_number
 from coalmine.integrations.flower.turns import canary_in_round
+from coalmine.storage.files import write_atomically
 
 NAME = "audit/nodes.json"
 Nodes = float | Mapping[int, int | Iterable[int]]

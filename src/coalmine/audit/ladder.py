@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.audit.rounds import Final, Round, RoundLog
-from coalmine.audit.settings import Settings
 from coalmine.checks import Floats
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.null import CosineNull
+from coalmine.storage.record import Settings
+from coalmine.storage.rounds_file import Final, Round, RoundLog
 
 SMALLEST = 1e-14  # of a squared length: without any noise nothing else is left of it
 RUNGS = ("final", "final-update", "all-iterates", "known-round", "known-others")

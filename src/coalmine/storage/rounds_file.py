@@ -5,7 +5,6 @@ bytes, and a digest chained to the record before. A record whose end is missing 
 that is there in full with a wrong digest is damage and is refused.
 """
 
-import errno
 import hashlib
 import json
 import logging
@@ -19,6 +18,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from coalmine.storage.files import read_at, write_at
 
 MAGIC = b"coalmine rounds 1\n"
 TAG = b"REC\n"
@@ -166,12 +167,9 @@ class RoundLog:
         handle = self._open_handle()
         data, digest = encode(kind, item, self._digests[-1] if self._digests else b"")
         try:
-            written = os.pwrite(handle, data, self._end)  # one write: a kill leaves a prefix of it
-            if written < len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
-        except OSError:
-            os.ftruncate(handle, self._end)  # a full disk must not leave half a record
-            raise
+            write_at(handle, data, self._end)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from None
         self._end += len(data)
         self._digests.append(digest)
 
@@ -248,7 +246,7 @@ class _Reader:
         return self._place
 
     def read(self, size: int) -> bytes:
-        data = os.pread(self._handle, size, self._place)
+        data = read_at(self._handle, size, self._place)
         self._place += len(data)
         return data
 
@@ -333,24 +331,3 @@ def _record_follows(rest: bytes) -> bool:
                 return True
         at = rest.find(TAG, at + 1)
     return False
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """`data` at `path`, whole or not at all, also across a crash; through a link, and into a pipe or a device."""
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a directory: name a file")
-    if path.exists() and not path.is_file():
-        path.write_bytes(data)
-        return
-    path = Path(os.path.realpath(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise

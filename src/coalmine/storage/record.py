@@ -1,4 +1,4 @@
-"""What is fixed before the first round, and the commitment to it."""
+"""record.json: what is fixed before the first round, and the commitment to it."""
 
 import hashlib
 import json
@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, SupportsIndex
 
-from coalmine.audit.schedule import presentation_counts
+import numpy as np
+import numpy.typing as npt
+
 from coalmine.canaries.philox import key_from_seed
 from coalmine.checks import delta_array, one_number, shown, whole_number
 from coalmine.estimators.correlated import BandedNoise, CorrelatedNoise, TreeNoise, correlated_noise
@@ -23,7 +25,7 @@ SCHEMA_VERSION = 1
 class Settings:
     """An audit's settings: everything but the seed. `layers` are names and sizes, in the order of the vector.
 
-    `noise` is how the noise of one round hangs together with that of others; None, it is fresh in every round.
+    `noise` says how the noise of rounds is correlated; None, it is fresh in every round.
     """
 
     dim: int
@@ -127,6 +129,17 @@ def checked_settings(
         layers=named,
         noise=noise,
     )
+
+
+def presentation_counts(count: int, presentations: int | Sequence[int]) -> npt.NDArray[np.int64]:
+    """How often each canary is presented: one number for all, or groups of nearly equal size, one after another."""
+    if isinstance(presentations, Sequence):
+        groups = [whole_number("presentations", times, minimum=1) for times in presentations]
+    else:
+        groups = [whole_number("presentations", presentations, minimum=1)]
+    if not groups or len(groups) > count:
+        raise ValueError(f"presentations must name 1 to {count} groups, got {len(groups)}")
+    return np.repeat(groups, [len(part) for part in np.array_split(np.arange(count), len(groups))])
 
 
 def seed_bytes(seed: SupportsIndex | bytes) -> bytes:

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from coalmine import Audit, RunDirectory
-from coalmine.audit.rounds import LENGTHS, TAG, RoundLog, write_atomically
+from coalmine.storage.files import write_atomically
+from coalmine.storage.rounds_file import LENGTHS, TAG, RoundLog
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "audit"))
 from training import train
 
 SMALL = {"dim": 400, "canaries": 40, "rounds": 6, "noise_multiplier": 0.5}

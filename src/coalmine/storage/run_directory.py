@@ -10,7 +10,6 @@ One writer at a time holds the lock; readers take none. Every file is whole at a
 the two that grow, which a kill may tear and a reader drops.
 """
 
-import fcntl
 import json
 import logging
 import os
@@ -18,12 +17,13 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, Protocol, SupportsIndex
 
-from coalmine.audit.numbers import json_ready
-from coalmine.audit.result import AuditResult
-from coalmine.audit.rounds import RoundLog, write_atomically
-from coalmine.audit.settings import SCHEMA_VERSION, Commitment, Settings
+import tomli_w
+
+from coalmine.storage.files import json_ready, lock_file, write_atomically
+from coalmine.storage.record import SCHEMA_VERSION, Commitment, Settings
+from coalmine.storage.rounds_file import RoundLog
 
 logger = logging.getLogger("coalmine")
 
@@ -46,6 +46,12 @@ def _natural(name: str) -> list[tuple[float, str]]:
     return [(float(part), "") if part[0].isdigit() else (-1.0, part) for part in parts]
 
 
+class HasDict(Protocol):
+    """What can be written as JSON."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
 class RunDirectory:
     """A run's directory, made if it is not there. Writing takes its lock, until `close` or the process's end."""
 
@@ -63,15 +69,12 @@ class RunDirectory:
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} must be a directory, got a file; name another")
         self.path.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(handle)
+        handle = lock_file(self.path / ".lock")
+        if handle is None:
             raise ValueError(
                 f"{self.path} is being written by another process, or by another audit of this one; wait for it, close() "
                 "its directory, or name another"
-            ) from None
+            )
         self._lock = handle
 
     def close(self) -> None:
@@ -99,8 +102,6 @@ class RunDirectory:
                     "resume it as it was, or name another directory"
                 )
             return
-        import tomli_w  # on use: a machine that only computes need not have it
-
         write_atomically(self.path / "config.toml", tomli_w.dumps(new).encode())
 
     def append_metrics(self, values: Mapping[str, Any]) -> None:
@@ -145,8 +146,8 @@ class RunDirectory:
             self._log = RoundLog(self.path / "audit" / "rounds.log")
         return self._log
 
-    def write_result(self, result: AuditResult, **more: Any) -> None:
-        """What was found, whole or not at all; `more` are the trainer's own entries."""
+    def write_result(self, result: "HasDict", **more: Any) -> None:
+        """Write what was found, an AuditResult, whole or not at all; `more` are the trainer's own entries."""
         self.lock()
         text = json.dumps(json_ready(result.to_dict() | more), indent=2, allow_nan=False) + "\n"
         write_atomically(self.path / "result.json", text.encode())

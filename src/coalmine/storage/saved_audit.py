@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from coalmine.audit.rounds import RoundLog, encode, scan_records, write_atomically
-from coalmine.audit.settings import SCHEMA_VERSION, Commitment, Settings
+from coalmine.storage.files import write_atomically
+from coalmine.storage.record import SCHEMA_VERSION, Commitment, Settings
+from coalmine.storage.rounds_file import RoundLog, encode, scan_records
 
 MAGIC = b"coalmine audit 1\n"
 DIGEST = 32

@@ -9,12 +9,12 @@ import numpy as np
 
 from coalmine.audit.audit import derive_result
 from coalmine.audit.coverage import AuditedItem
-from coalmine.audit.numbers import json_ready
-from coalmine.audit.rounds import RoundLog
-from coalmine.audit.run_directory import RunDirectory
-from coalmine.audit.settings import Settings
 from coalmine.audit.verdict import Claim
 from coalmine.canaries import RotatedCanaries, SphereCanaries
+from coalmine.storage.files import json_ready
+from coalmine.storage.record import Settings
+from coalmine.storage.rounds_file import RoundLog
+from coalmine.storage.run_directory import RunDirectory
 
 MATCHES = "the seed and the settings match the commitment published before round 1"
 DIFFERS = (
