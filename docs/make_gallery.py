@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import coalmine
-from coalmine.audit.ladder import views
+from coalmine.audit.views import views
 from coalmine.estimators.planning import plan_audit
 from coalmine.report import Run, plots, read_run
 from coalmine.report.checkpoints import estimates_during

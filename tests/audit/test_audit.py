@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from coalmine import Audit, mechanism_epsilon
-from coalmine.audit.ladder import ladder, views
+from coalmine.audit.ladder import ladder
+from coalmine.audit.views import views
 
 sys.path.insert(0, str(Path(__file__).parent))
 from training import train

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from coalmine import Audit, Claim, mechanism_epsilon
-from coalmine.audit.ladder import ladder, views
+from coalmine.audit.ladder import ladder
 from coalmine.audit.verdict import _signal
 from coalmine.audit.verification import verify_run
+from coalmine.audit.views import views
 from coalmine.estimators.correlated import BandedNoise, TreeNoise
 from coalmine.estimators.mechanism import mechanism_noise
 from coalmine.storage.record import Commitment, checked_settings

@@ -10,7 +10,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from coalmine import CosineNull, Gaussian
-from coalmine.audit.ladder import Scores, views
+from coalmine.audit.ladder import Scores
+from coalmine.audit.views import views
 from coalmine.estimators.planning import plan_audit
 from coalmine.report import plots, read_run
 from coalmine.report.pictures import needs_matplotlib, save_plot

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from coalmine.audit.audit import derive_result
+from coalmine.audit.derivation import derive_result
 from coalmine.audit.schedule import spread_schedule
 from coalmine.audit.verdict import Claim
 from coalmine.report import write_report

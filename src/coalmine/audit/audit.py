@@ -12,9 +12,9 @@ from typing import Any, Literal, SupportsIndex, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.audit.coverage import AuditedItem, audited_items
-from coalmine.audit.gauges import read_gauges
-from coalmine.audit.ladder import RUNGS, SMALLEST, ladder, presented_times
+from coalmine.audit.coverage import AuditedItem
+from coalmine.audit.derivation import derive_result
+from coalmine.audit.ladder import RUNGS
 from coalmine.audit.noise_law import (
     MANY_COORDINATES,
     NoiseParts,
@@ -23,9 +23,8 @@ from coalmine.audit.noise_law import (
     measure_law,
     resolution_of,
 )
-from coalmine.audit.result import Adversary, AuditResult, Row, make_headline, make_row
+from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices, sampled, spread_schedule
-from coalmine.audit.stated import round_scores, stated_noise
 from coalmine.audit.vectors import (
     checked_length,
     copied,
@@ -36,14 +35,15 @@ from coalmine.audit.vectors import (
     on_gpu,
     vector_norm,
 )
-from coalmine.audit.verdict import Claim, Evidence, Verdict, judge
+from coalmine.audit.verdict import Claim
+from coalmine.audit.views import SMALLEST
 from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.canaries.base import usable
 from coalmine.canaries.rotation_numpy import stay_in_one_thread
-from coalmine.checks import Floats, nonnegative_array, one_number, positive_array, shown, whole_number
+from coalmine.checks import Floats, one_number, positive_array, shown, whole_number
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.storage import saved_audit
-from coalmine.storage.record import Commitment, Settings, checked_settings, presentation_counts, seed_bytes
+from coalmine.storage.record import Commitment, Settings, checked_settings, seed_bytes
 from coalmine.storage.rounds_file import Final, Round, RoundLog, Singles
 from coalmine.storage.run_directory import RunDirectory
 
@@ -258,7 +258,9 @@ class Audit:
             "scale": float(positive_array("scale", one_number("scale", scale))),
         }
         self.flush()
-        order = self._log.observed + 1  # among the rounds that released something: the log knows it after a restart too
+        order = (
+            len(self._log.observed) + 1
+        )  # among the rounds that released something: the log knows it after a restart too
         if self._begin_later(model_delta, others, indices, facts, order):
             return
         item = self._round_now(model_delta, others, indices, self._taken_sum(indices), facts, order)
@@ -620,97 +622,6 @@ class _Pending:
 
     number: int
     item: Callable[[], Round]
-
-
-def derive_result(
-    log: RoundLog,
-    settings: Settings,
-    *,
-    claim: Claim | None = None,
-    analytical_epsilon: float | None = None,
-    clients: int | None = None,
-    audited: Iterable[AuditedItem] = (),
-) -> AuditResult:
-    """The result that follows from a log: the audit's own, and what `coalmine verify` derives again."""
-    clients = None if clients is None else whole_number("clients", clients, minimum=0)
-    if analytical_epsilon is not None and analytical_epsilon != math.inf:
-        analytical_epsilon = float(nonnegative_array("analytical_epsilon", analytical_epsilon))
-    rungs = ladder(log, settings)
-    gauges = read_gauges(log, settings)
-    evidence = _evidence(log, settings, clients)
-    participations = evidence.planned if claim is None else claim.participations or evidence.planned
-    verdict: Verdict | None = None
-    by_rung: dict[str, Verdict] = {}
-    notes: list[str] = []
-    if claim is not None:
-        verdict, by_rung, notes = judge(claim, rungs, gauges, evidence)
-    adversaries = {}
-    for name in dict.fromkeys(scores.rung for scores in rungs):
-        rows: list[Row] = []
-        for scores in (scores for scores in rungs if scores.rung == name):
-            try:
-                row = make_row(scores, settings)
-            except ValueError as error:  # constant scores, say: the other rungs still have something to tell
-                notes.append(f"{name}: {error}")
-                continue
-            if row is None:
-                shown_times = f"{scores.observed.size} canaries were presented {scores.presentations} times"
-                notes.append(f"{name}: {shown_times}, too few to say anything")
-            else:
-                rows.append(row)
-        rows.sort(key=lambda row: (-row.canaries, -(row.presentations or 0)))
-        if rows:
-            adversaries[name] = Adversary(name=name, rows=tuple(rows), verdict=by_rung.get(name))
-    observed = sum(1 for _ in log.rounds())
-    return AuditResult(
-        settings=settings,
-        rounds=observed,
-        skipped=len(log.numbers) - observed,
-        adversaries=adversaries,
-        gauges=tuple(gauges),
-        analytical_epsilon=analytical_epsilon,
-        claim=claim,
-        clients=clients,
-        verdict=verdict,
-        headline=make_headline(
-            rungs,
-            settings,
-            rung=None if verdict is None else verdict.rung,
-            participations=participations,
-            sensitivity=None if claim is None else claim.sensitivity,
-        ),
-        audited=audited_items(
-            log,
-            settings,
-            gauges,
-            participations=None if claim is None else claim.participations,
-            planned=evidence.planned,
-            shown=evidence.shown,
-            given=audited,
-        ),
-        notes=tuple(notes),
-    )
-
-
-def _evidence(log: RoundLog, settings: Settings, clients: int | None) -> Evidence:
-    """What a verdict rests on beside scores and gauges."""
-    times = presented_times(log, settings)
-    scheduled = settings.rounds is not None and set(log.numbers) == set(range(1, settings.rounds + 1))
-    expected = presentation_counts(settings.canaries, settings.presentations)
-    followed = scheduled and bool((times <= expected).all()) and int(times.max()) == int(expected.max())
-    rounds = round_scores(log, settings)
-    given = [(item.residual_cosines is not None, item.noise_std is not None) for item in log.rounds()]
-    return Evidence(
-        delta=settings.delta,
-        planned=int(expected.max()) if followed else None,
-        shown=int(times.max()),
-        rounds=rounds,
-        stated=stated_noise(log, settings, rounds),
-        without_others=sum(not others for others, _ in given),
-        without_noise=sum(not noise for _, noise in given),
-        most_hidden=None if clients is None else clients / math.sqrt(settings.free),
-        correlated=settings.noise is not None,
-    )
 
 
 def _clip_norm(value: float) -> float:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from coalmine.audit.gauge import Gauge
-from coalmine.audit.law_gauges import rank_power
+from coalmine.audit.sketch_gauges import rank_power
+from coalmine.audit.views import Look
 from coalmine.checks import count_of
 from coalmine.storage.record import Settings
-from coalmine.storage.rounds_file import RoundLog
 
 Status = Literal["checked", "not checked", "cannot be checked"]
 Source = Literal["audit", "pipeline"]
@@ -53,47 +53,44 @@ class AuditedItem:
         return {"status": self.status, "detail": self.detail, "source": self.source}
 
 
-@dataclass(frozen=True)
-class _Facts:
-    """What a log says of its rounds."""
+class CoverageReader:
+    """Takes one round after another, and knows at the end what the rounds were told."""
 
-    rounds: int
-    with_others: int
-    with_noise: int
-    scale: float  # the smallest at which canaries were sent
-    tails: bool
-    unobserved: int  # rounds of the schedule that were not observed
+    def __init__(self) -> None:
+        self.rounds = self.with_others = self.with_noise = 0
+        self.scale = float("inf")  # the smallest at which canaries were sent
+        self.tails = False
 
-    @classmethod
-    def of(cls, log: RoundLog, settings: Settings) -> "_Facts":
-        rounds = with_others = with_noise = 0
-        scale, tails = float("inf"), False
-        for item in log.rounds():
-            rounds += 1
-            with_others += item.residual_cosines is not None
-            with_noise += item.noise_std is not None
-            scale = min(scale, item.scale) if item.present.size else scale
-            tails |= item.law_tail is not None
-        missing = (settings.rounds or max(log.numbers, default=0)) - len(log.numbers)
-        return cls(rounds, with_others, with_noise, scale, tails, max(missing, 0))
+    def add(self, look: Look) -> None:
+        """Take the next round."""
+        item = look.item
+        self.rounds += 1
+        self.with_others += item.residual_cosines is not None
+        self.with_noise += item.noise_std is not None
+        self.scale = min(self.scale, item.scale) if item.present.size else self.scale
+        self.tails |= item.law_tail is not None
 
 
 def audited_items(
-    log: RoundLog,
+    facts: CoverageReader,
     settings: Settings,
     gauges: Sequence[Gauge],
     *,
+    unobserved: int,
     participations: int | None,
     planned: int | None,
     shown: int,
     given: Iterable[AuditedItem] = (),
 ) -> tuple[AuditedItem, ...]:
-    """The whole list, in the order of `ITEMS`; what the pipeline knows better stands in the place of the audit's own."""
-    facts, names = _Facts.of(log, settings), {gauge.name for gauge in gauges}
+    """The whole list, in the order of `ITEMS`; what the pipeline knows better stands in the place of the audit's own.
+
+    `unobserved` is the number of rounds that the audit did not see.
+    """
+    names = {gauge.name for gauge in gauges}
     if any(gauge.name == "rounding" and gauge.status != "ok" for gauge in gauges):
         names.add("coarse")
     own = [
-        _level(facts, names),
+        _level(facts, names, unobserved),
         _law(facts, names, settings),
         _clipping(facts),
         AuditedItem("weights", "not checked", "the canaries weigh what the pipeline gave them"),
@@ -107,11 +104,11 @@ def audited_items(
     return tuple(found[name] for name in ITEMS)
 
 
-def _level(facts: _Facts, names: set[str]) -> AuditedItem:
+def _level(facts: CoverageReader, names: set[str], unobserved: int) -> AuditedItem:
     if "residual" in names and facts.with_noise == facts.rounds == facts.with_others:
         detail = "the residual of every observed round was compared with the stated noise"
-        if facts.unobserved:
-            detail += f"; {facts.unobserved} rounds were not observed, and nothing is known of them"
+        if unobserved:
+            detail += f"; {unobserved} rounds were not observed, and nothing is known of them"
         return AuditedItem("noise level", "checked", detail)
     if "residual" in names:
         some = (
@@ -125,7 +122,7 @@ def _level(facts: _Facts, names: set[str]) -> AuditedItem:
     return AuditedItem("noise level", "not checked", detail)
 
 
-def _law(facts: _Facts, names: set[str], settings: Settings) -> AuditedItem:
+def _law(facts: CoverageReader, names: set[str], settings: Settings) -> AuditedItem:
     if "shape" not in names or "spectrum" not in names:
         return AuditedItem("noise law", "not checked", "pass `others`: the law is that of the residual")
     if "coarse" in names:
@@ -153,14 +150,14 @@ def _law(facts: _Facts, names: set[str], settings: Settings) -> AuditedItem:
     return AuditedItem("noise law", "checked", detail)
 
 
-def _clipping(facts: _Facts) -> AuditedItem:
+def _clipping(facts: CoverageReader) -> AuditedItem:
     if 1 < facts.scale < float("inf"):
         return AuditedItem("clipping", "checked", f"canaries entered the clip {facts.scale:g} times too long")
     detail = "canaries were no longer than the clip norm, or did not pass the clip; send them with scale=10 through it"
     return AuditedItem("clipping", "not checked", detail)
 
 
-def _tensors(facts: _Facts, names: set[str], settings: Settings) -> AuditedItem:
+def _tensors(facts: CoverageReader, names: set[str], settings: Settings) -> AuditedItem:
     if not settings.layers:
         return AuditedItem("tensors", "not checked", "name the layers (`layers=`) so that each has its own gauge")
     if not any(name.startswith("layer ") for name in names):
@@ -181,7 +178,7 @@ def _participations(claimed: int | None, planned: int | None, shown: int) -> Aud
     return AuditedItem("participations", "not checked", "nobody stated how often a client takes part")
 
 
-def _others(facts: _Facts, names: set[str]) -> AuditedItem:
+def _others(facts: CoverageReader, names: set[str]) -> AuditedItem:
     if not facts.with_others:
         return AuditedItem("others", "not checked", "`others` was not given, so known-others is left out")
     if "others" not in names:

@@ -10,21 +10,21 @@
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from coalmine.audit.views import SMALLEST, Look, View, read_log
 from coalmine.checks import Floats
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.null import CosineNull
 from coalmine.storage.record import Settings
-from coalmine.storage.rounds_file import Final, Round, RoundLog
+from coalmine.storage.rounds_file import Final, RoundLog
 
-SMALLEST = 1e-14  # of a squared length: without any noise nothing else is left of it
 RUNGS = ("final", "final-update", "all-iterates", "known-round", "known-others")
 
 
@@ -66,124 +66,52 @@ class Scores:
         return float(self.presentations or 1) if self.strength is None else self.strength
 
 
-@dataclass(frozen=True)
-class View:
-    """One round as an attacker sees it: standardised scores, so that an unobserved canary has mean 0 and std 1.
-
-    `scale` is what one std is in the units of the model delta; it rests on `dof` directions. `weights` say how much of each
-    present canary is in it: 1, unless rounds were combined.
-    """
-
-    number: int
-    present: npt.NDArray[np.int32]
-    clip_norm: float
-    noise_std: float | None
-    observed: Floats
-    unobserved: Floats
-    scale: float
-    dof: float
-    cosine_scale: float  # times a standardised score is a cosine
-    weights: Floats | float = 1.0
-
-
-def views(log: RoundLog, settings: Settings, *, residual: bool = False, whitened: bool | None = None) -> Iterator[View]:
-    """Each observed round, the server's momentum undone; with `residual`, less everybody else's part where known.
-
-    `whitened` (default: as `residual`) undoes the correlation of noise too: what is seen in the place of round t is row t of
-    CX + ζ, in which the noise is fresh. It makes no difference to noise that is fresh as it is.
-    """
-    seen = _plain_views(log, settings, residual=residual)
-    asked = residual if whitened is None else whitened
-    yield from _whitened(seen, log, settings, settings.noise) if asked and settings.noise else seen
-
-
-def _plain_views(log: RoundLog, settings: Settings, *, residual: bool) -> Iterator[View]:
-    """The rounds as they were released but for momentum.
-
-    A momentum server's delta is Δ_t = βΔ_{t-1} + ρ_t, so ρ_t = Δ_t - βΔ_{t-1}. After a gap that cannot be had, and the round
-    is left out. The inverted vector's length is measured along the unobserved canaries.
-    """
-    previous: Round | None = None
-    for item in log.rounds():
-        gap = settings.momentum and (previous.number if previous else 0) != item.number - 1
-        if not gap and not (residual and item.residual_cosines is None):
-            yield _view(item, previous, settings, residual)
-        previous = item
-
-
-def _view(item: Round, previous: Round | None, settings: Settings, residual: bool) -> View:
-    cosines = item.residual_cosines if residual else item.cosines
-    norm = item.residual_norm if residual else item.norm
-    rest = item.residual_rest if residual else item.rest
-    assert cosines is not None
-    assert norm is not None
-    assert rest is not None
-    along = np.asarray(cosines, dtype=np.float64) * norm
-    if settings.momentum and previous is not None:
-        along = along - settings.momentum * np.asarray(previous.cosines, dtype=np.float64) * previous.norm
-        scale = math.sqrt(max(float(np.mean(along[settings.canaries :] ** 2)), SMALLEST * float(along @ along)))
-        length, dof = scale * math.sqrt(settings.dim), settings.unobserved_dof
-    elif settings.kind == "rotated":
-        scale, length, dof = rest / math.sqrt(settings.free), norm, float(settings.free)
-    else:  # with the others' part out, the canaries' own can be taken out of the length too
-        scale = rest / math.sqrt(settings.dim - 1) if residual else norm / math.sqrt(settings.dim)
-        length, dof = norm, float(settings.free)
-    scores = along / scale
-    return View(
-        number=item.number,
-        present=item.present,
-        clip_norm=item.clip_norm,
-        noise_std=item.noise_std,
-        observed=scores[: settings.canaries],
-        unobserved=scores[settings.canaries :],
-        scale=scale,
-        dof=dof,
-        cosine_scale=scale / length,
-    )
-
-
-def _whitened(seen: Iterator[View], log: RoundLog, settings: Settings, noise: CorrelatedNoise) -> Iterator[View]:
-    """The rounds multiplied by C, in units of ζ's std; left out where a round is missing that they need.
-
-    A round's unit is its noise's claimed std over the std that C gives it, n and clip norm included; where none was claimed,
-    the clip norm. Lengths are measured along the unobserved canaries, as where momentum is undone.
-    """
-    claimed = all(item.noise_std for item in log.rounds())
-    encoder = noise.encoder()
-    for view in seen:
-        unit = (view.noise_std or 0.0) / noise.std(view.number) if claimed else view.clip_norm
-        shares = np.zeros(settings.canaries)
-        shares[view.present] = view.weights
-        along = np.concatenate([view.observed, view.unobserved]) * (view.scale / unit)
-        combined = encoder.add(view.number, np.concatenate([shares, along]))
-        if combined is None:
-            continue
-        shares, along = combined[: settings.canaries], combined[settings.canaries :]
-        scale = math.sqrt(max(float(np.mean(along[settings.canaries :] ** 2)), SMALLEST * float(along @ along)))
-        present = np.flatnonzero(shares).astype(np.int32)
-        yield View(
-            number=view.number,
-            present=present,
-            clip_norm=1.0,
-            noise_std=1.0 if claimed else None,
-            observed=along[: settings.canaries] / scale,
-            unobserved=along[settings.canaries :] / scale,
-            scale=scale,
-            dof=settings.unobserved_dof,
-            cosine_scale=1 / math.sqrt(settings.dim),
-            weights=shares[present],
-        )
-
-
 def ladder(log: RoundLog, settings: Settings) -> list[Scores]:
     """The scores of every rung whose inputs were given; several groups where presentations differ."""
-    rungs = []
-    if log.final is not None:
-        rungs += _final_scores(log, log.final, settings)
-    rungs += _largest_scores(log, settings)
-    rungs += _known_scores(log, settings, residual=False)
-    rungs += _known_scores(log, settings, residual=True)
-    return rungs + _own_scores(log, settings)
+    reader = LadderReader(log, settings)
+    read_log(log, settings, reader)
+    return reader.scores()
+
+
+class LadderReader:
+    """Takes one round after another, and has the scores of every rung at the end."""
+
+    def __init__(self, log: RoundLog, settings: Settings) -> None:
+        self._log, self._settings = log, settings
+        self._times = presented_times(log, settings)
+        self._largest: Floats | None = None
+        self._known = _Presentations(log, settings, residual=False)
+        self._left = _Presentations(log, settings, residual=True)
+        self._shared = _SharedVariance(log, settings, self._times)
+        self._own: dict[str, Floats] = {}
+
+    def add(self, look: Look) -> None:
+        """Take the next round."""
+        self._own |= {name: np.asarray(values, dtype=np.float64) for name, values in look.item.scores.items()}
+        if look.white_residual is not None:
+            self._left.add(look.white_residual)
+        if look.plain is None:
+            return
+        cosines = np.concatenate([look.plain.observed, look.plain.unobserved]) * look.plain.cosine_scale
+        self._largest = cosines if self._largest is None else np.maximum(self._largest, cosines)
+        self._known.add(look.plain)
+        self._shared.add(look.plain)
+
+    def scores(self) -> list[Scores]:
+        """The scores of every rung, after the last round."""
+        settings, rungs = self._settings, []
+        if self._log.final is not None:
+            rungs += _final_scores(self._times, self._log.final, settings)
+        if self._largest is not None:  # Algorithm 3: the largest cosine over all rounds, whoever took part in them
+            observed, unobserved = self._largest[: settings.canaries], self._largest[settings.canaries :]
+            rungs.append(Scores(rung="all-iterates", observed=observed, unobserved=unobserved))
+        rungs += _known_scores(self._log, settings, self._known, self._shared)
+        rungs += _known_scores(self._log, settings, self._left, None)
+        # the user's own attacks: their scores after the last round, against those of unobserved canaries
+        return rungs + [
+            Scores(rung=name, observed=values[: settings.canaries], unobserved=values[settings.canaries :])
+            for name, values in self._own.items()
+        ]
 
 
 def unit_null(settings: Settings) -> CosineNull:
@@ -204,12 +132,11 @@ def exact_bound(scores: Floats, dof: float) -> dict[str, Any]:
     }
 
 
-def _final_scores(log: RoundLog, final: Final, settings: Settings) -> list[Scores]:
+def _final_scores(times: npt.NDArray[np.int64], final: Final, settings: Settings) -> list[Scores]:
     pairs = [("final", final.cosines)]
     if final.update_cosines is not None:
         pairs.append(("final-update", final.update_cosines))
     found = []
-    times = presented_times(log, settings)
     groups = [int(number) for number in np.unique(times)]
     for rung, singles in pairs:
         cosines = np.asarray(singles, dtype=np.float64)
@@ -243,54 +170,68 @@ def _final_scores(log: RoundLog, final: Final, settings: Settings) -> list[Score
 def presented_times(log: RoundLog, settings: Settings) -> npt.NDArray[np.int64]:
     """In how many observed rounds each canary took part."""
     times = np.zeros(settings.canaries, dtype=np.int64)
-    for item in log.rounds():
-        times[item.present] += 1
+    for entry in log.observed:
+        times[entry.present] += 1
     return times
 
 
-def _largest_scores(log: RoundLog, settings: Settings) -> list[Scores]:
-    """Algorithm 3: the largest cosine over all rounds, whoever took part in them."""
-    largest: Floats | None = None
-    for view in views(log, settings):
-        cosines = np.concatenate([view.observed, view.unobserved]) * view.cosine_scale
-        largest = cosines if largest is None else np.maximum(largest, cosines)
-    if largest is None:
-        return []
-    return [Scores(rung="all-iterates", observed=largest[: settings.canaries], unobserved=largest[settings.canaries :])]
-
-
-@dataclass(frozen=True)
 class _Presentations:
     """Weighted scores of each canary over its own rounds, and the pieces of their variance."""
 
-    times: npt.NDArray[np.int64]
-    sums: Floats
-    ghost_sums: Floats
-    squares: Floats  # Σw² over the canary's rounds
-    strengths: Floats  # what a score's mean is, squared, in units of 1/z; fresh noise: times
-    sizes: list[float]  # canaries present, round by round
-    dof: float
+    def __init__(self, log: RoundLog, settings: Settings, *, residual: bool) -> None:
+        self.residual = residual
+        self.times = np.zeros(settings.canaries, dtype=np.int64)
+        self.sums = np.zeros(settings.canaries)
+        self.squares = np.zeros(settings.canaries)  # Σw² over the canary's rounds
+        self.strengths = np.zeros(
+            settings.canaries
+        )  # what a score's mean is, squared, in units of 1/z; fresh noise: times
+        self.ghost_sums = np.zeros(settings.unobserved)
+        self.sizes: list[float] = []  # canaries present, round by round
+        self.dof = math.inf
+        self._owners = np.arange(settings.unobserved) % settings.canaries
+        self._weigh = _weights(log, residual=residual)
+
+    def add(self, view: View) -> None:
+        """Take the next round."""
+        if not view.present.size:
+            return
+        share = np.zeros(self.times.size)
+        share[view.present] = view.weights
+        self.times[view.present] += 1
+        weights = self._weigh(view) * share
+        self.sums += weights * view.observed
+        self.squares += weights * weights
+        self.strengths += share * share
+        self.ghost_sums += weights[self._owners] * view.unobserved
+        self.sizes.append(float(share @ share))
+        self.dof = min(self.dof, view.dof)
 
 
-def _known_scores(log: RoundLog, settings: Settings, *, residual: bool) -> list[Scores]:
-    rung = "known-others" if residual else "known-round"
-    seen = _presentations(log, settings, residual=residual)
-    if seen is None:
+def _known_scores(
+    log: RoundLog, settings: Settings, seen: _Presentations, shared: "_SharedVariance | None"
+) -> list[Scores]:
+    """The scores of known-round, which needs the `shared` variance of a canary's rounds, or of known-others."""
+    if not seen.sizes:
         return []
+    residual = seen.residual
+    whitened = residual and settings.noise is not None
+    presented = seen.times
+    if whitened:  # a canary is in the rows of many rounds, but took part in its own
+        presented = np.where(seen.strengths > 0, presented_times(log, settings), 0)
     variance = seen.squares.copy()
-    several = seen.times > 1
-    if not residual and several.any():
-        variance[several] = _shared_variance(log, settings, seen.times)[several]
+    several = presented > 1
+    if shared is not None and several.any():
+        variance[several] = shared.variance()[several]
     std = np.sqrt(np.where(variance > 0, variance, 1.0))
     scores = seen.sums / std
     owners = np.arange(settings.unobserved) % settings.canaries  # whose rounds an unobserved canary borrows
     ghosts = seen.ghost_sums / std[owners]
     pooled = seen.dof * sum(seen.sizes) ** 2 / sum(size * size for size in seen.sizes)
-    whitened = residual and settings.noise is not None
     strengths = seen.strengths if residual or settings.noise is None else _exposures(log, settings, settings.noise)
     found = []
-    for times in np.unique(seen.times[seen.times > 0]):
-        members = np.flatnonzero(seen.times == times)
+    for times in np.unique(presented[presented > 0]):
+        members = np.flatnonzero(presented == times)
         once = times == 1
         combined = bool(settings.momentum) or whitened
         null: CosineNull | Gaussian = unit_null(settings) if once and not combined else Gaussian(0.0, 1.0)
@@ -301,7 +242,7 @@ def _known_scores(log: RoundLog, settings: Settings, *, residual: bool) -> list[
         own = strengths[members]
         found.append(
             Scores(
-                rung=rung,
+                rung="known-others" if residual else "known-round",
                 observed=_at_one_strength(scores[members], np.sqrt(own)) if whitened else scores[members],
                 unobserved=ghosts[np.isin(owners, members)],
                 null=null,
@@ -330,7 +271,7 @@ def _at_one_strength(scores: Floats, sensitivities: Floats) -> Floats:
 
 def _exposures(log: RoundLog, settings: Settings, noise: CorrelatedNoise) -> Floats:
     """‖Cu‖² of each canary, u the rounds that it took part in."""
-    present = {item.number: item.present for item in log.rounds()}
+    present = {entry.number: entry.present for entry in log.observed}
     encoder, strengths = noise.encoder(), np.zeros(settings.canaries)
     for number in range(1, noise.rounds + 1):
         shares = np.zeros(settings.canaries)
@@ -348,73 +289,47 @@ def _dof(settings: Settings, pooled: float, *, estimated: bool, whitened: bool =
     return min(pooled, settings.unobserved) if estimated else pooled
 
 
-def _presentations(log: RoundLog, settings: Settings, *, residual: bool) -> _Presentations | None:
-    times = np.zeros(settings.canaries, dtype=np.int64)
-    sums, squares, strengths = (np.zeros(settings.canaries) for _ in range(3))
-    ghost_sums = np.zeros(settings.unobserved)
-    owners = np.arange(settings.unobserved) % settings.canaries
-    sizes, dof = [], math.inf
-    weigh = _weights(log, residual=residual)
-    for view in views(log, settings, residual=residual):
-        if not view.present.size:
-            continue
-        share = np.zeros(settings.canaries)
-        share[view.present] = view.weights
-        times[view.present] += 1
-        weights = weigh(view) * share
-        sums += weights * view.observed
-        squares += weights * weights
-        strengths += share * share
-        ghost_sums += weights[owners] * view.unobserved
-        sizes.append(float(share @ share))
-        dof = min(dof, view.dof)
-    if residual and settings.noise is not None:  # a canary is in the rows of many rounds, but took part in its own
-        times = np.where(strengths > 0, presented_times(log, settings), 0)
-    return _Presentations(times, sums, ghost_sums, squares, strengths, sizes, dof) if sizes else None
-
-
 def _weights(log: RoundLog, *, residual: bool) -> Callable[[View], float]:
     """Rounds weigh by what a canary adds over the scale: the stated noise tells that, n included; else the clip norm does.
 
     A residual is noise alone, in which a canary adds the same number of standard deviations in every round. Its own scale is
     left out of the weights, as in few dimensions it is itself uncertain and the scores are divided by it.
     """
-    if all(item.noise_std for item in log.rounds() if item.present.size):
+    if all(entry.states_noise for entry in log.observed if entry.present.size):
         if residual:
             return lambda view: 1.0
         return lambda view: (view.noise_std or view.clip_norm) / view.scale  # whitened ones may be in units of the clip
     return lambda view: view.clip_norm / view.scale
 
 
-def _shared_variance(log: RoundLog, settings: Settings, times: npt.NDArray[np.int64]) -> Floats:
+class _SharedVariance:
     """wᵀGw over each canary's rounds: real updates correlate from round to round.
 
     G_tt' is the cosine between the two rounds' vectors off the observed canaries, measured along the unobserved ones: exact
     where they fill the complement, else to √(2/m). All of G comes from the same directions, so that wᵀGw is a mean of
-    squares and stays one where rounds nearly cancel.
+    squares and stays one where rounds nearly cancel. Rounds are kept only if somebody in them comes more than once.
     """
-    rows, weights, present = [], [], []
-    weigh = _weights(log, residual=False)
-    for view in views(log, settings):
-        members = view.present[times[view.present] > 1]
+
+    def __init__(self, log: RoundLog, settings: Settings, times: npt.NDArray[np.int64]) -> None:
+        self._settings, self._times = settings, times
+        self._weigh = _weights(log, residual=False)
+        self._rows: list[npt.NDArray[np.float32]] = []
+        self._weights: list[float] = []
+        self._present: list[npt.NDArray[np.int32]] = []
+
+    def add(self, view: View) -> None:
+        """Take the next round."""
+        members = view.present[self._times[view.present] > 1]
         if members.size:
-            rows.append(view.unobserved.astype(np.float32))
-            weights.append(weigh(view))
-            present.append(members)
-    stacked = np.stack(rows)
-    gram = (stacked @ stacked.T).astype(np.float64) / settings.unobserved
-    pattern = np.zeros((settings.canaries, len(rows)))
-    for column, (members, weight) in enumerate(zip(present, weights, strict=True)):
-        pattern[members, column] = weight
-    return np.asarray(np.einsum("ct,ct->c", pattern @ gram, pattern))
+            self._rows.append(view.unobserved.astype(np.float32))
+            self._weights.append(self._weigh(view))
+            self._present.append(members)
 
-
-def _own_scores(log: RoundLog, settings: Settings) -> list[Scores]:
-    """The user's own attacks: their scores after the last round, against those of unobserved canaries."""
-    last: dict[str, Floats] = {}
-    for item in log.rounds():
-        last |= {name: np.asarray(values, dtype=np.float64) for name, values in item.scores.items()}
-    return [
-        Scores(rung=name, observed=values[: settings.canaries], unobserved=values[settings.canaries :])
-        for name, values in last.items()
-    ]
+    def variance(self) -> Floats:
+        """Of each canary's score, after the last round."""
+        stacked = np.stack(self._rows)
+        gram = (stacked @ stacked.T).astype(np.float64) / self._settings.unobserved
+        pattern = np.zeros((self._settings.canaries, len(self._rows)))
+        for column, (members, weight) in enumerate(zip(self._present, self._weights, strict=True)):
+            pattern[members, column] = weight
+        return np.asarray(np.einsum("ct,ct->c", pattern @ gram, pattern))

@@ -1,24 +1,23 @@
-"""Gauges of the noise's law: is it Gaussian, fresh in every coordinate and every round, and is `others` right?
+"""Gauges of the noise's law: is it Gaussian, and fresh in every coordinate and every round?
 
-Each gauge takes what `noise_law` measured in the rounds, or the scores of the unobserved canaries, which are a sketch of the
-residual in directions that nobody used. An honest run sets one off with a probability of at most `LEVEL`.
+Each gauge takes what `noise_law` measured in the rounds. An honest run sets one off with a probability of at most `LEVEL`.
 """
 
 import math
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from scipy.special import bdtrc, chdtrc, chdtri, gammainc, ndtr, ndtri, pdtr, pdtrc
+from scipy.special import bdtrc, chdtrc, chdtri, ndtr, ndtri, pdtr, pdtrc
 
 from coalmine.audit.gauge import LEVEL, Gauge
-from coalmine.audit.ladder import views
 from coalmine.audit.noise_law import BARE, CELL, CELLS, NoiseParts, zero_width
+from coalmine.audit.views import Look
 from coalmine.checks import Floats
 from coalmine.estimators.null import CosineNull
 from coalmine.storage.record import Settings
-from coalmine.storage.rounds_file import Round, RoundLog
+from coalmine.storage.rounds_file import Round
 
 KURTOSIS_OFF = 0.02  # smaller departures from 3 come from rounding, and cost no privacy worth naming
 DIVERGENCE = 2e-4  # chi-squared divergence from a Gaussian, below which it is rounding
@@ -28,43 +27,52 @@ ALIGNED = 0.5  # of a characteristic function, 0 to 1: from here on most values 
 GRID_PEAK = 3.0  # times what stands beside the peak
 REPEATED = 0.05  # share of the largest values that come again
 SAME = 1e-6  # distance of two values, in standard deviations, that makes them the same
-EXPLAINED = 0.005  # share of the residual that `others` must explain to be called wrong
-SKETCH = 1 << 23  # numbers of a sketch that are held in memory for all rounds together
 COARSE_RELEASE = 0.1  # share of rounding in the residual's variance from which on the law of the noise cannot be seen
 FINE_STEP = 0.25 * CELL  # standard deviations: a coarser grid of release and `others` shows in the histogram
 TAIL_RATIO = 0.75  # of the expected number of large values, or its inverse: nearer to 1 it is rounding
 FIRST_TAIL = 3.0  # standard deviations
-RANK_LEVEL = 2e-3  # of the rank gauge, which only bars a PASS: at 12 rounds a fixed half of the dimensions hardly shows
 SHIFTED_ROUNDS = 20  # compared with each other at every distance
 SHIFTS = 1 << 18  # distances that are told apart; larger ones share a place
 SLOPE = 0.05  # of the noise's variance against another vector's size, that is worth an alarm
 
 
-def law_gauges(log: RoundLog, settings: Settings) -> Iterator[Gauge]:
-    """Every gauge of the noise's law whose inputs were given."""
-    rounds = [_without_scores(item) for item in log.rounds() if item.law_moments is not None]
-    parts = NoiseParts.of(settings.layers, settings.dim)
-    repeated = _repetition(settings, [item.number for item in rounds])
-    if rounds:
+class LawReader:
+    """Takes one round after another, and has every gauge of the noise's law at the end."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._rounds: list[Round] = []
+
+    def add(self, look: Look) -> None:
+        """Take the next round."""
+        if look.item.law_moments is not None:
+            self._rounds.append(_without_scores(look.item))
+
+    def gauges(self) -> Iterator[Gauge]:
+        """Every gauge of the noise's law whose inputs were given."""
+        settings, rounds = self._settings, self._rounds
+        if not rounds:
+            return
+        parts = NoiseParts.of(settings.layers, settings.dim)
+        repeated = _repetition(settings, [item.number for item in rounds])
         yield _kurtosis(rounds, parts, repeated)
-    counted = [item for item in rounds if item.law_counts is not None]
-    smooth = [item for item in counted if not _on_lattice(item, settings.dim)]
-    if smooth:
-        yield _distribution(smooth, parts, repeated)
-        yield _tails(smooth, parts, repeated)
-        yield _zeros(smooth, settings.dim, repeated)
-        yield _grid(smooth, settings.dim)
-    if counted:
-        yield _spectrum(counted, settings.dim)
-        yield from _follows(counted, settings.dim, repeated)
-    if rounds:
+        counted = [item for item in rounds if item.law_counts is not None]
+        smooth = [item for item in counted if not _on_lattice(item, settings.dim)]
+        if smooth:
+            yield _distribution(smooth, parts, repeated)
+            yield _tails(smooth, parts, repeated)
+            yield _zeros(smooth, settings.dim, repeated)
+            yield _grid(smooth, settings.dim)
+        if counted:
+            yield _spectrum(counted, settings.dim)
+            yield from _follows(counted, settings.dim, repeated)
         yield from _neighbours(rounds, parts, settings.dim, repeated)
-    if any(item.law_tail is not None for item in counted):
-        yield _ties(counted)
-    if rounds and _is_rounded(rounds, settings.dim):
-        yield _rounding(rounds, settings.dim)
-    if len(counted) > 1:
-        yield _shifted(counted, settings.dim)
+        if any(item.law_tail is not None for item in counted):
+            yield _ties(counted)
+        if _rounding_share(rounds, settings.dim) > 0:
+            yield _rounding(rounds, settings.dim)
+        if len(counted) > 1:
+            yield _shifted(counted, settings.dim)
 
 
 def _repetition(settings: Settings, numbers: list[int]) -> float:
@@ -80,9 +88,13 @@ def _repetition(settings: Settings, numbers: list[int]) -> float:
 
 
 def _without_scores(item: Round) -> Round:
-    """The record less its long arrays: a run has many rounds."""
-    nothing = np.zeros(0, np.float32)
-    return Round(**(vars(item) | {"cosines": nothing, "residual_cosines": nothing, "scores": {}}))
+    """The record less its long arrays, and not a window into the file: a run has many rounds."""
+    kept: dict[str, Any] = {
+        name: np.array(value) if isinstance(value, np.ndarray) else value
+        for name, value in vars(item).items()
+        if name not in ("cosines", "residual_cosines", "scores")
+    }
+    return Round(**kept)
 
 
 def _variance(item: Round) -> float:
@@ -93,10 +105,6 @@ def _variance(item: Round) -> float:
 def _rounding_share(rounds: list[Round], dim: int) -> float:
     """The largest share of rounding in a residual's variance."""
     return max((item.rounding or 0.0) * dim / _variance(item) for item in rounds)
-
-
-def _is_rounded(rounds: list[Round], dim: int) -> bool:
-    return _rounding_share(rounds, dim) > 0
 
 
 def _is_coarse(rounds: list[Round], dim: int) -> bool:
@@ -492,132 +500,3 @@ def _has_steps(ordered: Floats, same: float) -> bool:
         return True
     spread = float(ordered[-1] - ordered[0])
     return float(distinct.min()) > 12 * spread / distinct.size**2 + _resolution(ordered, same)
-
-
-def sketch_gauges(log: RoundLog, settings: Settings) -> Iterator[Gauge]:
-    """Rounds compared with each other through the unobserved canaries' scores, and with `others`.
-
-    A sketch has momentum undone and correlated noise whitened, and costs nothing: the scores are in the log.
-    """
-    columns = max(min(settings.unobserved, SKETCH // max(len(log.numbers), 1)), min(settings.unobserved, 256))
-    rows: list[npt.NDArray[np.float32]] = []
-    numbers: list[int] = []
-    products, lengths, with_before = [], [], []
-    total: Floats | None = None
-    records = log.rounds()
-    for view in views(log, settings, residual=True):
-        item = next(record for record in records if record.number == view.number)
-        own = view.unobserved / np.linalg.norm(view.unobserved)
-        if total is not None:
-            with_before.append(float(own @ total) / float(np.linalg.norm(total)))
-        total = own if total is None else total + own
-        rows.append(own[:columns].astype(np.float32))
-        numbers.append(view.number)
-        clients = _others_sketch(item, settings.canaries)
-        products.append(float(view.unobserved @ clients) / view.scale)
-        lengths.append(float(np.linalg.norm(clients)) / view.scale)
-    if len(rows) > 1 and total is not None:
-        share = columns / settings.unobserved
-        yield from _repeats(np.stack(rows), numbers, settings.unobserved_dof * share, settings.dim)
-        yield _common(np.array(with_before), total, numbers, settings)
-    if any(lengths):
-        yield _others(np.array(products), np.array(lengths), settings)
-
-
-def _others_sketch(item: Round, canaries: int) -> Floats:
-    """Everybody else's part of a round, seen along the unobserved canaries."""
-    assert item.residual_cosines is not None
-    assert item.residual_norm is not None
-    whole = np.asarray(item.cosines[canaries:], np.float64) * item.norm
-    return np.asarray(whole - np.asarray(item.residual_cosines[canaries:], np.float64) * item.residual_norm)
-
-
-def _repeats(sketch: npt.NDArray[np.float32], numbers: list[int], dof: float, dim: int) -> Iterator[Gauge]:
-    """Cosines of what is left between every two rounds: their largest, and the sum of their squares."""
-    sketch = sketch / np.linalg.norm(sketch, axis=1, keepdims=True)
-    count = len(sketch)
-    pairs = count * (count - 1) // 2
-    limit = float(-CosineNull(max(int(dof), 2)).ppf(LEVEL / (2 * pairs)))
-    largest, squares = np.zeros(count), 0.0
-    for start in range(0, count, 512):
-        block = sketch[start : start + 512] @ sketch[: start + 512].T
-        block[np.arange(len(block))[:, None] + start <= np.arange(block.shape[1])] = 0.0
-        squares += float(np.square(block, dtype=np.float64).sum())
-        places = np.abs(block).argmax(axis=1)
-        largest[start : start + 512] = block[np.arange(len(block)), places]
-    outside = np.abs(largest) > limit
-    worst = float(np.abs(largest).max())
-    certain = math.tanh(math.atanh(min(worst, 1 - 1e-12)) + float(ndtri(LEVEL / (2 * pairs))) / math.sqrt(dof))
-    yield Gauge(
-        name="repeat",
-        meaning="cosine of what is left in a round with the round before that is most like it",
-        smallest=float(largest[1:].min()),
-        largest=float(largest[1:].max()),
-        limits=(-limit, limit),
-        flagged=tuple(numbers[index] for index in np.flatnonzero(outside)),
-        status="low" if outside.any() else "ok",
-        noise_left=math.sqrt(1 - max(certain, 0.0) ** 2) if outside.any() else None,
-        values=largest[1:],
-    )
-    reading, high = dof * squares / pairs, float(chdtri(pairs, RANK_LEVEL)) / pairs
-    yield Gauge(
-        name="rank",
-        meaning="mean squared cosine between two rounds over that of noise in all dimensions",
-        smallest=reading,
-        largest=reading,
-        limits=(0.0, high),
-        status="warning" if reading > high else "ok",
-        values=np.array([reading]),
-    )
-
-
-def rank_power(rounds: int, dof: float, dim: int) -> float:
-    """By how many standard deviations noise in a fixed half of the dimensions would move the rank gauge."""
-    return math.sqrt(rounds * (rounds - 1) / 4) * dof / dim
-
-
-def _common(with_before: Floats, total: Floats, numbers: list[int], settings: Settings) -> Gauge:
-    """What all rounds have in common: the cosine of each with the sum of all before, and the length of the whole sum."""
-    dof, count = settings.unobserved_dof, len(numbers)
-    limit = float(-CosineNull(max(int(dof), 2)).ppf(LEVEL / (4 * len(with_before))))
-    outside = np.abs(with_before) > limit
-    statistic = dof * float(total @ total) / count
-    together = min(float(chdtrc(dof, statistic)), float(gammainc(dof / 2, statistic / 2))) < LEVEL / 4
-    shared = (statistic / float(chdtri(dof, LEVEL / 4)) * count - count) / (count * (count - 1))
-    certain = max(shared, float((np.abs(with_before) - limit).max()) ** 2, 0.0)
-    alarmed = bool(outside.any() or together)
-    return Gauge(
-        name="repeat of any",
-        meaning="cosine of what is left in a round with the sum of all rounds before",
-        smallest=float(with_before.min()),
-        largest=float(with_before.max()),
-        limits=(-limit, limit),
-        flagged=tuple(numbers[index + 1] for index in np.flatnonzero(outside)),
-        status="low" if alarmed else "ok",
-        noise_left=math.sqrt(max(1 - certain, 0.0)) if alarmed else None,
-        values=with_before,
-    )
-
-
-def _others(products: Floats, lengths: Floats, settings: Settings) -> Gauge:
-    """How much of `others` is still in what is left without them: 0 if they are what the round summed.
-
-    The reading is the factor by which `others` must be multiplied to be what the round summed.
-    """
-    overlap = 1.0 if settings.kind == "rotated" else math.sqrt(1 + settings.unobserved / settings.dim)
-    square = float(lengths @ lengths)
-    score = float(products.sum()) / math.sqrt(square) / overlap
-    factor = 1 + float(products.sum()) / square
-    explained = (score * score - 1) / (len(products) * settings.unobserved_dof)
-    margin = -float(ndtri(LEVEL / 2)) * overlap / math.sqrt(square)
-    margin = max(margin, math.sqrt(EXPLAINED * len(products) * settings.unobserved_dof / square))
-    alarmed = abs(score) > -float(ndtri(LEVEL / 2)) and explained > EXPLAINED
-    return Gauge(
-        name="others",
-        meaning="factor by which `others` must be multiplied to be what the round summed",
-        smallest=factor,
-        largest=factor,
-        limits=(1 - margin, 1 + margin),
-        status="warning" if alarmed else "ok",
-        values=products / np.maximum(lengths, 1e-300),
-    )

@@ -7,25 +7,46 @@ from dataclasses import dataclass
 import numpy as np
 
 from coalmine.audit.gauge import LEVEL, Gauge, ratio_quantile
-from coalmine.audit.ladder import View, views
+from coalmine.audit.views import Look, View
 from coalmine.checks import Floats
 from coalmine.storage.record import Settings
-from coalmine.storage.rounds_file import RoundLog
 
 TOO_LONG = 1.02  # of the stated noise: from here on the residual holds more than noise
 
 
-def level_gauges(log: RoundLog, settings: Settings) -> Iterator[Gauge]:
-    """Every gauge of lengths whose inputs were given: all need the stated noise."""
-    lengths = [_Length.of(view) for view in views(log, settings) if view.noise_std]
-    residuals = [_Length.of(view) for view in views(log, settings, residual=True) if view.noise_std]
-    rounding = {item.number: item.rounding for item in log.rounds() if item.rounding is not None}
-    if lengths:
-        yield _noise(lengths)
-    yield from _sums(log, settings)
-    if residuals:
-        yield from _residual(residuals, rounding if settings.noise is None else {})
-        yield from _layers(log, settings)
+class LevelReader:
+    """Takes one round after another, and has every gauge of lengths at the end: all need the stated noise."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lengths: list[_Length] = []
+        self._residuals: list[_Length] = []
+        self._rounding: dict[int, float] = {}
+        self._sums = _Sums(settings)
+        self._layers: list[_LayerLengths] = []
+
+    def add(self, look: Look) -> None:
+        """Take the next round."""
+        item = look.item
+        if look.plain is not None and look.plain.noise_std:
+            self._lengths.append(_Length.of(look.plain))
+        if look.white_residual is not None and look.white_residual.noise_std:
+            self._residuals.append(_Length.of(look.white_residual))
+        if look.white_plain is not None:
+            self._sums.add(look.white_plain)
+        if item.rounding is not None:
+            self._rounding[item.number] = item.rounding
+        if item.layer_rests is not None and item.noise_std and self._settings.layers:
+            self._layers.append(_LayerLengths(item.number, item.layer_rests, item.noise_std, item.rounding or 0.0))
+
+    def gauges(self) -> Iterator[Gauge]:
+        """Every gauge of lengths whose inputs were given."""
+        if self._lengths:
+            yield _noise(self._lengths)
+        yield from self._sums.gauges()
+        if self._residuals:
+            yield from _residual(self._residuals, self._rounding if self._settings.noise is None else {})
+            yield from _layers(self._layers, self._settings)
 
 
 @dataclass(frozen=True)
@@ -50,39 +71,49 @@ def _noise(found: list[_Length]) -> Gauge:
     return _one_sided("noise", "length off the canaries over that of the stated noise", found, ratios, floors)
 
 
-def _sums(log: RoundLog, settings: Settings) -> Iterator[Gauge]:
+class _Sums:
     """Two gauges along the unobserved canaries, so that nothing of the model's size is kept.
 
     *dilution*: the length of the sum of all rounds over that of noise alone; far above 1, real signal hides the canaries.
     *difference*: ‖ρ_t/C_t - ρ_s/C_s‖ over its length under fresh noise, s the round before; near 0 where noise is reused.
     """
-    total, variance = np.zeros(settings.unobserved), 0.0
-    found: list[_Length] = []
-    before: View | None = None
-    for view in views(log, settings, whitened=True):
-        if view.noise_std:
-            total += view.unobserved * view.scale
-            variance += view.noise_std**2
-        if before is not None and view.noise_std and before.noise_std:
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._total, self._variance = np.zeros(settings.unobserved), 0.0
+        self._found: list[_Length] = []
+        self._before: View | None = None
+
+    def add(self, view: View) -> None:
+        """Take the next round."""
+        before, self._before = self._before, view
+        if not view.noise_std:
+            return
+        self._total += view.unobserved * view.scale
+        self._variance += view.noise_std**2
+        if before is not None and before.noise_std:
             gap = view.unobserved * view.scale / view.clip_norm - before.unobserved * before.scale / before.clip_norm
             fresh = math.hypot(view.noise_std / view.clip_norm, before.noise_std / before.clip_norm)
             ratio = math.sqrt(float(np.mean(gap * gap))) / fresh
-            found.append(_Length(view.number, ratio, settings.unobserved_dof, view.noise_std))
-        before = view
-    if variance:
-        ratio = math.sqrt(float(np.mean(total * total)) / variance)
-        yield Gauge(
-            name="dilution",
-            meaning="length of the sum of all rounds over that of noise alone",
-            smallest=ratio,
-            largest=ratio,
-            limits=(0.0, math.inf),
-            values=np.array([ratio]),
-        )
-    if found:
-        floors = np.full(len(found), ratio_quantile(LEVEL / len(found), settings.unobserved_dof))
-        ratios = np.array([length.ratio for length in found])
-        yield _one_sided("difference", "change from round to round over that of fresh noise", found, ratios, floors)
+            self._found.append(_Length(view.number, ratio, self._settings.unobserved_dof, view.noise_std))
+
+    def gauges(self) -> Iterator[Gauge]:
+        """Both gauges, where noise was stated."""
+        if self._variance:
+            ratio = math.sqrt(float(np.mean(self._total * self._total)) / self._variance)
+            yield Gauge(
+                name="dilution",
+                meaning="length of the sum of all rounds over that of noise alone",
+                smallest=ratio,
+                largest=ratio,
+                limits=(0.0, math.inf),
+                values=np.array([ratio]),
+            )
+        found = self._found
+        if found:
+            floors = np.full(len(found), ratio_quantile(LEVEL / len(found), self._settings.unobserved_dof))
+            ratios = np.array([length.ratio for length in found])
+            yield _one_sided("difference", "change from round to round over that of fresh noise", found, ratios, floors)
 
 
 def _residual(found: list[_Length], rounding: dict[int, float]) -> Iterator[Gauge]:
@@ -118,16 +149,23 @@ def _residual(found: list[_Length], rounding: dict[int, float]) -> Iterator[Gaug
     )
 
 
-def _layers(log: RoundLog, settings: Settings) -> Iterator[Gauge]:
+@dataclass(frozen=True)
+class _LayerLengths:
+    """The length of one round's residual in each layer, its stated noise, and the rounding of its release."""
+
+    number: int
+    rests: Floats
+    noise_std: float
+    rounding: float
+
+
+def _layers(found: list[_LayerLengths], settings: Settings) -> Iterator[Gauge]:
     """The same by layer: a small tensor without noise moves nothing else. Small layers are pooled over rounds too."""
-    if not settings.layers:
-        return
-    sizes = np.array([size for _, size in settings.layers])
-    found = [item for item in log.rounds() if item.layer_rests is not None and item.noise_std]
     if not found:
         return
-    ratios = np.array([item.layer_rests / (np.sqrt(sizes) * item.noise_std) for item in found])
-    allowed = math.sqrt(1 + max((item.rounding or 0.0) / item.noise_std**2 for item in found if item.noise_std))
+    sizes = np.array([size for _, size in settings.layers])
+    ratios = np.array([item.rests / (np.sqrt(sizes) * item.noise_std) for item in found])
+    allowed = math.sqrt(1 + max(item.rounding / item.noise_std**2 for item in found))
     share = LEVEL / (2 * ratios.size)
     pooled_share = LEVEL / (2 * len(sizes))
     fresh = settings.noise is None  # else rounds are correlated, and do not add up to more directions

@@ -261,34 +261,38 @@ class AuditResult:
 
 def make_row(scores: Scores, settings: Settings) -> Row | None:
     """The figures of one group of scores; None where it is too small to say anything."""
-    compared = scores.unobserved.size if scores.bound_null is None else FEWEST
-    if min(scores.observed.size, compared) < FEWEST:
+    estimate = _estimate(scores, settings)
+    if estimate is None:
         return None
     delta = settings.delta
-    if scores.null is None:
-        estimate = estimate_from_iterates(scores.observed, scores.unobserved, delta=delta)
-        paper_epsilon = estimate.epsilon
-    else:
-        estimate = epsilon_estimate(
-            scores.observed,
-            null=scores.null,
-            delta=delta,
-            confidence=None if scores.mixed else CONFIDENCE,
-            null_dof=scores.null_dof,
-        )
-        paper_epsilon = _paper_epsilon(scores, settings)
     null = scores.unobserved if scores.bound_null is None else scores.bound_null
     return Row(
         presentations=scores.presentations,
         canaries=scores.observed.size,
         estimate=estimate,
         lower_bound=epsilon_lower_bound(scores.bounded, null=null, delta=delta, confidence=CONFIDENCE),
-        paper_epsilon=paper_epsilon,
+        paper_epsilon=estimate.epsilon if scores.null is None else _paper_epsilon(scores, settings),
         paper_lower_bound=epsilon_lower_bound(
             scores.bounded, null=null, delta=delta, confidence=CONFIDENCE, method="paper"
         ),
         warnings=_warnings(scores, estimate),
         sensitivity=None if scores.strength is None else math.sqrt(scores.strength),
+    )
+
+
+def _estimate(scores: Scores, settings: Settings) -> EpsilonEstimate | None:
+    """The estimate from one group of scores; None where it is too small to say anything."""
+    compared = scores.unobserved.size if scores.bound_null is None else FEWEST
+    if min(scores.observed.size, compared) < FEWEST:
+        return None
+    if scores.null is None:
+        return estimate_from_iterates(scores.observed, scores.unobserved, delta=settings.delta)
+    return epsilon_estimate(
+        scores.observed,
+        null=scores.null,
+        delta=settings.delta,
+        confidence=None if scores.mixed else CONFIDENCE,
+        null_dof=scores.null_dof,
     )
 
 
@@ -366,14 +370,14 @@ def make_headline(
         alone = []
     try:
         if alone:
-            row = make_row(alone[0], settings)
-            if row is None:
+            estimate = _estimate(alone[0], settings)
+            if estimate is None:
                 return None
             return Headline(
                 rung=name,
-                participations=row.presentations,
-                epsilon=row.estimate.epsilon,
-                interval=_pair(row.estimate.interval),
+                participations=alone[0].presentations,
+                epsilon=estimate.epsilon,
+                interval=_pair(estimate.interval),
             )
         return _pooled_headline(name, groups, settings, times, sensitivity if heavier else None)
     except ValueError:  # constant scores: the notes say so

@@ -2,15 +2,15 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
 
-from coalmine.audit.ladder import View, views
+from coalmine.audit.views import Look, View
 from coalmine.checks import Floats
 from coalmine.storage.record import Settings
-from coalmine.storage.rounds_file import RoundLog
 
 LEVEL = 1e-3  # that the measured length of a canary is further off than its limits say
 CREDIBLE = (0.8, 1.25)  # a canary's measured length over the declared one; far outside, the units differ
@@ -43,30 +43,59 @@ class RoundScores:
         return self.declared and (CREDIBLE[0] <= length <= CREDIBLE[1] or abs(length - 1) < 4 * error)
 
 
-def round_scores(log: RoundLog, settings: Settings) -> RoundScores | None:
-    """The rounds with canaries in them, less everybody else's part where that is known; None where there are none.
+class StatedReader:
+    """Takes one round after another, and has the rounds' scores and stated noise at the end.
 
     Correlated noise is not whitened here, where a canary would be in the rows of many rounds.
     """
-    for residual in (True, False):
-        found = [view for view in views(log, settings, residual=residual, whitened=False) if view.present.size]
-        if found:
-            return _scores_of(found, log, residual)
-    return None
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._residual: list[_RoundScore] = []
+        self._plain: list[_RoundScore] = []
+        self._stated: list[tuple[int, float | None, float]] = []  # number, noise, clip norm
+        self._declared = True
+
+    def add(self, look: Look) -> None:
+        """Take the next round."""
+        item = look.item
+        self._stated.append((item.number, item.noise_std, item.clip_norm))
+        if item.present.size:
+            self._declared &= item.clip_declared
+        for view, found in ((look.residual, self._residual), (look.plain, self._plain)):
+            if view is not None and view.present.size:
+                found.append(_RoundScore.of(view))
+
+    def round_scores(self) -> RoundScores | None:
+        """The rounds with canaries, less everybody else's part where that is known; None where there are none."""
+        found = self._residual or self._plain
+        if not found:
+            return None
+        columns = (np.array(column) for column in zip(*found, strict=True))
+        names = _RoundScore._fields
+        return RoundScores(
+            **dict(zip(names, columns, strict=True)), declared=self._declared, residual=bool(self._residual)
+        )
+
+    def stated_noise(self) -> "StatedNoise | None":
+        """The stated noise multipliers; None where a round states no noise, or nothing says how much a canary adds."""
+        return _stated_noise(self._stated, self._settings, self.round_scores())
 
 
-def _scores_of(found: list[View], log: RoundLog, residual: bool) -> RoundScores:
-    declared = all(item.clip_declared for item in log.rounds() if item.present.size)
-    return RoundScores(
-        numbers=np.array([view.number for view in found]),
-        counts=np.array([float(view.present.size) for view in found]),
-        means=np.array([float(view.observed[view.present].mean()) for view in found]),
-        scales=np.array([view.scale for view in found]),
-        dofs=np.array([view.dof for view in found]),
-        clip_norms=np.array([view.clip_norm for view in found]),
-        declared=declared,
-        residual=residual,
-    )
+class _RoundScore(NamedTuple):
+    """One round's entry of `RoundScores`."""
+
+    numbers: int
+    counts: float
+    means: float
+    scales: float
+    dofs: float
+    clip_norms: float
+
+    @classmethod
+    def of(cls, view: View) -> "_RoundScore":
+        mean = float(view.observed[view.present].mean())
+        return cls(view.number, float(view.present.size), mean, view.scale, view.dof, view.clip_norm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +130,9 @@ class StatedNoise:
         return 1 / math.sqrt(float(np.mean(smallest**-2.0)))
 
 
-def stated_noise(log: RoundLog, settings: Settings, rounds: RoundScores | None) -> StatedNoise | None:
-    """The stated noise multipliers; None where a round states no noise, or nothing says how much a canary adds."""
-    observed = [(item.number, item.noise_std, item.clip_norm) for item in log.rounds()]
+def _stated_noise(
+    observed: list[tuple[int, float | None, float]], settings: Settings, rounds: RoundScores | None
+) -> StatedNoise | None:
     if rounds is None or not all(noise for _, noise, _ in observed):
         return None
     spreads = [1.0 if settings.noise is None else settings.noise.std(number) for number, _, _ in observed]

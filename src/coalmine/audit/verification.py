@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from coalmine.audit.audit import derive_result
 from coalmine.audit.coverage import AuditedItem
+from coalmine.audit.derivation import derive_result
 from coalmine.audit.verdict import Claim
 from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.storage.files import json_ready

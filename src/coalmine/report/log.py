@@ -8,7 +8,18 @@ from pathlib import Path
 from typing import Any, cast
 
 from coalmine.storage.record import Settings
-from coalmine.storage.rounds_file import DIGEST, LARGEST_HEADER, LENGTHS, MAGIC, TAG, Final, Round, RoundLog, decode
+from coalmine.storage.rounds_file import (
+    DIGEST,
+    LARGEST_HEADER,
+    LENGTHS,
+    MAGIC,
+    TAG,
+    Entry,
+    Final,
+    Round,
+    RoundLog,
+    decode,
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +36,10 @@ class Rounds:
 
     def rounds(self) -> Iterator[Round]:
         return iter(self.kept)
+
+    @property
+    def observed(self) -> list[Entry]:
+        return [Entry.of(item) for item in self.kept]
 
     @property
     def as_log(self) -> RoundLog:

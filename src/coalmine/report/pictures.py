@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coalmine.audit.gauge import Gauge
-from coalmine.audit.ladder import RUNGS, Scores, views
+from coalmine.audit.ladder import RUNGS, Scores
+from coalmine.audit.views import views
 from coalmine.report import plots
 from coalmine.report.checkpoints import estimates_during
 from coalmine.report.findings import Finding, Findings

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import ndtri
 
-from coalmine.audit.ladder import RUNGS, Scores, View
+from coalmine.audit.ladder import RUNGS, Scores
+from coalmine.audit.views import View
 from coalmine.checks import Floats
 from coalmine.estimators.bounds import is_law, log_upper_tail
 from coalmine.estimators.gaussians import Gaussian

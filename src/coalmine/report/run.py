@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from coalmine.audit.audit import derive_result
+from coalmine.audit.derivation import derive_result
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.gauges import read_gauges
 from coalmine.audit.ladder import Scores, ladder

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from coalmine.audit.audit import derive_result
+from coalmine.audit.derivation import derive_result
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.result import AuditResult
 from coalmine.audit.signatures import SIGNATURES, Signature, likely_faults

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +81,24 @@ class Final:
     update_cosines: Singles | None = None
 
 
+class Entry(NamedTuple):
+    """What stays in memory of a round: its number, who was in it, what it was told, and where its record ends."""
+
+    number: int
+    skipped: bool
+    present: npt.NDArray[np.int32]
+    states_noise: bool
+    has_others: bool
+    end: int
+
+    @classmethod
+    def of(cls, item: Round, end: int = 0) -> "Entry":
+        present = np.array(item.present)  # not a window into the record
+        return cls(
+            item.number, item.skipped, present, item.noise_std is not None, item.residual_cosines is not None, end
+        )
+
+
 class RoundLog:
     """Rounds in order, then perhaps the final model: in the file at `path`, or in a nameless one that ends with the log.
 
@@ -92,9 +110,7 @@ class RoundLog:
         self._path = path
         self._read_only = read_only
         self._final: Final | None = None
-        self._numbers: list[int] = []
-        self._skipped: list[bool] = []
-        self._ends: list[int] = []  # offsets after each round
+        self._entries: list[Entry] = []
         self._digests: list[bytes] = []
         self._end = len(MAGIC)
         self._handle = _nameless_file() if path is None else _named_file(path, read_only)
@@ -103,12 +119,12 @@ class RoundLog:
     @property
     def numbers(self) -> list[int]:
         """Numbers of the rounds seen so far, skipped ones included."""
-        return list(self._numbers)
+        return [entry.number for entry in self._entries]
 
     @property
-    def observed(self) -> int:
-        """How many rounds were observed, those that released nothing left out."""
-        return len(self._skipped) - sum(self._skipped)
+    def observed(self) -> list[Entry]:
+        """The rounds that were not skipped, without their arrays."""
+        return [entry for entry in self._entries if not entry.skipped]
 
     @property
     def final(self) -> Final | None:
@@ -132,9 +148,7 @@ class RoundLog:
 
     def append(self, item: Round) -> None:
         self._write("round", item)
-        self._numbers.append(item.number)
-        self._skipped.append(item.skipped)
-        self._ends.append(self._end)
+        self._entries.append(Entry.of(item, self._end))
 
     def finish(self, item: Final) -> None:
         self._write("final", item)
@@ -142,11 +156,11 @@ class RoundLog:
 
     def rewind_to(self, number: int) -> None:
         """Forget the rounds after `number`, and the final model."""
-        keep = sum(1 for seen in self._numbers if seen <= number)
-        self._end = self._ends[keep - 1] if keep else len(MAGIC)
+        keep = sum(1 for entry in self._entries if entry.number <= number)
+        self._end = self._entries[keep - 1].end if keep else len(MAGIC)
         os.ftruncate(self._open_handle(), self._end)
         self._final = None
-        del self._numbers[keep:], self._ends[keep:], self._digests[keep:], self._skipped[keep:]
+        del self._entries[keep:], self._digests[keep:]
 
     def close(self) -> None:
         if self._handle is not None:
@@ -185,9 +199,7 @@ class RoundLog:
             self._end = end
             self._digests.append(digest)
             if kind == "round":
-                self._numbers.append(item.number)
-                self._skipped.append(item.skipped)
-                self._ends.append(end)
+                self._entries.append(Entry.of(item, end))
             else:
                 self._final = item
         if size > self._end and not self._read_only:  # a reader may see a record that is being written
@@ -205,6 +217,10 @@ class WithoutOthers(RoundLog):
     @property
     def numbers(self) -> list[int]:
         return self._whole.numbers
+
+    @property
+    def observed(self) -> list[Entry]:
+        return [entry._replace(has_others=False) for entry in self._whole.observed]
 
     @property
     def final(self) -> Final | None:

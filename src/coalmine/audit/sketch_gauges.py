@@ -1,0 +1,165 @@
+"""Gauges that compare rounds with each other, and with `others`, through the unobserved canaries.
+
+The scores of unobserved canaries are a sketch of the residual in directions that nobody used. An honest run sets one gauge
+off with a probability of at most `LEVEL`, the rank gauge of at most `RANK_LEVEL`.
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import chdtrc, chdtri, gammainc, ndtri
+
+from coalmine.audit.gauge import LEVEL, Gauge
+from coalmine.audit.views import Look
+from coalmine.checks import Floats
+from coalmine.estimators.null import CosineNull
+from coalmine.storage.record import Settings
+from coalmine.storage.rounds_file import Round
+
+EXPLAINED = 0.005  # share of the residual that `others` must explain to be called wrong
+SKETCH = 1 << 23  # numbers of a sketch that are held in memory for all rounds together
+RANK_LEVEL = 2e-3  # of the rank gauge, which only bars a PASS: at 12 rounds a fixed half of the dimensions hardly shows
+
+
+class SketchReader:
+    """Takes one round after another, and has the gauges that compare rounds with each other and with `others` at the end.
+
+    A sketch is a residual's scores along the unobserved canaries, with momentum undone and correlated noise whitened. It
+    costs nothing: the scores are in the log. `rounds` is how many there are, so that all sketches fit into memory.
+    """
+
+    def __init__(self, settings: Settings, rounds: int) -> None:
+        self._settings = settings
+        self._columns = max(min(settings.unobserved, SKETCH // max(rounds, 1)), min(settings.unobserved, 256))
+        self._rows: list[npt.NDArray[np.float32]] = []
+        self._numbers: list[int] = []
+        self._products: list[float] = []
+        self._lengths: list[float] = []
+        self._with_before: list[float] = []
+        self._total: Floats | None = None
+
+    def add(self, look: Look) -> None:
+        """Take the next round."""
+        view = look.white_residual
+        if view is None:
+            return
+        own = view.unobserved / np.linalg.norm(view.unobserved)
+        if self._total is not None:
+            self._with_before.append(float(own @ self._total) / float(np.linalg.norm(self._total)))
+        self._total = own if self._total is None else self._total + own
+        self._rows.append(own[: self._columns].astype(np.float32))
+        self._numbers.append(view.number)
+        clients = _others_sketch(look.item, self._settings.canaries)
+        self._products.append(float(view.unobserved @ clients) / view.scale)
+        self._lengths.append(float(np.linalg.norm(clients)) / view.scale)
+
+    def gauges(self) -> Iterator[Gauge]:
+        """Every gauge that has its inputs."""
+        settings = self._settings
+        if len(self._rows) > 1 and self._total is not None:
+            dof = settings.unobserved_dof * (self._columns / settings.unobserved)
+            yield from _repeats(np.stack(self._rows), self._numbers, dof)
+            yield _common(np.array(self._with_before), self._total, self._numbers, settings)
+        if any(self._lengths):
+            yield _others(np.array(self._products), np.array(self._lengths), settings)
+
+
+def _others_sketch(item: Round, canaries: int) -> Floats:
+    """Everybody else's part of a round, seen along the unobserved canaries."""
+    assert item.residual_cosines is not None
+    assert item.residual_norm is not None
+    whole = np.asarray(item.cosines[canaries:], np.float64) * item.norm
+    return np.asarray(whole - np.asarray(item.residual_cosines[canaries:], np.float64) * item.residual_norm)
+
+
+def _repeats(sketch: npt.NDArray[np.float32], numbers: list[int], dof: float) -> Iterator[Gauge]:
+    """Cosines of what is left between every two rounds: their largest, and the sum of their squares."""
+    sketch = sketch / np.linalg.norm(sketch, axis=1, keepdims=True)
+    count = len(sketch)
+    pairs = count * (count - 1) // 2
+    limit = float(-CosineNull(max(int(dof), 2)).ppf(LEVEL / (2 * pairs)))
+    largest, squares = np.zeros(count), 0.0
+    for start in range(0, count, 512):
+        block = sketch[start : start + 512] @ sketch[: start + 512].T
+        block[np.arange(len(block))[:, None] + start <= np.arange(block.shape[1])] = 0.0
+        squares += float(np.square(block, dtype=np.float64).sum())
+        places = np.abs(block).argmax(axis=1)
+        largest[start : start + 512] = block[np.arange(len(block)), places]
+    outside = np.abs(largest) > limit
+    worst = float(np.abs(largest).max())
+    certain = math.tanh(math.atanh(min(worst, 1 - 1e-12)) + float(ndtri(LEVEL / (2 * pairs))) / math.sqrt(dof))
+    yield Gauge(
+        name="repeat",
+        meaning="cosine of what is left in a round with the round before that is most like it",
+        smallest=float(largest[1:].min()),
+        largest=float(largest[1:].max()),
+        limits=(-limit, limit),
+        flagged=tuple(numbers[index] for index in np.flatnonzero(outside)),
+        status="low" if outside.any() else "ok",
+        noise_left=math.sqrt(1 - max(certain, 0.0) ** 2) if outside.any() else None,
+        values=largest[1:],
+    )
+    reading, high = dof * squares / pairs, float(chdtri(pairs, RANK_LEVEL)) / pairs
+    yield Gauge(
+        name="rank",
+        meaning="mean squared cosine between two rounds over that of noise in all dimensions",
+        smallest=reading,
+        largest=reading,
+        limits=(0.0, high),
+        status="warning" if reading > high else "ok",
+        values=np.array([reading]),
+    )
+
+
+def rank_power(rounds: int, dof: float, dim: int) -> float:
+    """By how many standard deviations noise in a fixed half of the dimensions would move the rank gauge."""
+    return math.sqrt(rounds * (rounds - 1) / 4) * dof / dim
+
+
+def _common(with_before: Floats, total: Floats, numbers: list[int], settings: Settings) -> Gauge:
+    """What all rounds have in common: the cosine of each with the sum of all before, and the length of the whole sum."""
+    dof, count = settings.unobserved_dof, len(numbers)
+    limit = float(-CosineNull(max(int(dof), 2)).ppf(LEVEL / (4 * len(with_before))))
+    outside = np.abs(with_before) > limit
+    statistic = dof * float(total @ total) / count
+    together = min(float(chdtrc(dof, statistic)), float(gammainc(dof / 2, statistic / 2))) < LEVEL / 4
+    shared = (statistic / float(chdtri(dof, LEVEL / 4)) * count - count) / (count * (count - 1))
+    certain = max(shared, float((np.abs(with_before) - limit).max()) ** 2, 0.0)
+    alarmed = bool(outside.any() or together)
+    return Gauge(
+        name="repeat of any",
+        meaning="cosine of what is left in a round with the sum of all rounds before",
+        smallest=float(with_before.min()),
+        largest=float(with_before.max()),
+        limits=(-limit, limit),
+        flagged=tuple(numbers[index + 1] for index in np.flatnonzero(outside)),
+        status="low" if alarmed else "ok",
+        noise_left=math.sqrt(max(1 - certain, 0.0)) if alarmed else None,
+        values=with_before,
+    )
+
+
+def _others(products: Floats, lengths: Floats, settings: Settings) -> Gauge:
+    """How much of `others` is still in what is left without them: 0 if they are what the round summed.
+
+    The reading is the factor by which `others` must be multiplied to be what the round summed.
+    """
+    overlap = 1.0 if settings.kind == "rotated" else math.sqrt(1 + settings.unobserved / settings.dim)
+    square = float(lengths @ lengths)
+    score = float(products.sum()) / math.sqrt(square) / overlap
+    factor = 1 + float(products.sum()) / square
+    explained = (score * score - 1) / (len(products) * settings.unobserved_dof)
+    margin = -float(ndtri(LEVEL / 2)) * overlap / math.sqrt(square)
+    margin = max(margin, math.sqrt(EXPLAINED * len(products) * settings.unobserved_dof / square))
+    alarmed = abs(score) > -float(ndtri(LEVEL / 2)) and explained > EXPLAINED
+    return Gauge(
+        name="others",
+        meaning="factor by which `others` must be multiplied to be what the round summed",
+        smallest=factor,
+        largest=factor,
+        limits=(1 - margin, 1 + margin),
+        status="warning" if alarmed else "ok",
+        values=products / np.maximum(lengths, 1e-300),
+    )

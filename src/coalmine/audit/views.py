@@ -1,0 +1,169 @@
+"""Each observed round as an attacker sees it, from one pass over the log.
+
+A `Look` is a round with all of its views. Whoever derives something from a log takes looks, one at a time, and keeps what it
+needs of each: a log is decoded once, and memory does not grow with it.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from coalmine.checks import Floats
+from coalmine.estimators.correlated import CorrelatedNoise, Encoder
+from coalmine.storage.record import Settings
+from coalmine.storage.rounds_file import Round, RoundLog
+
+SMALLEST = 1e-14  # of a squared length: without any noise nothing else is left of it
+
+
+@dataclass(frozen=True)
+class View:
+    """One round as an attacker sees it: standardised scores, so that an unobserved canary has mean 0 and std 1.
+
+    `scale` is what one std is in the units of the model delta; it rests on `dof` directions. `weights` say how much of each
+    present canary is in it: 1, unless rounds were combined.
+    """
+
+    number: int
+    present: npt.NDArray[np.int32]
+    clip_norm: float
+    noise_std: float | None
+    observed: Floats
+    unobserved: Floats
+    scale: float
+    dof: float
+    cosine_scale: float  # times a standardised score is a cosine
+    weights: Floats | float = 1.0
+
+
+@dataclass(frozen=True)
+class Look:
+    """One round and its views: as it was released but for momentum, and less everybody else's part where that is known.
+
+    In the `white_` twins the correlation of noise is undone: what is seen in the place of round t is row t of CX + ζ, in
+    which the noise is fresh. They are the same views where the noise is fresh as it is. A view is None where the round
+    cannot be seen so: a round before it is missing, or `others` was not given.
+    """
+
+    item: Round
+    plain: View | None
+    residual: View | None
+    white_plain: View | None
+    white_residual: View | None
+
+
+class Reader(Protocol):
+    """What takes looks, in the order of rounds."""
+
+    def add(self, look: Look) -> None: ...
+
+
+def read_log(log: RoundLog, settings: Settings, *readers: Reader) -> None:
+    """Show every observed round to every reader, in one pass."""
+    for look in looks(log, settings):
+        for reader in readers:
+            reader.add(look)
+
+
+def looks(log: RoundLog, settings: Settings) -> Iterator[Look]:
+    """Every observed round with its views.
+
+    A momentum server's delta is Δ_t = βΔ_{t-1} + ρ_t, so ρ_t = Δ_t - βΔ_{t-1}. After a gap that cannot be had.
+    """
+    noise = settings.noise
+    claimed = all(entry.states_noise for entry in log.observed)
+    whiten = None if noise is None else (_Whitener(settings, noise, claimed), _Whitener(settings, noise, claimed))
+    previous: Round | None = None
+    for item in log.rounds():
+        plain = residual = None
+        if not settings.momentum or (previous.number if previous else 0) == item.number - 1:
+            plain = _view(item, previous, settings, False)
+            residual = None if item.residual_cosines is None else _view(item, previous, settings, True)
+        previous = item
+        white_plain, white_residual = plain, residual
+        if whiten is not None:
+            white_plain = None if plain is None else whiten[0].whiten(plain)
+            white_residual = None if residual is None else whiten[1].whiten(residual)
+        yield Look(item, plain, residual, white_plain, white_residual)
+
+
+def views(log: RoundLog, settings: Settings, *, residual: bool = False, whitened: bool | None = None) -> Iterator[View]:
+    """One view of each observed round, left out where there is none; `whitened` by default as `residual`."""
+    undone = residual if whitened is None else whitened
+    for look in looks(log, settings):
+        plain, left = (look.white_plain, look.white_residual) if undone else (look.plain, look.residual)
+        view = left if residual else plain
+        if view is not None:
+            yield view
+
+
+def _view(item: Round, previous: Round | None, settings: Settings, residual: bool) -> View:
+    cosines = item.residual_cosines if residual else item.cosines
+    norm = item.residual_norm if residual else item.norm
+    rest = item.residual_rest if residual else item.rest
+    assert cosines is not None
+    assert norm is not None
+    assert rest is not None
+    along = np.asarray(cosines, dtype=np.float64) * norm
+    if settings.momentum and previous is not None:
+        along = along - settings.momentum * np.asarray(previous.cosines, dtype=np.float64) * previous.norm
+        scale = math.sqrt(max(float(np.mean(along[settings.canaries :] ** 2)), SMALLEST * float(along @ along)))
+        length, dof = scale * math.sqrt(settings.dim), settings.unobserved_dof
+    elif settings.kind == "rotated":
+        scale, length, dof = rest / math.sqrt(settings.free), norm, float(settings.free)
+    else:  # with the others' part out, the canaries' own can be taken out of the length too
+        scale = rest / math.sqrt(settings.dim - 1) if residual else norm / math.sqrt(settings.dim)
+        length, dof = norm, float(settings.free)
+    scores = along / scale
+    return View(
+        number=item.number,
+        present=item.present,
+        clip_norm=item.clip_norm,
+        noise_std=item.noise_std,
+        observed=scores[: settings.canaries],
+        unobserved=scores[settings.canaries :],
+        scale=scale,
+        dof=dof,
+        cosine_scale=scale / length,
+    )
+
+
+class _Whitener:
+    """Rounds multiplied by C, in units of ζ's std; None where a round is missing that they need.
+
+    A round's unit is its noise's claimed std over the std that C gives it, n and clip norm included; where none was claimed,
+    the clip norm. Lengths are measured along the unobserved canaries, as where momentum is undone.
+    """
+
+    def __init__(self, settings: Settings, noise: CorrelatedNoise, claimed: bool) -> None:
+        self._settings, self._noise, self._claimed = settings, noise, claimed
+        self._encoder: Encoder = noise.encoder()
+
+    def whiten(self, view: View) -> View | None:
+        settings = self._settings
+        unit = (view.noise_std or 0.0) / self._noise.std(view.number) if self._claimed else view.clip_norm
+        shares = np.zeros(settings.canaries)
+        shares[view.present] = view.weights
+        along = np.concatenate([view.observed, view.unobserved]) * (view.scale / unit)
+        combined = self._encoder.add(view.number, np.concatenate([shares, along]))
+        if combined is None:
+            return None
+        shares, along = combined[: settings.canaries], combined[settings.canaries :]
+        scale = math.sqrt(max(float(np.mean(along[settings.canaries :] ** 2)), SMALLEST * float(along @ along)))
+        present = np.flatnonzero(shares).astype(np.int32)
+        return View(
+            number=view.number,
+            present=present,
+            clip_norm=1.0,
+            noise_std=1.0 if self._claimed else None,
+            observed=along[: settings.canaries] / scale,
+            unobserved=along[settings.canaries :] / scale,
+            scale=scale,
+            dof=settings.unobserved_dof,
+            cosine_scale=1 / math.sqrt(settings.dim),
+            weights=shares[present],
+        )
