@@ -45,7 +45,7 @@ def test_an_honest_run_passes(trials):
     for trial in trials("honest"):
         assert trial.outcome == "PASS"
         assert evidence(trial.result) == []
-        assert likely_faults(trial.result.to_dict()) == []
+        assert likely_faults(trial.result) == []
 
 
 def test_the_real_signal_is_longer_than_the_noise_in_every_round(trials):
@@ -60,10 +60,10 @@ def test_the_real_signal_is_longer_than_the_noise_in_every_round(trials):
 @pytest.mark.parametrize("name", DETECTABLE)
 def test_a_detectable_fault_is_caught_as_its_signature_says(trials, name):
     for trial in trials(name):
-        seen = evidence_of(trial.result.to_dict())
+        seen = evidence_of(trial.result)
         assert set(FAULTS[name].moves) <= seen, (trial.seed, seen)
         assert not set(FAULTS[name].spares) & seen, (trial.seed, seen)
-        likely = likely_faults(trial.result.to_dict())
+        likely = likely_faults(trial.result)
         assert FAULTS[name].meaning in [fault.meaning for fault in likely], trial.seed
         assert trial.caught
         assert trial.named
@@ -92,7 +92,7 @@ def test_wrong_others_of_an_honest_run_are_named_with_their_factor(trials):
     for trial in trials("others-wrong"):
         assert trial.result.verdict.reason.startswith("`others` is not what the rounds summed: it is 1.2 times")
         assert gauge(trial, "others").largest == pytest.approx(1 / 1.2, abs=0.02)
-        assert names(likely_faults(trial.result.to_dict())) == ["others-wrong"]
+        assert names(likely_faults(trial.result)) == ["others-wrong"]
         assert trial.blind.verdict.outcome == "UNDERPOWERED"
         assert evidence(trial.blind) == []
 
@@ -111,7 +111,7 @@ def test_lost_canaries_keep_the_mean_score_below_the_claim(trials):
         row = trial.result.adversaries["known-others"].headline.estimate
         assert row.mean == pytest.approx(math.sqrt(2) / 0.8 / 2, abs=4 * 1.35 / math.sqrt(1000))
         assert row.std == pytest.approx(math.sqrt(1 + (math.sqrt(2) / 0.8 / 2) ** 2), rel=0.1)
-        assert "uneven scores" in evidence_of(trial.result.to_dict())
+        assert "uneven scores" in evidence_of(trial.result)
 
 
 def test_noise_missing_in_the_last_rounds_is_found_in_those_rounds(trials):
@@ -217,7 +217,7 @@ def test_noise_on_one_layer_is_refuted_and_its_gauges_say_which(trials):
         layers = {gauge.name: gauge.status for gauge in trial.result.gauges if gauge.name.startswith("layer ")}
         assert layers.pop("layer dense2.weight") == "ok"
         assert list(layers.values()) == ["low"] * 3
-        assert names(likely_faults(trial.result.to_dict())) == ["noise-on-one-layer"]
+        assert names(likely_faults(trial.result)) == ["noise-on-one-layer"]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_noise_that_is_missing_on_layers_is_named_so_whichever_they_are(monkeypa
     monkeypatch.setitem(STEPS, "noise-on-one-layer", lambda: steps)
     trial = try_fault(FAULTS["noise-on-one-layer"], 1)
     assert trial.outcome == "VIOLATION"
-    assert names(likely_faults(trial.result.to_dict())) == [likely]
+    assert names(likely_faults(trial.result)) == [likely]
 
 
 @pytest.mark.parametrize(("cosine", "named"), [(0.98, True), (-0.08, False)])
@@ -355,8 +355,8 @@ def test_a_forgotten_clip_is_another_fault_than_a_clip_after_averaging(rounds, t
         assert gauge(after, "residual").flagged == tuple(ROUNDS)
         assert gauge(after, "residual").status == "warning"
         assert gauge(after, "repeat").smallest > 0.5
-        assert "clip-after-averaging" not in names(likely_faults(without.result.to_dict()))
-        assert names(likely_faults(after.result.to_dict())) == ["clip-after-averaging"]
+        assert "clip-after-averaging" not in names(likely_faults(without.result))
+        assert names(likely_faults(after.result)) == ["clip-after-averaging"]
 
 
 def test_a_forgotten_clip_hides_from_canaries_of_the_clip_norm_itself(monkeypatch):
@@ -427,7 +427,7 @@ def test_a_low_reading_counts_as_low_where_wrong_others_took_its_proof_away():
 def test_evidence_that_a_result_cannot_show_does_not_count_against_a_fault(trials):
     """Without `others`, half the noise and the same noise again look alike: both are named."""
     for trial in trials("noise-over-2"):
-        assert {"noise-over-2", "noise-reused"} <= set(names(likely_faults(trial.blind.to_dict())))
+        assert {"noise-over-2", "noise-reused"} <= set(names(likely_faults(trial.blind)))
 
 
 def test_every_fault_changes_a_step_of_the_honest_loop():

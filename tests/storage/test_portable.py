@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 HIDDEN = """
-import os, sys, types
+import os, subprocess, sys, tempfile, types  # the standard library looks for msvcrt too
 sys.modules["fcntl"] = None
 held = set()
 fake = types.ModuleType("msvcrt")

@@ -10,6 +10,31 @@ from scipy.special import chdtri, gammaincinv
 from coalmine.checks import Floats
 
 LEVEL = 1e-4  # false alarm of one gauge over the whole run
+LAYER = "layer "  # the names of gauges of single tensors begin so
+MEANINGS = {
+    "noise": "length off the canaries over that of the stated noise",
+    "dilution": "length of the sum of all rounds over that of noise alone",
+    "difference": "change from round to round over that of fresh noise",
+    "residual": "length of the residual over that of the stated noise",
+    "pooled residual": "length of the residuals of all rounds together over that of the stated noise",
+    "repeat": "cosine of what is left in a round with the round before that is most like it",
+    "rank": "mean squared cosine between two rounds over that of noise in all dimensions",
+    "repeat of any": "cosine of what is left in a round with the sum of all rounds before",
+    "others": "factor by which `others` must be multiplied to be what the round summed",
+    "shape": "fourth moment of the noise over its squared variance, 3 for a Gaussian",
+    "distribution": "chi-squared distance of the noise's histogram from a Gaussian, per cell",
+    "tails": "number of large noise values over that of a Gaussian",
+    "bare coordinates": "coordinates with next to no noise, over the number that chance gives",
+    "grid": "how far the noise lies on a grid of values, 0 to 1",
+    "spectrum": "largest correlation of the noise with itself at any distance, in standard deviations",
+    "noise follows others": "slope of the noise's variance against the size of the others",
+    "noise follows canaries": "slope of the noise's variance against the size of the canaries",
+    "neighbours": "correlation of the noise in neighbouring coordinates",
+    "shared draws": "correlation of the noise between two layers",
+    "repeated values": "share of the largest noise values that occur twice",
+    "rounding": "share of the residual's variance that comes from rounding the release",
+    "shifted repeat": "share of a round's largest noise values that stand in another round at one common distance",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +48,6 @@ class Gauge:
     """
 
     name: str
-    meaning: str
     smallest: float
     largest: float
     limits: tuple[float, float]
@@ -31,6 +55,11 @@ class Gauge:
     status: str = "ok"
     noise_left: float | None = None
     values: Floats = field(repr=False, compare=False, default_factory=lambda: np.zeros(0))
+
+    @property
+    def meaning(self) -> str:
+        """What the gauge measures, in a phrase."""
+        return meaning_of(self.name)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -42,6 +71,13 @@ class Gauge:
             "status": self.status,
             "noise_left": self.noise_left,
         }
+
+
+def meaning_of(name: str) -> str:
+    """What a gauge measures, in a phrase."""
+    if name.startswith(LAYER):
+        return "length of the residual in this layer over that of the stated noise"
+    return MEANINGS.get(name, name)
 
 
 def ratio_quantile(probability: float, dof: float) -> float:

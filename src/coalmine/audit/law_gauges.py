@@ -128,7 +128,6 @@ def _rounding(rounds: list[Round], dim: int) -> Gauge:
     outside = shares > COARSE_RELEASE
     return Gauge(
         name="rounding",
-        meaning="share of the residual's variance that comes from rounding the release",
         smallest=float(shares.min()),
         largest=float(shares.max()),
         limits=(0.0, COARSE_RELEASE),
@@ -157,7 +156,6 @@ def _kurtosis(rounds: list[Round], parts: NoiseParts, repeated: float) -> Gauge:
     margin = max(limit * spread, off)
     return Gauge(
         name="shape",
-        meaning="fourth moment of the noise over its squared variance, 3 for a Gaussian",
         smallest=reading,
         largest=reading,
         limits=(3 - margin, 3 + margin),
@@ -192,7 +190,6 @@ def _distribution(rounds: list[Round], parts: NoiseParts, repeated: float) -> Ga
     alarmed = chdtrc(freedom, statistic) < LEVEL and divergence > DIVERGENCE and not _is_coarse(rounds, int(sum(sizes)))
     return Gauge(
         name="distribution",
-        meaning="chi-squared distance of the noise's histogram from a Gaussian, per cell",
         smallest=statistic / freedom,
         largest=statistic / freedom,
         limits=(0.0, limit),
@@ -245,7 +242,6 @@ def _tails(rounds: list[Round], parts: NoiseParts, repeated: float) -> Gauge:
     reading = odd[0] if odd else tested[0][0]
     return Gauge(
         name="tails",
-        meaning="number of large noise values over that of a Gaussian",
         smallest=reading,
         largest=reading,
         limits=(TAIL_RATIO, 1 / TAIL_RATIO),
@@ -275,7 +271,6 @@ def _zeros(rounds: list[Round], dim: int, repeated: float) -> Gauge:
     reading, _, expected = next((entry for entry in readings if entry[1]), readings[0])
     return Gauge(
         name="bare coordinates",
-        meaning="coordinates with next to no noise, over the number that chance gives",
         smallest=reading,
         largest=reading,
         limits=(0.0, 1 + (4 - float(ndtri(LEVEL / 2)) * math.sqrt(expected)) / expected),
@@ -303,7 +298,6 @@ def _follows(rounds: list[Round], dim: int, repeated: float) -> Iterator[Gauge]:
         limit = max(every * spread, least)
         yield Gauge(
             name=f"noise follows {name}",
-            meaning=f"slope of the noise's variance against the size of the {name}",
             smallest=slope,
             largest=slope,
             limits=(-limit, limit),
@@ -323,7 +317,6 @@ def _grid(rounds: list[Round], dim: int) -> Gauge:
     proof = bool((outside & (strengths > ALIGNED)).any())  # most values lie on it
     return Gauge(
         name="grid",
-        meaning="how far the noise lies on a grid of values, 0 to 1",
         smallest=float(strengths.min()),
         largest=float(strengths.max()),
         limits=(0.0, limit),
@@ -343,7 +336,6 @@ def _spectrum(rounds: list[Round], dim: int) -> Gauge:
     correlation = max(float((values - limit).max()) / math.sqrt(dim), 0.0)
     return Gauge(
         name="spectrum",
-        meaning="largest correlation of the noise with itself at any distance, in standard deviations",
         smallest=float(values.min()),
         largest=float(values.max()),
         limits=(0.0, limit),
@@ -359,10 +351,10 @@ def _neighbours(rounds: list[Round], parts: NoiseParts, dim: int, repeated: floa
     cosines = np.stack([item.law_lags for item in rounds if item.law_lags is not None])
     sizes = np.array([dim, dim, *(one.stop - one.start for one, _ in parts.pairs)], dtype=np.float64)
     kinds = [
-        ("neighbours", "correlation of the noise in neighbouring coordinates", cosines[:, :2], sizes[:2]),
-        ("shared draws", "correlation of the noise between two layers", cosines[:, 2:], sizes[2:]),
+        ("neighbours", cosines[:, :2], sizes[:2]),
+        ("shared draws", cosines[:, 2:], sizes[2:]),
     ]
-    for name, meaning, values, lengths in kinds:
+    for name, values, lengths in kinds:
         if not values.size:
             continue
         scores = values * np.sqrt(lengths)
@@ -380,7 +372,6 @@ def _neighbours(rounds: list[Round], parts: NoiseParts, dim: int, repeated: floa
         limit = float(one) / math.sqrt(float(lengths.min()))
         yield Gauge(
             name=name,
-            meaning=meaning,
             smallest=float(values.min()),
             largest=float(values.max()),
             limits=(-limit, limit),
@@ -406,7 +397,6 @@ def _ties(rounds: list[Round]) -> Gauge:
     alarmed = any(share > REPEATED and p_value < LEVEL / (2 * len(everything)) for share, p_value in everything)
     return Gauge(
         name="repeated values",
-        meaning="share of the largest noise values that occur twice",
         smallest=min(share for share, _ in everything),
         largest=share,
         limits=(0.0, REPEATED),
@@ -439,7 +429,6 @@ def _shifted(rounds: list[Round], dim: int) -> Gauge:
     smallest = math.ceil(-math.log2(level)) / len(found[0].law_peaks) if found and found[0].law_peaks is not None else 0
     return Gauge(
         name="shifted repeat",
-        meaning="share of a round's largest noise values that stand in another round at one common distance",
         smallest=min((agreed for agreed, _ in readings), default=0.0),
         largest=largest,
         limits=(0.0, float(max(smallest, largest if not outside else 0.0))),

@@ -68,7 +68,7 @@ def _noise(found: list[_Length]) -> Gauge:
     """‖P⊥ρ‖/(noise_std·√dof): real signal can only add to it, so too small a value is proof of too little noise."""
     ratios = np.array([length.ratio for length in found])
     floors = np.array([ratio_quantile(LEVEL / len(found), length.dof) for length in found])
-    return _one_sided("noise", "length off the canaries over that of the stated noise", found, ratios, floors)
+    return _one_sided("noise", found, ratios, floors)
 
 
 class _Sums:
@@ -103,7 +103,6 @@ class _Sums:
             ratio = math.sqrt(float(np.mean(self._total * self._total)) / self._variance)
             yield Gauge(
                 name="dilution",
-                meaning="length of the sum of all rounds over that of noise alone",
                 smallest=ratio,
                 largest=ratio,
                 limits=(0.0, math.inf),
@@ -113,7 +112,7 @@ class _Sums:
         if found:
             floors = np.full(len(found), ratio_quantile(LEVEL / len(found), self._settings.unobserved_dof))
             ratios = np.array([length.ratio for length in found])
-            yield _one_sided("difference", "change from round to round over that of fresh noise", found, ratios, floors)
+            yield _one_sided("difference", found, ratios, floors)
 
 
 def _residual(found: list[_Length], rounding: dict[int, float]) -> Iterator[Gauge]:
@@ -127,7 +126,7 @@ def _residual(found: list[_Length], rounding: dict[int, float]) -> Iterator[Gaug
     low = np.array([ratio_quantile(share, length.dof) for length in found])
     high = np.array([ratio_quantile(1 - share, length.dof) for length in found]) * np.sqrt(1 + extra)
     high = np.maximum(high, TOO_LONG)
-    yield _two_sided("residual", "length of the residual over that of the stated noise", found, ratios, low, high)
+    yield _two_sided("residual", found, ratios, low, high)
     dofs = np.array([length.dof for length in found])
     freedom = float(dofs.sum())
     pooled = math.sqrt(float(dofs @ ratios**2) / freedom)
@@ -139,7 +138,6 @@ def _residual(found: list[_Length], rounding: dict[int, float]) -> Iterator[Gaug
     status = "low" if pooled < limits[0] else "warning" if pooled > limits[1] else "ok"
     yield Gauge(
         name="pooled residual",
-        meaning="length of the residuals of all rounds together over that of the stated noise",
         smallest=pooled,
         largest=pooled,
         limits=limits,
@@ -180,7 +178,6 @@ def _layers(found: list[_LayerLengths], settings: Settings) -> Iterator[Gauge]:
         worst = min(worst, together / floor)
         yield Gauge(
             name=f"layer {name}",
-            meaning="length of the residual in this layer over that of the stated noise",
             smallest=float(values.min()),
             largest=float(values.max()),
             limits=(low, high),
@@ -191,16 +188,15 @@ def _layers(found: list[_LayerLengths], settings: Settings) -> Iterator[Gauge]:
         )
 
 
-def _one_sided(name: str, meaning: str, found: list[_Length], ratios: Floats, floors: Floats) -> Gauge:
-    return _two_sided(name, meaning, found, ratios, floors, np.full(len(found), math.inf))
+def _one_sided(name: str, found: list[_Length], ratios: Floats, floors: Floats) -> Gauge:
+    return _two_sided(name, found, ratios, floors, np.full(len(found), math.inf))
 
 
-def _two_sided(name: str, meaning: str, found: list[_Length], ratios: Floats, low: Floats, high: Floats) -> Gauge:
+def _two_sided(name: str, found: list[_Length], ratios: Floats, low: Floats, high: Floats) -> Gauge:
     outside = (ratios < low) | (ratios > high)
     worst = float((ratios / low).min())
     return Gauge(
         name=name,
-        meaning=meaning,
         smallest=float(ratios.min()),
         largest=float(ratios.max()),
         limits=(float(low.min()), float(high.max())),

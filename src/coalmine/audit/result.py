@@ -2,25 +2,22 @@
 
 import html
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from scipy.special import ndtri
+from msgspec import convert
 
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.gauge import Gauge
-from coalmine.audit.ladder import RUNGS, Scores
-from coalmine.audit.verdict import Claim, Verdict
+from coalmine.audit.verdict import NO_VERDICT, Claim, Verdict
 from coalmine.checks import count_of
-from coalmine.estimators.bounds import epsilon_lower_bound
-from coalmine.estimators.estimate import EpsilonEstimate, epsilon_estimate, estimate_from_final, estimate_from_iterates
-from coalmine.estimators.gaussians import Gaussian
+from coalmine.estimators.estimate import EpsilonEstimate
+from coalmine.estimators.intervals import Interval
 from coalmine.storage.record import SCHEMA_VERSION, Settings
 
 CONFIDENCE = 0.95
-KNOWN_RUNGS = ("known-round", "known-others")
-FEWEST = 10
+ON_TOP = ("dim", "delta", "canaries", "unobserved", "kind")  # settings that stand beside the numbers in result.json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +81,7 @@ class Adversary:
     def to_dict(self) -> dict[str, Any]:
         return self.headline.to_dict() | {
             "groups": [row.to_dict() for row in self.rows],
-            "verdict": None if self.verdict is None else self.verdict.outcome,
-            "reason": None if self.verdict is None else self.verdict.reason,
+            **(NO_VERDICT if self.verdict is None else self.verdict.to_dict()),
         }
 
 
@@ -110,7 +106,11 @@ class Headline:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AuditResult:
-    """Everything an audit found. `verdict` is None where nothing was claimed. Prints as a table; `to_dict` for JSON."""
+    """Everything an audit found. Prints as a table, in a notebook too; `to_dict` is for JSON, and `from_dict` its inverse.
+
+    `verdict` is None where nothing was claimed. `extra` are entries that a trainer wrote beside the audit's own, such as the
+    accuracy: result.json has them all on one level.
+    """
 
     settings: Settings
     rounds: int
@@ -124,6 +124,7 @@ class AuditResult:
     headline: Headline | None = None
     audited: tuple[AuditedItem, ...] = ()
     notes: tuple[str, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, rung: str) -> Adversary:
         """One adversary of the ladder by its name."""
@@ -145,13 +146,15 @@ class AuditResult:
         """As docs/result.schema.json has it; inf and NaN are still floats here."""
         sensitivity = None if self.claim is None else self.claim.sensitivity
         accounted = {} if sensitivity is None else {"claim_sensitivity": sensitivity}
-        return accounted | {
+        plan = {name: value for name, value in self.settings.to_dict().items() if name not in ON_TOP}
+        return {**self.extra, **accounted} | {
             "schema_version": SCHEMA_VERSION,
             "dim": self.settings.dim,
             "delta": self.settings.delta,
             "canaries": self.settings.canaries,
             "unobserved": self.settings.unobserved,
             "kind": self.settings.kind,
+            "plan": plan,
             "rounds": self.rounds,
             "skipped_rounds": self.skipped,
             "analytical_epsilon": self.analytical_epsilon,
@@ -159,15 +162,18 @@ class AuditResult:
             "claim_accounting": None if self.claim is None else self.claim.accounting,
             "claim_participations": None if self.claim is None else self.claim.participations,
             "clients": self.clients,
-            "verdict": None if self.verdict is None else self.verdict.outcome,
-            "reason": None if self.verdict is None else self.verdict.reason,
-            "reason_code": None if self.verdict is None else self.verdict.code,
+            **(NO_VERDICT if self.verdict is None else self.verdict.to_dict()),
             "headline": None if self.headline is None else self.headline.to_dict(),
             "audited": {item.name: item.to_dict() for item in self.audited},
             "gauges": {gauge.name: gauge.to_dict() for gauge in self.gauges},
             "adversaries": {name: adversary.to_dict() for name, adversary in self.adversaries.items()},
             "notes": list(self.notes),
         }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "AuditResult":
+        """The inverse of `to_dict`, also after a way through JSON; ValueError where it is something else."""
+        return read_result(values)
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Column heads and cells, as every view shows them: one line for each adversary."""
@@ -186,7 +192,7 @@ class AuditResult:
     def _cells(self, adversary: Adversary) -> list[str]:
         top = self.headline
         row = adversary.row_for(top.participations if top else None)
-        epsilon, interval, times = row.estimate.epsilon, _pair(row.estimate.interval), row.presentations
+        epsilon, interval, times = row.estimate.epsilon, interval_ends(row.estimate.interval), row.presentations
         if top is not None and top.rung == adversary.name and top.pooled:
             shown = [_shown_times(top.participations), format_number(top.epsilon), format_interval(top.interval)]
             return [adversary.name, *shown, "-", "-", "-", "-", adversary.verdict.outcome if adversary.verdict else ""]
@@ -259,72 +265,145 @@ class AuditResult:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
 
 
-def make_row(scores: Scores, settings: Settings) -> Row | None:
-    """The figures of one group of scores; None where it is too small to say anything."""
-    estimate = _estimate(scores, settings)
-    if estimate is None:
-        return None
-    delta = settings.delta
-    null = scores.unobserved if scores.bound_null is None else scores.bound_null
-    return Row(
-        presentations=scores.presentations,
-        canaries=scores.observed.size,
-        estimate=estimate,
-        lower_bound=epsilon_lower_bound(scores.bounded, null=null, delta=delta, confidence=CONFIDENCE),
-        paper_epsilon=estimate.epsilon if scores.null is None else _paper_epsilon(scores, settings),
-        paper_lower_bound=epsilon_lower_bound(
-            scores.bounded, null=null, delta=delta, confidence=CONFIDENCE, method="paper"
+def read_result(values: Mapping[str, Any]) -> AuditResult:
+    """An AuditResult from its `to_dict`, or from result.json; ValueError where it is something else."""
+    try:
+        return _result_of(values)
+    except KeyError as error:
+        raise ValueError(f"this is not a result of an audit ({error} is missing)") from None
+    except (TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(f"this is not a result of an audit ({error})") from None
+
+
+def _result_of(values: Mapping[str, Any]) -> AuditResult:
+    adversaries = _mapping(values["adversaries"])
+    known = {
+        *AuditResult(settings=_EMPTY, rounds=0, skipped=0, adversaries={}, gauges=()).to_dict(),
+        "claim_sensitivity",
+    }
+    return AuditResult(
+        settings=Settings.from_dict({**{name: values[name] for name in ON_TOP}, **_mapping(values["plan"])}),
+        rounds=convert(values["rounds"], int),
+        skipped=convert(values["skipped_rounds"], int),
+        adversaries={str(name): _adversary(str(name), _mapping(found)) for name, found in adversaries.items()},
+        gauges=tuple(_gauge(str(name), _mapping(found)) for name, found in _mapping(values["gauges"]).items()),
+        analytical_epsilon=_maybe(values["analytical_epsilon"]),
+        claim=_claim(values),
+        clients=convert(values["clients"], int | None),
+        verdict=_verdict(values),
+        headline=None if values["headline"] is None else _headline(_mapping(values["headline"])),
+        audited=tuple(
+            convert({**_mapping(item), "name": name}, AuditedItem) for name, item in _mapping(values["audited"]).items()
         ),
-        warnings=_warnings(scores, estimate),
-        sensitivity=None if scores.strength is None else math.sqrt(scores.strength),
+        notes=convert(values["notes"], tuple[str, ...]),
+        extra={name: value for name, value in values.items() if name not in known},
     )
 
 
-def _estimate(scores: Scores, settings: Settings) -> EpsilonEstimate | None:
-    """The estimate from one group of scores; None where it is too small to say anything."""
-    compared = scores.unobserved.size if scores.bound_null is None else FEWEST
-    if min(scores.observed.size, compared) < FEWEST:
+_EMPTY = Settings(dim=2, canaries=1, unobserved=1, delta=0.5)
+
+
+def _claim(values: Mapping[str, Any]) -> Claim | None:
+    if values["claimed_epsilon"] is None:
         return None
-    if scores.null is None:
-        return estimate_from_iterates(scores.observed, scores.unobserved, delta=settings.delta)
-    return epsilon_estimate(
-        scores.observed,
-        null=scores.null,
-        delta=settings.delta,
-        confidence=None if scores.mixed else CONFIDENCE,
-        null_dof=scores.null_dof,
+    return Claim(
+        epsilon=convert(values["claimed_epsilon"], float),
+        accounting=values["claim_accounting"],
+        participations=convert(values["claim_participations"], int | None),
+        sensitivity=_maybe(values.get("claim_sensitivity")),
     )
 
 
-def _paper_epsilon(scores: Scores, settings: Settings) -> float:
-    """The paper's own: fitted std, and against N(0, 1/d) for the final model (Algorithm 2)."""
-    if scores.rung.startswith("final"):
-        return estimate_from_final(scores.observed * scores.units, dim=settings.dim, delta=settings.delta).epsilon
-    assert scores.null is not None
-    return epsilon_estimate(
-        scores.observed, null=scores.null, delta=settings.delta, variance="fitted", confidence=None
-    ).epsilon
+def _verdict(values: Mapping[str, Any]) -> Verdict | None:
+    if values["verdict"] is None:
+        return None
+    facts = {name: _special(value) for name, value in _mapping(values["facts"]).items()}
+    told = {"outcome": values["verdict"], "code": values["reason_code"], "rung": values["decided_by"]}
+    return convert({**told, **facts}, Verdict)
 
 
-def _warnings(scores: Scores, estimate: EpsilonEstimate) -> tuple[str, ...]:
-    found = list(scores.warnings)
-    if scores.mixed:
-        found.append(
-            "canaries were presented different numbers of times: no interval; each number has a row of its own"
-        )
-    if estimate.anderson_darling.p_value < 0.01 and scores.null is not None:
-        found.append(
-            f"the scores are not normal (Anderson-Darling p = {estimate.anderson_darling.p_value:.2g}): "
-            "trust the bound, not the interval"
-        )
-    if estimate.variance.used == "fitted" and scores.null is not None:
-        found.append(
-            f"the standard deviation was fitted to the {scores.observed.size} scores, as they spread {estimate.std:.3g} "
-            "times as much as the null"
-        )
-    if estimate.epsilon <= estimate.floor.q95:
-        found.append(f"nothing was detected: as many canaries read up to {estimate.floor.q95:.2g} when nothing leaks")
-    return tuple(found)
+def _adversary(name: str, found: Mapping[str, Any]) -> Adversary:
+    rows = tuple(_row(_mapping(row)) for row in _listed(found["groups"]))
+    if not rows:
+        raise ValueError(f"{name} has no rows")
+    return Adversary(name=name, rows=rows, verdict=_verdict(found))
+
+
+def _row(row: Mapping[str, Any]) -> Row:
+    interval = None if row["interval"] is None else [_number(end) for end in _listed(row["interval"])]
+    estimate = {name: _number(row[name]) for name in ("epsilon", "ceiling", "mean", "std", "null_mean", "null_std")}
+    whole = {
+        **estimate,
+        "interval": interval,
+        "confidence": None if interval is None else _number(row["confidence"]),
+        "floor": [_number(row["floor"][name]) for name in ("median", "q95")],
+        "variance": row["variance"],
+        "anderson_darling": {name: _number(row["anderson_darling"][name]) for name in ("statistic", "p_value")},
+    }
+    shaped = {
+        "presentations": row["presentations"],
+        "canaries": row["canaries"],
+        "lower_bound": _number(row["lower_bound"]),
+        "paper_epsilon": _number(row["paper"]["epsilon"]),
+        "paper_lower_bound": _number(row["paper"]["lower_bound"]),
+        "warnings": row["warnings"],
+        "sensitivity": _maybe(row.get("sensitivity")),
+    }
+    return convert(shaped | {"estimate": whole}, Row)
+
+
+def _gauge(name: str, gauge: Mapping[str, Any]) -> Gauge:
+    return Gauge(
+        name=name,
+        smallest=_number(gauge["smallest"]),
+        largest=_number(gauge["largest"]),
+        limits=_two(gauge["limits"]),
+        flagged=convert(gauge["flagged"], tuple[int, ...]),
+        status=convert(gauge["status"], str),
+        noise_left=_maybe(gauge["noise_left"]),
+    )
+
+
+def _headline(top: Mapping[str, Any]) -> Headline:
+    return Headline(
+        rung=convert(top["rung"], str),
+        participations=convert(top["participations"], int | None),
+        epsilon=_number(top["epsilon"]),
+        interval=None if top["interval"] is None else _two(top["interval"]),
+        pooled=convert(top["pooled"], bool),
+    )
+
+
+def _special(value: Any) -> Any:
+    """A value of a JSON file with the numbers that JSON has no words for."""
+    if isinstance(value, list):
+        return [_special(item) for item in value]
+    return float(value) if value in ("inf", "-inf") else value
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else convert(_special(value), float)
+
+
+def _maybe(value: Any) -> float | None:
+    return None if value is None else _number(value)
+
+
+def _two(values: Any) -> tuple[float, float]:
+    low, high = _listed(values)
+    return _number(low), _number(high)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{str(value)[:40]!r} is no object")
+    return value
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"{str(value)[:40]!r} is no list")
+    return value
 
 
 def format_number(value: float) -> str:
@@ -341,76 +420,6 @@ def _shown_times(presentations: int | None) -> str:
     return "" if presentations is None else f"{presentations}×"
 
 
-def _pair(interval: Any) -> tuple[float, float] | None:
+def interval_ends(interval: Interval | None) -> tuple[float, float] | None:
+    """An interval as two numbers."""
     return None if interval is None else (float(interval.low), float(interval.high))
-
-
-def make_headline(
-    rungs: list[Scores],
-    settings: Settings,
-    *,
-    rung: str | None,
-    participations: int | None,
-    sensitivity: float | None = None,
-) -> Headline | None:
-    """What one rung reads for a client who takes part so often: its own row, or all of its canaries pooled.
-
-    A `sensitivity`, in clip norms, is that of a client who weighs more than a canary.
-    """
-    name = rung or next((known for known in reversed(RUNGS) if any(s.rung == known for s in rungs)), None)
-    groups = [scores for scores in rungs if scores.rung == name]
-    if name is None or not groups:
-        return None
-    usual = max(groups, key=lambda s: s.observed.size)
-    times = participations or usual.presentations
-    exact = [s for s in groups if s.presentations == times and s.observed.size >= FEWEST]
-    heavier = sensitivity is not None and settings.noise is None and not math.isclose(sensitivity**2, times or 1)
-    alone = groups if name not in KNOWN_RUNGS or len(groups) == 1 else exact
-    if heavier and name in KNOWN_RUNGS:
-        alone = []
-    try:
-        if alone:
-            estimate = _estimate(alone[0], settings)
-            if estimate is None:
-                return None
-            return Headline(
-                rung=name,
-                participations=alone[0].presentations,
-                epsilon=estimate.epsilon,
-                interval=_pair(estimate.interval),
-            )
-        return _pooled_headline(name, groups, settings, times, sensitivity if heavier else None)
-    except ValueError:  # constant scores: the notes say so
-        return None
-
-
-def _pooled_headline(
-    name: str, groups: list[Scores], settings: Settings, times: int | None, sensitivity: float | None
-) -> Headline | None:
-    """β from all canaries, and the epsilon of somebody who takes part `times` times, or has that sensitivity."""
-    weight = float(sum(s.observed.size * s.exposure for s in groups))
-    usual = max(groups, key=lambda s: s.observed.size)
-    exposure = usual.exposure if times is None or usual.strength is not None else float(times)
-    if sensitivity is not None:
-        exposure = sensitivity**2
-    beta = sum(math.sqrt(s.exposure) * float(s.observed.sum()) for s in groups) / weight
-    residuals = np.concatenate([s.observed - beta * math.sqrt(s.exposure) for s in groups])
-    count = round(weight / exposure)  # canaries of that exposure whose mean is known as well
-    if min(count, residuals.size) < FEWEST:
-        return None
-    normal = ndtri((np.arange(count) + 0.5) / count)
-    scores = beta * math.sqrt(exposure) + normal * (float(residuals.std()) / float(normal.std()))
-    found = epsilon_estimate(
-        scores,
-        null=Gaussian(0.0, 1.0),
-        delta=settings.delta,
-        confidence=CONFIDENCE,
-        null_dof=min(s.null_dof for s in groups),
-    )
-    return Headline(
-        rung=name,
-        participations=times,
-        epsilon=found.epsilon,
-        interval=_pair(found.interval),
-        pooled=True,
-    )

@@ -3,7 +3,10 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from coalmine.audit.gauge import LAYER, Gauge
+from coalmine.audit.result import Adversary, AuditResult
+from coalmine.audit.verdict import Outcome
 
 
 @dataclass(frozen=True)
@@ -405,86 +408,88 @@ SIGNATURES: tuple[Signature, ...] = (
 )
 
 
-def evidence_of(result: Mapping[str, Any]) -> set[str]:
-    """Evidence in a result as `to_dict` has it, in the words of the signatures.
+def evidence_of(result: AuditResult) -> set[str]:
+    """Evidence in a result, in the words of the signatures.
 
     A rung that refutes the claim is named as it is. A gauge of lengths is "low" or "high" by what it reads: its status does
     not say so where `others` is wrong. A gauge of the noise's law goes by its own name.
     """
-    gauges: Mapping[str, Any] = result["gauges"]
-    outside = {name: gauge for name, gauge in gauges.items() if gauge["status"] != "ok"}
-    found = {name for name, rung in result["adversaries"].items() if rung["verdict"] == "VIOLATION"}
+    gauges = {gauge.name: gauge for gauge in result.gauges}
+    outside = {name: gauge for name, gauge in gauges.items() if gauge.status != "ok"}
+    found = {
+        name for name, rung in result.adversaries.items() if rung.verdict and rung.verdict.outcome == Outcome.VIOLATION
+    }
     found |= {f"{_side(gauge)} {name.removeprefix('pooled ')}" for name, gauge in outside.items() if name in LENGTHS}
     found |= {name for name in LAW if name in outside}
     repeats = [gauge for name, gauge in outside.items() if name in ("repeat", "repeat of any")]
     # Noise on few coordinates is little noise, and its cosines spread as in few dimensions: by chance, not by repetition.
-    if any("low residual" not in found or gauge["smallest"] > 0.5 for gauge in repeats):
+    if any("low residual" not in found or gauge.smallest > 0.5 for gauge in repeats):
         found.add("repeat")
     for name, gaussian in (("tails", 1.0), ("shape", 3.0)):
         if name in outside:
             found -= {"light tails", "heavy tails"}  # where the two disagree, the moment says more than the extremes
-            found.add("light tails" if outside[name]["smallest"] < gaussian else "heavy tails")
-    if "bare coordinates" in outside and outside["bare coordinates"]["largest"] > BARE:
+            found.add("light tails" if outside[name].smallest < gaussian else "heavy tails")
+    if "bare coordinates" in outside and outside["bare coordinates"].largest > BARE:
         found.add("bare coordinates")
-    if "grid" in outside and outside["grid"]["largest"] > GRID:
+    if "grid" in outside and outside["grid"].largest > GRID:
         found.add("grid")
-    if "distribution" in outside and "grid" in gauges and gauges["grid"]["largest"] > FEW_VALUES:
+    if "distribution" in outside and "grid" in gauges and gauges["grid"].largest > FEW_VALUES:
         found.add("few values")
-    if "low residual" in found and _in_some_rounds(outside.get("residual"), result.get("rounds", 0)):
+    if "low residual" in found and _in_some_rounds(outside.get("residual"), result.rounds):
         found.add("some rounds")
-    if _scores_spread(result["adversaries"].get("known-others", {})):
+    if _scores_spread(result.adversaries.get("known-others")):
         found.add("uneven scores")
     layers = {name.removeprefix("layer "): gauge for name, gauge in gauges.items() if name.startswith("layer ")}
     if _uneven(list(layers.values())):
         found.add("low layer")
     if _lone(layers):
         found.add("lone layer")
-    if any(layer["status"] != "ok" and _side(layer) == "high" for layer in layers.values()):
+    if any(layer.status != "ok" and _side(layer) == "high" for layer in layers.values()):
         found.add("high layer")
     return found
 
 
-def _side(gauge: Mapping[str, Any]) -> str:
+def _side(gauge: Gauge) -> str:
     """On which side of its limits a gauge of lengths lies; one that has both, on the low one, which is the proof."""
-    if gauge["status"] == "low" or gauge["smallest"] < gauge["limits"][0]:
+    if gauge.status == "low" or gauge.smallest < gauge.limits[0]:
         return "low"
     return "high"
 
 
-def _in_some_rounds(residual: Mapping[str, Any] | None, rounds: int) -> bool:
+def _in_some_rounds(residual: Gauge | None, rounds: int) -> bool:
     """Whether noise is missing in a part of the rounds, and the others have all of it."""
-    if residual is None or residual["status"] != "low":
+    if residual is None or residual.status != "low":
         return False
-    return 0 < len(residual["flagged"]) < rounds and residual["largest"] > residual["limits"][0]
+    return 0 < len(residual.flagged) < rounds and residual.largest > residual.limits[0]
 
 
-def _scores_spread(rung: Mapping[str, Any]) -> bool:
+def _scores_spread(rung: Adversary | None) -> bool:
     """Whether the scores of observed canaries spread more than the noise explains: not all of them count alike."""
-    if not rung.get("canaries") or "std" not in rung:
+    if rung is None:
         return False
-    error = 5 / math.sqrt(2 * rung["canaries"])
-    excess = rung["std"] ** 2 - rung["null_std"] ** 2
-    above = rung["std"] > max(SPREAD, 1 + error) * rung["null_std"]
-    return bool(above and excess > (SPREAD_OF_MEAN * rung["mean"]) ** 2)
+    error, row = 5 / math.sqrt(2 * rung.headline.canaries), rung.headline.estimate
+    excess = row.std**2 - row.null_std**2
+    above = row.std > max(SPREAD, 1 + error) * row.null_std
+    return bool(above and excess > (SPREAD_OF_MEAN * row.mean) ** 2)
 
 
-def _uneven(layers: list[Mapping[str, Any]]) -> bool:
+def _uneven(layers: list[Gauge]) -> bool:
     """Whether some layers have less noise than others, not all of them less than claimed."""
-    low = [layer["largest"] for layer in layers if layer["status"] == "low"]
-    fine = [layer["smallest"] for layer in layers if layer["status"] == "ok"]
-    apart = bool(low) and min(low) < 0.8 * max(layer["smallest"] for layer in layers)
+    low = [layer.largest for layer in layers if layer.status == "low"]
+    fine = [layer.smallest for layer in layers if layer.status == "ok"]
+    apart = bool(low) and min(low) < 0.8 * max(layer.smallest for layer in layers)
     return apart or (bool(low) and bool(fine) and max(fine) > max(low))
 
 
-def _lone(layers: Mapping[str, Mapping[str, Any]]) -> bool:
+def _lone(layers: Mapping[str, Gauge]) -> bool:
     """Whether one layer (its weight, its bias or both) has the claimed noise, and all the others next to none."""
-    low = [layer["largest"] for layer in layers.values() if layer["status"] == "low"]
-    fine = {name: layer["smallest"] for name, layer in layers.items() if layer["status"] != "low"}
+    low = [layer.largest for layer in layers.values() if layer.status == "low"]
+    fine = {name: layer.smallest for name, layer in layers.items() if layer.status != "low"}
     owners = {name.rpartition(".")[0] or name for name in fine}
     return bool(low) and len(owners) == 1 and max(low) < 0.2 * min(fine.values())
 
 
-def likely_faults(result: Mapping[str, Any], most: int = 5) -> list[Signature]:
+def likely_faults(result: AuditResult, most: int = 5) -> list[Signature]:
     """The faults that fit a result best, those of equal fit together: most evidence explained, least against."""
     seen, possible = evidence_of(result), _possible_evidence(result)
     if not seen:
@@ -494,11 +499,11 @@ def likely_faults(result: Mapping[str, Any], most: int = 5) -> list[Signature]:
     return [fault for rating, fault in rated[:most] if rating == rated[0][0]]
 
 
-def _possible_evidence(result: Mapping[str, Any]) -> set[str]:
+def _possible_evidence(result: AuditResult) -> set[str]:
     """Evidence that the result could have shown: its rung or its gauge is there."""
     sources = {
-        *result["adversaries"],
-        *(name.split()[0] if name.startswith("layer ") else name for name in result["gauges"]),
+        *result.adversaries,
+        *(gauge.name.split()[0] if gauge.name.startswith(LAYER) else gauge.name for gauge in result.gauges),
     }
     return {word for word, source in SOURCES.items() if source in sources}
 

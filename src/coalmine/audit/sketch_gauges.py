@@ -92,7 +92,6 @@ def _repeats(sketch: npt.NDArray[np.float32], numbers: list[int], dof: float) ->
     certain = math.tanh(math.atanh(min(worst, 1 - 1e-12)) + float(ndtri(LEVEL / (2 * pairs))) / math.sqrt(dof))
     yield Gauge(
         name="repeat",
-        meaning="cosine of what is left in a round with the round before that is most like it",
         smallest=float(largest[1:].min()),
         largest=float(largest[1:].max()),
         limits=(-limit, limit),
@@ -104,7 +103,6 @@ def _repeats(sketch: npt.NDArray[np.float32], numbers: list[int], dof: float) ->
     reading, high = dof * squares / pairs, float(chdtri(pairs, RANK_LEVEL)) / pairs
     yield Gauge(
         name="rank",
-        meaning="mean squared cosine between two rounds over that of noise in all dimensions",
         smallest=reading,
         largest=reading,
         limits=(0.0, high),
@@ -130,7 +128,6 @@ def _common(with_before: Floats, total: Floats, numbers: list[int], settings: Se
     alarmed = bool(outside.any() or together)
     return Gauge(
         name="repeat of any",
-        meaning="cosine of what is left in a round with the sum of all rounds before",
         smallest=float(with_before.min()),
         largest=float(with_before.max()),
         limits=(-limit, limit),
@@ -156,7 +153,6 @@ def _others(products: Floats, lengths: Floats, settings: Settings) -> Gauge:
     alarmed = abs(score) > -float(ndtri(LEVEL / 2)) and explained > EXPLAINED
     return Gauge(
         name="others",
-        meaning="factor by which `others` must be multiplied to be what the round summed",
         smallest=factor,
         largest=factor,
         limits=(1 - margin, 1 + margin),

@@ -2,7 +2,8 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from enum import StrEnum
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,7 @@ from scipy.special import chdtri, fdtri, gammaln, nctdtr, ndtr
 
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.ladder import Scores
+from coalmine.audit.reasons import reason, times_of
 from coalmine.audit.stated import RoundScores, StatedNoise
 from coalmine.checks import one_number, whole_number
 from coalmine.estimators.bounds import bound_of
@@ -17,7 +19,6 @@ from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
 from coalmine.estimators.planning import canaries_for_power, power_against_claim
 from coalmine.storage.record import FEWEST
 
-Outcome = Literal["PASS", "VIOLATION", "UNDERPOWERED"]
 # A true claim is called VIOLATION in at most 1 % of runs: two tests of the mean score, the bounds of all rungs together, a
 # scan over rounds, and ten gauges at 0.01 % each.
 TEST_LEVEL = 0.002
@@ -34,7 +35,6 @@ EVEN_LEVEL = 1e-3  # of the test whether all canaries count alike
 WEAKER = 0.9  # of the usual stated noise: rounds below it are tested together
 SHORT = 0.95  # of the declared length: canaries that arrive shorter were lost or cut
 EXCLUDED_LEVEL = 0.01  # at which scores exclude a noise multiplier that the stated noise suggests
-NAMED = 4  # gauges that a reason lists
 LENGTHS = ("noise", "difference", "residual", "pooled residual")  # gauges that less noise moves, and nothing else
 
 
@@ -70,18 +70,83 @@ class Claim:
             object.__setattr__(self, "sensitivity", sensitivity)
 
 
-@dataclass(frozen=True)
+class Outcome(StrEnum):
+    """What a verdict comes to. It is a string, and prints as one."""
+
+    PASS = "PASS"
+    VIOLATION = "VIOLATION"
+    UNDERPOWERED = "UNDERPOWERED"
+
+
+PASS, VIOLATION, UNDERPOWERED = Outcome.PASS, Outcome.VIOLATION, Outcome.UNDERPOWERED
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the audit says of the claim, and on which evidence.
+    """What the audit says of the claim, and the facts that it rests on; `reason` is the sentence made of them.
 
     `code` names the reason in one word for programs: "bound", "mean", "round", "stated" or "gauge" for a VIOLATION, "power"
-    for a PASS, and for UNDERPOWERED what is missing. `rung` is the one that decided, None where a gauge did.
+    for a PASS, and for UNDERPOWERED what is missing. `rung` is the one that decided, None where a gauge did. Facts are None
+    where the reason has none of them.
     """
 
     outcome: Outcome
-    reason: str
     code: str = ""
     rung: str | None = None
+    p_value: float | None = None
+    level: float | None = None  # of the test
+    score: float | None = None  # mean score per presentation
+    claimed_score: float | None = None  # that the claim implies
+    stds: float | None = None  # by which the mean score lies above 0
+    lower_bound: float | None = None
+    confidence: float | None = None  # of the lower bound
+    ceiling: float | None = None  # the largest lower bound that so few scores can give
+    claimed_epsilon: float | None = None  # that the lower bound was compared with
+    power: float | None = None  # against twice the claim
+    canaries: int | None = None
+    canaries_needed: int | None = None  # None beside a power that is too small: no number of canaries would do
+    participations: int | None = None
+    claimed_noise: float | None = None  # noise multiplier that the claim needs
+    measured_noise: float | None = None  # noise multiplier that was seen or stated
+    noise_left: float | None = None  # at most, over the stated noise
+    epsilon: float | None = None  # that follows for the client of the claim
+    gauge: str | None = None  # the gauge that speaks
+    reading: tuple[float, float] | None = None  # of that gauge, smallest and largest
+    limits: tuple[float, float] | None = None  # of that gauge
+    rounds: int | None = None  # that are concerned
+    first_round: int | None = None  # of those
+    factor: float | None = None  # by which `others` must be multiplied
+    spread: float | None = None  # of the canaries' scores, over that of the noise
+    most_spread: float | None = None  # that canaries which all count alike keep to
+    canaries_lost: int | None = None
+    length: float | None = None  # of the canaries, over the declared one
+    length_error: float | None = None
+    correlated: bool | None = None  # whether the noise is
+    evidence: tuple[str, ...] = ()  # other rungs and gauges that say the same
+
+    @property
+    def reason(self) -> str:
+        """The verdict's reason in one sentence."""
+        return reason(self)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The facts that are there, by their names."""
+        named = ("outcome", "code", "rung")
+        return {name: value for name, value in vars(self).items() if name not in named and value not in (None, ())}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Outcome, code, rung, the facts, and the sentence made of them."""
+        return {
+            "verdict": str(self.outcome),
+            "reason": self.reason,
+            "reason_code": self.code,
+            "decided_by": self.rung,
+            "facts": {name: list(value) if isinstance(value, tuple) else value for name, value in self.facts.items()},
+        }
+
+
+NO_VERDICT = dict.fromkeys(("verdict", "reason", "reason_code", "decided_by", "facts"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,29 +288,24 @@ class _Case:
 
 
 def _judge_run(by_rung: dict[str, Verdict], rungs: list[Scores], gauges: list[Gauge], case: _Case) -> Verdict:
-    violated = [name for name, verdict in by_rung.items() if verdict.outcome == "VIOLATION"]
+    violated = [name for name, verdict in by_rung.items() if verdict.outcome == VIOLATION]
     proofs = [gauge for gauge in gauges if _proves(gauge, case)]
     if violated:
         also = violated[:-1] + [f"the {gauge.name} gauge" for gauge in proofs]
-        more = f"; also {', '.join(also[:NAMED])}" if also else ""
-        more += f" and {len(also) - NAMED} more" if len(also) > NAMED else ""
-        found = by_rung[violated[-1]]
-        return Verdict("VIOLATION", f"{violated[-1]}: {found.reason}{more}", found.code, violated[-1])
+        return replace(by_rung[violated[-1]], evidence=tuple(also))
     if proofs:
-        return Verdict("VIOLATION", _proof(proofs[0], case), "gauge")
+        return _proof(proofs[0], case)
     if case.claim.accounting == "amplified":
-        reason = "nothing refutes the claim, but this audit can refute an amplified claim, not confirm it"
-        return Verdict("UNDERPOWERED", f"{reason}: judge the noise itself by a mechanism claim", "amplified")
+        return Verdict(outcome=UNDERPOWERED, code="amplified")
     known = [by_rung[name] for name in KNOWN if name in by_rung]
     if not known:
-        missing = "no round with a canary in it was observed, so nothing can be said of the noise"
-        return Verdict("UNDERPOWERED", missing, "no canaries")
+        return Verdict(outcome=UNDERPOWERED, code="no canaries")
     barred = _barred(rungs, gauges, case)
     if barred is not None:
         return known[-1] if known[-1].code == "undetected" and barred.code in ("others", "noise_std") else barred
-    passed = [name for name, verdict in by_rung.items() if verdict.outcome == "PASS"]
+    passed = [name for name, verdict in by_rung.items() if verdict.outcome == PASS]
     if passed:
-        return Verdict("PASS", f"{passed[-1]}: {by_rung[passed[-1]].reason}", "power", passed[-1])
+        return by_rung[passed[-1]]
     return known[-1]
 
 
@@ -272,17 +332,27 @@ def _weakened(gauge: Gauge, stated: StatedNoise, case: _Case) -> float:
     return 1 / math.sqrt((hit / weak**2 + (times - hit) / stated.usual**2) / times)
 
 
-def _proof(gauge: Gauge, case: _Case) -> str:
-    """What a gauge that refutes the claim says."""
-    where = f" in {len(gauge.flagged)} rounds, first in round {gauge.flagged[0]}" if gauge.flagged else ""
-    text = f"the {gauge.name} gauge ({gauge.meaning}) left {gauge.limits[0]:.4g} … {gauge.limits[1]:.4g}{where}"
+def _proof(gauge: Gauge, case: _Case) -> Verdict:
+    """The verdict where a gauge refutes the claim."""
     stated = case.evidence.stated
+    found = Verdict(
+        outcome=VIOLATION,
+        code="gauge",
+        gauge=gauge.name,
+        reading=(gauge.smallest, gauge.largest),
+        limits=gauge.limits,
+        rounds=len(gauge.flagged) or None,
+        first_round=gauge.flagged[0] if gauge.flagged else None,
+    )
     if not gauge.noise_left or gauge.noise_left < 1e-3 or stated is None:
-        return f"{text}: the attacker can remove the noise"
-    implied = case.implied(_weakened(gauge, stated, case) * stated.high)
-    return (
-        f"{text}: at most {gauge.noise_left:.3g} of the stated noise protects a client, which means an epsilon of at least "
-        f"{implied:.3g}"
+        return found
+    noise = _weakened(gauge, stated, case) * stated.high
+    return replace(
+        found,
+        noise_left=gauge.noise_left,
+        epsilon=case.implied(noise),
+        measured_noise=noise,
+        claimed_noise=case.noise,
     )
 
 
@@ -310,12 +380,15 @@ def _allowed(gauge: Gauge, case: _Case) -> bool:
 def _barred(rungs: list[Scores], gauges: list[Gauge], case: _Case) -> Verdict | None:
     """Why there can be no PASS though nothing refutes the claim."""
     if case.others_wrong is not None:
-        return Verdict("UNDERPOWERED", _wrong_others(case.others_wrong), "others")
+        return Verdict(outcome=UNDERPOWERED, code="others", factor=case.others_wrong)
     odd = [gauge for gauge in gauges if gauge.status != "ok" and not _allowed(gauge, case)]
     if odd:
-        return Verdict("UNDERPOWERED", _alarm(odd), "gauge")
+        return _alarm(odd)
     if not case.explicit:
-        return Verdict("UNDERPOWERED", _bare_claim(case), "participations")
+        shown = case.evidence.shown
+        return Verdict(
+            outcome=UNDERPOWERED, code="participations", claimed_epsilon=case.claim.epsilon, participations=shown
+        )
     gaps = _gaps(rungs, case.evidence)
     if gaps:
         return gaps
@@ -326,7 +399,7 @@ def _barred(rungs: list[Scores], gauges: list[Gauge], case: _Case) -> Verdict | 
     if stated is not None and not stated.exact and case.claim.sensitivity is None and not case.evidence.correlated:
         weakest = stated.weakest(case.times or 1)
         if case.refutes(weakest * stated.high) and not _excluded(weakest * stated.high, stated, case):
-            return Verdict("UNDERPOWERED", _varying(stated, weakest, case), "stated")
+            return Verdict(outcome=UNDERPOWERED, code="stated", measured_noise=weakest, claimed_noise=case.noise)
     return None
 
 
@@ -334,17 +407,9 @@ def _gaps(rungs: list[Scores], evidence: Evidence) -> Verdict | None:
     """Why known-others cannot confirm a claim where some rounds lack `others` or noise_std: anything may hide there."""
     if not any(scores.rung == "known-others" for scores in rungs) or evidence.vouched:
         return None
-    for count, name, code in (
-        (evidence.without_others, "`others`", "others"),
-        (evidence.without_noise, "noise_std", "noise_std"),
-    ):
+    for count, code in ((evidence.without_others, "others"), (evidence.without_noise, "noise_std")):
         if count:
-            return Verdict(
-                "UNDERPOWERED",
-                f"{count} observed rounds lack {name}: nothing is known of the noise in them. Pass both in every round, "
-                "also in rounds without canaries",
-                code,
-            )
+            return Verdict(outcome=UNDERPOWERED, code=code, rounds=count)
     return None
 
 
@@ -369,52 +434,20 @@ def _part_of(rounds: RoundScores, members: npt.NDArray[np.int64]) -> "_Signal":
     return _Signal(beta, weight, dof * len(members), dof, 0.0)
 
 
-def _wrong_others(factor: float) -> str:
-    scale = f"{1 / factor:.3g} times" if factor > 0 else "unlike"
-    return (
-        f"`others` is not what the rounds summed: it is {scale} the real clients' part, so no verdict can rest on it. Pass "
-        "the clipped sum of the real clients, divided by the same n and scaled by the same server learning rate as "
-        "model_delta"
-    )
-
-
-def _alarm(odd: list[Gauge]) -> str:
-    rounded = next((gauge for gauge in odd if gauge.name == "rounding"), None)
-    if rounded is not None:
-        return (
-            f"rounding the release makes up {rounded.largest:.0%} of the residual's variance, so the law of the noise "
-            "cannot be seen behind it: pass model_delta as it was before it was rounded"
-        )
-    gauge = odd[0]
-    if gauge.name in ("residual", "pooled residual") and gauge.status == "warning":
-        return (
-            f"the residual is {gauge.largest:.3g} times as long as the stated noise: `others` is incomplete, or there is "
-            "more noise than stated. What is missing from `others` could stand in for missing noise, so this is no PASS"
-        )
-    where = f", first in round {gauge.flagged[0]}" if gauge.flagged else ""
-    span = f"{gauge.smallest:.4g}" if gauge.smallest == gauge.largest else f"{gauge.smallest:.4g} … {gauge.largest:.4g}"
-    names = [g.name for g in odd[1:]]
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    also = f" Also outside their limits: {', '.join(names[:NAMED])}{more}." if names else ""
-    return (
-        f"the {gauge.name} gauge ({gauge.meaning}) reads {span}, outside "
-        f"{gauge.limits[0]:.4g} … {gauge.limits[1]:.4g}{where}: the residual is not fresh Gaussian noise of the stated "
-        f"level.{also}"
-    )
-
-
-def _bare_claim(case: _Case) -> str:
-    return (
-        "the claim does not say how often a client takes part, and neither does the audit's schedule, as the pattern is "
-        f"your own or rounds were not observed (at most {case.evidence.shown} presentations were): claim with "
-        f"Claim(epsilon={case.claim.epsilon:.4g}, participations=…)"
-    )
-
-
-def _varying(stated: StatedNoise, weakest: float, case: _Case) -> str:
-    return (
-        f"the stated noise varies: somebody in the rounds with the least of it has a noise multiplier of {weakest:.3g}, "
-        f"where the claim needs {case.noise:.3g}. Pass clip_norm in the units of model_delta to have this decided"
+def _alarm(odd: list[Gauge]) -> Verdict:
+    """The verdict where gauges are outside their limits and refute nothing."""
+    gauge = next((gauge for gauge in odd if gauge.name == "rounding"), odd[0])
+    long = gauge.name in ("residual", "pooled residual") and gauge.status == "warning"
+    return Verdict(
+        outcome=UNDERPOWERED,
+        code="gauge",
+        gauge=gauge.name,
+        reading=(gauge.smallest, gauge.largest),
+        limits=gauge.limits,
+        length=gauge.largest if long else None,
+        rounds=len(gauge.flagged) or None,
+        first_round=gauge.flagged[0] if gauge.flagged else None,
+        evidence=tuple(other.name for other in odd if other is not gauge),
     )
 
 
@@ -432,58 +465,65 @@ def _uneven(rungs: list[Scores], case: _Case) -> Verdict | None:
         excess = spread * spread - 1
         lost = count * excess / (signal.mean_square + excess) if signal.beta > 0 else 0.0
         return Verdict(
-            "UNDERPOWERED",
-            f"the canaries' scores spread {spread:.3g} times as much as canaries that all count alike (limit {limit:.3g}): "
-            f"some were lost or count for more. If the others are whole, about {lost:.0f} of {count} did not arrive",
-            "uneven",
+            outcome=UNDERPOWERED,
+            code="uneven",
+            spread=spread,
+            most_spread=limit,
+            canaries=count,
+            canaries_lost=round(lost),
         )
     rounds = case.evidence.rounds
     if rounds is None or not rounds.declared:
         return None
     length, error = rounds.length
     if length < SHORT and length + 4 * error < 1:
-        return Verdict(
-            "UNDERPOWERED",
-            f"the canaries arrive at {length:.3g} of the declared clip norm (standard error {error:.2g}): they were lost or "
-            "cut on their way, or clip_norm is not in the units of model_delta",
-            "short",
-        )
+        return Verdict(outcome=UNDERPOWERED, code="short", length=length, length_error=error)
     return None
 
 
 def _judge_rung(name: str, groups: list[Scores], case: _Case) -> Verdict:
+    """The verdict on one rung by itself."""
+    return replace(_rung_facts(name, groups, case), rung=name)
+
+
+def _rung_facts(name: str, groups: list[Scores], case: _Case) -> Verdict:
     if name in KNOWN and case.claim.accounting == "amplified":
-        return Verdict("UNDERPOWERED", "an amplified claim is not about an attacker who knows the rounds", "amplified")
+        return Verdict(outcome=UNDERPOWERED, code="rounds known")
     bound = _bound_above(groups, case)
     if bound:
-        return Verdict("VIOLATION", bound, "bound")
+        return bound
     if name not in KNOWN:
-        weak = "nothing refutes the claim, but this attacker is too weak to confirm it"
-        return Verdict("UNDERPOWERED", weak, "weak")
+        return Verdict(outcome=UNDERPOWERED, code="weak")
     if all(np.ptp(scores.observed) == 0 for scores in groups):
         count = sum(scores.observed.size for scores in groups)
-        reason = "one canary's score says nothing by itself" if count == 1 else f"all {count} scores are equal"
-        return Verdict("UNDERPOWERED", f"{reason}; at least {FEWEST} canaries must take part", "constant")
+        return Verdict(outcome=UNDERPOWERED, code="constant", canaries=count, canaries_needed=FEWEST)
     signal = _signal(groups)
     p_value = signal.p_value(1 / case.noise)
     if p_value < TEST_LEVEL:
         return Verdict(
-            "VIOLATION",
-            f"mean score per presentation {signal.beta:.3f}, above the {1 / case.noise:.3f} that the claim implies "
-            f"(p = {p_value:.1g})",
-            "mean",
+            outcome=VIOLATION,
+            code="mean",
+            score=signal.beta,
+            claimed_score=1 / case.noise,
+            p_value=p_value,
+            level=TEST_LEVEL,
+            claimed_noise=case.noise,
+            measured_noise=1 / signal.beta,
         )
     found = (_scanned(case) if name == "known-others" else None) or _stated_too_little(case)
     if found:
         return found
     if name == "known-others" and case.others_wrong is not None:
         # Whatever is wrong with `others` lengthens the residual and so lowers the scores: an excess stands, a PASS does not.
-        return Verdict("UNDERPOWERED", _wrong_others(case.others_wrong), "others")
+        return Verdict(outcome=UNDERPOWERED, code="others", factor=case.others_wrong)
     verdict = _power_of(name, groups, case, signal)
     detected = signal.beta * math.sqrt(signal.weight)
     silent = detected < FEWEST_STDS and not _explained(name, detected, signal.weight, case)
-    if silent and (verdict.outcome == "PASS" or verdict.code == "noise_std"):
-        return Verdict("UNDERPOWERED", _silence(signal.beta, detected, case), "undetected")
+    if silent and (verdict.outcome == PASS or verdict.code == "noise_std"):
+        # an attacker who detects no canary would detect no fault either
+        return Verdict(
+            outcome=UNDERPOWERED, code="undetected", score=signal.beta, claimed_score=1 / case.noise, stds=detected
+        )
     return verdict
 
 
@@ -501,13 +541,15 @@ def _scanned(case: _Case) -> Verdict | None:
         signal = _part_of(rounds, members)
         p_value = signal.p_value(1 / case.noise)
         if p_value < level:
-            first = int(rounds.numbers[members[0]])
-            which = f"round {first}" if len(members) == 1 else f"the {len(members)} rounds that state the least noise"
             return Verdict(
-                "VIOLATION",
-                f"mean score {signal.beta:.3f} in {which}, above the {1 / case.noise:.3f} that the claim implies "
-                f"(p = {p_value:.1g}; the level is {level:.1g}, as many rounds are looked at)",
-                "round",
+                outcome=VIOLATION,
+                code="round",
+                score=signal.beta,
+                claimed_score=1 / case.noise,
+                p_value=p_value,
+                level=level,
+                rounds=len(members),
+                first_round=int(rounds.numbers[members[0]]),
             )
     return None
 
@@ -521,10 +563,11 @@ def _stated_too_little(case: _Case) -> Verdict | None:
     if not case.refutes(weakest):
         return None
     return Verdict(
-        "VIOLATION",
-        f"the stated noise multiplier is {weakest:.4g} in the rounds with the least noise, where the claim needs "
-        f"{case.noise:.4g}: somebody in those rounds has an epsilon of {case.implied(weakest):.3g}",
-        "stated",
+        outcome=VIOLATION,
+        code="stated",
+        measured_noise=weakest,
+        claimed_noise=case.noise,
+        epsilon=case.implied(weakest),
     )
 
 
@@ -537,21 +580,8 @@ def _explained(name: str, detected: float, weight: float, case: _Case) -> bool:
     return name == "known-others" and expected < LOUD_STDS and detected > -LOUD_STDS
 
 
-def _silence(beta: float, detected: float, case: _Case) -> str:
-    """Why there is no PASS though nothing is in excess: an attacker who detects no canary would detect no fault either."""
-    if detected <= -LOUD_STDS:
-        return (
-            f"the mean score {beta:.3g} lies far below 0, which no noise explains: is the sign of the updates turned?"
-        )
-    return (
-        f"the mean score per presentation {beta:.3g} is no more than chance, where the claim implies {1 / case.noise:.3g}: "
-        "either there is far more noise than claimed, or the canaries were not in the rounds (made from another seed, lost "
-        "on their way, or among the `others`)"
-    )
-
-
-def _bound_above(groups: list[Scores], case: _Case) -> str | None:
-    """What to say if the valid lower bound lies above the claim; groups share the level.
+def _bound_above(groups: list[Scores], case: _Case) -> Verdict | None:
+    """The verdict if the valid lower bound lies above the claim; groups share the level.
 
     A claim amplified by sampling is about everybody, however often they were drawn: only scores of all canaries count.
     """
@@ -566,7 +596,9 @@ def _bound_above(groups: list[Scores], case: _Case) -> str | None:
         bound = bound_of(scores.bounded, null=null, delta=case.delta, confidence=confidence)
         claimed = case.epsilon(scores.presentations, scores.largest_strength)
         if bound > claimed:
-            return f"the lower bound {bound:.3g} at {confidence:.2%} confidence lies above the claimed {claimed:.3g}"
+            return Verdict(
+                outcome=VIOLATION, code="bound", lower_bound=bound, confidence=confidence, claimed_epsilon=claimed
+            )
     return None
 
 
@@ -629,18 +661,14 @@ def _signal(groups: list[Scores]) -> _Signal:
     )
 
 
-def _times(number: int) -> str:
-    return "once" if number == 1 else f"{number} times"
-
-
 def _more_often(case: _Case) -> str | None:
     """What to say where canaries took part more often than the claim speaks of."""
     claim, shown = case.claim, case.evidence.shown
     if claim.participations is None or claim.sensitivity is not None or shown <= claim.participations:
         return None
     return (
-        f"the claim is about a client that takes part {_times(claim.participations)}; canaries took part up to "
-        f"{_times(shown)}, and for a client who does the claim's noise means an epsilon of {case.epsilon(shown):.3g}"
+        f"the claim is about a client that takes part {times_of(claim.participations)}; canaries took part up to "
+        f"{times_of(shown)}, and for a client who does the claim's noise means an epsilon of {case.epsilon(shown):.3g}"
     )
 
 
@@ -652,42 +680,24 @@ def _power_of(name: str, groups: list[Scores], case: _Case, signal: _Signal) -> 
     `others` is complete, which only the stated noise can show.
     """
     if name == "known-round" and case.strongest is not None:
-        return Verdict(
-            "UNDERPOWERED",
-            "nothing refutes the claim, but this attacker does not undo the noise's correlation: known-others (pass "
-            "`others`) can confirm it",
-            "others",
-        )
+        return Verdict(outcome=UNDERPOWERED, code="others", correlated=True)
     exposure = max(s.exposure for s in groups)
     count, epsilon = max(round(signal.weight / exposure), 1), case.epsilon(round(exposure), exposure)
     if name == "known-round" and case.evidence.most_hidden is None:
-        return Verdict(
-            "UNDERPOWERED",
-            "nothing refutes the claim, but real updates could stand in for missing noise: pass `others`, or the largest "
-            "number of `clients` in a round",
-            "others",
-        )
+        return Verdict(outcome=UNDERPOWERED, code="others")
     if name == "known-others" and case.evidence.stated is None and not case.evidence.vouched:
-        return Verdict(
-            "UNDERPOWERED",
-            "nothing refutes the claim, but whatever `others` leaves out could stand in for missing noise: pass noise_std "
-            "in every round",
-            "noise_std",
-        )
+        return Verdict(outcome=UNDERPOWERED, code="noise_std")
     hidden = (case.evidence.most_hidden or 0.0) if name == "known-round" else 0.0
     settings = {"delta": case.delta, "level": TEST_LEVEL, "dilution": hidden, "null_dof": signal.dof}
     power = power_against_claim(count, epsilon, **settings)
-    if power >= POWER:
-        times = "" if case.times is None else f" for a client that takes part {_times(case.times)}"
-        caught = f"twice the claim would have been caught with probability {power:.1%}"
-        return Verdict("PASS", f"no excess{times}, and {caught}", "power")
-    needed = canaries_for_power(epsilon, power=POWER, **settings)
-    if needed is not None:
-        advice = f"{needed:,} canaries would decide, {count:,} were there"
-    elif name == "known-round":
-        advice = "no number of canaries would, so much can real updates hide; known-others (pass `others`) can"
-    else:
-        advice = "no number of canaries would in this dimension"
+    passes = power >= POWER
     return Verdict(
-        "UNDERPOWERED", f"twice the claim would have been caught with probability {power:.1%} only; {advice}", "power"
+        outcome=PASS if passes else UNDERPOWERED,
+        code="power",
+        power=power,
+        participations=case.times if passes else None,
+        canaries=count,
+        canaries_needed=None if passes else canaries_for_power(epsilon, power=POWER, **settings),
+        claimed_noise=case.noise,
+        measured_noise=1 / signal.beta if signal.beta > 0 else None,
     )

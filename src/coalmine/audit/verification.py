@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.derivation import derive_result
-from coalmine.audit.verdict import Claim
+from coalmine.audit.result import AuditResult
 from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.storage.files import json_ready
 from coalmine.storage.record import Settings
@@ -55,23 +54,14 @@ def verify_run(path: Path, seed: int | bytes, *, model: Path | None = None) -> l
 def _derived(stored: dict[str, Any], log: RoundLog, settings: Settings) -> Check:
     """Recompute the result from the stored rounds and compare it with result.json."""
     try:
-        claim = None
-        if stored.get("claimed_epsilon") is not None:
-            claim = Claim(
-                epsilon=float(stored["claimed_epsilon"]),
-                accounting=stored["claim_accounting"],
-                participations=stored.get("claim_participations"),
-                sensitivity=_number(stored.get("claim_sensitivity")),
-            )
+        told = AuditResult.from_dict(stored)
         derived = derive_result(
             log,
             settings,
-            claim=claim,
-            analytical_epsilon=_number(stored.get("analytical_epsilon")),
-            clients=stored.get("clients"),
-            audited=[
-                AuditedItem(name, **item) for name, item in stored["audited"].items() if item["source"] == "pipeline"
-            ],
+            claim=told.claim,
+            analytical_epsilon=told.analytical_epsilon,
+            clients=told.clients,
+            audited=[item for item in told.audited if item.source == "pipeline"],
         )
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         return Check(
@@ -122,7 +112,3 @@ def _recomputed(canaries: Any, final: Any, model: Path | None, dim: int) -> Chec
         False,
         f"{compared}, more than by rounding: this is another model or another seed, or the stored cosines were changed",
     )
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)

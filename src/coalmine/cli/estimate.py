@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import click
@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from coalmine.audit.ladder import Scores
-from coalmine.audit.verdict import BOUND_CONFIDENCE, Claim, Evidence, Verdict, judge
+from coalmine.audit.verdict import BOUND_CONFIDENCE, Claim, Evidence, Outcome, Verdict, judge
 from coalmine.checks import Floats, whole_number
 from coalmine.cli.output import print_json, print_table, shown_number, shows_bars
 from coalmine.cli.scores import STDIN, read_scores
@@ -28,9 +28,6 @@ POINTWISE = ("paper", "clopper-pearson")  # methods that hold at one threshold, 
 SMALLEST, LARGEST = 1e-60, 1e60  # of stds and scores: the squares of their ratios are still floats
 CANARY_SHARE = 0.04  # of the vector's squared length: takes 2 % off the mean score
 CHOSEN = "chosen on the same data, "
-HIDDEN = (
-    "nothing refutes the claim, but real updates could stand in for missing noise, so these scores cannot confirm it"
-)
 FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
 
 
@@ -176,7 +173,7 @@ def read_canaries(
     if claim is not None:
         verdict = judge_scores(canaries, found, claim, delta=delta, known_others=known_others)
         if verdict.outcome == "UNDERPOWERED" and not known_others and _unobserved(null) is None:
-            verdict = Verdict("UNDERPOWERED", HIDDEN)
+            verdict = Verdict(outcome=Outcome.UNDERPOWERED, code="hidden")
             notes += ("judged as if real updates may hide canaries: if they were subtracted, give --known-others",)
     return Reading(
         canaries=canaries,
@@ -221,18 +218,18 @@ def judge_scores(
         null_dof=canaries.null_dof,
         presentations=1,
     )
-    return judge(claim, [scores], [], evidence)[1][rung]
+    return replace(judge(claim, [scores], [], evidence)[1][rung], rung=None)
 
 
 def _undecided(canaries: ScoredCanaries, claim: Claim, delta: float) -> Verdict:
     highest = lower_bound_ceiling(
         canaries.observed.size, unobserved=_unobserved(canaries.null), delta=delta, confidence=BOUND_CONFIDENCE
     )
-    reach = "" if highest > claim.epsilon else f" (it is {highest:.3g} at most with so few scores)"
     return Verdict(
-        "UNDERPOWERED",
-        f"the lower bound at {BOUND_CONFIDENCE * 100:g} % does not refute the claim{reach}, and unobserved scores alone "
-        "cannot confirm a claim: give a null in closed form, --dim or --null-std",
+        outcome=Outcome.UNDERPOWERED,
+        code="no closed form",
+        confidence=BOUND_CONFIDENCE,
+        ceiling=None if highest > claim.epsilon else highest,
     )
 
 

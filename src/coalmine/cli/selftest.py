@@ -120,6 +120,6 @@ def _as_dict(trial: "Trial", found: "list[Margin]", found_blind: "list[Margin]")
         "caught_by_without_others": [margin.by for margin in found_blind],
         "margins": [asdict(margin) for margin in found],
         "margins_without_others": [asdict(margin) for margin in found_blind],
-        "likely": [fault.name for fault in likely_faults(trial.result.to_dict())],
+        "likely": [fault.name for fault in likely_faults(trial.result)],
         "result": trial.result.to_dict(),
     }

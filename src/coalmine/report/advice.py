@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from coalmine.audit.result import AuditResult
 from coalmine.report.findings import Findings, GaugeReading
 from coalmine.report.run import Run
 from coalmine.report.words import shortened, shown
@@ -116,8 +117,9 @@ def likely_faults(result: Mapping[str, Any]) -> list[str]:
     """What is likely wrong, by the signatures of known faults; none where no signatures are at hand."""
     try:
         signatures = importlib.import_module("coalmine.audit.signatures")
-        return [f"{fault.title}. {fault.meaning} {fault.mend}" for fault in signatures.likely_faults(result)]
-    except (ImportError, AttributeError, KeyError):
+        found = signatures.likely_faults(AuditResult.from_dict(result))
+        return [f"{fault.title}. {fault.meaning} {fault.mend}" for fault in found]
+    except (ImportError, AttributeError, KeyError, ValueError):
         return []
 
 

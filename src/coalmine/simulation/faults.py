@@ -47,7 +47,7 @@ class Trial:
     @property
     def named(self) -> bool:
         """Whether the likely faults of the result include this one, or one that means the same."""
-        return self.fault.meaning in [fault.meaning for fault in likely_faults(self.result.to_dict())]
+        return self.fault.meaning in [fault.meaning for fault in likely_faults(self.result)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,9 @@ import operator
 import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, get_type_hints
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -62,9 +63,13 @@ class Settings:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Settings":
-        layers = tuple((str(name), int(size)) for name, size in values["layers"])
         noise = correlated_noise(values["noise"]) if values.get("noise") else None
-        return cls(**(values | {"layers": layers, "presentations": tuple(values["presentations"]), "noise": noise}))
+        types = get_type_hints(cls)
+        unknown = sorted(values.keys() - types.keys())
+        if unknown:
+            raise TypeError(f"unknown settings: {', '.join(unknown)}")
+        plain = {name: msgspec.convert(value, types[name]) for name, value in values.items() if name != "noise"}
+        return cls(**plain, noise=noise)
 
 
 def checked_settings(

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, SupportsIndex
 
+import msgspec
 import tomli_w
 
 from coalmine.storage.files import json_ready, lock_file, write_atomically
@@ -168,11 +169,8 @@ class RunDirectory:
     def read_record(self) -> tuple[Settings, Commitment]:
         record = self._json("audit/record.json")
         try:
-            commitment = Commitment(**record["commitment"])
-            if not all(isinstance(part, str) for part in vars(commitment).values()):
-                raise TypeError("a commitment is text")
-            return Settings.from_dict(record["settings"]), commitment
-        except (KeyError, TypeError) as error:
+            return Settings.from_dict(record["settings"]), msgspec.convert(record["commitment"], Commitment)
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ValueError(f"{self.path / 'audit/record.json'} is not a record of an audit ({error})") from None
 
     def read_log(self) -> RoundLog:

@@ -1,0 +1,196 @@
+"""The one place where a verdict's facts become a sentence."""
+
+from typing import TYPE_CHECKING
+
+from coalmine.audit.gauge import meaning_of
+
+if TYPE_CHECKING:
+    from coalmine.audit.verdict import Verdict
+
+NAMED = 4  # gauges and rungs that a reason lists
+TURNED = -4.0  # standard deviations: below it no noise explains the mean score
+
+
+def reason(verdict: "Verdict") -> str:
+    """Why the audit says so, in one sentence: the rung that decided comes first."""
+    start = f"{verdict.rung}: " if verdict.rung and verdict.outcome != "UNDERPOWERED" else ""
+    if verdict.outcome == "VIOLATION":
+        also = verdict.evidence
+        more = f" and {len(also) - NAMED} more" if len(also) > NAMED else ""
+        return start + _refuted(verdict) + (f"; also {', '.join(also[:NAMED])}{more}" if also else "")
+    return start + _undecided(verdict) if verdict.outcome == "UNDERPOWERED" else start + _passed(verdict)
+
+
+def times_of(number: int) -> str:
+    """How often, in words."""
+    return "once" if number == 1 else f"{number} times"
+
+
+def _passed(v: "Verdict") -> str:
+    times = "" if v.participations is None else f" for a client that takes part {times_of(v.participations)}"
+    return f"no excess{times}, and twice the claim would have been caught with probability {v.power:.1%}"
+
+
+def _refuted(v: "Verdict") -> str:
+    if v.code == "bound":
+        compared = f"lies above the claimed {v.claimed_epsilon:.3g}"
+        return f"the lower bound {v.lower_bound:.3g} at {v.confidence:.2%} confidence {compared}"
+    if v.code == "mean":
+        compared = f"above the {v.claimed_score:.3f} that the claim implies"
+        return f"mean score per presentation {v.score:.3f}, {compared} (p = {v.p_value:.1g})"
+    if v.code == "round":
+        which = f"round {v.first_round}" if v.rounds == 1 else f"the {v.rounds} rounds that state the least noise"
+        return (
+            f"mean score {v.score:.3f} in {which}, above the {v.claimed_score:.3f} that the claim implies "
+            f"(p = {v.p_value:.1g}; the level is {v.level:.1g}, as many rounds are looked at)"
+        )
+    if v.code == "stated":
+        return (
+            f"the stated noise multiplier is {v.measured_noise:.4g} in the rounds with the least noise, where the claim "
+            f"needs {v.claimed_noise:.4g}: somebody in those rounds has an epsilon of {v.epsilon:.3g}"
+        )
+    where = f" in {v.rounds} rounds, first in round {v.first_round}" if v.rounds else ""
+    text = f"the {_gauge(v)} left {_limits(v)}{where}"
+    if v.noise_left is None:
+        return f"{text}: the attacker can remove the noise"
+    return (
+        f"{text}: at most {v.noise_left:.3g} of the stated noise protects a client, which means an epsilon of at least "
+        f"{v.epsilon:.3g}"
+    )
+
+
+def _gauge(v: "Verdict") -> str:
+    return f"{v.gauge} gauge ({meaning_of(v.gauge or '')})"
+
+
+def _limits(v: "Verdict") -> str:
+    assert v.limits is not None
+    return f"{v.limits[0]:.4g} … {v.limits[1]:.4g}"
+
+
+def _undecided(v: "Verdict") -> str:
+    if v.code in SENTENCES:
+        return SENTENCES[v.code].format(v=v)
+    return {
+        "gauge": _alarm,
+        "others": _others,
+        "noise_std": _noise_std,
+        "power": _too_weak,
+        "undetected": _undetected,
+        "constant": _constant,
+        "no closed form": _no_closed_form,
+    }[v.code](v)
+
+
+SENTENCES = {
+    "amplified": "nothing refutes the claim, but this audit can refute an amplified claim, not confirm it: judge the noise "
+    "itself by a mechanism claim",
+    "rounds known": "an amplified claim is not about an attacker who knows the rounds",
+    "no canaries": "no round with a canary in it was observed, so nothing can be said of the noise",
+    "hidden": "nothing refutes the claim, but real updates could stand in for missing noise, so these scores cannot confirm "
+    "it",
+    "weak": "nothing refutes the claim, but this attacker is too weak to confirm it",
+    "participations": "the claim does not say how often a client takes part, and neither does the audit's schedule, as the "
+    "pattern is your own or rounds were not observed (at most {v.participations} presentations were): claim with "
+    "Claim(epsilon={v.claimed_epsilon:.4g}, participations=…)",
+    "stated": "the stated noise varies: somebody in the rounds with the least of it has a noise multiplier of "
+    "{v.measured_noise:.3g}, where the claim needs {v.claimed_noise:.3g}. Pass clip_norm in the units of model_delta to "
+    "have this decided",
+    "uneven": "the canaries' scores spread {v.spread:.3g} times as much as canaries that all count alike (limit "
+    "{v.most_spread:.3g}): some were lost or count for more. If the others are whole, about {v.canaries_lost} of "
+    "{v.canaries} did not arrive",
+    "short": "the canaries arrive at {v.length:.3g} of the declared clip norm (standard error {v.length_error:.2g}): they "
+    "were lost or cut on their way, or clip_norm is not in the units of model_delta",
+}
+
+
+def _alarm(v: "Verdict") -> str:
+    assert v.reading is not None
+    smallest, largest = v.reading
+    if v.gauge == "rounding":
+        return (
+            f"rounding the release makes up {largest:.0%} of the residual's variance, so the law of the noise cannot be "
+            "seen behind it: pass model_delta as it was before it was rounded"
+        )
+    if v.length is not None:
+        return (
+            f"the residual is {v.length:.3g} times as long as the stated noise: `others` is incomplete, or there is more "
+            "noise than stated. What is missing from `others` could stand in for missing noise, so this is no PASS"
+        )
+    where = f", first in round {v.first_round}" if v.first_round is not None else ""
+    span = f"{smallest:.4g}" if smallest == largest else f"{smallest:.4g} … {largest:.4g}"
+    more = f" and {len(v.evidence) - NAMED} more" if len(v.evidence) > NAMED else ""
+    also = f" Also outside their limits: {', '.join(v.evidence[:NAMED])}{more}." if v.evidence else ""
+    return (
+        f"the {_gauge(v)} reads {span}, outside {_limits(v)}{where}: the residual is not fresh Gaussian noise of the stated "
+        f"level.{also}"
+    )
+
+
+def _others(v: "Verdict") -> str:
+    if v.factor is not None:
+        scale = f"{1 / v.factor:.3g} times" if v.factor > 0 else "unlike"
+        return (
+            f"`others` is not what the rounds summed: it is {scale} the real clients' part, so no verdict can rest on it. "
+            "Pass the clipped sum of the real clients, divided by the same n and scaled by the same server learning rate as "
+            "model_delta"
+        )
+    if v.rounds is not None:
+        return _lacking(v.rounds, "`others`")
+    if v.correlated:
+        return (
+            "nothing refutes the claim, but this attacker does not undo the noise's correlation: known-others (pass "
+            "`others`) can confirm it"
+        )
+    return (
+        "nothing refutes the claim, but real updates could stand in for missing noise: pass `others`, or the largest number "
+        "of `clients` in a round"
+    )
+
+
+def _noise_std(v: "Verdict") -> str:
+    if v.rounds is not None:
+        return _lacking(v.rounds, "noise_std")
+    return (
+        "nothing refutes the claim, but whatever `others` leaves out could stand in for missing noise: pass noise_std in "
+        "every round"
+    )
+
+
+def _lacking(rounds: int, name: str) -> str:
+    return (
+        f"{rounds} observed rounds lack {name}: nothing is known of the noise in them. Pass both in every round, also in "
+        "rounds without canaries"
+    )
+
+
+def _too_weak(v: "Verdict") -> str:
+    caught = f"twice the claim would have been caught with probability {v.power:.1%} only"
+    if v.canaries_needed is not None:
+        return f"{caught}; {v.canaries_needed:,} canaries would decide, {v.canaries:,} were there"
+    if v.rung == "known-round":
+        return f"{caught}; no number of canaries would, so much can real updates hide; known-others (pass `others`) can"
+    return f"{caught}; no number of canaries would in this dimension"
+
+
+def _undetected(v: "Verdict") -> str:
+    if v.stds is not None and v.stds <= TURNED:
+        return f"the mean score {v.score:.3g} lies far below 0, which no noise explains: is the sign of the updates turned?"
+    return (
+        f"the mean score per presentation {v.score:.3g} is no more than chance, where the claim implies "
+        f"{v.claimed_score:.3g}: either there is far more noise than claimed, or the canaries were not in the rounds (made "
+        "from another seed, lost on their way, or among the `others`)"
+    )
+
+
+def _constant(v: "Verdict") -> str:
+    first = "one canary's score says nothing by itself" if v.canaries == 1 else f"all {v.canaries} scores are equal"
+    return f"{first}; at least {v.canaries_needed} canaries must take part"
+
+
+def _no_closed_form(v: "Verdict") -> str:
+    reach = "" if v.ceiling is None else f" (it is {v.ceiling:.3g} at most with so few scores)"
+    return (
+        f"the lower bound at {(v.confidence or 0) * 100:g} % does not refute the claim{reach}, and unobserved scores alone "
+        "cannot confirm a claim: give a null in closed form, --dim or --null-std"
+    )
