@@ -32,7 +32,7 @@ def derive_result(
     rung_reader, gauge_reader = LadderReader(log, settings), GaugeReader(log, settings)
     told, facts = StatedReader(settings), CoverageReader()
     read_log(log, settings, rung_reader, gauge_reader, told, facts)
-    rungs, gauges = rung_reader.scores(), gauge_reader.gauges()
+    rungs, gauges = rung_reader.scores(log.final), gauge_reader.gauges()
     evidence = _evidence(log, settings, told, clients)
     participations = evidence.planned if claim is None else claim.participations or evidence.planned
     verdict: Verdict | None = None

@@ -70,23 +70,28 @@ def ladder(log: RoundLog, settings: Settings) -> list[Scores]:
     """The scores of every rung whose inputs were given; several groups where presentations differ."""
     reader = LadderReader(log, settings)
     read_log(log, settings, reader)
-    return reader.scores()
+    return reader.scores(log.final)
 
 
 class LadderReader:
-    """Takes one round after another, and has the scores of every rung at the end."""
+    """Takes one round after another, and has the scores of every rung at the end, or so far."""
 
     def __init__(self, log: RoundLog, settings: Settings) -> None:
-        self._log, self._settings = log, settings
-        self._times = presented_times(log, settings)
+        self._settings = settings
+        self._present: dict[int, npt.NDArray[np.int32]] = {}
+        self._times = np.zeros(settings.canaries, dtype=np.int64)
         self._largest: Floats | None = None
         self._known = _Presentations(log, settings, residual=False)
         self._left = _Presentations(log, settings, residual=True)
-        self._shared = _SharedVariance(log, settings, self._times)
+        self._shared = _SharedVariance(log, settings)
         self._own: dict[str, Floats] = {}
 
     def add(self, look: Look) -> None:
         """Take the next round."""
+        present = np.array(look.item.present)
+        self._times[present] += 1
+        if self._settings.noise is not None:
+            self._present[look.item.number] = present
         self._own |= {name: np.asarray(values, dtype=np.float64) for name, values in look.item.scores.items()}
         if look.white_residual is not None:
             self._left.add(look.white_residual)
@@ -97,16 +102,17 @@ class LadderReader:
         self._known.add(look.plain)
         self._shared.add(look.plain)
 
-    def scores(self) -> list[Scores]:
-        """The scores of every rung, after the last round."""
+    def scores(self, final: Final | None = None) -> list[Scores]:
+        """The scores of every rung from the rounds so far, and from the final model where it is given."""
         settings, rungs = self._settings, []
-        if self._log.final is not None:
-            rungs += _final_scores(self._times, self._log.final, settings)
+        if final is not None:
+            rungs += _final_scores(self._times, final, settings)
         if self._largest is not None:  # Algorithm 3: the largest cosine over all rounds, whoever took part in them
             observed, unobserved = self._largest[: settings.canaries], self._largest[settings.canaries :]
             rungs.append(Scores(rung="all-iterates", observed=observed, unobserved=unobserved))
-        rungs += _known_scores(self._log, settings, self._known, self._shared)
-        rungs += _known_scores(self._log, settings, self._left, None)
+        exposures = None if settings.noise is None else _exposures(self._present, settings, settings.noise)
+        rungs += _known_scores(settings, self._known, self._times, self._shared, exposures)
+        rungs += _known_scores(settings, self._left, self._times, None, None)
         # the user's own attacks: their scores after the last round, against those of unobserved canaries
         return rungs + [
             Scores(rung=name, observed=values[: settings.canaries], unobserved=values[settings.canaries :])
@@ -209,26 +215,33 @@ class _Presentations:
 
 
 def _known_scores(
-    log: RoundLog, settings: Settings, seen: _Presentations, shared: "_SharedVariance | None"
+    settings: Settings,
+    seen: _Presentations,
+    took_part: npt.NDArray[np.int64],
+    shared: "_SharedVariance | None",
+    exposures: Floats | None,
 ) -> list[Scores]:
-    """The scores of known-round, which needs the `shared` variance of a canary's rounds, or of known-others."""
+    """The scores of known-round, which needs the `shared` variance of a canary's rounds, or of known-others.
+
+    `took_part` is in how many rounds each canary did. Under correlated noise known-round needs the canaries' `exposures`.
+    """
     if not seen.sizes:
         return []
     residual = seen.residual
     whitened = residual and settings.noise is not None
     presented = seen.times
     if whitened:  # a canary is in the rows of many rounds, but took part in its own
-        presented = np.where(seen.strengths > 0, presented_times(log, settings), 0)
+        presented = np.where(seen.strengths > 0, took_part, 0)
     variance = seen.squares.copy()
     several = presented > 1
     if shared is not None and several.any():
-        variance[several] = shared.variance()[several]
+        variance[several] = shared.variance(presented)[several]
     std = np.sqrt(np.where(variance > 0, variance, 1.0))
     scores = seen.sums / std
     owners = np.arange(settings.unobserved) % settings.canaries  # whose rounds an unobserved canary borrows
     ghosts = seen.ghost_sums / std[owners]
     pooled = seen.dof * sum(seen.sizes) ** 2 / sum(size * size for size in seen.sizes)
-    strengths = seen.strengths if residual or settings.noise is None else _exposures(log, settings, settings.noise)
+    strengths = seen.strengths if exposures is None else exposures
     found = []
     for times in np.unique(presented[presented > 0]):
         members = np.flatnonzero(presented == times)
@@ -269,9 +282,8 @@ def _at_one_strength(scores: Floats, sensitivities: Floats) -> Floats:
     return np.asarray(beta * math.sqrt(float(np.mean(sensitivities**2))) + residuals - residuals.mean())
 
 
-def _exposures(log: RoundLog, settings: Settings, noise: CorrelatedNoise) -> Floats:
+def _exposures(present: dict[int, npt.NDArray[np.int32]], settings: Settings, noise: CorrelatedNoise) -> Floats:
     """‖Cu‖² of each canary, u the rounds that it took part in."""
-    present = {entry.number: entry.present for entry in log.observed}
     encoder, strengths = noise.encoder(), np.zeros(settings.canaries)
     for number in range(1, noise.rounds + 1):
         shares = np.zeros(settings.canaries)
@@ -310,8 +322,8 @@ class _SharedVariance:
     squares and stays one where rounds nearly cancel. Rounds are kept only if somebody in them comes more than once.
     """
 
-    def __init__(self, log: RoundLog, settings: Settings, times: npt.NDArray[np.int64]) -> None:
-        self._settings, self._times = settings, times
+    def __init__(self, log: RoundLog, settings: Settings) -> None:
+        self._settings, self._times = settings, presented_times(log, settings)
         self._weigh = _weights(log, residual=False)
         self._rows: list[npt.NDArray[np.float32]] = []
         self._weights: list[float] = []
@@ -325,11 +337,13 @@ class _SharedVariance:
             self._weights.append(self._weigh(view))
             self._present.append(members)
 
-    def variance(self) -> Floats:
-        """Of each canary's score, after the last round."""
-        stacked = np.stack(self._rows)
+    def variance(self, times: npt.NDArray[np.int64]) -> Floats:
+        """Of each canary's score, from the rounds so far, in which it took part so many `times`."""
+        several = [members[times[members] > 1] for members in self._present]
+        kept = [index for index, members in enumerate(several) if members.size]
+        stacked = np.stack([self._rows[index] for index in kept])
         gram = (stacked @ stacked.T).astype(np.float64) / self._settings.unobserved
-        pattern = np.zeros((self._settings.canaries, len(self._rows)))
-        for column, (members, weight) in enumerate(zip(self._present, self._weights, strict=True)):
-            pattern[members, column] = weight
+        pattern = np.zeros((self._settings.canaries, len(kept)))
+        for column, index in enumerate(kept):
+            pattern[several[index], column] = self._weights[index]
         return np.asarray(np.einsum("ct,ct->c", pattern @ gram, pattern))

@@ -235,20 +235,21 @@ class WithoutOthers(RoundLog):
 
 
 def _nameless_file() -> int:
-    handle, name = tempfile.mkstemp(prefix="coalmine-")
-    Path(name).unlink()  # it lives as long as the handle, and is gone after a kill too
-    os.write(handle, MAGIC)
+    with tempfile.TemporaryFile(prefix="coalmine-") as file:
+        handle = os.dup(file.fileno())  # it lives as long as the handle, and is gone after a kill too
+    write_at(handle, MAGIC, 0)
     return handle
 
 
 def _named_file(path: Path, read_only: bool) -> int:
+    binary = getattr(os, "O_BINARY", 0)  # Windows translates line ends without it
     if read_only:
-        return os.open(path, os.O_RDONLY)
+        return os.open(path, os.O_RDONLY | binary)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | binary, 0o644)
     if os.fstat(handle).st_size < len(MAGIC):
         os.ftruncate(handle, 0)
-        os.pwrite(handle, MAGIC, 0)
+        write_at(handle, MAGIC, 0)
     return handle
 
 
@@ -312,8 +313,13 @@ def decode(head: bytes, body: bytes) -> tuple[str, Round | Final]:
     raise ValueError(f"unknown record {kind!r}; was this file written by a newer coalmine?")
 
 
-def scan_records(file: Any, size: int, path: Path | None) -> Iterator[tuple[str, Any, int, bytes]]:
-    """Kind, record, offset after it and digest, for each whole record up to offset `size`; stops before a torn one."""
+def scan_records(
+    file: Any, size: int, path: Path | None, *, checked: bool = True
+) -> Iterator[tuple[str, Any, int, bytes]]:
+    """Kind, record, offset after it and digest, for each whole record up to offset `size`; stops before a torn one.
+
+    Without `checked` digests are left alone, for a file whose digests were checked before.
+    """
     digest, number = b"", 0
     while True:
         number += 1
@@ -321,17 +327,22 @@ def scan_records(file: Any, size: int, path: Path | None) -> Iterator[tuple[str,
         if len(start) < len(TAG) + LENGTHS.size:
             return
         head_size, body_size = LENGTHS.unpack(start[len(TAG) :])
-        if not start.startswith(TAG) or head_size > LARGEST_HEADER:
+        if start[: len(TAG)] != TAG or head_size > LARGEST_HEADER:
             raise ValueError(f"{path}: record {number} is damaged; restore the file from a copy")
         if file.tell() + head_size + body_size + DIGEST > size:
-            if _record_follows(file.read(size - file.tell())):  # then its lengths are wrong, and nothing was torn
+            if _record_follows(
+                bytes(file.read(size - file.tell()))
+            ):  # then its lengths are wrong, and nothing was torn
                 raise ValueError(f"{path}: record {number} is damaged; restore the file from a copy")
             return
         head, body, stored = file.read(head_size), file.read(body_size), file.read(DIGEST)
-        digest = hashlib.blake2b(digest + head + body, digest_size=DIGEST).digest()
+        digest = hashlib.blake2b(digest + head + body, digest_size=DIGEST).digest() if checked else bytes(stored)
         if digest != stored:
             raise ValueError(f"{path}: record {number} is damaged; restore the file from a copy")
-        kind, item = decode(head, body)
+        try:
+            kind, item = decode(bytes(head), body)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}: record {number} cannot be read ({error})") from None
         yield kind, item, file.tell(), digest
 
 
