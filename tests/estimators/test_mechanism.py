@@ -51,7 +51,7 @@ def test_noise_zero_and_no_limit():
 
 
 def test_subsampling_meets_the_known_figure():
-    """STATISTICS: Poisson z = 1, q = 0.01, T = 1000 claims 2.12 at delta 1e-6; the edges are exact."""
+    """Poisson z = 1, q = 0.01, T = 1000 claims 2.12 at delta 1e-6; the edges are exact."""
     assert subsampled_epsilon(1.0, sampling_probability=0.01, rounds=1000, delta=1e-6) == pytest.approx(2.12, abs=0.01)
     assert subsampled_epsilon(1.0, sampling_probability=1, rounds=4, delta=1e-6) == mechanism_epsilon(
         1.0, delta=1e-6, participations=4

@@ -24,7 +24,7 @@ from coalmine.audit.noise_law import (
     resolution_of,
 )
 from coalmine.audit.result import AuditResult
-from coalmine.audit.schedule import Indices, sampled, spread_schedule
+from coalmine.audit.schedule import Indices, sample_canaries, spread_schedule
 from coalmine.audit.vectors import (
     checked_length,
     copied,
@@ -110,7 +110,7 @@ class Audit:
             layers=layers,
             noise=noise,
         )
-        checked_attacks(scores)  # whatever cannot be leaves no directory behind
+        checked_attacks(scores)  # validate before creating the directory
         home = directory if isinstance(directory, RunDirectory) or directory is None else RunDirectory(Path(directory))
         commitment = home.commit(seed, settings) if home else Commitment.to(seed, settings)
         log = RoundLog() if home is None else home.open_log()
@@ -193,13 +193,13 @@ class Audit:
             raise ValueError(f"round_number must be at most rounds = {len(self._schedule)}, got {number}")
         return self._schedule[number - 1]
 
-    def sampled_canaries(self, round_number: int, rate: float) -> Indices:
-        """The canaries that take part in a round when each does with probability `rate`: the same whenever it is asked."""
+    def sampled_canaries(self, round_number: int, sampling_probability: float) -> Indices:
+        """The canaries that take part in a round under Poisson sampling: the same whenever it is asked."""
         number = whole_number("round_number", round_number, minimum=1)
-        probability = one_number("rate", rate)
+        probability = one_number("sampling_probability", sampling_probability)
         if not 0 <= probability <= 1:
-            raise ValueError(f"rate must lie in [0, 1], got {probability}")
-        return sampled(self.settings.canaries, rate=probability, round_number=number, key=self._key)
+            raise ValueError(f"sampling_probability must lie in [0, 1], got {probability}")
+        return sample_canaries(self.settings.canaries, probability, round_number=number, key=self._key)
 
     def updates(
         self, present: Iterable[SupportsIndex], clip_norm: float, *, scale: float = 1.0, like: Any = None

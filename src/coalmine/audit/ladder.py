@@ -121,7 +121,7 @@ class LadderReader:
 
 
 def unit_null(settings: Settings) -> CosineNull:
-    """The law of a standardised unobserved cosine with one vector (STATISTICS: exact given the observed canaries)."""
+    """The law of a standardised unobserved cosine with one vector, exact given the observed canaries."""
     dof = float(settings.free) if settings.kind == "rotated" else math.inf
     return CosineNull(settings.free, scale=math.sqrt(settings.free), dof=dof)
 

@@ -33,11 +33,11 @@ def spread_schedule(count: int, *, rounds: int, presentations: int | Sequence[in
     return [np.array(sorted(row), dtype=np.int32) for row in rows]
 
 
-def sampled(count: int, *, rate: float, round_number: int, key: bytes) -> Indices:
-    """The canaries of one round when each is in it with probability `rate`, whatever other rounds had (Poisson sampling)."""
+def sample_canaries(count: int, probability: float, *, round_number: int, key: bytes) -> Indices:
+    """The canaries of one round under Poisson sampling: each is in it with this probability, whatever other rounds had."""
     number = round_number.to_bytes(max(8, round_number.bit_length() // 8 + 1), "little")
     drawn = _stream(key + number, b"sampled").random(count)
-    return np.flatnonzero(drawn < rate).astype(np.int32)
+    return np.flatnonzero(drawn < probability).astype(np.int32)
 
 
 def _stream(key: bytes, purpose: bytes) -> np.random.Generator:
