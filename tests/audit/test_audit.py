@@ -285,7 +285,7 @@ def test_sampled_canaries_are_in_rounds_independently_and_follow_from_the_seed()
     assert len(audit.sampled_canaries(1, 0.0)) == 0
     assert len(audit.sampled_canaries(2**70, 1.0)) == 500
     for wrong in (-0.1, 1.1, math.nan):
-        with pytest.raises(ValueError, match="rate must"):
+        with pytest.raises(ValueError, match="sampling_probability must"):
             audit.sampled_canaries(1, wrong)
 
 

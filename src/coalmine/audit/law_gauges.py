@@ -418,9 +418,9 @@ def _shifted(rounds: list[Round], dim: int) -> Gauge:
     place is left out, as correlated noise may repeat there; the repeat gauges look at it.
     """
     found = [item for item in rounds if item.law_peaks is not None][:SHIFTED_ROUNDS]
-    width = min(2 * dim, SHIFTS)
+    width = min(1 << (2 * dim - 1).bit_length(), SHIFTS)  # a power of 2: distances are told apart modulo it
     pairs = [(one, two) for index, one in enumerate(found) for two in found[:index]]
-    level = LEVEL / (max(len(pairs), 1) * width * 2)
+    level = LEVEL / (max(len(pairs), 1) * min(2 * dim, SHIFTS) * 2)
     readings = [_agreement(one, two, width) for one, two in pairs]
     outside = [index for index, (_, p_value) in enumerate(readings) if p_value < level]
     flagged = sorted({pairs[index][0].number for index in outside})
@@ -443,18 +443,14 @@ def _agreement(one: Round, two: Round, width: int) -> tuple[float, float]:
     """The share of largest values that agree in sign beyond chance at the best distance, and its p-value there."""
     assert one.law_peaks is not None
     assert two.law_peaks is not None
-    distance = (np.abs(one.law_peaks)[:, None] - np.abs(two.law_peaks)).ravel()
-    signs = (np.sign(one.law_peaks)[:, None] * np.sign(two.law_peaks)).ravel()
-    signs = np.where(distance == 0, 0, signs)
-    places = distance % width
-    same = np.bincount(places[signs > 0], minlength=width)
-    other = np.bincount(places[signs < 0], minlength=width)
-    most, both = np.maximum(same, other), same + other
-    candidates = np.flatnonzero(most - np.minimum(same, other) >= (most - np.minimum(same, other)).max())
-    p_values = 2 * bdtrc(most[candidates] - 1, both[candidates], 0.5)
-    best = int(np.argmin(p_values))
-    excess = 2 * most[candidates][best] - both[candidates][best]
-    return float(excess) / len(one.law_peaks), float(p_values[best])
+    places = (np.abs(one.law_peaks)[:, None] - np.abs(two.law_peaks)).ravel() & (width - 1)
+    signs = (np.sign(one.law_peaks).astype(np.float64)[:, None] * np.sign(two.law_peaks)).ravel()
+    excess = np.abs(np.bincount(places, weights=signs, minlength=width))
+    excess[0] = 0.0  # the same place
+    largest = excess.max()
+    both = min(int((places == place).sum()) for place in np.flatnonzero(excess == largest)[:8])
+    p_value = 2 * float(bdtrc((both + largest) / 2 - 1, both, 0.5)) if largest else 1.0
+    return float(largest) / len(one.law_peaks), p_value
 
 
 def repeated_share(ordered: Floats, same: float) -> tuple[float, float]:
