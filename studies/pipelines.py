@@ -150,7 +150,7 @@ class _CorrelatedDraws:
     """The noise of a TreeNoise or a BandedNoise, from the simulation's own generator."""
 
     def __init__(self, law: Any) -> None:
-        from coalmine.simulation.noise import drawn
+        from coalmine.simulation.noise_addition import drawn
 
         self._noise = drawn(law)
 

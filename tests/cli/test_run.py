@@ -306,7 +306,7 @@ def test_lost_metrics_change_no_result(finished, tmp_path, capsys, lines):
 def stopped(tmp_path) -> Path:
     """A run by a file of rounds, stopped after 12 of 14 rounds."""
     from coalmine.simulation.config import CanarySettings, EngineSettings, ParticipationSettings, RunConfig
-    from coalmine.simulation.run import Progress, start
+    from coalmine.simulation.training_run import Progress, start
 
     (tmp_path / "rounds.txt").write_text("".join(f"{number} {number + 50} 7\n" for number in range(20, 34)))
     named = ParticipationSettings(kind="file", file=str(tmp_path / "rounds.txt"))

@@ -23,7 +23,7 @@ from coalmine.integrations.flower import AuditedStrategy  # noqa: E402
 from coalmine.simulation.batches import draw_batches  # noqa: E402
 from coalmine.simulation.config import RunConfig, merged, task_defaults  # noqa: E402
 from coalmine.simulation.randomness import numpy_stream  # noqa: E402
-from coalmine.simulation.run import prepared  # noqa: E402
+from coalmine.simulation.training_run import prepared  # noqa: E402
 
 CLIENTS, ROUNDS = 20, 3
 

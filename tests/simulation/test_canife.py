@@ -22,7 +22,7 @@ from coalmine.simulation.canife import (
 from coalmine.simulation.canife.comparison import Comparison, train
 from coalmine.simulation.canife.gradients import Factors
 from coalmine.simulation.clipping import clip_factors
-from coalmine.simulation.engines.base import Examples
+from coalmine.simulation.engines.plain.engine import Examples
 from coalmine.simulation.models import cnn_dropout, mlp
 from coalmine.simulation.tasks.digits import digits
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from coalmine.simulation.batches import Batches, draw_batches
 from coalmine.simulation.engines import ClientSettings, Engine, Examples, client_engine, example_engine
-from coalmine.simulation.engines.dense import DenseTogether
-from coalmine.simulation.engines.one_by_one import OneByOne
-from coalmine.simulation.engines.pictures import PicturesTogether
-from coalmine.simulation.engines.processes import Processes
-from coalmine.simulation.engines.vectorized import VectorizedTogether
+from coalmine.simulation.engines.fast.cnn_clients import CnnTogether
+from coalmine.simulation.engines.fast.dense_clients import DenseTogether
+from coalmine.simulation.engines.fast.processes import Processes
+from coalmine.simulation.engines.plain.one_by_one import OneByOne
+from coalmine.simulation.engines.plain.vectorized import VectorizedTogether
 from coalmine.simulation.models import Model, cnn_dropout, mlp
 
 SIZES = (1, 33, 5, 16, 17, 0, 50)  # examples of each client: less than a batch, a whole one, a few, and nothing
@@ -124,7 +124,7 @@ def test_the_cnn_written_out_is_the_one_of_autograd(momentum, pictures):
     vector = model.initial(torch.Generator().manual_seed(1)).double()
     batches = ragged_batches((3, 20, 9), epochs=1, batch_size=8)
     alone = collected(OneByOne(model, pictures, client), vector, batches)
-    written = PicturesTogether(model, pictures, client, memory_limit=0.07)
+    written = CnnTogether(model, pictures, client, memory_limit=0.07)
     assert written.chunk == 2
     torch.testing.assert_close(collected(written, vector, batches), alone, rtol=1e-6, atol=1e-8)
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from coalmine.simulation.batches import draw_batches
-from coalmine.simulation.engines.base import ClientSettings, Examples
-from coalmine.simulation.engines.one_by_one import OneByOne
-from coalmine.simulation.engines.pictures import PicturesTogether
-from coalmine.simulation.engines.text import TextTogether
+from coalmine.simulation.engines.fast.cnn_clients import CnnTogether
+from coalmine.simulation.engines.fast.lstm_clients import LstmTogether
+from coalmine.simulation.engines.plain.engine import ClientSettings, Examples
+from coalmine.simulation.engines.plain.one_by_one import OneByOne
 from coalmine.simulation.models import cnn_dropout, word_lstm
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -40,7 +40,7 @@ def test_text(precision, tolerance):
     vector = model.initial(torch.Generator().manual_seed(1)).cuda()
     batches = _batches((3, 40, 1, 16, 17, 5, 33, 8), 150, 8)
     expected = _collected(OneByOne(model, examples, client), vector.double(), batches)
-    engine = TextTogether(model, examples, client, memory_limit=1.0, precision=precision)
+    engine = LstmTogether(model, examples, client, memory_limit=1.0, precision=precision)
     for _ in range(2):
         assert _error(_collected(engine, vector, batches), expected) < tolerance
 
@@ -57,6 +57,6 @@ def test_pictures(precision, tolerance):
     vector = model.initial(torch.Generator().manual_seed(1)).cuda()
     batches = _batches((3, 20, 9), 100, 8)
     expected = _collected(OneByOne(model, Examples(images.double(), labels), client), vector.double(), batches)
-    engine = PicturesTogether(model, Examples(images, labels), client, memory_limit=1.0, precision=precision)
+    engine = CnnTogether(model, Examples(images, labels), client, memory_limit=1.0, precision=precision)
     for _ in range(3):
         assert _error(_collected(engine, vector, batches), expected) < tolerance

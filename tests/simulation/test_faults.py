@@ -12,9 +12,10 @@ import torch
 
 from coalmine.audit.signatures import SIGNATURES, evidence_of, likely_faults
 from coalmine.simulation import faults
+from coalmine.simulation.dp_fedavg import Steps
 from coalmine.simulation.faults import STEPS, evidence, margins, selftest_config, try_fault
-from coalmine.simulation.run import prepared
-from coalmine.simulation.training import Steps, gaussian_noise
+from coalmine.simulation.noise_addition import gaussian_noise
+from coalmine.simulation.training_run import prepared
 
 SEEDS = (1, 2, 3)
 ROUNDS = range(1, selftest_config(1).rounds + 1)

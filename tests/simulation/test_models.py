@@ -8,7 +8,6 @@ from coalmine.simulation.models import (
     accuracy,
     character_lstm,
     cnn_dropout,
-    cnn_fedavg,
     mlp,
     model_by_name,
     word_lstm,
@@ -19,8 +18,6 @@ COUNTS = [
     (character_lstm(), 820_522),
     (cnn_dropout(10), 1_199_882),
     (cnn_dropout(62), 1_206_590),
-    (cnn_fedavg(10), 1_663_370),
-    (cnn_fedavg(62), 1_690_046),
     (mlp(784, 200, 200, 10), 199_210),
     (mlp(784, 200, 200, 62), 209_662),
 ]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from coalmine.reproduction.experiment import Experiment, Found
     from coalmine.reproduction.runs import PlannedRun
     from coalmine.reproduction.setting import Setting
-    from coalmine.simulation.run import Progress
+    from coalmine.simulation.training_run import Progress
 
 EXPERIMENTS = {  # each a module of coalmine.reproduction
     "accuracy": "Table 3: accuracy with and without canaries.",

@@ -16,7 +16,7 @@ from coalmine.storage.run_directory import RunDirectory
 def resume(settings: dict[str, bool], directory: Path, page: bool, as_json: bool) -> int:
     """Go on with the run in DIRECTORY where it was stopped; the result is that of a run never stopped."""
     with training_extra():
-        from coalmine.simulation.run import resume as go_on
+        from coalmine.simulation.training_run import resume as go_on
 
     if not (directory / "config.toml").is_file():
         there = "holds no run: config.toml is missing" if directory.is_dir() else "is no directory of a run"

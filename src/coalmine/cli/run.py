@@ -14,7 +14,7 @@ from rich.progress import Progress as Bar
 from coalmine.cli.output import print_columns, print_json, print_table, print_title, shown_number, shows_bars
 
 if TYPE_CHECKING:
-    from coalmine.simulation.run import Progress, RunOutcome
+    from coalmine.simulation.training_run import Progress, RunOutcome
 
 logger = logging.getLogger("coalmine")
 EXIT_CODES = {"PASS": 0, "VIOLATION": 1, "UNDERPOWERED": 3}
@@ -84,7 +84,7 @@ def run(
     """
     with training_extra():
         from coalmine.simulation.config import RunConfig, merged, read_config, task_defaults
-        from coalmine.simulation.run import start
+        from coalmine.simulation.training_run import start
 
     asked = _changes(options)
     changes = merged(_giving_way(read_config(config_file) if config_file else {}, asked), asked)

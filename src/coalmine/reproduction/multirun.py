@@ -34,8 +34,8 @@ from coalmine.simulation.config import (
     TaskSettings,
 )
 from coalmine.simulation.engines import ClientSettings
-from coalmine.simulation.run import prepared
-from coalmine.simulation.server import ServerSettings
+from coalmine.simulation.server_optimizer import ServerSettings
+from coalmine.simulation.training_run import prepared
 from coalmine.storage.files import write_atomically
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from coalmine.reproduction.setting import Setting
 from coalmine.simulation.cohorts import plan_cohorts
 from coalmine.simulation.config import ClaimSettings, RunConfig
 from coalmine.simulation.participation import write_rounds
-from coalmine.simulation.run import Progress, start
 from coalmine.simulation.tasks import load_task
+from coalmine.simulation.training_run import Progress, start
 from coalmine.storage.files import write_atomically
 from coalmine.storage.record import SCHEMA_VERSION
 from coalmine.storage.run_directory import RunDirectory

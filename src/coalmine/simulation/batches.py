@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from coalmine.simulation.population import Indices
 
@@ -34,6 +35,12 @@ class Batches:
         """How many examples each client trains on, epochs included."""
         total: Indices = self.counts.sum(axis=1)
         return total
+
+    @property
+    def shares(self) -> npt.NDArray[np.float32]:
+        """The weight of each example in the mean over its batch: 1 / batch size, and 0 for padding."""
+        present = np.arange(self.examples.shape[2]) < self.counts[:, :, None]
+        return (present / np.maximum(self.counts, 1)[:, :, None]).astype(np.float32)
 
     def longest_first(self, clients: Indices) -> tuple["Batches", Indices]:
         """Those of some of the clients, and how to put what comes of them back in order.

@@ -17,11 +17,10 @@ from coalmine.canaries.vectors import cores
 from coalmine.checks import delta_array, nonnegative_array, one_number, shown, unit_interval, whole_number
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.simulation.clipping import CLIPPINGS, AdaptiveClipping, Clipping, FixedClipping
-from coalmine.simulation.engines import ENGINES, ClientSettings
-from coalmine.simulation.engines.precision import PRECISIONS
-from coalmine.simulation.noise import NOISES, noise_law
+from coalmine.simulation.engines import ENGINES, PRECISIONS, ClientSettings
+from coalmine.simulation.noise_addition import NOISES, noise_law
 from coalmine.simulation.participation import PARTICIPATIONS
-from coalmine.simulation.server import ServerSettings
+from coalmine.simulation.server_optimizer import ServerSettings
 from coalmine.simulation.tasks import TASKS
 from coalmine.storage.seed_file import DEMO_SEED, read_seed
 

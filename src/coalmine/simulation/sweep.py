@@ -21,7 +21,7 @@ import torch
 from coalmine.canaries.vectors import cores
 from coalmine.checks import shown, whole_number
 from coalmine.simulation.config import RunConfig, merged, read_config, task_defaults
-from coalmine.simulation.run import Progress, check_plans, resume, start
+from coalmine.simulation.training_run import Progress, check_plans, resume, start
 from coalmine.storage.files import write_atomically
 from coalmine.storage.run_directory import RunDirectory
 

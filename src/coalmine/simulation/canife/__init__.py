@@ -5,10 +5,9 @@ so one is looked for whose gradient is. Everything here works on several models 
 each run of a study.
 """
 
-from coalmine.simulation.canife.design import CraftedCanaries, craft_canaries, interference
+from coalmine.simulation.canife.crafting import CanifeSettings, CraftedCanaries, craft_canaries, interference
 from coalmine.simulation.canife.gradients import Gradients, SampleGradients, sample_gradients
-from coalmine.simulation.canife.rounds import drawn, mock_scores, noisy_sums, softened
-from coalmine.simulation.canife.settings import CanifeSettings
+from coalmine.simulation.canife.mock_rounds import drawn, mock_scores, noisy_sums, softened
 
 __all__ = [
     "CanifeSettings",

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from coalmine.checks import Floats, one_number, whole_number
-from coalmine.simulation.canife.design import craft_canaries, interference
+from coalmine.simulation.canife.crafting import CanifeSettings, craft_canaries, interference
 from coalmine.simulation.canife.gradients import sample_gradients
-from coalmine.simulation.canife.rounds import drawn, mock_scores, softened
-from coalmine.simulation.canife.settings import CanifeSettings
+from coalmine.simulation.canife.mock_rounds import drawn, mock_scores, softened
 from coalmine.simulation.clipping import clip_factors
-from coalmine.simulation.models.base import accuracy
+from coalmine.simulation.models.model import accuracy
 from coalmine.simulation.randomness import numpy_stream, torch_stream
 from coalmine.simulation.tasks.task import Task
 

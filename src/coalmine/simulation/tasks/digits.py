@@ -2,7 +2,7 @@
 
 import torch
 
-from coalmine.simulation.engines.base import Examples
+from coalmine.simulation.engines.plain.engine import Examples
 from coalmine.simulation.models import mlp
 from coalmine.simulation.population import random_partition
 from coalmine.simulation.randomness import numpy_stream

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from coalmine.data.catalogue import DATASETS
-from coalmine.simulation.engines.base import Examples
+from coalmine.simulation.engines.plain.engine import Examples
 from coalmine.simulation.models import cnn_dropout
 from coalmine.simulation.population import Consecutive
 from coalmine.simulation.tasks.cache import Arrays, Writer, cached_arrays, tensor

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from coalmine.data.catalogue import DATASETS
-from coalmine.simulation.engines.base import Examples
+from coalmine.simulation.engines.plain.engine import Examples
 from coalmine.simulation.models import cnn_dropout, mlp
 from coalmine.simulation.population import partition_by_owner, random_partition
 from coalmine.simulation.tasks.idx import read_idx

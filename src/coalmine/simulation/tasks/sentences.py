@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from coalmine.simulation.engines.base import Examples
+from coalmine.simulation.engines.plain.engine import Examples
 from coalmine.simulation.tasks.cache import tensor
 
 

@@ -12,8 +12,8 @@ from coalmine.simulation.tasks.cache import Arrays, Writer, cached_arrays
 from coalmine.simulation.tasks.jsonl import read_jsonl, texts, title_of
 from coalmine.simulation.tasks.sentences import next_symbols
 from coalmine.simulation.tasks.splits import Names, Split, chosen_for_tests, find_splits, missing, starts_of
+from coalmine.simulation.tasks.symbols import PADDING, snippet_rows
 from coalmine.simulation.tasks.task import Task
-from coalmine.simulation.tasks.text import PADDING, snippet_rows
 
 NAMES = Names(
     hdf5=("shakespeare_train.h5", "shakespeare_test.h5"),

@@ -11,8 +11,8 @@ from coalmine.simulation.tasks.cache import Writer, cached_arrays
 from coalmine.simulation.tasks.jsonl import read_jsonl, texts, title_of
 from coalmine.simulation.tasks.sentences import next_symbols
 from coalmine.simulation.tasks.splits import missing, starts_of
+from coalmine.simulation.tasks.symbols import Vocabulary, most_used_words, sentence_rows
 from coalmine.simulation.tasks.task import Task
-from coalmine.simulation.tasks.text import Vocabulary, most_used_words, sentence_rows
 
 FILE = "stackexchange_by_user.jsonl.gz"
 SHA256 = "1305f121a97cc5fa03613beefa785834778e1bf3459932002439bc9b891326c2"

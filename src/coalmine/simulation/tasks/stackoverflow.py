@@ -18,8 +18,8 @@ from coalmine.simulation.tasks.splits import (
     order_of_tests,
     starts_of,
 )
+from coalmine.simulation.tasks.symbols import Vocabulary, read_word_counts, sentence_rows
 from coalmine.simulation.tasks.task import Task
-from coalmine.simulation.tasks.text import Vocabulary, read_word_counts, sentence_rows
 
 NAMES = Names(
     hdf5=("stackoverflow_train.h5", "stackoverflow_test.h5"),

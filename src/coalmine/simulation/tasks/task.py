@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from coalmine.simulation.engines.base import Examples
+from coalmine.simulation.engines.plain.engine import Examples
 from coalmine.simulation.models import Model
 from coalmine.simulation.population import Population
 
