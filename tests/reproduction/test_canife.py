@@ -12,7 +12,7 @@ from coalmine.estimators.literature.canife import canife_epsilon
 from coalmine.reproduction import canife
 from coalmine.simulation.canife import CanifeSettings
 from coalmine.simulation.canife.comparison import Comparison, train
-from coalmine.simulation.tasks.digits import digits
+from coalmine.simulation.tasks.image_tasks import digits
 
 DATA = os.environ.get("COALMINE_DATA_DIR")
 

@@ -24,7 +24,7 @@ from coalmine.simulation.canife.gradients import Factors
 from coalmine.simulation.clipping import clip_factors
 from coalmine.simulation.engines.plain.engine import Examples
 from coalmine.simulation.models import cnn_dropout, mlp
-from coalmine.simulation.tasks.digits import digits
+from coalmine.simulation.tasks.image_tasks import digits
 
 CLASSES = 10
 

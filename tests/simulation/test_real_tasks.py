@@ -11,18 +11,18 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from formats import fedjax_sqlite, leaf_json, tff_hdf5, tff_sqlite
+from formats import tff_hdf5, tff_sqlite
 
 from coalmine.simulation import Steps, load_task, simulate
 from coalmine.simulation.batches import draw_batches
 from coalmine.simulation.config import CanarySettings, EngineSettings, RunConfig, TaskSettings, task_defaults
 from coalmine.simulation.population import Consecutive
-from coalmine.simulation.tasks import splits
-from coalmine.simulation.tasks.splits import chosen_for_tests, order_of_tests
+from coalmine.simulation.tasks import tff_files
+from coalmine.simulation.tasks.tff_files import chosen_for_tests, order_of_tests
 
 DATA = os.environ.get("COALMINE_DATA_DIR")
 needs_data = pytest.mark.skipif(not DATA, reason="COALMINE_DATA_DIR names no folder with the real data")
-FORMATS = ("hdf5", "sqlite", "fedjax")
+FORMATS = ("hdf5", "sqlite")
 
 
 @pytest.fixture(autouse=True)
@@ -37,9 +37,8 @@ def write(kind, folder, names, splits_of_sqlite, train, test):
         path, (first, second) = folder / names["sqlite"], splits_of_sqlite
         tff_sqlite(path, {first: rows_of(train), second: rows_of(test)})
     else:
-        writer = tff_hdf5 if kind == "hdf5" else fedjax_sqlite
-        for name, clients in zip(names[kind], (train, test), strict=True):
-            writer(folder / name, clients)
+        for name, clients in zip(names["hdf5"], (train, test), strict=True):
+            tff_hdf5(folder / name, clients)
 
 
 def rows_of(clients):
@@ -68,12 +67,10 @@ def writers(counts, *, classes, seed):
 EMNIST = {
     "hdf5": ("fed_emnist_train.h5", "fed_emnist_test.h5"),
     "sqlite": "emnist_all.sqlite",
-    "fedjax": ("federated_emnist_train.sqlite", "federated_emnist_test.sqlite"),
 }
 EMNIST_DIGITS = {
     "hdf5": ("fed_emnist_digitsonly_train.h5", "fed_emnist_digitsonly_test.h5"),
     "sqlite": "emnist_all.sqlite",
-    "fedjax": ("federated_emnist_digitsonly_train.sqlite", "federated_emnist_digitsonly_test.sqlite"),
 }
 
 
@@ -123,23 +120,6 @@ def test_one_sqlite_file_holds_both(tmp_path):
         assert labels == [int(found["label"][0]) for found in parts[split]["a"]]
 
 
-def test_emnist_from_leaf(tmp_path):
-    people = writers({f"f{number}": 4 for number in range(12)}, classes=62, seed=3)
-    for number, (user, found) in enumerate(people.items()):
-        pair = {user: (found["pixels"].reshape(4, 784), np.array([3, 40, 9, 61]))}
-        for part in ("train", "test"):
-            leaf_json(tmp_path / "emnist" / part / f"all_data_{number}_niid_0_keep_0_{part}_9.json", pair)
-    task = load_task("emnist", data_dir=tmp_path)
-    assert task.title == "Federated EMNIST (LEAF)"
-    assert len(task.population) == 12
-    eleventh = task.train.inputs[task.population.examples(10), 0].numpy()  # files go by their number: 10 after 9
-    np.testing.assert_array_equal(eleventh, people["f10"]["pixels"])
-    digits = load_task("emnist-digits", data_dir=tmp_path)
-    assert digits.train.labels[:2].tolist() == [3, 9]
-    np.testing.assert_array_equal(digits.train.inputs[1, 0].numpy(), people["f0"]["pixels"][2])
-    assert len(digits.train) == 24
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -173,7 +153,6 @@ def test_stack_overflow_from_each_format(tmp_path, kind):
     names = {
         "hdf5": ("stackoverflow_train.h5", "stackoverflow_test.h5"),
         "sqlite": "stackoverflow.sqlite",
-        "fedjax": ("stackoverflow_train.sqlite", "stackoverflow_test.sqlite"),
     }
     write(kind, tmp_path / "stackoverflow", names, ("train", "test"), clients, {"eve": clients["eve"]})
     with pytest.raises(FileNotFoundError, match=r"holds none of stackoverflow.word_count: `coalmine data get"):
@@ -263,7 +242,6 @@ def test_shakespeare_from_each_format(tmp_path, kind):
     names = {
         "hdf5": ("shakespeare_train.h5", "shakespeare_test.h5"),
         "sqlite": "shakespeare.sqlite",
-        "fedjax": ("shakespeare_train.sqlite", "shakespeare_test.sqlite"),
     }
     write(kind, tmp_path / "shakespeare", names, ("train", "test"), train, {"KING": {"snippets": [b"d"]}})
     task = load_task("shakespeare", data_dir=tmp_path)
@@ -290,7 +268,7 @@ def test_of_each_role_the_last_fifth_is_tested(tmp_path):
 
 
 def test_tested_are_the_first_examples_of_clients_in_a_fixed_order(monkeypatch):
-    monkeypatch.setattr(splits, "TEST_EXAMPLES", 5)
+    monkeypatch.setattr(tff_files, "TEST_EXAMPLES", 5)
     starts = np.array([0, 2, 4, 6, 8])
     order = order_of_tests(4)
     expected = [number for client in order for number in (2 * client, 2 * client + 1)][:5]

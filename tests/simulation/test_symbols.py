@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 
-from coalmine.simulation.tasks.jsonl import read_jsonl, texts, title_of
 from coalmine.simulation.tasks.symbols import (
     CHARACTER_VOCABULARY,
     CHARACTERS,
@@ -16,6 +15,7 @@ from coalmine.simulation.tasks.symbols import (
     sentence_rows,
     snippet_rows,
 )
+from coalmine.simulation.tasks.text_tasks import read_jsonl, texts, title_of
 
 ABC = Vocabulary((b"a", b"b", b"c"))  # a 1, b 2, c 3, unknown 4, beginning 5, end 6
 

@@ -11,7 +11,7 @@ import torch
 from coalmine.simulation import load_task
 from coalmine.simulation.models import accuracy, mlp, model_by_name
 from coalmine.simulation.population import VirtualClients, partition_by_owner, random_partition
-from coalmine.simulation.tasks.idx import parse_idx, read_idx
+from coalmine.simulation.tasks.image_tasks import parse_idx, read_idx
 
 DATA = os.environ.get("COALMINE_DATA_DIR")
 needs_data = pytest.mark.skipif(not DATA, reason="COALMINE_DATA_DIR names no folder with the real data")

@@ -42,8 +42,8 @@ class Download:
 class Dataset:
     """A data set as `coalmine data list` shows it.
 
-    `folder` is where the task looks for it, under the data folder; `readable` are the sets of files (or patterns of their
-    names) any one of which is enough. Without downloads it cannot be fetched, and `note` says why.
+    `folder` is where the task looks for it, under the data folder; `readable` are the sets of files any one of which is
+    enough. Without downloads it cannot be fetched, and `note` says why.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Dataset:
     def is_in(self, data_dir: Path) -> bool:
         """Whether a task would find it under this data folder."""
         folder = data_dir / self.folder
-        return any(all(any(folder.glob(name)) for name in names) for names in self.readable)
+        return any(all((folder / name).is_file() for name in names) for names in self.readable)
 
 
 def _fashion(name: str, size: int, sha256: str) -> Download:
@@ -179,8 +179,6 @@ _ALL = (
         readable=(
             ("fed_emnist_train.h5", "fed_emnist_test.h5"),
             ("emnist_all.sqlite",),
-            ("federated_emnist_train.sqlite", "federated_emnist_test.sqlite"),
-            ("train/*.json", "test/*.json"),
         ),
         downloads=(
             _tff(
@@ -205,8 +203,6 @@ _ALL = (
         readable=(
             ("fed_emnist_digitsonly_train.h5", "fed_emnist_digitsonly_test.h5"),
             ("emnist_all.sqlite",),
-            ("federated_emnist_digitsonly_train.sqlite", "federated_emnist_digitsonly_test.sqlite"),
-            ("train/*.json", "test/*.json"),
         ),
         downloads=(
             _tff(
@@ -253,7 +249,6 @@ _ALL = (
         readable=(
             ("stackoverflow_train.h5", "stackoverflow_test.h5", "stackoverflow.word_count"),
             ("stackoverflow.sqlite", "stackoverflow.word_count"),
-            ("stackoverflow_train.sqlite", "stackoverflow_test.sqlite", "stackoverflow.word_count"),
         ),
         downloads=(
             _WORD_COUNT,
@@ -313,7 +308,6 @@ _ALL = (
         readable=(
             ("shakespeare_train.h5", "shakespeare_test.h5"),
             ("shakespeare.sqlite",),
-            ("shakespeare_train.sqlite", "shakespeare_test.sqlite"),
         ),
         downloads=(
             _tff(

@@ -5,13 +5,9 @@ from pathlib import Path
 
 from coalmine.data.folders import data_folder
 from coalmine.simulation.population import VirtualClients
-from coalmine.simulation.tasks.digits import digits
-from coalmine.simulation.tasks.emnist import emnist, emnist_digits
-from coalmine.simulation.tasks.mnist import fashion_mnist, mnist_by_writer
-from coalmine.simulation.tasks.shakespeare import shakespeare
-from coalmine.simulation.tasks.stackexchange import stackexchange
-from coalmine.simulation.tasks.stackoverflow import stackoverflow
+from coalmine.simulation.tasks.image_tasks import digits, emnist, emnist_digits, fashion_mnist, mnist_by_writer
 from coalmine.simulation.tasks.task import Task
+from coalmine.simulation.tasks.text_tasks import shakespeare, stackexchange, stackoverflow
 
 __all__ = ["TASKS", "Task", "load_task"]
 

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from coalmine.data.folders import cache_folder
+from coalmine.simulation.population import Indices
 
 VERSION = 1  # of what lies in the folder; counted up, everything is worked out again
 HASHED = 64 << 20  # files up to this size are told apart by all they hold, larger ones by their ends
@@ -91,6 +92,25 @@ def cached_arrays(recipe: str, sources: Sequence[Path], build: Callable[[Writer]
         raise OSError(
             f"the cache {folder} cannot be written ({error.strerror}); name another folder by COALMINE_CACHE_DIR"
         ) from None
+
+
+def write_clients(writer: Writer, clients: Iterable[Arrays], *, source: Path) -> None:
+    """Append every client's arrays, and as `starts` where each client begins; clients without examples are left out."""
+    starts = [0]
+    for arrays in clients:
+        count = len(next(iter(arrays.values())))
+        if count:
+            for name, rows in arrays.items():
+                writer.append(name, rows)
+            starts.append(starts[-1] + count)
+    if len(starts) == 1:
+        raise ValueError(f"{source} has no examples")
+    writer.append("starts", np.array(starts, dtype=np.int64))
+
+
+def starts_of(arrays: Arrays) -> Indices:
+    """Where each client's examples start, in memory."""
+    return np.array(arrays["starts"], dtype=np.int64)
 
 
 def _made(entry: Path, sources: Sequence[Path], build: Callable[[Writer], None]) -> Arrays:

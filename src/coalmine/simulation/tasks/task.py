@@ -1,6 +1,8 @@
 """What a task is."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from coalmine.simulation.engines.plain.engine import Examples
 from coalmine.simulation.models import Model
@@ -28,3 +30,11 @@ class Task:
 
     def to(self, device: str) -> "Task":
         return replace(self, train=self.train.to(device), test=self.test.to(device))
+
+
+def missing_files(folder: Path, names: Sequence[str], dataset: str) -> FileNotFoundError:
+    """The error that says which files a task could read, and how to get them."""
+    return FileNotFoundError(
+        f"{folder} holds none of {', '.join(names)}: `coalmine data get {dataset}`, or name the folder above by --data-dir "
+        "(docs/data.md)"
+    )
