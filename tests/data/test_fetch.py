@@ -113,7 +113,8 @@ def test_an_archive_that_is_refused_is_not_taken_for_the_data(site, tmp_path):
 
 def test_an_archive_that_was_not_unpacked_is_not_fetched_again(site, tmp_path):
     """Killed while unpacking, after hours of downloading."""
-    file = Download(url=site.url + "data.sqlite.lzma", size=len(PACKED), unpacked=("data.sqlite",), unpacked_limit=1000)
+    sha256 = hashlib.sha256(PACKED).hexdigest()
+    file = Download(url=site.url + "data.sqlite.lzma", sha256=sha256, unpacked=("data.sqlite",), unpacked_limit=1000)
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "data.sqlite.lzma").write_bytes(PACKED)
     fetch(tiny(site.url, file), tmp_path)

@@ -60,7 +60,7 @@ def list_datasets(data_dir: Path | None, as_json: bool) -> None:
 @FOLDER
 @click.pass_obj
 def get(settings: dict[str, bool], name: str, data_dir: Path | None) -> None:
-    """Fetch the data set NAME: resumed where it stopped, checked, unpacked.
+    """Fetch the data set NAME, check it and unpack it.
 
     Proxies are those that HTTPS_PROXY, HTTP_PROXY and NO_PROXY name.
     """

@@ -33,6 +33,16 @@ class Download:
         return self.url.rpartition("/")[2]
 
     @property
+    def known_hash(self) -> str | None:
+        """The published checksum as pooch takes it; None where there is none."""
+        return f"sha256:{self.sha256}" if self.sha256 else f"md5:{self.md5}" if self.md5 else None
+
+    @property
+    def checked(self) -> str:
+        """Which checksum a download is compared with; "" for none."""
+        return f"{self.known_hash.partition(':')[0]} of {self.checksum_from}" if self.known_hash else ""
+
+    @property
     def results(self) -> tuple[str, ...]:
         """The files that are there in the end."""
         return self.unpacked or (self.name,)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from coalmine.data.catalogue import Dataset, Download
-from coalmine.data.download import Checksums, checksums, download
+from coalmine.data.download import download
 from coalmine.data.unpack import unpack
 
 RECORD = "coalmine-data.json"
@@ -59,7 +59,7 @@ def _here(folder: Path, name: str) -> Fetched:
 def _get(file: Download, folder: Path, follow: Follower) -> list[Fetched]:
     packed = folder / file.name
     try:
-        found = _whole(file, packed) or download(file, packed, progress=follow("downloading", file.name))
+        sha256 = download(file, packed, progress=follow("downloading", file.name))
         if file.unpacked:
             _unpack(file, packed, follow("unpacking", file.name))
     except OSError as error:
@@ -71,23 +71,13 @@ def _get(file: Download, folder: Path, follow: Follower) -> list[Fetched]:
             name=name,
             size=(folder / name).stat().st_size,
             url=file.url,
-            sha256=found.sha256,
-            checked=found.checked,
+            sha256=sha256,
+            checked=file.checked,
         )
         for name in file.results
     ]
     _record(folder, fetched)
     return fetched
-
-
-def _whole(file: Download, packed: Path) -> Checksums | None:
-    """What an archive is that was fetched before and not unpacked, since something came between."""
-    if not packed.is_file():
-        return None
-    try:
-        return checksums(file, packed)
-    except ValueError:
-        return None
 
 
 def _unpack(file: Download, packed: Path, tell: Callable[[int, int | None], None]) -> None:
