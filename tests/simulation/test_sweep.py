@@ -1,6 +1,7 @@
 """The grid of a sweep: its runs, their names, and what is refused before anything starts."""
 
 import dataclasses
+import multiprocessing
 
 import pytest
 import tomli_w
@@ -109,6 +110,20 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
     assert finished.error is None
     assert (finished.directory / "result.json").exists()
     assert (seen[-1].done, seen[-1].failed) == (1, 1)
+
+
+def test_a_worker_that_dies_fails_its_run_alone(tmp_path):
+    points = make_points(TINY | {"rounds": 50}, {"seed": [1, 2, 3]})
+    killed = []
+
+    def kill_one(seen):
+        if seen.round_number and not killed:
+            killed.append(multiprocessing.active_children()[0])
+            killed[0].kill()
+
+    runs = run_sweep(points, tmp_path, jobs=2, progress=kill_one)
+    assert sorted(str(run.error) for run in runs) == ["None", "None", "its process died"]
+    assert [is_finished(run.point, run.directory) for run in runs] == [run.error is None for run in runs]
 
 
 def test_bad_jobs_are_refused(tmp_path):

@@ -10,9 +10,11 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -265,91 +267,63 @@ def _shared(point: Point, jobs: int) -> Point:
     return replace(point, config=replace(point.config, engine=replace(engine, threads=threads, workers=workers)))
 
 
-class _Worker:
-    """A process that runs one point after the other, and says so."""
-
-    def __init__(self, out: Path) -> None:
-        context = multiprocessing.get_context("spawn")  # a forked torch may hang
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, str(out)))
-        self.process.start()
-        theirs.close()
-        self.point: Point | None = None
-
-    def take(self, point: Point) -> None:
-        self.point = point
-        with suppress(OSError):  # it has died: what it says next is that
-            self.connection.send((point.name, point.config.to_dict()))
-
-    def said(self) -> tuple[str, Any]:
-        """A "round" and its number, or that the run "ended" or the process "died", with what went wrong."""
-        try:
-            kind, value = self.connection.recv()
-        except (EOFError, OSError):
-            self.process.join()
-            return "died", f"its process died (exit code {self.process.exitcode})"
-        return kind, value
-
-    def end(self) -> None:
-        self.process.terminate()
-        self.process.join()
-        self.connection.close()
-
-
 def _in_processes(todo: Sequence[Point], out: Path, jobs: int, board: _Board) -> Iterator[tuple[Point, str | None]]:
-    """Each run with what went wrong in it, None if nothing, as they end. A process that dies fails its run alone."""
+    """Each run with its error, or None, as it ends.
+
+    Each job is a pool of one process, so that a process that dies fails its run alone.
+    """
+    context = multiprocessing.get_context("spawn")  # a forked torch may hang
+    rounds = context.SimpleQueue()
+    parent, held = context.Pipe(duplex=False)  # nobody writes: it closes with this process, or at the end
     waiting = list(reversed(todo))
-    workers = [_Worker(out) for _ in range(min(jobs, len(todo)))]
+    running: dict[Future[None], tuple[Point, ProcessPoolExecutor]] = {}
+
+    def start_next(pool: ProcessPoolExecutor | None) -> None:
+        pool = pool or ProcessPoolExecutor(1, context, initializer=_begin_worker, initargs=(rounds, parent))
+        point = waiting.pop()
+        running[pool.submit(_run_in_worker, point.name, point.config.to_dict(), str(out))] = point, pool
+
     try:
-        for worker in workers:
-            worker.take(waiting.pop())
-        while any(worker.point for worker in workers):
-            busy = {worker.connection: worker for worker in workers if worker.point}
-            for connection in wait(list(busy)):
-                worker = busy[connection]  # type: ignore[index]
-                point = worker.point
-                assert point is not None
-                kind, value = worker.said()
-                if kind == "round":
-                    board.moved(point.name, value)
-                    continue
-                yield point, value
-                worker.point = None
-                if kind == "died":
-                    worker.end()
-                    workers[workers.index(worker)] = worker = _Worker(out)
+        for _ in range(min(jobs, len(todo))):
+            start_next(None)
+        while running:
+            ended, _ = wait(running, timeout=0.1, return_when=FIRST_COMPLETED)
+            while not rounds.empty():
+                board.moved(*rounds.get())
+            for future in ended:
+                point, pool = running.pop(future)
+                error = future.exception()
+                died = isinstance(error, BrokenProcessPool)
+                yield point, "its process died" if died else None if error is None else _one_line(error)
                 if waiting:
-                    worker.take(waiting.pop())
+                    start_next(None if died else pool)
+                else:
+                    pool.shutdown()
     finally:
-        for worker in workers:
-            worker.end()
+        held.close()
 
 
-def _work(connection: Connection, out: str) -> None:
-    """What a worker does until its parent ends it; it ends by itself if the parent is gone."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
+_rounds: Any = None  # of a worker: the queue for names and round numbers
 
-    def leave_with_the_parent() -> None:
-        wait([parent.sentinel])
+
+def _begin_worker(rounds: Any, parent: Connection) -> None:
+    """Prepare a worker: keep the queue, and end the process when the sweep ends or its process is gone."""
+    global _rounds
+    _rounds = rounds
+
+    def end_with_the_sweep() -> None:
+        with suppress(EOFError, OSError):
+            parent.recv()
         os._exit(1)
 
-    threading.Thread(target=leave_with_the_parent, daemon=True).start()
-    while True:
-        try:
-            name, values = connection.recv()
-        except (EOFError, KeyboardInterrupt):
-            return
-        try:
-            _go_on(RunConfig.from_dict(values), Path(out) / name, lambda number: connection.send(("round", number)))
-            connection.send(("ended", None))
-        except KeyboardInterrupt:
-            return
-        except Exception as error:
-            connection.send(("ended", _one_line(error)))
+    threading.Thread(target=end_with_the_sweep, daemon=True).start()
 
 
-def _one_line(error: Exception) -> str:
+def _run_in_worker(name: str, values: dict[str, Any], out: str) -> None:
+    _go_on(RunConfig.from_dict(values), Path(out) / name, lambda number: _rounds.put((name, number)))
+
+
+def _one_line(error: BaseException) -> str:
     log.debug("a run of the sweep failed", exc_info=error)
     text = " ".join(str(error).split())
     return text if isinstance(error, ValueError | OSError | ImportError) else f"{type(error).__name__}: {text}"
