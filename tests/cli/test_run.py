@@ -246,7 +246,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_later(finished, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
 
     done = coalmine(*arguments, preexec_fn=limited)
-    failed_with(done, f"writing {folder} failed", f"`coalmine resume {folder}` goes on")
+    failed_with(done, f"writing {folder} failed", f"`coalmine resume {folder}` continues the run")
     assert not (folder / "result.json").exists()
     assert coalmine("resume", folder).returncode == 0
     assert (folder / "result.json").read_bytes() == (finished / "result.json").read_bytes()

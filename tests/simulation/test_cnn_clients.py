@@ -73,7 +73,7 @@ def test_ragged_clients_train_as_one_at_a_time(momentum, pictures):
     assert not found[2].any()
 
 
-def test_the_channels_may_lie_anywhere(pictures):
+def test_memory_format_does_not_change_the_step(pictures):
     """In fp32, where the library's own kernels do the work, with as many numbers right as they have."""
     client = ClientSettings(learning_rate=0.05)
     vector, batches = start(cnn_dropout()), batches_of(16, batch_size=16)
@@ -96,7 +96,7 @@ def test_which_process_trains_a_client_has_no_effect(pictures):
     assert torch.equal(again, alone)
 
 
-def test_the_structure_decides_and_the_engine_says_so(pictures):
+def test_model_structure_selects_the_engine(pictures):
     client = ClientSettings()
     models = cnn_dropout(), replace(cnn_dropout(), structure=None)
     written, general = (client_engine("auto", model, pictures, client) for model in models)

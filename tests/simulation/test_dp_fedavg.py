@@ -90,7 +90,7 @@ def test_examples_train_by_the_mean_of_their_clipped_gradients():
     np.testing.assert_allclose(found.numpy(), theta.numpy(), rtol=1e-3, atol=1e-5)
 
 
-def test_noise_has_its_std_and_is_new_in_every_round():
+def test_noise_has_its_std_and_is_independent_in_every_round():
     like = torch.zeros(100_000)
     first, second = (gaussian_noise(0.3, like, torch_stream(1, "noise", number)) for number in (1, 2))
     assert first.std().item() == pytest.approx(0.3, rel=4 / np.sqrt(2 * 100_000))
@@ -118,7 +118,7 @@ def test_same_config_same_run_and_another_seed_another():
     ],
     ids=["spread", "four times", "adaptive", "adam", "momentum", "limited", "as clients", "sphere"],
 )
-def test_who_knows_all_others_meets_the_analytical_epsilon(changes, presentations):
+def test_known_others_estimate_meets_the_analytical_epsilon(changes, presentations):
     """The mean score is √R/z_Δ to its standard error: the canaries' own, and that of the null's scale."""
     outcome = simulate(config(**changes))
     row = outcome.result.adversaries["known-others"].headline
@@ -154,7 +154,7 @@ def test_the_shares_of_an_adaptive_clip_compose_to_the_whole(presentations):
     assert sum(shares) ** -0.5 == pytest.approx(noise_for(outcome.analytical, 1e-6), rel=1e-6)
 
 
-def test_a_fixed_clip_has_no_share_of_a_count_and_a_count_without_noise_all():
+def test_fixed_clip_has_no_count_and_a_noiseless_count_has_multiplier_zero():
     fixed = simulate(config(rounds=1)).extra()
     assert (fixed["count_epsilon"], fixed["count_noise_multiplier"]) == (None, None)
     bare = simulate(config(rounds=1, privacy={"clipping": "adaptive", "noise_multiplier": 0.0})).extra()
@@ -173,7 +173,7 @@ def test_a_fixed_clip_has_no_share_of_a_count_and_a_count_without_noise_all():
     ids=["shuffled", "shuffled with a rest", "fixed", "poisson", "limited"],
 )
 @pytest.mark.parametrize("pattern", ["spread", "clients", "replace"])
-def test_a_client_takes_part_as_often_as_it_is_said(changes, times, pattern):
+def test_client_rounds_match_the_sampled_rounds(changes, times, pattern):
     """On average over the clients, counted in the rounds that were drawn."""
     cheap = {"max_examples_per_client": 1}
     settings = config(task=cheap, participation=changes, canaries={"pattern": pattern, "count": 40})
@@ -187,7 +187,7 @@ def test_a_client_takes_part_as_often_as_it_is_said(changes, times, pattern):
 
 
 @pytest.mark.parametrize("pattern", ["spread", "clients"])
-def test_a_file_of_rounds_says_how_often_a_client_takes_part(tmp_path, pattern):
+def test_client_rounds_are_counted_from_a_file_of_rounds(tmp_path, pattern):
     """Client 7 in 9 of 12 rounds of ten, the others in far fewer; clients_per_round, 50, says nothing."""
     drawn = [np.random.default_rng(number).choice(np.arange(10, 200), 9, replace=False) for number in range(20)]
     rounds = [np.append(present, 7) if number < 9 else present for number, present in enumerate(drawn)]
@@ -202,7 +202,7 @@ def test_a_file_of_rounds_says_how_often_a_client_takes_part(tmp_path, pattern):
     assert outcome.extra()["client_exposure"] == "most exposed"
 
 
-def test_a_fraction_of_the_clients_is_the_same_run_as_their_number():
+def test_fraction_and_equal_count_give_the_same_run():
     canaries = {"pattern": "replace"}
     made = config()
     share, number = (
@@ -253,7 +253,7 @@ def test_a_faulty_step_is_caught(steps, verdict):
     assert outcome.result.verdict.outcome == verdict
 
 
-def test_an_honest_clip_makes_ten_times_the_norm_the_norm():
+def test_honest_clip_reduces_canaries_to_the_clip_norm():
     ten, one = (trained(config(rounds=2, canaries={"scale": scale}))[1] for scale in (10.0, 1.0))
     torch.testing.assert_close(ten, one, rtol=1e-5, atol=1e-7)
     assert clip_factors(torch.tensor([5.0]), 0.5).item() == pytest.approx(0.1)
@@ -284,12 +284,12 @@ def test_canaries_count_in_the_adaptive_quantile_as_clients_do():
         ({"count": 90, "pattern": "replace"}, None),
     ],
 )
-def test_canaries_that_outvote_the_clients_in_the_clip_are_warned_of(canaries, says, caplog):
+def test_too_many_canaries_for_an_adaptive_clip_give_a_warning(canaries, says, caplog):
     with prepared(config(rounds=10, privacy={"clipping": "adaptive"}, canaries=canaries), None, None):
         assert (says in caplog.text) if says else not caplog.text
 
 
-def test_memory_does_not_grow_with_clients_that_are_not_there():
+def test_memory_does_not_grow_with_absent_clients():
     """Peak memory of whole runs over 1,000 and 100,000 virtual clients; the latter's examples alone were 5.3 MiB."""
     small, large = (_peak_memory(clients) for clients in (1_000, 100_000))
     assert large - small < 4 * 2**20

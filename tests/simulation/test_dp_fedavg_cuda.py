@@ -53,7 +53,7 @@ def task(request):
     return request.param
 
 
-def test_stopped_and_resumed_a_run_ends_the_same(task, tmp_path):
+def test_resume_after_stop_gives_identical_results(task, tmp_path):
     settings = config(task)
 
     def stop(progress):
@@ -84,7 +84,7 @@ def trained(settings: RunConfig, *, plainly: bool):
         return state.model_vector.double().cpu().numpy(), [item for _, item in training.audit.log.records()]
 
 
-def test_work_beside_other_work_changes_nothing(task, monkeypatch):
+def test_parallel_work_does_not_change_results(task, monkeypatch):
     """Canaries and noise on a second stream, and the audit beside the next round: same models, same cosines."""
     settings = replace(config(task), engine=config(task).engine.resolved())
     (model, noted), (again, _) = (trained(settings, plainly=False) for _ in range(2))

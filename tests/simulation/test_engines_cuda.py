@@ -30,7 +30,7 @@ def _error(found, expected):
 
 # A few times what rounding alone does to these very clients on a CPU: 1.6e-5 in fp32, 4.5e-4 with factors cut to tf32.
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("tf32", 5e-3)])
-def test_text(precision, tolerance):
+def test_lstm_engine_on_cuda_matches_one_by_one(precision, tolerance):
     """Ragged clients with several steps, twice, since the second time is another path for many things on a GPU."""
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(1, 204, (150, 21), generator=generator)
@@ -47,7 +47,7 @@ def test_text(precision, tolerance):
 
 # The same for the CNN: 1.8e-5 and 4.7e-2, where the tf32 of a few pixels tips a ReLU or a pool.
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("tf32", 0.15)])
-def test_pictures(precision, tolerance):
+def test_cnn_engine_on_cuda_matches_one_by_one(precision, tolerance):
     """Smooth pictures, on which rounding tips no ReLU and no pool over the edge, or hardly any."""
     generator = torch.Generator().manual_seed(3)
     coarse = torch.rand(100, 1, 7, 7, generator=generator)

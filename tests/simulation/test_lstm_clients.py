@@ -97,7 +97,7 @@ def test_padding_puts_every_symbol_in_its_clients_row(sentences):
             assert float(parts_of_one.sum()) == pytest.approx(1.0 if count else 0.0)
 
 
-def test_buckets_hold_neighbours_of_nearly_one_size():
+def test_buckets_hold_adjacent_clients_of_similar_size():
     symbols = np.array([320, 320, 300, 250, 249, 100, 90, 10, 9, 1])
     parts = [symbols[some] for some in buckets(symbols)]
     assert np.concatenate(parts).tolist() == symbols.tolist()
@@ -110,7 +110,7 @@ def test_the_engine_of_a_model_of_text(sentences):
     assert client_engine("together", model, sentences, client).description == "together, written out for LSTMs, fp32"
 
 
-def test_steps_of_few_sentences_are_taken_apart_from_full_ones():
+def test_steps_with_few_sentences_are_separated_from_full_ones():
     counts = np.array([16, 16, 9, 8, 2])
     assert [counts[some].tolist() for some in halves(counts)] == [[16, 16, 9], [8, 2]]
     assert list(halves(counts[:2])) == [slice(0, 2)]
@@ -128,7 +128,7 @@ def test_work_counts_every_symbol_three_times_and_its_padding(sentences):
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_memory_that_held_nan_leaves_none_in_an_update(momentum, sentences):
+def test_uninitialised_memory_does_not_reach_an_update(momentum, sentences):
     """New tensors hold whatever was there; deterministic mode fills them with NaN to show it."""
     model, client = word_lstm(20), ClientSettings(learning_rate=0.5, momentum=momentum, batch_size=8)
     vector = model.initial(torch.Generator().manual_seed(1))
@@ -140,7 +140,7 @@ def test_memory_that_held_nan_leaves_none_in_an_update(momentum, sentences):
     assert rows.isfinite().all()
 
 
-def test_clients_with_nothing_that_counts_have_no_update(sentences):
+def test_clients_without_counted_labels_have_a_zero_update(sentences):
     """None at all, rows of padding alone, and in fp64."""
     model, client = word_lstm(20), ClientSettings(batch_size=8)
     vector = model.initial(torch.Generator().manual_seed(1)).double()

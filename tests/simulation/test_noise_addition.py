@@ -19,7 +19,7 @@ from coalmine.simulation.config import (
     ServerSettings,
 )
 from coalmine.simulation.exposure import Exposure, canary_exposures, exposed_epsilon, most_exposed
-from coalmine.simulation.noise_addition import drawn, gaussian_noise
+from coalmine.simulation.noise_addition import gaussian_noise, noise_of
 from coalmine.simulation.randomness import torch_stream
 
 ROUNDS = 12
@@ -42,18 +42,18 @@ def draw(std: float, index: int, dim: int = 40_000) -> torch.Tensor:
 
 
 def noises(law, std: float = 1.0, rounds=range(1, ROUNDS + 1)) -> np.ndarray:
-    noise = drawn(law)
+    noise = noise_of(law)
     return np.array([noise.of_round(t, std, draw).double().numpy() for t in rounds])
 
 
 @every_law
-def test_drawn_noise_is_the_solution_of_the_dense_system(law):
+def test_noise_solves_the_dense_system(law):
     fresh = np.array([draw(1.0, t).double().numpy() for t in range(1, ROUNDS + 1)])
     np.testing.assert_allclose(noises(law, 0.5), 0.5 * np.linalg.solve(law.matrix(), fresh), atol=2e-6)
 
 
 @every_law
-def test_its_covariance_is_that_of_the_matrix(law):
+def test_noise_covariance_matches_the_matrix(law):
     found = noises(law)
     inverse = np.linalg.inv(law.matrix())
     expected = inverse @ inverse.T
@@ -64,13 +64,13 @@ def test_its_covariance_is_that_of_the_matrix(law):
 
 @every_law
 def test_any_round_can_be_drawn_again_with_the_same_bits(law):
-    noise, whole = drawn(law), noises(law)
+    noise, whole = noise_of(law), noises(law)
     for t in (7, 8, 3, 3, 12):
         assert np.array_equal(noise.of_round(t, 1.0, draw).double().numpy(), whole[t - 1])
 
 
-def test_without_correlation_the_noise_is_what_it_was():
-    noise = drawn(None)
+def test_independent_noise_is_one_draw_per_round():
+    noise = noise_of(None)
     assert noise.law is None
     like = torch.zeros(100)
     stream = torch_stream(3, "noise", 5)
@@ -119,7 +119,7 @@ def test_half_of_the_noise_is_a_violation(kind):
 
 
 @every_kind
-def test_stopped_and_resumed_a_run_ends_bit_for_bit_the_same(kind, tmp_path):
+def test_resumed_run_is_bit_identical(kind, tmp_path):
     settings = config(kind, checkpoint_every=4, canaries=CanarySettings(count=100, unobserved=300))
     start(settings, tmp_path / "whole")
 
@@ -134,7 +134,7 @@ def test_stopped_and_resumed_a_run_ends_bit_for_bit_the_same(kind, tmp_path):
         assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_who_is_exposed_how_much():
+def test_exposures_match_the_rounds_taken():
     law = LAWS["bands"]
     rounds = [np.array([t % 3, 3 + t % 4]) for t in range(1, ROUNDS + 1)]
     found = canary_exposures(lambda t: rounds[t - 1], ROUNDS, 7, law)
@@ -183,12 +183,12 @@ def test_a_config_names_its_noise():
         ({"noise": "tree", "restart": 0}, "restart must be at least 1, got 0"),
     ],
 )
-def test_a_noise_that_cannot_be_is_refused(privacy, words):
+def test_invalid_noise_settings_are_rejected(privacy, words):
     with pytest.raises(ValueError, match=words):
         dataclasses.replace(config(), privacy=PrivacySettings(**privacy))
 
 
-def test_sampling_amplifies_no_correlated_noise_here():
+def test_amplified_claims_with_correlated_noise_are_rejected():
     with pytest.raises(ValueError, match="does not amplify noise tree"):
         config(
             "tree",

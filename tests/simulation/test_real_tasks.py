@@ -106,7 +106,7 @@ def test_emnist_digits_from_each_format(tmp_path, kind):
     assert task.train.labels.tolist() == [*train["a"]["label"].tolist(), *train["b"]["label"].tolist()]
 
 
-def test_one_sqlite_file_holds_both(tmp_path):
+def test_one_sqlite_file_serves_emnist_and_emnist_digits(tmp_path):
     (tmp_path / "emnist").mkdir()
     parts = {
         name: rows_of(writers({"a": 2}, classes=classes, seed=seed))
@@ -129,7 +129,7 @@ def test_one_sqlite_file_holds_both(tmp_path):
         ({"pixels": np.zeros((2, 8, 8), np.float32)}, "writer a must have pictures of 28 by 28, got 64 numbers"),
     ],
 )
-def test_characters_that_cannot_be_are_refused(tmp_path, change, message):
+def test_invalid_characters_are_rejected(tmp_path, change, message):
     good = writers({"a": 2}, classes=62, seed=1)
     write("hdf5", tmp_path / "emnist", EMNIST, None, {"a": good["a"] | change}, good)
     with pytest.raises(ValueError, match=message):
@@ -227,7 +227,7 @@ def test_stack_exchange_trains_users_with_five_sentences_and_tests_the_others(tm
         ({"a": [[3] * 9]}, "line 1 must have a list of texts"),
     ],
 )
-def test_stack_exchange_files_that_cannot_be_are_refused(tmp_path, users, message):
+def test_invalid_stack_exchange_files_are_rejected(tmp_path, users, message):
     stackexchange_file(tmp_path / "stackexchange", users)
     with pytest.raises(ValueError, match=message):
         load_task("stackexchange", data_dir=tmp_path)
@@ -255,7 +255,7 @@ def test_shakespeare_from_each_format(tmp_path, kind):
     assert task.test.labels.tolist() == [[1, 89] + [0] * 78]
 
 
-def test_of_each_role_the_last_fifth_is_tested(tmp_path):
+def test_last_fifth_of_each_role_is_for_testing(tmp_path):
     folder = tmp_path / "shakespeare"
     folder.mkdir()
     roles = {"a": ["d"], "b": ["d", "h"], "c": ["l"] * 8 + ["p"] * 3}
@@ -267,7 +267,7 @@ def test_of_each_role_the_last_fifth_is_tested(tmp_path):
     assert sorted(task.test.labels[:, 0].tolist()) == [2, 4, 4, 4]
 
 
-def test_tested_are_the_first_examples_of_clients_in_a_fixed_order(monkeypatch):
+def test_test_examples_are_the_first_of_clients_in_a_fixed_order(monkeypatch):
     monkeypatch.setattr(tff_files, "TEST_EXAMPLES", 5)
     starts = np.array([0, 2, 4, 6, 8])
     order = order_of_tests(4)
@@ -287,13 +287,13 @@ def test_missing_and_packed_files_are_named(tmp_path):
         load_task("emnist", data_dir=tmp_path)
 
 
-def test_consecutive_clients():
+def test_consecutive_clients_have_consecutive_examples():
     population = Consecutive(np.array([0, 3, 3, 7]))
     assert [population.examples(client).tolist() for client in range(len(population))] == [[0, 1, 2], [], [3, 4, 5, 6]]
     assert population.most_examples == 4
 
 
-def test_a_cap_is_on_examples_shuffled_and_in_batches_afterwards():
+def test_cap_applies_after_shuffling_and_before_batching():
     owned = [np.arange(10), np.arange(100, 103)]
     for seed in range(20):
         batches = draw_batches(owned, epochs=1, batch_size=4, rng=np.random.default_rng(seed), most=6)
@@ -306,7 +306,7 @@ def test_a_cap_is_on_examples_shuffled_and_in_batches_afterwards():
     assert len(first) == 20  # another choice each time
 
 
-def test_a_cap_counts_epochs_together():
+def test_cap_on_examples_includes_all_epochs():
     owned = [np.arange(10), np.arange(100, 103)]
     batches = draw_batches(owned, epochs=3, batch_size=4, rng=np.random.default_rng(0), most=14)
     assert batches.sizes.tolist() == [14, 9]
@@ -317,7 +317,7 @@ def test_a_cap_counts_epochs_together():
     np.testing.assert_array_equal(free.examples[0, :3], batches.examples[0, :3])
 
 
-def test_a_large_client_with_a_cap_takes_the_memory_of_the_cap():
+def test_memory_of_a_large_client_is_bounded_by_the_cap():
     batches = draw_batches([np.arange(100_000)], epochs=2, batch_size=16, rng=np.random.default_rng(0), most=64)
     assert batches.examples.shape == (1, 4, 16)
 

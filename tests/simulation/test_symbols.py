@@ -42,7 +42,7 @@ def test_ten_thousand_words_make_10004_symbols():
     assert row.tolist() == [10_002, 1, 10_000, 10_001, 10_003] + [0] * 16
 
 
-def test_no_sentences_are_no_rows():
+def test_no_sentences_give_no_rows():
     assert sentence_rows([], ABC).shape == (0, 21)
 
 
@@ -61,7 +61,7 @@ def test_every_byte_of_a_character_outside_the_vocabulary_is_unknown():
     assert snippet_rows("é".encode())[0, :4].tolist() == [88, 87, 87, 89]
 
 
-def test_all_characters_come_back():
+def test_all_characters_have_a_symbol():
     row = snippet_rows(CHARACTERS[:79].encode())[0]
     assert row[1:80].tolist() == list(range(1, 80))
 
@@ -71,7 +71,7 @@ def test_the_words_of_most_users_come_first_and_ties_go_by_the_alphabet():
     assert most_used_words(users, size=4).words == (b"x", b"y", b"a", b"b")
 
 
-def test_word_counts_are_read_as_far_as_wanted(tmp_path):
+def test_word_counts_are_read_up_to_the_vocabulary_size(tmp_path):
     path = tmp_path / "stackoverflow.word_count"
     path.write_bytes(b"the 342000\n. 341000\nto 340000\n")
     assert read_word_counts(path, size=2).words == (b"the", b".")
@@ -82,11 +82,11 @@ def test_word_counts_are_read_as_far_as_wanted(tmp_path):
     with pytest.raises(ValueError, match="is empty: it must have a word and a count in each line"):
         read_word_counts(path)
     path.write_bytes(b"the 2\nthe 1\n")
-    with pytest.raises(ValueError, match="must name each word once, got b'the' twice"):
+    with pytest.raises(ValueError, match="must list each word once, got b'the' twice"):
         read_word_counts(path)
 
 
-def test_a_vocabulary_that_cannot_be_is_refused():
+def test_invalid_vocabulary_is_rejected():
     with pytest.raises(ValueError, match="at least one word"):
         Vocabulary(())
     with pytest.raises(ValueError, match="at most 32,763 words, got 40,000"):
@@ -101,31 +101,31 @@ def test_a_vocabulary_that_cannot_be_is_refused():
         (b'{"client_id": 3}', "line 1 must be an object with a client_id"),
     ],
 )
-def test_lines_that_are_no_clients_are_refused(tmp_path, content, message):
+def test_invalid_client_lines_are_rejected(tmp_path, content, message):
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(content))
     with pytest.raises(ValueError, match=message):
         list(read_jsonl(path))
 
 
-def test_a_cut_file_is_refused(tmp_path):
+def test_truncated_file_is_rejected(tmp_path):
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b"\n".join(json.dumps({"client_id": str(i)}).encode() for i in range(999)))[:-50])
-    with pytest.raises(ValueError, match="is no whole gzip file"):
+    with pytest.raises(ValueError, match="is not a complete gzip file"):
         list(read_jsonl(path))
     path.write_bytes(b"hello")
-    with pytest.raises(ValueError, match="is no whole gzip file"):
+    with pytest.raises(ValueError, match="is not a complete gzip file"):
         list(read_jsonl(path))
 
 
-def test_texts_are_lists_of_texts():
+def test_texts_must_be_lists_of_strings():
     assert texts(["a", "é"], "here") == [b"a", b"\xc3\xa9"]
     for wrong in ("a", [1], None):
         with pytest.raises(ValueError, match="here must have a list of texts"):
             texts(wrong, "here")
 
 
-def test_another_file_does_not_get_the_title(tmp_path):
+def test_file_with_another_checksum_gets_its_own_title(tmp_path):
     path = tmp_path / "a.gz"
     path.write_bytes(b"mine")
     assert title_of(path, "Stack Exchange, 15 sites", sha256="0" * 64).startswith("a.gz with sha256 ")

@@ -40,18 +40,18 @@ def test_an_example_is_decoded(is_packed):
     assert found["name"] == b"f0000_14"
 
 
-def test_whole_numbers_keep_their_sign_and_all_their_bits():
+def test_integers_keep_their_sign_and_all_bits():
     numbers = np.array([0, 1, -1, 127, 128, 2**62, -(2**63), 2**63 - 1])
     for is_packed in (True, False):
         assert read_example(example({"n": numbers}, packed=is_packed), ("n",))["n"].tolist() == numbers.tolist()
 
 
-def test_only_what_is_wanted_is_decoded():
+def test_only_requested_features_are_decoded():
     assert read_example(example(STACK_OVERFLOW), ("tokens",)) == {"tokens": b"how do i join ?"}
     assert read_example(example(STACK_OVERFLOW), ("score",))["score"].tolist() == [-3]
 
 
-def test_google_s_own_protobuf_writes_what_is_read():
+def test_examples_encoded_by_the_protobuf_library_are_decoded():
     """tf.train.Example built by the protobuf library from its description: an encoder that is not ours."""
     pytest.importorskip("google.protobuf")
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -87,7 +87,7 @@ def test_google_s_own_protobuf_writes_what_is_read():
     assert type(theirs).FromString(ours) == theirs
 
 
-def test_damaged_examples_are_refused_wherever_they_are_cut():
+def test_examples_truncated_anywhere_are_rejected():
     blob = example({"tokens": b"how do i join ?", "label": np.array([300])})
     for length in range(len(blob)):
         with pytest.raises(ValueError, match=r"ends too early|has no"):
@@ -105,7 +105,7 @@ def test_damaged_examples_are_refused_wherever_they_are_cut():
         (message(1, message(1, message(1, b"tokens") + message(2, message(1, b"\x08\x01")))), "an example is damaged"),
     ],
 )
-def test_what_is_no_example_is_refused(blob, problem):
+def test_invalid_examples_are_rejected(blob, problem):
     with pytest.raises(ValueError, match=problem):
         read_example(blob, ("tokens",))
 
@@ -160,10 +160,10 @@ def test_hdf5_pixels_come_through_unchanged(tmp_path):
     file.close()
 
 
-def test_files_that_are_something_else_are_refused(tmp_path):
+def test_files_of_another_format_are_rejected(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"hello" * 100)
-    with pytest.raises(ValueError, match="is no whole HDF5 file"):
+    with pytest.raises(ValueError, match="is not a complete HDF5 file"):
         Hdf5Clients(path)
     with pytest.raises(ValueError, match=r"is damaged \(file is not a database\)"):
         SqliteClients(path, "train")
@@ -180,7 +180,7 @@ def test_files_that_are_something_else_are_refused(tmp_path):
         Hdf5Clients(tmp_path / "b.h5").read("a", ("pixels", "label"))
 
 
-def test_a_damaged_row_says_whose(tmp_path):
+def test_damaged_row_error_names_the_client(tmp_path):
     path = tmp_path / "a.sqlite"
     tff_sqlite(path, {"train": {"ann": [{"tokens": b"a b"}]}})
     with sqlite3.connect(path) as database:
@@ -192,7 +192,7 @@ def test_a_damaged_row_says_whose(tmp_path):
 
 @settings(max_examples=300)
 @given(st.data())
-def test_bytes_that_were_changed_are_read_or_refused(data):
+def test_changed_bytes_are_decoded_or_rejected(data):
     """Never an error that a user could not understand."""
     blob = bytearray(example(STACK_OVERFLOW))
     for _ in range(data.draw(st.integers(1, 4))):

@@ -26,7 +26,7 @@ def test_a_state_comes_back_bit_for_bit(tmp_path, state):
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
 
 
-def test_every_flipped_byte_and_every_cut_is_found(tmp_path, state):
+def test_every_flipped_byte_and_truncation_is_detected(tmp_path, state):
     save_checkpoint(tmp_path, state, RunConfig())
     path = tmp_path / NAME
     whole = path.read_bytes()
@@ -40,13 +40,13 @@ def test_every_flipped_byte_and_every_cut_is_found(tmp_path, state):
             load_checkpoint(tmp_path, RunConfig(), "cpu")
 
 
-def test_another_run_s_checkpoint_is_refused(tmp_path, state):
+def test_checkpoint_of_another_run_is_rejected(tmp_path, state):
     save_checkpoint(tmp_path, state, RunConfig())
     with pytest.raises(ValueError, match="belongs to a run with another config"):
         load_checkpoint(tmp_path, dataclasses.replace(RunConfig(), seed=2), "cpu")
 
 
-def test_a_foreign_file_is_refused(tmp_path):
+def test_file_of_another_kind_is_rejected(tmp_path):
     safetensors.torch.save_file({"model": torch.zeros(3)}, tmp_path / NAME)
     with pytest.raises(ValueError, match="has schema version None, this coalmine reads 1"):
         load_checkpoint(tmp_path, RunConfig(), "cpu")

@@ -1,4 +1,4 @@
-"""The data sets: what they are, whose, and where they come from."""
+"""The catalogue of data sets: contents, licences, sources."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +13,9 @@ GIGABYTE = 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class Download:
-    """A file to fetch, what is known of it, and what comes out of it.
+    """A file to download, its published size and checksum, and the files unpacked from it.
 
-    `size` and the checksum are None where nobody has published them. An archive that holds `unpacked` is unpacked, never
+    `size` and the checksum are None where they are not published. An archive that holds `unpacked` is unpacked, never
     to more than `unpacked_limit` bytes, and not kept.
     """
 
@@ -23,7 +23,7 @@ class Download:
     size: int | None = None
     sha256: str | None = None
     md5: str | None = None
-    checksum_from: str = ""  # who says so
+    checksum_from: str = ""  # who published it
     unpacked: tuple[str, ...] = ()
     unpacked_limit: int = 0
 
@@ -44,7 +44,7 @@ class Download:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """The files that are there in the end."""
+        """The files that a download leaves."""
         return self.unpacked or (self.name,)
 
 
@@ -57,7 +57,7 @@ class Dataset:
     """
 
     name: str
-    task: str  # that learns it
+    task: str
     title: str
     what: str
     users: int | None
@@ -71,7 +71,7 @@ class Dataset:
 
     @property
     def size(self) -> int | None:
-        """Bytes to download; None where they are not known."""
+        """Bytes to download; None if unknown."""
         sizes = [download.size for download in self.downloads]
         return None if not sizes or None in sizes else sum(size for size in sizes if size is not None)
 

@@ -1,4 +1,4 @@
-"""Archives, unpacked without trust: no path that leads outside, no links, and never more bytes than were agreed on."""
+"""Unpacking of untrusted archives: no path outside the folder, no links, and a limit on the bytes written."""
 
 import lzma
 import os
@@ -48,7 +48,7 @@ def unpack(
 
 
 class _Budget:
-    """How many bytes may still come out of an archive, by its own word and in truth."""
+    """The limit on an archive's bytes, both as announced and as written."""
 
     def __init__(self, archive: str, limit: int, progress: Progress) -> None:
         self.archive, self.limit, self.progress = archive, limit, progress
@@ -65,9 +65,7 @@ class _Budget:
 
     def _check(self, total: int) -> None:
         if total > self.limit:
-            raise ValueError(
-                f"{self.archive} unpacks to more than {self.limit:,} bytes, so it is not what it should be"
-            )
+            raise ValueError(f"{self.archive} unpacks to more than {self.limit:,} bytes, so it is rejected")
 
 
 def _members(archive: Path, wanted: tuple[str, ...]) -> Iterator[tuple[str, int, Content | None]]:
@@ -95,7 +93,7 @@ def _tar_members(archive: Path) -> Iterator[tuple[str, int, Content | None]]:
 
 
 def _safe_name(archive: Path, path: str, number: int) -> str:
-    """A member's own name, refused where its path leads out of the archive's folder on any system."""
+    """A member's base name; ValueError if its path leads out of the folder on any system."""
     if number >= ENTRIES:
         raise ValueError(f"{archive.name} holds more than {ENTRIES:,} entries; refused")
     posix, windows = PurePosixPath(path), PureWindowsPath(path)
@@ -105,7 +103,7 @@ def _safe_name(archive: Path, path: str, number: int) -> str:
 
 
 class _Lzma:
-    """The content of an .lzma file, by a decompressor that may not take all memory."""
+    """The content of an .lzma file, decompressed within a memory limit."""
 
     def __init__(self, packed: Content) -> None:
         self._packed = packed
@@ -137,7 +135,7 @@ def _named_errors(archive: Path) -> Iterator[None]:
     except (EOFError, lzma.LZMAError, tarfile.TarError) as error:
         raise ValueError(f"{archive} cannot be unpacked ({error}); fetch it again") from None
     except OSError as error:
-        if error.errno is None:  # bz2 has no error of its own
+        if error.errno is None:  # bz2 raises a plain OSError
             raise ValueError(f"{archive} cannot be unpacked ({error}); fetch it again") from None
         free = shutil.disk_usage(archive.parent).free
         raise OSError(f"unpacking {archive} failed: {error.strerror}; {free:,} bytes are free there") from None

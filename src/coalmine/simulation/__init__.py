@@ -1,4 +1,4 @@
-"""Training with canaries: DP-FedAvg and DP-SGD on real data, in runs that survive."""
+"""Training with canaries: DP-FedAvg and DP-SGD on real data, in runs that can be resumed."""
 
 from coalmine.simulation.config import RunConfig
 from coalmine.simulation.dp_fedavg import Steps

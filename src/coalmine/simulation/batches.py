@@ -1,4 +1,4 @@
-"""What the clients of one round train on, as arrays: clients, their steps, and the examples of each step."""
+"""The batches of one round as arrays: clients × steps × examples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from coalmine.simulation.population import Indices
 
 @dataclass(frozen=True)
 class Batches:
-    """The examples of every step of every client; clients and steps of different sizes are told by `counts`.
+    """The examples of every step of every client.
 
-    Step s of client c trains on examples[c, s, :counts[c, s]]; what follows in that row is padding. A client has taken
-    its last step when counts[c, s] is 0, and keeps its model from there.
+    Step s of client c trains on examples[c, s, :counts[c, s]]; the rest of that row is padding. A client whose counts[c, s]
+    is 0 has taken its last step and keeps its model.
     """
 
     examples: Indices  # clients × steps × batch size
@@ -43,15 +43,15 @@ class Batches:
         return (present / np.maximum(self.counts, 1)[:, :, None]).astype(np.float32)
 
     def longest_first(self, clients: Indices) -> tuple["Batches", Indices]:
-        """Those of some of the clients, and how to put what comes of them back in order.
+        """The batches of some clients, those with most steps first, and the permutation that restores the order.
 
-        Sorted by their number of steps, those that still train are always the first few.
+        So the clients that still train at a step are always the first rows.
         """
         order = np.argsort(-self.steps[clients], kind="stable")
         return self.take(clients[order]), np.argsort(order)
 
     def take(self, clients: Indices) -> "Batches":
-        """Those of some of the clients, without the steps that none of them takes."""
+        """The batches of some clients, without the steps that none of them takes."""
         counts = self.counts[clients]
         steps = int((counts > 0).sum(axis=1).max(initial=0))
         return Batches(self.examples[clients, :steps], counts[:, :steps], self.dropout_seeds[clients])
@@ -60,10 +60,9 @@ class Batches:
 def draw_batches(
     owned: Sequence[Indices], *, epochs: int, batch_size: int, rng: np.random.Generator, most: int | None = None
 ) -> Batches:
-    """Each client's examples in a random order, new in each epoch, in batches of which the last may be smaller.
+    """Each client's examples in batches, shuffled again in each epoch; the last batch of an epoch may be smaller.
 
-    A client that would go through more than `most` examples, epochs included, stops there: it is shuffled, then cut, then
-    put into batches.
+    A client stops after `most` examples, epochs included: its examples are shuffled, then cut, then batched.
     """
     sizes = np.array([len(examples) for examples in owned], dtype=np.int64)
     if not len(sizes):

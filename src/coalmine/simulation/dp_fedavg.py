@@ -16,7 +16,7 @@ from coalmine.simulation.cohorts import Cohort, Cohorts
 from coalmine.simulation.config import RunConfig
 from coalmine.simulation.engines import Engine
 from coalmine.simulation.models import accuracy
-from coalmine.simulation.noise_addition import Noise, drawn, gaussian_noise, noise_spread, noised_average
+from coalmine.simulation.noise_addition import Noise, gaussian_noise, noise_of, noise_spread, noised_average
 from coalmine.simulation.population import Population, single_examples
 from coalmine.simulation.randomness import numpy_stream, torch_stream
 from coalmine.simulation.server_optimizer import ServerSettings, State, server_step
@@ -24,18 +24,18 @@ from coalmine.simulation.tasks import Task
 
 
 def equal_weights(examples: Tensor) -> Tensor:
-    """What each update counts in the sum: 1, however many examples its client has."""
+    """The weight of each update in the sum: 1, whatever its client's number of examples."""
     return torch.ones_like(examples, dtype=torch.float32)
 
 
 def clients_part(clients: Tensor, count: float) -> Tensor:
-    """What the real clients alone put into ρ̄: what an attacker who knows everybody else takes out of it."""
+    """The real clients' part of ρ̄, which an attacker who knows all other updates subtracts."""
     return clients / count
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of a round that its privacy rests on. A self-test puts a faulty one in the place of one of them."""
+    """The steps of a round that privacy depends on. A self-test replaces one of them by a faulty one."""
 
     weigh: Callable[[Tensor], Tensor] = equal_weights
     clip: Callable[[Tensor, float], Tensor] = clip_factors
@@ -47,7 +47,7 @@ class Steps:
 
 @dataclass
 class TrainingState:
-    """All that the next round needs: what a checkpoint holds."""
+    """Everything the next round needs: the content of a checkpoint."""
 
     round_number: int  # of the last finished round
     model_vector: Tensor
@@ -57,7 +57,7 @@ class TrainingState:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What happened in a round."""
+    """Statistics of one round."""
 
     round_number: int
     clients: int
@@ -86,7 +86,7 @@ class Training:
             task.population if config.task.level == "client" else single_examples(len(task.train))
         )
         self.clipping: Clipping = config.privacy.clipping_of(cohorts.expected_size)
-        self.noise: Noise = drawn(config.noise_law())
+        self.noise: Noise = noise_of(config.noise_law())
         self._second: Any = None
         self._thread: ThreadPoolExecutor | None = None
 
@@ -101,12 +101,12 @@ class Training:
         return TrainingState(0, vector, server, self.config.privacy.clip_norm)
 
     def rounds(self, state: TrainingState) -> Iterator[RoundReport]:
-        """The rounds that are left; `state` is that of the last one when its report comes."""
+        """Run the remaining rounds; `state` is up to date when a round's report is yielded."""
         while state.round_number < self.config.rounds:
             yield self.round(state)
 
     def round(self, state: TrainingState) -> RoundReport:
-        """One round: train, clip, sum, add canaries and noise, divide, let the audit look, step (Algorithm 3)."""
+        """One round: train, clip, sum, add canaries and noise, divide, record for the audit, step (Algorithm 3)."""
         number, clip_norm = state.round_number + 1, state.clip_norm
         cohort = self.cohorts.of_round(number)
         count = float(len(cohort) or 1) if self.config.privacy.divide_by == "actual" else self.cohorts.expected_size
@@ -122,7 +122,7 @@ class Training:
             present=cohort.canaries,
             others=self.steps.others(clients, count)
             if noise_std
-            else None,  # without noise, nothing hides a canary from who knows them
+            else None,  # without noise, an attacker who knows all other updates sees the canary exactly
             noise_std=noise_std * noise_spread(self.noise.law, number) / count,
             clip_norm=clip_norm / count,
             scale=self.config.canaries.scale,
@@ -143,10 +143,10 @@ class Training:
         )
 
     def _begin_beside(self, work: Callable[[], tuple[Tensor, Tensor]]) -> Callable[[], tuple[Tensor, Tensor]]:
-        """Do some work beside the training that follows, by a GPU's second stream or by a thread; call what comes back.
+        """Do some work in parallel with the training, on a GPU's second stream or in a thread; call the result to join.
 
-        A GPU is told of the training first, so that it does not wait for the host to tell it of both. Models of dense
-        layers are over before a thread would pay.
+        On a GPU the training is queued first, so that the GPU does not wait for the host to queue both. Models of dense
+        layers train too fast for a thread to pay off.
         """
         if torch.device(self.config.engine.device).type == "cuda":
             return self._on_second_stream(work)
@@ -173,7 +173,7 @@ class Training:
         return join
 
     def _noise(self, number: int, std: float, like: Tensor) -> Tensor:
-        """Z(t): what the run's kind of noise makes of fresh normal numbers."""
+        """Z(t): the run's kind of noise, made from independent normal numbers."""
         return self.noise.of_round(
             number, std, lambda size, index: self.steps.noise(size, like, self._stream("noise", index))
         )
@@ -181,7 +181,7 @@ class Training:
     def _clients_sum(
         self, model_vector: Tensor, cohort: Cohort, number: int, clip_norm: float
     ) -> tuple[Tensor, Tensor]:
-        """The clipped sum of the real clients' updates, and the norms before the clip."""
+        """The sum of the real clients' clipped updates, and their norms before clipping."""
         client = self.config.client
         by_example = self.config.task.level == "example"
         owned = [self.population.examples(index) for index in cohort.clients.tolist()]
@@ -203,10 +203,10 @@ class Training:
         return total, torch.cat(norms)
 
     def _canaries_sum(self, model_vector: Tensor, cohort: Cohort, clip_norm: float) -> tuple[Tensor, Tensor]:
-        """The canaries' sum through the same weights and the same clip, and their norms before it.
+        """The sum of the canaries' updates after the same weights and clip, and their norms before clipping.
 
-        Each sends `scale` times the clip norm, so that all are clipped alike and one factor serves for their sum. They
-        declare as many examples as the largest client has.
+        Each canary sends `scale` times the clip norm, so all are clipped alike and one factor serves for their sum. Each
+        declares as many examples as the largest client has.
         """
         scale = self.config.canaries.scale
         norms = torch.full((len(cohort.canaries),), scale * clip_norm, device=model_vector.device)
@@ -219,7 +219,7 @@ class Training:
         return total * factors[0], norms
 
     def _declared(self, examples: int) -> int:
-        """How many examples a client with so many declares: those that it may train on."""
+        """The number of examples that a client declares: at most the number it may train on per round."""
         return min(examples, self.config.task.max_examples_per_client or examples)
 
     def _accuracy(self, state: TrainingState) -> float | None:

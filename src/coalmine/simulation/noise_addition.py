@@ -1,7 +1,7 @@
-"""The noise of each round: fresh Gaussian noise, DP-FTRL's tree, or banded matrix factorisation, behind one protocol.
+"""The noise that the server adds in each round: independent Gaussian, DP-FTRL's tree, or banded matrix factorisation.
 
-All of it is made of normal numbers that are a function of (seed, index), so nothing need be saved and a run that was killed
-goes on with the noise it would have had.
+All noise is made of normal numbers that are a function of (seed, index). So none is saved, and a resumed run adds the same
+noise as a run that was never stopped.
 """
 
 from collections import deque
@@ -18,12 +18,12 @@ Draw = Callable[[float, int], Tensor]  # normal numbers of this std, the same fo
 
 
 def gaussian_noise(std: float, like: Tensor, generator: torch.Generator) -> Tensor:
-    """Z(t): new normal numbers of this std, one for each parameter."""
+    """Z(t): independent normal numbers of this std, one for each parameter."""
     return torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype).mul_(std)
 
 
 def noised_average(clients: Tensor, canaries: Tensor, noise: Tensor, count: float, clip_norm: float) -> Tensor:
-    """ρ̄: the clipped sums of the clients and of the canaries, and the noise, over their number (Algorithm 3)."""
+    """ρ̄: the clipped sums of clients and canaries plus noise, divided by the number of participants (Algorithm 3)."""
     return (clients + canaries + noise) / count
 
 
@@ -32,16 +32,16 @@ class Noise(Protocol):
 
     @property
     def law(self) -> CorrelatedNoise | None:
-        """How its rounds hang together, None where each is fresh."""
+        """The correlation across rounds; None for independent noise."""
         ...
 
     def of_round(self, round_number: int, std: float, draw: Draw) -> Tensor:
-        """The noise of a round's sum where noise multiplier times clip norm is `std`."""
+        """The noise for a round's sum, where noise multiplier times clip norm is `std`."""
         ...
 
 
-class FreshNoise:
-    """Gaussian noise, new in every round."""
+class IndependentNoise:
+    """Gaussian noise, independent in every round."""
 
     law = None
 
@@ -50,7 +50,7 @@ class FreshNoise:
 
 
 class DrawnTreeNoise:
-    """N_t − N_{t−1}: the noise of node t less that of the nodes it takes in. Two draws a round on average, none kept."""
+    """N_t − N_{t−1}: the noise of node t minus that of its children. Two draws per round on average, none kept."""
 
     def __init__(self, law: TreeNoise) -> None:
         self.law = law
@@ -63,11 +63,11 @@ class DrawnTreeNoise:
 
 
 class DrawnBandedNoise:
-    """C⁻¹ζ, row by row: ζ_t less the bands of the last rounds' noises, which are kept.
+    """C⁻¹ζ, row by row: ζ_t minus the bands of the last rounds' noise, which is kept.
 
-    C⁻¹ has no bands, so these noises rest on every ζ so far. As many tensors of the model's size stay in memory as there are
-    bands, less one; the checkpoint has none of them. Asked for a round that does not follow the last one, as after a
-    resumption, it goes through the rounds again: one draw each, with the same bits.
+    C⁻¹ is not banded, so this noise depends on every ζ so far. One tensor of the model's size per band, less one, stays in
+    memory; the checkpoint has none of them. After a resume, or for a round that does not follow the last one,
+    earlier rounds are drawn again, one draw each, with the same bits.
     """
 
     def __init__(self, law: BandedNoise) -> None:
@@ -93,7 +93,7 @@ class DrawnBandedNoise:
 def noise_law(
     kind: str, *, rounds: int, bands: int | None, restart: int | None, momentum: float
 ) -> CorrelatedNoise | None:
-    """How the noise of rounds hangs together; bands are those for a server of this momentum."""
+    """The correlation of the noise across rounds; bands are optimised for a server with this momentum."""
     if kind == "tree":
         return TreeNoise(rounds=rounds, restart=restart)
     if kind == "banded":
@@ -102,12 +102,12 @@ def noise_law(
 
 
 def noise_spread(law: CorrelatedNoise | None, round_number: int) -> float:
-    """The std of a round's noise over noise multiplier times clip norm."""
+    """The std of a round's noise divided by noise multiplier times clip norm."""
     return 1.0 if law is None else law.std(round_number)
 
 
-def drawn(law: CorrelatedNoise | None) -> Noise:
-    """The noise of this law."""
+def noise_of(law: CorrelatedNoise | None) -> Noise:
+    """The noise with this correlation."""
     if law is None:
-        return FreshNoise()
+        return IndependentNoise()
     return DrawnTreeNoise(law) if isinstance(law, TreeNoise) else DrawnBandedNoise(law)

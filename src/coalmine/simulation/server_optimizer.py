@@ -1,4 +1,4 @@
-"""What the server does with a model delta: SGD with momentum, or Adam. State is a few tensors, so it can be saved."""
+"""The server's optimiser: SGD with momentum, or Adam. Its state is a few tensors, so it can be saved."""
 
 from dataclasses import dataclass
 
@@ -36,13 +36,13 @@ class ServerSettings:
             raise ValueError(f"Adam's momentum is server.beta1, so server.momentum must be 0, got {self.momentum}")
 
     def initial_state(self, dim: int, device: str | torch.device) -> State:
-        """Zeros where the optimiser keeps something."""
+        """The optimiser's tensors, all zero."""
         names = ("mean", "square") if self.optimizer == "adam" else ("velocity",) if self.momentum else ()
         return {name: torch.zeros(dim, device=device) for name in names}
 
 
 def server_step(model_delta: Tensor, state: State, round_number: int, settings: ServerSettings) -> Tensor:
-    """What is added to the model in this round; `state` moves on in place."""
+    """The step that is added to the model in this round; updates `state` in place."""
     if settings.optimizer == "adam":
         mean = state["mean"].lerp_(model_delta, 1 - settings.beta1)
         square = state["square"].lerp_(model_delta.square(), 1 - settings.beta2)

@@ -1,4 +1,4 @@
-"""A grid of runs, each in a directory of its own: finished ones are left alone, stopped ones go on."""
+"""A grid of runs, each in its own directory: finished runs are skipped, stopped ones are resumed."""
 
 import hashlib
 import itertools
@@ -14,6 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from coalmine.storage.run_directory import RunDirectory
 
 log = logging.getLogger("coalmine")
 LONGEST_NAME = 120
-UNSET = ("auto", 0, None)  # of the engine: what the machine gives
+UNSET = ("auto", 0, None)  # engine settings that the machine decides
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,12 @@ class Point:
 
 @dataclass(frozen=True)
 class SweepProgress:
-    """How far a sweep is. `seconds_left` counts rounds, as if they all took as long as those so far; None at first."""
+    """The progress of a sweep. `seconds_left` assumes that all rounds take as long as those so far; None at first."""
 
     done: int
     failed: int
     runs: int
-    current: str  # the run that moved last, "" at first
+    current: str  # the run that reported last, "" at first
     round_number: int
     rounds: int
     running: int
@@ -57,7 +58,7 @@ class SweepProgress:
 
 @dataclass(frozen=True)
 class SweepRun:
-    """What became of one run; `error` is None where it finished."""
+    """The outcome of one run; `error` is None where it finished."""
 
     point: Point
     directory: Path
@@ -65,9 +66,9 @@ class SweepRun:
 
 
 def read_sweep(path: Path) -> list[Point]:
-    """The runs of a TOML file: a run's config, and a section `sweep` of lists under dotted names; a ValueError if not.
+    """The runs of a TOML file: a run's config, and a section `sweep` of lists under dotted names.
 
-    The first name changes slowest. Every run's settings are checked here, before any of them starts.
+    The first name changes slowest. Every run's settings are validated here, before any run starts.
     """
     values = read_config(path)
     grid = values.pop("sweep", None)
@@ -98,7 +99,7 @@ def make_points(base: Mapping[str, Any], grid: Mapping[str, Any]) -> list[Point]
 
 
 def _flat(section: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names: TOML makes sections of those without quotes."""
+    """Dotted names; TOML makes sections of unquoted ones."""
     for name, value in section.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{before}{name}.")
@@ -128,13 +129,13 @@ def _config(base: Mapping[str, Any], values: Mapping[str, Any], name: str) -> Ru
 
 
 def _names(chosen: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A directory's name for each run: last parts of the settings' names, in full where two end alike, and values."""
+    """A directory name for each run: the last part of each setting's name, in full where ambiguous, and its value."""
     last = [name.rpartition(".")[2] for name in chosen[0]]
     short = {name: end if last.count(end) == 1 else name for name, end in zip(chosen[0], last, strict=True)}
     plain = [",".join(f"{short[name]}={_word(value)}" for name, value in values.items()) for values in chosen]
     found = []
     for name, values in zip(plain, chosen, strict=True):
-        if len(name) > LONGEST_NAME or plain.count(name) > 1:  # two values may look alike as file names
+        if len(name) > LONGEST_NAME or plain.count(name) > 1:  # different values may give the same file name
             digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:8]
             name = f"{name[:LONGEST_NAME]}~{digest}"
         found.append(name)
@@ -142,7 +143,7 @@ def _names(chosen: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _word(value: Any) -> str:
-    """A value as a file name can hold it."""
+    """A value in characters that suit a file name."""
     text = "+".join(map(_word, value)) if isinstance(value, list) else str(value)
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", text)
 
@@ -155,10 +156,10 @@ def run_sweep(
     plan: bytes | None = None,
     progress: Callable[[SweepProgress], None] = lambda _: None,
 ) -> list[SweepRun]:
-    """Run what is left of a sweep in `out`, `jobs` at a time; a run that fails is noted and the others go on.
+    """Run the unfinished runs of a sweep in `out`, `jobs` at a time; a failed run does not stop the others.
 
-    ValueError before anything starts if a directory there holds another run than the sweep's of this name. `plan`, the
-    sweep's file, is kept beside the runs.
+    A directory there that holds a different run is a ValueError before anything starts. `plan`, the content of the sweep's
+    file, is stored beside the runs.
     """
     count = whole_number("jobs", jobs, minimum=1)
     todo = [point for point in points if not is_finished(point, out / point.name)]
@@ -170,7 +171,7 @@ def run_sweep(
     if count == 1:
         for point in todo:
             try:
-                _go_on(point.config, out / point.name, lambda seen, name=point.name: board.moved(name, seen))  # type: ignore[misc]
+                _start_or_resume(point.config, out / point.name, partial(board.round_finished, point.name))
             except Exception as error:
                 failed[point.name] = _one_line(error)
             board.ended(point, point.name in failed)
@@ -183,7 +184,7 @@ def run_sweep(
 
 
 def is_finished(point: Point, directory: Path) -> bool:
-    """Whether the run's result is there; a ValueError where the directory holds another run."""
+    """Whether the run has a result; ValueError if the directory holds another run."""
     if not (directory / "config.toml").is_file():
         return False
     stored = RunDirectory(directory).read_config()
@@ -210,28 +211,28 @@ class _Board:
         self._seen: dict[str, int] = {}
         self._runs, self._done, self._failed = len(points), len(points) - len(todo), 0
         self._left = sum(self._rounds.values())
-        self._started: float | None = None  # when the first round was heard of
+        self._started: float | None = None  # when the first round was reported
         self._trained, self._current, self._progress = 0, "", progress
-        self._tell()
+        self._report()
 
-    def moved(self, name: str, round_number: int) -> None:
-        """A run has finished a round."""
-        before = self._seen.get(name, round_number - 1)  # the first one heard of tells where it went on
+    def round_finished(self, name: str, round_number: int) -> None:
+        """Count a finished round of a run."""
+        before = self._seen.get(name, round_number - 1)  # the first report shows where it resumed
         self._left -= round_number - self._seen.get(name, 0)
         if self._started is None:
             self._started = time.monotonic()
         else:
             self._trained += round_number - before
         self._seen[name], self._current = round_number, name
-        self._tell()
+        self._report()
 
     def ended(self, point: Point, failed: bool) -> None:
         self._left -= point.config.rounds - self._seen.pop(point.name, 0)
         self._done += not failed
         self._failed += failed
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         spent = 0.0 if self._started is None else time.monotonic() - self._started
         self._progress(
             SweepProgress(
@@ -247,11 +248,11 @@ class _Board:
         )
 
 
-def _go_on(config: RunConfig, directory: Path, moved: Callable[[int], None]) -> None:
-    """Start the run, or go on with it as it was begun: with the device and the threads it had."""
+def _start_or_resume(config: RunConfig, directory: Path, on_round: Callable[[int], None]) -> None:
+    """Start the run, or resume it with the device and the threads it was started with."""
 
     def follow(seen: Progress) -> None:
-        moved(seen.report.round_number)
+        on_round(seen.report.round_number)
 
     if (directory / "config.toml").is_file():
         resume(directory, progress=follow)
@@ -289,7 +290,7 @@ def _in_processes(todo: Sequence[Point], out: Path, jobs: int, board: _Board) ->
         while running:
             ended, _ = wait(running, timeout=0.1, return_when=FIRST_COMPLETED)
             while not rounds.empty():
-                board.moved(*rounds.get())
+                board.round_finished(*rounds.get())
             for future in ended:
                 point, pool = running.pop(future)
                 error = future.exception()
@@ -320,7 +321,7 @@ def _begin_worker(rounds: Any, parent: Connection) -> None:
 
 
 def _run_in_worker(name: str, values: dict[str, Any], out: str) -> None:
-    _go_on(RunConfig.from_dict(values), Path(out) / name, lambda number: _rounds.put((name, number)))
+    _start_or_resume(RunConfig.from_dict(values), Path(out) / name, lambda number: _rounds.put((name, number)))
 
 
 def _one_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""The state of a training on disk: one safetensors file, whole or not there, with a digest of what it holds."""
+"""The training state on disk: one safetensors file with a digest of its content, written atomically."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ VERSION = "1"
 
 
 def save_checkpoint(folder: Path, state: TrainingState, config: RunConfig) -> None:
-    """The state in the run's folder, in the place of the last one."""
+    """Save the state in the run's folder, replacing the previous one."""
     tensors = _tensors(state)
     metadata = {
         "schema_version": VERSION,
@@ -29,7 +29,7 @@ def save_checkpoint(folder: Path, state: TrainingState, config: RunConfig) -> No
 
 
 def load_checkpoint(folder: Path, config: RunConfig, device: str) -> TrainingState | None:
-    """The state that was saved; None where there is none. What is damaged or another run's is refused."""
+    """The saved state, or None; a damaged checkpoint, or that of another run, is a ValueError."""
     path = folder / NAME
     if not path.exists():
         return None
@@ -52,7 +52,7 @@ def load_checkpoint(folder: Path, config: RunConfig, device: str) -> TrainingSta
 
 
 def config_digest(config: RunConfig) -> str:
-    """A digest of everything in the config."""
+    """SHA-256 of the whole config."""
     return hashlib.sha256(json.dumps(config.to_dict(), sort_keys=True).encode()).hexdigest()
 
 

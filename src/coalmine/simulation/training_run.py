@@ -1,4 +1,4 @@
-"""A run: train with canaries in a directory, and say what the audit found. Killed at any instant, it can be resumed."""
+"""A training run in a directory, with its audit and result. Killed at any moment, it can be resumed."""
 
 import io
 import logging
@@ -36,7 +36,7 @@ ROUNDS_DIGEST = "rounds.sha256"  # of the file of rounds, as sha256sum writes it
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is. `epsilon` is the analytical one of the canary that took part most often so far."""
+    """The progress of a run. `epsilon` is the analytical one of the most exposed canary so far."""
 
     report: RoundReport
     rounds: int
@@ -47,18 +47,18 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOutcome:
-    """What a run came to.
+    """The outcome of a run.
 
-    `analytical` is the epsilon of somebody who takes part in `presentations` rounds, as most canaries did, and
-    `client_epsilon` that of a client, who takes part in `client_rounds` on average. Where `exact_client`, under correlated
-    noise and where a file names the rounds, these are the most exposed client's, counted in this run's rounds. An adaptive
-    clip's count is a release of its own: `update_epsilon` is what the updates have of `analytical`, and `count_epsilon` what
-    the count has, None without one. Under correlated noise `analytical` is for the `sensitivity` of such canaries, their
-    root mean square. `if_claimed` is the verdict on the analytical epsilon, had it been claimed.
+    `analytical` is the epsilon for `presentations` rounds, the most common number among the canaries; `client_epsilon` is
+    that of a client, who takes part in `client_rounds` on average. With `exact_client` (correlated noise, or rounds from a
+    file) both are the most exposed client's, counted in this run. An adaptive clip's count is a second release:
+    `update_epsilon` and `count_epsilon` are the parts of `analytical`, the latter None without a count. Under correlated
+    noise `analytical` is for `sensitivity`, the root mean square over such canaries. `if_claimed` is the verdict that a
+    claim of the analytical epsilon would get.
     """
 
     config: RunConfig
-    title: str  # what the data are, where they may stand in for others
+    title: str  # what results call the data
     result: AuditResult
     accuracy: float
     engine: str
@@ -69,14 +69,14 @@ class RunOutcome:
     update_epsilon: float
     count_noise_multiplier: float | None
     count_epsilon: float | None
-    population: int  # clients, or examples; with those whose place canaries take
+    population: int  # clients or examples, including those that canaries replace
     client_rounds: int
     client_epsilon: float
     exact_client: bool
     if_claimed: Verdict | None
 
     def extra(self) -> dict[str, Any]:
-        """What result.json says beside the audit's own."""
+        """The fields that result.json has beside those of the audit."""
         return {
             "task": self.config.task.name,
             "title": self.title,
@@ -109,14 +109,14 @@ def start(
     progress: Callable[[Progress], None] = lambda _: None,
     steps: Steps | None = None,
 ) -> RunOutcome:
-    """Train with canaries in `directory` and return what the audit found.
+    """Train with canaries in `directory` and return the outcome.
 
-    A directory that holds this very run is gone on with, where its checkpoint ends; one that holds another is refused.
+    If the directory holds the same run, it is resumed from its checkpoint; another run there is a ValueError.
     """
     config = replace(config, engine=config.engine.resolved())
     task = _loaded_task(config)
     if not (directory / "config.toml").exists():
-        _planned(config, task, None)  # what cannot be leaves no directory behind
+        _planned(config, task, None)  # validate before creating the directory
     home = RunDirectory(directory)
     with _named_errors(directory):
         try:
@@ -127,14 +127,14 @@ def start(
 
 
 def resume(directory: Path, *, progress: Callable[[Progress], None] = lambda _: None) -> RunOutcome:
-    """Go on with the run in `directory` where its checkpoint ends; the result is that of a run never stopped."""
+    """Resume the run in `directory` from its checkpoint; the result is that of a run that was never stopped."""
     if not (directory / "config.toml").is_file():
         raise ValueError(f"{directory} holds no run: config.toml is missing")
     return start(RunConfig.from_dict(RunDirectory(directory).read_config()), directory, progress=progress)
 
 
 def simulate(config: RunConfig, *, steps: Steps | None = None) -> RunOutcome:
-    """The same run in memory, with nothing written."""
+    """The same run in memory, without writing anything."""
     config = replace(config, engine=config.engine.resolved())
     with prepared(config, None, steps) as training:
         state = training.initial_state()
@@ -150,7 +150,7 @@ def _in_directory(
     digest = _unknown_rounds(config, home)
     with prepared(config, home, steps, task=task) as training:
         log.info("training %s", training.engine.description)
-        if digest is not None:  # only now: rounds that cannot be were refused, and may be written anew
+        if digest is not None:  # only after validation, so that an invalid file can be corrected
             write_atomically(home.path / ROUNDS_DIGEST, f"{digest}  {config.participation.file}\n".encode())
         state = _last_state(training, home, config)
         last_accuracy = _last_accuracy(home)
@@ -166,7 +166,7 @@ def _in_directory(
             seen.add(report.round_number, training.cohorts.of_round(report.round_number).canaries)
             left = spent / (report.round_number - first) * (config.rounds - report.round_number)
             progress(Progress(report, config.rounds, last_accuracy, _epsilon(training, seen.most), left))
-        with _said_of_divergence(training):
+        with _explain_divergence(training):
             training.audit.observe_final(state.model_vector, initial=training.initial_vector())
         _save_model(home.path / "model.npy", state)
         accuracy = _accuracy_after(config.rounds, home)
@@ -176,7 +176,7 @@ def _in_directory(
 
 
 def _unknown_rounds(config: RunConfig, home: RunDirectory) -> str | None:
-    """The digest of the run's file of rounds, if it has one that is not known yet; refused if it began with another."""
+    """The digest of the run's file of rounds if it is not stored yet; ValueError if the stored one differs."""
     if config.participation.file is None:
         return None
     found, remembered = rounds_digest(Path(config.participation.file)), home.path / ROUNDS_DIGEST
@@ -185,13 +185,13 @@ def _unknown_rounds(config: RunConfig, home: RunDirectory) -> str | None:
     if remembered.read_bytes().split()[:1] != [found.encode()]:
         raise ValueError(
             f"the file of rounds, {config.participation.file}, must be the one that {home.path} began with, got another "
-            f"({remembered.name} has its SHA-256); restore it from a copy, or start anew in another directory"
+            f"({remembered.name} has its SHA-256); restore it from a copy, or start a new run in another directory"
         )
     return None
 
 
 def _last_state(training: Training, home: RunDirectory, config: RunConfig) -> TrainingState:
-    """Where the checkpoint ends, or the beginning; the audit and the metrics go back to there."""
+    """The state of the checkpoint, or the initial one; audit and metrics are rewound to it."""
     state = load_checkpoint(home.path, config, config.engine.device)
     if state is not None and training.audit.last_round < state.round_number:
         log.warning(
@@ -201,7 +201,7 @@ def _last_state(training: Training, home: RunDirectory, config: RunConfig) -> Tr
     if state is None:
         state = training.initial_state()
     if state.round_number:
-        log.info("going on after round %d", state.round_number)
+        log.info("resuming after round %d", state.round_number)
     training.audit.rewind_to(state.round_number)
     home.rewind_metrics_to(state.round_number)
     return state
@@ -220,7 +220,7 @@ def _last_accuracy(home: RunDirectory) -> float | None:
 
 
 def _accuracy_after(rounds: int, home: RunDirectory) -> float | None:
-    """That of the last round, None where its line is lost."""
+    """The accuracy after the last round, None where its line is lost."""
     return next((line.get("accuracy") for line in home.read_metrics() if line.get("round") == rounds), None)
 
 
@@ -237,13 +237,13 @@ def _metrics(report: RoundReport, seconds: float) -> dict[str, Any]:
 
 
 def _rounds(training: Training, state: TrainingState) -> Iterator[RoundReport]:
-    with _said_of_divergence(training):
+    with _explain_divergence(training):
         yield from training.rounds(state)
 
 
 @contextmanager
-def _said_of_divergence(training: Training) -> Iterator[None]:
-    """Say what to do where a model has left the numbers."""
+def _explain_divergence(training: Training) -> Iterator[None]:
+    """Turn a non-finite release into an error that says what to change."""
     try:
         yield
     except NotFiniteError:
@@ -257,7 +257,7 @@ def _said_of_divergence(training: Training) -> Iterator[None]:
 def prepared(
     config: RunConfig, home: RunDirectory | None, steps: Steps | None, *, task: Task | None = None
 ) -> Iterator[Training]:
-    """Everything a training needs, let go of at the end."""
+    """The training with its task, engine and audit; resources are released at the end."""
     task = (task or _loaded_task(config)).to(config.engine.device)
     config, audit, cohorts = _planned(config, task, home)
     _warn_of_many_canaries(config, cohorts)
@@ -272,7 +272,7 @@ def prepared(
 
 
 def check_plans(configs: Mapping[str, RunConfig]) -> None:
-    """ValueError that names the run that cannot be: more clients in a round than there are, or canaries than dimensions."""
+    """ValueError that names an invalid run: more clients per round than there are, or more canaries than dimensions."""
     tasks: dict[TaskSettings, Task] = {}
     for name, config in configs.items():
         try:
@@ -283,9 +283,9 @@ def check_plans(configs: Mapping[str, RunConfig]) -> None:
 
 
 def _planned(config: RunConfig, task: Task, home: RunDirectory | None) -> tuple[RunConfig, Audit, Cohorts]:
-    """The config with its number of canaries, the audit, and who takes part when."""
+    """The config with its number of canaries, the audit, and the cohorts."""
     population = _population(config, task)
-    config = replace(config, canaries=config.canaries.among(population))
+    config = replace(config, canaries=config.canaries.with_count(population))
     canaries = config.canaries
     kind: Literal["rotated", "sphere"] = "rotated" if canaries.kind == "rotated" else "sphere"
     audit = Audit(
@@ -300,10 +300,10 @@ def _planned(config: RunConfig, task: Task, home: RunDirectory | None) -> tuple[
         layers=task.model.sizes,
         noise=config.noise_law(),
         directory=home,
-        deferred=not task.model.layers,  # small models are over before a thread would have begun
+        deferred=not task.model.layers,  # small models finish before a thread would start
     )
     cohorts = plan_cohorts(config, population, audit.canaries_in_round)
-    config.privacy.clipping_of(cohorts.expected_size)  # refused now, if it cannot be
+    config.privacy.clipping_of(cohorts.expected_size)  # validate now
     return config, audit, cohorts
 
 
@@ -317,13 +317,13 @@ def _population(config: RunConfig, task: Task) -> int:
 
 
 def _warn_of_many_canaries(config: RunConfig, cohorts: Cohorts) -> None:
-    """An adaptive clip finds no quantile of the clients where canaries, all above it or all below, outvote them."""
+    """Warn if canaries, all above or all below the clip norm, outnumber the adaptive clip's quantile of clients."""
     share = cohorts.expected_canaries / cohorts.expected_size
     always_above = config.canaries.scale > 1
     outvoted = 1 - share < config.privacy.quantile if always_above else share > config.privacy.quantile
     if config.privacy.clipping == "adaptive" and outvoted:
         log.warning(
-            "%.0f %% of a round are canaries, more than the adaptive clip's quantile leaves: the clip norm will %s in "
+            "%.0f %% of a round are canaries, too many for the adaptive clip's quantile: the clip norm will %s in "
             "every round; use fewer canaries or more rounds",
             100 * share,
             "grow" if always_above else "shrink",
@@ -382,7 +382,7 @@ def _outcome(training: Training, accuracy: float) -> RunOutcome:
 
 
 def _audited_items(training: Training, usual: Exposure, client: Exposure) -> list[AuditedItem]:
-    """What this pipeline knows of itself; the audit knows the rest from its rounds."""
+    """Audit coverage that follows from this pipeline; the audit derives the rest from its rounds."""
     who, pattern = training.config.task.level, training.config.canaries.pattern
     weights = (
         "every canary declares as many examples as the largest client, and so weighs as much"
@@ -405,25 +405,25 @@ def _audited_items(training: Training, usual: Exposure, client: Exposure) -> lis
 
 
 def _exposures(training: Training, rounds: int) -> CanaryExposures:
-    """The canaries' exposures after so many rounds."""
+    """The canaries' exposures after `rounds` rounds."""
     cohorts, count = training.cohorts, training.config.canaries.count
     return canary_exposures(lambda number: cohorts.of_round(number).canaries, rounds, count, training.noise.law)
 
 
 def _counts_clients(training: Training) -> bool:
-    """Whether clients are counted: under correlated noise the pattern matters, and rounds of a file follow no rule."""
+    """Whether client exposures are counted exactly: under correlated noise, and for rounds from a file."""
     return training.noise.law is not None or training.config.participation.kind == "file"
 
 
 def _client_exposure(training: Training) -> Exposure:
-    """A client's: on average, or where clients are counted the most exposed one's of this run."""
+    """A client's exposure: the average, or the largest of this run where clients are counted exactly."""
     config, cohorts = training.config, training.cohorts
     if _counts_clients(training):
         present = (cohorts.of_round(number).clients for number in range(1, config.rounds + 1))
         return most_exposed(present, training.noise.law)
     replaced = config.canaries.count if config.canaries.pattern == "replace" else 0
     share = (cohorts.expected_size - cohorts.expected_canaries) / (len(training.population) - replaced)
-    times = max(1, round(round(config.rounds * share, 9)))  # twice: a half stays one
+    times = max(1, round(round(config.rounds * share, 9)))  # twice, so that an exact half is rounded as a half
     return Exposure(times, times)
 
 
@@ -434,7 +434,7 @@ def _epsilon(training: Training, exposure: Exposure) -> float:
 def _made_claim(
     training: Training, epsilon: float, usual: Exposure, accounting: Literal["mechanism", "amplified"] = "mechanism"
 ) -> Claim:
-    """A claim for somebody as exposed as the canaries usually were."""
+    """A claim for the most common exposure of the canaries."""
     sensitivity = None if training.noise.law is None else usual.sensitivity
     return Claim(epsilon=epsilon, accounting=accounting, participations=usual.times, sensitivity=sensitivity)
 
@@ -461,16 +461,16 @@ def _claim(training: Training, analytical: float, usual: Exposure) -> Claim | No
 def _analytical_claim(
     training: Training, epsilon: float, usual: Exposure, accounting: Literal["mechanism", "amplified"]
 ) -> Claim | None:
-    """The claim of the accountant's own epsilon, which is none where delta covers all that leaks."""
+    """The claim of the analytical epsilon; None where that is 0, which delta alone covers."""
     if epsilon == 0:
-        log.warning("the analytical epsilon is 0 at this delta, which is no claim that could be judged")
+        log.warning("the analytical epsilon is 0 at this delta, so there is no claim to judge")
         return None
     return _made_claim(training, epsilon, usual, accounting)
 
 
 @contextmanager
 def _named_errors(directory: Path) -> Iterator[None]:
-    """Errors of the file system that say which run they stopped, and whether it can go on."""
+    """Add to file system errors which run they stopped, and how to resume it."""
     try:
         yield
     except OSError as error:
@@ -478,8 +478,8 @@ def _named_errors(directory: Path) -> Iterator[None]:
         if error.errno is None or elsewhere:
             raise
         started = _exists(directory / "config.toml")
-        goes_on = f"nothing before this round is lost: `coalmine resume {directory}` goes on"
-        advice = goes_on if started else "name another directory by --out"
+        resumable = f"nothing before this round is lost: `coalmine resume {directory}` continues the run"
+        advice = resumable if started else "name another directory by --out"
         raise OSError(f"writing {directory} failed ({error.strerror}); {advice}") from error
 
 

@@ -1,4 +1,4 @@
-"""Crafting: a sample whose gradient is orthogonal to those of a pool, and as long as the clip lets through."""
+"""Crafting a canary: a sample whose gradient is orthogonal to those of a pool, and at least as long as the clip norm."""
 
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ class CanifeSettings:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         for name, minimum in (("batch_size", 1), ("pool_size", 1), ("design_steps", 0), ("audit_every", 1)):
             whole_number(name, getattr(self, name), minimum=minimum)
-        whole_number("scores", self.scores, minimum=10)  # below which no statement at 95 % says anything
+        whole_number("scores", self.scores, minimum=10)  # with fewer, no bound at 95 % is informative
 
     @property
     def noise_std(self) -> float:
@@ -46,7 +46,7 @@ class CanifeSettings:
 
 @dataclass(frozen=True)
 class CraftedCanaries:
-    """One canary for each model: a sample and its soft label, with what it does to its model.
+    """One canary for each model: a sample and its soft label, with its gradient.
 
     `update` is its clipped gradient, models × dim, and `norm` the gradient's norm before the clip. `losses` are those of
     the crafting, steps × models.
@@ -71,7 +71,7 @@ def craft_canaries(
 ) -> CraftedCanaries:
     """The canaries of models `vectors`, by `design_steps` steps of Adam from `sample` and `label`, models × ….
 
-    What falls is Σ ⟨uᵢ, u⟩² + max(C − ‖u‖, 0)², with uᵢ the pool's clipped gradients and u the canary's (CANIFE's
+    The loss is Σ ⟨uᵢ, u⟩² + max(C − ‖u‖, 0)², with uᵢ the pool's clipped gradients and u the canary's (CANIFE's
     Section 3.2), in units of the clip norm. Samples may take any value, as a rogue client's may; the label stays a
     distribution over the classes, by its logits.
     """

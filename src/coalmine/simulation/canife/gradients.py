@@ -1,4 +1,4 @@
-"""Gradients of single samples at several models at once, and the three things that crafting and auditing ask of them.
+"""Gradients of single samples at several models at once: their norms, inner products and weighted sums.
 
 Shapes begin with the number of models, then the number of samples of each. A gradient of dense layers is a sum of
 outer products, so its norm, its product with another and a weighted sum of many need no gradient written out: for the

@@ -1,4 +1,4 @@
-"""The audit of a round: what the server would release with and without the canary, from a model that stays as it is."""
+"""CANIFE's audit of a round: mock rounds with and without the canary, at a frozen model."""
 
 import torch
 from torch import Tensor
@@ -28,13 +28,13 @@ def mock_scores(
 
     A score is ⟨u, ρ⟩/C², u the canary's clipped gradient and ρ the round's noisy sum. Of a canary at the clip norm that
     nothing interferes with, it is N(1, z²) or N(0, z²), z the noise multiplier: the Gaussian mechanism. Batches are
-    drawn anew for every round, with replacement, from `examples` with soft labels.
+    sampled for every round, with replacement, from `examples` with soft labels.
     """
     tables = []
     for present in (True, False):
         table = torch.empty(len(vectors), settings.scores, device=vectors.device)
         for number in range(settings.scores):
-            batch = drawn(examples, (len(vectors), settings.batch_size), generator)
+            batch = sample_batch(examples, (len(vectors), settings.batch_size), generator)
             total = noisy_sums(gradients(vectors, *batch), settings, generator)
             if present:
                 total += canaries.update
@@ -43,13 +43,13 @@ def mock_scores(
     return tables[0], tables[1]
 
 
-def drawn(examples: Examples, shape: tuple[int, int], generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """So many examples for each model, with replacement: inputs and soft labels."""
+def sample_batch(examples: Examples, shape: tuple[int, int], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Examples sampled with replacement, `shape` being models × samples: inputs and soft labels."""
     index = torch.randint(len(examples), shape, generator=generator, device=generator.device)
     return examples.inputs[index], examples.labels[index]
 
 
 def softened(examples: Examples, classes: int) -> Examples:
-    """The examples with labels as distributions over the classes, each all on one."""
+    """The examples with one-hot labels."""
     labels = torch.nn.functional.one_hot(examples.labels.long(), classes)
     return Examples(examples.inputs, labels.to(examples.inputs.dtype))

@@ -1,4 +1,7 @@
-"""How the clients of a round are trained: together or one by one, whichever is faster for the model and the device."""
+"""Engines train the clients of a round, together or one by one, whichever is faster for the model and the device.
+
+`plain` is the readable reference; `fast` holds hand-written versions for the paper's models.
+"""
 
 from coalmine.simulation.engines.fast.cnn_clients import CnnTogether
 from coalmine.simulation.engines.fast.cnn_step import convolutional_step
@@ -27,10 +30,10 @@ def client_engine(
     workers: int = 1,
     precision: str = "fp32",
 ) -> Engine:
-    """The engine of this name; "auto" takes the one that was measured faster (benchmarks/engine.py).
+    """The engine of this name; "auto" is the one measured to be faster (benchmarks/engine.py).
 
     Dense layers train together anywhere and everything trains together on a GPU; convolutions on a CPU are faster one
-    by one, in a process for each worker where there are several. `memory_limit` is in GiB.
+    by one, with several workers each in its own process. `memory_limit` is in GiB.
     """
     if name not in ENGINES:
         raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {name!r}")

@@ -1,4 +1,4 @@
-"""The models, each with exactly the parameters of the one it is named after."""
+"""The models, each with exactly the parameters of its original."""
 
 import re
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def model_by_name(name: str) -> Model:
-    """The model that has this name, which says all there is to say of it."""
+    """The model of this name; the name determines it completely."""
     if match := re.fullmatch(r"mlp((?:-[1-9]\d*){2,})", name):
         return mlp(*map(int, match[1].split("-")[1:]))
     if match := re.fullmatch(r"(cnn-dropout|word-lstm)-([1-9]\d*)", name):

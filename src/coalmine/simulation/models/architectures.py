@@ -136,7 +136,7 @@ def _lstm(inputs: Tensor, kernel: Tensor, recurrent: Tensor, bias: Tensor) -> Te
 
 
 def _lstm_alone(inputs: Tensor, kernel: Tensor, recurrent: Tensor, bias: Tensor) -> Tensor:
-    """The same through PyTorch's own LSTM, whose second bias is zero; on a GPU that one wants its weights in one piece."""
+    """The same by PyTorch's LSTM with a zero second bias; not on a GPU, where it needs contiguous weights."""
     if inputs.is_cuda:
         return _lstm(inputs, kernel, recurrent, bias)
     start = inputs.new_zeros(1, inputs.shape[0], recurrent.shape[1])
@@ -146,19 +146,19 @@ def _lstm_alone(inputs: Tensor, kernel: Tensor, recurrent: Tensor, bias: Tensor)
 
 
 def _orthogonal(weight: Tensor, generator: torch.Generator) -> None:
-    """Orthonormal columns, as Keras starts what an LSTM feeds back to itself."""
+    """Orthonormal columns, Keras' initialiser of recurrent weights."""
     normals = torch.randn(weight.shape, generator=generator)
     directions, triangle = torch.linalg.qr(normals)
     weight.copy_(directions * triangle.diagonal().sign())
 
 
 def _forget_nothing(bias: Tensor, generator: torch.Generator) -> None:
-    """Zeros, and ones where they keep the cell."""
+    """Zeros, and ones for the forget gate."""
     quarter = len(bias) // 4
     bias.zero_()[quarter : 2 * quarter] = 1.0
 
 
 def _he_normal(weight: Tensor, generator: torch.Generator) -> None:
-    """Normal numbers within two stds, whose variance is 2 / inputs."""
-    std = (2 / weight.shape[1]) ** 0.5 / 0.8796256610342398  # of the normal that is cut, after Keras
+    """Normal numbers truncated at two stds, with variance 2 / inputs."""
+    std = (2 / weight.shape[1]) ** 0.5 / 0.8796256610342398  # std before truncation, as in Keras
     torch.nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std, generator=generator)

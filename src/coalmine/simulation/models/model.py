@@ -1,4 +1,4 @@
-"""What a model is: a function of one flat vector of parameters, so that a canary can pose as an update of all of them."""
+"""A model as a function of one flat parameter vector, so that a canary can stand in for an update."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ Start = Callable[[Tensor, torch.Generator], object]
 
 @dataclass(frozen=True)
 class Dropout:
-    """Where a model drops activations in training: the shape of one example's, and how many are dropped."""
+    """A dropout layer: the shape of one example's activations, and the rate."""
 
     shape: tuple[int, ...]
     rate: float
@@ -24,7 +24,7 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Recurrent:
-    """The widths of a model of text: an embedding, LSTM layers, dense layers without bends; the last gives logits."""
+    """The widths of a text model: an embedding, LSTM layers, dense layers without activations; the last gives logits."""
 
     symbols: int
     embedding: int
@@ -34,7 +34,7 @@ class Recurrent:
 
 @dataclass(frozen=True)
 class Convolutional:
-    """The widths of a model of small pictures: two 3 by 3 convolutions, a pool of 2, two dense layers, two dropouts."""
+    """The widths of an image model: two 3 by 3 convolutions, a 2 by 2 pool, two dense layers, two dropouts."""
 
     side: int
     channels: tuple[int, int]
@@ -46,24 +46,24 @@ class Convolutional:
 class Model:
     """Logits as a function of named parameters, inputs and dropout masks.
 
-    Masks are drawn outside and handed in, one for each of `dropouts`, already divided by the rate kept; with none the
-    model is the one for evaluation. So training clients together and one by one drops the same activations.
+    Masks are arguments, one for each of `dropouts`, already divided by the keep rate; without masks the model evaluates.
+    So training clients together and one by one drops the same activations.
 
-    A model of text takes rows of symbols and gives logits for the symbol after each; those whose label is
-    `ignored_label` count nowhere. `logits_alone` is a faster way to the same logits that torch.func cannot vectorise.
-    The `structure` tells an engine that knows it how to do without autograd.
+    A text model takes rows of symbols and gives logits for the symbol after each; labels equal to `ignored_label` are not
+    counted. `logits_alone` computes the same logits faster, but torch.func cannot vectorise it. The `structure` lets an
+    engine work without autograd.
     """
 
     name: str
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     logits: Logits
-    activations: int  # numbers that one example's forward and backward pass keep, to stay within a memory limit
+    activations: int  # values kept by one example's forward and backward pass, for the memory limit
     dropouts: tuple[Dropout, ...] = ()
-    layers: tuple[int, ...] = ()  # the widths, where the model is dense layers with ReLU between them and nothing else
+    layers: tuple[int, ...] = ()  # the widths, for models of dense layers with ReLU between them only
     structure: Recurrent | Convolutional | None = None
     ignored_label: int | None = None
     logits_alone: Logits | None = None
-    starts: Mapping[str, Start] = field(default_factory=dict)  # how parameters start that do not start after Glorot
+    starts: Mapping[str, Start] = field(default_factory=dict)  # initialisers of parameters that are not Glorot's
 
     @property
     def sizes(self) -> tuple[tuple[str, int], ...]:
@@ -72,7 +72,7 @@ class Model:
 
     @property
     def dim(self) -> int:
-        """How many parameters in all."""
+        """The number of parameters."""
         return sum(size for _, size in self.sizes)
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
@@ -82,7 +82,7 @@ class Model:
         return {name: piece.view(*batch, *shape) for (name, shape), piece in zip(self.shapes, pieces, strict=True)}
 
     def initial(self, generator: torch.Generator) -> Tensor:
-        """Weights uniform after Glorot and biases zero, where `starts` says nothing else; on the CPU."""
+        """Initial parameters on the CPU: `starts` where given, else Glorot uniform weights and zero biases."""
         vector = torch.zeros(self.dim)
         for name, weight in self.split(vector).items():
             if name in self.starts:
@@ -94,16 +94,16 @@ class Model:
         return vector
 
     def masks(self, seeds: Tensor, step: Tensor | int, count: int) -> list[Tensor]:
-        """Masks of a step for `count` examples of each client, a function of the clients' seeds and of the step's number.
+        """Masks of a step for `count` examples of each client, a function of the client's seed and the step's number.
 
-        So they are the same whoever trains beside the client, and one call draws those of all.
+        So they do not depend on which clients train together, and one call makes those of all.
         """
         return [dropout_mask(dropout, seeds, step, count, salt) for salt, dropout in enumerate(self.dropouts)]
 
     def loss(self, logits: Tensor, labels: Tensor, shares: Tensor | None = None) -> Tensor:
         """The mean cross entropy of a batch: over its examples or, in text, over the symbols that count.
 
-        `shares` is what each example counts in the mean, 0 for padding (default: all alike).
+        `shares` are the examples' weights in the mean, 0 for padding (default: equal).
         """
         labels = labels.long()
         if self.ignored_label is None:
@@ -121,7 +121,7 @@ class Model:
 def dropout_mask(dropout: Dropout, seeds: Tensor, step: Tensor | int, count: int, salt: int) -> Tensor:
     """clients × count × shape: 0 at the `rate` that is dropped, 1 / (1 − rate) elsewhere.
 
-    A 32-bit hash of place, client and step decides, so that nothing is drawn one after the other.
+    A 32-bit hash of position, client and step decides, so that masks need no sequential generator.
     """
     length = count * math.prod(dropout.shape)
     first, second = (_mixed(seeds >> 32 * half, step, 2 * salt + half).unsqueeze(1) for half in (0, 1))
@@ -153,7 +153,7 @@ def accuracy(
     unscored: Sequence[int] = (),
     batch: int | None = None,
 ) -> float:
-    """Share of the examples, or in text of the symbols, that the model predicts rightly; `unscored` labels are left out."""
+    """The share of examples, or of symbols in text, predicted correctly; `unscored` labels are left out."""
     parameters = model.split(vector)
     logits_of = model.logits_alone or model.logits
     batch = batch or max(10, min(1000, 2**28 // (4 * model.activations)))

@@ -20,7 +20,7 @@ from coalmine.simulation.tasks.tff_files import Names, Split, chosen_for_tests, 
 
 DIGITS_CLIENTS, DIGITS_TESTED = 200, 297
 FASHION_CLIENTS = 600
-WRITER = 2  # the column of QMNIST's labels that holds who wrote the digit
+WRITER = 2  # the column of the writer in QMNIST's labels
 
 # sha256 of the unpacked contents, since the same file is packed differently in different places.
 MNIST = {
@@ -50,7 +50,7 @@ _IDX_TYPES: dict[int, np.dtype[Any]] = {0x08: np.dtype(np.uint8), 0x0C: np.dtype
 
 
 def digits() -> Task:
-    """1,500 digits over 200 clients, 297 to be tested on; the same split in every run."""
+    """1,500 digits over 200 clients, and 297 test digits; the same split in every run."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -66,9 +66,9 @@ def digits() -> Task:
 
 
 def mnist_by_writer(folder: Path) -> Task:
-    """60,000 digits by 539 writers, each a client; 10,000 by other writers to be tested on; the paper's CNN.
+    """60,000 digits by 539 writers, each a client; 10,000 test digits by other writers; the paper's CNN.
 
-    The digits are dark on white, as in federated EMNIST, for which this task stands.
+    The digits are dark on white, as in federated EMNIST, which this task stands in for.
     """
     images, tests, classes, extended = (read_idx(folder / name, sha256=checksum) for name, checksum in MNIST.items())
     train = Examples(1 - _pixels(images).unsqueeze(1), _classes(extended[:, 0]))
@@ -79,7 +79,7 @@ def mnist_by_writer(folder: Path) -> Task:
 
 
 def fashion_mnist(folder: Path) -> Task:
-    """60,000 pictures of clothes dealt to 600 clients at random, 10,000 to be tested on; two dense layers."""
+    """60,000 pictures of clothes dealt to 600 clients at random, 10,000 test pictures; two dense layers."""
     images, classes, tests, truth = (read_idx(folder / name, sha256=checksum) for name, checksum in FASHION.items())
     train = Examples(_pixels(images).flatten(start_dim=1), _classes(classes))
     test = Examples(_pixels(tests).flatten(start_dim=1), _classes(truth))
@@ -141,7 +141,7 @@ def _checked(pixels: Any, labels: Any, classes: int, where: str) -> Arrays:
 
 
 def read_idx(path: Path, *, sha256: str) -> Any:
-    """The array that the file holds, refused unless its unpacked bytes have this checksum."""
+    """The array in an idx file packed by gzip; ValueError unless its unpacked bytes have this checksum."""
     try:
         content = gzip.decompress(path.read_bytes())
     except FileNotFoundError:
@@ -149,7 +149,7 @@ def read_idx(path: Path, *, sha256: str) -> Any:
             f"{path} is not there: `coalmine data get {path.parent.name}`, or name its folder's parent by --data-dir"
         ) from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is no whole gzip file ({error}); fetch it again") from None
+        raise ValueError(f"{path} is not a complete gzip file ({error}); fetch it again") from None
     array = parse_idx(content, name=str(path))
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
@@ -167,7 +167,7 @@ def parse_idx(content: bytes, *, name: str) -> Any:
     wanted = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
     if len(shape) != dimensions or len(content) - start != wanted:
         raise ValueError(
-            f"{name} is not whole: its head promises {wanted} bytes of shape {shape}, {len(content) - start} follow"
+            f"{name} is incomplete: its header announces {wanted} bytes of shape {shape}, {len(content) - start} follow"
         )
     return np.frombuffer(content, dtype=dtype, offset=start).reshape(shape)
 

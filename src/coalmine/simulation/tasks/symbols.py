@@ -19,15 +19,15 @@ from coalmine.checks import shown
 Symbols = npt.NDArray[np.int16]
 
 PADDING = 0
-SENTENCE = 20  # words of a sentence that are read
-SNIPPET = 80  # characters that a row of a speech has
+SENTENCE = 20  # words of a sentence that are used
+SNIPPET = 80  # characters per row of a speech
 VOCABULARY = 10_000
 CHARACTERS = "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\naeimquyAEIMQUY]!%)-159\r"
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The words that have a symbol of their own, the first of them 1."""
+    """The words with their own symbol; the first word is symbol 1."""
 
     words: tuple[bytes, ...]
 
@@ -38,7 +38,7 @@ class Vocabulary:
             raise ValueError(f"a vocabulary must have at most 32,763 words, got {len(self.words):,}")
         if len(self.numbers) < len(self.words):
             twice = Counter(self.words).most_common(1)[0][0]
-            raise ValueError(f"a vocabulary must name each word once, got {shown(twice)} twice")
+            raise ValueError(f"a vocabulary must list each word once, got {shown(twice)} twice")
 
     @cached_property
     def numbers(self) -> dict[bytes, int]:
@@ -67,7 +67,7 @@ class Vocabulary:
 def sentence_rows(sentences: Sequence[bytes], vocabulary: Vocabulary, *, length: int = SENTENCE) -> Symbols:
     """One row for each sentence: beginning, its first `length` words, and its end if it has fewer.
 
-    Words are what single spaces divide.
+    Words are separated by single spaces.
     """
     number_of, unknown, end = vocabulary.numbers.get, vocabulary.unknown, vocabulary.end
     flat: list[int] = []
@@ -102,9 +102,9 @@ def snippet_rows(snippet: bytes, *, length: int = SNIPPET) -> Symbols:
 
 
 def most_used_words(users: Iterable[Iterable[bytes]], *, size: int = VOCABULARY) -> Vocabulary:
-    """The `size` words that most users use; of words used by as many, those that come first in the alphabet.
+    """The `size` words used by most users, ties in alphabetical order.
 
-    A user is their sentences.
+    A user is given by their sentences.
     """
     counts: Counter[bytes] = Counter()
     for sentences in users:

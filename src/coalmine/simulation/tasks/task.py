@@ -1,4 +1,4 @@
-"""What a task is."""
+"""A task: a data set split over clients, and its model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,10 +11,9 @@ from coalmine.simulation.population import Population
 
 @dataclass(frozen=True)
 class Task:
-    """Examples to learn from and to be tested on, who has which, and the model.
+    """Training and test examples, the clients who own them, and the model.
 
-    Examples of text are rows of symbols in 16 bits. `unscored_labels` are those that accuracy leaves out; `title` is what
-    results call the data, which says where it stands in for something else.
+    Text examples are rows of 16-bit symbols. Accuracy leaves out `unscored_labels`; `title` is what results call the data.
     """
 
     name: str

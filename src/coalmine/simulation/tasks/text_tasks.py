@@ -209,13 +209,13 @@ def next_symbols(rows: Any) -> Examples:
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each line's object, and where it stands, for errors."""
+    """Each line's object, and its location for error messages."""
     try:
         with gzip.open(path, "rb") as lines:
             for number, line in enumerate(lines, start=1):
                 yield f"{path}, line {number}", _object(line, f"{path}, line {number}")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is no whole gzip file ({error})") from None
+        raise ValueError(f"{path} is not a complete gzip file ({error})") from None
 
 
 def _object(line: bytes, where: str) -> dict[str, Any]:
@@ -236,6 +236,6 @@ def texts(values: Any, where: str) -> list[bytes]:
 
 
 def title_of(path: Path, title: str, *, sha256: str) -> str:
-    """The title of the file with this checksum; another file of the format is called by its own."""
+    """The title, if the file has this checksum; another file gets its own name and checksum as title."""
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     return title if found == sha256 else f"{path.name} with sha256 {found[:12]}…"

@@ -98,10 +98,10 @@ class Hdf5Clients:
         try:
             self._file = h5py.File(path, "r")
         except OSError as error:
-            raise ValueError(f"{path} is no whole HDF5 file ({error})") from None
+            raise ValueError(f"{path} is not a complete HDF5 file ({error})") from None
         if not isinstance(self._file.get("examples"), h5py.Group):
             self._file.close()
-            raise ValueError(f"{path} has no group `examples`, so it is not of TensorFlow Federated")
+            raise ValueError(f"{path} has no group `examples`, so it is not a file of TensorFlow Federated")
 
     def clients(self) -> list[str]:
         return sorted(self._file["examples"])
@@ -122,7 +122,7 @@ class Hdf5Clients:
 
 
 class SqliteClients:
-    """A row of `examples` for each example of each split: a tf.train.Example; `client_metadata` says who there is."""
+    """A row of `examples` for each example of each split: a tf.train.Example; `client_metadata` lists the clients."""
 
     def __init__(self, path: Path, split: str) -> None:
         self.path, self.split = path, split
@@ -156,7 +156,7 @@ class SqliteClients:
 def _database(path: Path, *tables: str) -> sqlite3.Connection:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not there")
-    # Immutable: it may lie on a medium where SQLite could not write its lock.
+    # Immutable, since SQLite cannot write a lock on a read-only medium.
     database = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True)
     try:
         with _named_errors(path):
@@ -194,7 +194,7 @@ def _same_length(found: dict[str, Values], where: str) -> dict[str, Values]:
 
 
 def _stacked(values: list[Values]) -> Values:
-    """What all examples hold: texts as a list, single numbers as an array of them, several as a row for each."""
+    """The values of all examples: texts as a list, single numbers as an array, several numbers as rows."""
     if not values or isinstance(values[0], bytes):
         return values
     array = np.stack(values)
@@ -233,7 +233,7 @@ def _example(blob: bytes, wanted: Mapping[bytes, str]) -> dict[str, Values]:
 
 
 def _may_be_wanted(blob: bytes, start: int, wanted: Mapping[bytes, str]) -> bool:
-    """False where an entry begins, as all do that are known, with a short name that is none of those."""
+    """False if an entry begins with a short name, as all known ones do, that is not wanted."""
     head = blob[start : start + 2]
     if len(head) < 2 or head[0] != 0x0A or head[1] > 127:
         return True

@@ -1,7 +1,7 @@
 """The paper's CNN, all clients together, without autograd: convolutions as batched products of patches.
 
-Every client has kernels of its own, which a library takes for a grouped convolution and does slowly. Channels come last
-here, so that a row of a patch is one piece of memory.
+Every client has its own kernels, which a library computes slowly, as a grouped convolution. Channels are last here, so that
+a row of a patch is contiguous in memory.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,9 +14,9 @@ from torch import Tensor
 from coalmine.simulation.batches import Batches
 from coalmine.simulation.engines.fast import cnn_ops
 from coalmine.simulation.engines.fast.cnn_ops import KERNEL
-from coalmine.simulation.engines.fast.cuda import Graphs, matmul_precision
+from coalmine.simulation.engines.fast.cuda import Graphs, train_in_chunks
 from coalmine.simulation.engines.fast.descent import Descent
-from coalmine.simulation.engines.plain.engine import ClientSettings, Examples, chunks, clients_that_fit
+from coalmine.simulation.engines.plain.engine import ClientSettings, Examples, clients_that_fit
 from coalmine.simulation.models import Convolutional, Model
 from coalmine.simulation.population import Indices
 
@@ -42,10 +42,7 @@ class CnnTogether:
         return f"together, written out for the CNN, {self.precision}"
 
     def updates(self, model_vector: Tensor, batches: Batches) -> Iterator[Tensor]:
-        for clients in chunks(len(batches), self.chunk):
-            with torch.no_grad(), matmul_precision(self.precision):
-                trained = self._train(model_vector, batches, clients)
-            yield trained
+        return train_in_chunks(self._train, model_vector, batches, size=self.chunk, precision=self.precision)
 
     def close(self) -> None:
         self._graphs.clear()
@@ -141,7 +138,7 @@ def _layer(descent: Descent, name: str, slope: Tensor, inputs: Tensor) -> None:
 
 
 def _ops(device: torch.device, precision: str) -> Any:
-    """Kernels of their own on a GPU, for tf32 and where Triton is there; else plain torch."""
+    """Triton kernels on a GPU with tf32, where Triton is installed; else plain torch."""
     if device.type == "cuda" and precision == "tf32":
         try:
             from coalmine.simulation.engines.fast import cnn_kernels

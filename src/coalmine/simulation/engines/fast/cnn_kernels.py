@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
-"""The parts of the CNN's step as Triton kernels: what cnn_ops does, without writing patches to memory.
+"""The parts of the CNN's step as Triton kernels: as cnn_ops, without writing patches to memory.
 
-A convolution is a product of matrices whose left one is read from the maps where it lies; the client is one axis of the
-grid, so every client's kernels are its own.
+A convolution is a matrix product whose left factor is read directly from the maps. The client is one axis of the grid, so
+each client has its own kernels.
 """
 
 import torch

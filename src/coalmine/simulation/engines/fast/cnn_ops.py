@@ -1,7 +1,7 @@
-"""The parts of the CNN's step that have a kernel of their own on a GPU, here by plain torch: the same numbers anywhere.
+"""The parts of the CNN's step that have a Triton kernel on a GPU, here in plain torch.
 
-Channels come last: maps are pictures × side × side × channels. Kernels are clients × outputs × 9 · inputs, the nine places
-of a kernel before its inputs. A client's pictures are neighbours.
+Channels are last: maps are pictures × side × side × channels. Kernels are clients × outputs × 9 · inputs, the nine
+positions of a kernel before its inputs. A client's pictures are adjacent.
 """
 
 import torch
@@ -26,7 +26,7 @@ def kernel_gradient(maps: Tensor, slopes: Tensor, clients: int) -> Tensor:
 
 
 def through_relu(slopes: Tensor, kernel: Tensor, maps: Tensor) -> Tensor:
-    """The slopes of what `convolve` took, before the ReLU that `maps` came through."""
+    """The gradient with respect to the inputs of `convolve`, before the ReLU that gave `maps`."""
     count, side, _, outputs = slopes.shape
     cut = torch.bmm(slopes.view(len(kernel), -1, outputs), kernel).view(count, side, side, KERNEL, KERNEL, -1)
     total = torch.zeros_like(maps)
@@ -37,9 +37,9 @@ def through_relu(slopes: Tensor, kernel: Tensor, maps: Tensor) -> Tensor:
 
 
 def pool(maps: Tensor, dropout: Dropout, seeds: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest of each 2 by 2, if it is above 0, less what is dropped: clients × pictures × numbers, channels first.
+    """ReLU and dropout of the largest of each 2 by 2: clients × pictures × values, channels first.
 
-    With it which of the four it was: 0 to 3 in reading order, the first of equals.
+    Also which of the four it was: 0 to 3 in reading order, the first of equals.
     """
     count, side, _, channels = maps.shape
     half, clients = side // 2, len(seeds)
@@ -52,7 +52,7 @@ def pool(maps: Tensor, dropout: Dropout, seeds: Tensor, step: Tensor) -> tuple[T
 
 
 def unpool(slopes: Tensor, pooled: Tensor, which: Tensor, rate: float, channels: int) -> Tensor:
-    """The slopes of what `pool` took."""
+    """The gradient with respect to the inputs of `pool`."""
     half = round((slopes.shape[2] / channels) ** 0.5)
     passed = slopes * (pooled > 0) * (1 / (1 - rate))
     fours = torch.zeros(*slopes.shape, 4, dtype=slopes.dtype, device=slopes.device)
@@ -67,6 +67,6 @@ def dropped(dropout: Dropout, seeds: Tensor, step: Tensor, count: int, salt: int
 
 
 def patches(maps: Tensor) -> Tensor:
-    """The 3 by 3 patches around every inner place: pictures × side − 2 × side − 2 × 3 × 3 × channels."""
+    """The 3 by 3 patches around every inner position: pictures × side − 2 × side − 2 × 3 × 3 × channels."""
     cut = maps.unfold(1, KERNEL, 1).unfold(2, KERNEL, 1)
     return cut.permute(0, 1, 2, 4, 5, 3).contiguous()

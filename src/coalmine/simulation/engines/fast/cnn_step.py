@@ -1,8 +1,8 @@
-"""The step of one client with the paper's CNN on a CPU, without autograd, where its convolutions are near the floor.
+"""One client's step with the paper's CNN on a CPU, without autograd.
 
-Nothing is done in vain: channels lie last from the first layer to the pool, the slope towards the pictures is never asked
-for, bias and ReLU come after the pool, where a quarter of the numbers is left, and the gradient of a dense layer goes into
-its weights in the product that makes it.
+No work is wasted: channels are last from the first layer to the pool, the gradient with respect to the images is never
+computed, bias and ReLU come after the pool, where a quarter of the values is left, and a dense layer's gradient is added to
+its weights in the product that computes it.
 """
 
 from collections.abc import Mapping
@@ -63,13 +63,13 @@ def _dense(descent: Descent, layer: str, slope: Tensor, inputs: Tensor) -> None:
 
 
 def _below_relu(slope: Tensor, outputs: Tensor) -> Tensor:
-    """In place: 0 where the outputs are."""
+    """In place: 0 where the outputs are 0."""
     torch.ops.aten.threshold_backward.grad_input(slope, outputs, 0, grad_input=slope)
     return slope
 
 
 def _below_convolution(slope: Tensor, outer: Tensor, kernel: Tensor, *, inputs: bool) -> tuple[Tensor, Tensor]:
-    """The slope towards the inputs, if it is asked for, and the gradient of the kernel."""
+    """The gradient with respect to the inputs, if requested, and that of the kernel."""
     one, none = [1, 1], [0, 0]
     below, gradient, _ = torch.ops.aten.convolution_backward(
         slope, outer, kernel, None, one, none, one, False, none, 1, [inputs, True, False]

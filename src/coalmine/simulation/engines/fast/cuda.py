@@ -7,6 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coalmine.simulation.batches import Batches
+from coalmine.simulation.engines.plain.engine import chunks
+from coalmine.simulation.population import Indices
+
 
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
@@ -20,6 +24,21 @@ def matmul_precision(precision: str) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def train_in_chunks(
+    train: Callable[[Tensor, Batches, Indices], Tensor],
+    model_vector: Tensor,
+    batches: Batches,
+    *,
+    size: int,
+    precision: str,
+) -> Iterator[Tensor]:
+    """The clients' updates in chunks of `size` clients, without autograd and at this precision of matrix products."""
+    for clients in chunks(len(batches), size):
+        with torch.no_grad(), matmul_precision(precision):
+            trained = train(model_vector, batches, clients)
+        yield trained
 
 
 class Graphs:
@@ -36,7 +55,7 @@ class Graphs:
     def tensors(
         self, wanted: Mapping[str, tuple[tuple[int, ...], torch.dtype]], device: torch.device
     ) -> dict[str, Tensor]:
-        """Tensors of these shapes: the same memory as long as none of them has to grow."""
+        """Tensors of these shapes, in the same memory as long as none of them has to grow."""
         if not all(self._fits(name, *kind) for name, kind in wanted.items()):
             self.clear()
             self._tensors = {
@@ -49,7 +68,7 @@ class Graphs:
         return held is not None and held.dtype == dtype and held.shape[1:] == shape[1:] and len(held) >= shape[0]
 
     def run(self, key: Hashable, step: Callable[[], None]) -> None:
-        """Do the step: replay its graph, or record one. A step reads and writes nothing but tensors that stay."""
+        """Run the step: replay its graph, or record one. A step reads and writes only tensors that stay in place."""
         if next(iter(self._tensors.values())).device.type != "cuda":
             step()
             return
@@ -59,13 +78,13 @@ class Graphs:
             self._graphs[key].replay()
 
     def clear(self) -> None:
-        """Let go of all of it."""
+        """Release graphs and tensors."""
         self._graphs.clear()
         self._pool = None
         self._tensors.clear()
 
     def _record(self, key: Hashable, step: Callable[[], None]) -> None:
-        """Take this very step outside of a graph, which also warms the libraries up, then record it for the next time."""
+        """Run this step outside a graph, which also warms up the libraries, then record it for the next time."""
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -73,6 +92,6 @@ class Graphs:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            step()  # recorded, not done
+            step()  # recorded, not run
         self._pool = graph.pool()
         self._graphs[key] = graph

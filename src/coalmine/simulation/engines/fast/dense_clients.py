@@ -1,7 +1,7 @@
-"""Models of dense layers, all clients together: one batched matrix product for each layer of each step.
+"""Models of dense layers, all clients together: one batched matrix product per layer and step.
 
-Written by hand, since a model of some thousand parameters spends its time in calls and not in arithmetic: forward and
-backward pass are fourteen calls, and the update is part of the product that gives the gradient.
+Written by hand, since a model of a few thousand parameters spends its time in calls, not in arithmetic. Forward and backward
+pass are fourteen calls, and the update is part of the product that gives the gradient.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The step of SGD as an engine without autograd takes it: each gradient goes into the weights as soon as it is known."""
+"""A step of SGD without autograd: each gradient is applied as soon as it is known."""
 
 from collections.abc import Mapping
 
@@ -9,10 +9,10 @@ from coalmine.simulation.engines.plain.engine import ClientSettings
 
 
 class Descent:
-    """One step of the clients whose models are rows: w ← w − η v, with v ← μ v + gradient.
+    """One step of clients whose models are rows: w ← w − η v, with v ← μ v + gradient.
 
-    On the `first` step of updates that start from zero, what was in the tensors does not matter, which saves reading it.
-    Whoever needs the weights of a tensor for the gradients below it must use them before.
+    On the `first` step of updates that start from zero, the previous content of the tensors is not read. A caller that
+    needs a tensor's weights for the gradients below it must use them first.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class Descent:
         self.keep = 0.0 if first else 1.0
 
     def product(self, name: str, left: Tensor, right: Tensor) -> None:
-        """The gradient of a matrix, for each client leftᵀ @ right, of which columns beyond the matrix do not count."""
+        """Apply the gradient of a matrix, for each client leftᵀ @ right; columns beyond the matrix are ignored."""
         weight, rate = self.weights[name], self.client.learning_rate
         weight = weight.flatten(start_dim=2)
         if right.shape[2] > weight.shape[2]:
@@ -41,7 +41,7 @@ class Descent:
         self._move(weight, velocity)
 
     def gradient(self, name: str, gradient: Tensor) -> None:
-        """A gradient that is there already."""
+        """Apply a gradient."""
         weight = self.weights[name]
         if self.velocities is not None:
             velocity = self.velocities[name]
@@ -49,7 +49,7 @@ class Descent:
         self._move(weight, gradient)
 
     def rows(self, name: str, clients: Tensor, index: Tensor, gradients: Tensor) -> None:
-        """The gradient of a table of rows: `gradients` at rows `index` of `clients`, the same row maybe several times."""
+        """Apply the gradient of a table: `gradients` at rows `index` of `clients`; rows may repeat."""
         table, rate = self.weights[name], self.client.learning_rate
         if self.velocities is None:
             if not self.keep:
@@ -60,7 +60,7 @@ class Descent:
         if self.keep:
             velocity.mul_(self.client.momentum)
         else:
-            velocity.zero_()  # what memory held before may be anything, NaN too
+            velocity.zero_()  # uninitialised memory may hold NaN
         velocity.index_put_((clients, index), gradients, accumulate=True)
         self._move(table, velocity)
 

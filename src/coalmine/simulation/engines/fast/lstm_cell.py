@@ -1,7 +1,7 @@
 """An LSTM layer forward and backward, step by step, for one model or for a batch of them.
 
-Every tensor comes as a list over places: rows × numbers where all rows share one model, clients × rows × numbers where each
-client has its own. Fewer rows than at the place before mean that the last ones have ended.
+Every tensor is a list over positions: rows × values where all rows share one model, clients × rows × values where each
+client has its own. Fewer rows than at the previous position mean that the last rows have ended.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def forward(gates: list[Tensor], recurrent: Tensor, hidden: list[Tensor], cells: list[Tensor]) -> None:
-    """Fill `hidden` and `cells`; `gates` come as what the inputs put into them and leave opened.
+    """Fill `hidden` and `cells`; `gates` hold the inputs' part before and the activations after.
 
     `recurrent` is that of the model, 4H × H; hidden states may be wider than H where it is too, by zeros.
     """
@@ -24,7 +24,7 @@ def forward(gates: list[Tensor], recurrent: Tensor, hidden: list[Tensor], cells:
 
 
 def backward(gates: list[Tensor], recurrent: Tensor, slopes: list[Tensor], cells: list[Tensor]) -> None:
-    """Turn opened `gates` into their slopes, given the `slopes` of the hidden states (which are used up)."""
+    """Turn the activations in `gates` into their gradients, given those of the hidden states (`slopes`, overwritten)."""
     cell_backward = _cells(gates[0].device).backward
     handed = torch.empty_like(cells[0], memory_format=torch.contiguous_format)
     going_on = 0
@@ -47,7 +47,7 @@ def accumulate(out: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 class PlainCells:
-    """The cell by plain torch: the same as lstm_kernels."""
+    """The cell in plain torch: the same as lstm_kernels."""
 
     @staticmethod
     def forward(gate: Tensor, before: Tensor | None, cell: Tensor, hidden: Tensor) -> None:
@@ -81,7 +81,7 @@ class PlainCells:
 
 
 def _cells(device: torch.device) -> Any:
-    """Kernels of their own on a GPU, where Triton is there; else plain torch."""
+    """Triton kernels on a GPU, where Triton is installed; else plain torch."""
     if device.type == "cuda":
         try:
             from coalmine.simulation.engines.fast import lstm_kernels

@@ -1,8 +1,8 @@
-"""Models of text, all clients together, without autograd and without padding where it costs.
+"""Text models, all clients together, without autograd and without costly padding.
 
-In the first step all clients have the model that they were sent, so their sentences are one batch: sorted by length, none
-is computed beyond its end, and only the gradients are taken client by client. From the second step on each client has a
-model of its own, and a step is one batched product for each layer and place.
+In the first step all clients have the same model, so their sentences are one batch: sorted by length, none is computed
+beyond its end, and only the gradients are computed per client. From the second step on each client has its own model, and a
+step is one batched product per layer and position.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from coalmine.simulation.batches import Batches
 from coalmine.simulation.engines.fast import lstm_cell
-from coalmine.simulation.engines.fast.cuda import matmul_precision
+from coalmine.simulation.engines.fast.cuda import train_in_chunks
 from coalmine.simulation.engines.fast.descent import Descent
-from coalmine.simulation.engines.fast.packing import Padded, buckets, halves, pack, pad, sent
-from coalmine.simulation.engines.plain.engine import ClientSettings, Examples, chunks, clients_that_fit
+from coalmine.simulation.engines.fast.packing import Padded, buckets, halves, pack, pad, to_device
+from coalmine.simulation.engines.plain.engine import ClientSettings, Examples, clients_that_fit
 from coalmine.simulation.models import Model, Recurrent
 from coalmine.simulation.population import Indices
 
@@ -33,7 +33,7 @@ class LstmTogether:
         self.model, self.structure, self.ignored = model, model.structure, model.ignored_label
         self.examples, self.client, self.precision = examples, client, precision
         self.lengths = _lengths(examples.labels, self.ignored)
-        # Matrix units want rows that begin at multiples of 32 bytes: hidden states are widened to that on a GPU.
+        # Tensor cores need rows that begin at multiples of 32 bytes: hidden states are widened to that on a GPU.
         self.align = 8 if examples.inputs.device.type == "cuda" else 1
         copies = 3 if client.momentum else 2
         bytes_each = 4 * (copies * model.dim + client.batch_size * model.activations)
@@ -44,10 +44,7 @@ class LstmTogether:
         return f"together, written out for LSTMs, {self.precision}"
 
     def updates(self, model_vector: Tensor, batches: Batches) -> Iterator[Tensor]:
-        for clients in chunks(len(batches), self.chunk):
-            with torch.no_grad(), matmul_precision(self.precision):
-                trained = self._train(model_vector, batches, clients)
-            yield trained
+        return train_in_chunks(self._train, model_vector, batches, size=self.chunk, precision=self.precision)
 
     def close(self) -> None:
         pass
@@ -55,18 +52,20 @@ class LstmTogether:
     def _train(self, model_vector: Tensor, batches: Batches, clients: Indices) -> Tensor:
         chunk, order = self._longest_first(batches, clients)
         if not chunk.counts.size or not _batch_symbols(self.lengths, chunk.examples[:, 0], chunk.counts[:, 0]).any():
-            return self._train_from_nothing(model_vector, chunk, order)
+            return self._train_from_zero(model_vector, chunk, order)
         rows = model_vector.new_empty(len(chunk), len(model_vector))
         velocity = torch.empty_like(rows) if self.client.momentum else None
         self._first_step(model_vector, rows, velocity, chunk)
-        return self._go_on(model_vector, rows, velocity, chunk, order)
+        return self._later_steps(model_vector, rows, velocity, chunk, order)
 
-    def _train_from_nothing(self, model_vector: Tensor, chunk: Batches, order: Indices) -> Tensor:
-        """Clients whose first batch has nothing in it that counts: no update so far."""
+    def _train_from_zero(self, model_vector: Tensor, chunk: Batches, order: Indices) -> Tensor:
+        """Train clients whose first batch has no label that counts: they start from a zero update."""
         rows = model_vector.new_zeros(len(chunk), len(model_vector))
-        return self._go_on(model_vector, rows, torch.zeros_like(rows) if self.client.momentum else None, chunk, order)
+        return self._later_steps(
+            model_vector, rows, torch.zeros_like(rows) if self.client.momentum else None, chunk, order
+        )
 
-    def _go_on(
+    def _later_steps(
         self, model_vector: Tensor, rows: Tensor, velocity: Tensor | None, chunk: Batches, order: Indices
     ) -> Tensor:
         """The steps from the second on; `rows` are the clients' updates."""
@@ -79,10 +78,10 @@ class LstmTogether:
                 self._own_step(rows[some], moving, chunk.examples[some, step], chunk.counts[some, step])
         if len(active) > 1:
             rows[: active[1]] -= model_vector
-        return rows if (np.diff(order) == 1).all() else rows[sent([order], rows.device)[0]]
+        return rows if (np.diff(order) == 1).all() else rows[to_device([order], rows.device)[0]]
 
     def _longest_first(self, batches: Batches, clients: Indices) -> tuple[Batches, Indices]:
-        """By number of steps, then by the size of the last one, so that neighbours need little padding."""
+        """Sort by number of steps, then by the size of the last one, so that adjacent clients need little padding."""
         if not batches.counts.shape[1]:
             return batches.take(clients), np.arange(len(clients))
         last = np.maximum(batches.steps[clients] - 1, 0)
@@ -92,7 +91,7 @@ class LstmTogether:
         return batches.take(clients[order]), np.argsort(order)
 
     def work(self, batches: Batches) -> tuple[int, int]:
-        """Symbols that a round needs, and that it computes padding included: forward, backward and in the gradients."""
+        """Symbols that a round needs, and those it computes including padding: forward, backward and gradients."""
         chunk, _ = self._longest_first(batches, np.arange(len(batches)))
         symbols = [
             _batch_symbols(self.lengths, chunk.examples[:, step], chunk.counts[:, step])
@@ -107,7 +106,7 @@ class LstmTogether:
         return 3 * int(sum(own.sum() for own in symbols)), computed
 
     def _first_step(self, model_vector: Tensor, rows: Tensor, velocity: Tensor | None, chunk: Batches) -> None:
-        """The step that all clients take from the same model; `rows` become their updates so far."""
+        """The first step, from the same model for all clients; writes their updates to `rows`."""
         packed = pack(self.lengths, chunk.examples[:, 0], chunk.counts[:, 0], rows.device)
         parts = list(buckets(packed.symbols))
         padded = pad(packed, parts)
@@ -165,7 +164,7 @@ class LstmTogether:
             kernel, bias = parameters[f"lstm{number}.kernel"], parameters[f"lstm{number}.bias"]
             gates = torch.addmm(bias, inputs, _widened(kernel, inputs.shape[1]).T)
             wide = -(-width // self.align) * self.align
-            hidden = inputs.new_empty(len(inputs) + 1, wide)  # the last row is what was before the first symbol
+            hidden = inputs.new_empty(len(inputs) + 1, wide)  # the last row is the state before the first symbol
             hidden[-1] = 0
             hidden[:, width:] = 0
             cells = inputs.new_empty(len(inputs), width)
@@ -180,7 +179,7 @@ class LstmTogether:
         return layers, hidden
 
     def _dense_shared(self, parameters: dict[str, Tensor], inputs: Tensor, labels: Tensor) -> "DenseSlopes":
-        """The dense layers and the slopes of the unweighted losses."""
+        """The dense layers' inputs and the gradients of the unweighted losses."""
         weights = [parameters[f"dense{number}.weight"] for number in range(1, len(self.structure.dense) + 1)]
         weights[0] = _widened(weights[0], inputs.shape[1])
         activations = [inputs]
@@ -195,14 +194,14 @@ class LstmTogether:
         return DenseSlopes(activations, slopes[::-1], below)
 
     def _own_step(self, rows: Tensor, velocity: Tensor | None, examples: Indices, counts: Indices) -> None:
-        """A step in which every client has a model of its own, in place."""
+        """A step in which every client has its own model, in place."""
         parameters = self.model.split(rows)
         device, going = rows.device, len(rows)
         lengths = np.where(np.arange(examples.shape[1]) < counts[:, None], self.lengths[examples], 0)
         slots, places = _slots_and_places(self.lengths, examples, counts)
-        chosen = sent([examples[:, :slots].ravel(), lengths[:, :slots].ravel()], device)
+        chosen = to_device([examples[:, :slots].ravel(), lengths[:, :slots].ravel()], device)
         index, present = chosen[0].view(going, slots), chosen[1].view(going, slots) > 0
-        # places before slots, so that a place of all slots is one block
+        # positions before slots, so that one position of all slots is contiguous
         symbols = self.examples.inputs[index, :places].long().transpose(1, 2)
         labels = self.examples.labels[index, :places].long().transpose(1, 2)
         counted = ((labels != self.ignored) & present.unsqueeze(1)).to(rows.dtype).flatten(1)
@@ -254,7 +253,7 @@ class LstmTogether:
 
 @dataclass(frozen=True)
 class Layer:
-    """What an LSTM layer keeps of its way forward."""
+    """What an LSTM layer keeps from the forward pass."""
 
     inputs: Tensor
     gates: Tensor
@@ -264,7 +263,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class DenseSlopes:
-    """Of each dense layer its inputs and the slope of its outputs, and the slope of what came in below."""
+    """For each dense layer its inputs and the gradient of its outputs, and the gradient below the first layer."""
 
     inputs: Sequence[Tensor]
     slopes: Sequence[Tensor]
@@ -272,12 +271,12 @@ class DenseSlopes:
 
 
 def _widened(weight: Tensor, width: int) -> Tensor:
-    """A matrix with columns of zeros added up to `width`."""
+    """The matrix padded with zero columns to `width`."""
     return weight if weight.shape[1] == width else torch.nn.functional.pad(weight, (0, width - weight.shape[1]))
 
 
 def _lengths(labels: Tensor, ignored: int) -> Indices:
-    """How far each row of labels goes: up to the last that counts."""
+    """The length of each row of labels, up to the last one that counts."""
     counts = labels != ignored
     places = torch.arange(1, labels.shape[1] + 1, device=labels.device)
     lengths: Indices = (counts * places).amax(dim=1).cpu().numpy().astype(np.int64)
@@ -285,7 +284,7 @@ def _lengths(labels: Tensor, ignored: int) -> Indices:
 
 
 def _slots_and_places(lengths: Indices, examples: Indices, counts: Indices) -> tuple[int, int]:
-    """How many sentences and symbols a step of these clients has room for."""
+    """The largest number of sentences, and of symbols in one, in a step of these clients."""
     present = np.arange(examples.shape[1]) < counts[:, None]
     return int(counts.max()), max(int((lengths[examples] * present).max()), 1)
 

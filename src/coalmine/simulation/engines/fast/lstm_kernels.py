@@ -26,7 +26,7 @@ def _row(row, per_group, group_stride, stride):
     return (row // per_group).to(tl.int64) * group_stride + (row % per_group) * stride
 
 
-# What differs from place to place: kernels are not compiled again for it.
+# These differ between positions; kernels are not recompiled for them.
 _VARYING = ["per_group", "ended", "gates_group", "cells_group", "hidden_group", "slopes_group"]
 _MOVING = ["gates", "before", "cells", "hidden", "slopes", "handed"]
 
@@ -75,7 +75,7 @@ def _backward(gates, slopes, cells, before, handed, per_group, ended, gates_grou
 
 
 def forward(gate: Tensor, before: Tensor | None, cell: Tensor, hidden: Tensor) -> None:
-    """Open the gates of one place, in place, and fill its cells and hidden states."""
+    """Activate the gates of one position, in place, and fill its cells and hidden states."""
     width = cell.shape[-1]
     rows, per_group = _rows(gate)
     strides = (*_strides(gate), *_strides(cell), *_strides(hidden))
@@ -86,10 +86,10 @@ def forward(gate: Tensor, before: Tensor | None, cell: Tensor, hidden: Tensor) -
 
 
 def backward(gate: Tensor, slope: Tensor, cell: Tensor, before: Tensor | None, handed: Tensor, going_on: int) -> None:
-    """Turn the opened gates of one place into their slopes.
+    """Turn the activated gates of one position into their gradients.
 
-    `handed` holds the slopes of the cells that the place after hands down, for the first `going_on` rows, and gets those
-    that this place hands down.
+    `handed` holds the cells' gradients from the next position, for the first `going_on` rows, and receives those for the
+    previous position.
     """
     width = cell.shape[-1]
     rows, per_group = _rows(gate)
@@ -100,7 +100,7 @@ def backward(gate: Tensor, slope: Tensor, cell: Tensor, before: Tensor | None, h
 
 
 def _rows(tensor: Tensor) -> tuple[int, int]:
-    """How many rows, and how many of them in a group."""
+    """The number of rows, and of rows in a group."""
     per_group = tensor.shape[-2]
     return (per_group, per_group) if tensor.ndim == 2 else (per_group * tensor.shape[0], per_group)
 

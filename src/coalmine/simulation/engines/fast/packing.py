@@ -1,7 +1,7 @@
-"""How the symbols of one step of several clients lie: by place for an LSTM, by client for the gradients.
+"""The layout of the symbols of one step of several clients: by position for an LSTM, by client for the gradients.
 
-The host counts sentences only. What is as long as there are symbols is made where the model is, out of those counts, so
-that little is sent and the host is soon done: on a GPU it has to be, since nothing runs there before.
+The host only counts sentences. Tensors with one entry per symbol are made on the model's device from these counts, so that
+little is transferred and the GPU does not wait for the host.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,46 +19,46 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Packed:
-    """The symbols of one step of several clients, in the order of their places and in that of the clients.
+    """The symbols of one step of several clients, ordered by position and by client.
 
-    By place, all first symbols come first, and the sentences are sorted by length, so that those that go on are always
-    the first few. `by_client` and `by_place` lead from one order to the other.
+    By position, all first symbols come first, and sentences are sorted by length, longest first, so that those that
+    continue are always the first rows. `by_client` and `by_place` map between the two orders.
     """
 
-    example: Tensor  # by place: which example the symbol is of
-    place: Tensor  # and where it stands there
-    owner: Tensor  # and which client's it is
-    by_client: Tensor  # where the symbols of the clients' order stand in that of the places
+    example: Tensor  # by position: the symbol's example
+    place: Tensor  # its position there
+    owner: Tensor  # its client
+    by_client: Tensor  # index in the order by position of each symbol in the order by client
     by_place: Tensor  # the inverse
-    before: Tensor  # by client: where the place before stands in the order of places; −1 at the beginning
+    before: Tensor  # by client: index by position of the previous symbol; −1 at the beginning
     shares: Tensor  # by client: one over the client's symbols
-    sizes: list[int]  # symbols at each place
-    symbols: Indices  # how many each client has
-    starts: Indices  # where a client's begin
+    sizes: list[int]  # symbols at each position
+    symbols: Indices  # number of symbols of each client
+    starts: Indices  # where each client's symbols begin
 
 
 def pack(lengths: Indices, examples: Indices, counts: Indices, device: torch.device = CPU) -> Packed:
-    """Pack the first `counts` examples of each row; `lengths` are those of all examples there are."""
+    """Pack the first `counts` examples of each row; `lengths` are those of all examples."""
     client, slot = np.nonzero(np.arange(examples.shape[1]) < counts[:, None])
     example = examples[client, slot]
     order = np.argsort(-lengths[example], kind="stable")
     client, example = client[order], example[order]
     long = lengths[example]
     places = int(long.max(initial=1))
-    sizes = np.searchsorted(-long, -np.arange(places), side="left")  # sentences longer than a place
+    sizes = np.searchsorted(-long, -np.arange(places), side="left")  # sentences longer than a position
     offsets = np.cumsum(sizes) - sizes
     by_length = np.bincount(client * (places + 1) + long, minlength=len(counts) * (places + 1))
     by_length = by_length.reshape(len(counts), places + 1)
-    shorter = np.cumsum(by_length, axis=1)[:, :-1]  # a client's sentences that have ended before a place
+    shorter = np.cumsum(by_length, axis=1)[:, :-1]  # a client's sentences that ended before a position
     going_on = by_length.sum(axis=1, keepdims=True) - shorter
     symbols = going_on.sum(axis=1)
     starts = np.cumsum(symbols) - symbols
-    begins = starts[:, None] + np.cumsum(going_on, axis=1) - going_on  # where a client's symbols of a place begin
+    begins = starts[:, None] + np.cumsum(going_on, axis=1) - going_on  # where a client's symbols of a position begin
     return _spread(device, client, example, _rank(client, len(counts)), sizes, offsets, symbols, starts, begins)
 
 
 def _rank(client: Indices, clients: int) -> Indices:
-    """The how manieth of its client's each sentence is."""
+    """The rank of each sentence within its client."""
     rank, grouped = np.empty_like(client), np.argsort(client, kind="stable")
     own = np.bincount(client, minlength=clients)
     rank[grouped] = np.arange(len(client)) - np.repeat(np.cumsum(own) - own, own)
@@ -76,11 +76,11 @@ def _spread(
     starts: Indices,
     begins: Indices,
 ) -> Packed:
-    """From the counts of sentences to symbols, on the device.
+    """Expand counts of sentences to symbols, on the device.
 
-    Of a client's sentences at a place the first ones go on, so that a symbol's rank there is that of its sentence.
+    At each position the first of a client's sentences continue, so a symbol's rank there is that of its sentence.
     """
-    clients, of_example, ranks, repeats, first, own, begin = sent(
+    clients, of_example, ranks, repeats, first, own, begin = to_device(
         [client, example, rank, sizes, offsets, symbols, begins.ravel()], device
     )
     total = int(symbols.sum())
@@ -106,13 +106,13 @@ def _spread(
 
 
 def halves(counts: Indices) -> Iterator[slice]:
-    """Clients, those with more sentences first, in two parts: those with more than half of the most, and the others."""
+    """Clients, most sentences first, in two parts: those with more than half of the largest number, and the rest."""
     cut = int((counts > counts[0] // 2).sum()) if len(counts) else 0
     yield from (some for some in (slice(0, cut), slice(cut, len(counts))) if some.stop > some.start)
 
 
 def buckets(symbols: Indices) -> Iterator[slice]:
-    """Neighbours of which the shortest has nearly as many symbols as the longest."""
+    """Slices of adjacent clients in which the shortest has nearly as many symbols as the longest."""
     start, fewest, most = 0, 0, 0
     for number, own in enumerate(symbols.tolist()):
         fewest, most = (min(fewest, own), max(most, own)) if number > start else (own, own)
@@ -128,18 +128,18 @@ Padded = list[Tensor]  # for each bucket clients × symbols × numbers
 
 @dataclass(frozen=True)
 class Padding:
-    """How symbols in the order of the clients become a matrix for each client, the shorter ones of a bucket padded."""
+    """The map from symbols ordered by client to one matrix per client, padded to the longest of its bucket."""
 
-    index: Tensor | None  # which symbol stands where, all buckets in a row; None where nothing is padded
-    absent: Tensor | None  # where none does
+    index: Tensor | None  # the symbol at each entry, all buckets in a row; None without padding
+    absent: Tensor | None  # entries without a symbol
     shapes: list[tuple[int, int]]
 
     def places(self, order: Tensor) -> Tensor:
-        """Where rows in another order have the symbols that stand here, for `of`."""
+        """The index for `of` of rows in another order."""
         return order if self.index is None else order[self.index]
 
     def of(self, rows: Tensor, places: Tensor | None = None, *, zero: bool = False) -> Padded:
-        """The rows by bucket and client; in the place of padding zeros, if `zero`, or else some row that is there."""
+        """The rows by bucket and client; padding is zero with `zero`, else arbitrary."""
         places = self.index if places is None else places
         taken = rows if places is None else rows[places]
         if zero and self.absent is not None:
@@ -156,15 +156,17 @@ def pad(packed: Packed, parts: Sequence[slice]) -> Padding:
     if total == packed.symbols.sum():
         return Padding(None, None, shapes)
     device = packed.place.device
-    repeats, first, symbols, starts = sent([widths, np.cumsum(widths) - widths, packed.symbols, packed.starts], device)
+    repeats, first, symbols, starts = to_device(
+        [widths, np.cumsum(widths) - widths, packed.symbols, packed.starts], device
+    )
     client = torch.repeat_interleave(repeats, output_size=total)
     place = torch.arange(total, device=device) - first[client]
     absent = place >= symbols[client]
     return Padding((starts[client] + place).masked_fill_(absent, 0), absent, shapes)
 
 
-def sent(arrays: Sequence[Indices], device: torch.device) -> Sequence[Tensor]:
-    """Whole numbers on their way to a device, in one transfer that nobody waits for."""
+def to_device(arrays: Sequence[Indices], device: torch.device) -> Sequence[Tensor]:
+    """Integer arrays on a device, sent in one asynchronous transfer."""
     whole = torch.from_numpy(np.concatenate(arrays))
     if device.type != "cpu":
         whole = whole.pin_memory().to(device, non_blocking=True)

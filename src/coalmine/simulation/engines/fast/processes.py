@@ -22,16 +22,16 @@ from coalmine.simulation.population import Indices
 
 Description = tuple[int, tuple[int, ...], torch.dtype]  # of shared memory: its handle, and the tensor in it
 
-# Memory that a step has freed stays for the next step, in large pages; given back and asked for again, as is usual on
-# Linux, it is a thousand page faults in every step of the CNN. Where malloc is another one, this says nothing.
+# glibc keeps freed memory for the next step, in large pages. By default it returns it to the system, which costs a thousand
+# page faults in every step of the CNN. Other allocators ignore this.
 KEEP_MEMORY = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=1073741824:glibc.malloc.hugetlb=1"
 
 
 class Processes:
-    """A process for each worker, each with one thread; examples, model and updates lie in memory that all of them share.
+    """One process with one thread per worker; examples, model and updates are in shared memory.
 
-    Which process trains a client has no effect on its update, so a round gives the same whatever the timing. They are
-    started as commands of their own: multiprocessing would run the caller's script again in each.
+    Which process trains a client has no effect on its update, so a round does not depend on timing. Processes are started
+    as separate commands, since multiprocessing would run the caller's script again in each.
     """
 
     def __init__(
@@ -68,19 +68,19 @@ class Processes:
 
     def close(self) -> None:
         for connection, process in self._started.items():
-            connection.close()  # which the process takes for the end
+            connection.close()  # which ends the process
             process.wait()
         self._started = {}
 
     def _give_up(self) -> None:
-        """End the processes, whose answers nobody waits for any more; the next round starts others."""
+        """Kill the processes; the next round starts new ones."""
         for process in self._started.values():
             process.kill()
         self.close()
         self._updates = Shared((0, self.model.dim), torch.float32)
 
     def _start(self, rows: int) -> None:
-        """The processes with a buffer of enough rows; made once, and again only for a larger round."""
+        """Start the processes with a buffer of enough rows; once, and again only for a larger round."""
         if len(self._updates.tensor) >= rows:
             return
         self.close()
@@ -117,7 +117,7 @@ class Processes:
 
 
 def _send_next(connection: Connection, waiting: Iterator[tuple[int, int]], batches: Batches) -> bool:
-    """Give a process its next client; whether there was one."""
+    """Send a process its next client; False if there is none left."""
     for row, client in waiting:
         steps = int(batches.steps[client])
         examples, counts = batches.examples[client, :steps], batches.counts[client, :steps]
@@ -128,7 +128,7 @@ def _send_next(connection: Connection, waiting: Iterator[tuple[int, int]], batch
 
 
 class Shared:
-    """A tensor in memory that other processes can map."""
+    """A tensor in shared memory."""
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype) -> None:
         self.file = None if hasattr(os, "memfd_create") else tempfile.TemporaryFile()  # noqa: SIM115
@@ -158,7 +158,7 @@ def _mapped(description: Description) -> Tensor:
 
 
 def work(handle: int) -> None:
-    """What each process does: train the clients that come through the pipe with this handle, until it is closed."""
+    """The main function of each process: train the clients that arrive through the pipe, until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     torch.set_num_threads(1)
     with Connection(handle) as connection:
@@ -173,5 +173,5 @@ def work(handle: int) -> None:
                     connection.send(None)
                 except (RuntimeError, IndexError, ValueError) as error:
                     connection.send(f"{type(error).__name__}: {error}")
-        except (EOFError, OSError):  # the parent has gone
+        except (EOFError, OSError):  # the parent has ended
             return

@@ -1,4 +1,4 @@
-"""DP-SGD: every example is a client that takes one step with learning rate 1, so its update is minus its gradient."""
+"""DP-SGD: every example is a client with one step of learning rate 1, so its update is minus its gradient."""
 
 from collections.abc import Iterator
 

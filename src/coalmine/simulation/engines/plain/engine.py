@@ -1,4 +1,4 @@
-"""What an engine is: something that turns a model and the clients' batches into the clients' updates."""
+"""The interface of an engine, which turns a model and the clients' batches into the clients' updates."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from coalmine.simulation.population import Indices
 
 @dataclass(frozen=True)
 class Examples:
-    """The training or the test set, on the device that trains."""
+    """The training or the test set, on the device of the training."""
 
     inputs: Tensor
     labels: Tensor
@@ -49,26 +49,26 @@ class Engine(Protocol):
 
     @property
     def description(self) -> str:
-        """Which way the clients are trained, in a few words."""
+        """How the clients are trained, in a few words."""
         ...
 
     def updates(self, model_vector: Tensor, batches: Batches) -> Iterator[Tensor]:
         """The clients' unclipped updates, in the order of the batches, in chunks of rows that fit in memory.
 
-        A chunk is valid until the next one is asked for.
+        A chunk is valid until the next one is requested.
         """
         ...
 
     def close(self) -> None:
-        """Let go of what the engine holds."""
+        """Release processes and memory."""
         ...
 
 
 def chunks(count: int, size: int) -> Iterator[Indices]:
-    """0 to count − 1 in runs of at most `size`, as equal as can be."""
+    """0 to count − 1 in chunks of at most `size`, as equal as possible."""
     yield from np.array_split(np.arange(count), -(-count // max(size, 1))) if count else ()
 
 
 def clients_that_fit(bytes_each: int, memory_limit: float) -> int:
-    """How many clients of this many bytes fit into `memory_limit` GiB; at least one, since less is no training."""
+    """How many clients of this many bytes fit into `memory_limit` GiB; at least one."""
     return max(1, int(memory_limit * 2**30 / bytes_each))

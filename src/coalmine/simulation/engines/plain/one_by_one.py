@@ -1,4 +1,4 @@
-"""Any model, one client at a time: the plain way, and for large models on a CPU the fast one."""
+"""One client at a time, for any model: the reference, and the fastest way for large models on a CPU."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -23,7 +23,7 @@ def autograd_step(
     labels: Tensor,
     masks: Masks,
 ) -> None:
-    """The step of any model."""
+    """The step of any model, by autograd."""
     leaves = [weight.requires_grad_() for weight in weights.values()]
     loss = model.loss((model.logits_alone or model.logits)(weights, inputs, masks), labels)
     moves = torch.autograd.grad(loss, leaves)
@@ -58,7 +58,7 @@ class OneByOne:
 
 
 def described(step: Step) -> str:
-    """Which way a step is taken, in a few words."""
+    """How a step is computed, in a few words."""
     return "by autograd" if step is autograd_step else "written out for the CNN"
 
 
@@ -73,7 +73,7 @@ def train_client(
     dropout_seed: int,
     update: Tensor,
 ) -> None:
-    """Write one client's update: its model after its steps of SGD less the model that it was sent."""
+    """Write one client's update: its model after its steps of SGD minus the model it was sent."""
     weights = {name: channels_last(tensor) for name, tensor in model.split(model_vector).items()}
     velocities = {name: torch.zeros_like(tensor) for name, tensor in weights.items()} if client.momentum else None
     seeds = torch.tensor([dropout_seed], device=model_vector.device)
@@ -90,5 +90,5 @@ def train_client(
 
 
 def channels_last(tensor: Tensor) -> Tensor:
-    """A copy; pictures and kernels with their channels last, which convolutions on a CPU read faster."""
+    """A copy; images and kernels with channels last, which is faster for convolutions on a CPU."""
     return tensor.clone(memory_format=torch.channels_last if tensor.ndim == 4 else torch.preserve_format)

@@ -1,4 +1,4 @@
-"""Any model, all clients together: the step of one client, vectorised over the clients by torch.func."""
+"""All clients together, for any model: one client's step, vectorised over the clients by torch.func."""
 
 from collections.abc import Iterator
 
