@@ -16,10 +16,10 @@ from coalmine.checks import Floats, whole_number
 from coalmine.cli.output import print_json, print_table, shown_number, shows_bars
 from coalmine.cli.scores import STDIN, read_scores
 from coalmine.estimators.bounds import METHODS, epsilon_lower_bound, lower_bound_ceiling, score_array
-from coalmine.estimators.estimate import EpsilonEstimate, epsilon_estimate, equal_scores
+from coalmine.estimators.gaussian_fit import EpsilonEstimate, epsilon_estimate, equal_scores
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
-from coalmine.estimators.literature.compare import compare_estimators
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.all_estimators import compare_estimators
+from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.null import CosineNull
 from coalmine.estimators.variance import Variance
 

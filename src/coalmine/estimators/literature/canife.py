@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from coalmine.checks import Floats, finite_array, one_number, shown, unit_interval, whole_number
 from coalmine.estimators.bounds import FEWEST
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import clopper_pearson, error_counts, score_tables
 from coalmine.estimators.mechanism import mechanism_noise
 from coalmine.estimators.rates import epsilon_from_rates

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from coalmine.checks import Floats, whole_number
 from coalmine.estimators.bounds import FEWEST
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import Counts, sorted_scores
 
 HULL = "the guesses are corrected for the corners of the ROC hull, not for finding them"

@@ -7,7 +7,7 @@ among them (Section 5), take the best threshold of the same scores, after which 
 import numpy.typing as npt
 
 from coalmine.estimators.bounds import epsilon_lower_bound
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.literature_row import LiteratureRow
 
 REFERENCE = "Jagielski et al. 2020, arXiv 2006.07709"
 

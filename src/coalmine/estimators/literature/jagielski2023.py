@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from coalmine.checks import Floats
 from coalmine.estimators.bounds import FEWEST, epsilon_lower_bound
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import score_tables
 
 Checkpoints = tuple[npt.ArrayLike, npt.ArrayLike]

@@ -14,7 +14,7 @@ from scipy.special import ndtr, ndtri
 from coalmine.checks import Floats, unit_interval
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.estimators.literature.guesses import HULL, Games, checked_counts, fixed_games, games_row, hull_games
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import Counts
 
 tiny = np.finfo(np.float64).tiny

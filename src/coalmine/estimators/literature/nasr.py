@@ -11,7 +11,7 @@ from scipy.special import ndtri_exp
 from coalmine.checks import Floats, unit_interval
 from coalmine.estimators.bounds import Band, clopper_pearson_band, log_band, one_of_two, simultaneous_band
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import error_counts, sorted_scores
 
 REFERENCE = "Nasr et al. 2023, arXiv 2302.07956"

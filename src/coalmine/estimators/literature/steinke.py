@@ -14,7 +14,7 @@ from scipy.special import betaincc, betainccinv, betaincinv, expit, gammaln, log
 
 from coalmine.checks import Floats, unit_interval
 from coalmine.estimators.literature.guesses import HULL, Games, checked_counts, fixed_games, games_row, hull_games
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import Counts
 
 METHOD = "Steinke 2023"

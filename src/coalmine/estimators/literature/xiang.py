@@ -21,7 +21,7 @@ from scipy.special import betaincc, betainccinv, betaincinv, log_ndtr, ndtr, xlo
 from coalmine.checks import Floats, unit_interval
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.estimators.literature.guesses import FIXED_HALVES, checked_counts, fair_halves, mistakes_by_confidence
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.literature_row import LiteratureRow
 
 REFERENCE = "Xiang et al. 2025, arXiv 2509.08704"
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(64)

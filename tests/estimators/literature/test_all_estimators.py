@@ -7,7 +7,7 @@ from scipy.stats import norm
 
 import coalmine
 from coalmine import CosineNull, compare_estimators
-from coalmine.estimators.literature import compare
+from coalmine.estimators.literature.all_estimators import OF_TWO_SETS
 
 QUANTILES = norm.ppf((np.arange(1_000) + 0.5) / 1_000)
 EVERY = [
@@ -161,7 +161,7 @@ def test_table_1_is_what_the_rows_say():
 
 
 def test_each_estimator_takes_the_same_arguments():
-    for estimator in compare.OF_TWO_SETS:
+    for estimator in OF_TWO_SETS:
         assert list(inspect.signature(estimator).parameters) == ["observed", "unobserved", "delta", "confidence"]
         assert estimator(QUANTILES + 1, QUANTILES, delta=1e-6).reference
 

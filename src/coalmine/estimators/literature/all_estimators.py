@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from coalmine.estimators.bounds import Null, epsilon_lower_bound, score_array
-from coalmine.estimators.estimate import epsilon_estimate
+from coalmine.estimators.gaussian_fit import epsilon_estimate
 from coalmine.estimators.literature.canife import AuditedRounds, canife_row
 from coalmine.estimators.literature.jagielski2020 import jagielski2020_row, jagielski2020_split_row
 from coalmine.estimators.literature.jagielski2023 import Checkpoints, jagielski2023_rows
+from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.mahloujifar import mahloujifar_fixed_row, mahloujifar_row
 from coalmine.estimators.literature.nasr import nasr_row, nasr_simultaneous_row
 from coalmine.estimators.literature.pillutla import Trials, pillutla_rows
-from coalmine.estimators.literature.row import LiteratureRow
 from coalmine.estimators.literature.steinke import steinke_fixed_row, steinke_row
 from coalmine.estimators.literature.xiang import xiang_row
 from coalmine.estimators.literature.zanella_beguelin import zanella_beguelin_row

@@ -1,4 +1,4 @@
-"""The estimate of epsilon with everything needed to read it (Algorithms 1 to 3)."""
+"""Epsilon from Gaussians fitted to the scores: the step that Algorithms 1, 2 and 3 share."""
 
 import math
 from dataclasses import dataclass
@@ -7,11 +7,10 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.checks import Floats, one_number, unit_interval, whole_number
+from coalmine.checks import Floats, one_number, unit_interval
 from coalmine.estimators.bounds import Null, is_law, lower_bound_ceiling, score_array
 from coalmine.estimators.intervals import Floor, Interval, epsilon_interval, noise_floor
 from coalmine.estimators.normality import AndersonDarling, anderson_darling
-from coalmine.estimators.null import CosineNull
 from coalmine.estimators.variance import Sample, Variance, equal_std_p_value, null_std_range, point_epsilon
 
 
@@ -95,21 +94,6 @@ def epsilon_estimate(
         null_std=null_std,
         anderson_darling=anderson_darling(scores),
     )
-
-
-def estimate_from_final(cosines: npt.ArrayLike, *, dim: int, delta: float) -> EpsilonEstimate:
-    """Epsilon from the observed canaries' cosines with the final model, std fitted, null N(0, 1/dim) (Algorithm 2)."""
-    dim = whole_number("dim", dim, minimum=2)
-    return epsilon_estimate(cosines, null=CosineNull(dim), delta=delta, variance="fitted")
-
-
-def estimate_from_iterates(observed: npt.ArrayLike, unobserved: npt.ArrayLike, *, delta: float) -> EpsilonEstimate:
-    """Epsilon from the largest cosine over rounds of observed and unobserved canaries, both fitted (Algorithm 3).
-
-    Without an interval: maxima over rounds are not normal.
-    """
-    unobserved = score_array("unobserved", unobserved)
-    return epsilon_estimate(observed, null=unobserved, delta=delta, variance="fitted", confidence=None)
 
 
 def _fitted_null(null: Null, count: int, null_dof: float) -> tuple[float, float, Sample]:

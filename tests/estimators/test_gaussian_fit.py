@@ -1,4 +1,4 @@
-"""The estimate of epsilon and what stands beside it (Algorithms 1 to 3)."""
+"""Epsilon from fitted Gaussians, with its interval, noise floor and ceiling."""
 
 import dataclasses
 import math
@@ -8,32 +8,13 @@ import numpy as np
 import pytest
 from scipy.stats import f, norm
 
-from coalmine.estimators.estimate import epsilon_estimate, estimate_from_final, estimate_from_iterates
+from coalmine.estimators.gaussian_fit import epsilon_estimate
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.estimators.intervals import epsilon_interval
 from coalmine.estimators.null import CosineNull, conditional_null
 from coalmine.estimators.variance import Sample
 
 QUANTILES = norm.ppf((np.arange(1000) + 0.5) / 1000)
-
-
-@pytest.mark.parametrize(("shift", "epsilon"), [(1, 4.393278), (2, 10.021311)])
-def test_the_fitted_estimate_is_the_authors(shift, epsilon):
-    """What the authors' published code gives for normal quantiles over √dim, dim 10^6, delta 1e-5."""
-    estimate = estimate_from_final((QUANTILES + shift) / 1000, dim=10**6, delta=1e-5)
-    assert estimate.epsilon == pytest.approx(epsilon, abs=1e-6)
-    assert estimate.variance.used == "fitted"
-    assert (estimate.mean, estimate.null_std) == (pytest.approx(shift / 1000), pytest.approx(1e-3))
-
-
-def test_algorithm_3_fits_both_laws():
-    rng = np.random.default_rng(0)
-    observed, unobserved = rng.normal(3, 2, 500), rng.normal(1, 1.5, 800)
-    estimate = estimate_from_iterates(observed, unobserved, delta=1e-6)
-    null, alternative = (Gaussian(float(x.mean()), float(x.std())) for x in (unobserved, observed))
-    assert estimate.epsilon == pytest.approx(gaussian_epsilon(null, alternative, delta=1e-6), rel=1e-9)
-    assert estimate.interval is None
-    assert 0 < estimate.ceiling < 7
 
 
 @pytest.mark.parametrize("variance", ["auto", "null", "fitted"])

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.literature_row import LiteratureRow
 
 ROW = LiteratureRow(
     name="Somebody 2030",
