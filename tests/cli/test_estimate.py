@@ -245,7 +245,7 @@ def test_orthonormal_canaries_that_carry_the_vector_are_pointed_to_their_own_nul
     ("options", "said"),
     [
         (("--dim", 1000, "--null-dof", 10), "--null-dof says how well --null-std is known"),
-        (("--dim", 1000, "--known-others"), "--known-others is for the verdict on a claim"),
+        (("--dim", 1000, "--known-others"), "--known-others needs --claim"),
     ],
 )
 def test_options_without_effect_are_refused(options, said):

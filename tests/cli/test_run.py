@@ -417,7 +417,10 @@ def test_a_second_writer_is_refused(finished):
     ("arguments", "message"),
     [
         (["run", "--rounds", "0"], "rounds must be at least 1, got 0"),
-        (["run", "--task", "cifar"], "task.name must be one of digits, mnist-by-writer, fashion-mnist"),
+        (
+            ["run", "--task", "cifar"],
+            "'cifar' is not one of 'digits', 'mnist-by-writer'",
+        ),
         (["run", "--claim", "low"], "must be a number or `analytical`, got 'low'"),
         (
             ["run", "--replace-fraction", "0.2", "--canaries", "50"],
@@ -439,7 +442,7 @@ def test_a_second_writer_is_refused(finished):
         (["run", "--config", "{tmp}/typo.toml"], "a config has no privacy.noise_multiplyer"),
         (["run", "--seed-file", "{tmp}/empty", "--out", "{tmp}/run"], "is empty"),
         (["run", "--task", "fashion-mnist", "--data-dir", "{tmp}", "--out", "{tmp}/run"], "train-images-idx3-ubyte.gz"),
-        (["run", "--device", "meta", "--out", "{tmp}/run"], "engine.device must be auto, cpu or cuda, got 'meta'"),
+        (["run", "--device", "meta", "--out", "{tmp}/run"], "'meta' is not one of 'auto', 'cpu', 'cuda'"),
         (["run", "--clip-norm", "1e300", "--out", "{tmp}/run"], "must be above 0 and at most 1e+30, got 1e+300"),
         (
             ["run", "--clipping", "adaptive", "--noise-multiplier", "100", "--out", "{tmp}/run"],
@@ -448,8 +451,11 @@ def test_a_second_writer_is_refused(finished):
         (["run", "--config", "{tmp}/nan.toml", "--out", "{tmp}/run"], "privacy.count_noise must be finite, got nan"),
         (["run", "--config", "{tmp}/threads.toml", "--out", "{tmp}/run"], "engine.threads must be at most 1,024"),
         (["run", "--config", "{tmp}/adam.toml", "--out", "{tmp}/run"], "server.epsilon must be above 0, got -1.0"),
-        (["gaussian", "--noise-multiplier", "1e200", "--dim", "1000", "--canaries", "20"], "must be at most 1e+100"),
-        (["resume", "{tmp}/nowhere"], "is no directory of a run"),
+        (
+            ["audit-gaussian-mechanism", "--noise-multiplier", "1e200", "--dim", "1000", "--canaries", "20"],
+            "must be at most 1e+100",
+        ),
+        (["resume", "{tmp}/nowhere"], "is not a run directory"),
         (["resume", "{tmp}/deep/odd"], "rounds"),
         (["compare", "{tmp}/nowhere"], "does not exist: name the directory of a run"),
         (["compare", "{tmp}"], "config.toml, result.json and audit/record.json are all missing"),
@@ -521,8 +527,8 @@ def test_data_that_are_not_there_leave_no_directory_behind(tmp_path):
         (("--canaries", 100_000), "got 100000 canaries in dimension 9610"),
         (("--seed", 10**44), "seed must be an integer"),
         (("--participation", "limited", "--separation", 1000), "need 50000 clients, got 200"),
-        (("--separation", 3), "give --participation limited"),
-        (("--claim-accounting", "amplified"), "is for a claim: give --claim"),
+        (("--separation", 3), "--separation needs --participation limited"),
+        (("--claim-accounting", "amplified"), "--claim-accounting needs --claim"),
     ],
 )
 def test_a_run_that_cannot_be_leaves_no_directory_behind(tmp_path, capsys, arguments, said):
@@ -545,7 +551,7 @@ def test_a_misspelt_key_is_named_with_those_there_are(tmp_path, capsys):
 def test_nothing_to_resume_is_one_line(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert "holds no run: config.toml is missing" in fails_here(capsys, "resume", tmp_path / "empty")
-    assert "is no directory of a run" in fails_here(capsys, "resume", tmp_path / "missing")
+    assert "is not a run directory" in fails_here(capsys, "resume", tmp_path / "missing")
 
 
 def test_groups_and_delta_are_in_the_title_and_quiet_means_the_table(tmp_path, capsys):

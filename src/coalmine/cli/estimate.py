@@ -13,6 +13,8 @@ from rich.console import Console
 from coalmine.audit.ladder import Scores
 from coalmine.audit.verdict import BOUND_CONFIDENCE, Claim, Evidence, Outcome, Verdict, judge
 from coalmine.checks import Floats, whole_number
+from coalmine.cli.exit_codes import VERDICT_CODES
+from coalmine.cli.options import JSON, Command, argument
 from coalmine.cli.output import print_json, print_table, shown_number, shows_bars
 from coalmine.cli.scores import STDIN, read_scores
 from coalmine.estimators.bounds import METHODS, epsilon_lower_bound, lower_bound_ceiling, score_array
@@ -23,7 +25,6 @@ from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.null import CosineNull
 from coalmine.estimators.variance import Variance
 
-EXIT_CODES = {"PASS": 0, "VIOLATION": 1, "UNDERPOWERED": 3}
 POINTWISE = ("paper", "clopper-pearson")  # methods that hold at one threshold, not at the best of many
 SMALLEST, LARGEST = 1e-60, 1e60  # of stds and scores: the squares of their ratios are still floats
 CANARY_SHARE = 0.04  # of the vector's squared length: takes 2 % off the mean score
@@ -61,8 +62,12 @@ class Reading:
     warnings: tuple[str, ...]
 
 
-@click.command()
-@click.argument("scores", type=FILE)
+@click.command(cls=Command)
+@argument(
+    "scores",
+    type=FILE,
+    help="File (.csv, .npy, .npz or .parquet) with one score per canary, at least 10; - reads standard input.",
+)
 @click.option("--dim", type=int, metavar="D", help="Dimension, if the scores are cosines with vectors of this length.")
 @click.option("--unobserved", type=FILE, metavar="FILE", help="File with the scores of unobserved canaries.")
 @click.option("--null-std", type=float, metavar="S", help="Standard deviation of unobserved scores that are N(0, S²).")
@@ -71,7 +76,7 @@ class Reading:
     type=float,
     default=math.inf,
     metavar="N",
-    help="Degrees of freedom of --null-std, if it was estimated.",
+    help="Degrees of freedom from which --null-std was estimated.  [default: inf, exactly known]",
 )
 @click.option("--delta", type=float, required=True, metavar="D", help="The delta of (epsilon, delta), in (0, 1).")
 @click.option("--claim", type=float, metavar="E", help="Claimed epsilon of one participation; prints a verdict.")
@@ -95,10 +100,11 @@ class Reading:
     type=float,
     default=0.95,
     show_default=True,
+    metavar="C",
     help="Confidence level of the interval and of the lower bound.",
 )
 @click.option("--all", "every", is_flag=True, help="Also apply every published estimator to the same scores.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@JSON
 def estimate(
     scores: str,
     dim: int | None,
@@ -114,10 +120,10 @@ def estimate(
     every: bool,
     as_json: bool,
 ) -> int:
-    """Estimate epsilon from the scores of observed canaries, with an interval and a lower bound.
+    """Estimate epsilon from a file of canary scores.
 
-    SCORES is a .csv, .npy, .npz or .parquet file with one score per canary, at least 10 of them, or - for standard input.
-    A high score means that the canary took part. The file may hold unobserved scores too, under that name or label.
+    Prints the estimate with an interval, a lower bound and the noise floor. A high score means that the canary took
+    part. SCORES may hold unobserved scores too, in a column or array named "unobserved", or with that label.
 
     Give one of --dim, --null-std and --unobserved to say how unobserved canaries score. With --all, --unobserved may be
     added to the other two: most published estimators need both kinds of scores.
@@ -125,9 +131,9 @@ def estimate(
     Exit codes with --claim: 0 PASS, 1 VIOLATION, 3 UNDERPOWERED.
     """
     if null_std is None and not math.isinf(null_dof):
-        raise click.UsageError("--null-dof says how well --null-std is known: give --null-std too")
+        raise click.UsageError("--null-dof needs --null-std")
     if known_others and claim is None:
-        raise click.UsageError("--known-others is for the verdict on a claim: give --claim")
+        raise click.UsageError("--known-others needs --claim")
     canaries = _canaries(scores, dim, unobserved, null_std, null_dof, every=every)
     reading = read_canaries(
         canaries,
@@ -149,7 +155,7 @@ def estimate(
         _print(reading)
         if every:
             _print_rows(rows)
-    return 0 if reading.verdict is None else EXIT_CODES[reading.verdict.outcome]
+    return 0 if reading.verdict is None else VERDICT_CODES[reading.verdict.outcome]
 
 
 def read_canaries(
@@ -196,9 +202,9 @@ def judge_scores(
 ) -> Verdict:
     """The verdict on a mechanism claim, the scores taken for those of canaries that were presented once.
 
-    Unless others are known nobody says how much real updates hide, so power is judged as on the known-round rung: by how
-    far the mean score falls short of the claim's. Unobserved scores give no null exact enough for the test of the mean: the
-    bound alone can speak.
+    Unless others are known nobody says how much real updates hide, so power is judged as on the known-round rung: by
+    how far the mean score falls short of the claim's. Unobserved scores give no null exact enough for the test of the
+    mean: the bound alone can speak.
     """
     evidence = Evidence(delta=delta, planned=1, shown=1, vouched=known_others)
     if isinstance(canaries.null, np.ndarray):

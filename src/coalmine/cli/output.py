@@ -16,28 +16,6 @@ from coalmine.checks import Floats
 from coalmine.storage.files import json_ready, write_atomically
 
 
-class Commands(click.Group):
-    """Commands whose names are listed where another one is asked for."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            raise click.UsageError(f"{error.message} There are {', '.join(self.list_commands(ctx))}.", ctx) from None
-
-
-class FiniteRange(click.FloatRange):
-    """A range of numbers, of which NaN is none: no comparison refuses it."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{number} is not a finite number.", param, ctx)
-        return number
-
-
 def print_json(value: Any) -> None:
     """`value` as JSON to stdout."""
     click.echo(json.dumps(json_ready(value), indent=2, allow_nan=False))

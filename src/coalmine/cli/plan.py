@@ -8,6 +8,7 @@ import click
 
 from coalmine.audit.verdict import POWER, TEST_LEVEL
 from coalmine.checks import one_number, unit_interval, whole_number
+from coalmine.cli.options import JSON, Command, Verbosity
 from coalmine.cli.output import print_json, print_table, progress_bar, shown_number
 from coalmine.estimators.bounds import FEWEST
 from coalmine.estimators.intervals import Interval, epsilon_interval
@@ -26,7 +27,7 @@ USUAL_EPSILON = 3.0  # the interval is shown at this epsilon unless the user nam
 PRECISION = 0.25  # both ends of a useful interval lie within this share of epsilon
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--dim", type=int, required=True, metavar="D", help="Dimension of the model.")
 @click.option("--delta", type=float, required=True, metavar="D", help="The delta of (epsilon, delta), in (0, 1).")
 @click.option("--canaries", type=int, multiple=True, metavar="K", help="Number of canaries to plan for; repeatable.")
@@ -43,10 +44,10 @@ PRECISION = 0.25  # both ends of a useful interval lie within this share of epsi
 @click.option(
     "--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also plot the plan into a .png, .svg or .pdf file."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@JSON
 @click.pass_obj
 def plan(
-    settings: dict[str, bool],
+    verbosity: Verbosity,
     dim: int,
     delta: float,
     canaries: tuple[int, ...],
@@ -56,12 +57,17 @@ def plan(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Plan an audit: how many canaries it needs, or what a given number of them can show.
+    """Plan the number of canaries of an audit.
 
-    Three questions take different numbers of canaries. Detecting an epsilon: in 90 % of runs its estimate lies above the
-    noise floor, the 95 % quantile of estimates when nothing leaks. Checking a claim: if the true epsilon were twice the
-    claim, 90 % of runs would end in VIOLATION, for an attacker who knows all other updates. Measuring an epsilon: the
-    95 % interval lies within ±25 % of it. Checking a claim takes far fewer canaries than measuring epsilon.
+    The table lists what each number of canaries can show. Three questions take different numbers of canaries:
+
+    Detecting an epsilon: in 90 % of runs its estimate lies above the noise floor, the 95 % quantile of estimates when
+    nothing leaks.
+
+    Checking a claim: if the true epsilon were twice the claim, 90 % of runs would end in VIOLATION, for an attacker who
+    knows all other updates. This takes far fewer canaries than measuring epsilon.
+
+    Measuring an epsilon: the 95 % interval lies within ±25 % of it.
     """
     if canaries and detect is not None:
         raise click.UsageError("give either --canaries or --detect")
@@ -73,7 +79,7 @@ def plan(
         canaries = (canaries_to_detect(detect, dim=dim, delta=delta, power=POWER),)
     counts = canaries or [count for count in USUAL if count <= dim // 2] or [FEWEST]
     shown_at = next(epsilon for epsilon in (at, claim, detect, USUAL_EPSILON) if epsilon is not None)
-    with progress_bar("planning", total=len(counts), hidden=settings["quiet"]) as advance:
+    with progress_bar("planning", total=len(counts), hidden=verbosity.quiet) as advance:
         plans = []
         for count in counts:
             plans.append(plan_audit(count, dim=dim, delta=delta, power=POWER))

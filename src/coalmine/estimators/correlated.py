@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from coalmine.checks import Floats, finite_array, nonnegative_array, one_number, shown, whole_number
+from coalmine.checks import Floats, WrongTypeError, finite_array, nonnegative_array, one_number, shown, whole_number
 from coalmine.estimators.mechanism import mechanism_epsilon
 
 
@@ -254,7 +254,7 @@ def correlated_epsilon(
     6.74
     """
     if not isinstance(noise, TreeNoise | BandedNoise):
-        raise ValueError(f"noise must be a TreeNoise or a BandedNoise, got {shown(noise)}")
+        raise WrongTypeError(f"noise must be a TreeNoise or a BandedNoise, got {shown(noise)}")
     multiplier = float(nonnegative_array("noise_multiplier", one_number("noise_multiplier", noise_multiplier)))
     strength = noise.worst_strength(participations, separation)
     return float(mechanism_epsilon(multiplier / math.sqrt(strength), delta=delta))

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import betainccinv
 
-from coalmine.checks import Floats, finite_array
+from coalmine.checks import Floats, WrongTypeError, finite_array
 from coalmine.estimators.bounds import score_array
 
 Counts = npt.NDArray[np.int64]
@@ -21,7 +21,7 @@ def score_tables(name: str, given: Sequence[npt.ArrayLike], *, fewest: int = 1) 
     """Scores with a row for each of several runs, checkpoints or rounds: equally many rows on both sides."""
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         came = f"{len(given)} things" if isinstance(given, (tuple, list)) else type(given).__name__
-        raise ValueError(f"{name} must be a pair of tables, observed and unobserved scores, got {came}")
+        raise WrongTypeError(f"{name} must be a pair of tables, observed and unobserved scores, got {came}")
     observed, unobserved = given
     tables = []
     for side, scores in (("observed", observed), ("unobserved", unobserved)):

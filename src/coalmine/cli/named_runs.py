@@ -10,8 +10,6 @@ import click
 
 from coalmine.storage.run_directory import RunDirectory, is_run, runs_in
 
-BAD_INPUT = 2
-
 
 @dataclass(frozen=True)
 class NamedRuns:
