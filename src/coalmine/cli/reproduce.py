@@ -144,7 +144,7 @@ def _experiment(name: str, text: str) -> click.Command:
         if plan:
             _print_plan(experiment, setting, as_json=as_json)
             return
-        found = _carried_out(experiment, setting, quiet=context.find_object(Verbosity).quiet)
+        found = _carried_out(experiment, setting, quiet=context.ensure_object(Verbosity).quiet)
         _report(experiment, found, setting.file(experiment.name, "json"), as_json=as_json)
 
     return command
