@@ -65,7 +65,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments: Sequence[str], message
 
 
 @pytest.mark.parametrize("error", [RuntimeError("boom"), KeyError("x"), ZeroDivisionError()])
-def test_an_internal_error_is_70_and_says_how_to_report_it(error, monkeypatch, capsys):
+def test_an_internal_error_is_70_and_explains_how_to_report_it(error, monkeypatch, capsys):
     @click.command()
     def broken() -> None:
         raise error
@@ -133,7 +133,7 @@ def test_the_choices_of_run_are_those_of_a_config():
     assert run_command.OPTIMIZERS == server.OPTIMIZERS
 
 
-def test_silent_by_default():
+def test_the_library_does_not_log_by_default():
     code = "import logging, coalmine; logging.getLogger('coalmine').warning('unheard')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr == ""
@@ -159,7 +159,7 @@ def test_output_that_cannot_be_written_is_one_line():
     assert (done.returncode, done.stderr) == (2, "coalmine: the output: No space left on device\n")
 
 
-def test_closed_streams_are_no_error():
+def test_closed_streams_are_not_an_error():
     command = f"{sys.executable} -m coalmine mechanism-epsilon --epsilon 1 --delta 1e-6 >&- 2>&-"
     assert subprocess.run(command, shell=True).returncode == 0
 
@@ -175,7 +175,7 @@ def test_closed_streams_are_no_error():
         ("audit-gaussian-mechanism --dim 1000 --canaries 20 --signal-norm 1e300", "at most 1e+100"),
     ],
 )
-def test_one_line_says_what_to_do(tmp_path, monkeypatch, capsys, words, said):
+def test_errors_are_one_line_with_a_remedy(tmp_path, monkeypatch, capsys, words, said):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
         cli.main(words.split())
@@ -185,7 +185,7 @@ def test_one_line_says_what_to_do(tmp_path, monkeypatch, capsys, words, said):
 
 
 @pytest.mark.parametrize(("variable", "shown"), [("NO_COLOR", False), ("OTHER", True)])
-def test_bars_move_in_a_terminal_unless_plain_text_is_asked_for(variable, shown, monkeypatch):
+def test_progress_bars_are_shown_in_a_terminal_unless_no_color_is_set(variable, shown, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv(variable, "1")
     assert shows_bars(Console(file=io.StringIO(), force_terminal=True)) == shown

@@ -60,7 +60,7 @@ def test_list_shows_all_data_sets_and_which_are_present(coalmine, tmp_path):
     assert found["emnist"]["source"].startswith("https://")
 
 
-def test_list_reads_the_folder_of_the_environment(coalmine, tmp_path, monkeypatch):
+def test_list_uses_the_folder_of_the_environment_variable(coalmine, tmp_path, monkeypatch):
     monkeypatch.setenv("COALMINE_DATA_DIR", str(tmp_path / "elsewhere"))
     code, out, _ = coalmine("data", "list")
     assert code == 0

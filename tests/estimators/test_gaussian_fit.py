@@ -69,7 +69,7 @@ def test_two_sample_interval_covers():
     assert first == pytest.approx((low[0], high[0]), rel=1e-9)
 
 
-def test_estimate_holds_what_it_promises():
+def test_fields_of_an_estimate_are_consistent():
     estimate = epsilon_estimate(QUANTILES + 1, null=Gaussian(0, 1), delta=1e-6)
     assert estimate.interval.low < estimate.epsilon < estimate.interval.high
     assert 0 < estimate.floor.median < estimate.floor.q95 < estimate.epsilon
@@ -79,7 +79,7 @@ def test_estimate_holds_what_it_promises():
         estimate.epsilon = 0.0
 
 
-def test_the_fitted_estimate_reads_04_when_nothing_leaks():
+def test_the_fitted_estimate_is_about_0_4_when_nothing_leaks():
     """k = 1,000, delta = 341000^-1.1: 0.41 on average with a std of 0.26, hence a median near 0.36."""
     floor = epsilon_estimate(QUANTILES, null=Gaussian(0, 1), delta=341000**-1.1, variance="fitted").floor
     assert 0.3 < floor.median < 0.41 < floor.q95 < 1.1
@@ -98,7 +98,7 @@ def test_10_000_scores_take_less_than_a_second():
     ([], "at least 10 observed scores, got 0"), (np.zeros(100), "all 100 observed scores are equal"),
     ([1.0, math.nan] * 10, "finite"), (range(9), "at least 10 observed scores, got 9"), (np.zeros((20, 2)), "one row"),
 ])  # fmt: skip
-def test_bad_scores_are_refused(observed, message):
+def test_bad_scores_are_rejected(observed, message):
     with pytest.raises(ValueError, match=message) as error:
         epsilon_estimate(observed, null=CosineNull(1000), delta=1e-6)
     assert "\n" not in str(error.value)
@@ -110,6 +110,6 @@ def test_bad_scores_are_refused(observed, message):
     ({"null": np.ones(50)}, "all 50 unobserved scores are equal"),
     ({"null": np.ones(5)}, "at least 10 unobserved scores"),
 ])  # fmt: skip
-def test_bad_options_are_refused(options, message):
+def test_bad_options_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         epsilon_estimate(QUANTILES, **{"null": Gaussian(0, 1), "delta": 1e-6} | options)

@@ -22,7 +22,7 @@ def test_the_papers_noise_levels(epsilon, noise):
     assert mechanism_noise(epsilon, delta=1e-6) == pytest.approx(noise, rel=0.003)
 
 
-def test_against_the_accountant():
+def test_epsilon_agrees_with_dp_accounting():
     """dp-accounting's own Gaussian mechanism, to its tolerance."""
     from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 
@@ -43,7 +43,7 @@ def test_participations_compose():
     assert mechanism_epsilon(2.0, delta=1e-6, participations=4) == pytest.approx(mechanism_epsilon(1.0, delta=1e-6))
 
 
-def test_noise_zero_and_no_limit():
+def test_zero_noise_has_infinite_epsilon():
     assert mechanism_epsilon(0, delta=1e-5) == math.inf
     assert mechanism_noise(math.inf, delta=1e-5) == 0
     assert mechanism_epsilon([0, 1], delta=1e-5).tolist() == [math.inf, mechanism_epsilon(1, delta=1e-5)]
@@ -61,6 +61,6 @@ def test_noise_zero_and_no_limit():
         (lambda: mechanism_noise(np.nan, delta=0.1), "epsilon must be finite, got nan"),
     ],
 )
-def test_bad_input_is_refused(call, message):
+def test_bad_input_is_rejected(call, message):
     with pytest.raises(ValueError, match=message):
         call()

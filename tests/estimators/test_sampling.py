@@ -64,6 +64,6 @@ def test_at_little_noise_shuffling_saves_the_log_of_the_rounds():
         (lambda: shuffled_epsilon([1, 2], rounds=2, delta=0.1), "noise_multiplier must be one number"),
     ],
 )
-def test_bad_input_is_refused(call, message):
+def test_bad_input_is_rejected(call, message):
     with pytest.raises(ValueError, match=message):
         call()

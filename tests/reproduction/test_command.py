@@ -57,7 +57,7 @@ def test_time_that_is_over_stops_at_a_checkpoint_and_the_same_command_goes_on(ca
     command = ("-q", "reproduce", "emnist", "--out", tmp_path, "--only", "0.16", "--json")
     code, text, err = coalmine(capsys, *command, "--minutes", 1e-9)
     assert code == 0
-    assert "stopped after round 2; the same command goes on from there" in err
+    assert "stopped after round 2; the same command continues from there" in err
     assert json.loads(text)["readings"] == []
     code, text, err = coalmine(capsys, *command, "--minutes", 5)
     assert (code, err) == (0, "")
@@ -273,7 +273,7 @@ def test_time_that_is_over_stops_between_repeats(capsys, tmp_path, monkeypatch, 
     asked = ("reproduce", "multirun", "--out", tmp_path, "--jobs", processes)
     code, text, err = coalmine(capsys, *asked, "--minutes", 1e-9)
     assert code == 0
-    assert f"{6 - processes} repeats were not begun; the same command goes on from there" in err
+    assert f"{6 - processes} repeats were not begun; the same command continues from there" in err
     assert f"not finished: {6 - processes} of the repeats; see --plan" in text
     code, text, err = coalmine(capsys, *asked)
     assert (code, err) == (0, "")
@@ -283,7 +283,7 @@ def test_time_that_is_over_stops_between_repeats(capsys, tmp_path, monkeypatch, 
 def test_time_that_is_over_stops_between_small_runs(capsys, tmp_path):
     code, text, err = coalmine(capsys, "-q", "reproduce", "emnist", "--rounds", 4, "--minutes", 1e-9, "--out", tmp_path)
     assert code == 0
-    assert "was not begun; the same command goes on from there" in err
+    assert "was not begun; the same command continues from there" in err
     assert "not finished: 5 of the runs" in text
 
 

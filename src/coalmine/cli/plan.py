@@ -11,16 +11,17 @@ from coalmine.checks import one_number, unit_interval, whole_number
 from coalmine.cli.options import JSON, Command, Verbosity
 from coalmine.cli.output import print_json, print_table, progress_bar, shown_number
 from coalmine.estimators.bounds import FEWEST
-from coalmine.estimators.intervals import Interval, epsilon_interval
-from coalmine.estimators.mechanism import mechanism_noise
+from coalmine.estimators.intervals import Interval
 from coalmine.estimators.planning import (
     Plan,
-    canaries_for_power,
+    canaries_for_precision,
+    canaries_to_decide,
     canaries_to_detect,
+    expected_interval,
+    is_precise,
     plan_audit,
     power_against_claim,
 )
-from coalmine.estimators.variance import Sample
 
 USUAL = (100, 300, 1_000, 3_000, 10_000)
 USUAL_EPSILON = 3.0  # the interval is shown at this epsilon unless the user names one
@@ -89,8 +90,8 @@ def plan(
         from coalmine.report.plots import plan as plan_plot
 
         save_plot(plot, plan_plot, plans)
-    deciding = None if claim is None else canaries_to_decide(claim, dim=dim, delta=delta)
-    precise = canaries_for_precision(shown_at, dim=dim, delta=delta)
+    deciding = None if claim is None else canaries_to_decide(claim, dim=dim, delta=delta, level=TEST_LEVEL, power=POWER)
+    precise = canaries_for_precision(shown_at, dim=dim, delta=delta, within=PRECISION)
     if as_json:
         print_json(_as_dict(plans, shown_at, detect, claim, deciding, precise))
         return
@@ -107,7 +108,7 @@ def _claim_line(claim: float, canaries: int | None, *, dim: int, delta: float) -
     if canaries is None:
         return f"no number of canaries {caught} in this dimension"
     interval = expected_interval(claim, canaries, dim=dim, delta=delta)
-    width = "" if _is_precise(interval, claim) else "still wide: "
+    width = "" if is_precise(interval, claim, within=PRECISION) else "still wide: "
     return f"{canaries:,} canaries {caught}; their 95 % interval is {width}{_shown_interval(interval)}"
 
 
@@ -125,45 +126,6 @@ def _percent(share: float) -> str:
 
 def _shown_interval(interval: Interval) -> str:
     return f"{shown_number(interval.low, 3)} … {shown_number(interval.high, 3)}"
-
-
-def _is_precise(interval: Interval, epsilon: float) -> bool:
-    return bool(epsilon * (1 - PRECISION) <= interval.low and interval.high <= epsilon * (1 + PRECISION))
-
-
-def expected_interval(epsilon: float, canaries: int, *, dim: int, delta: float) -> Interval:
-    """The 95 % interval of scores with exactly the expected mean and std, if the true epsilon is `epsilon`."""
-    sample = Sample(canaries, null_dof=float(dim - canaries))
-    return epsilon_interval(1 / float(mechanism_noise(epsilon, delta=delta)), 1.0, sample=sample, delta=delta)
-
-
-def canaries_for_precision(epsilon: float, *, dim: int, delta: float) -> int | None:
-    """The fewest canaries whose expected interval lies within ±25 % of `epsilon`; None if dim/2 are too few."""
-
-    def enough(count: int) -> bool:
-        return _is_precise(expected_interval(epsilon, count, dim=dim, delta=delta), epsilon)
-
-    most = max(dim // 2, FEWEST)  # more canaries leave too few directions to estimate the null's std from
-    low, high = FEWEST - 1, FEWEST
-    while not enough(high):
-        if high == most:
-            return None
-        low, high = high, min(2 * high, most)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
-
-
-def canaries_to_decide(claim: float, *, dim: int, delta: float) -> int | None:
-    """The fewest canaries that catch twice the claim in 90 % of runs, the null's std estimated from free directions."""
-    count = FEWEST
-    while count <= dim - 2:
-        needed = canaries_for_power(claim, delta=delta, level=TEST_LEVEL, power=POWER, null_dof=float(dim - count))
-        if needed is None or needed <= count:
-            return None if needed is None else count
-        count = needed  # leaves fewer directions, which may take more canaries again
-    return None
 
 
 def _power(plan: Plan, claim: float) -> float:

@@ -191,7 +191,7 @@ def _check_only(experiment: "Experiment", setting: "Setting") -> None:
 
 
 def _carried_out(experiment: "Experiment", setting: "Setting", *, quiet: bool) -> "Found":
-    """The experiment's numbers, and what they were made with."""
+    """The experiment's numbers, with version, machine and checked claims."""
     from coalmine.reproduction.runs import OutOfTimeError
 
     started = time.monotonic()
@@ -203,13 +203,13 @@ def _carried_out(experiment: "Experiment", setting: "Setting", *, quiet: bool) -
         except OutOfTimeError as error:
             stopped = str(error)
     if stopped is not None:
-        click.echo(f"{stopped}; the same command goes on from there", err=True)
+        click.echo(f"{stopped}; the same command continues from there", err=True)
         found = experiment.gather(_nothing_more(setting), lambda *_: None)
     return _signed(experiment, found, started)
 
 
 def _signed(experiment: "Experiment", found: "Found", started: float) -> "Found":
-    """The numbers with the name of the experiment, what they were made with, and which claims hold."""
+    """The numbers with the experiment's name, version, machine, and which claims hold."""
     return found | {
         "name": experiment.name,
         "version": __version__,
@@ -223,13 +223,13 @@ def _signed(experiment: "Experiment", found: "Found", started: float) -> "Found"
 
 
 def _nothing_more(setting: "Setting") -> "Setting":
-    """The same with nothing left to train: no run has a noise multiplier below zero."""
+    """The same setting with nothing to train: no run has a negative noise multiplier."""
     return replace(setting, only=(-1.0,))
 
 
 @contextmanager
 def _following(plan: "list[PlannedRun]", *, quiet: bool) -> "Iterator[Callable[[PlannedRun, Progress], None]]":
-    """A line on stderr that follows all runs in a terminal; elsewhere a line for each that ends."""
+    """A progress line on stderr in a terminal; elsewhere a line for each finished run."""
     console = Console(stderr=True)
     names = {planned.name: number for number, planned in enumerate(plan, start=1)}
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=10))
@@ -249,7 +249,7 @@ def _following(plan: "list[PlannedRun]", *, quiet: bool) -> "Iterator[Callable[[
 
 
 def _machine(device: str | None, trained_on: str | None = None) -> str:
-    """What it ran on, in words; `trained_on` where that was noted, perhaps on another machine."""
+    """The machine in words; `trained_on` is the recorded device of the training, perhaps on another machine."""
     if device and device.startswith("cuda"):
         import torch
 
@@ -287,7 +287,7 @@ def _print_plan(experiment: "Experiment", setting: "Setting", *, as_json: bool) 
         print_json(rows)
         return
     if not rows:
-        click.echo(f"{experiment.name} keeps no runs: it computes, or trains small models that it forgets")
+        click.echo(f"{experiment.name} keeps no runs: it trains nothing, or small models that are not stored")
         return
     cells = [
         [
@@ -297,12 +297,12 @@ def _print_plan(experiment: "Experiment", setting: "Setting", *, as_json: bool) 
             str(row["clients"]),
             f"{row['canaries']:,}",
             ",".join(map(str, row["presentations"])),
-            str(row["done"]) if row["asked"] else f"{row['done']}, not asked for",
+            str(row["done"]) if row["asked"] else f"{row['done']}, not selected",
         ]
         for row in rows
     ]
     print_table(
-        ["run", "noise", "rounds", "clients a round", "canaries", "shown", "done"],
+        ["run", "noise", "rounds", "clients per round", "canaries", "presentations", "done"],
         cells,
         title=f"{experiment.title}: {len(rows)} runs, {sum(row['rounds'] for row in rows):,} rounds",
         left=(0,),
@@ -318,7 +318,7 @@ def _print_repeats(experiment: "Experiment", repeats: list[dict[str, Any]], *, a
 
 
 def _report(experiment: "Experiment", found: "Found", path: Path, *, as_json: bool) -> None:
-    """Write the numbers to `path` and the picture beside them; print the tables and what holds."""
+    """Write the numbers and the picture; print the tables and which claims hold."""
     written = _written(experiment, found, path)
     if as_json:
         print_json(found)
@@ -336,7 +336,7 @@ def _report(experiment: "Experiment", found: "Found", path: Path, *, as_json: bo
 
 
 def _written(experiment: "Experiment", found: "Found", path: Path) -> list[Path]:
-    """The files that hold the numbers and the picture; a pipe or a device has no picture beside it."""
+    """Write the numbers and the picture and return their paths; without a picture if `path` is a pipe or device."""
     from coalmine.reproduction.figures import save_figure
 
     write_json(path, found)

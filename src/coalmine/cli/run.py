@@ -248,9 +248,9 @@ def training_extra() -> Iterator[None]:
 
 @contextmanager
 def live_progress(rounds: int, *, hidden: bool) -> Iterator["Callable[[Progress], None]"]:
-    """A line on stderr that follows the run, with the analytical epsilon so far; shown in a terminal only."""
+    """A progress line on stderr, with the analytical epsilon so far; shown in a terminal only."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=10))  # short: a terminal may have 80 columns
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=10))  # short, for terminals with 80 columns
     with Bar(*columns, console=console, transient=True, disable=hidden or not shows_bars(console)) as bar:
         task = bar.add_task("starting", total=rounds)
 
@@ -339,9 +339,10 @@ def _notes(outcome: "RunOutcome") -> list[str]:
         notes.append(f"{config.canaries.count:,} of the {outcome.population:,} {config.task.level}s are canaries")
     if outcome.count_noise_multiplier and outcome.count_epsilon is not None:
         notes.append(
-            f"the adaptive clip's count takes its share, noise multiplier {outcome.count_noise_multiplier:.4g} and ε "
-            f"{shown_number(outcome.count_epsilon, 4)}, so the updates' noise multiplier is "
-            f"{outcome.update_noise_multiplier:.4g} and known-others meets ε {shown_number(outcome.update_epsilon, 4)}"
+            f"adaptive clipping spends ε {shown_number(outcome.count_epsilon, 4)} on its count (noise multiplier "
+            f"{outcome.count_noise_multiplier:.4g}), so the updates have noise multiplier "
+            f"{outcome.update_noise_multiplier:.4g} and known-others is compared with ε "
+            f"{shown_number(outcome.update_epsilon, 4)}"
         )
     if outcome.if_claimed is not None:
         notes.append(
@@ -349,7 +350,7 @@ def _notes(outcome: "RunOutcome") -> list[str]:
             f"{outcome.if_claimed.reason}"
         )
     if config.canaries.seed_file is None:
-        notes.append("the canaries' seed is the public demo seed: an audit that others are to trust needs --seed-file")
+        notes.append("the canaries use the public demo seed; give --seed-file for an audit that others can trust")
     return notes
 
 

@@ -53,7 +53,7 @@ def selftest(verbosity: Verbosity, names: tuple[str, ...], seeds: int, as_json: 
     if as_json:
         print_json([_as_dict(trial, margins(trial.result), margins(trial.blind)) for trial in trials])
         return int(bool(missed or false))
-    for title, blind in (("With everybody else's updates known (`others`)", False), ("Without them", True)):
+    for title, blind in (("With the other clients' updates known (`others`)", False), ("Without them", True)):
         rows = []
         for fault in chosen:
             mine = [trial for trial in trials if trial.fault is fault]
@@ -77,24 +77,24 @@ def selftest(verbosity: Verbosity, names: tuple[str, ...], seeds: int, as_json: 
 
 
 def _summary(by: list[str]) -> str:
-    """Each piece of evidence once; the gauges of all layers count as one."""
+    """Each kind of evidence once; the gauges of all layers count as one."""
     names = list(dict.fromkeys("layer gauges" if name.startswith("layer ") else name for name in by))
     return ", ".join(names)
 
 
 def _silence(fault: Signature, by: list[str], blind: bool) -> str:
-    """Why nothing was raised; a fault that cannot be detected has its reason also beside a false alarm."""
+    """Why nothing was detected; for an undetectable fault the reason is printed even beside a false alarm."""
     if fault.reason:
         return f"cannot be detected: {fault.reason}"
     if by:
         return ""
     if fault.name == "honest":
-        return "nothing, as it should be"
+        return "nothing, as expected"
     return "not detected without `others`" if blind else "MISSED"
 
 
 def _margin(result: "AuditResult", found: "list[Margin]") -> str:
-    """The strongest rung that refutes the claim, and the gauge furthest outside of its limits."""
+    """The strongest rung that refutes the claim, and the gauge farthest outside its limits."""
     rungs = [margin for margin in found if margin.by in result.adversaries]
     gauges = [margin for margin in found if margin.by not in result.adversaries]
     texts = [_reads(rungs[-1].by, rungs[-1].reading, rungs[-1].limit)] if rungs else []

@@ -16,7 +16,7 @@ from coalmine.estimators.variance import Sample, Variance, equal_std_p_value, nu
 
 @dataclass(frozen=True)
 class VarianceChoice:
-    """Whose std the alternative was given, "null" or "fitted", and why."""
+    """Which std the alternative was given, that of the null or a fitted one, and why."""
 
     used: str
     reason: str
@@ -26,10 +26,10 @@ class VarianceChoice:
 class EpsilonEstimate:
     """An estimate of epsilon; never a bound.
 
-    `interval` covers the true epsilon with probability `confidence` if the scores are normal; None where no such interval
-    was asked for. `floor` is what as many scores read when nothing leaks. `ceiling` is the most that epsilon_lower_bound
-    can report from as many scores: that of perfect separation, inf against a null in closed form. `mean`, `std`,
-    `null_mean` and `null_std` are in the units of the scores.
+    `interval` covers the true epsilon with probability `confidence` if the scores are normal; it is None if no interval
+    was requested. `floor` holds quantiles of the estimate when nothing leaks. `ceiling` is the largest value that
+    epsilon_lower_bound can report from this many scores, that of perfect separation; it is inf for a null in closed
+    form. `mean`, `std`, `null_mean` and `null_std` are in the units of the scores.
     """
 
     epsilon: float
@@ -56,12 +56,13 @@ def epsilon_estimate(
 ) -> EpsilonEstimate:
     """Epsilon between the null and a Gaussian fitted to the observed scores, with its interval and its noise floor.
 
-    `null` is a CosineNull, a Gaussian, or an array of unobserved scores, to which a second Gaussian is fitted. `variance`
-    says whose std the alternative has: "fitted" its own (the paper), "null" the null's, "auto" the null's unless an F test
-    at 5 % rejects it. `null_dof` says from how many directions the null's std was estimated, where the null itself does not
-    know; unobserved scores count as their number less one. `confidence` None asks for no interval: ask for none when the
-    scores are not normal, as maxima over rounds are not.
+    `null` is a CosineNull, a Gaussian, or an array of unobserved scores, to which a second Gaussian is fitted.
+    `variance` chooses the std of the alternative: "fitted" takes its own (the paper), "null" that of the null, and
+    "auto" that of the null unless an F test at 5 % rejects it. `null_dof` is the number of directions from which the
+    null's std was estimated, if the null does not know it; unobserved scores count as their number minus one.
+    `confidence` None skips the interval. Skip it when the scores are not normal, such as maxima over rounds.
 
+    >>> from coalmine.estimators.null import CosineNull
     >>> cosines = np.linspace(-0.73, 2.73, 1000) / 1000
     >>> estimate = epsilon_estimate(cosines, null=CosineNull(1_000_000), delta=1e-6)
     >>> f"{estimate.epsilon:.2f}, between {estimate.interval.low:.2f} and {estimate.interval.high:.2f}"
@@ -113,7 +114,7 @@ def _fit(name: str, scores: Floats) -> tuple[float, float]:
 
 
 def equal_scores(name: str, scores: Floats) -> str:
-    """The message for scores without any spread."""
+    """The error message for scores that are all equal."""
     return (
         f"all {scores.size} {name} scores are equal ({scores[0]:.4g}), so no Gaussian can be fitted; check that there is "
         "one score per canary and that the model was updated"

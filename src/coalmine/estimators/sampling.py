@@ -13,7 +13,7 @@ from scipy.special import gammaln, log_ndtr, logsumexp, ndtr
 from coalmine.checks import Floats, delta_array, nonnegative_array, one_number, whole_number
 from coalmine.estimators.mechanism import mechanism_epsilon
 
-ORDERS = 128  # integer moments tried in the moment bound
+ORDERS = 128  # number of integer moments in the moment bound
 
 
 def subsampled_epsilon(noise_multiplier: float, *, sampling_probability: float, rounds: int, delta: float) -> float:
@@ -41,8 +41,8 @@ def shuffled_epsilon(noise_multiplier: float, *, rounds: int, delta: float) -> f
 
     This is random allocation, also called balls-and-bins sampling: its dominating pair is N(0, σ²I) and the mixture of
     its `rounds` unit shifts (Chua et al. 2025, arXiv 2412.16802; Feldman and Shenfeld 2025, arXiv 2502.08202). Shuffling
-    clients into rounds of fixed size is close to it, but no bound as tight is known there. The attacker sees every
-    round. Three valid bounds, of which the best is taken: no amplification; exact integer moments of the likelihood
+    clients into rounds of fixed size is similar, but no equally tight bound is known for it. The attacker sees every
+    round. The result is the smallest of three valid bounds: no amplification; exact integer moments of the likelihood
     ratio; and, for little noise, a union bound over the round whose likelihood ratio dominates the sum. The reverse
     direction is bounded by the geometric mean of the ratios. In (0, mechanism_epsilon].
     """
