@@ -188,7 +188,10 @@ PAGE = click.option(
         help="Train the clients of a round together in batches, or one by one; auto takes the faster.  [default: auto]",
     ),
     click.option(
-        "--jobs", type=int, metavar="N", help="Number of processes for --engine one-by-one.  [default: one per core]"
+        "--jobs",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Number of processes for --engine one-by-one.  [default: one per core]",
     ),
 )
 @topic(
