@@ -22,8 +22,8 @@ from coalmine.reproduction.setting import Setting
 
 HERE = Path(__file__).parent
 FOLDER = HERE / "reproduction"
-NAMES = ("gaussian", *EXPERIMENTS)
-FILES = re.compile(rf"({'|'.join(NAMES)})(-small|-paper(-[0-9]+-examples)?)|gaussian")  # what the page is made of
+NAMES = ("table-2", *EXPERIMENTS)
+FILES = re.compile(rf"({'|'.join(NAMES)})(-small|-paper(-[0-9]+-examples)?)|table-2")  # what the page is made of
 HEAD = """# The paper, reproduced
 
 One command for each table and figure of *One-shot Empirical Privacy Estimation for Federated Learning* (Andrew et
@@ -114,7 +114,7 @@ def _summary() -> Table:
 
 
 def _experiment(name: str) -> Experiment:
-    experiment: Experiment = importlib.import_module(f"coalmine.reproduction.{name}").EXPERIMENT
+    experiment: Experiment = importlib.import_module(f"coalmine.reproduction.{name.replace('-', '_')}").EXPERIMENT
     return experiment
 
 

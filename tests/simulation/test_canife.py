@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from coalmine.estimators.estimate import epsilon_estimate
+from coalmine.estimators.gaussian_fit import epsilon_estimate
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.literature.canife import round_epsilons
 from coalmine.estimators.mechanism import mechanism_epsilon

@@ -195,7 +195,7 @@ def test_killed_training_process_is_reported(examples):
     assert sum(len(chunk) for chunk in engine.updates(vector, ragged_batches())) == len(SIZES)
     for process in engine._started.values():
         os.kill(process.pid, signal.SIGKILL)
-    with pytest.raises(ChildProcessError, match="exit code -9; if memory was short, use fewer --workers"):
+    with pytest.raises(ChildProcessError, match="exit code -9; if memory was short, use fewer --jobs"):
         collected(engine, vector, ragged_batches())
 
 

@@ -1,4 +1,4 @@
-"""`coalmine sweep`: a grid of runs, each in its own directory, then all of them beside each other."""
+"""`coalmine sweep`: train and audit a grid of settings, one run directory each."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,54 +12,66 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from coalmine.cli.compare import print_runs, summary
+from coalmine.cli.exit_codes import BAD_INPUT, VERDICT_CODES
+from coalmine.cli.options import JSON, Command, Verbosity, argument
 from coalmine.cli.output import print_json, shows_bars
-from coalmine.cli.run import EXIT_CODES, FILE, training_extra
+from coalmine.cli.run import FILE, training_extra
 
 if TYPE_CHECKING:
     from coalmine.simulation.sweep import SweepProgress, SweepRun
 
-FAILED = 2
 
-
-@click.command()
-@click.argument("file", type=FILE)
+@click.command(cls=Command)
+@argument("file", type=FILE, help="TOML file with the settings of a run and a section [sweep].")
 @click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), help="Where the runs go; default: runs/NAME-OF-FILE."
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for the run directories.  [default: runs/NAME-OF-FILE]",
 )
-@click.option("--jobs", type=int, default=1, show_default=True, metavar="N", help="Runs at a time, each in a process.")
-@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+@click.option(
+    "--jobs",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Number of runs at the same time, one process each.",
+)
+@JSON
 @click.pass_obj
-def sweep(settings: dict[str, bool], file: Path, out: Path | None, jobs: int, as_json: bool) -> int:
-    """Run every combination of the values that the section [sweep] of a TOML file lists.
+def sweep(verbosity: Verbosity, file: Path, out: Path | None, jobs: int, as_json: bool) -> int:
+    """Train and audit a grid of settings.
 
-    The rest of FILE is a run's config, as for `coalmine run --config`. Killed at any instant, the same command goes on:
-    finished runs are left alone, stopped ones are resumed. A run that fails does not stop the others; the exit code is then
-    2, else that of the worst verdict: 1 VIOLATION, 3 UNDERPOWERED.
+    The section [sweep] lists the values of each setting, and every combination is trained; the rest of FILE is a config
+    as for `coalmine run --config`. After an interruption, the same command continues: finished runs are kept, and
+    interrupted ones are resumed.
+
+    Exit codes: 2 if a run failed (the others are still trained), else that of the worst verdict: 1 VIOLATION,
+    3 UNDERPOWERED, 0 PASS or no claim.
     """
     with training_extra():
         from coalmine.simulation.sweep import read_sweep, run_sweep
 
     points = read_sweep(file)
     home = out or Path("runs") / file.stem
-    with _bar(hidden=settings["quiet"]) as progress:
+    with _bar(hidden=verbosity.quiet) as progress:
         runs = run_sweep(points, home, jobs=jobs, plan=file.read_bytes(), progress=progress)
-    runs = [_summed(run) for run in runs]
+    runs = [_with_read_error(run) for run in runs]
     finished = [run for run in runs if run.error is None]
     summaries = [summary(run.directory) | {"run": run.point.name} for run in finished]
     if as_json:
-        print_json({"directory": str(home), "runs": [_told(run, summaries) for run in runs]})
+        print_json({"directory": str(home), "runs": [_run_dict(run, summaries) for run in runs]})
     else:
         if summaries:
             print_runs(summaries)
-        click.echo(f"{len(finished)} of {len(runs)} runs finished, in {home}; `coalmine report {home}` draws them")
+        click.echo(f"{len(finished)} of {len(runs)} runs finished, in {home}; `coalmine report {home}` compares them")
     for run in runs:
         if run.error is not None:
             click.echo(f"coalmine: {run.point.name} failed: {run.error}", err=True)
-    return FAILED if len(finished) < len(runs) else _worst_verdict(summaries)
+    return BAD_INPUT if len(finished) < len(runs) else _worst_verdict(summaries)
 
 
-def _summed(run: "SweepRun") -> "SweepRun":
-    """The run, or what is wrong with its result, which takes nothing from the others'."""
+def _with_read_error(run: "SweepRun") -> "SweepRun":
+    """The run, marked as failed if its result cannot be read."""
     try:
         if run.error is None:
             summary(run.directory)
@@ -68,8 +80,8 @@ def _summed(run: "SweepRun") -> "SweepRun":
     return run
 
 
-def _told(run: "SweepRun", summaries: list[dict[str, Any]]) -> dict[str, Any]:
-    """A run for a program: what it is, and what was found or why it failed."""
+def _run_dict(run: "SweepRun", summaries: list[dict[str, Any]]) -> dict[str, Any]:
+    """A run as JSON: its settings, and its result or why it failed."""
     found = next((found for found in summaries if found["run"] == run.point.name), {})
     about = {"run": run.point.name, "directory": str(run.directory), "settings": run.point.values}
     return found | about | {"error": run.error}
@@ -77,12 +89,12 @@ def _told(run: "SweepRun", summaries: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _worst_verdict(summaries: list[dict[str, Any]]) -> int:
     verdicts = {found["verdict"] for found in summaries}
-    return next((EXIT_CODES[name] for name in ("VIOLATION", "UNDERPOWERED") if name in verdicts), 0)
+    return next((VERDICT_CODES[name] for name in ("VIOLATION", "UNDERPOWERED") if name in verdicts), 0)
 
 
 @contextmanager
 def _bar(*, hidden: bool) -> Iterator["Callable[[SweepProgress], None]"]:
-    """A line on stderr: runs done, the round of the run that moved last, time left; shown in a terminal only."""
+    """A progress line on stderr: finished runs, the latest round, time left; shown in a terminal only."""
     console = Console(stderr=True)
     columns = (BarColumn(bar_width=10), TextColumn("{task.description}"))
     with Bar(*columns, console=console, transient=True, disable=hidden or not shows_bars(console)) as bar:

@@ -12,7 +12,7 @@ from coalmine.audit.gauge import Gauge
 from coalmine.audit.gauges import read_gauges
 from coalmine.audit.ladder import Scores, ladder
 from coalmine.audit.published import published_rows
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.report.findings import Findings, optional_number
 from coalmine.report.log import Rounds, map_rounds
 from coalmine.storage.record import FEWEST, Commitment, Settings

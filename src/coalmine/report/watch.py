@@ -14,7 +14,7 @@ from rich.text import Text
 
 from coalmine.audit.gauges import read_gauges
 from coalmine.audit.ladder import RUNGS, ladder
-from coalmine.estimators.estimate import EpsilonEstimate
+from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.report.checkpoints import estimate_scores, largest_groups
 from coalmine.report.findings import Findings
 from coalmine.report.log import map_rounds

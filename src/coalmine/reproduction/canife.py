@@ -19,7 +19,7 @@ from scipy.stats import binom
 
 from coalmine.checks import Floats
 from coalmine.estimators.bounds import epsilon_lower_bound
-from coalmine.estimators.estimate import epsilon_estimate
+from coalmine.estimators.gaussian_fit import epsilon_estimate
 from coalmine.estimators.gaussians import Gaussian, gaussian_delta
 from coalmine.estimators.literature.canife import canife_epsilon, round_epsilons
 from coalmine.estimators.literature.thresholds import error_counts

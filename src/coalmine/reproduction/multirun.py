@@ -20,7 +20,7 @@ from scipy.special import stdtrit
 
 from coalmine.audit.audit import Audit
 from coalmine.audit.ladder import Scores, ladder
-from coalmine.estimators.estimate import epsilon_estimate
+from coalmine.estimators.gaussian_fit import epsilon_estimate
 from coalmine.reproduction.bases import WORDS_DELTA
 from coalmine.reproduction.experiment import Check, Experiment, Found, Table, no_runs, shown
 from coalmine.reproduction.runs import Follow, OutOfTimeError

@@ -9,8 +9,9 @@ from scipy.special import log_ndtr
 from scipy.stats import binom
 
 from coalmine.data.catalogue import DATASETS
+from coalmine.estimators.all_iterates import estimate_from_iterates
 from coalmine.estimators.bounds import epsilon_lower_bound
-from coalmine.estimators.estimate import epsilon_estimate, estimate_from_iterates
+from coalmine.estimators.gaussian_fit import epsilon_estimate
 from coalmine.estimators.gaussians import Gaussian, gaussian_delta
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.normality import anderson_darling

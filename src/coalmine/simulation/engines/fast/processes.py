@@ -108,7 +108,7 @@ class Processes:
                 except (EOFError, OSError):
                     code = self._started[connection].wait()
                     raise ChildProcessError(
-                        f"a training process ended with exit code {code}; if memory was short, use fewer --workers"
+                        f"a training process ended with exit code {code}; if memory was short, use fewer --jobs"
                     ) from None
                 if failure is not None:
                     raise RuntimeError(f"training a client failed: {failure}")

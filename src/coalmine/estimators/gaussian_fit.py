@@ -1,4 +1,4 @@
-"""The estimate of epsilon with everything needed to read it (Algorithms 1 to 3)."""
+"""Epsilon from Gaussians fitted to the scores: the step that Algorithms 1, 2 and 3 share."""
 
 import math
 from dataclasses import dataclass
@@ -7,17 +7,16 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.checks import Floats, one_number, unit_interval, whole_number
+from coalmine.checks import Floats, one_number, unit_interval
 from coalmine.estimators.bounds import Null, is_law, lower_bound_ceiling, score_array
 from coalmine.estimators.intervals import Floor, Interval, epsilon_interval, noise_floor
 from coalmine.estimators.normality import AndersonDarling, anderson_darling
-from coalmine.estimators.null import CosineNull
 from coalmine.estimators.variance import Sample, Variance, equal_std_p_value, null_std_range, point_epsilon
 
 
 @dataclass(frozen=True)
 class VarianceChoice:
-    """Whose std the alternative was given, "null" or "fitted", and why."""
+    """Which std the alternative was given, that of the null or a fitted one, and why."""
 
     used: str
     reason: str
@@ -27,10 +26,10 @@ class VarianceChoice:
 class EpsilonEstimate:
     """An estimate of epsilon; never a bound.
 
-    `interval` covers the true epsilon with probability `confidence` if the scores are normal; None where no such interval
-    was asked for. `floor` is what as many scores read when nothing leaks. `ceiling` is the most that epsilon_lower_bound
-    can report from as many scores: that of perfect separation, inf against a null in closed form. `mean`, `std`,
-    `null_mean` and `null_std` are in the units of the scores.
+    `interval` covers the true epsilon with probability `confidence` if the scores are normal; it is None if no interval
+    was requested. `floor` holds quantiles of the estimate when nothing leaks. `ceiling` is the largest value that
+    epsilon_lower_bound can report from this many scores, that of perfect separation; it is inf for a null in closed
+    form. `mean`, `std`, `null_mean` and `null_std` are in the units of the scores.
     """
 
     epsilon: float
@@ -57,12 +56,13 @@ def epsilon_estimate(
 ) -> EpsilonEstimate:
     """Epsilon between the null and a Gaussian fitted to the observed scores, with its interval and its noise floor.
 
-    `null` is a CosineNull, a Gaussian, or an array of unobserved scores, to which a second Gaussian is fitted. `variance`
-    says whose std the alternative has: "fitted" its own (the paper), "null" the null's, "auto" the null's unless an F test
-    at 5 % rejects it. `null_dof` says from how many directions the null's std was estimated, where the null itself does not
-    know; unobserved scores count as their number less one. `confidence` None asks for no interval: ask for none when the
-    scores are not normal, as maxima over rounds are not.
+    `null` is a CosineNull, a Gaussian, or an array of unobserved scores, to which a second Gaussian is fitted.
+    `variance` chooses the std of the alternative: "fitted" takes its own (the paper), "null" that of the null, and
+    "auto" that of the null unless an F test at 5 % rejects it. `null_dof` is the number of directions from which the
+    null's std was estimated, if the null does not know it; unobserved scores count as their number minus one.
+    `confidence` None skips the interval. Skip it when the scores are not normal, such as maxima over rounds.
 
+    >>> from coalmine.estimators.null import CosineNull
     >>> cosines = np.linspace(-0.73, 2.73, 1000) / 1000
     >>> estimate = epsilon_estimate(cosines, null=CosineNull(1_000_000), delta=1e-6)
     >>> f"{estimate.epsilon:.2f}, between {estimate.interval.low:.2f} and {estimate.interval.high:.2f}"
@@ -97,21 +97,6 @@ def epsilon_estimate(
     )
 
 
-def estimate_from_final(cosines: npt.ArrayLike, *, dim: int, delta: float) -> EpsilonEstimate:
-    """Epsilon from the observed canaries' cosines with the final model, std fitted, null N(0, 1/dim) (Algorithm 2)."""
-    dim = whole_number("dim", dim, minimum=2)
-    return epsilon_estimate(cosines, null=CosineNull(dim), delta=delta, variance="fitted")
-
-
-def estimate_from_iterates(observed: npt.ArrayLike, unobserved: npt.ArrayLike, *, delta: float) -> EpsilonEstimate:
-    """Epsilon from the largest cosine over rounds of observed and unobserved canaries, both fitted (Algorithm 3).
-
-    Without an interval: maxima over rounds are not normal.
-    """
-    unobserved = score_array("unobserved", unobserved)
-    return epsilon_estimate(observed, null=unobserved, delta=delta, variance="fitted", confidence=None)
-
-
 def _fitted_null(null: Null, count: int, null_dof: float) -> tuple[float, float, Sample]:
     if is_law(null):
         mean, std = one_number("null mean", getattr(null, "mean", 0.0)), one_number("null std", null.std)  # type: ignore[union-attr]
@@ -129,7 +114,7 @@ def _fit(name: str, scores: Floats) -> tuple[float, float]:
 
 
 def equal_scores(name: str, scores: Floats) -> str:
-    """The message for scores without any spread."""
+    """The error message for scores that are all equal."""
     return (
         f"all {scores.size} {name} scores are equal ({scores[0]:.4g}), so no Gaussian can be fitted; check that there is "
         "one score per canary and that the model was updated"

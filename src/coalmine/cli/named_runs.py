@@ -10,8 +10,6 @@ import click
 
 from coalmine.storage.run_directory import RunDirectory, is_run, runs_in
 
-BAD_INPUT = 2
-
 
 @dataclass(frozen=True)
 class NamedRuns:
@@ -83,13 +81,13 @@ def read_error(run: Path, error: Exception) -> str:
 
 
 def print_problems(lines: Iterable[str]) -> None:
-    """Each as one line on stderr."""
+    """Print each line on stderr."""
     for line in lines:
         click.echo(f"coalmine: {one_line(line)}", err=True)
 
 
 def print_notes(lines: Iterable[str]) -> None:
-    """The same, unless the user asked for quiet."""
+    """Each as one line on stderr, unless -q was given."""
     if logging.getLogger("coalmine").isEnabledFor(logging.WARNING):
         print_problems(lines)
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.literature_row import LiteratureRow
 
 ROW = LiteratureRow(
     name="Somebody 2030",
@@ -21,13 +21,13 @@ ROW = LiteratureRow(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"name": ""}, "name must say something"),
+        ({"name": ""}, "name must not be empty"),
         ({"kind": "bound"}, "kind must be one of estimate, heuristic, valid bound"),
         ({"threshold": "some"}, "threshold must be one of none; fixed in advance"),
         ({"confidence": 1.5}, r"confidence must lie in \(0, 1\)"),
-        ({"confidence": None}, "a valid bound must say its confidence"),
-        ({"value": None}, "a row has a value or says what it needs"),
-        ({"needs": "needs more"}, "a row has a value or says what it needs"),
+        ({"confidence": None}, "a valid bound must have a confidence"),
+        ({"value": None}, "a row must have either a value or needs"),
+        ({"needs": "needs more"}, "a row must have either a value or needs"),
         ({"value": None, "needs": "more"}, "needs must read 'needs ...'"),
         ({"value": math.nan}, "value must be at least 0"),
         ({"value": -0.1}, "value must be at least 0"),

@@ -7,7 +7,7 @@ from scipy.stats import norm
 
 import coalmine
 from coalmine import CosineNull, compare_estimators
-from coalmine.estimators.literature import compare
+from coalmine.estimators.literature.all_estimators import OF_TWO_SETS
 
 QUANTILES = norm.ppf((np.arange(1_000) + 0.5) / 1_000)
 EVERY = [
@@ -45,7 +45,7 @@ def test_every_estimator_has_a_row():
     assert all(row.needs for row in list(found.values())[14:])
 
 
-def test_coalmines_and_the_papers_rows_are_those_of_their_own_functions():
+def test_own_rows_equal_the_estimate_and_bound_functions():
     found = rows(QUANTILES + 1, QUANTILES, confidence=0.9)
     assert (
         found["coalmine's estimate"].value
@@ -57,7 +57,7 @@ def test_coalmines_and_the_papers_rows_are_those_of_their_own_functions():
     assert found["coalmine's lower bound"].confidence == 0.9
 
 
-def test_values_lie_as_their_kinds_say_where_the_scores_are_the_laws_own_quantiles():
+def test_bounds_lie_below_and_estimates_near_the_true_epsilon():
     """N(1, 1) against N(0, 1) is a true epsilon of 4.89: no valid bound lies above it, nor far below its like."""
     truth = coalmine.mechanism_epsilon(1.0, delta=1e-6)
     found = rows(QUANTILES + 1, QUANTILES)
@@ -67,7 +67,7 @@ def test_values_lie_as_their_kinds_say_where_the_scores_are_the_laws_own_quantil
     assert found["coalmine's estimate"].value == pytest.approx(truth, rel=1e-2)
 
 
-def test_all_rows_have_values_where_all_inputs_are_given():
+def test_all_rows_have_values_if_all_inputs_are_given():
     rng = np.random.default_rng(0)
     tables = rng.normal(1, 1, (40, 20)), rng.normal(0, 1, (40, 20))
     found = rows(
@@ -77,7 +77,7 @@ def test_all_rows_have_values_where_all_inputs_are_given():
     assert all(row.value is not None for row in found.values())
 
 
-def test_a_known_law_takes_the_place_of_unobserved_scores_in_our_own_rows_only():
+def test_a_known_null_replaces_unobserved_scores_in_own_rows_only():
     scores = (QUANTILES + 1) / 1_000
     law = rows(scores, None, null=CosineNull(1_000_000))
     both = rows(scores, QUANTILES / 1_000, null=CosineNull(1_000_000))
@@ -88,14 +88,14 @@ def test_a_known_law_takes_the_place_of_unobserved_scores_in_our_own_rows_only()
 
 
 @pytest.mark.parametrize("change", [lambda x: 3 * x - 7, lambda x: x / 1e6])
-def test_units_make_no_difference(change):
+def test_rows_do_not_depend_on_units(change):
     scores, others = (QUANTILES + 1)[::7], QUANTILES[::5]
     plain, changed = (rows(f(scores), f(others)) for f in (lambda x: x, change))
     for name in EVERY[:14]:
         assert changed[name].value == pytest.approx(plain[name].value, abs=1e-6), name
 
 
-def test_more_leaks_read_more():
+def test_a_larger_leak_gives_larger_values():
     found = [rows(QUANTILES + shift, QUANTILES) for shift in (0.0, 0.5, 1.0, 2.0, 3.0)]
     for name in EVERY[:14]:
         values = [each[name].value for each in found]
@@ -114,7 +114,7 @@ def test_more_leaks_read_more():
         (np.zeros(20), np.zeros(20), {}, "scores are equal"),
     ],
 )
-def test_bad_input_is_refused(observed, unobserved, settings, message):
+def test_bad_input_is_rejected(observed, unobserved, settings, message):
     with pytest.raises(ValueError, match=message):
         compare_estimators(observed, unobserved, **{"delta": 1e-6} | settings)
 
@@ -141,7 +141,7 @@ def test_ten_thousand_scores_take_less_than_five_seconds():
         assert seconds < 5
 
 
-def test_table_1_is_what_the_rows_say():
+def test_rows_agree_with_table_1():
     """The paper's columns: what the auditor controls, and what he receives."""
     found = rows(QUANTILES + 1, QUANTILES)
     table = {
@@ -161,7 +161,7 @@ def test_table_1_is_what_the_rows_say():
 
 
 def test_each_estimator_takes_the_same_arguments():
-    for estimator in compare.OF_TWO_SETS:
+    for estimator in OF_TWO_SETS:
         assert list(inspect.signature(estimator).parameters) == ["observed", "unobserved", "delta", "confidence"]
         assert estimator(QUANTILES + 1, QUANTILES, delta=1e-6).reference
 

@@ -1,4 +1,4 @@
-"""The estimate of epsilon and what stands beside it (Algorithms 1 to 3)."""
+"""Epsilon from fitted Gaussians, with its interval, noise floor and ceiling."""
 
 import dataclasses
 import math
@@ -8,32 +8,13 @@ import numpy as np
 import pytest
 from scipy.stats import f, norm
 
-from coalmine.estimators.estimate import epsilon_estimate, estimate_from_final, estimate_from_iterates
+from coalmine.estimators.gaussian_fit import epsilon_estimate
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.estimators.intervals import epsilon_interval
 from coalmine.estimators.null import CosineNull, conditional_null
 from coalmine.estimators.variance import Sample
 
 QUANTILES = norm.ppf((np.arange(1000) + 0.5) / 1000)
-
-
-@pytest.mark.parametrize(("shift", "epsilon"), [(1, 4.393278), (2, 10.021311)])
-def test_the_fitted_estimate_is_the_authors(shift, epsilon):
-    """What the authors' published code gives for normal quantiles over √dim, dim 10^6, delta 1e-5."""
-    estimate = estimate_from_final((QUANTILES + shift) / 1000, dim=10**6, delta=1e-5)
-    assert estimate.epsilon == pytest.approx(epsilon, abs=1e-6)
-    assert estimate.variance.used == "fitted"
-    assert (estimate.mean, estimate.null_std) == (pytest.approx(shift / 1000), pytest.approx(1e-3))
-
-
-def test_algorithm_3_fits_both_laws():
-    rng = np.random.default_rng(0)
-    observed, unobserved = rng.normal(3, 2, 500), rng.normal(1, 1.5, 800)
-    estimate = estimate_from_iterates(observed, unobserved, delta=1e-6)
-    null, alternative = (Gaussian(float(x.mean()), float(x.std())) for x in (unobserved, observed))
-    assert estimate.epsilon == pytest.approx(gaussian_epsilon(null, alternative, delta=1e-6), rel=1e-9)
-    assert estimate.interval is None
-    assert 0 < estimate.ceiling < 7
 
 
 @pytest.mark.parametrize("variance", ["auto", "null", "fitted"])
@@ -88,7 +69,7 @@ def test_two_sample_interval_covers():
     assert first == pytest.approx((low[0], high[0]), rel=1e-9)
 
 
-def test_estimate_holds_what_it_promises():
+def test_fields_of_an_estimate_are_consistent():
     estimate = epsilon_estimate(QUANTILES + 1, null=Gaussian(0, 1), delta=1e-6)
     assert estimate.interval.low < estimate.epsilon < estimate.interval.high
     assert 0 < estimate.floor.median < estimate.floor.q95 < estimate.epsilon
@@ -98,7 +79,7 @@ def test_estimate_holds_what_it_promises():
         estimate.epsilon = 0.0
 
 
-def test_the_fitted_estimate_reads_04_when_nothing_leaks():
+def test_the_fitted_estimate_is_about_0_4_when_nothing_leaks():
     """k = 1,000, delta = 341000^-1.1: 0.41 on average with a std of 0.26, hence a median near 0.36."""
     floor = epsilon_estimate(QUANTILES, null=Gaussian(0, 1), delta=341000**-1.1, variance="fitted").floor
     assert 0.3 < floor.median < 0.41 < floor.q95 < 1.1
@@ -117,7 +98,7 @@ def test_10_000_scores_take_less_than_a_second():
     ([], "at least 10 observed scores, got 0"), (np.zeros(100), "all 100 observed scores are equal"),
     ([1.0, math.nan] * 10, "finite"), (range(9), "at least 10 observed scores, got 9"), (np.zeros((20, 2)), "one row"),
 ])  # fmt: skip
-def test_bad_scores_are_refused(observed, message):
+def test_bad_scores_are_rejected(observed, message):
     with pytest.raises(ValueError, match=message) as error:
         epsilon_estimate(observed, null=CosineNull(1000), delta=1e-6)
     assert "\n" not in str(error.value)
@@ -129,6 +110,6 @@ def test_bad_scores_are_refused(observed, message):
     ({"null": np.ones(50)}, "all 50 unobserved scores are equal"),
     ({"null": np.ones(5)}, "at least 10 unobserved scores"),
 ])  # fmt: skip
-def test_bad_options_are_refused(options, message):
+def test_bad_options_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         epsilon_estimate(QUANTILES, **{"null": Gaussian(0, 1), "delta": 1e-6} | options)

@@ -1,4 +1,4 @@
-"""What one published estimator says of the scores, and what it takes to believe it."""
+"""The result of one published estimator, and its assumptions."""
 
 import math
 from dataclasses import dataclass
@@ -18,24 +18,26 @@ THRESHOLDS = (
 class LiteratureRow:
     """One estimator's value, with what its auditor controls and receives (Table 1).
 
-    `value` is None exactly where the estimator does not apply; then `needs` says what it lacks.
+    If the estimator does not apply, `value` is None and `needs` states the missing input.
     """
 
     name: str
     reference: str
     value: float | None
-    kind: str  # one of KINDS: a "valid bound" lies above the true epsilon in at most 1 - confidence of runs, as assumed
+    kind: (
+        str  # one of KINDS: a "valid bound" exceeds epsilon in at most 1 - confidence of runs, if its assumptions hold
+    )
     confidence: float | None
     controls: str
     receives: str
     assumptions: str
-    threshold: str  # one of THRESHOLDS: where the cut between "observed" and "unobserved" came from
+    threshold: str  # one of THRESHOLDS: how the threshold between "observed" and "unobserved" was chosen
     needs: str | None = None
 
     def __post_init__(self) -> None:
         for field in ("name", "reference", "controls", "receives", "assumptions"):
             if not getattr(self, field):
-                raise ValueError(f"{field} must say something, got an empty text")
+                raise ValueError(f"{field} must not be empty")
         if self.kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
         if self.threshold not in THRESHOLDS:
@@ -43,10 +45,10 @@ class LiteratureRow:
         if self.confidence is not None:
             unit_interval("confidence", self.confidence)
         elif self.kind == "valid bound":
-            raise ValueError("a valid bound must say its confidence, got None")
+            raise ValueError("a valid bound must have a confidence, got None")
         if (self.value is None) != (self.needs is not None):
             raise ValueError(
-                f"a row has a value or says what it needs, got value {self.value} and needs {self.needs!r}"
+                f"a row must have either a value or needs, got value {self.value} and needs {self.needs!r}"
             )
         if self.needs is not None and not self.needs.startswith("needs "):
             raise ValueError(f"needs must read 'needs ...', got {self.needs!r}")

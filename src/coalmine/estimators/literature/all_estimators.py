@@ -9,20 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 from coalmine.estimators.bounds import Null, epsilon_lower_bound, score_array
-from coalmine.estimators.estimate import epsilon_estimate
+from coalmine.estimators.gaussian_fit import epsilon_estimate
 from coalmine.estimators.literature.canife import AuditedRounds, canife_row
 from coalmine.estimators.literature.jagielski2020 import jagielski2020_row, jagielski2020_split_row
 from coalmine.estimators.literature.jagielski2023 import Checkpoints, jagielski2023_rows
+from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.mahloujifar import mahloujifar_fixed_row, mahloujifar_row
 from coalmine.estimators.literature.nasr import nasr_row, nasr_simultaneous_row
 from coalmine.estimators.literature.pillutla import Trials, pillutla_rows
-from coalmine.estimators.literature.row import LiteratureRow
 from coalmine.estimators.literature.steinke import steinke_fixed_row, steinke_row
 from coalmine.estimators.literature.xiang import xiang_row
 from coalmine.estimators.literature.zanella_beguelin import zanella_beguelin_row
 
 PAPER = "Andrew et al. 2024, arXiv 2302.03098"
-OF_TWO_SETS: tuple[Callable[..., LiteratureRow], ...] = (  # each of observed and unobserved scores of one run
+OF_TWO_SETS: tuple[Callable[..., LiteratureRow], ...] = (  # these need the observed and unobserved scores of one run
     jagielski2020_row,
     jagielski2020_split_row,
     zanella_beguelin_row,
@@ -50,13 +50,13 @@ def compare_estimators(
     sampling_probability: float | None = None,
     rounds: int | None = None,
 ) -> tuple[LiteratureRow, ...]:
-    """What every estimator says of the same scores, high meaning present; coalmine's and the paper's own rows first.
+    """Every estimator on the same scores; coalmine's and the paper's own rows come first. High scores mean present.
 
-    `null` is the law of an unobserved score where it is known, `null_dof` from how many directions its std was estimated:
-    coalmine's and the paper's rows then use it, the others take `unobserved` scores as they were published to. A row that
-    lacks its input has no value and says what it needs: `trials` are scores of several runs (a table of observed and one of
-    unobserved scores, a row for each run), `checkpoints` the same with a row for each checkpoint, and `audited_rounds` with
-    a row for each audited one of `rounds` rounds, each with a client's `sampling_probability`.
+    `null` is the law of an unobserved score, if it is known, and `null_dof` the number of directions from which its std
+    was estimated. coalmine's and the paper's rows use it; the others use the `unobserved` scores, as published. A row
+    without its input has no value and states what it needs. `trials` are scores of several runs: a table of observed and
+    one of unobserved scores, with a row per run. `checkpoints` are the same with a row per checkpoint. `audited_rounds`
+    are the same with a row per audited round, out of `rounds` rounds with a client's `sampling_probability`.
 
     >>> unobserved = np.linspace(-1.73, 1.73, 1000)
     >>> rows = compare_estimators(unobserved + 1, unobserved, delta=1e-6)
@@ -91,7 +91,7 @@ def own_rows(
 ) -> tuple[LiteratureRow, ...]:
     """coalmine's estimate and bound, and the paper's (Algorithms 2 and 3, Section 5)."""
     if null is None:
-        raise ValueError("say what an unobserved canary scores: give unobserved scores, or their law as null=")
+        raise ValueError("the null is missing: give unobserved scores, or their law as null=")
     settings: dict[str, Any] = {"null": null, "delta": delta}
     estimated = settings | {"null_dof": null_dof, "confidence": None}
 
@@ -150,7 +150,7 @@ def literature_rows(
     sampling_probability: float | None = None,
     rounds: int | None = None,
 ) -> tuple[LiteratureRow, ...]:
-    """The same without coalmine's and the paper's own rows."""
+    """The rows of the published estimators, without coalmine's and the paper's own."""
     level: dict[str, float] = {"delta": delta, "confidence": confidence}
     return (
         *_of_two_sets(observed, unobserved, level),

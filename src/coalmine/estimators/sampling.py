@@ -1,20 +1,19 @@
-"""Epsilon when nobody knows in which rounds a client took part: sampling, shuffling, and the last iterate alone.
+"""Epsilon amplified by sampling: nobody knows in which rounds a client takes part.
 
-These are claims about the whole run. They say nothing of an attacker who knows the client's rounds, whom
-`mechanism_epsilon` is about.
+These values are claims about the whole run. Against an attacker who knows the client's rounds, `mechanism_epsilon`
+applies instead.
 """
 
 import math
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import brentq
 from scipy.special import gammaln, log_ndtr, logsumexp, ndtr
 
 from coalmine.checks import Floats, delta_array, nonnegative_array, one_number, whole_number
 from coalmine.estimators.mechanism import mechanism_epsilon
 
-ORDERS = 128  # integer moments tried in the moment bound
+ORDERS = 128  # number of integer moments in the moment bound
 
 
 def subsampled_epsilon(noise_multiplier: float, *, sampling_probability: float, rounds: int, delta: float) -> float:
@@ -37,51 +36,13 @@ def subsampled_epsilon(noise_multiplier: float, *, sampling_probability: float, 
     return float(PLDAccountant().compose(event).get_epsilon(delta))
 
 
-def last_iterate_epsilon(noise_multiplier: float, *, sampling_probability: float, rounds: int, delta: float) -> float:
-    """A heuristic for the epsilon of the final model alone, before training: not a bound.
-
-    Treats the loss as linear, so that the final model holds Binomial(T, q) copies of the client's update under noise
-    N(0, σ²T): the hockey-stick divergence of that mixture from N(0, σ²T), the larger of both directions (Steinke et al.
-    2024, arXiv 2410.06186). Real models can leak more.
-    """
-    noise, delta, rounds = _checked(noise_multiplier, delta, rounds)
-    probability = _probability(sampling_probability)
-    if probability == 0:
-        return 0.0
-    if noise == 0:
-        return math.inf
-    copies = np.arange(rounds + 1)
-    log_weight = _log_binomial(rounds, probability, copies)
-    seen = log_weight > math.log(delta) - 45 - math.log(rounds + 1)
-    shift, log_weight = copies[seen] / (noise * math.sqrt(rounds)), log_weight[seen]
-
-    def log_ratio(x: float) -> float:
-        """log of mixture over null at x, which grows with x: a threshold test is the best test."""
-        return float(logsumexp(log_weight + shift * x - shift * shift / 2))
-
-    def present(x: float) -> float:
-        """How far delta is missed when the attacker says "present" above x."""
-        mixture = np.exp(log_weight) @ ndtr(shift - x)
-        return float(mixture - math.exp(min(log_ratio(x) + float(log_ndtr(-x)), 700.0)) - delta)
-
-    def absent(x: float) -> float:
-        mixture = float(logsumexp(log_weight + log_ndtr(x - shift)))
-        return float(ndtr(x) - math.exp(min(mixture - log_ratio(x), 700.0)) - delta)
-
-    low, high = float(shift[0]) - 45.0, float(shift[-1]) + 45.0
-    zero = brentq(log_ratio, low, high) if log_ratio(low) < 0 < log_ratio(high) else low
-    above = log_ratio(brentq(present, zero, high)) if present(zero) > 0 else 0.0
-    below = -log_ratio(brentq(absent, low, zero)) if absent(zero) > 0 else 0.0
-    return max(above, below, 0.0)
-
-
 def shuffled_epsilon(noise_multiplier: float, *, rounds: int, delta: float) -> float:
     """An upper bound on epsilon when each client takes part once, in a round drawn uniformly from `rounds`.
 
     This is random allocation, also called balls-and-bins sampling: its dominating pair is N(0, σ²I) and the mixture of
     its `rounds` unit shifts (Chua et al. 2025, arXiv 2412.16802; Feldman and Shenfeld 2025, arXiv 2502.08202). Shuffling
-    clients into rounds of fixed size is close to it, but no bound as tight is known there. The attacker sees every
-    round. Three valid bounds, of which the best is taken: no amplification; exact integer moments of the likelihood
+    clients into rounds of fixed size is similar, but no equally tight bound is known for it. The attacker sees every
+    round. The result is the smallest of three valid bounds: no amplification; exact integer moments of the likelihood
     ratio; and, for little noise, a union bound over the round whose likelihood ratio dominates the sum. The reverse
     direction is bounded by the geometric mean of the ratios. In (0, mechanism_epsilon].
     """
@@ -155,14 +116,6 @@ def _by_geometric_mean(noise: float, rounds: int, delta: float) -> float:
         return 0.0
     high = -mean + 40 * std
     return float(brentq(missed, 0.0, high, xtol=1e-9))
-
-
-def _log_binomial(trials: int, probability: float, successes: npt.NDArray[np.int_]) -> Floats:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        choose = gammaln(trials + 1) - gammaln(successes + 1) - gammaln(trials - successes + 1)
-        failures = trials - successes
-        none = np.where(failures == 0, 0.0, failures * np.log1p(-probability))
-    return np.asarray(choose + successes * math.log(probability) + none)
 
 
 def _checked(noise_multiplier: float, delta: float, rounds: int) -> tuple[float, float, int]:

@@ -211,7 +211,7 @@ def _moments(audit: Mapping[str, Any]) -> tuple[float, float]:
 
 
 EXPERIMENT = Experiment(
-    name="gaussian",
+    name="table-2",
     title="The Gaussian mechanism (Table 2)",
     tables=tables,
     checks=checks,
