@@ -16,7 +16,8 @@ from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp import ServerApp
 from flwr.simulation import run_simulation
 
-from coalmine.integrations.flower import Audit, canary_mod, observer
+from coalmine import Audit
+from coalmine.integrations.flower import canary_mod, observer
 
 DIM, CANARIES, REAL = 2_000, 12, 4
 NODES = REAL + CANARIES
