@@ -51,7 +51,7 @@ from coalmine.audit.verification import verify_run  # noqa: E402
 from coalmine.canaries import rotation_numpy  # noqa: E402
 from coalmine.cli.compare import compare  # noqa: E402
 from coalmine.estimators.correlated import BandedNoise  # noqa: E402
-from coalmine.integrations.flower import Announcement, audited, canary_mod, observer  # noqa: E402
+from coalmine.integrations.flower import Announcement, Observer, audited, canary_mod  # noqa: E402
 from coalmine.integrations.flower.arrays import Layout  # noqa: E402
 from coalmine.integrations.flower.strategy import NO_CANARY  # noqa: E402
 
@@ -86,7 +86,7 @@ def by_clients(wrapper=server_side, mods=(canary_mod,), configs=None, **settings
 
 def by_observer():
     audit = small_audit()
-    watch = observer(audit, clip_norm=1.0, participants=REAL + CANARIES)
+    watch = Observer(audit, clip_norm=1.0, participants=REAL + CANARIES)
     announced = config(**watch.announce(initial_arrays(SMALL), seed=SEED))
     grid = LoopGrid(client_app([canary_mod]), nodes())
     small_run(server_side(REAL + CANARIES, noise=0.0), grid, train_config=announced, evaluate_fn=watch)
@@ -121,7 +121,7 @@ def test_canaries_ten_times_too_long_make_no_difference_to_a_clip_that_works():
     assert cosines(by_clients(client_side, [fixedclipping_mod, canary_mod])) == pytest.approx(cosines(plain), abs=1e-5)
 
 
-def test_clients_that_forget_their_clip_are_caught():
+def test_clients_without_a_clip_are_a_violation():
     """The strategy says that clients clip; they do not, and canaries ten times too long show it."""
     audit = small_audit()
     strategy = audited(client_side(REAL + CANARIES), audit=audit, mode="client", seed=SEED)
@@ -215,7 +215,7 @@ def test_adaptive_clipping_is_noised_by_the_wrong_norm(side, dim, settings, most
     assert {found.verdict.outcome for found in result.adversaries.values()} == {"PASS", "UNDERPOWERED"}
 
 
-def test_adaptive_clipping_on_clients():
+def test_canaries_follow_an_adaptive_clip_on_clients():
     audit = small_audit()
     wrapper = DifferentialPrivacyClientSideAdaptiveClipping(fedavg(), 0.0, REAL + CANARIES)
     strategy = audited(wrapper, audit=audit, mode="client", seed=SEED)
@@ -249,7 +249,7 @@ def test_an_error_reply_skips_the_private_round_and_is_counted(caplog):
     assert f"skipped 1, failed 1, missing 0, lost canaries {CANARIES}" in caplog.text
 
 
-def test_a_failed_canary_was_not_there():
+def test_a_failed_canary_is_not_counted_as_present():
     """Without a wrapper FedAvg averages who is left: the canary that failed is not among the present ones."""
     audit = small_audit()
     strategy = audited(fedavg(), audit=audit, mode="client", seed=SEED, clip_norm=1.0)
@@ -273,7 +273,7 @@ def test_missing_replies_leave_too_little_noise():
     assert result.verdict.outcome == "VIOLATION"
 
 
-def test_heavier_clients_are_given_away(caplog):
+def test_noise_sized_for_equal_weights_is_a_violation_where_weights_differ(caplog):
     """One client in ten counts twenty times, the noise is sized for equal ones: canaries take the largest weight."""
     audit = new_audit(canaries=50)
     strategy = audited(server_side(20), audit=audit, mode="extra")
@@ -307,7 +307,7 @@ def test_canary_clients_keep_their_own_weight(canaries, outcome, caplog):
 
 
 @pytest.mark.parametrize("mode", ["client", "extra"])
-def test_weights_are_warned_of_without_a_wrapper_too(mode, caplog):
+def test_unequal_weights_are_warned_of_once_without_a_wrapper_too(mode, caplog):
     """Once, though the largest weight is another in each round: LocalDpMod's noise knows as little of it."""
     weights = iter(range(11, 1_000))
     local = LocalDpMod(1.0, 1.0, 10.0, 1e-5)
@@ -323,13 +323,13 @@ def test_weights_are_warned_of_without_a_wrapper_too(mode, caplog):
 
 
 @pytest.mark.parametrize("wrapper", [server_side, lambda count: fedavg()])
-def test_equal_weights_are_nothing_to_warn_of(wrapper):
+def test_equal_weights_raise_no_warning(wrapper):
     strategy = audited(wrapper(REAL + CANARIES), audit=small_audit(), mode="client", seed=SEED, clip_norm=1.0)
     small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()), rounds=1)
     assert strategy._warned == []
 
 
-def test_two_nodes_with_one_canary_are_no_round_of_the_audit(caplog):
+def test_a_round_with_one_canary_on_two_nodes_is_skipped(caplog):
     audit = small_audit()
     doubled = [*nodes(), {"canary-id": 3}]
     strategy = audited(server_side(len(doubled)), audit=audit, mode="client", seed=SEED)
@@ -338,7 +338,7 @@ def test_two_nodes_with_one_canary_are_no_round_of_the_audit(caplog):
     assert "canary 3 came from two nodes" in caplog.text
 
 
-def test_a_fraction_of_the_nodes():
+def test_a_fraction_of_the_nodes_become_canaries():
     """By a hash of their ids: about as many as asked for, the same in every round, each its own canary."""
     audit = new_audit(canaries=40, dim=SMALL)
     strategy = audited(server_side(100), audit=audit, mode="replace", canary_nodes=0.2)
@@ -373,7 +373,7 @@ def test_extra_canaries_follow_the_schedule_of_the_audit():
     assert strategy._private.num_sampled_clients == REAL  # as it was
 
 
-def test_with_flowers_accountant():
+def test_the_claim_is_the_same_beside_flowers_accountant():
     accounting = require("flwr.serverapp")
     settings = accounting.PrivacyConfig(
         target_delta=1e-5,
@@ -390,7 +390,7 @@ def test_with_flowers_accountant():
     assert strategy.audit.finish().claim.epsilon == pytest.approx(11.48, abs=0.01)
 
 
-def test_a_restarted_server_goes_on(tmp_path):
+def test_a_restarted_server_resumes_after_its_last_round(tmp_path):
     def start(rounds, failing=()):
         audit = small_audit(directory=tmp_path)
         strategy = audited(server_side(50), audit=audit, mode="replace", canary_nodes=0.5)
@@ -475,7 +475,7 @@ def test_a_reply_of_another_size_is_refused():
 
 
 @pytest.mark.parametrize("known_others", [True, False])
-def test_transforms(known_others, monkeypatch):
+def test_number_of_transforms_on_clients_and_server(known_others, monkeypatch):
     """A canary client takes one; the server one a round, and two more to know the others: their residual and its noise."""
     counts = {"combine": 0, "products": 0}
 
@@ -526,7 +526,7 @@ def test_audited_in_one_line(mode, canaries, tmp_path):
     assert (stored["trainer"], stored["task"]) == ("flower", "flower")
 
 
-def test_the_directory_is_that_of_any_run(tmp_path):
+def test_the_run_directory_is_valid_and_verifies(tmp_path):
     schema = json.loads((Path(__file__).parents[2] / "docs" / "result.schema.json").read_text())
     audit = small_audit(directory=tmp_path)
     strategy = audited(server_side(REAL), audit=audit, mode="extra")
@@ -547,7 +547,7 @@ def test_the_directory_is_that_of_any_run(tmp_path):
     assert [check.held for check in checks] == [True, True, True]
 
 
-def test_a_seed_in_a_file_of_the_canary_node_never_travels(tmp_path):
+def test_a_seed_in_a_node_file_is_never_sent(tmp_path):
     secret = tmp_path / "seed"
     secret.write_bytes(SEED)
     configs = [{**node, "coalmine-seed-file": str(secret)} if "canary-id" in node else node for node in nodes()]
@@ -559,20 +559,20 @@ def test_a_seed_in_a_file_of_the_canary_node_never_travels(tmp_path):
     assert "coalmine-seed" not in announced
 
 
-def test_a_canary_without_a_seed_says_so():
+def test_a_canary_without_a_seed_is_an_error():
     audit = small_audit()
     strategy = audited(server_side(REAL + CANARIES), audit=audit, mode="client")
     with pytest.raises(ValueError, match="a canary needs the seed"):
         small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()))
 
 
-def test_a_seed_that_is_not_the_audits_is_refused(tmp_path):
+def test_another_seed_than_the_audits_is_rejected(tmp_path):
     """Clients would send canaries that the audit does not look for, and it would find nothing: PASS."""
     audit = small_audit()
     with pytest.raises(ValueError, match="seed must be the one that the audit was made with"):
         audited(server_side(5), audit=audit, mode="client", seed=b"another")
     with pytest.raises(ValueError, match="seed must be the one that the audit was made with"):
-        observer(audit, clip_norm=1.0).announce(initial_arrays(SMALL), seed=b"another")
+        Observer(audit, clip_norm=1.0).announce(initial_arrays(SMALL), seed=b"another")
     secret = tmp_path / "seed"
     secret.write_bytes(b"another")
     configs = [{**node, "coalmine-seed-file": str(secret)} if "canary-id" in node else node for node in nodes()]
@@ -582,7 +582,7 @@ def test_a_seed_that_is_not_the_audits_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("noise", [None, BandedNoise(coefficients=(1.0, 0.5), rounds=3)])
-def test_an_announcement_comes_back_from_its_config(noise):
+def test_announcement_round_trips_through_its_config(noise):
     """With all that the commitment is to: a node that reads other settings would refuse the right seed."""
     audit = new_audit(canaries=CANARIES, dim=SMALL, unobserved=200, noise=noise, layers=[("a", 500), ("b", 1_500)])
     sent = Announcement.of(
@@ -603,7 +603,7 @@ def test_an_announcement_comes_back_from_its_config(noise):
     ids=["canary-id", "partition id", "named by the server"],
 )
 @pytest.mark.parametrize("fraction", [1.0, 0.6])
-def test_clients_that_forget_the_mod_are_warned_of_once(way, fraction, caplog):
+def test_clients_without_canary_mod_are_warned_of_once(way, fraction, caplog):
     """In the first round where canaries must be among the replies, or else at the end."""
     inner = fedavg(fraction_train=fraction)
     count = int(fraction * (REAL + CANARIES))
@@ -616,7 +616,7 @@ def test_clients_that_forget_the_mod_are_warned_of_once(way, fraction, caplog):
     assert strategy._warned == [NO_CANARY]
 
 
-def test_a_round_without_canaries_is_nothing_to_warn_of():
+def test_a_round_without_canaries_raises_no_warning():
     """Where canaries sent no reply, or none was sampled and one was in another round."""
     named = {REAL + 1 + i: i for i in range(CANARIES)}
     strategy = audited(server_side(REAL + CANARIES), audit=small_audit(), mode="client", seed=SEED, canary_nodes=named)
@@ -627,7 +627,7 @@ def test_a_round_without_canaries_is_nothing_to_warn_of():
 
 
 @pytest.mark.parametrize("way", ["strategy", "observer"])
-def test_buffers_are_told_apart(way, caplog, tmp_path):
+def test_buffers_are_named_and_integer_buffers_left_out(way, caplog, tmp_path):
     """As batch normalisation has them, and both are named.
 
     One of whole numbers is no part of the audit, in no round, though Flower makes fractions of it; one of fractions is.
@@ -643,7 +643,7 @@ def test_buffers_are_told_apart(way, caplog, tmp_path):
     }
     if way == "observer":
         said.add("known-others was left out: the observer sees models only, not the clients' updates")
-        watch = observer(audit, clip_norm=1.0, participants=REAL + CANARIES)
+        watch = Observer(audit, clip_norm=1.0, participants=REAL + CANARIES)
         announced = config(**watch.announce(arrays, seed=SEED))
         small_run(server_side(REAL + CANARIES), grid, arrays=arrays, train_config=announced, evaluate_fn=watch)
         watch.audit.finish()
@@ -684,9 +684,9 @@ def test_invalid_settings_are_rejected():
     with pytest.raises(ValueError, match="start"):
         audited(server_side(5), audit=audit, mode="extra").audit.finish()
     with pytest.raises(ValueError, match="clip_norm and participants"):
-        observer(audit, noise_multiplier=1.0)
+        Observer(audit, noise_multiplier=1.0)
     with pytest.raises(ValueError, match="participants must be at least 1"):
-        observer(audit, clip_norm=1.0, participants=0)
+        Observer(audit, clip_norm=1.0, participants=0)
     wrong = audited(server_side(5), audit=new_audit(dim=DIM), mode="extra")
     with pytest.raises(ValueError, match=f"dim = {SMALL}"):
         small_run(wrong, LoopGrid(client_app(), nodes(canaries=0)))
@@ -694,18 +694,18 @@ def test_invalid_settings_are_rejected():
 
 @pytest.mark.parametrize("value", [-1.0, 0.0, math.nan, math.inf])
 @pytest.mark.parametrize("name", ["scale", "clip_norm", "noise_multiplier"])
-def test_numbers_that_cannot_be_are_refused_before_training(name, value):
+def test_invalid_numbers_are_rejected_before_training(name, value):
     audit = small_audit()
     watched = {"clip_norm": 1.0, "participants": 5}
     if (name, value) == ("noise_multiplier", 0.0):
         audited(server_side(5), audit=audit, mode="extra", noise_multiplier=0.0)  # no noise is a thing to audit
-        observer(audit, **watched, noise_multiplier=0.0)
+        Observer(audit, **watched, noise_multiplier=0.0)
         return
     with pytest.raises(ValueError, match=f"{name} must be "):
         audited(server_side(5), audit=audit, mode="client", seed=SEED, **{name: value})
     scale = {"scale": value} if name == "scale" else {}
     with pytest.raises(ValueError, match=f"{name} must be "):
-        observer(audit, **watched | ({} if scale else {name: value})).announce(initial_arrays(SMALL), **scale)
+        Observer(audit, **watched | ({} if scale else {name: value})).announce(initial_arrays(SMALL), **scale)
 
 
 def test_partitions_may_be_a_list():
@@ -757,21 +757,21 @@ def test_a_damaged_file_is_named(name, says, damage, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["[]", "7", "null", '{"1": 12}', '{"1": 0, "2": 0}', '{"1": null}', "\xff"])
-def test_nodes_that_are_none_are_refused(text, tmp_path):
+def test_invalid_node_assignments_are_rejected(text, tmp_path):
     restarted(tmp_path)
     (tmp_path / "audit" / "nodes.json").write_text(text, encoding="latin-1")
     with pytest.raises(ValueError, match=r"nodes.json must name different canaries"):
         restarted(tmp_path)
 
 
-def test_a_first_model_of_another_size_is_refused_before_training(tmp_path):
+def test_an_initial_model_of_another_size_is_rejected_before_training(tmp_path):
     restarted(tmp_path)
     np.save(tmp_path / "audit" / "initial.npy", np.zeros(SMALL - 1, np.float32))
     with pytest.raises(ValueError, match=r"initial.npy must be a model of 2000 numbers, got shape \(1999,\)"):
         restarted(tmp_path)
 
 
-def test_clients_that_are_no_canaries_are_left_alone():
+def test_canary_mod_leaves_other_clients_unchanged():
     """Without an announcement, or in an evaluation, the mod hands everything on untouched."""
     app = client_app([canary_mod])
     seen = small_run(server_side(REAL, noise=0.0), LoopGrid(app, nodes(REAL, 0)))

@@ -37,7 +37,7 @@ from flwr.clientapp.mod import fixedclipping_mod  # noqa: E402
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam, FedMedian  # noqa: E402
 
 from coalmine import Claim, mechanism_epsilon  # noqa: E402
-from coalmine.integrations.flower import audited, canary_mod, observer  # noqa: E402
+from coalmine.integrations.flower import Observer, audited, canary_mod  # noqa: E402
 
 CLAIM = Claim(epsilon=float(mechanism_epsilon(1.0, delta=1e-5, participations=5)), participations=5)
 
@@ -308,7 +308,7 @@ def test_an_observer_says_what_it_cannot_see(monkeypatch):
     audit, seen = small_audit(), []
     result = audit.result
     monkeypatch.setattr(audit, "result", lambda **given: (seen.extend(given["audited"]), result(**given))[1])
-    watch = observer(audit, clip_norm=1.0, participants=REAL + CANARIES, noise_multiplier=1.0)
+    watch = Observer(audit, clip_norm=1.0, participants=REAL + CANARIES, noise_multiplier=1.0)
     announced = config(**watch.announce(initial_arrays(SMALL), seed=SEED))
     grid = LoopGrid(client_app([canary_mod]), nodes())
     small_run(server_side(REAL + CANARIES), grid, train_config=announced, evaluate_fn=watch)
@@ -326,7 +326,7 @@ def test_an_observer_says_what_it_cannot_see(monkeypatch):
 def test_an_observer_declares_a_clip_norm_only_in_the_units_of_the_average():
     for participants in (None, REAL + CANARIES):
         audit = small_audit()
-        watch = observer(audit, clip_norm=1.0, participants=participants)
+        watch = Observer(audit, clip_norm=1.0, participants=participants)
         announced = config(**watch.announce(initial_arrays(SMALL), seed=SEED))
         grid = LoopGrid(client_app([canary_mod]), nodes())
         small_run(server_side(REAL + CANARIES), grid, train_config=announced, evaluate_fn=watch, rounds=1)
@@ -359,7 +359,7 @@ def test_the_accountants_epsilon_is_logged_and_stored(tmp_path, caplog):
     assert "Flower's accountant: epsilon 12.3 at delta 1e-05" in caplog.text
 
 
-def test_an_accountant_that_was_restarted_is_warned_of(tmp_path):
+def test_a_restarted_accountant_is_warned_of(tmp_path):
     for rounds in (1, 2):
         audit = small_audit(directory=tmp_path)
         strategy = audited(with_accountant(REAL), audit=audit, mode="extra")

@@ -29,7 +29,7 @@ from flower_training import (  # noqa: E402
 )
 from flwr.app import Array, ArrayRecord  # noqa: E402
 
-from coalmine.integrations.flower import Announcement, audited, canary_mod, observer  # noqa: E402
+from coalmine.integrations.flower import Announcement, Observer, audited, canary_mod  # noqa: E402
 from coalmine.integrations.flower.arrays import as_record  # noqa: E402
 from coalmine.integrations.flower.canary_clients import parse_canaries  # noqa: E402
 
@@ -72,7 +72,7 @@ def test_an_observer_refuses_a_finished_run(tmp_path):
     audit, strategy = started(tmp_path, rounds=2)
     strategy.audit.finish()
     with pytest.raises(ValueError, match="holds a finished audit"):
-        observer(audit)(0, initial_arrays(SMALL))
+        Observer(audit)(0, initial_arrays(SMALL))
 
 
 @pytest.mark.parametrize("killed", ["in round 3", "before the result was written"])
@@ -156,14 +156,14 @@ def test_an_audit_without_rounds_says_so():
     ("value", "canaries"),
     [(3, (3,)), ("3", (3,)), ("0-2", (0, 1, 2)), ("0,2,4", (0, 2, 4)), ("7, 0 - 1", (7, 0, 1)), ("4-4", (4,))],
 )
-def test_canary_ids(value, canaries):
+def test_canary_ids_are_parsed(value, canaries):
     assert parse_canaries(value, count=10) == canaries
 
 
 @pytest.mark.parametrize(
     "value", ["", "a", "1-", "-1", -1, 1.5, True, "2-1", "0-10", 10, "1,1", "0-3,2", "0-999999999"]
 )
-def test_canary_ids_that_are_refused(value):
+def test_invalid_canary_ids_are_rejected(value):
     with pytest.raises(ValueError, match="canary-id must "):
         parse_canaries(value, count=10)
 
@@ -198,7 +198,7 @@ def test_a_node_takes_the_roles_of_its_canaries_in_turn(way):
 
 
 @pytest.mark.parametrize("way", ["canary-id", "client", "replace"])
-def test_turns_go_on_after_a_restart(way, tmp_path):
+def test_turns_continue_after_a_restart(way, tmp_path):
     """Flower counts its rounds from 1 again; the audit does not."""
     audit, strategy, grid = in_turn(way, directory=tmp_path)
     small_run(strategy, grid, rounds=3)
@@ -208,10 +208,10 @@ def test_turns_go_on_after_a_restart(way, tmp_path):
     assert [sorted(item.present.tolist()) for item in audit.log.rounds()][3:] == [[3, 10, 11]]
 
 
-def test_turns_with_an_observer():
+def test_a_node_takes_turns_with_an_observer_too():
     """The observer's announcement is the same in every round; the node takes the round from Flower."""
     audit = small_audit()
-    watch = observer(audit, clip_norm=1.0, participants=REAL + 1, present=lambda number: [(number - 1) % CANARIES])
+    watch = Observer(audit, clip_norm=1.0, participants=REAL + 1, present=lambda number: [(number - 1) % CANARIES])
     announced = config(**watch.announce(initial_arrays(SMALL), seed=SEED))
     configs = [{} for _ in range(REAL)] + [{"canary-id": "0-11"}]
     grid = LoopGrid(client_app([canary_mod]), configs)
@@ -228,7 +228,7 @@ def test_several_canaries_need_a_round_number():
 
 
 @pytest.mark.parametrize("named", [{1: [0, 0]}, {1: [0, 1], 2: [1]}, {1: []}, {1: [12]}, {1: [-1]}, {1: "a"}])
-def test_canaries_of_nodes_that_are_refused(named):
+def test_invalid_canaries_of_nodes_are_rejected(named):
     with pytest.raises(ValueError, match="canary_nodes must "):
         audited(server_side(5), audit=small_audit(), mode="replace", canary_nodes=named)
 
@@ -255,7 +255,7 @@ def test_numpy_arrays_are_a_model():
 
 
 @pytest.mark.parametrize("model", [5, "model", None, {"a": "text"}, {"a": None}])
-def test_things_that_are_no_model_are_refused(model):
+def test_invalid_models_are_rejected(model):
     with pytest.raises(TypeError, match="a model must "):
         as_record(model)
 

@@ -64,7 +64,7 @@ def audit_of(optimizer, canaries=20):
     return Audit(dimension(optimizer), canaries=canaries, seed=b"tests only", delta=1e-5)
 
 
-def test_known_others_meets_the_accountant_on_learnable_data():
+def test_known_others_agrees_with_the_accountant_on_learnable_data():
     """All examples in all steps: nothing is amplified, so accountant, mechanism and audit speak of one epsilon."""
     _, result, engine = train()
     claim = result.claim
@@ -119,7 +119,7 @@ def test_modes_and_physical_batches_make_no_difference(other):
     assert other_engine.accountant.history == engine.accountant.history == [(1.0, 0.5, 6)]
 
 
-def test_canaries_are_drawn_as_examples_are():
+def test_canaries_are_sampled_like_examples():
     """Poisson: how often a canary is shown is binomial, and each group meets the mechanism at its own number."""
     audit, result, engine = train(steps=30, examples=500, batch=50, sampling_probability=0.1, canaries=600)
     present = [item.present.size for item in audit.log.rounds()]
@@ -444,7 +444,7 @@ def test_audited_returns_the_same_optimizer_and_finish_can_be_repeated(tmp_path)
     assert (tmp_path / "result.json").read_bytes() == stored
 
 
-def test_audited_refuses_a_finished_directory_and_lets_go_of_it(tmp_path):
+def test_audited_rejects_a_finished_directory_and_releases_its_lock(tmp_path):
     optimizer, _ = start(steps=1, canaries=20, examples=50, batch=50, directory=tmp_path)
     optimizer.audit.finish()
     optimizer.audit.directory.close()
@@ -485,7 +485,7 @@ def test_invalid_settings_are_refused():
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_the_example(tmp_path, mode):
+def test_the_example_passes_and_reports_the_accountants_epsilon(tmp_path, mode):
     """Trains on digits, keeps its noise claim, and the accountant's smaller epsilon is not refuted."""
     require("sklearn")
     script = Path(__file__).parents[2] / "examples" / "opacus" / "train.py"

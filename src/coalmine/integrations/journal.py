@@ -42,6 +42,7 @@ class Journal:
         claim: Claim | float | None,
         *,
         noise: float | None = None,
+        weight: float = 1.0,
         accounted_epsilon: float | None = None,
         task: str | None = None,
         audited: Iterable[AuditedItem] = (),
@@ -51,8 +52,9 @@ class Journal:
     ) -> AuditResult:
         """Return the result, and write it where there is a directory.
 
-        `noise` is the noise multiplier, if all rounds had the same. It gives the analytical epsilon, for the number of
-        presentations that most canaries had. The epsilon of the canaries presented most often is a separate entry.
+        `noise` is the noise multiplier, if all rounds had the same. It makes the default claim and the analytical epsilon,
+        for the number of presentations that most canaries had. The epsilon of the canaries presented most often is a
+        separate entry. `weight` is that of the heaviest client over that of a canary: the claim is for that client.
         `accounted_epsilon` is the accountant's, judged as a claim amplified by sampling. `task` is the name of what was
         trained, as `coalmine compare` shows it; the default is the trainer's name. `audited` says what the integration
         covers of the pipeline and what it leaves out. `notes` and `warnings` are printed with the result. In result.json
@@ -68,6 +70,9 @@ class Journal:
                 for times in (usual, most)
             )
             counts["most_exposed_epsilon"] = largest
+            claim = noise_claim(self._audit, noise) if claim is None else claim
+        if claim is not None:
+            claim = claim_for_weight(self._audit, claim if isinstance(claim, Claim) else Claim(epsilon=claim), weight)
         result = self._audit.result(claim=claim, analytical_epsilon=analytical, audited=items)
         if accounted_epsilon is not None:
             more["accounted_epsilon"] = accounted_epsilon

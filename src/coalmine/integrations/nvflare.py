@@ -10,8 +10,6 @@ not the seed. The audit runs in the server's process, which writes the result in
 `recipe.audit` stands for the audit in that process: its `finish` derives the result again from the directory.
 """
 
-import operator
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,7 +32,7 @@ from coalmine.audit.result import AuditResult
 from coalmine.audit.verdict import Claim
 from coalmine.canaries import RotatedCanaries
 from coalmine.checks import shown
-from coalmine.integrations.journal import Journal, noise_claim
+from coalmine.integrations.journal import Journal
 from coalmine.integrations.setup import nonnegative, positive, refuse_result
 from coalmine.storage.seed_file import read_seed
 
@@ -117,15 +115,11 @@ def audited(
 
 def _write_seed(path: Path, seed: Seed) -> None:
     """Write a seed into a file that only its owner may read; a file that holds another seed is rejected."""
-    new = not path.exists()
-    if new:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = seed if isinstance(seed, bytes) else str(operator.index(seed)).encode()
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(text)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_bytes(seed if isinstance(seed, bytes) else str(int(seed)).encode())
     if read_seed(path) != seed:
-        if new:
-            path.unlink()
         raise ValueError(f"{path} holds another seed, or cannot hold this one: give seed_file, or another directory")
 
 
@@ -234,9 +228,7 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
 
     def _result(self, audit: Audit, journal: Journal, claim: Claim | float | None, task: str | None) -> AuditResult:
         noise, notes = self.noise_multiplier, [NO_OTHERS]
-        if claim is None and noise:
-            claim = noise_claim(audit, noise)
-        if claim is None:
+        if claim is None and not noise:
             notes.append("no verdict: no noise multiplier was given, so there is no claim to judge")
         clipping = AuditedItem(
             "clipping", "not checked", "canaries are sent at the clip norm, so a clip leaves them as they are"

@@ -12,8 +12,7 @@ gradient, and the audit observes minus the noised gradient.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 from warnings import warn
 
 import numpy as np
@@ -32,21 +31,17 @@ try:
 except ImportError as error:
     raise ImportError("auditing Opacus needs: pip install 'coalmine[opacus]'") from error
 
-from coalmine.audit.audit import Audit, Seed
+from coalmine.audit.audit import Audit
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
 from coalmine.audit.verdict import Claim
 from coalmine.checks import one_number, shown
-from coalmine.integrations.journal import Journal, noise_claim
-from coalmine.integrations.setup import CLIP_SCALE, positive, set_up_audit
+from coalmine.integrations.journal import Journal
+from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, positive, set_up_audit
 
 __all__ = ["audited", "named_layers", "unaudited"]
-DISTRIBUTED = (
-    DistributedDPOptimizer,
-    DistributedDPOptimizerFastGradientClipping,
-    FSDPOptimizerFastGradientClipping,
-)
+DISTRIBUTED = (DistributedDPOptimizer, DistributedDPOptimizerFastGradientClipping, FSDPOptimizerFastGradientClipping)
 # Numbers in the canaries of one step up to which they go through the clip by default: 64 MB in single precision, and 0.2 to
 # 0.5 seconds a step on one core (a transform takes 8 to 33 ns per number).
 MOST_THROUGH_CLIP = 1 << 24
@@ -59,22 +54,16 @@ def audited(
     model: "torch.nn.Module | Mapping[str, torch.Tensor] | None" = None,
     *,
     sampling_probability: float,
-    canaries: int | None = None,
-    unobserved: int | None = None,
-    seed: Seed | None = None,
-    seed_file: Path | str | None = None,
-    delta: float | None = None,
-    directory: Path | str | None = None,
-    audit: Audit | None = None,
     scale: float | None = None,
     through_clip: bool | None = None,
     rng: np.random.Generator | None = None,
+    **settings: Unpack[AuditSettings],
 ) -> Optimizer:
     """The same optimizer with canaries in its steps, and its audit as `optimizer.audit`.
 
     `model` is the model that the optimizer trains, a dict of its named parameters, or its `state_dict`. Each parameter gets
-    a noise gauge of its own. Give either `seed` or `seed_file`. `canaries`, `unobserved`, `delta` and `directory` are those
-    of `Audit`. An `audit` of your own takes the place of all of them; `named_layers` returns its layers.
+    a noise gauge of its own. `settings` are `canaries`, `unobserved`, `delta` and `directory` as in `Audit`, and either
+    `seed` or `seed_file`. An `audit` of your own takes the place of all of them; `named_layers` returns its layers.
 
     `sampling_probability` is the probability that an example is in a step. With `through_clip`, canaries are rows of
     `grad_sample`, `scale` (10) times longer than the clip norm, so the audit checks the clip too. This needs per-example
@@ -89,26 +78,17 @@ def audited(
     `final-update` after a restart, and `task`, the name of what was trained.
     """
     _check_optimizer(optimizer, through_clip)
-    count = audit.settings.canaries if isinstance(audit, Audit) else canaries
-    expected = count if isinstance(count, int) else 0
+    own, count = settings.get("audit"), settings.get("canaries")
+    expected = own.settings.canaries if isinstance(own, Audit) else count if isinstance(count, int) else 0
     probability, length, clipping = _checked_options(optimizer, expected, sampling_probability, through_clip, scale)
     layers = None if model is None else named_layers(optimizer, model)
-    own = set_up_audit(
-        layers,
-        audit=audit,
-        canaries=canaries,
-        unobserved=unobserved,
-        seed=seed,
-        seed_file=seed_file,
-        delta=delta,
-        directory=directory,
-    )
+    audit = set_up_audit(layers, **settings)
     dim = sum(p.numel() for p in optimizer.params)
-    if dim != own.settings.dim:
-        raise ValueError(f"the audit must have dim = {dim}, the number of the optimizer's parameters, got {own!r}")
+    if dim != audit.settings.dim:
+        raise ValueError(f"the audit must have dim = {dim}, the number of the optimizer's parameters, got {audit!r}")
     outside = () if model is None else _outside(optimizer, model)
-    _OptimizerAudit(optimizer, own, probability, length, rng, clipping=clipping, outside=outside)
-    optimizer.audit = own
+    _OptimizerAudit(optimizer, audit, probability, length, rng, clipping=clipping, outside=outside)
+    optimizer.audit = audit
     return optimizer
 
 
@@ -187,8 +167,6 @@ class _OptimizerAudit:
             self.audit.observe_final(self._parameters(), initial=first)
         smallest = min(self._noise_multipliers, default=0.0)
         noise = smallest if len(self._noise_multipliers) == 1 else None
-        if claim is None and noise:
-            claim = noise_claim(self.audit, noise)
         warnings = self._warnings()
         for text in warnings:
             warn(text, stacklevel=3)
@@ -198,7 +176,7 @@ class _OptimizerAudit:
             accounted_epsilon=accounted_epsilon,
             task=task,
             audited=self._audited_items(),
-            notes=self._notes(claim),
+            notes=self._notes(bool(claim or noise)),
             warnings=warnings,
             noise_multiplier=smallest,
         )
@@ -293,11 +271,11 @@ class _OptimizerAudit:
             "canary, so nothing is left of them without the other examples"
         )
 
-    def _notes(self, claim: Claim | float | None) -> list[str]:
+    def _notes(self, judged: bool) -> list[str]:
         notes = [self._why_no_others()] if self._steps_without_others else []
-        if claim is None and len(self._noise_multipliers) > 1:
+        if not judged and len(self._noise_multipliers) > 1:
             notes.append("no verdict: the noise multiplier changed during training; pass a claim of your own to finish")
-        elif claim is None:
+        elif not judged:
             notes.append("no verdict: the noise multiplier is 0, so the optimizer's settings claim no privacy")
         return notes
 

@@ -9,8 +9,7 @@
 A user is canary i if its id is "canary-i". It is an ordinary user of the dataset; its own update is thrown away.
 """
 
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -21,13 +20,13 @@ try:
 except ImportError as error:
     raise ImportError("auditing pfl needs an environment of its own with: pip install 'coalmine[pfl]'") from error
 
-from coalmine.audit.audit import Audit, Seed
+from coalmine.audit.audit import Audit
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
 from coalmine.audit.verdict import Claim
 from coalmine.checks import shown
-from coalmine.integrations.journal import Journal, noise_claim
-from coalmine.integrations.setup import CLIP_SCALE, nonnegative, positive, set_up_audit
+from coalmine.integrations.journal import Journal
+from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, nonnegative, positive, set_up_audit
 
 __all__ = ["AuditedMechanism", "audited"]
 PREFIX = "canary-"
@@ -38,24 +37,18 @@ def audited(
     privacy: Postprocessor,
     model: "torch.nn.Module | None" = None,
     *,
-    canaries: int | None = None,
-    unobserved: int | None = None,
-    seed: Seed | None = None,
-    seed_file: Path | str | None = None,
-    delta: float | None = None,
-    directory: Path | str | None = None,
-    audit: Audit | None = None,
     scale: float | None = None,
     clip_norm: float | None = None,
     noise_multiplier: float | None = None,
+    **settings: Unpack[AuditSettings],
 ) -> "AuditedMechanism":
     """The postprocessor that stands in the privacy mechanism's place; its audit is `.audit`.
 
-    `model` is the network that is trained. Each of its parameters gets a noise gauge of its own. Give either `seed` or
-    `seed_file`. `canaries`, `unobserved`, `delta` and `directory` are those of `Audit`. An `audit` of your own takes the
-    place of all of them. `scale` is how many times longer than the clip norm canaries are when they enter the clip (10).
-    `clip_norm` and `noise_multiplier`, relative to the sum of clipped updates, are read from a mechanism that clips and adds
-    Gaussian noise centrally. For another mechanism give them yourself.
+    `model` is the network that is trained. Each of its parameters gets a noise gauge of its own. `settings` are
+    `canaries`, `unobserved`, `delta` and `directory` as in `Audit`, and either `seed` or `seed_file`. An `audit` of your own
+    takes the place of all of them. `scale` (10) is how many times longer than the clip norm canaries are when they enter the
+    clip. `clip_norm` and `noise_multiplier`, relative to the sum of clipped updates, are read from a mechanism that clips
+    and adds Gaussian noise centrally. For another mechanism give them yourself.
 
     `privacy.audit.finish` takes `claim` (by default that of the noise multiplier) and `task`, the name of what was trained.
     """
@@ -81,17 +74,8 @@ def audited(
     # pfl's updates hold the parameters that require gradients, in this order (PyTorchModel.variable_map)
     trained = () if model is None else model.named_parameters()
     layers = [(name, p.numel()) for name, p in trained if p.requires_grad]
-    own = set_up_audit(
-        None if model is None else layers,
-        audit=audit,
-        canaries=canaries,
-        unobserved=unobserved,
-        seed=seed,
-        seed_file=seed_file,
-        delta=delta,
-        directory=directory,
-    )
-    return AuditedMechanism(privacy, own, clip_norm=size, noise_multiplier=noise, scale=length)
+    audit = set_up_audit(None if model is None else layers, **settings)
+    return AuditedMechanism(privacy, audit, clip_norm=size, noise_multiplier=noise, scale=length)
 
 
 class AuditedMechanism(Postprocessor):  # type: ignore[misc]
@@ -161,10 +145,8 @@ class AuditedMechanism(Postprocessor):  # type: ignore[misc]
         return stats, metrics
 
     def _finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
-        if claim is None and self._noise:
-            claim = noise_claim(self.audit, self._noise)
         notes = [] if self._noise else [f"known-others is left out: {NO_NOISE}"]
-        if claim is None:
+        if claim is None and not self._noise:
             notes.append("no verdict: no noise multiplier was given, so there is no claim to judge")
         return self._journal.finish(
             claim,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, TypedDict, Unpack
 
 from coalmine.audit.audit import Audit, Seed
 from coalmine.checks import nonnegative_array, one_number, positive_array, shown
@@ -20,46 +21,41 @@ def nonnegative(name: str, value: float) -> float:
     return float(nonnegative_array(name, one_number(name, value)))
 
 
-def set_up_audit(
-    layers: Sequence[tuple[str, int]] | None,
-    *,
-    audit: Audit | None,
-    canaries: int | None,
-    unobserved: int | None,
-    seed: Seed | None,
-    seed_file: Path | str | None,
-    delta: float | None,
-    directory: Path | str | None,
-) -> Audit:
-    """The user's own `audit`, or a new one with a noise gauge for each of the `layers`, names and sizes.
+class AuditSettings(TypedDict, total=False):
+    """Keywords of every `audited`: those of `Audit`, the seed or the file that holds it, or an audit of your own."""
+
+    canaries: int | None
+    unobserved: int | None
+    seed: Seed | None
+    seed_file: Path | str | None
+    delta: float | None
+    directory: Path | str | None
+    audit: Audit | None
+
+
+def set_up_audit(layers: Sequence[tuple[str, int]] | None, **settings: Unpack[AuditSettings]) -> Audit:
+    """The user's own audit, or a new one with a noise gauge for each of the `layers`, names and sizes.
 
     A finished audit is rejected, before anything is written. `layers` may be None if the audit is the user's own.
     """
+    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    unknown = given.keys() - AuditSettings.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"audited() got an unexpected keyword argument {min(unknown)!r}")
+    audit = given.pop("audit", None)
     if audit is None:
-        if canaries is None or delta is None:
+        if not {"canaries", "delta"} <= given.keys():
             raise TypeError("audited() needs canaries and delta, or an audit of your own: audit=")
         if layers is None:
             raise TypeError("audited() needs the model that is trained, or an audit of your own: audit=")
-        secret = read_secret(seed, seed_file)
-        if directory is not None:
-            refuse_result(directory)
-        dim = sum(size for _, size in layers)
-        return Audit(
-            dim, canaries=canaries, unobserved=unobserved, seed=secret, delta=delta, layers=layers, directory=directory
-        )
+        seed = read_secret(given.pop("seed", None), given.pop("seed_file", None))
+        if "directory" in given:
+            refuse_result(given["directory"])
+        return Audit(sum(size for _, size in layers), seed=seed, layers=layers, **given)
     if not isinstance(audit, Audit):
         raise TypeError(f"audit must be a coalmine.Audit, got {shown(audit)}")
-    given = {
-        "canaries": canaries,
-        "unobserved": unobserved,
-        "seed": seed,
-        "seed_file": seed_file,
-        "delta": delta,
-        "directory": directory,
-    }
-    surplus = [name for name, value in given.items() if value is not None]
-    if surplus:
-        raise ValueError(f"audit= is an audit with settings of its own, so omit {', '.join(surplus)}")
+    if given:
+        raise ValueError(f"audit= is an audit with settings of its own, so omit {', '.join(given)}")
     dim = audit.settings.dim if layers is None else sum(size for _, size in layers)
     if audit.settings.dim != dim:
         raise ValueError(f"the audit must have dim = {dim}, the number of the model's parameters, got {audit!r}")

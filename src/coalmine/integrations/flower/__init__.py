@@ -2,7 +2,7 @@
 
 | canaries | clients | the server | audits also |
 |---|---|---|---|
-| are clients | `mods=[..., canary_mod]` | `audited(..., mode="client")`, `observer` | clip and noise of clients |
+| are clients | `mods=[..., canary_mod]` | `audited(..., mode="client")`, `Observer` | clip and noise of clients |
 | take the place of clients' replies | unchanged | `audited(..., mode="replace")` | |
 | come beside them | unchanged | `audited(..., mode="extra")` | |
 """
@@ -13,7 +13,7 @@ except ImportError as error:
     raise ImportError("auditing Flower needs: pip install 'coalmine[flower]'") from error
 
 from coalmine.integrations.flower.canary_clients import Announcement, canary_mod
-from coalmine.integrations.flower.observer import Observer, observer
+from coalmine.integrations.flower.observer import Observer
 from coalmine.integrations.flower.strategy import AuditedStrategy, audited
 
-__all__ = ["Announcement", "AuditedStrategy", "Observer", "audited", "canary_mod", "observer"]
+__all__ = ["Announcement", "AuditedStrategy", "Observer", "audited", "canary_mod"]

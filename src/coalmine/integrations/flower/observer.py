@@ -8,7 +8,6 @@ import numpy as np
 from flwr.app import Array
 
 from coalmine.audit.audit import Audit
-from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
 from coalmine.audit.verdict import Claim
@@ -16,7 +15,7 @@ from coalmine.checks import whole_number
 from coalmine.integrations.flower.arrays import Layout, Row, as_record, load_row, save_row
 from coalmine.integrations.flower.canary_clients import Announcement, checked_partitions, checked_seed
 from coalmine.integrations.flower.scope import UNKNOWN_TO_OBSERVER, observer_items
-from coalmine.integrations.journal import Journal, claim_for_weight, noise_claim
+from coalmine.integrations.journal import Journal
 from coalmine.integrations.setup import CLIP_SCALE, nonnegative, positive, refuse_finished
 
 logger = logging.getLogger("flwr.coalmine")  # shown where Flower shows its own
@@ -73,13 +72,7 @@ class Recorder:
         if skipped:
             others = None
         self.audit.observe_round(
-            number,
-            delta,
-            present=present,
-            others=others,
-            noise_std=noise_std,
-            clip_norm=canary_norm,
-            scale=scale,
+            number, delta, present=present, others=others, noise_std=noise_std, clip_norm=canary_norm, scale=scale
         )
         self.current = new
         line = {"skipped": int(skipped), **counts}
@@ -91,30 +84,13 @@ class Recorder:
         self._accuracy = value
         self._journal.add_round(self.number(server_round), accuracy=value)
 
-    def finish(
-        self,
-        claim: Claim | float | None,
-        *,
-        noise_multiplier: float | None,
-        task: str | None,
-        heaviest: float = 1.0,
-        audited: Iterable[AuditedItem] = (),
-        **more: Any,
-    ) -> AuditResult:
-        """Observe the final model, and return and write the result. Without a claim, the noise multiplier makes one.
-
-        `heaviest` is the weight of the heaviest client over that of a canary: the claim is for that client.
-        """
+    def finish(self, claim: Claim | float | None, *, noise_multiplier: float | None, **more: Any) -> AuditResult:
+        """Observe the final model, and return and write the result; `more` are further arguments of `Journal.finish`."""
         self._check_that_training_moved()
         self.audit.rewind_to(self.audit.last_round)  # forget the final model of an earlier call
         self.audit.observe_final(self.current, initial=self._initial)
         if self.audit.directory is not None:
             save_row(self.audit.directory.path / FINAL, self.current)
-        if claim is None and noise_multiplier:
-            claim = noise_claim(self.audit, noise_multiplier)
-        if claim is not None:
-            stated = claim if isinstance(claim, Claim) else Claim(epsilon=claim)
-            claim = claim_for_weight(self.audit, stated, heaviest)
         if any(self._tally.values()):
             counts = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in self._tally.items())
             logger.warning("the audit missed something: %s", counts)
@@ -123,8 +99,7 @@ class Recorder:
             known["noise_multiplier"] = noise_multiplier
         if self._accuracy is not None:
             known["accuracy"] = self._accuracy
-        items = tuple(audited)
-        return self._journal.finish(claim, noise=noise_multiplier, task=task, audited=items, **known, **more)
+        return self._journal.finish(claim, noise=noise_multiplier, **known, **more)
 
     def _check_that_training_moved(self) -> None:
         """Refuse to finish where no round changed the model; the reason of the first failed reply says why."""
@@ -152,15 +127,7 @@ class Recorder:
                 self._tally[name] = self._tally.get(name, 0) + int(line.get(name, 0))
 
 
-def observer(
-    audit: Audit,
-    evaluate_fn: Callable[..., Any] | None = None,
-    *,
-    clip_norm: float | None = None,
-    participants: int | None = None,
-    noise_multiplier: float | None = None,
-    present: Callable[[int], Iterable[int]] | None = None,
-) -> "Observer":
+class Observer:
     """An `evaluate_fn` for `Strategy.start`, or for a legacy strategy, that observes the model and then calls the user's.
 
     It sees models and nothing else. It warns of buffers, but cannot warn of unequal weights or of strategies that drop
@@ -171,25 +138,21 @@ def observer(
     too: its std is then noise_multiplier·clip_norm/participants. After training, call `audit.finish`. It takes `claim`, by
     default that of the noise multiplier, and `task`, the name of what was trained.
     """
-    if noise_multiplier is not None and (clip_norm is None or participants is None):
-        raise ValueError(
-            "noise_multiplier needs clip_norm and participants too: the noise's std follows from all three"
-        )
-    return Observer(audit, evaluate_fn, clip_norm, participants, noise_multiplier, present)
-
-
-class Observer:
-    """What `observer` returns."""
 
     def __init__(
         self,
         audit: Audit,
-        evaluate_fn: Callable[..., Any] | None,
-        clip_norm: float | None,
-        participants: int | None,
-        noise_multiplier: float | None,
-        present: Callable[[int], Iterable[int]] | None,
+        evaluate_fn: Callable[..., Any] | None = None,
+        *,
+        clip_norm: float | None = None,
+        participants: int | None = None,
+        noise_multiplier: float | None = None,
+        present: Callable[[int], Iterable[int]] | None = None,
     ) -> None:
+        if noise_multiplier is not None and (clip_norm is None or participants is None):
+            raise ValueError(
+                "noise_multiplier needs clip_norm and participants too: the noise's std follows from all three"
+            )
         self.audit, self._evaluate = audit, evaluate_fn
         self._clip_norm = None if clip_norm is None else positive("clip_norm", clip_norm)
         self._participants = None if participants is None else whole_number("participants", participants, minimum=1)
@@ -213,7 +176,7 @@ class Observer:
         A node with several canaries needs 'server-round' in the train config too.
         """
         if self._clip_norm is None:
-            raise ValueError("a canary is as long as the clip norm: give observer(..., clip_norm=)")
+            raise ValueError("a canary is as long as the clip norm: give Observer(..., clip_norm=)")
         self._scale = positive("scale", CLIP_SCALE if scale is None else scale)
         return Announcement.of(
             self.audit,

@@ -13,31 +13,14 @@ from typing import Any, Literal
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import (
-    Bulyan,
-    FedAvg,
-    FedMedian,
-    FedTrimmedAvg,
-    Krum,
-    MultiKrum,
-    QFedAvg,
-    Result,
-    Strategy,
-)
+from flwr.serverapp.strategy import Bulyan, FedAvg, FedMedian, FedTrimmedAvg, Krum, MultiKrum, QFedAvg, Result, Strategy
 
 from coalmine.audit.audit import Audit
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
 from coalmine.audit.verdict import Claim
 from coalmine.checks import shown
-from coalmine.integrations.flower.arrays import (
-    FrozenArrays,
-    Layout,
-    Row,
-    as_record,
-    load_checkpoint,
-    save_checkpoint,
-)
+from coalmine.integrations.flower.arrays import FrozenArrays, Layout, Row, as_record, load_checkpoint, save_checkpoint
 from coalmine.integrations.flower.canary_clients import (
     PREFIX,
     REPLY,
@@ -58,7 +41,7 @@ from coalmine.integrations.flower.scope import (
     tensors_item,
     weights_item,
 )
-from coalmine.integrations.setup import CLIP_SCALE, nonnegative, positive, refuse_finished, set_up_audit
+from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, nonnegative, positive, refuse_finished, set_up_audit
 
 Mode = Literal["client", "replace", "extra"]
 DROPPING = (Krum, MultiKrum, Bulyan, FedTrimmedAvg, FedMedian, QFedAvg)
@@ -98,18 +81,11 @@ def audited(
     if isinstance(canaries, range):
         settings["canary_partitions"] = canaries
         canaries = len(canaries)
-    own = set_up_audit(
-        None if model is None else Layout.of(as_record(model)).layers,
-        audit=audit,
-        canaries=canaries,
-        unobserved=unobserved,
-        seed=seed if audit is None else None,
-        seed_file=seed_file,
-        delta=delta,
-        directory=directory,
-    )
+    layers = None if model is None else Layout.of(as_record(model)).layers
+    making: AuditSettings = {"canaries": canaries, "unobserved": unobserved, "delta": delta, "directory": directory}
+    making |= {"seed": seed if audit is None else None, "seed_file": seed_file, "audit": audit}
     announced = seed if mode == "client" or audit is not None else None
-    return AuditedStrategy(strategy, own, mode, seed=announced, scale=scale, **settings)
+    return AuditedStrategy(strategy, set_up_audit(layers, **making), mode, seed=announced, scale=scale, **settings)
 
 
 @dataclass(frozen=True)
@@ -331,7 +307,7 @@ class AuditedStrategy(Strategy):
             claim,
             noise_multiplier=self.noise_multiplier,
             task=task,
-            heaviest=self._ratio.to_heaviest,
+            weight=self._ratio.to_heaviest,
             audited=self.audited_items(),
             warnings=list(self._warned),
             **more,
