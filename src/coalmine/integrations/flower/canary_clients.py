@@ -1,20 +1,61 @@
-"""The settings that the server sends to canary clients, inside the ConfigRecord that every client gets."""
+"""Clients that are canaries: how a client learns that it is one, which one it is in a round, and the mod that sends it."""
 
+import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message
 
 from coalmine.audit.audit import Audit
 from coalmine.canaries import RotatedCanaries, SphereCanaries
-from coalmine.checks import shown, whole_number
-from coalmine.integrations.flower.turns import canary_in_round, parse_canaries
+from coalmine.checks import one_number, shown, whole_number
+from coalmine.integrations.flower.arrays import Layout
+from coalmine.storage.files import write_atomically
 from coalmine.storage.record import Commitment, Settings
 from coalmine.storage.seed_file import read_seed
 
+if TYPE_CHECKING:
+    from flwr.clientapp.typing import ClientAppCallable
+
 PREFIX = "coalmine-"
 REPLY = "coalmine"  # the record in which a canary tells the server which one it is
+ASSIGNED = "audit/nodes.json"
+PART = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
+Nodes = float | Mapping[int, int | Iterable[int]]
+
+
+def canary_mod(message: Message, context: Context, call_next: "ClientAppCallable") -> Message:
+    """Send a canary in the place of a designated client's update, and tell the server which one; others train as ever.
+
+    Put it last in `mods`, so that clipping, local noise and secure aggregation treat a canary as any client's update. A
+    designated client trains too, so its reply has every record and metric that the strategy expects.
+    """
+    config = next((c for c in message.content.config_records.values() if PREFIX + "dim" in c), None)
+    if config is None or not message.metadata.message_type.startswith("train"):
+        return call_next(message, context)
+    announcement = Announcement.from_config(config)
+    index = announcement.index_of(config, context.node_config)
+    if index is None:
+        return call_next(message, context)
+    (received,) = message.content.array_records.values()
+    layout = Layout.of(received, announcement.left_out)
+    if layout.dim != announcement.dim:
+        raise ValueError(f"the audit is of {announcement.dim} numbers, but this model has {layout.dim}")
+    seed = announcement.seed_for(context.node_config)
+    update = announcement.update(index, seed, np.empty(0, layout.dtype))
+    sent = layout.moved(received, update)  # before the client trains, which may be in place
+    reply = call_next(message, context)
+    if reply.has_error():
+        return reply
+    (name,) = reply.content.array_records
+    reply.content[name] = sent
+    reply.content[REPLY] = ConfigRecord({"canary": index})
+    return reply
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,3 +221,104 @@ def checked_partitions(ids: Iterable[int] | None) -> range | None:
     if not listed or listed != list(range(listed[0], listed[-1] + 1)):
         raise ValueError(f"canary_partitions must be consecutive, and one at least, got {shown(ids)}")
     return range(listed[0], listed[-1] + 1)
+
+
+class Designation:
+    """Canaries by node id: as named, or a fraction of the nodes by a hash of their ids, keyed by the audit's commitment.
+
+    A named node may have several canaries; it takes their roles in turn, one in each round. A designated node keeps its
+    canaries, also over a restart of the server where the audit has a directory. A node that returns under another id is
+    another node and may get the next canary, until all are assigned.
+    """
+
+    def __init__(self, audit: Audit, nodes: Nodes | None) -> None:
+        self._key = audit.commitment.sha256.encode()[:64]
+        self._canaries = audit.settings.canaries
+        self._path: Path | None = None
+        self._given: dict[int, tuple[int, ...]] = {}
+        self._fraction = 0.0
+        if isinstance(nodes, Mapping):
+            self._given = {int(node): _listed(canaries) for node, canaries in nodes.items()}
+            if not self._fits(self._given):
+                raise ValueError(f"canary_nodes must name different canaries of 0..{self._canaries - 1}, got {nodes}")
+        elif nodes is not None:
+            self._fraction = one_number("canary_nodes", nodes)
+            if not 0 < self._fraction <= 1:
+                raise ValueError(f"canary_nodes must be a fraction in (0, 1] or name nodes, got {self._fraction}")
+            self._path = None if audit.directory is None else audit.directory.path / ASSIGNED
+            if self._path is not None and self._path.exists():
+                self._given = self._read(self._path)
+
+    def index_of(self, node: int, round_number: int) -> int | None:
+        """The canary whose role a node takes in a round, None for a real client."""
+        if node not in self._given:
+            if len(self._given) >= self._canaries or self._share(node) >= self._fraction:
+                return None
+            self._given[node] = (len(self._given),)
+            if self._path is not None:
+                assigned = {node: index for node, (index,) in self._given.items()}
+                write_atomically(self._path, (json.dumps(assigned) + "\n").encode())
+        return canary_in_round(self._given[node], round_number)
+
+    def _read(self, path: Path) -> dict[int, tuple[int, ...]]:
+        """The canaries that were assigned before a restart."""
+        text = path.read_text(errors="replace")
+        given: dict[int, tuple[int, ...]] | None
+        try:
+            given = {int(node): (int(index),) for node, index in json.loads(text).items()}
+        except (ValueError, TypeError, AttributeError):
+            given = None
+        if given is None or not self._fits(given):
+            raise ValueError(
+                f"{path} must name different canaries of 0..{self._canaries - 1} by node, got {shown(text)}; "
+                "remove it to assign canaries to nodes anew"
+            )
+        return given
+
+    def _fits(self, given: Mapping[int, tuple[int, ...]]) -> bool:
+        """Whether every node has at least one canary, all are canaries of this audit, and none is assigned twice."""
+        indices = [index for canaries in given.values() for index in canaries]
+        different = len(set(indices)) == len(indices)
+        return different and all(given.values()) and all(0 <= index < self._canaries for index in indices)
+
+    def _share(self, node: int) -> float:
+        """A number in [0, 1) that is the node's own."""
+        digest = hashlib.blake2b(str(node).encode(), key=self._key, digest_size=8).digest()
+        return int.from_bytes(digest) / 2**64
+
+
+def _listed(canaries: int | Iterable[int]) -> tuple[int, ...]:
+    """One canary or several, as a tuple."""
+    listed = canaries if isinstance(canaries, Iterable) else [canaries]
+    return tuple(whole_number("a canary in canary_nodes", index, minimum=0) for index in listed)
+
+
+def canary_in_round(canaries: Sequence[int], round_number: int) -> int:
+    """The canary whose role a node takes in a round, counted from 1: the first in round 1, then the next, and so on.
+
+    >>> [canary_in_round([4, 5, 6], number) for number in (1, 2, 3, 4)]
+    [4, 5, 6, 4]
+    """
+    return canaries[(round_number - 1) % len(canaries)]
+
+
+def parse_canaries(value: object, *, count: int) -> tuple[int, ...]:
+    """The canaries that `canary-id` names in a node config: 3, "3", "0-49" or "0,7,20-29"; `count` is how many exist.
+
+    >>> parse_canaries("0-2,7", count=10)
+    (0, 1, 2, 7)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"canary-id must be a number or text such as '0-49' or '0,3,7', got {shown(value)}")
+    found: list[int] = []
+    for part in str(value).split(","):
+        match = PART.fullmatch(part)
+        if match is None:
+            raise ValueError(f"canary-id must be a number or text such as '0-49' or '0,3,7', got {shown(value)}")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not first <= last < count:
+            raise ValueError(f"canary-id must lie in 0..{count - 1}, got {part.strip()}")
+        found.extend(range(first, last + 1))
+    if len(set(found)) < len(found):
+        raise ValueError(f"canary-id must name each canary once, got {shown(value)}")
+    return tuple(found)

@@ -1,9 +1,12 @@
-"""A model's arrays as one row of numbers, in the order of its ArrayRecord."""
+"""A model's arrays as one row of numbers, in the order of its ArrayRecord; and both on disk, for a restarted server."""
 
 import io
+import tokenize
+import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -11,10 +14,14 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord
 
 from coalmine.checks import shown
+from coalmine.storage.files import write_atomically
 
 Row = npt.NDArray[Any]
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+CHECKPOINT = "checkpoint.npz"
 NPY = b"\x93NUMPY\x01\x00"  # how data in numpy's format begins, version 1.0
+# what numpy and zipfile raise over a file that is cut short, changed or not theirs
+DAMAGED = (ValueError, OSError, KeyError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, tokenize.TokenError)
 
 
 @dataclass(frozen=True)
@@ -58,16 +65,16 @@ class Layout:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings about arrays that are not parameters."""
-        said = []
+        warnings = []
         if self.left_out:
             names = ", ".join(self.left_out)
-            said.append(f"integer arrays are left out of the audit, though Flower clips and noises them: {names}")
+            warnings.append(f"integer arrays are left out of the audit, though Flower clips and noises them: {names}")
         if self.buffers:
             names = ", ".join(self.buffers)
-            said.append(
+            warnings.append(
                 f"buffers are not parameters, but Flower clips and noises them, and the audit includes them: {names}"
             )
-        return tuple(said)
+        return tuple(warnings)
 
     @property
     def dtype(self) -> type[np.floating[Any]]:
@@ -114,7 +121,7 @@ def as_record(model: Any) -> ArrayRecord:
     if isinstance(named, list | tuple):
         named = {str(index): values for index, values in enumerate(named)}
     if not isinstance(named, Mapping):
-        raise ValueError(f"a model must be an ArrayRecord, a torch Module or a state_dict, got {shown(model)}")
+        raise TypeError(f"a model must be an ArrayRecord, a torch Module or a state_dict, got {shown(model)}")
     return ArrayRecord({str(name): _as_array(name, values) for name, values in named.items()})
 
 
@@ -124,9 +131,9 @@ def _as_array(name: object, values: Any) -> Array:
     try:
         values = np.asarray(values.detach().cpu().numpy() if hasattr(values, "detach") else values)
     except TypeError as error:
-        raise ValueError(f"array {name!r} must be of a type that numpy knows, got {values.dtype} ({error})") from None
+        raise TypeError(f"array {name!r} must be of a type that numpy knows, got {values.dtype} ({error})") from None
     if values.dtype.kind not in "biufc":
-        raise ValueError(f"a model must hold numbers in array {name!r}, got {shown(values)}")
+        raise TypeError(f"a model must hold numbers in array {name!r}, got {shown(values)}")
     return Array(values)
 
 
@@ -156,3 +163,73 @@ def _header(data: bytes) -> tuple[tuple[int, ...], Literal["C", "F"], np.dtype[A
     np.lib.format.read_magic(file)
     shape, column_first, dtype = np.lib.format.read_array_header_1_0(file)
     return shape, "F" if column_first else "C", dtype
+
+
+class FrozenArrays:
+    """The arrays that were the same in every real client's reply as in the model sent to it."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._unchanged = list(names)
+        self._replies = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their names; none before the first reply."""
+        return tuple(self._unchanged) if self._replies else ()
+
+    def compare(self, sent: Mapping[str, Array], reply: Mapping[str, Array]) -> None:
+        """Drop the arrays that this reply changed. Arrays that changed once are not read again."""
+        self._replies += 1
+        self._unchanged = [name for name in self._unchanged if name in reply and _same(sent[name], reply[name])]
+
+
+def _same(first: Array, second: Array) -> bool:
+    """Whether two arrays hold the same numbers; equal bytes settle it without reading them."""
+    return first.data == second.data or np.array_equal(array_values(first), array_values(second))
+
+
+def save_checkpoint(directory: Path, round_number: int, model: Mapping[str, Array], state: Mapping[str, float]) -> None:
+    """The model after a round and a few numbers of the strategy, whole or not at all."""
+    numbers = {"round": np.int64(round_number)} | {f"state/{name}": np.float64(value) for name, value in state.items()}
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:  # as np.savez would, but Flower has the arrays in its format already
+        for name, array in model.items():
+            archive.writestr(f"model/{name}.npy", array.data)
+        for name, value in numbers.items():
+            archive.writestr(f"{name}.npy", Array(np.asarray(value)).data)
+    write_atomically(directory / CHECKPOINT, content.getvalue())
+
+
+def load_checkpoint(directory: Path) -> tuple[int, ArrayRecord, dict[str, float]] | None:
+    """Round, model and the strategy's numbers, or None where none was saved."""
+    path = directory / CHECKPOINT
+    if not path.exists():
+        return None
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:  # numpy leaves a damaged one open
+            found: dict[str, Any] = dict(saved)
+        model = {name.removeprefix("model/"): Array(found[name]) for name in found if name.startswith("model/")}
+        state = {name.removeprefix("state/"): float(found[name]) for name in found if name.startswith("state/")}
+        return int(found["round"]), ArrayRecord(model), state
+    except DAMAGED as error:
+        raise ValueError(f"{path} is no checkpoint ({error}); remove it to train from round 1") from None
+
+
+def save_row(path: Path, row: Any) -> None:
+    """One .npy row, as `coalmine verify --model` reads it."""
+    content = io.BytesIO()
+    np.save(content, row, allow_pickle=False)
+    write_atomically(path, content.getvalue())
+
+
+def load_row(path: Path, like: Row) -> Row:
+    """The inverse, refused unless the row is as long as `like`, whose kind it takes."""
+    try:
+        row = np.asarray(np.load(path, allow_pickle=False), dtype=like.dtype)
+    except DAMAGED as error:
+        raise ValueError(f"{path} is no model ({error}); restore it from a copy, or name another directory") from None
+    if row.shape != like.shape:
+        raise ValueError(
+            f"{path} must be a model of {like.size} numbers, got shape {row.shape}; restore it, or name another directory"
+        )
+    return row
