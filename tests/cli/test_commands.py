@@ -127,7 +127,7 @@ def test_the_options_of_run_are_listed_by_topic():
 
 def test_the_choices_of_run_are_those_of_a_config():
     config = pytest.importorskip("coalmine.simulation.config")
-    server = pytest.importorskip("coalmine.simulation.server")
+    server = pytest.importorskip("coalmine.simulation.server_optimizer")
     names = ("TASKS", "LEVELS", "PARTICIPATIONS", "NOISES", "CLIPPINGS", "PATTERNS", "ACCOUNTINGS", "ENGINES")
     assert {name: getattr(run_command, name) for name in names} == {name: getattr(config, name) for name in names}
     assert run_command.OPTIMIZERS == server.OPTIMIZERS
