@@ -315,9 +315,9 @@ def _gauges(run: Run) -> Picture | None:
 
 
 def _has_rounds(gauge: Gauge, rounds: int) -> bool:
-    """Whether a gauge has a value for every round, in the units of its limits."""
+    """Whether a gauge has one value for each round, or for each round but the first, in the units of its limits."""
     values = gauge.values
-    if values.size < 2 or values.size < rounds - 1:
+    if values.size < 2 or values.size not in (rounds - 1, rounds):  # some have one for each pair of rounds
         return False
     return math.isclose(values.min(), gauge.smallest) and math.isclose(values.max(), gauge.largest)
 
