@@ -17,7 +17,7 @@ from coalmine.report import plots
 from coalmine.report.checkpoints import estimates_during
 from coalmine.report.findings import Finding, Findings
 from coalmine.report.run import MOST_SIDE_BY_SIDE, Run
-from coalmine.report.words import interval_words, shown
+from coalmine.report.words import interval_words, printable, shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -133,7 +133,7 @@ def run_pictures(run: Run) -> list[Picture]:
             roc_picture(findings, scores),
             quantiles_picture(findings, scores),
         ]
-    found += [picture for picture in (_rounds(run), _training(run), _gauges(run), _accuracy(run)) if picture]
+    found += [picture for picture in (_rounds(run), _training(run), _accuracy(run), _gauges(run)) if picture]
     return found
 
 
@@ -450,7 +450,7 @@ def finding_of(findings: Findings, scores: Scores) -> Finding | None:
 
 def _short(name: str) -> str:
     """A name as a picture can hold it."""
-    plain = "".join(letter if letter.isprintable() else " " for letter in name)
+    plain = printable(name)
     return plain if len(plain) <= 24 else f"{plain[:12]}…{plain[-10:]}"
 
 

@@ -8,7 +8,17 @@ from coalmine.report.advice import next_steps
 from coalmine.report.findings import Findings
 from coalmine.report.run import Run
 from coalmine.report.summary import folded_line, key_figures, note_lines, tensor_names
-from coalmine.report.words import ATTACKERS, interval_text, meaning, scope_sentence, shortened, shown, verdict_sentence
+from coalmine.report.words import (
+    ATTACKERS,
+    assumptions,
+    interval_text,
+    meaning,
+    printable,
+    scope_sentence,
+    shortened,
+    shown,
+    verdict_sentence,
+)
 from coalmine.version import __version__
 
 
@@ -140,16 +150,7 @@ def _gauges(findings: Findings) -> list[str]:
 
 
 def _published(run: Run) -> str:
-    cells = [
-        [
-            row.name,
-            shown(row.value),
-            row.kind,
-            row.threshold,
-            row.assumptions if row.needs is None else f"not applicable: {row.needs}",
-        ]
-        for row in run.published
-    ]
+    cells = [[row.name, shown(row.value), row.kind, row.threshold, assumptions(row)] for row in run.published]
     return _table(["method", "ε", "kind", "threshold", "assumes"], cells)
 
 
@@ -196,7 +197,7 @@ def plain(text: str) -> str:
     >>> print(plain("a|b <script> `x`"))
     a\|b &lt;script&gt; \`x\`
     """
-    one_line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    one_line = " ".join(printable(text).split())
     escaped = re.sub(r"([\\`*_|\[\]#])", r"\\\1", one_line)
     return escaped.replace("<", "&lt;").replace(">", "&gt;")
 

@@ -2,6 +2,7 @@
 
 import math
 
+from coalmine.estimators.literature.row import LiteratureRow
 from coalmine.report.findings import Finding, Findings
 from coalmine.report.run import Run
 
@@ -198,6 +199,11 @@ def scope_sentence(findings: Findings) -> str:
     return f"{text} It does not cover: {', '.join(rest)}." if rest else text
 
 
+def printable(text: str) -> str:
+    """Text with a space for each letter that cannot be printed."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
 def shortened(text: str, most: int = 300) -> str:
     """A text that fits a few lines: cut between two of its words, with dots for the rest.
 
@@ -207,6 +213,11 @@ def shortened(text: str, most: int = 300) -> str:
     if len(text) <= most:
         return text
     return f"{text[:most].rpartition(' ')[0]} …"
+
+
+def assumptions(row: LiteratureRow) -> str:
+    """What a published estimator assumes, or why it does not apply."""
+    return row.assumptions if row.needs is None else f"not applicable: {row.needs}"
 
 
 def interval_words(row: Finding) -> str:
