@@ -11,7 +11,7 @@ from coalmine.audit.gauge import Gauge
 from coalmine.audit.signatures import LENGTHS, SIGNATURES, Signature, likely_faults
 from coalmine.report import plots
 from coalmine.report.findings import Findings
-from coalmine.report.pictures import STYLE
+from coalmine.report.svg import STYLE
 from coalmine.simulation.faults import Trial, evidence, selftest_config, try_fault
 
 HERE = Path(__file__).parent

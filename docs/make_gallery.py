@@ -13,8 +13,9 @@ import coalmine
 from coalmine.audit.views import views
 from coalmine.estimators.planning import plan_audit
 from coalmine.report import Run, plots, read_run
-from coalmine.report.checkpoints import estimates_during
-from coalmine.report.pictures import STYLE, overlay, presentation_bars
+from coalmine.report.epsilon_by_round import estimates_during
+from coalmine.report.figures import overlay, presentation_bars
+from coalmine.report.svg import STYLE
 
 HERE = Path(__file__).parent / "gallery"
 DIM, CLIENTS, CLIP_NORM, DELTA = 10_000, 100, 1.0, 1e-6

@@ -99,7 +99,7 @@ def test_command():
 
 def test_reproduction_of_table_2():
     """Six runs a cell: every cell of ours lies within five standard errors of the printed mean (both have errors)."""
-    from coalmine.reproduction import gaussian
+    from coalmine.reproduction import table_2_gaussian as gaussian
 
     for cell in gaussian.table(runs=6, seed=1):
         mean, std = cell.paper

@@ -14,7 +14,7 @@ from coalmine.audit.ladder import Scores
 from coalmine.audit.views import views
 from coalmine.estimators.planning import plan_audit
 from coalmine.report import plots, read_run
-from coalmine.report.pictures import needs_matplotlib, save_plot
+from coalmine.report.svg import needs_matplotlib, save_plot
 
 sys.path.insert(0, str(Path(__file__).parent))
 from runs import make_run

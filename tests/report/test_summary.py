@@ -10,10 +10,10 @@ import pytest
 from coalmine.report import read_run
 from coalmine.report.advice import GAUGE_ADVICE, gauge_steps
 from coalmine.report.findings import Findings, GaugeReading
+from coalmine.report.markdown import markdown
 from coalmine.report.page import run_page
+from coalmine.report.sentences import QUESTIONS, shown
 from coalmine.report.summary import coverage_lines, folded_line, gauge_lines, key_figures, note_lines
-from coalmine.report.text import markdown
-from coalmine.report.words import QUESTIONS, shown
 
 sys.path.insert(0, str(Path(__file__).parent))
 from runs import make_run

@@ -131,7 +131,7 @@ def _top(run: dict[str, Any], name: str) -> str:
 
 def _plot(path: Path, directories: Sequence[Path]) -> None:
     from coalmine.report import plots, read_run
-    from coalmine.report.pictures import save_plot
+    from coalmine.report.svg import save_plot
 
     found = [(run.noise_multiplier, run.findings) for run in map(read_run, directories)]
     known = [(noise, findings) for noise, findings in found if noise is not None and findings is not None]

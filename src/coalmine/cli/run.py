@@ -153,8 +153,8 @@ def report(outcome: "RunOutcome", directory: Path, *, page: bool, as_json: bool,
 def _print_outcome(outcome: "RunOutcome", *, quiet: bool) -> None:
     """The numbers on top, one row for each adversary, the verdict, what it covers, and notes; quiet: table and verdict."""
     from coalmine.report.findings import Findings
+    from coalmine.report.sentences import shortened
     from coalmine.report.summary import coverage_lines, folded_line, gauge_lines, key_figures, note_lines
-    from coalmine.report.words import shortened
 
     result = outcome.result
     findings = Findings.from_dict(result.to_dict() | outcome.extra())

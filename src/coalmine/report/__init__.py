@@ -2,6 +2,6 @@
 
 from coalmine.report.document import write_report
 from coalmine.report.findings import Finding, Findings
-from coalmine.report.run import Run, read_run
+from coalmine.report.stored_run import Run, read_run
 
 __all__ = ["Finding", "Findings", "Run", "read_run", "write_report"]

@@ -7,8 +7,8 @@ from typing import Any
 
 from coalmine.audit.result import AuditResult
 from coalmine.report.findings import Findings, GaugeReading
-from coalmine.report.run import Run
-from coalmine.report.words import shortened, shown
+from coalmine.report.sentences import shortened, shown
+from coalmine.report.stored_run import Run
 
 LESS_NOISE = (
     "There is less noise than stated. Compare the standard deviation of the noise that is drawn with the noise multiplier "

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from coalmine.report.run import Run, read_run, read_runs
-from coalmine.report.text import as_dict, markdown
+from coalmine.report.markdown import as_dict, markdown
+from coalmine.report.stored_run import Run, read_run, read_runs
 from coalmine.storage.files import json_ready, write_atomically
 from coalmine.storage.run_directory import runs_in
 

@@ -21,11 +21,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from coalmine.report import plots
 from coalmine.report.advice import next_steps
+from coalmine.report.figures import comparison_pictures, run_pictures
 from coalmine.report.findings import Findings
-from coalmine.report.pictures import comparison_pictures, run_pictures
-from coalmine.report.run import Run
-from coalmine.report.summary import NAMED, folded_line, key_figures, note_lines, tensor_names
-from coalmine.report.words import (
+from coalmine.report.sentences import (
     ATTACKERS,
     GLOSSARY,
     QUESTIONS,
@@ -40,6 +38,8 @@ from coalmine.report.words import (
     suspicion,
     verdict_sentence,
 )
+from coalmine.report.stored_run import Run
+from coalmine.report.summary import NAMED, folded_line, key_figures, note_lines, tensor_names
 from coalmine.version import __version__
 
 PACKAGES = ("numpy", "scipy", "matplotlib")

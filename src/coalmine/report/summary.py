@@ -6,7 +6,7 @@ from typing import Any
 
 from coalmine.report.advice import gauge_steps
 from coalmine.report.findings import Audited, Finding, Findings, GaugeReading
-from coalmine.report.words import interval_text, rounds_of, shown
+from coalmine.report.sentences import interval_text, rounds_of, shown
 
 NAMED = 12  # tensors that are named in a line of text
 NOT_SEEN = "not seen: "

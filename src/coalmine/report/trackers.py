@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from coalmine.report.run import Run
-from coalmine.report.watch import metric_scalars
+from coalmine.report.live_view import metric_scalars
+from coalmine.report.stored_run import Run
 
 Scalar = tuple[str, float, int]  # name, value, round
 

@@ -8,7 +8,7 @@ from coalmine.audit.ladder import RUNGS, Scores, ladder
 from coalmine.audit.result import CONFIDENCE
 from coalmine.estimators.estimate import EpsilonEstimate, epsilon_estimate, estimate_from_iterates
 from coalmine.estimators.variance import Variance
-from coalmine.report.run import Run
+from coalmine.report.stored_run import Run
 
 POINTS = 8
 MOST = 8_000_000  # cosines read at each point

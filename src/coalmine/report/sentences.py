@@ -4,7 +4,7 @@ import math
 
 from coalmine.estimators.literature.row import LiteratureRow
 from coalmine.report.findings import Finding, Findings
-from coalmine.report.run import Run
+from coalmine.report.stored_run import Run
 
 ATTACKERS = {
     "final": "sees the final model",

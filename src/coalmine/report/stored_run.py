@@ -14,7 +14,7 @@ from coalmine.audit.ladder import Scores, ladder
 from coalmine.audit.published import published_rows
 from coalmine.estimators.literature.row import LiteratureRow
 from coalmine.report.findings import Findings, optional_number
-from coalmine.report.log import Rounds, map_rounds
+from coalmine.storage.mapped_rounds import Rounds, map_rounds
 from coalmine.storage.record import FEWEST, Commitment, Settings
 from coalmine.storage.run_directory import RunDirectory
 

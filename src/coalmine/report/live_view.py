@@ -15,11 +15,11 @@ from rich.text import Text
 from coalmine.audit.gauges import read_gauges
 from coalmine.audit.ladder import RUNGS, ladder
 from coalmine.estimators.estimate import EpsilonEstimate
-from coalmine.report.checkpoints import estimate_scores, largest_groups
+from coalmine.report.epsilon_by_round import estimate_scores, largest_groups
 from coalmine.report.findings import Findings
-from coalmine.report.log import map_rounds
+from coalmine.storage.mapped_rounds import map_rounds
+from coalmine.report.sentences import ATTACKERS, shortened, shown
 from coalmine.report.summary import coverage_lines, key_figures
-from coalmine.report.words import ATTACKERS, shortened, shown
 from coalmine.storage.record import Settings
 from coalmine.storage.run_directory import RunDirectory
 

@@ -6,9 +6,7 @@ from typing import Any
 
 from coalmine.report.advice import next_steps
 from coalmine.report.findings import Findings
-from coalmine.report.run import Run
-from coalmine.report.summary import folded_line, key_figures, note_lines, tensor_names
-from coalmine.report.words import (
+from coalmine.report.sentences import (
     ATTACKERS,
     assumptions,
     interval_text,
@@ -19,6 +17,8 @@ from coalmine.report.words import (
     shown,
     verdict_sentence,
 )
+from coalmine.report.stored_run import Run
+from coalmine.report.summary import folded_line, key_figures, note_lines, tensor_names
 from coalmine.version import __version__
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from coalmine.report import read_run
 from coalmine.report.advice import likely_faults, next_steps
+from coalmine.report.markdown import as_dict, markdown
 from coalmine.report.page import run_page
-from coalmine.report.text import as_dict, markdown
-from coalmine.report.words import meaning, percent, scope_sentence, shown, suspicion, verdict_sentence
+from coalmine.report.sentences import meaning, percent, scope_sentence, shown, suspicion, verdict_sentence
 
 sys.path.insert(0, str(Path(__file__).parent))
 from runs import HOSTILE, make_run

@@ -10,10 +10,10 @@ import pytest
 
 from coalmine.audit.ladder import ladder
 from coalmine.report import Findings, read_run, write_report
-from coalmine.report.checkpoints import estimates_during
 from coalmine.report.document import report_text
-from coalmine.report.log import map_rounds
-from coalmine.report.run import read_runs
+from coalmine.report.epsilon_by_round import estimates_during
+from coalmine.storage.mapped_rounds import map_rounds
+from coalmine.report.stored_run import read_runs
 from coalmine.storage.run_directory import RunDirectory
 
 sys.path.insert(0, str(Path(__file__).parent))
