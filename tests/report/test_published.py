@@ -18,6 +18,7 @@ from coalmine.estimators.literature.compare import literature_rows
 from coalmine.estimators.literature.jagielski2020 import jagielski2020_row
 from coalmine.report import read_run
 from coalmine.report.document import report_text
+from coalmine.report.table_rows import strongest_row
 from coalmine.storage.record import checked_settings
 from coalmine.storage.rounds_file import Round, RoundLog
 
@@ -69,7 +70,7 @@ def test_the_page_shows_every_row(run, expected):
     heads, *rows = parser.rows
     assert heads == ["method", "ε", "kind", "auditor controls", "auditor receives", "threshold", "assumes"]
     own, rows = rows[:4], rows[4:]
-    strongest = read_run(run).findings.strongest
+    strongest = strongest_row(read_run(run).result)
     assert [row[0] for row in own] == [each.name for each in strongest.estimators]
     assert float(own[0][1]) == pytest.approx(strongest.epsilon, rel=0.01)
     assert {row[4] for row in own} == {"intermediate models"}

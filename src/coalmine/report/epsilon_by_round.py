@@ -19,11 +19,11 @@ def estimates_during(run: Run, points: int = POINTS) -> dict[str, list[tuple[int
 
     Of canaries shown unequally often so far, the largest group speaks. The std is the null's or fitted as in the result.
     """
-    if run.rounds is None or run.settings is None or not run.rounds.kept:
+    if run.rounds is None or not run.rounds.kept:
         return {}
-    rounds, settings = run.rounds.thinned(run.settings, most=MOST)
+    rounds, settings = run.rounds.thinned(run.result.settings, most=MOST)
     numbers = [item.number for item in rounds.kept]
-    used = {row.rung: row.variance for row in run.findings.largest_rows}
+    used = {name: adversary.headline.estimate.variance.used for name, adversary in run.result.adversaries.items()}
     places = np.unique(np.linspace(len(numbers) / points - 1, len(numbers) - 1, points).round().astype(int))
     found: dict[str, list[tuple[int, EpsilonEstimate]]] = {}
     for number in (numbers[place] for place in places if place >= 0):

@@ -3,19 +3,21 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.ladder import RUNGS, Scores
+from coalmine.audit.result import AuditResult, Row
 from coalmine.audit.views import views
 from coalmine.report import plots
 from coalmine.report.epsilon_by_round import estimates_during
-from coalmine.report.findings import Finding, Findings
 from coalmine.report.sentences import interval_words, printable, shown
 from coalmine.report.stored_run import MOST_SIDE_BY_SIDE, Run
 from coalmine.report.svg import draw, one_axes, themed
+from coalmine.report.table_rows import all_rows, main_rows, row_of, shown_rows
+from coalmine.report.trainer_entries import whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,45 +46,47 @@ def make(name: str, title: str, paint: "Callable[[Figure], None]", *, height: fl
 
 def run_pictures(run: Run) -> list[Picture]:
     """Every picture that the run's files allow."""
-    findings = run.findings
-    found = [ladder_picture(findings)] if findings.shown_rows else []
+    result = run.result
+    found = [ladder_picture(result)] if shown_rows(result) else []
     scores = [group for group in run.shown_scores if group.observed.size >= 2]
     if scores:
         found += [
-            densities_picture(findings, scores),
-            roc_picture(findings, scores),
-            quantiles_picture(findings, scores),
+            densities_picture(result, scores),
+            roc_picture(result, scores),
+            quantiles_picture(result, scores),
         ]
     found += [picture for picture in (_rounds(run), _training(run), _accuracy(run), _gauges(run)) if picture]
     return found
 
 
-def ladder_picture(findings: Findings) -> Picture:
+def ladder_picture(result: AuditResult) -> Picture:
     """Every attacker as one line."""
     said = "; ".join(
         f"{row.name}: ε {shown(row.epsilon)}{interval_words(row)}, at least {shown(row.lower_bound)}, "
         f"floor {shown(row.floor)}"
-        for row in findings.shown_rows
+        for row in shown_rows(result)
     )
-    analytical = "" if findings.analytical is None else f" The analytical ε is {shown(findings.analytical)}."
+    analytical = (
+        "" if result.analytical_epsilon is None else f" The analytical ε is {shown(result.analytical_epsilon)}."
+    )
     return make(
         "ladder",
         "The ladder of attackers",
-        one_axes(plots.ladder, findings, legend=3),
-        height=1.6 + 0.46 * len(findings.shown_rows),
+        one_axes(plots.ladder, result, legend=3),
+        height=1.6 + 0.46 * len(shown_rows(result)),
         alt=f"Each attacker's ε as one line. {said}.{analytical}",
         caption="From the weakest attacker to the strongest. A dot left of the end of its grey bar detects nothing; a "
         "triangle right of the claimed ε is proof.",
     )
 
 
-def densities_picture(findings: Findings, scores: Sequence[Scores]) -> Picture:
+def densities_picture(result: AuditResult, scores: Sequence[Scores]) -> Picture:
     """Histograms, a panel for each rung; panels in the same units share their axis."""
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots(len(scores), squeeze=False)[:, 0]
         for place, (ax, group) in enumerate(zip(axes, scores, strict=True)):
-            plots.densities(ax, group, finding_of(findings, group))
+            plots.densities(ax, group, row_of(result, group))
             ax.set_title(plots.group_name(group))
             ax.grid(visible=False)
             if place < len(scores) - 1 and (group.null is None) == (scores[place + 1].null is None):
@@ -108,7 +112,7 @@ def densities_picture(findings: Findings, scores: Sequence[Scores]) -> Picture:
     )
 
 
-def roc_picture(findings: Findings, scores: Sequence[Scores]) -> Picture:
+def roc_picture(result: AuditResult, scores: Sequence[Scores]) -> Picture:
     """All rungs' ROC curves."""
     said = "; ".join(
         f"{plots.group_name(group)}: {plots.true_positive_rate(group, 0.01):.1%} at 1 % and "
@@ -118,14 +122,14 @@ def roc_picture(findings: Findings, scores: Sequence[Scores]) -> Picture:
     return make(
         "roc",
         "What an attacker recognises",
-        one_axes(plots.roc, scores, epsilon=findings.analytical, delta=findings.delta, legend=3),
+        one_axes(plots.roc, scores, epsilon=result.analytical_epsilon, delta=result.settings.delta, legend=3),
         height=4.4,
         alt=f"True positive rate against false positive rate on log axes. {said}.",
         caption="Higher is worse for privacy, most of all on the left, where an attacker is nearly certain.",
     )
 
 
-def quantiles_picture(findings: Findings, scores: Sequence[Scores]) -> Picture:
+def quantiles_picture(result: AuditResult, scores: Sequence[Scores]) -> Picture:
     """Q–Q plots, a panel for each rung."""
     rows = (len(scores) + 1) // 2
 
@@ -136,7 +140,7 @@ def quantiles_picture(findings: Findings, scores: Sequence[Scores]) -> Picture:
                 ax.remove()
                 continue
             group = scores[place]
-            plots.quantiles(ax, group.observed, finding_of(findings, group))
+            plots.quantiles(ax, group.observed, row_of(result, group))
             ax.set_title(plots.group_name(group))
             if place < len(scores) - 2:
                 ax.set_xlabel("")
@@ -144,8 +148,9 @@ def quantiles_picture(findings: Findings, scores: Sequence[Scores]) -> Picture:
                 ax.set_ylabel("")
 
     said = "; ".join(
-        f"{row.name}: statistic {row.anderson_darling:.2f}, p {plots.p_value(row.p_value)}"
-        for row in findings.headlines
+        f"{each.name}: statistic {test.statistic:.2f}, p {plots.p_value(test.p_value)}"
+        for each in main_rows(result)
+        if each.row is not None and (test := each.row.estimate.anderson_darling)
     )
     return make(
         "quantiles",
@@ -159,9 +164,9 @@ def quantiles_picture(findings: Findings, scores: Sequence[Scores]) -> Picture:
 
 
 def _rounds(run: Run) -> Picture | None:
-    if run.rounds is None or run.settings is None:
+    if run.rounds is None:
         return None
-    rounds, settings = run.rounds.thinned(run.settings, most=MOST_SIDE_BY_SIDE)
+    rounds, settings = run.rounds.thinned(run.result.settings, most=MOST_SIDE_BY_SIDE)
     for residual in (True, False):
         seen = list(views(rounds.as_log, settings, residual=residual, whitened=False))
         if seen:
@@ -191,7 +196,7 @@ def _training(run: Run) -> Picture | None:
     return make(
         "training",
         "ε during training",
-        one_axes(plots.training, found, analytical=run.findings.analytical, legend=2),
+        one_axes(plots.training, found, analytical=run.result.analytical_epsilon, legend=2),
         height=3.4,
         alt=f"The estimate of ε from the rounds so far. {said}.",
         caption="What each attacker would have read had training stopped there, with its 95 % interval.",
@@ -262,9 +267,9 @@ def _accuracy(run: Run) -> Picture | None:
 def comparison_pictures(runs: Sequence[Run]) -> list[Picture]:
     """Several runs in one picture each: against noise, against presentations, and their densities."""
     found = []
-    noisy = [(run.noise_multiplier, run.findings) for run in runs if run.noise_multiplier is not None]
+    noisy = [(run.noise_multiplier, run.result) for run in runs if run.noise_multiplier is not None]
     if len({noise for noise, _ in noisy}) > 1:
-        found.append(_noise([(noise, findings) for noise, findings in noisy if noise is not None]))
+        found.append(_noise([(noise, result) for noise, result in noisy if noise is not None]))
     bars = presentation_bars(runs)
     if len({bar.presentations for bar in bars}) > 1:
         found.append(_presentations(bars))
@@ -276,10 +281,10 @@ def comparison_pictures(runs: Sequence[Run]) -> list[Picture]:
     return found
 
 
-def _noise(runs: Sequence[tuple[float, Findings]]) -> Picture:
+def _noise(runs: Sequence[tuple[float, AuditResult]]) -> Picture:
     said = "; ".join(
-        f"at {shown(noise)}: " + ", ".join(f"{row.rung} {shown(row.epsilon)}" for row in findings.shown_rows)
-        for noise, findings in sorted(runs, key=lambda pair: pair[0])
+        f"at {shown(noise)}: " + ", ".join(f"{row.rung} {shown(row.epsilon)}" for row in shown_rows(result))
+        for noise, result in sorted(runs, key=lambda pair: pair[0])
     )
     return make(
         "noise",
@@ -297,10 +302,10 @@ def presentation_bars(runs: Sequence[Run]) -> list[plots.Bar]:
     bars: dict[tuple[str, int], plots.Bar] = {}
     for run in sorted(runs, key=lambda run: (run.noise_multiplier is not None, run.noise_multiplier or 0.0)):
         group = "" if run.noise_multiplier is None else f"noise {shown(run.noise_multiplier)}"
-        rows = [row for row in run.findings.rows if row.rung == rung]
+        rows = [row for row in all_rows(run.result) if row.rung == rung]
         grouped = [row for row in rows if row.presentations is not None]
         for row in grouped or rows:
-            times = row.presentations or _whole(run.findings.raw.get("presentations"))
+            times = row.presentations or whole(run.result.extra.get("presentations"))
             if times:
                 bars.setdefault((group, times), plots.Bar(group, times, row.epsilon, row.lower_bound))
     groups = list(dict.fromkeys(bar.group for bar in bars.values()))[:8]
@@ -324,21 +329,20 @@ def _presentations(bars: Sequence[plots.Bar]) -> Picture:
 
 def shared_rung(runs: Sequence[Run]) -> str | None:
     """The strongest rung that every run has; not the maximum over rounds, whose scores have no common unit."""
-    have = [{row.rung for row in run.findings.rows} for run in runs]
-    shared = [rung for rung in RUNGS if rung != "all-iterates" and all(rung in each for each in have)]
+    shared = [rung for rung in RUNGS if rung != "all-iterates" and all(rung in run.result.adversaries for run in runs)]
     return shared[-1] if shared else None
 
 
-def overlay(runs: Sequence[Run], rung: str) -> dict[str, Scores | Finding]:
+def overlay(runs: Sequence[Run], rung: str) -> dict[str, Scores | Row]:
     """The scores of one rung, run by run and group by group, under short names; without scores, the fitted laws."""
-    groups: dict[str, Scores | Finding] = {}
+    groups: dict[str, Scores | Row] = {}
     for place, run in enumerate(runs, start=1):
-        own: list[Scores | Finding] = [
+        own: list[Scores | Row] = [
             group
             for group in run.few_scores
             if group.rung == rung and group.observed.size >= 10 and np.ptp(group.observed) > 0
         ]
-        own = own or [row for row in run.findings.rows if row.rung == rung]
+        own = own or [*run.result[rung].rows]
         if len(runs) > 2:  # one line for each run: those shown most often
             own = sorted(own, key=lambda group: group.presentations or 0)[-1:]
         for group in own:
@@ -347,12 +351,12 @@ def overlay(runs: Sequence[Run], rung: str) -> dict[str, Scores | Finding]:
     return dict(list(groups.items())[:24])
 
 
-def _overlay(groups: dict[str, Scores | Finding], rung: str) -> Picture:
+def _overlay(groups: dict[str, Scores | Row], rung: str) -> Picture:
     means = {
-        name: group.mean if isinstance(group, Finding) else group.observed.mean() for name, group in groups.items()
+        name: group.estimate.mean if isinstance(group, Row) else group.observed.mean() for name, group in groups.items()
     }
     said = "; ".join(f"{name}: mean {mean:.3g}" for name, mean in means.items())
-    fitted = any(isinstance(group, Finding) for group in groups.values())
+    fitted = any(isinstance(group, Row) for group in groups.values())
     return make(
         "overlay",
         f"Densities of {rung}",
@@ -364,17 +368,7 @@ def _overlay(groups: dict[str, Scores | Finding], rung: str) -> Picture:
     )
 
 
-def finding_of(findings: Findings, scores: Scores) -> Finding | None:
-    """The row of the result that rests on these scores."""
-    same = (row for row in findings.rows if row.rung == scores.rung and row.presentations == scores.presentations)
-    return next(same, None)
-
-
 def _short(name: str) -> str:
     """A name as a picture can hold it."""
     plain = printable(name)
     return plain if len(plain) <= 24 else f"{plain[:12]}…{plain[-10:]}"
-
-
-def _whole(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0

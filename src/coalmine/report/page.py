@@ -19,10 +19,11 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from coalmine.audit.gauge import LAYER
+from coalmine.audit.result import AuditResult
 from coalmine.report import plots
 from coalmine.report.advice import next_steps
 from coalmine.report.figures import comparison_pictures, run_pictures
-from coalmine.report.findings import Findings
 from coalmine.report.sentences import (
     ATTACKERS,
     GLOSSARY,
@@ -39,15 +40,33 @@ from coalmine.report.sentences import (
     verdict_sentence,
 )
 from coalmine.report.stored_run import Run
-from coalmine.report.summary import NAMED, folded_line, key_figures, note_lines, tensor_names
+from coalmine.report.summary import NAMED, folded_line, key_figures, tensor_names
+from coalmine.report.table_rows import (
+    all_rows,
+    folded_rows,
+    main_rows,
+    published_row,
+    row_warnings,
+    rung_verdict,
+    shown_rows,
+    top_row,
+    without,
+)
+from coalmine.report.trainer_entries import accounted_epsilon, client_exposure, note_lines
 from coalmine.version import __version__
 
 PACKAGES = ("numpy", "scipy", "matplotlib")
-OWN_ENTRIES = {  # of result.json, shown elsewhere on the page
-    "adversaries", "gauges", "notes", "verdict", "reason", "reason_code", "schema_version", "if_analytical_were_claimed",
-    "headline", "audited", "trainer_notes", "warnings", "accounted_epsilon", "if_accounted_were_claimed", "dim", "delta",
-    "canaries", "unobserved", "kind", "rounds", "skipped_rounds",
+SHOWN_ELSEWHERE = {  # of what a trainer wrote
+    "if_analytical_were_claimed", "trainer_notes", "warnings", "accounted_epsilon", "if_accounted_were_claimed",
 }  # fmt: skip
+CLAIM = (
+    "analytical_epsilon",
+    "claimed_epsilon",
+    "claim_accounting",
+    "claim_participations",
+    "claim_sensitivity",
+    "clients",
+)
 OWN_THRESHOLDS = {
     "lower bound": "chosen on the same data, corrected",
     "paper's ε_lo": "chosen on the same data, not corrected",
@@ -56,32 +75,33 @@ OWN_THRESHOLDS = {
 
 def run_page(run: Run) -> str:
     """The page of one run."""
-    findings, published = run.findings, run.findings.published_row
-    tensors, meanings = tensor_names(findings), _meanings(findings)
-    quiet = [gauge for gauge in findings.gauges if gauge.layer is not None and gauge.status == "ok"]
+    result, reason = run.result, _reason(run.result)
+    tensors, meanings = tensor_names(result), _meanings(result)
+    quiet = [gauge for gauge in result.gauges if gauge.name.startswith(LAYER) and gauge.status == "ok"]
+    main = main_rows(result)
     return _render(
         "run.html",
         title=run.name,
         view=_view(run),
         unread=run.problems,
-        below_verdict=[text for text in (shortened(findings.reason), scope_sentence(findings)) if text],
-        key_figures=key_figures(findings),
-        audited=findings.audited,
+        below_verdict=[text for text in (shortened(reason), scope_sentence(result)) if text],
+        key_figures=key_figures(result),
+        audited=result.audited,
         many_tensors=tensors if len(tensors) > NAMED else [],  # beyond what the sentence beside them can name
-        meaning=meaning(next(iter(meanings.values())), findings.delta) if meanings else "",
+        meaning=meaning(next(iter(meanings.values())), result.settings.delta) if meanings else "",
         meanings=meanings,
-        notes=note_lines(findings),
+        notes=note_lines(result),
         pictures=run_pictures(run),
-        warnings=[f"{', '.join(names)}: {warning}" for warning, names in findings.row_warnings.items()],
+        warnings=row_warnings(result),
         recognised={
             plots.group_name(scores): [plots.true_positive_rate(scores, rate) for rate in (0.01, 0.001)]
             for scores in run.shown_scores
         },
-        gauges=sorted((gauge for gauge in findings.gauges if gauge not in quiet), key=lambda each: each.status == "ok"),
+        gauges=sorted((gauge for gauge in result.gauges if gauge not in quiet), key=lambda each: each.status == "ok"),
         quiet_tensors=quiet,
-        estimator_rows=findings.headlines,
-        more_estimator_rows=[row for row in findings.rows if all(row is not other for other in findings.headlines)],
-        published_row=published,
+        estimator_rows=main,
+        more_estimator_rows=without(all_rows(result), main),
+        published_row=published_row(result),
         published=_published(run),
         settings=_settings(run),
         commitment=run.commitment,
@@ -95,8 +115,8 @@ def comparison_page(runs: Sequence[Run], refused: Sequence[str] = ()) -> str:
         title=f"{len(runs)} runs",
         views=[_view(run) for run in runs],
         unread=[*refused, *(f"{run.name}: {problem}" for run in runs for problem in run.problems)],
-        with_client=any(run.findings.client for run in runs),
-        rungs=list(dict.fromkeys(row.rung for run in runs for row in run.findings.shown_rows)),
+        with_client=any(client_exposure(run.result) for run in runs),
+        rungs=list(dict.fromkeys(row.rung for run in runs for row in shown_rows(run.result))),
         pictures=comparison_pictures(runs),
     )
 
@@ -128,44 +148,48 @@ def _environment() -> Environment:
 
 def _view(run: Run) -> dict[str, Any]:
     """What both pages show of a run."""
-    findings, where = run.findings, shlex.quote(str(run.path))
-    top, client = findings.top, findings.client
-    presentations = findings.raw.get("presentations")
-    if presentations is None and run.settings is not None:
-        presentations = ", ".join(map(str, run.settings.presentations))
+    result, where = run.result, shlex.quote(str(run.path))
+    top, client, rows = top_row(result), client_exposure(result), shown_rows(result)
+    presentations = result.extra.get("presentations")
+    if presentations is None:
+        presentations = ", ".join(map(str, result.settings.presentations))
     again = [f"coalmine run --config {where}/config.toml --out AGAIN"] if "task" in run.config else []
     return {
         "name": run.name,
         "sentence": verdict_sentence(run),
-        "verdict": findings.verdict or "",
-        "reason": findings.reason,
+        "verdict": "" if result.verdict is None else str(result.verdict.outcome),
+        "reason": _reason(result),
         "measured": top.epsilon if top else None,
         "lower_bound": top.lower_bound if top else None,
         "client_epsilon": client.epsilon if client else None,
-        "analytical": findings.analytical,
+        "analytical": result.analytical_epsilon,
         "noise_multiplier": run.noise_multiplier,
         "presentations": presentations,
-        "canaries": findings.canaries,
-        "rounds": findings.rounds,
+        "canaries": result.settings.canaries,
+        "rounds": result.rounds,
         "accuracy": run.accuracy,
-        "epsilons": {row.rung: row.epsilon for row in findings.shown_rows},
-        "shown_rows": findings.shown_rows,
-        "folded_rows": findings.folded_rows,
-        "folded_line": folded_line(findings),
-        "verdicts": {row.rung: findings.rung_verdict(row.rung) for row in findings.shown_rows},
+        "epsilons": {row.rung: row.epsilon for row in rows},
+        "shown_rows": rows,
+        "folded_rows": folded_rows(result),
+        "folded_line": folded_line(result),
+        "verdicts": {row.rung: rung_verdict(result, row.rung) for row in rows},
         "steps": next_steps(run),
         "commands": [*again, f"coalmine verify {where} --seed-file SEED", f"coalmine report {where}"],
     }
 
 
-def _meanings(findings: Findings) -> dict[str, float]:
+def _reason(result: AuditResult) -> str:
+    return "" if result.verdict is None else result.verdict.reason
+
+
+def _meanings(result: AuditResult) -> dict[str, float]:
     """Every ε of the result, by its word in the glossary."""
-    top, client, accounted = findings.top, findings.client, findings.accounted
+    top, client, accounted = top_row(result), client_exposure(result), accounted_epsilon(result)
     named = {
         "measured ε": top.epsilon if top else None,
         "valid bound": top.lower_bound if top else None,
-        "claimed ε": findings.claimed,
-        "analytical ε": findings.analytical,
+        "claimed ε": result.claim.epsilon if result.claim else None,
+        "analytical ε": result.analytical_epsilon,
         "client's ε": client.epsilon if client else None,
         "accountant's ε": accounted.epsilon if accounted else None,
     }
@@ -174,7 +198,7 @@ def _meanings(findings: Findings) -> dict[str, float]:
 
 def _published(run: Run) -> list[tuple[str, float | None, str, list[str]]]:
     """Every published estimator on the scores behind the number on top, coalmine's own first."""
-    behind = run.findings.published_row
+    behind = published_row(run.result)
     if behind is None or not run.published:
         return []
     receives = "final model" if behind.rung.startswith("final") else "intermediate models"
@@ -190,22 +214,23 @@ def _published(run: Run) -> list[tuple[str, float | None, str, list[str]]]:
 
 def _settings(run: Run) -> dict[str, dict[str, str]]:
     """Everything that the run was made with, list by list."""
-    findings, settings = run.findings, run.settings
-    audit: dict[str, Any] = {
-        "dimensions": findings.dim, "canaries": findings.canaries, "unobserved canaries": findings.unobserved,
-        "delta": findings.delta, "rounds observed": findings.rounds, "rounds skipped": findings.skipped,
+    settings = run.result.settings
+    audit = {
+        "dimensions": settings.dim, "canaries": settings.canaries, "unobserved canaries": settings.unobserved,
+        "delta": settings.delta, "rounds observed": run.result.rounds, "rounds skipped": run.result.skipped,
+        "kind of canaries": settings.kind, "presentations": ", ".join(map(str, settings.presentations)),
+        "momentum": settings.momentum, "layers": len(settings.layers),
     }  # fmt: skip
-    if settings is not None:
-        audit |= {"kind of canaries": settings.kind, "presentations": ", ".join(map(str, settings.presentations)),
-                  "momentum": settings.momentum, "layers": len(settings.layers)}  # fmt: skip
-    result = {name: value for name, value in findings.raw.items() if name not in OWN_ENTRIES}
+    told = run.result.to_dict()
+    claims = {name: told[name] for name in CLAIM if name in told}
+    extra = {name: value for name, value in run.result.extra.items() if name not in SHOWN_ELSEWHERE}
     config = dict(flattened(run.config))
     for name, value in config.items():
         if name.endswith("seed_file") and value:
             config[name] = PurePath(str(value)).name  # a report need not tell where the secret lies
     versions = {"coalmine": __version__, "Python": platform.python_version()}
     versions |= {name: importlib.metadata.version(name) for name in PACKAGES if _installed(name)}
-    lists = {"The audit": audit, "The result": dict(flattened(result))}
+    lists = {"The audit": audit, "The result": dict(flattened(claims | extra))}
     lists |= {"The trainer's config": config} if run.config else {}
     lists["Versions that made this report"] = versions
     return {

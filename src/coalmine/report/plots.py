@@ -7,7 +7,7 @@ In a notebook:
 
     run = read_run("runs/digits-1")
     figure, ax = plt.subplots()
-    plots.ladder(ax, run.findings)
+    plots.ladder(ax, run.result)
 """
 
 import math
@@ -19,11 +19,12 @@ import numpy as np
 from scipy.special import ndtri
 
 from coalmine.audit.ladder import RUNGS, Scores
+from coalmine.audit.result import AuditResult, Row
 from coalmine.audit.views import View
 from coalmine.checks import Floats
 from coalmine.estimators.bounds import is_law, log_upper_tail
 from coalmine.estimators.gaussians import Gaussian
-from coalmine.report.findings import Finding, Findings
+from coalmine.report.table_rows import shown_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,14 +50,15 @@ class Bar:
     lower_bound: float
 
 
-def ladder(ax: "Axes", findings: Findings) -> "Axes":
+def ladder(ax: "Axes", result: AuditResult) -> "Axes":
     """Every adversary as one line: estimate, interval, valid bound and floor, with the analytical and the claimed ε.
 
     Of canaries shown unequally often, the row of the headline speaks, or the pooled headline itself.
     """
-    rows = findings.shown_rows
+    rows, analytical = shown_rows(result), result.analytical_epsilon
+    claimed = None if result.claim is None else result.claim.epsilon
     drawn = [value for row in rows for value in (row.epsilon, row.lower_bound, row.floor, *(row.interval or ()))]
-    drawn += [value for value in (findings.analytical, findings.claimed) if value is not None]
+    drawn += [value for value in (analytical, claimed) if value is not None]
     right = epsilon_axis(ax, drawn, axis="x")
     for place, row in enumerate(rows):
         first = place == 0
@@ -75,10 +77,10 @@ def ladder(ax: "Axes", findings: Findings) -> "Axes":
             side = "left" if row.epsilon < right / 20 else "center"
             at = (min(row.epsilon, right), place)
             ax.annotate(_figure(row.epsilon), at, (0, 6), textcoords="offset points", ha=side)
-    if findings.analytical is not None and math.isfinite(findings.analytical):
-        ax.axvline(findings.analytical, color=ANALYTICAL, lw=1.5, label="analytical ε")
-    if findings.claimed is not None:
-        ax.axvline(findings.claimed, color=CLAIM, lw=1.5, ls="--", label="claimed ε")
+    if analytical is not None and math.isfinite(analytical):
+        ax.axvline(analytical, color=ANALYTICAL, lw=1.5, label="analytical ε")
+    if claimed is not None:
+        ax.axvline(claimed, color=CLAIM, lw=1.5, ls="--", label="claimed ε")
     ax.set_yticks(range(len(rows)), [row.name for row in rows])
     ax.set_ylim(len(rows) - 0.4, -0.7)  # the weakest attacker on top
     ax.set_xlabel("ε")
@@ -104,7 +106,7 @@ def epsilon_axis(ax: "Axes", values: Sequence[float], *, axis: str) -> float:
     return end
 
 
-def densities(ax: "Axes", scores: Scores, finding: Finding | None = None) -> "Axes":
+def densities(ax: "Axes", scores: Scores, row: Row | None = None) -> "Axes":
     """Observed scores as a histogram over what unobserved ones read, with the normal law that was fitted to them."""
     low, high = _span([scores.observed, scores.unobserved])
     edges = np.linspace(low, high, 51).tolist()
@@ -114,9 +116,9 @@ def densities(ax: "Axes", scores: Scores, finding: Finding | None = None) -> "Ax
         ax.hist(scores.unobserved, edges, density=True, color=NULL, histtype="step", lw=1.2, label="unobserved")
     else:
         ax.plot(grid, law_density(scores.null, grid), color=NULL, lw=1.5, label="null")
-    mean, std = (
-        (finding.mean, finding.std) if finding else (float(scores.observed.mean()), float(scores.observed.std()))
-    )
+    mean, std = float(scores.observed.mean()), float(scores.observed.std())
+    if row is not None:
+        mean, std = row.estimate.mean, row.estimate.std
     ax.plot(grid, normal_density(grid, mean, std), color=FITTED, lw=1.5, ls=(0, (4, 2)), label="fitted")
     ax.set_xlim(low, high)
     ax.set_yticks([])
@@ -125,23 +127,23 @@ def densities(ax: "Axes", scores: Scores, finding: Finding | None = None) -> "Ax
     return ax
 
 
-def overlayed_densities(ax: "Axes", groups: Mapping[str, Scores | Finding]) -> "Axes":
+def overlayed_densities(ax: "Axes", groups: Mapping[str, Scores | Row]) -> "Axes":
     """Observed scores of several runs or groups over one null, as in the paper's density figure.
 
-    A Finding stands for its fitted normal law.
+    A row of a result stands for its fitted normal law.
     """
     ends = [
         _span([group.observed])
         if isinstance(group, Scores)
-        else (group.mean - 4 * group.std, group.mean + 4 * group.std)
+        else (group.estimate.mean - 4 * group.estimate.std, group.estimate.mean + 4 * group.estimate.std)
         for group in groups.values()
     ]
     grid = np.linspace(min([-3.5, *(low for low, _ in ends)]), max([3.5, *(high for _, high in ends)]), 201)
     ax.plot(grid, normal_density(grid, 0.0, 1.0), color=NULL, lw=2, label="null")
     for place, (label, group) in enumerate(groups.items()):
         colour, stroke = series(place)
-        if isinstance(group, Finding):
-            density = normal_density(grid, group.mean, group.std)
+        if isinstance(group, Row):
+            density = normal_density(grid, group.estimate.mean, group.estimate.std)
         else:
             density = smooth_density(group.observed, grid)
         ax.plot(grid, density, color=colour, ls=stroke, lw=1.4, label=label)
@@ -151,7 +153,7 @@ def overlayed_densities(ax: "Axes", groups: Mapping[str, Scores | Finding]) -> "
     return ax
 
 
-def quantiles(ax: "Axes", observed: Floats, finding: Finding | None = None) -> "Axes":
+def quantiles(ax: "Axes", observed: Floats, row: Row | None = None) -> "Axes":
     """A Q–Q plot: the scores' own quantiles over those of a normal law; a straight line where they are normal."""
     ordered = np.sort(observed)
     places = _spread(ordered.size)
@@ -160,9 +162,10 @@ def quantiles(ax: "Axes", observed: Floats, finding: Finding | None = None) -> "
     ends = np.array([standard[0], standard[-1]])
     ax.plot(ends, mean + std * ends, color=FITTED, lw=1.2)
     ax.plot(standard, ordered[places], ".", ms=3, color=OBSERVED)
-    if finding is not None:
-        text = f"A² = {finding.anderson_darling:.2f}, p {p_value(finding.p_value)}"
-        ax.text(0.04, 0.94, text, transform=ax.transAxes, va="top", color=ALARM if finding.p_value < 0.01 else None)
+    if row is not None:
+        test = row.estimate.anderson_darling
+        text = f"A² = {test.statistic:.2f}, p {p_value(test.p_value)}"
+        ax.text(0.04, 0.94, text, transform=ax.transAxes, va="top", color=ALARM if test.p_value < 0.01 else None)
     ax.set_xlabel("normal quantile")
     ax.set_ylabel("score")
     return ax
@@ -291,14 +294,15 @@ def accuracy(ax: "Axes", points: Sequence[tuple[int, float]]) -> "Axes":
     return ax
 
 
-def noise(ax: "Axes", runs: Sequence[tuple[float, Findings]]) -> "Axes":
+def noise(ax: "Axes", runs: Sequence[tuple[float, AuditResult]]) -> "Axes":
     """Epsilon against the noise multiplier, one line for each rung: the paper's tables as a plot."""
     ordered = sorted(runs, key=lambda pair: pair[0])
-    every = [row.epsilon for _, findings in ordered for row in findings.shown_rows]
-    right = epsilon_axis(ax, [*every, *(f.analytical for _, f in ordered if f.analytical is not None)], axis="y")
-    names = dict.fromkeys(row.rung for _, findings in ordered for row in findings.shown_rows)
+    rows = [(z, row) for z, result in ordered for row in shown_rows(result)]
+    lines = [(z, result.analytical_epsilon) for z, result in ordered if result.analytical_epsilon is not None]
+    right = epsilon_axis(ax, [*(row.epsilon for _, row in rows), *(value for _, value in lines)], axis="y")
+    names = dict.fromkeys(row.rung for _, row in rows)
     for rung in names:
-        points = [(z, row) for z, findings in ordered for row in findings.shown_rows if row.rung == rung]
+        points = [(z, row) for z, row in rows if row.rung == rung]
         colour, stroke = series(RUNGS.index(rung) if rung in RUNGS else len(RUNGS))
         x = [z for z, _ in points]
         if len(set(x)) < len(x):
@@ -308,7 +312,6 @@ def noise(ax: "Axes", runs: Sequence[tuple[float, Findings]]) -> "Axes":
         for z, row in points:
             if row.interval is not None:
                 ax.plot([z, z], [min(end, right) for end in row.interval], color=colour, alpha=0.4, lw=2.5)
-    lines = [(z, findings.analytical) for z, findings in ordered if findings.analytical is not None]
     if len({z for z, _ in lines}) == len(lines) > 0:
         ax.plot([z for z, _ in lines], [min(value, right) for _, value in lines], color=ANALYTICAL, ls="--", lw=1.2,
                 label="analytical ε")  # fmt: skip
