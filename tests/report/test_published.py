@@ -61,7 +61,7 @@ def run(tmp_path_factory):
 def expected(run):
     read = read_run(run)
     scores = next(each for each in read.scores if each.rung == "known-others")
-    return published_rows(scores, delta=1e-6, log=read.rounds.as_log, settings=read.settings)
+    return published_rows(scores, delta=1e-6, log=read.rounds.as_log, settings=read.result.settings)
 
 
 def test_the_page_shows_every_row(run, expected):
@@ -188,7 +188,7 @@ def test_a_round_that_was_not_observed_is_named():
 
 def test_what_canife_lacks_is_said_of_this_run(run):
     read = read_run(run)
-    few = canife_needs(read.rounds.as_log, read.settings)
+    few = canife_needs(read.rounds.as_log, read.result.settings)
     assert few.startswith("needs 10 or more scores with the canary in each audited round (here at most 9 canaries")
     assert "probability with which Poisson sampling puts a client into a round" in few
     settings = checked_settings(
