@@ -15,7 +15,7 @@ from coalmine.cli.reproduce import EXPERIMENTS
 from coalmine.data.catalogue import DATASETS
 from coalmine.reproduction.experiment import Experiment, Found, Table, load_experiment, save_figure
 from coalmine.reproduction.options import Options
-from coalmine.reproduction.readings import read_json
+from coalmine.reproduction.run_numbers import read_json
 from coalmine.reproduction.training_configs import CHARACTERS_USERS, characters, words
 
 HERE = Path(__file__).parent

@@ -25,7 +25,7 @@ from coalmine.reproduction import table_3_accuracy as accuracy
 from coalmine.reproduction import table_5_emnist as emnist
 from coalmine.reproduction.experiment import load_experiment
 from coalmine.reproduction.options import Options
-from coalmine.reproduction.readings import read_json
+from coalmine.reproduction.run_numbers import read_json
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = {module.EXPERIMENT.name: module.EXPERIMENT for module in (accuracy, presentations, normality)}

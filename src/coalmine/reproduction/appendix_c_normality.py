@@ -13,8 +13,8 @@ from coalmine.reproduction import epsilon_table
 from coalmine.reproduction.experiment import RUNS, Check, Experiment, Found, Table, beside, shown
 from coalmine.reproduction.options import Options
 from coalmine.reproduction.paper import CRITICAL_1, CRITICAL_15, NORMALITY, NORMALITY_TIMES
-from coalmine.reproduction.readings import Reading, not_learnt
 from coalmine.reproduction.run_grid import Follow, PlannedRun
+from coalmine.reproduction.run_numbers import RunNumbers, not_learnt
 from coalmine.reproduction.training_configs import CANARIES, longer, with_groups, words
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def sets(found: Found) -> list[dict[str, Any]]:
     ]
 
 
-def _groups(reading: Reading) -> list[dict[str, Any]]:
+def _groups(reading: RunNumbers) -> list[dict[str, Any]]:
     rows = [row for row in reading["rows"] if row["rung"] == "final" and row["presentations"]]
     return sorted(rows, key=lambda row: row["presentations"])
 

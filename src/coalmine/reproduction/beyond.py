@@ -15,8 +15,8 @@ from coalmine.reproduction.epsilon_table import about, missing
 from coalmine.reproduction.experiment import RUNS, Check, Experiment, Found, Table, all_of, interval_shown, shown
 from coalmine.reproduction.options import Options
 from coalmine.reproduction.paper import STACK_OVERFLOW
-from coalmine.reproduction.readings import Reading, not_learnt, read_finished, rung
 from coalmine.reproduction.run_grid import Follow, PlannedRun, carry_out, distinct
+from coalmine.reproduction.run_numbers import RunNumbers, not_learnt, read_finished, rung
 from coalmine.reproduction.training_configs import WORDS_DELTA, with_canaries
 from coalmine.simulation.clipping import AdaptiveClipping
 from coalmine.simulation.config import RunConfig
@@ -105,13 +105,13 @@ def gather(options: Options, follow: Follow) -> Found:
     }
 
 
-def _part(found: Found, name: str) -> dict[str, Reading]:
+def _part(found: Found, name: str) -> dict[str, RunNumbers]:
     """The readings of one question, by what its tables call them."""
     by_name = {reading["run"]: reading for reading in found["readings"]}
     return {label: by_name[run] for label, run in found["parts"][name].items()}
 
 
-def _ladder(found: Found) -> list[Reading]:
+def _ladder(found: Found) -> list[RunNumbers]:
     return list(_part(found, "ladder").values())
 
 
@@ -159,7 +159,7 @@ def tables(found: Found) -> list[Table]:
     ]
 
 
-def _noises(readings: dict[str, Reading]) -> Table:
+def _noises(readings: dict[str, RunNumbers]) -> Table:
     rows = []
     for name, reading in readings.items():
         others = rung(reading, "known-others")
@@ -185,7 +185,7 @@ def _limited_noise(items: Sequence[dict[str, Any]]) -> Table:
     return Table("What a pause between check-ins is worth under correlated noise, 500 rounds", columns, rows, left=1)
 
 
-def _check_ins(readings: dict[str, Reading]) -> Table:
+def _check_ins(readings: dict[str, RunNumbers]) -> Table:
     rows = []
     for name, reading in readings.items():
         least, most = reading["canary_rounds"]
@@ -204,7 +204,7 @@ def _check_ins(readings: dict[str, Reading]) -> Table:
     return Table("Limited check-ins: canaries that come as clients do", columns, tuple(rows), left=1)
 
 
-def _finals(readings: Sequence[Reading]) -> Table:
+def _finals(readings: Sequence[RunNumbers]) -> Table:
     rows = []
     for reading in readings:
         pair = [rung(reading, name) for name in ("final", "final-update")]
@@ -219,7 +219,7 @@ def _finals(readings: Sequence[Reading]) -> Table:
     return Table("Who knows the first model too: final against final-update", columns, tuple(rows))
 
 
-def _canaries(readings: dict[str, Reading]) -> Table:
+def _canaries(readings: dict[str, RunNumbers]) -> Table:
     rows = []
     baseline = readings.get("none")
     for name, reading in readings.items():
@@ -245,7 +245,7 @@ def width(row: dict[str, Any] | None) -> float:
     return math.nan if row is None or row["interval"] is None else float(row["interval"][1] - row["interval"][0])
 
 
-def _misleading(readings: Sequence[Reading]) -> Table:
+def _misleading(readings: Sequence[RunNumbers]) -> Table:
     rows = []
     for reading in readings:
         every, known = rung(reading, "all-iterates"), rung(reading, "known-round")
@@ -330,7 +330,7 @@ def checks(found: Found) -> list[Check]:
     ]
 
 
-def _most_exposed(readings: dict[str, Reading]) -> list[tuple[str, bool]]:
+def _most_exposed(readings: dict[str, RunNumbers]) -> list[tuple[str, bool]]:
     most = [(name, reading["canary_rounds"][1]) for name, reading in readings.items()]
     return [(f"{name}: {times}", times <= before) for (_, before), (name, times) in itertools.pairwise(most)]
 
@@ -351,7 +351,7 @@ def draw(figure: "Figure", found: Found) -> None:
     axes[3].legend(fontsize=7)
 
 
-def _draw_noises(ax: Any, readings: dict[str, Reading]) -> None:
+def _draw_noises(ax: Any, readings: dict[str, RunNumbers]) -> None:
     names = list(readings)
     ax.bar(range(len(names)), [100 * readings[name]["accuracy"] for name in names], color="#1d63b8", width=0.6)
     ax.set_xticks(range(len(names)), names, fontsize=8)
@@ -361,7 +361,7 @@ def _draw_noises(ax: Any, readings: dict[str, Reading]) -> None:
     ax.set_title("noise at equal analytical ε", fontsize=9)
 
 
-def _draw_canaries(ax: Any, readings: dict[str, Reading]) -> None:
+def _draw_canaries(ax: Any, readings: dict[str, RunNumbers]) -> None:
     counted = [(int(name), reading) for name, reading in readings.items() if name != "none"]
     ax.loglog([k for k, _ in counted], [width(rung(r, "known-others")) for _, r in counted], "o-", label="known-others")
     ax.loglog([k for k, _ in counted], [width(rung(r, "final")) for _, r in counted], "s--", label="final")
@@ -370,7 +370,7 @@ def _draw_canaries(ax: Any, readings: dict[str, Reading]) -> None:
     ax.legend(fontsize=7)
 
 
-def _draw_misleading(ax: Any, readings: Sequence[Reading]) -> None:
+def _draw_misleading(ax: Any, readings: Sequence[RunNumbers]) -> None:
     noisy = [reading for reading in readings if reading["noise_multiplier"] > 0]
     xs = [reading["noise_multiplier"] for reading in noisy]
     for name, mark in (("all-iterates", "o-"), ("known-round", "s-")):

@@ -10,8 +10,8 @@ from coalmine.reproduction import paper_claims
 from coalmine.reproduction.experiment import Check, Found, Table, beside, interval_shown, shown
 from coalmine.reproduction.options import Options
 from coalmine.reproduction.paper import EpsilonRow
-from coalmine.reproduction.readings import Reading, not_learnt, read_finished, rung
 from coalmine.reproduction.run_grid import Follow, PlannedRun, carry_out
+from coalmine.reproduction.run_numbers import RunNumbers, not_learnt, read_finished, rung
 from coalmine.reproduction.training_configs import WORDS_DELTA, with_noise
 from coalmine.simulation.config import RunConfig
 
@@ -36,7 +36,7 @@ def gather(plan: list[PlannedRun], options: Options, follow: Follow) -> Found:
     return about(options, readings, missing(plan, done))
 
 
-def about(options: Options, readings: list[Reading], not_finished: list[str]) -> Found:
+def about(options: Options, readings: list[RunNumbers], not_finished: list[str]) -> Found:
     """What every experiment with runs says: the readings, what is missing, and how long it trained, on what."""
     return {
         "scale": options.scale,
@@ -47,7 +47,7 @@ def about(options: Options, readings: list[Reading], not_finished: list[str]) ->
     }
 
 
-def kind(reading: Reading) -> str:
+def kind(reading: RunNumbers) -> str:
     """Which of the paper's two tasks a run stands for: its delta tells."""
     return "next words" if reading["delta"] == WORDS_DELTA else "handwriting"
 
@@ -62,7 +62,7 @@ def tables(found: Found, paper: Mapping[float, EpsilonRow]) -> list[Table]:
     return [_papers_columns(found["readings"], paper), ladder_table(found["readings"])]
 
 
-def _papers_columns(readings: Sequence[Reading], paper: Mapping[float, EpsilonRow]) -> Table:
+def _papers_columns(readings: Sequence[RunNumbers], paper: Mapping[float, EpsilonRow]) -> Table:
     rows = []
     for reading in readings:
         theirs = paper.get(reading["noise_multiplier"])
@@ -83,7 +83,7 @@ def _papers_columns(readings: Sequence[Reading], paper: Mapping[float, EpsilonRo
     )
 
 
-def ladder_table(readings: Sequence[Reading], title: str = "coalmine's, all five rungs") -> Table:
+def ladder_table(readings: Sequence[RunNumbers], title: str = "coalmine's, all five rungs") -> Table:
     """Every rung of every run: estimate, interval, valid bound, floor, and what known-others should meet."""
     rows = []
     for reading in readings:

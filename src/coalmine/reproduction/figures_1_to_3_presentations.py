@@ -11,8 +11,8 @@ from coalmine.reproduction.epsilon_table import kind
 from coalmine.reproduction.experiment import RUNS, Check, Experiment, Found, Table, interval_shown, shown
 from coalmine.reproduction.options import Options
 from coalmine.reproduction.paper import STACK_OVERFLOW
-from coalmine.reproduction.readings import Reading, not_learnt
 from coalmine.reproduction.run_grid import Follow, PlannedRun
+from coalmine.reproduction.run_numbers import RunNumbers, not_learnt
 from coalmine.reproduction.training_configs import CANARIES, characters, longer, with_groups, words
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def tables(found: Found) -> list[Table]:
     return [_table(found["readings"], "final"), _table(found["readings"], "known-others")]
 
 
-def _table(readings: Sequence[Reading], name: str) -> Table:
+def _table(readings: Sequence[RunNumbers], name: str) -> Table:
     rows = [
         (
             f"{kind(reading)}, {reading['task']}",
@@ -65,7 +65,7 @@ def _table(readings: Sequence[Reading], name: str) -> Table:
     return Table(f"{name}, by presentations; ε_est and ε_lo are the paper's estimators", columns, tuple(rows), left=1)
 
 
-def _groups(reading: Reading, name: str) -> list[dict[str, Any]]:
+def _groups(reading: RunNumbers, name: str) -> list[dict[str, Any]]:
     rows = [row for row in reading["rows"] if row["rung"] == name and row["presentations"]]
     return sorted(rows, key=lambda row: row["presentations"])
 

@@ -13,8 +13,8 @@ from coalmine.reproduction.epsilon_table import missing
 from coalmine.reproduction.experiment import RUNS, Check, Experiment, Found, Table, beside, shown
 from coalmine.reproduction.options import Options
 from coalmine.reproduction.paper import ACCURACY
-from coalmine.reproduction.readings import FELL_APART, Reading, least_learnt, read_finished, rung
 from coalmine.reproduction.run_grid import Follow, PlannedRun, carry_out
+from coalmine.reproduction.run_numbers import FELL_APART, RunNumbers, least_learnt, read_finished, rung
 from coalmine.reproduction.training_configs import with_canaries, with_noise, words
 from coalmine.simulation.config import RunConfig
 
@@ -89,7 +89,7 @@ def gather_pairs(asked: list[Pair], options: Options, follow: Follow) -> Found:
     }
 
 
-def _pair(without: Reading, mixed: Reading) -> dict[str, Any]:
+def _pair(without: RunNumbers, mixed: RunNumbers) -> dict[str, Any]:
     absent = rung(without, "final")
     return {
         "noise_multiplier": mixed["noise_multiplier"],

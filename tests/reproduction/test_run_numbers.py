@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("torch")
 
 from coalmine.reproduction.options import Options
-from coalmine.reproduction.readings import read_finished, read_json, rung, training_seconds
 from coalmine.reproduction.run_grid import PlannedRun, carry_out
+from coalmine.reproduction.run_numbers import read_finished, read_json, rung, training_seconds
 from coalmine.simulation.config import (
     CanarySettings,
     EngineSettings,
