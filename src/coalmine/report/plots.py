@@ -1,6 +1,6 @@
-"""The report's plots, for notebooks too: each draws on the Axes it is given and returns it.
+"""The report's plots as functions, for notebooks too: each draws on the matplotlib Axes it is given and returns it.
 
-In a notebook:
+They take an `AuditResult`, its rows, or what a `Run` holds (`read_run`):
 
     import matplotlib.pyplot as plt
     from coalmine.report import plots, read_run
@@ -42,7 +42,7 @@ MOST_POINTS = 400  # of one line or cloud
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar of `presentations`: its group, and what so many presentations read there."""
+    """One bar of `presentations`: its group, a number of presentations, and the ε and the valid bound for it."""
 
     group: str
     presentations: int
@@ -51,9 +51,9 @@ class Bar:
 
 
 def ladder(ax: "Axes", result: AuditResult) -> "Axes":
-    """Every adversary as one line: estimate, interval, valid bound and floor, with the analytical and the claimed ε.
+    """One line for each adversary: estimate, interval, valid bound and floor, with the analytical and the claimed ε.
 
-    Of canaries shown unequally often, the row of the headline speaks, or the pooled headline itself.
+    If groups of canaries took part in different numbers of rounds, the row of the headline is drawn.
     """
     rows, analytical = shown_rows(result), result.analytical_epsilon
     claimed = None if result.claim is None else result.claim.epsilon
@@ -88,7 +88,7 @@ def ladder(ax: "Axes", result: AuditResult) -> "Axes":
 
 
 def epsilon_axis(ax: "Axes", values: Sequence[float], *, axis: str) -> float:
-    """An axis of epsilons: linear, or logarithmic above 1 where they span much. Returns where infinity is drawn."""
+    """Set up an axis of epsilons: linear, or logarithmic above 1 if they span a wide range. Returns where ∞ is drawn."""
     finite = [value for value in values if math.isfinite(value)]
     top = max([*finite, 1.0])
     spread = top > 30 and min([value for value in finite if value > 0.01], default=top) < top / 15
@@ -107,7 +107,10 @@ def epsilon_axis(ax: "Axes", values: Sequence[float], *, axis: str) -> float:
 
 
 def densities(ax: "Axes", scores: Scores, row: Row | None = None) -> "Axes":
-    """Observed scores as a histogram over what unobserved ones read, with the normal law that was fitted to them."""
+    """Histogram of observed scores over the null, with the normal law that was fitted to them.
+
+    `row` is the row of the result that rests on these scores; without it the law is fitted here.
+    """
     low, high = _span([scores.observed, scores.unobserved])
     edges = np.linspace(low, high, 51).tolist()
     grid = np.linspace(low, high, 201)
@@ -128,7 +131,7 @@ def densities(ax: "Axes", scores: Scores, row: Row | None = None) -> "Axes":
 
 
 def overlayed_densities(ax: "Axes", groups: Mapping[str, Scores | Row]) -> "Axes":
-    """Observed scores of several runs or groups over one null, as in the paper's density figure.
+    """Densities of the observed scores of several runs or groups, by their labels, over one null (Figure 1 of the paper).
 
     A row of a result stands for its fitted normal law.
     """
@@ -154,7 +157,10 @@ def overlayed_densities(ax: "Axes", groups: Mapping[str, Scores | Row]) -> "Axes
 
 
 def quantiles(ax: "Axes", observed: Floats, row: Row | None = None) -> "Axes":
-    """A Q–Q plot: the scores' own quantiles over those of a normal law; a straight line where they are normal."""
+    """Q–Q plot of scores against a normal law: a straight line if they are normal.
+
+    With `row`, the row of the result that rests on these scores, it names the Anderson–Darling statistic.
+    """
     ordered = np.sort(observed)
     places = _spread(ordered.size)
     standard = ndtri((places + 0.5) / ordered.size)
@@ -172,9 +178,9 @@ def quantiles(ax: "Axes", observed: Floats, row: Row | None = None) -> "Axes":
 
 
 def roc(ax: "Axes", rungs: Sequence[Scores], *, epsilon: float | None = None, delta: float = 0.0) -> "Axes":
-    """How many canaries each attacker recognises at how many false accusations, on log axes.
+    """ROC curves on log axes: true positive rate against false positive rate, one curve for each group of scores.
 
-    `epsilon` draws the most that (ε, δ) differential privacy allows.
+    With `epsilon` it also draws the largest true positive rate that (ε, δ) differential privacy allows.
     """
     least = 1e-4
     groups: dict[str, int] = {}
@@ -225,9 +231,9 @@ def _log_fpr(scores: Scores, thresholds: Floats) -> Floats:
 
 
 def rounds(ax: "Axes", seen: Sequence[View], *, canary: int | None = None) -> "Axes":
-    """Scores round by round: each present canary as a dot, over the range of nine in ten unobserved ones.
+    """Scores round by round: a dot for each canary that took part, over the range of nine in ten unobserved canaries.
 
-    `canary` is followed through all rounds, a ring around each round in which it took part.
+    `canary` is the index of a canary to follow through all rounds; rings mark the rounds in which it took part.
     """
     sampled = [seen[place] for place in _spread(len(seen))]
     numbers = [view.number for view in sampled]
@@ -248,7 +254,7 @@ def rounds(ax: "Axes", seen: Sequence[View], *, canary: int | None = None) -> "A
 
 
 def training(ax: "Axes", found: Mapping[str, Sequence[tuple[int, Any]]], *, analytical: float | None = None) -> "Axes":
-    """Epsilon as training goes: for each rung, round and estimate (an EpsilonEstimate) at some rounds."""
+    """Epsilon during training: for each rung, pairs of a round and an EpsilonEstimate (from `estimates_during`)."""
     drawn = [estimate.epsilon for points in found.values() for _, estimate in points]
     drawn += [line[-1][1].interval.high for line in found.values() if line[-1][1].interval]  # earlier ones are wider
     right = epsilon_axis(ax, [*drawn, *([analytical] if analytical is not None else [])], axis="y")
@@ -268,7 +274,7 @@ def training(ax: "Axes", found: Mapping[str, Sequence[tuple[int, Any]]], *, anal
 
 
 def gauge(ax: "Axes", values: Floats, numbers: Sequence[int], limits: tuple[float, float]) -> "Axes":
-    """One gauge over the rounds, with what an honest run keeps to."""
+    """One gauge over the rounds, with the limits that an honest run stays within."""
     numbers = list(numbers)[-len(values) :]
     low, high = limits
     places = _spread(len(values))
@@ -284,7 +290,7 @@ def gauge(ax: "Axes", values: Floats, numbers: Sequence[int], limits: tuple[floa
 
 
 def accuracy(ax: "Axes", points: Sequence[tuple[int, float]]) -> "Axes":
-    """Accuracy over the rounds."""
+    """Accuracy over the rounds, from pairs of a round and an accuracy."""
     kept = [points[place] for place in _spread(len(points))]
     ax.plot(*zip(*kept, strict=True), color=OBSERVED, lw=1.5, marker="o" if len(kept) < 60 else "", ms=3.5)
     ax.set_ylim(0, 1)
@@ -295,7 +301,7 @@ def accuracy(ax: "Axes", points: Sequence[tuple[int, float]]) -> "Axes":
 
 
 def noise(ax: "Axes", runs: Sequence[tuple[float, AuditResult]]) -> "Axes":
-    """Epsilon against the noise multiplier, one line for each rung: the paper's tables as a plot."""
+    """Epsilon against the noise multiplier, one line for each rung; `runs` are pairs of a noise multiplier and a result."""
     ordered = sorted(runs, key=lambda pair: pair[0])
     rows = [(z, row) for z, result in ordered for row in shown_rows(result)]
     lines = [(z, result.analytical_epsilon) for z, result in ordered if result.analytical_epsilon is not None]
@@ -321,7 +327,7 @@ def noise(ax: "Axes", runs: Sequence[tuple[float, AuditResult]]) -> "Axes":
 
 
 def presentations(ax: "Axes", bars: Sequence[Bar]) -> "Axes":
-    """Epsilon against how often a canary is shown, with the valid bound as a tick: the paper's bar figure."""
+    """Epsilon against the number of presentations, with the valid bound as a tick: the paper's bar figure."""
     groups = list(dict.fromkeys(bar.group for bar in bars))
     times = sorted({bar.presentations for bar in bars})
     right = epsilon_axis(ax, [bar.epsilon for bar in bars], axis="y")
@@ -341,11 +347,11 @@ def presentations(ax: "Axes", bars: Sequence[Bar]) -> "Axes":
 
 
 def plan(ax: "Axes", plans: "Sequence[Plan]") -> "Axes":
-    """What a number of canaries can tell: the smallest ε told from 0, the floor, and the bound's ceiling."""
+    """Power against the number of canaries: smallest detectable ε, floor, and the ceiling of the lower bound."""
     ordered = sorted(plans, key=lambda each: each.canaries)
     counts = [each.canaries for each in ordered]
     lines = (
-        ("smallest ε told from 0", OBSERVED, "-", [each.detectable for each in ordered]),
+        ("smallest detectable ε", OBSERVED, "-", [each.detectable for each in ordered]),
         ("floor", NULL, ":", [each.floor.q95 for each in ordered]),
         ("ceiling of the bound", BOUND, "--", [each.ceiling for each in ordered]),
     )

@@ -1,4 +1,4 @@
-"""A run's directory, read for a report: whatever of it can be read, and what could not be."""
+"""A run directory, read for a report as far as it can be read."""
 
 import logging
 from collections.abc import Callable
@@ -29,7 +29,18 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What is known of a run. `problems` say what could not be read; `finished` is False where no result could be."""
+    """What is known of a run; `read_run` makes it.
+
+    Attributes:
+        path: The run directory.
+        result: The stored result; of an unfinished run the result that follows from the rounds so far, without a claim.
+        finished: Whether a stored result could be read.
+        commitment: The commitment to the seed and the settings that was published before round 1.
+        rounds: The rounds of the log, or None if there is no log or it is damaged.
+        config: The trainer's config, empty if there is none.
+        metrics: The trainer's metrics, one mapping for each round.
+        problems: A sentence for each file that could not be read.
+    """
 
     path: Path
     result: AuditResult
@@ -46,12 +57,12 @@ class Run:
 
     @property
     def has_result_file(self) -> bool:
-        """Whether a result was written, be it readable or not."""
+        """Whether result.json exists, readable or not."""
         return (self.path / "result.json").exists()
 
     @cached_property
     def scores(self) -> list[Scores]:
-        """The scores of every rung, from the log; none where there is no log."""
+        """The scores of every rung, from the log; empty without a log."""
         return [] if self._thinned is None else ladder(self._thinned[0].as_log, self._thinned[1])
 
     @property
@@ -101,11 +112,12 @@ class Run:
 
     @cached_property
     def gauges(self) -> list[Gauge]:
-        """The gauges with their value in each round, from the log."""
+        """The gauges with their values in each round, from the log; empty without a log."""
         return [] if self.rounds is None else read_gauges(self.rounds.as_log, self.result.settings)
 
     @property
     def noise_multiplier(self) -> float | None:
+        """The noise multiplier that the trainer wrote into the result or the config."""
         privacy = self.config.get("privacy")
         configured = privacy.get("noise_multiplier") if isinstance(privacy, dict) else None
         found = number(self.result.extra.get("noise_multiplier"))
@@ -113,12 +125,13 @@ class Run:
 
     @property
     def accuracies(self) -> list[tuple[int, float]]:
-        """Round and accuracy, where the trainer wrote them."""
+        """Round and accuracy of each evaluation that the trainer wrote down."""
         pairs = [(number(line.get("round")), number(line.get("accuracy"))) for line in self.metrics]
         return [(int(place), value) for place, value in pairs if place is not None and value is not None]
 
     @property
     def accuracy(self) -> float | None:
+        """The accuracy of the final model, or else the last one in the metrics."""
         told = number(self.result.extra.get("accuracy"))
         return self.accuracies[-1][1] if told is None and self.accuracies else told
 
@@ -130,15 +143,16 @@ def _better(group: Scores, other: Scores, presentations: int | None) -> bool:
 
 
 def read_run(path: Path | str) -> Run:
-    """The run in a directory; ValueError where neither its result nor its rounds can be read.
+    """Read the run in a directory, as far as it can be read.
 
-    The log's digests are checked once, so pictures and, where no result was written, the numbers rest on what was observed.
+    A file that is missing or damaged is named in `Run.problems`. The digests of the log are checked. Raises ValueError if
+    neither the result nor the rounds can be read.
     """
     return _read(Path(path), checked=True)
 
 
 def read_runs(paths: list[Path]) -> tuple[list[Run], list[str]]:
-    """Several runs to be compared, and a line for each that cannot be read; logs are drawn from, not checked."""
+    """Several runs, and a line for each that cannot be read; the digests of their logs are not checked."""
     runs, refused = [], []
     for path in paths:
         try:
