@@ -3,7 +3,17 @@
 import sys
 from importlib import import_module
 
-BENCHMARKS = ["gaussian_epsilon", "canaries", "engine", "text", "rounds_cuda", "audit_share", "flower_round", "start"]
+BENCHMARKS = [
+    "gaussian_epsilon",
+    "canaries",
+    "engine",
+    "text",
+    "rounds_cuda",
+    "audit_share",
+    "flower_round",
+    "result",
+    "start",
+]
 
 
 def main() -> int:

@@ -17,11 +17,11 @@ from benchmarks.engine import pictures
 from coalmine.audit.audit import Audit
 from coalmine.simulation.cohorts import plan_cohorts
 from coalmine.simulation.config import RunConfig, merged, task_defaults
+from coalmine.simulation.dp_fedavg import Training
 from coalmine.simulation.engines import client_engine
 from coalmine.simulation.models import cnn_dropout
 from coalmine.simulation.population import random_partition
 from coalmine.simulation.tasks import Task
-from coalmine.simulation.training import Training
 
 BAR = 0.03
 PAIRS, STRETCH, CLIENTS, EXAMPLES_EACH = 8, 6, 34, 111  # as many digits as a writer of MNIST has

@@ -114,8 +114,9 @@ def made(folder: Path) -> dict[str, Any]:
     """The strategies that take turns."""
     from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
 
-    from coalmine.integrations.flower import Audit, AuditedStrategy
-    from coalmine.integrations.flower.layout import Layout
+    from coalmine import Audit
+    from coalmine.integrations.flower import audited
+    from coalmine.integrations.flower.arrays import Layout
 
     arrays = Layout.of(initial_model()).layers  # a gauge for each, as audited() has it
 
@@ -123,17 +124,17 @@ def made(folder: Path) -> dict[str, Any]:
         inner = FedAvg(fraction_evaluate=0.0, min_train_nodes=NODES, min_available_nodes=NODES)
         return DifferentialPrivacyClientSideFixedClipping(inner, 1.0, 1.0, NODES)
 
-    def audited(directory: Path | None = None, layers: Any = arrays, **settings: Any) -> Any:
+    def with_audit(directory: Path | None = None, layers: Any = arrays, **settings: Any) -> Any:
         audit = Audit(DIM, canaries=CANARIES, seed=SEED, delta=1e-5, layers=layers, directory=directory)
         nodes = range(NODES - CANARY_NODES, NODES)
-        return AuditedStrategy(plain(), audit, "client", seed=SEED, canary_partitions=nodes, **settings)
+        return audited(plain(), audit=audit, seed=SEED, canary_partitions=nodes, **settings)
 
     return {
         "plain": plain(),
-        "without known others": audited(known_others=False, layers=None),
-        "without a gauge for each array": audited(layers=None),
-        "audited": audited(),
-        "audited, in a directory": audited(folder / "run"),
+        "without known others": with_audit(known_others=False, layers=None),
+        "without a gauge for each array": with_audit(layers=None),
+        "audited": with_audit(),
+        "audited, in a directory": with_audit(folder / "run"),
     }
 
 

@@ -23,7 +23,7 @@ def first_update() -> None:
 
     from coalmine.simulation.batches import draw_batches
     from coalmine.simulation.config import RunConfig, task_defaults
-    from coalmine.simulation.run import prepared
+    from coalmine.simulation.training_run import prepared
 
     config = RunConfig.from_dict(task_defaults("stackexchange"))
     config = replace(config, engine=config.engine.resolved())

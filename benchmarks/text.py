@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from coalmine.canaries.vectors import cores
 from coalmine.simulation.batches import Batches, draw_batches
 from coalmine.simulation.engines import ClientSettings, Examples, client_engine
-from coalmine.simulation.engines.text import TextTogether
+from coalmine.simulation.engines.fast.lstm_clients import LstmTogether
 from coalmine.simulation.models import word_lstm
 from coalmine.simulation.tasks import Task, load_task
 
@@ -99,7 +99,7 @@ def padding(task: Task, clients: int, most: int, rounds: int = 20) -> float:
     """Share of the work on symbols, or pictures, that are not there."""
     rng = np.random.default_rng(0)
     needed = computed = 0
-    engine = TextTogether(task.model, task.train, CLIENT, memory_limit=1.0) if task.model.ignored_label == 0 else None
+    engine = LstmTogether(task.model, task.train, CLIENT, memory_limit=1.0) if task.model.ignored_label == 0 else None
     for _ in range(rounds):
         chosen = rng.choice(len(task.population), clients, replace=False)
         owned = [task.population.examples(int(client)) for client in chosen]

@@ -14,14 +14,14 @@ from pathlib import Path
 from coalmine.cli.reproduce import EXPERIMENTS
 from coalmine.data.catalogue import DATASETS
 from coalmine.reproduction.experiment import Experiment, Found, Table, load_experiment, save_figure
-from coalmine.reproduction.options import Options
+from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.run_numbers import read_json
 from coalmine.reproduction.training_configs import CHARACTERS_USERS, characters, words
 
 HERE = Path(__file__).parent
 FOLDER = HERE / "reproduction"
-NAMES = ("gaussian", *EXPERIMENTS)
-FILES = re.compile(rf"({'|'.join(NAMES)})(-small|-paper(-[0-9]+-examples)?)|gaussian")  # what the page is made of
+NAMES = ("table-2", *EXPERIMENTS)
+FILES = re.compile(rf"({'|'.join(NAMES)})(-small|-paper(-[0-9]+-examples)?)|table-2")  # what the page is made of
 HEAD = """# The paper, reproduced
 
 One command for each table and figure of *One-shot Empirical Privacy Estimation for Federated Learning* (Andrew et

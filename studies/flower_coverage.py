@@ -35,23 +35,23 @@ def run_case(case: str, seed: int) -> dict[str, Any]:
     )
 
     from coalmine import mechanism_epsilon
-    from coalmine.integrations.flower import AuditedStrategy, canary_mod
+    from coalmine.integrations.flower import audited, canary_mod
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     secret = SEED + seed.to_bytes(2)
     audit = new_audit(seed=secret)
     if case == "client":
         wrapper = DifferentialPrivacyClientSideFixedClipping(FedAvg(fraction_evaluate=0.0), 1.0, 1.0, 410)
-        strategy = AuditedStrategy(wrapper, audit, "client", seed=secret)
+        strategy = audited(wrapper, audit=audit, mode="client", seed=secret)
         configs = [{} for _ in range(10)] + [{"canary-id": index} for index in range(400)]
         app = client_app([fixedclipping_mod, canary_mod])
     else:
         inner = FedAvg(fraction_evaluate=0.0) if case == "server" else FedAdam(fraction_evaluate=0.0)
         wrapper = DifferentialPrivacyServerSideFixedClipping(inner, 1.0, 1.0, 20)
-        strategy = AuditedStrategy(wrapper, audit, "extra")
+        strategy = audited(wrapper, audit=audit, mode="extra")
         configs, app = [{} for _ in range(20)], client_app()
     run(strategy, LoopGrid(app, configs), seed=seed)
-    result = strategy.finish()
+    result = strategy.audit.finish()
     found = result.adversaries["known-round"].headline.estimate
     truth = float(mechanism_epsilon(1.0, delta=1e-5, participations=5))
     dilution = next(gauge.largest for gauge in result.gauges if gauge.name == "dilution")

@@ -27,8 +27,8 @@ from scipy.stats import binom
 
 from coalmine import Gaussian, compare_estimators
 from coalmine.checks import Floats
-from coalmine.estimators.literature.compare import own_rows
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.all_estimators import own_rows
+from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.mechanism import mechanism_noise
 from studies import literature_packages
 from studies.calibration import read_results

@@ -39,22 +39,20 @@ def run_all() -> list[dict[str, Any]]:
     torch.set_num_threads(1)  # the model is too small for more
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Opacus warns of its random numbers and of a sample rate of 1
+            warnings.simplefilter("ignore")  # Opacus warns of its random numbers and of a sampling probability of 1
             return [{"case": case} | _run(train, settings) for case, settings in cases.items()]
     finally:
         torch.set_num_threads(threads)
 
 
 def _run(train: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    audit, attached, engine = train(**settings)
-    claim = attached.noise_claim()
-    result = audit.result(claim=claim)
+    audit, result, engine = train(**settings)
     gauges = {gauge.name: gauge for gauge in result.gauges}
     layers = [gauge for gauge in result.gauges if gauge.name.startswith("layer ")]
     return {
         "canaries": audit.settings.canaries,
         "accountant": engine.get_epsilon(DELTA),
-        "claim": claim.epsilon,
+        "claim": result.claim.epsilon,
         "known-round": result.adversaries["known-round"].headline.estimate.epsilon,
         "known-others": result.adversaries["known-others"].headline.estimate.epsilon,
         "verdict": result.verdict.outcome,

@@ -150,9 +150,9 @@ class _CorrelatedDraws:
     """The noise of a TreeNoise or a BandedNoise, from the simulation's own generator."""
 
     def __init__(self, law: Any) -> None:
-        from coalmine.simulation.noise import drawn
+        from coalmine.simulation.noise_addition import noise_of
 
-        self._noise = drawn(law)
+        self._noise = noise_of(law)
 
     def draw(self, number: int, normal: Callable[[], np.ndarray]) -> np.ndarray:
         import torch

@@ -28,7 +28,7 @@ OPEN = ("multirun",)  # at scale small its claim may be left undecided
 def run(name: str, out: Path) -> tuple[dict[str, Any], float]:
     """What the experiment wrote down, and how long it took."""
     started = time.monotonic()
-    processes = ("--processes", "2") if name == "multirun" else ()
+    processes = ("--jobs", "2") if name == "multirun" else ()
     command = [sys.executable, "-m", "coalmine", "-q", "reproduce", name, "--out", str(out), *processes]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return read_json(out / f"{name}-small.json"), time.monotonic() - started

@@ -14,8 +14,8 @@ def main() -> None:
     assert round(coalmine.gaussian_epsilon(null, alternative, delta=1e-6), 2) == 10.0
     for command in (
         ["--version"],
-        ["mechanism", "--epsilon", "3", "--delta", "1e-6", "--json"],
-        ["gaussian", "--runs", "2"],
+        ["mechanism-epsilon", "--epsilon", "3", "--delta", "1e-6", "--json"],
+        ["audit-gaussian-mechanism", "--runs", "2"],
     ):
         subprocess.run([sys.executable, "-m", "coalmine", *command], check=True, stdout=subprocess.DEVNULL)
     print(f"coalmine {coalmine.__version__}: the wheel works without extras")

@@ -14,7 +14,7 @@ from nvflare.app_common.np.recipes.fedavg import NumpyFedAvgRecipe
 from nvflare.client.config import TransferType
 from nvflare.recipe import SimEnv
 
-from coalmine.integrations.nvflare import audit_recipe
+from coalmine.integrations.nvflare import audited
 
 DIM = 1_000
 
@@ -31,8 +31,10 @@ def main(out: Path) -> None:
         train_script=str(Path(__file__).parent / "client.py"),
         params_transfer_type=TransferType.DIFF,
     )
-    audit_recipe(recipe, sites, sites[2:], dim=DIM, clip_norm=1.0, delta=1e-5, directory=out, task="averaging")
+    settings = {"seed": 7, "delta": 1e-5, "directory": out, "clip_norm": 1.0, "task": "averaging"}
+    recipe = audited(recipe, np.ones(DIM), sites=sites, canaries=sites[2:], **settings)
     recipe.execute(SimEnv(clients=sites, num_threads=2, workspace_root=str(out.absolute() / "workspace")))
+    print(recipe.audit.finish())
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pfl.model.pytorch import PyTorchModel
 from pfl.privacy.gaussian_mechanism import GaussianMechanism
 from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
 
-from coalmine.integrations.pfl import canary_postprocessor
+from coalmine.integrations.pfl import audited
 
 USERS, ROUNDS = 50, 5
 
@@ -56,8 +56,8 @@ def main(out: Path) -> None:
     network = Network()
     model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), 1.0 / len(names)))
     privacy = CentrallyAppliedPrivacyMechanism(GaussianMechanism(clipping_bound=1.0, relative_noise_stddev=1.0))
-    canaries = canary_postprocessor(network, privacy, canaries=300, seed=7, delta=1e-5, directory=out)
-    backend = SimulatedBackend(users, users, postprocessors=[canaries, privacy])
+    privacy = audited(privacy, network, canaries=300, seed=7, delta=1e-5, directory=out)
+    backend = SimulatedBackend(users, users, postprocessors=[privacy])
     FederatedAveraging().run(
         NNAlgorithmParams(ROUNDS, ROUNDS + 1, len(names), None),
         backend,
@@ -65,7 +65,7 @@ def main(out: Path) -> None:
         NNTrainHyperParams(local_num_epochs=1, local_learning_rate=0.1, local_batch_size=None),
         NNEvalHyperParams(local_batch_size=None),
     )
-    print(canaries.finish(task="random-data"))
+    print(privacy.audit.finish(task="random-data"))
     out.mkdir(parents=True, exist_ok=True)
     torch.save(network.state_dict(), out / "network.pt")
 

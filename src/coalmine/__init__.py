@@ -8,18 +8,20 @@ from coalmine.audit.gaussian_mechanism import GaussianMechanismAudit, audit_gaus
 from coalmine.audit.result import AuditResult
 from coalmine.audit.verdict import Claim, Verdict
 from coalmine.canaries import RotatedCanaries, SphereCanaries
-from coalmine.estimators.amplification import last_iterate_epsilon, shuffled_epsilon, subsampled_epsilon
+from coalmine.estimators.all_iterates import estimate_from_iterates
 from coalmine.estimators.bounds import epsilon_lower_bound
 from coalmine.estimators.correlated import BandedNoise, TreeNoise, correlated_epsilon
-from coalmine.estimators.estimate import EpsilonEstimate, epsilon_estimate, estimate_from_final, estimate_from_iterates
+from coalmine.estimators.final_model import estimate_from_final
+from coalmine.estimators.gaussian_fit import EpsilonEstimate, epsilon_estimate
 from coalmine.estimators.gaussians import Gaussian, gaussian_delta, gaussian_epsilon
-from coalmine.estimators.literature.compare import compare_estimators
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.all_estimators import compare_estimators
+from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
 from coalmine.estimators.normality import AndersonDarling, anderson_darling
 from coalmine.estimators.null import CosineNull, conditional_null
 from coalmine.estimators.planning import Plan, canaries_for_power, canaries_to_detect, plan_audit, power_against_claim
 from coalmine.estimators.rates import epsilon_from_rates
+from coalmine.estimators.sampling import shuffled_epsilon, subsampled_epsilon
 from coalmine.storage.run_directory import RunDirectory
 from coalmine.storage.seed_file import read_seed, write_seed
 from coalmine.version import __version__
@@ -57,7 +59,6 @@ __all__ = [
     "estimate_from_iterates",
     "gaussian_delta",
     "gaussian_epsilon",
-    "last_iterate_epsilon",
     "mechanism_epsilon",
     "mechanism_noise",
     "plan_audit",

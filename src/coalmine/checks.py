@@ -1,4 +1,4 @@
-"""What public functions check: each check says what must hold and what came."""
+"""Checks of arguments: each error states the requirement and the value received."""
 
 import math
 import operator
@@ -10,12 +10,16 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 
+class WrongTypeError(TypeError, ValueError):
+    """A value of the wrong type. Also a ValueError, as every other rejected input is."""
+
+
 def finite_array(name: str, value: npt.ArrayLike) -> Floats:
-    """`value` as float64, refused unless every entry is a finite number."""
+    """`value` as float64, rejected unless every entry is a finite number."""
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
-        raise ValueError(f"{name} must be numbers, got {shown(value)}") from None
+        raise WrongTypeError(f"{name} must be numbers, got {shown(value)}") from None
     if not np.isfinite(array).all():
         first = array[~np.isfinite(array)].flat[0]
         where = "" if array.ndim == 0 else f" ({(~np.isfinite(array)).sum()} of {array.size} values)"
@@ -24,7 +28,7 @@ def finite_array(name: str, value: npt.ArrayLike) -> Floats:
 
 
 def positive_array(name: str, value: npt.ArrayLike) -> Floats:
-    """`value` as float64, refused unless every entry is finite and above 0."""
+    """`value` as float64, rejected unless every entry is finite and above 0."""
     array = finite_array(name, value)
     if array.size and array.min() <= 0:
         raise ValueError(f"{name} must be above 0, got {array.min()}")
@@ -32,7 +36,7 @@ def positive_array(name: str, value: npt.ArrayLike) -> Floats:
 
 
 def nonnegative_array(name: str, value: npt.ArrayLike) -> Floats:
-    """`value` as float64, refused unless every entry is finite and at least 0."""
+    """`value` as float64, rejected unless every entry is finite and at least 0."""
     array = finite_array(name, value)
     if array.size and array.min() < 0:
         raise ValueError(f"{name} must be at least 0, got {array.min()}")
@@ -40,7 +44,7 @@ def nonnegative_array(name: str, value: npt.ArrayLike) -> Floats:
 
 
 def delta_array(delta: npt.ArrayLike) -> Floats:
-    """The delta of (epsilon, delta) as float64, refused unless every entry lies in (0, 1)."""
+    """The delta of (epsilon, delta) as float64, rejected unless every entry lies in (0, 1)."""
     array = np.asarray(finite_array("delta", delta))
     if array.size and not ((array > 0) & (array < 1)).all():
         raise ValueError(f"delta must lie in (0, 1), got {array[~((array > 0) & (array < 1))].flat[0]}")
@@ -48,7 +52,7 @@ def delta_array(delta: npt.ArrayLike) -> Floats:
 
 
 def unit_interval(name: str, value: float) -> float:
-    """`value` as a float, refused unless it lies in (0, 1)."""
+    """`value` as a float, rejected unless it lies in (0, 1)."""
     number = one_number(name, value)
     if not 0 < number < 1:
         raise ValueError(f"{name} must lie in (0, 1), got {number}")
@@ -64,11 +68,13 @@ def one_number(name: str, value: Any) -> float:
 
 
 def whole_number(name: str, value: SupportsIndex | float, *, minimum: int) -> int:
-    """`value` as an int, refused unless it is a whole number of at least `minimum`."""
+    """`value` as an int, rejected unless it is a whole number of at least `minimum`."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        if not isinstance(value, float | np.floating) or not math.isfinite(value) or value != int(value):
+        if not isinstance(value, float | np.floating):
+            raise WrongTypeError(f"{name} must be a whole number, got {shown(value)}") from None
+        if not math.isfinite(value) or value != int(value):
             raise ValueError(f"{name} must be a whole number, got {shown(value)}") from None
         number = int(value)
     if number < minimum:
@@ -77,7 +83,7 @@ def whole_number(name: str, value: SupportsIndex | float, *, minimum: int) -> in
 
 
 def same_shape(**arrays: Floats) -> tuple[Floats, ...]:
-    """The arrays broadcast against each other, refused where they do not fit."""
+    """The arrays broadcast against each other, rejected if their shapes do not fit."""
     try:
         return np.broadcast_arrays(*arrays.values())
     except ValueError:
@@ -86,7 +92,7 @@ def same_shape(**arrays: Floats) -> tuple[Floats, ...]:
 
 
 def shown(value: object) -> str:
-    """`value` as an error message shows it: short."""
+    """`value` as error messages print it, cut to 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

@@ -91,7 +91,7 @@ def test_bad_input_is_refused(change, message):
 
 
 def test_command():
-    command = [sys.executable, "-m", "coalmine", "gaussian", "--dim", "5000", "--runs", "5", "--json"]
+    command = [sys.executable, "-m", "coalmine", "audit-gaussian-mechanism", "--dim", "5000", "--runs", "5", "--json"]
     found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert found["analytical"] == mechanism_epsilon(0.541, delta=1e-6)
     assert len(found["null"]["values"]) == found["runs"] == 5
@@ -99,9 +99,9 @@ def test_command():
 
 def test_reproduction_of_table_2():
     """Six runs a cell: every cell of ours lies within five standard errors of the printed mean (both have errors)."""
-    from coalmine.reproduction import table_2_gaussian as gaussian
+    from coalmine.reproduction import table_2
 
-    for cell in gaussian.table(runs=6, seed=1):
+    for cell in table_2.table(runs=6, seed=1):
         mean, std = cell.paper
         for audit in (cell.sphere, cell.rotated):
             assert abs(audit.null.mean() - mean) < 5 * std / math.sqrt(6) + 0.05

@@ -2,7 +2,7 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -11,7 +11,9 @@ import pytest
 from rich.console import Console
 
 from coalmine import __version__, mechanism_epsilon
+from coalmine.checks import whole_number
 from coalmine.cli import main as cli
+from coalmine.cli import run as run_command
 from coalmine.cli.output import shows_bars
 
 
@@ -21,12 +23,12 @@ def coalmine(*arguments: str, env: dict[str, str] | None = None) -> subprocess.C
 
 def test_version_and_help():
     assert coalmine("--version").stdout == f"coalmine {__version__}\n"
-    assert "mechanism" in coalmine("--help").stdout
+    assert "mechanism-epsilon" in coalmine("--help").stdout
 
 
 def test_mechanism_prints_the_papers_noise_levels():
     done = coalmine(
-        "mechanism", "--noise-multiplier", "0.0496", "--noise-multiplier", "0", "--delta", "8.2e-7", "--json"
+        "mechanism-epsilon", "--noise-multiplier", "0.0496", "--noise-multiplier", "0", "--delta", "8.2e-7", "--json"
     )
     rows = json.loads(done.stdout)
     assert done.returncode == 0
@@ -34,7 +36,7 @@ def test_mechanism_prints_the_papers_noise_levels():
 
 
 def test_mechanism_inverse_as_a_table_without_colour():
-    done = coalmine("mechanism", "--epsilon", "10", "--delta", "1e-6")
+    done = coalmine("mechanism-epsilon", "--epsilon", "10", "--delta", "1e-6")
     assert "0.5411" in done.stdout
     assert "\x1b" not in done.stdout
     assert done.stderr == ""
@@ -43,11 +45,14 @@ def test_mechanism_inverse_as_a_table_without_colour():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["mechanism", "--noise-multiplier", "1", "--delta", "2"], "delta must lie in (0, 1), got 2.0"),
-        (["mechanism", "--noise-multiplier", "nan", "--delta", "0.1"], "noise_multiplier must be finite, got nan"),
-        (["mechanism", "--noise-multiplier", "1", "--epsilon", "1", "--delta", "0.1"], "give either"),
-        (["mechanism", "--delta", "0.1"], "give either --noise-multiplier or --epsilon"),
-        (["mechanism", "--noise-multiplier", "one", "--delta", "0.1"], "'one' is not a valid float"),
+        (["mechanism-epsilon", "--noise-multiplier", "1", "--delta", "2"], "delta must lie in (0, 1), got 2.0"),
+        (
+            ["mechanism-epsilon", "--noise-multiplier", "nan", "--delta", "0.1"],
+            "noise_multiplier must be finite, got nan",
+        ),
+        (["mechanism-epsilon", "--noise-multiplier", "1", "--epsilon", "1", "--delta", "0.1"], "give either"),
+        (["mechanism-epsilon", "--delta", "0.1"], "give either --noise-multiplier or --epsilon"),
+        (["mechanism-epsilon", "--noise-multiplier", "one", "--delta", "0.1"], "'one' is not a valid float"),
         (["nonsense"], "No such command 'nonsense'"),
     ],
 )
@@ -60,7 +65,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments: Sequence[str], message
 
 
 @pytest.mark.parametrize("error", [RuntimeError("boom"), KeyError("x"), ZeroDivisionError()])
-def test_an_internal_error_is_70_and_says_how_to_report_it(error, monkeypatch, capsys):
+def test_an_internal_error_is_70_and_explains_how_to_report_it(error, monkeypatch, capsys):
     @click.command()
     def broken() -> None:
         raise error
@@ -72,7 +77,63 @@ def test_an_internal_error_is_70_and_says_how_to_report_it(error, monkeypatch, c
     assert "please report it" in capsys.readouterr().err
 
 
-def test_silent_by_default():
+@pytest.mark.parametrize("arguments", ["-v {}", "--verbose {}", "{} -v", "{} --verbose", "-vv {}", "{} -vv"])
+def test_verbose_prints_the_traceback_wherever_it_stands(arguments):
+    done = coalmine(*arguments.format("mechanism-epsilon --noise-multiplier 1 --delta 2").split())
+    assert done.returncode == 2
+    assert done.stderr.startswith("Traceback")
+    assert done.stderr.endswith("\ncoalmine: delta must lie in (0, 1), got 2.0\n")
+
+
+@pytest.mark.parametrize("arguments", ["-q {}", "{} --quiet", "{}"])
+def test_without_verbose_there_is_no_traceback(arguments):
+    done = coalmine(*arguments.format("mechanism-epsilon --noise-multiplier 1 --delta 2").split())
+    assert (done.returncode, done.stderr) == (2, "coalmine: delta must lie in (0, 1), got 2.0\n")
+
+
+def test_a_wrong_type_is_bad_input_and_not_an_internal_error(monkeypatch, capsys):
+    @click.command()
+    def wrong() -> None:
+        whole_number("rounds", "abc", minimum=1)  # type: ignore[arg-type]
+
+    monkeypatch.setitem(cli.app.commands, "wrong", wrong)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["wrong"])
+    assert (stop.value.code, capsys.readouterr().err) == (2, "coalmine: rounds must be a whole number, got 'abc'\n")
+
+
+def every_command(group: click.Group = cli.app) -> Iterator[click.Command]:
+    for command in group.commands.values():
+        yield command
+        if isinstance(command, click.Group):
+            yield from every_command(command)
+
+
+@pytest.mark.parametrize("command", list(every_command()), ids=lambda command: command.name)
+def test_every_option_and_argument_has_a_help_text(command):
+    texts = {param.name: getattr(param, "help", None) for param in command.params}
+    assert [name for name, text in texts.items() if not text] == []
+    assert all(text[0].isupper() and text.split("  [")[0].endswith(".") for text in texts.values())
+    assert {"-v", "-q"} <= {option for param in command.params for option in param.opts}
+
+
+def test_the_options_of_run_are_listed_by_topic():
+    text = coalmine("run", "--help").stdout
+    topics = ["Task and model", "Participation", "Privacy", "Canaries", "Claim", "Optimisation", "Hardware", "Output"]
+    places = [text.index(f"\n{topic}:\n") for topic in topics]
+    assert places == sorted(places)
+    assert text.index("\nPrivacy:") < text.index("--noise-multiplier Z") < text.index("\nCanaries:")
+
+
+def test_the_choices_of_run_are_those_of_a_config():
+    config = pytest.importorskip("coalmine.simulation.config")
+    server = pytest.importorskip("coalmine.simulation.server")
+    names = ("TASKS", "LEVELS", "PARTICIPATIONS", "NOISES", "CLIPPINGS", "PATTERNS", "ACCOUNTINGS", "ENGINES")
+    assert {name: getattr(run_command, name) for name in names} == {name: getattr(config, name) for name in names}
+    assert run_command.OPTIMIZERS == server.OPTIMIZERS
+
+
+def test_the_library_does_not_log_by_default():
     code = "import logging, coalmine; logging.getLogger('coalmine').warning('unheard')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr == ""
@@ -93,28 +154,28 @@ def test_a_closed_pipe_changes_no_exit_code(tmp_path, claim, code, output):
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
 def test_output_that_cannot_be_written_is_one_line():
-    command = f"{sys.executable} -m coalmine mechanism --epsilon 1 --delta 1e-6 > /dev/full"
+    command = f"{sys.executable} -m coalmine mechanism-epsilon --epsilon 1 --delta 1e-6 > /dev/full"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, "coalmine: the output: No space left on device\n")
 
 
-def test_closed_streams_are_no_error():
-    command = f"{sys.executable} -m coalmine mechanism --epsilon 1 --delta 1e-6 >&- 2>&-"
+def test_closed_streams_are_not_an_error():
+    command = f"{sys.executable} -m coalmine mechanism-epsilon --epsilon 1 --delta 1e-6 >&- 2>&-"
     assert subprocess.run(command, shell=True).returncode == 0
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("nonsense", "There are compare, data, estimate"),
-        ("reproduce nonsense", "There are accuracy, beyond, canife"),
+        ("nonsense", "The commands are audit-gaussian-mechanism, compare, data, estimate"),
+        ("reproduce nonsense", "The commands are accuracy, beyond, canife"),
         ("data get stackexchange --data-dir nowhere", "docs/data.md there (nowhere/stackexchange)"),
         ("verify . --seed-file missing", "must be the one that the audit was begun with"),
-        ("watch .", "holds no run, nor the beginning of one"),
-        ("gaussian --noise-multiplier 1 --delta 1e-6 --dim 1000 --canaries 20 --signal-norm 1e300", "at most 1e+100"),
+        ("watch .", "holds no run, not even an unfinished one"),
+        ("audit-gaussian-mechanism --dim 1000 --canaries 20 --signal-norm 1e300", "at most 1e+100"),
     ],
 )
-def test_one_line_says_what_to_do(tmp_path, monkeypatch, capsys, words, said):
+def test_errors_are_one_line_with_a_remedy(tmp_path, monkeypatch, capsys, words, said):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
         cli.main(words.split())
@@ -124,7 +185,7 @@ def test_one_line_says_what_to_do(tmp_path, monkeypatch, capsys, words, said):
 
 
 @pytest.mark.parametrize(("variable", "shown"), [("NO_COLOR", False), ("OTHER", True)])
-def test_bars_move_in_a_terminal_unless_plain_text_is_asked_for(variable, shown, monkeypatch):
+def test_progress_bars_are_shown_in_a_terminal_unless_no_color_is_set(variable, shown, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv(variable, "1")
     assert shows_bars(Console(file=io.StringIO(), force_terminal=True)) == shown

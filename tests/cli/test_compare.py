@@ -32,7 +32,7 @@ def runs(tmp_path):
     ]
 
 
-def test_groups_that_came_differently_often_are_told_apart(runs, capsys):
+def test_groups_with_different_presentations_are_listed(runs, capsys):
     table = compared(capsys, *runs).out
     assert "1, 2, 4" in table
     rows = list(csv.DictReader(io.StringIO(compared(capsys, "--csv", *runs).out)))
@@ -42,7 +42,7 @@ def test_groups_that_came_differently_often_are_told_apart(runs, capsys):
     assert [run["presentations"] for run in found] == [1, 1]
 
 
-def test_different_deltas_are_said(runs, capsys):
+def test_different_deltas_are_noted(runs, capsys):
     assert "delta ┃" not in compared(capsys, *runs).out
     result = runs[0] / "result.json"
     result.write_text(json.dumps(json.loads(result.read_text()) | {"delta": 0.01}))
@@ -133,7 +133,7 @@ def test_a_result_with_wrong_types_is_one_line(runs, capsys, damage, style):
     assert out.count("digits") == 1  # the other run
 
 
-def test_one_way_to_print(runs, capsys):
+def test_csv_and_json_exclude_each_other(runs, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["compare", "--csv", "--json", *map(str, runs)])
     assert stop.value.code == 2

@@ -36,11 +36,11 @@ def site(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with serving({"plain.gz": PLAIN}) as running:
         file = download_module.Download(url=running.url + "plain.gz")
-        monkeypatch.setitem(DATASETS, "tiny", tiny(running.url, file))
+        monkeypatch.setitem(DATASETS, "fashion-mnist", tiny(running.url, file))
         yield running
 
 
-def test_list_says_what_there_is_and_what_is_here(coalmine, tmp_path):
+def test_list_shows_all_data_sets_and_which_are_present(coalmine, tmp_path):
     code, out, err = coalmine("data", "list", "--data-dir", tmp_path)
     assert (code, err) == (0, "")
     assert all(name in out for name in DATASETS)
@@ -60,29 +60,29 @@ def test_list_says_what_there_is_and_what_is_here(coalmine, tmp_path):
     assert found["emnist"]["source"].startswith("https://")
 
 
-def test_list_reads_the_folder_of_the_environment(coalmine, tmp_path, monkeypatch):
+def test_list_uses_the_folder_of_the_environment_variable(coalmine, tmp_path, monkeypatch):
     monkeypatch.setenv("COALMINE_DATA_DIR", str(tmp_path / "elsewhere"))
     code, out, _ = coalmine("data", "list")
     assert code == 0
     assert str(tmp_path / "elsewhere") in out
 
 
-def test_get_says_what_it_got(coalmine, site, tmp_path):
-    code, out, err = coalmine("data", "get", "tiny", "--data-dir", tmp_path)
+def test_get_prints_size_and_checksum(coalmine, site, tmp_path):
+    code, out, err = coalmine("data", "get", "fashion-mnist", "--data-dir", tmp_path)
     assert (code, err) == (0, "")
     assert (tmp_path / "tiny" / "plain.gz").read_bytes() == PLAIN
-    assert f"plain.gz: {len(PLAIN)} bytes; no checksum is published, the download had sha256 " in out
-    code, out, _ = coalmine("data", "get", "tiny", "--data-dir", tmp_path)
+    assert f"plain.gz: {len(PLAIN)} bytes, not verified: no checksum is published; sha256 " in out
+    code, out, _ = coalmine("data", "get", "fashion-mnist", "--data-dir", tmp_path)
     assert code == 0
-    assert "was here before and was left alone" in out
+    assert "already present" in out
 
 
 @pytest.mark.parametrize(
     ("statuses", "name", "message"),
     [
-        ([], "nothing", "must be one of fashion-mnist, "),
-        ([404], "tiny", "cannot be fetched: the server answers 404 Not Found"),
-        ([500] * 4, "tiny", "the server answers 500 Internal Server Error"),
+        ([], "nothing", "'nothing' is not one of 'fashion-mnist', "),
+        ([404], "fashion-mnist", "cannot be fetched: the server answers 404 Not Found"),
+        ([500] * 4, "fashion-mnist", "the server answers 500 Internal Server Error"),
         ([], "stackexchange", "stackexchange cannot be fetched: no place to download it from is known"),
     ],
 )

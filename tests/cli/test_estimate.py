@@ -170,7 +170,7 @@ def test_observed_and_unobserved_in_one_file(name, tmp_path, two_samples):
     assert estimate(tmp_path / name) == two_samples
 
 
-def test_a_normal_null_is_that_of_many_dimensions(one_sample):
+def test_a_normal_null_equals_the_cosine_null_in_many_dimensions(one_sample):
     found = estimate("-", "--null-std", 1 / math.sqrt(DIM), stdin=as_npz(scores=SCORES))
     assert found["epsilon"] == pytest.approx(one_sample["epsilon"], rel=1e-9)
     assert found["lower_bound"] == pytest.approx(one_sample["lower_bound"], rel=1e-4)
@@ -206,19 +206,19 @@ def test_the_mean_is_tested_at_0_2_percent(level, verdict):
     assert judged(mean, "--claim", 3, "--known-others")["verdict"] == verdict
 
 
-def test_scores_that_show_nothing_confirm_nothing():
+def test_scores_without_a_signal_confirm_no_claim():
     found = judged(0.0, "--claim", 3, run=coalmine)
     assert (found["verdict"], found["exit_code"]) == ("UNDERPOWERED", 3)
     assert any("nothing was detected" in warning for warning in found["warnings"])
 
 
-def test_a_low_mean_passes_only_where_nothing_hides_it():
+def test_a_low_mean_passes_only_with_known_others():
     """Half the claim's mean: either less leaks, or real updates hide it; without them it is the former."""
     mean = 0.5 / honest_noise(3.0, DELTA)
     found = judged(mean, "--claim", 3)
     assert found["verdict"] == "UNDERPOWERED"
     assert any("--known-others" in warning for warning in found["warnings"])
-    assert "stand in for missing noise" in found["reason"]
+    assert "real updates could stand in for missing noise" in found["reason"]
     assert "`" not in found["reason"]  # nothing that only Python code could do
     assert judged(mean, "--claim", 3, "--known-others")["verdict"] == "PASS"
 
@@ -233,7 +233,7 @@ def test_unobserved_scores_refute_a_claim_and_cannot_confirm_one():
     assert "at most" in undecided["reason"]  # a bound from 1,000 and 1,000 scores ends below 10
 
 
-def test_orthonormal_canaries_that_carry_the_vector_are_pointed_to_their_own_null():
+def test_strong_orthonormal_canaries_get_a_note_with_the_right_null():
     """1,000 canaries of mean 1.85 null stds in R^10000: Σg² = 0.44 by design, so their null has variance 0.56/9000."""
     scores = (norm.ppf((np.arange(1000) + 0.5) / 1000) + 1.85) / 100
     (note,) = estimate("-", "--dim", 10_000, stdin=as_npy(scores))["warnings"]
@@ -244,21 +244,21 @@ def test_orthonormal_canaries_that_carry_the_vector_are_pointed_to_their_own_nul
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--dim", 1000, "--null-dof", 10), "--null-dof says how well --null-std is known"),
-        (("--dim", 1000, "--known-others"), "--known-others is for the verdict on a claim"),
+        (("--dim", 1000, "--null-dof", 10), "--null-dof needs --null-std"),
+        (("--dim", 1000, "--known-others"), "--known-others needs --claim"),
     ],
 )
-def test_options_without_effect_are_refused(options, said):
+def test_options_without_effect_are_rejected(options, said):
     done = called("estimate", "-", *options, "--delta", DELTA, stdin=as_npy(SCORES))
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
 
 
-def test_turned_signs_and_a_wrong_null_are_pointed_out():
+def test_reversed_signs_and_a_wrong_null_get_a_note():
     scores = norm.ppf((np.arange(100) + 0.5) / 100) * 3 - 5
     warnings = " ".join(estimate("-", "--null-std", 1, stdin=as_npy(scores))["warnings"])
     assert "is the sign reversed?" in warnings
-    assert "is the null the right one" in warnings
+    assert "is this the right null" in warnings
 
 
 GOOD = lined(SCORES)
@@ -281,7 +281,7 @@ BAD_FILES = {
     "twice.csv": (text(["score,score", *(f"{x},{x}" for x in GOOD)]), "more than one column named 'score'"),
     "latin.csv": ("\xb5\n".encode("latin-1"), "UTF-8"),
     "unobserved.csv": (text(["unobserved", *GOOD]), "holds no observed scores"),
-    "too-long.csv": (text(["0.1" * 100_000]), "no table"),
+    "too-long.csv": (text(["0.1" * 100_000]), "not a table"),
     "large.csv": (text([*GOOD, "1e300"]), "at most 1e+60"),
     "truncated.npy": (as_npy(SCORES)[:-100], "is damaged"),
     "header.npy": (as_npy(SCORES).replace(b"}", b" "), "is damaged"),
@@ -295,7 +295,7 @@ BAD_FILES = {
     "nothing.npy": (as_npy(SCORES[:0]), "is empty"),
     "scores.txt": (text(GOOD), "must end in .csv, .npy, .npz, .parquet, got '.txt'"),
     "scores": (text(GOOD), "got 'no extension'"),
-    "text.parquet": (text(GOOD), "no parquet file"),
+    "text.parquet": (text(GOOD), "not a parquet file"),
 }
 
 OWN_PROCESS = ("empty.csv", "two-columns.csv", "truncated.npy", "pickled.npy", "objects.npz", "scores.txt")
@@ -336,7 +336,7 @@ def test_a_bad_source_is_one_line_and_exit_code_2(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "say how unobserved canaries score"),
+        ([], "the scores of unobserved canaries are unknown"),
         (["--dim", "1"], "--dim must be at least 2, got 1"),
         (["--null-std", "0"], "--null-std must lie in"),
         (["--null-std", "0.001", "--claim", "-1"], "claim must be above 0"),
@@ -349,12 +349,12 @@ def test_bad_options_are_one_line_and_exit_code_2(arguments, message):
     assert_bad_input(done, message)
 
 
-def test_scores_that_are_no_cosines_are_refused_under_dim():
+def test_dim_rejects_scores_that_are_not_cosines():
     done = called("estimate", "-", "--dim", "100", "--delta", "1e-6", stdin=as_npy(SCORES * DIM))
-    assert_bad_input(done, "cosines, in [-1, 1]")
+    assert_bad_input(done, "cosines in [-1, 1]")
 
 
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path):
+def test_parquet_without_pyarrow_names_the_extra(tmp_path):
     Path(tmp_path / "scores.parquet").write_bytes(b"PAR1")
     code = "import sys; sys.modules['pyarrow'] = None; from coalmine.cli.main import main; main(sys.argv[1:])"
     words = [sys.executable, "-c", code, "estimate", tmp_path / "scores.parquet", "--dim", "9", "--delta", "0.1"]

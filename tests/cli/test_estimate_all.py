@@ -31,14 +31,14 @@ def test_json_has_every_row_as_the_library_gives_it(scores):
     assert every(scores / "both.npz") == [vars(row) for row in wanted]
 
 
-def test_the_table_has_every_row_and_says_what_the_others_need(scores):
+def test_the_table_lists_every_row_and_missing_inputs(scores):
     done = called("estimate", scores / "both.npz", "--delta", 1e-6, "--all")
     for row in compare_estimators(shifted(1.0), QUANTILES, delta=1e-6):
         assert row.name in done.stdout
     assert "not applicable: CANIFE 2022: needs scores round by round (audited_rounds=)" in done.stdout
 
 
-def test_unobserved_scores_may_stand_beside_a_law(scores):
+def test_unobserved_scores_can_be_combined_with_a_null(scores):
     law = ["--dim", DIM]
     alone = every(scores / "observed.csv", *law)
     beside = every(scores / "observed.csv", *law, "--unobserved", scores / "unobserved.csv")
@@ -69,7 +69,7 @@ def test_an_estimated_null_is_one_for_every_row(tmp_path):
     assert own["value"] == found["epsilon"] != known["value"]
 
 
-def test_two_laws_are_refused(scores):
+def test_two_nulls_are_rejected(scores):
     done = called("estimate", scores / "observed.csv", "--dim", DIM, "--null-std", 1, "--delta", 1e-6, "--all")
     assert done.returncode == 2
     assert "give one of --dim" in done.stderr

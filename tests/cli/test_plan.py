@@ -56,7 +56,7 @@ def test_the_canaries_that_decide_a_claim_have_90_percent_power(dim, claim):
     assert found["plans"][0]["interval"]["epsilon"] == claim
 
 
-def test_by_default_the_table_is_of_the_usual_numbers_that_fit():
+def test_the_default_table_lists_the_usual_numbers_that_fit():
     found = plan("--dim", 700)
     assert [row["canaries"] for row in found["plans"]] == [100, 300]
     assert (found["detect"], found["claim"]) == (None, None)
@@ -100,7 +100,7 @@ def test_canaries_for_precision_are_the_fewest(epsilon):
     assert not within(fewer["interval"])
 
 
-def test_more_canaries_tell_smaller_epsilons_and_narrower_intervals():
+def test_more_canaries_detect_smaller_epsilons_with_narrower_intervals():
     """Errors of the mean go with 1/√k: four times the canaries halve the smallest epsilon, or nearly."""
     found = plan("--dim", 10**5, "--at", 5, "--canaries", 100, "--canaries", 400, "--canaries", 1600)["plans"]
     for fewer, more in itertools.pairwise(found):
@@ -110,7 +110,7 @@ def test_more_canaries_tell_smaller_epsilons_and_narrower_intervals():
         assert more["ceiling"] > fewer["ceiling"]
 
 
-def test_the_table():
+def test_the_table_has_the_planned_numbers():
     done = coalmine("plan", "--dim", "600", "--delta", "1e-6", "--detect", "5", "--claim", "4")
     for words in ("smallest detectable ε", "95 % interval at ε = 4", "power against claim 4", "canaries detect an"):
         assert words in done.stdout
@@ -139,7 +139,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
     assert (done.stdout, done.returncode) == ("", 2)
 
 
-def test_a_picture_of_the_plan(tmp_path):
+def test_plot_writes_a_picture(tmp_path):
     pytest.importorskip("matplotlib")
     done = coalmine("plan", "--dim", 10_000, "--delta", 1e-6, "--plot", tmp_path / "plan.png")
     assert done.returncode == 0, done.stderr

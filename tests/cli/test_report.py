@@ -40,7 +40,7 @@ def test_a_page_is_written_into_the_run(coalmine, run):
     assert (run / "report.html").read_text().startswith("<!DOCTYPE html>")
 
 
-def test_several_runs_and_a_file_of_ones_own(coalmine, run, tmp_path):
+def test_several_runs_go_into_the_named_file(coalmine, run, tmp_path):
     code, out, _ = coalmine("report", run, run, "--out", tmp_path / "both.html")
     assert (code, out) == (0, f"written to {tmp_path / 'both.html'}\n")
     assert "2 runs" in (tmp_path / "both.html").read_text()
@@ -63,21 +63,21 @@ def test_open_shows_the_file(coalmine, run, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["report", "watch"])
-def test_a_directory_that_is_not_there_is_one_line_and_exit_2(coalmine, tmp_path, command):
+def test_a_missing_directory_is_one_line_and_exit_code_2(coalmine, tmp_path, command):
     code, out, err = coalmine(command, tmp_path / "nowhere")
     assert (code, out) == (2, "")
     assert "is not a directory of a run" in err
     assert err.count("\n") == 1
 
 
-def test_a_place_that_cannot_be_written_is_one_line_and_exit_2(coalmine, run, tmp_path):
+def test_an_unwritable_file_is_one_line_and_exit_code_2(coalmine, run, tmp_path):
     (tmp_path / "file").write_text("")
     code, _, err = coalmine("report", run, "--format", "md", "--out", tmp_path / "file" / "page.md")
     assert code == 2
     assert "name another file with --out" in err
 
 
-def test_watch_without_a_terminal_is_one_frame(coalmine, run):
+def test_watch_outside_a_terminal_prints_one_frame(coalmine, run):
     code, out, err = coalmine("watch", run)
     assert (code, err) == (0, "")
     assert "known-others" in out

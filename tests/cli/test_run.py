@@ -66,7 +66,7 @@ def finished(tmp_path_factory) -> Path:
     return folder / "run"
 
 
-def test_a_run_prints_all_five_rungs_and_what_a_claim_would_have_said(finished):
+def test_a_run_prints_all_five_rungs_and_the_verdict_on_the_analytical_claim(finished):
     shown = (finished.parent / "shown.txt").read_text()
     for rung in ("final", "final-update", "all-iterates", "known-round", "known-others"):
         assert rung in shown
@@ -76,7 +76,7 @@ def test_a_run_prints_all_five_rungs_and_what_a_claim_would_have_said(finished):
     assert "public demo seed" in shown
 
 
-def test_a_run_prints_its_numbers_on_top_and_what_was_audited(finished):
+def test_a_run_prints_key_figures_and_coverage(finished):
     """The measured epsilon and a client's own next to each other, above the table; the gauges in one line."""
     result = json.loads((finished / "result.json").read_text())
     lines = (finished.parent / "shown.txt").read_text().splitlines()
@@ -94,7 +94,7 @@ def test_a_run_prints_its_numbers_on_top_and_what_was_audited(finished):
     assert len(lines) < 30
 
 
-def test_a_run_says_what_it_knows_of_its_pipeline(finished):
+def test_a_run_records_what_was_audited(finished):
     audited = json.loads((finished / "result.json").read_text())["audited"]
     assert {name: audited[name]["status"] for name in ("weights", "clipping", "sampler", "participations")} == {
         "weights": "checked", "clipping": "checked", "sampler": "not checked", "participations": "not checked",
@@ -102,7 +102,7 @@ def test_a_run_says_what_it_knows_of_its_pipeline(finished):
     assert "each client in about 8" in audited["participations"]["detail"]
 
 
-def test_rows_for_numbers_of_presentations_are_counted_not_printed(tmp_path, capsys):
+def test_rows_per_number_of_presentations_are_folded(tmp_path, capsys):
     drawn = ("--participation", "poisson", "--pattern", "clients", "--canaries", "200", "--no-page")
     ends_with(0, "run", "--rounds", "20", *drawn, "--out", tmp_path / "run")
     out = capsys.readouterr().out
@@ -111,7 +111,7 @@ def test_rows_for_numbers_of_presentations_are_counted_not_printed(tmp_path, cap
     assert len(out.splitlines()) < 40
 
 
-def test_a_run_leaves_its_directory(finished):
+def test_a_run_writes_its_directory(finished):
     result = json.loads((finished / "result.json").read_text())
     assert result["accuracy"] > 0.5
     assert result["verdict"] is None
@@ -137,7 +137,7 @@ def test_a_run_can_be_verified(finished):
     assert "got an archive of several arrays" in refused.stderr
 
 
-def test_killed_and_resumed_a_run_ends_bit_for_bit_the_same(finished, tmp_path):
+def test_resume_after_kill_gives_identical_results(finished, tmp_path):
     """Killed while it trains: as soon as so many rounds are on disk."""
     for wanted in (2, 17):
         folder = tmp_path / str(wanted)
@@ -155,7 +155,7 @@ def test_killed_and_resumed_a_run_ends_bit_for_bit_the_same(finished, tmp_path):
 
 
 @pytest.mark.slow
-def test_twenty_kills_at_random_instants(tmp_path):
+def test_resume_after_kills_at_random_instants(tmp_path):
     """From before the first round to after the last one, at any instant: resumed, every run ends the same."""
     arguments = ("run", "--rounds", "400", "--canaries", "400", "--out")
     assert started(*arguments, tmp_path / "whole").wait() == 0
@@ -182,7 +182,7 @@ def test_twenty_kills_at_random_instants(tmp_path):
     assert caught >= 10  # else the kills did not meet the training
 
 
-def test_a_finished_run_is_resumed_to_the_same_result(finished):
+def test_resuming_a_finished_run_changes_nothing(finished):
     before = (finished / "result.json").read_bytes()
     done = coalmine("resume", finished, "--json")
     assert done.returncode == 0
@@ -216,14 +216,14 @@ def test_too_few_canaries_are_underpowered(tmp_path):
     assert "canaries would decide" in done.stdout
 
 
-def test_another_config_in_the_same_directory_is_refused_and_nothing_is_lost(finished, capsys):
+def test_another_config_in_the_same_directory_is_rejected_without_changes(finished, capsys):
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     said = fails_here(capsys, "run", *SHORT, "--noise-multiplier", "2", "--out", finished)
     assert "holds a run with another config" in said
     assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
 
 
-def test_a_damaged_checkpoint_is_refused_and_the_run_can_start_over(finished, tmp_path):
+def test_a_damaged_checkpoint_is_rejected_and_training_can_restart(finished, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
     checkpoint = folder / "checkpoint.safetensors"
@@ -236,7 +236,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_run_can_start_over(finished, tm
     assert (folder / "result.json").read_bytes() == (finished / "result.json").read_bytes()
 
 
-def test_a_full_disk_is_one_line_and_the_run_goes_on_later(finished, tmp_path):
+def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(finished, tmp_path):
     """A limit on the size of files stands for the full disk: the write that passes it fails."""
     folder = tmp_path / "run"
     arguments = ("run", "--config", finished.parent / "short.toml", *SHORT, "--out", folder)
@@ -246,7 +246,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_later(finished, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
 
     done = coalmine(*arguments, preexec_fn=limited)
-    failed_with(done, f"writing {folder} failed", f"`coalmine resume {folder}` goes on")
+    failed_with(done, f"writing {folder} failed", f"`coalmine resume {folder}` continues the run")
     assert not (folder / "result.json").exists()
     assert coalmine("resume", folder).returncode == 0
     assert (folder / "result.json").read_bytes() == (finished / "result.json").read_bytes()
@@ -270,7 +270,7 @@ def ends_with(code: int, *arguments: object) -> None:
     assert stop.value.code == code
 
 
-def test_a_disk_too_full_for_the_page_hides_no_verdict(tmp_path, capsys):
+def test_a_page_that_cannot_be_written_does_not_hide_the_verdict(tmp_path, capsys):
     """The page is the largest file of so short a run: a limit below it stops it alone."""
     folder, config = tmp_path / "run", tmp_path / "few.toml"
     config.write_text("rounds = 8\n[canaries]\ncount = 30\nunobserved = 30\n[privacy]\nnoise_multiplier = 0.2\n")
@@ -288,7 +288,7 @@ def test_a_disk_too_full_for_the_page_hides_no_verdict(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("lines", [None, 0, 20])
-def test_lost_metrics_change_no_result(finished, tmp_path, capsys, lines):
+def test_lost_metrics_do_not_change_the_result(finished, tmp_path, capsys, lines):
     """The checkpoint is at the last round, so that nothing is left to train; round 20 had another accuracy."""
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
@@ -306,7 +306,7 @@ def test_lost_metrics_change_no_result(finished, tmp_path, capsys, lines):
 def stopped(tmp_path) -> Path:
     """A run by a file of rounds, stopped after 12 of 14 rounds."""
     from coalmine.simulation.config import CanarySettings, EngineSettings, ParticipationSettings, RunConfig
-    from coalmine.simulation.run import Progress, start
+    from coalmine.simulation.training_run import Progress, start
 
     (tmp_path / "rounds.txt").write_text("".join(f"{number} {number + 50} 7\n" for number in range(20, 34)))
     named = ParticipationSettings(kind="file", file=str(tmp_path / "rounds.txt"))
@@ -328,7 +328,7 @@ def stopped(tmp_path) -> Path:
     return tmp_path / "run"
 
 
-def test_a_file_of_rounds_that_has_changed_is_refused(stopped, capsys):
+def test_a_changed_rounds_file_is_rejected(stopped, capsys):
     rounds = stopped.parent / "rounds.txt"
     text = rounds.read_text()
     rounds.write_text(text.replace("30 80 7", "30 80 8"))
@@ -345,7 +345,7 @@ def test_a_file_of_rounds_that_has_changed_is_refused(stopped, capsys):
         assert (stopped / name).read_bytes() == (stopped.parent / "whole" / name).read_bytes()
 
 
-def test_a_run_by_a_file_of_rounds_can_be_repeated_and_older_ones_resumed(stopped):
+def test_a_run_with_a_rounds_file_can_be_repeated_and_resumed(stopped):
     (stopped / "rounds.sha256").unlink()  # as a run has it that began before it was remembered
     ends_with(0, "resume", stopped, "--no-page")
     ends_with(0, "run", "--config", stopped / "config.toml", "--out", stopped.parent / "again", "--no-page")
@@ -354,7 +354,7 @@ def test_a_run_by_a_file_of_rounds_can_be_repeated_and_older_ones_resumed(stoppe
         assert (folder / "rounds.sha256").is_file()
 
 
-def test_bad_rounds_may_be_written_anew(tmp_path, capsys):
+def test_a_bad_rounds_file_can_be_corrected(tmp_path, capsys):
     """What could not be begun with is not remembered."""
     rounds = tmp_path / "rounds.txt"
     rounds.write_text("1 2\n1 x\n")
@@ -364,7 +364,7 @@ def test_bad_rounds_may_be_written_anew(tmp_path, capsys):
     ends_with(0, *few, "--out", tmp_path / "run", "--no-page")
 
 
-def test_canaries_in_the_place_of_clients_are_a_tenth_of_them_or_the_share_that_is_asked_for(tmp_path, capsys):
+def test_canaries_replace_a_tenth_of_the_clients_or_the_given_fraction(tmp_path, capsys):
     for given, number in ((["--pattern", "replace"], 20), (["--replace-fraction", "0.3"], 60)):
         folder = tmp_path / str(number)
         ends_with(0, "run", "--rounds", "4", *given, "--no-page", "--out", folder)
@@ -375,13 +375,13 @@ def test_canaries_in_the_place_of_clients_are_a_tenth_of_them_or_the_share_that_
     assert not (tmp_path / "few").exists()
 
 
-def test_the_shares_of_an_adaptive_clip_are_printed(tmp_path, capsys):
+def test_the_noise_split_of_adaptive_clipping_is_printed(tmp_path, capsys):
     settings = ("--clipping", "adaptive", "--noise-multiplier", "4", "--rounds", "4", "--canaries", "40")
     ends_with(0, "run", *settings, "--clients-per-round", "50", "--no-page", "--out", tmp_path / "run")
     # 60 a round: std 3 of the count, in which a client is ½, so 6 of its own; the updates have 1/√(4⁻² − 6⁻²) = 5.367.
     said = capsys.readouterr().out
-    assert "the adaptive clip's count takes its share, noise multiplier 6 and ε 0.6858, so the updates'" in said
-    assert "noise multiplier is 5.367 and known-others meets" in said
+    assert "adaptive clipping spends ε 0.6858 on its count (noise multiplier 6), so the updates have" in said
+    assert "noise multiplier 5.367 and known-others is compared with" in said
 
 
 def fails_here(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -402,7 +402,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys):
         assert "Permission denied" in fails_here(capsys, "run", *SHORT, "--out", tmp_path / "closed" / "run")
 
 
-def test_a_second_writer_is_refused(finished):
+def test_a_second_writer_is_rejected(finished):
     from coalmine.storage.run_directory import RunDirectory
 
     home = RunDirectory(finished)
@@ -417,7 +417,10 @@ def test_a_second_writer_is_refused(finished):
     ("arguments", "message"),
     [
         (["run", "--rounds", "0"], "rounds must be at least 1, got 0"),
-        (["run", "--task", "cifar"], "task.name must be one of digits, mnist-by-writer, fashion-mnist"),
+        (
+            ["run", "--task", "cifar"],
+            "'cifar' is not one of 'digits', 'mnist-by-writer'",
+        ),
         (["run", "--claim", "low"], "must be a number or `analytical`, got 'low'"),
         (
             ["run", "--replace-fraction", "0.2", "--canaries", "50"],
@@ -439,7 +442,7 @@ def test_a_second_writer_is_refused(finished):
         (["run", "--config", "{tmp}/typo.toml"], "a config has no privacy.noise_multiplyer"),
         (["run", "--seed-file", "{tmp}/empty", "--out", "{tmp}/run"], "is empty"),
         (["run", "--task", "fashion-mnist", "--data-dir", "{tmp}", "--out", "{tmp}/run"], "train-images-idx3-ubyte.gz"),
-        (["run", "--device", "meta", "--out", "{tmp}/run"], "engine.device must be auto, cpu or cuda, got 'meta'"),
+        (["run", "--device", "meta", "--out", "{tmp}/run"], "'meta' is not one of 'auto', 'cpu', 'cuda'"),
         (["run", "--clip-norm", "1e300", "--out", "{tmp}/run"], "must be above 0 and at most 1e+30, got 1e+300"),
         (
             ["run", "--clipping", "adaptive", "--noise-multiplier", "100", "--out", "{tmp}/run"],
@@ -448,8 +451,11 @@ def test_a_second_writer_is_refused(finished):
         (["run", "--config", "{tmp}/nan.toml", "--out", "{tmp}/run"], "privacy.count_noise must be finite, got nan"),
         (["run", "--config", "{tmp}/threads.toml", "--out", "{tmp}/run"], "engine.threads must be at most 1,024"),
         (["run", "--config", "{tmp}/adam.toml", "--out", "{tmp}/run"], "server.epsilon must be above 0, got -1.0"),
-        (["gaussian", "--noise-multiplier", "1e200", "--dim", "1000", "--canaries", "20"], "must be at most 1e+100"),
-        (["resume", "{tmp}/nowhere"], "is no directory of a run"),
+        (
+            ["audit-gaussian-mechanism", "--noise-multiplier", "1e200", "--dim", "1000", "--canaries", "20"],
+            "must be at most 1e+100",
+        ),
+        (["resume", "{tmp}/nowhere"], "is not a run directory"),
         (["resume", "{tmp}/deep/odd"], "rounds"),
         (["compare", "{tmp}/nowhere"], "does not exist: name the directory of a run"),
         (["compare", "{tmp}"], "config.toml, result.json and audit/record.json are all missing"),
@@ -474,7 +480,7 @@ def test_without_torch_the_extra_is_named():
     failed_with(done, "training needs: pip install 'coalmine[simulation]'")
 
 
-def test_an_amplified_claim_is_judged_where_the_rounds_are_not_known(tmp_path):
+def test_an_amplified_claim_is_judged_on_the_final_model(tmp_path):
     sampled = (
         "--participation",
         "poisson",
@@ -494,7 +500,7 @@ def test_an_amplified_claim_is_judged_where_the_rounds_are_not_known(tmp_path):
     assert result["adversaries"]["final"]["verdict"] == "UNDERPOWERED"
 
 
-def test_runs_beside_each_other(finished):
+def test_compare_lists_runs_side_by_side(finished):
     table = coalmine("compare", finished, finished).stdout
     assert table.count(str(finished)[:20]) == 2
     rows = list(csv.DictReader(io.StringIO(coalmine("compare", finished, "--csv").stdout)))
@@ -506,7 +512,7 @@ def test_runs_beside_each_other(finished):
     assert run["adversaries"]["final"]["epsilon"] == result["adversaries"]["final"]["epsilon"]
 
 
-def test_data_that_are_not_there_leave_no_directory_behind(tmp_path):
+def test_missing_data_is_reported_before_the_directory_is_created(tmp_path):
     """So that the same command with the right folder is not refused."""
     done = coalmine("run", "--task", "stackexchange", "--data-dir", tmp_path / "nowhere", "--out", tmp_path / "run")
     assert done.returncode == 2
@@ -521,22 +527,22 @@ def test_data_that_are_not_there_leave_no_directory_behind(tmp_path):
         (("--canaries", 100_000), "got 100000 canaries in dimension 9610"),
         (("--seed", 10**44), "seed must be an integer"),
         (("--participation", "limited", "--separation", 1000), "need 50000 clients, got 200"),
-        (("--separation", 3), "give --participation limited"),
-        (("--claim-accounting", "amplified"), "is for a claim: give --claim"),
+        (("--separation", 3), "--separation needs --participation limited"),
+        (("--claim-accounting", "amplified"), "--claim-accounting needs --claim"),
     ],
 )
-def test_a_run_that_cannot_be_leaves_no_directory_behind(tmp_path, capsys, arguments, said):
+def test_settings_are_validated_before_the_directory_is_created(tmp_path, capsys, arguments, said):
     """So that the corrected command is not refused."""
     assert said in fails_here(capsys, "run", *arguments, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_training_that_diverges_says_what_to_lower(tmp_path, capsys):
+def test_diverged_training_names_the_setting_to_lower(tmp_path, capsys):
     said = fails_here(capsys, "run", "--rounds", 3, "--client-learning-rate", 1e30, "--out", tmp_path / "run")
     assert "training has diverged: what round 1 released is not finite; lower client.learning_rate" in said
 
 
-def test_a_misspelt_key_is_named_with_those_there_are(tmp_path, capsys):
+def test_a_misspelt_key_is_reported_with_the_known_keys(tmp_path, capsys):
     (tmp_path / "c.toml").write_text("[privacy]\nnoise_multiplir = 1\n")
     said = fails_here(capsys, "run", "--config", tmp_path / "c.toml", "--out", tmp_path / "run")
     assert "a config has no privacy.noise_multiplir; privacy has noise_multiplier, " in said
@@ -545,10 +551,10 @@ def test_a_misspelt_key_is_named_with_those_there_are(tmp_path, capsys):
 def test_nothing_to_resume_is_one_line(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert "holds no run: config.toml is missing" in fails_here(capsys, "resume", tmp_path / "empty")
-    assert "is no directory of a run" in fails_here(capsys, "resume", tmp_path / "missing")
+    assert "is not a run directory" in fails_here(capsys, "resume", tmp_path / "missing")
 
 
-def test_groups_and_delta_are_in_the_title_and_quiet_means_the_table(tmp_path, capsys):
+def test_quiet_prints_title_and_table_only(tmp_path, capsys):
     arguments = ["run", "--rounds", "4", "--canaries", "60", "--presentations", "1,2", "--no-page", "--out"]
     with pytest.raises(SystemExit):
         cli.main(["-q", *arguments, str(tmp_path / "run")])
@@ -575,7 +581,7 @@ REPLACED = '[canaries]\nfraction = 0.1\npattern = "replace"\n[claim]\nepsilon = 
         ),
     ],
 )
-def test_options_come_before_what_a_config_has_in_their_place(tmp_path, config, options, wanted):
+def test_options_override_conflicting_config_settings(tmp_path, config, options, wanted):
     (tmp_path / "run.toml").write_text("rounds = 2\n" + config)
     if "canaries" not in wanted and "[canaries]" not in config:
         options = [*options, "--canaries", 20]
@@ -585,7 +591,7 @@ def test_options_come_before_what_a_config_has_in_their_place(tmp_path, config, 
         assert written[section] | values == written[section]
 
 
-def test_an_analytical_epsilon_of_zero_is_no_claim(tmp_path):
+def test_an_analytical_epsilon_of_zero_cannot_be_claimed(tmp_path):
     settings = ("--noise-multiplier", 50, "--delta", 0.01, "--rounds", 3, "--canaries", 20, "--no-page")
     for claim in ([], ["--claim", "analytical"]):
         done = coalmine("run", *settings, *claim, "--out", tmp_path / str(len(claim)), "--json")
@@ -594,7 +600,7 @@ def test_an_analytical_epsilon_of_zero_is_no_claim(tmp_path):
         assert ("no claim that could be judged" in " ".join(done.stderr.split())) == bool(claim)
 
 
-def test_quiet_says_the_verdict_and_a_poor_encoding_does_not_hide_it(tmp_path):
+def test_quiet_prints_the_verdict_in_any_encoding(tmp_path):
     settings = ("--rounds", 3, "--canaries", 20, "--claim", 1, "--no-page", "--out", tmp_path / "run")
     poor = ENVIRONMENT | {"PYTHONIOENCODING": "latin-1"}
     done = subprocess.run(command("-q", "run", *settings), capture_output=True, encoding="latin-1", env=poor)

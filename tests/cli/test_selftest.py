@@ -12,17 +12,17 @@ def coalmine(*arguments):
     return subprocess.run([sys.executable, "-m", "coalmine", *arguments], capture_output=True, text=True)
 
 
-def test_selftest_shows_what_caught_what():
+def test_selftest_lists_what_detected_each_fault():
     done = coalmine("selftest", "--fault", "honest", "--fault", "noise-over-2", "--fault", "one-client-twice")
     assert done.returncode == 0, done.stderr
     with_others, without = done.stdout.split("Without them")
     assert "half the noise" in with_others
     assert "known-others, " in with_others
     assert "cannot be detected" in with_others
-    assert "nothing, as it should be" in without
+    assert "nothing, as expected" in without
 
 
-def test_selftest_shows_the_margin_of_what_caught_it():
+def test_selftest_prints_the_margin_of_each_detection():
     """A gauge's reading and limit where only a gauge did; a rung's and a gauge's where both; the unseen with a reason."""
     names = ("small-tensor-without-noise", "noise-on-one-layer", "clip-forgotten-at-scale-1", "weighted-mean-declared")
     done = coalmine("selftest", *(word for name in names for word in ("--fault", name)))

@@ -71,7 +71,7 @@ def test_a_sweep_ends_with_the_table_of_its_runs(swept):
 
 
 @pytest.mark.parametrize(("jobs", "killed"), [(1, NAMES[0]), pytest.param(2, NAMES[1], marks=pytest.mark.slow)])
-def test_killed_and_started_again_a_sweep_ends_the_same(swept, tmp_path, jobs, killed):
+def test_restart_after_kill_gives_identical_results(swept, tmp_path, jobs, killed):
     """Killed by kill -9 while a run trains; whatever its processes leave behind, the same command goes on."""
     arguments = ("sweep", swept.parent / "tiny.toml", "--out", tmp_path, "--jobs", jobs)
     process = subprocess.Popen(
@@ -91,7 +91,7 @@ def test_killed_and_started_again_a_sweep_ends_the_same(swept, tmp_path, jobs, k
             assert (tmp_path / name / file).read_bytes() == (swept / name / file).read_bytes()
 
 
-def test_a_failed_run_is_told_with_exit_code_2_and_the_others_finish(tmp_path, capsys):
+def test_a_failed_run_gives_exit_code_2_and_the_others_finish(tmp_path, capsys):
     (tmp_path / "s.toml").write_text(
         "rounds = 2\n[canaries]\ncount = 20\n[sweep]\nclient.learning_rate = [1e30, 0.1]\n"
     )
@@ -106,7 +106,7 @@ def test_a_failed_run_is_told_with_exit_code_2_and_the_others_finish(tmp_path, c
     assert "known-others" in finished["adversaries"]
 
 
-def test_a_damaged_result_takes_nothing_from_the_others(swept, tmp_path, capsys):
+def test_a_damaged_result_does_not_affect_other_runs(swept, tmp_path, capsys):
     shutil.copytree(swept, tmp_path / "whole")
     damaged = tmp_path / "whole" / NAMES[0] / "result.json"
     damaged.write_text("{")
@@ -117,7 +117,7 @@ def test_a_damaged_result_takes_nothing_from_the_others(swept, tmp_path, capsys)
     assert f"{damaged} is not JSON" in " ".join(err.split())
 
 
-def test_a_bad_grid_is_one_line_and_nothing_starts(tmp_path, capsys):
+def test_a_bad_grid_is_one_line_before_anything_starts(tmp_path, capsys):
     (tmp_path / "s.toml").write_text("[sweep]\nprivacy.noise = [[]]\n")
     code, out, err = here(capsys, "sweep", tmp_path / "s.toml", "--out", tmp_path / "out")
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -126,7 +126,7 @@ def test_a_bad_grid_is_one_line_and_nothing_starts(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_run_that_cannot_be_is_named_and_nothing_starts(tmp_path, capsys, jobs):
+def test_an_invalid_run_is_named_before_anything_starts(tmp_path, capsys, jobs):
     (tmp_path / "s.toml").write_text("rounds = 2\n[sweep]\nparticipation.clients_per_round = [5, 5000]\n")
     code, out, err = here(capsys, "sweep", tmp_path / "s.toml", "--out", tmp_path / "out", "--jobs", jobs)
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -164,7 +164,7 @@ def test_a_run_that_is_not_finished_is_left_out_of_the_comparison(swept, tmp_pat
     assert "not finished" in " ".join(err.split())
 
 
-def test_a_number_where_the_sweep_names_a_section_is_refused(tmp_path):
+def test_a_number_in_place_of_a_section_is_rejected(tmp_path):
     (tmp_path / "grid.toml").write_text('privacy = 1\n[sweep]\n"privacy.noise_multiplier" = [0.5]\n')
     done = coalmine("sweep", tmp_path / "grid.toml", "--out", tmp_path / "runs")
     assert done.returncode == 2

@@ -97,7 +97,7 @@ def test_a_line_has_run_claim_verdict_and_reason(coalmine, runs):
         ("other-trainer", "not finished: wait for it, or run its training script to the end"),
     ],
 )
-def test_a_run_without_a_verdict_says_why_and_what_to_do(coalmine, runs, name, reason):
+def test_a_run_without_a_verdict_has_a_reason_and_a_remedy(coalmine, runs, name, reason):
     code, out, err = coalmine("verdict", runs / name)
     assert (code, out.count("\n"), err) == (3, 1, "")
     assert "no verdict" in out
@@ -206,14 +206,14 @@ def test_a_reason_cannot_break_the_line(coalmine, runs):
     assert "\x1b" not in out
 
 
-def test_quiet_leaves_verdicts_and_errors(coalmine, runs):
+def test_quiet_prints_verdicts_and_errors_only(coalmine, runs):
     (runs / "notes.txt").write_text("keep")
     code, out, err = coalmine("-q", "verdict", runs / "pass", runs / "notes.txt", "nowhere")
     assert (code, out.count("\n")) == (2, 1)
     assert err == "coalmine: nowhere does not exist: name the directory of a run\n"
 
 
-def test_an_audit_in_a_loop_of_ones_own_has_a_verdict(coalmine, tmp_path):
+def test_an_audit_in_a_custom_loop_has_a_verdict(coalmine, tmp_path):
     """The directory that `Audit(directory=…)` writes, without any trainer of coalmine."""
     audit = train(
         audit=Audit(2_000, canaries=100, seed=1, delta=1e-6, rounds=5, directory=tmp_path), dim=2_000, rounds=5

@@ -45,7 +45,7 @@ def verified(capsys, run, tmp_path):
     return call
 
 
-def test_a_true_record_holds(verified, seed_file, tmp_path):
+def test_an_unchanged_record_is_verified(verified, seed_file, tmp_path):
     code, found = verified(seed_file, "--model", tmp_path / "model.npy")
     assert code == 0
     assert {outcome for outcome, _ in found.values()} == {"holds"}

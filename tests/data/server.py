@@ -1,4 +1,4 @@
-"""A web server on this machine that answers Range requests, and misbehaves when it is told to."""
+"""A web server on this machine that misbehaves when it is told to."""
 
 import threading
 from contextlib import contextmanager, suppress
@@ -12,10 +12,6 @@ class Site:
 
     files: dict[str, bytes]
     url: str = ""
-    etag: str | None = '"v1"'
-    ranges: bool = True
-    if_range: bool = True  # whether it heeds the header
-    length: bool = True
     cuts: list[int] = field(default_factory=list)  # the next answers end after so many bytes of content
     statuses: list[int] = field(default_factory=list)  # the next answers are these errors
     moved: dict[str, str] = field(default_factory=dict)
@@ -41,29 +37,12 @@ def serving(files: dict[str, bytes]):
             return self.answer(site.files[name])
 
         def answer(self, content):
-            start = 0
-            wanted = self.headers.get("Range")
-            same = not site.if_range or self.headers.get("If-Range") in (None, site.etag)
-            if wanted and site.ranges and same:
-                start = int(wanted.removeprefix("bytes=").rstrip("-"))
-                if start >= len(content):
-                    self.send_response(416)
-                    self.send_header("Content-Range", f"bytes */{len(content)}")
-                    self.send_header("Content-Length", "0")
-                    return self.end_headers()
-                self.send_response(206)
-                self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-            else:
-                self.send_response(200)
-            if site.etag:
-                self.send_header("ETag", site.etag)
-            if site.length:
-                self.send_header("Content-Length", str(len(content) - start))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
             self.end_headers()
-            rest = content[start:]
             with suppress(ConnectionError):  # whoever asked has heard enough
-                self.wfile.write(rest[: site.cuts.pop(0)] if site.cuts else rest)
-            return None
+                self.wfile.write(content[: site.cuts.pop(0)] if site.cuts else content)
+            return
 
         def log_message(self, *_):
             pass

@@ -67,7 +67,7 @@ def tiny(url: str, *downloads: Download) -> Dataset:
     )
 
 
-def test_all_files_come_unpacked_to_where_the_task_looks(site, tmp_path):
+def test_fetched_files_are_unpacked_where_the_task_looks(site, tmp_path):
     dataset = tiny(site.url)
     assert not dataset.is_in(tmp_path)
     told = []
@@ -83,7 +83,7 @@ def test_all_files_come_unpacked_to_where_the_task_looks(site, tmp_path):
     assert recorded["data.sqlite"]["url"] == site.url + "data.sqlite.lzma"
 
 
-def test_what_is_there_is_left_alone(site, tmp_path):
+def test_existing_files_are_left_alone(site, tmp_path):
     fetch(tiny(site.url), tmp_path)
     (tmp_path / "tiny" / "plain.gz").write_bytes(b"mine")
     site.asked.clear()
@@ -97,23 +97,24 @@ def test_what_is_there_is_left_alone(site, tmp_path):
     assert len(site.asked) == 1
 
 
-def test_a_damaged_record_is_written_anew(site, tmp_path):
+def test_damaged_record_is_rewritten(site, tmp_path):
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / RECORD).write_text("{")
     fetch(tiny(site.url), tmp_path)
     assert len(json.loads((tmp_path / "tiny" / RECORD).read_text())["files"]) == 4
 
 
-def test_an_archive_that_is_refused_is_not_taken_for_the_data(site, tmp_path):
+def test_rejected_archive_leaves_no_data(site, tmp_path):
     file = Download(url=site.url + "data.tar.bz2", unpacked=("train.h5", "test.h5"), unpacked_limit=3)
     with pytest.raises(ValueError, match="unpacks to more than 3 bytes"):
         fetch(tiny(site.url, file), tmp_path)
     assert not list((tmp_path / "tiny").glob("*.h5"))
 
 
-def test_an_archive_that_was_not_unpacked_is_not_fetched_again(site, tmp_path):
+def test_archive_left_by_an_interrupted_unpacking_is_reused(site, tmp_path):
     """Killed while unpacking, after hours of downloading."""
-    file = Download(url=site.url + "data.sqlite.lzma", size=len(PACKED), unpacked=("data.sqlite",), unpacked_limit=1000)
+    sha256 = hashlib.sha256(PACKED).hexdigest()
+    file = Download(url=site.url + "data.sqlite.lzma", sha256=sha256, unpacked=("data.sqlite",), unpacked_limit=1000)
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "data.sqlite.lzma").write_bytes(PACKED)
     fetch(tiny(site.url, file), tmp_path)
@@ -134,13 +135,13 @@ def test_a_damaged_archive_is_deleted(site, tmp_path):
     assert list((tmp_path / "tiny").iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_says_so(site, tmp_path):
+def test_unwritable_folder_is_reported(site, tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OSError, match=r"writing .* failed: Not a directory; name another folder by --data-dir"):
         fetch(tiny(site.url), tmp_path / "file")
 
 
-def test_what_cannot_be_fetched_says_why(tmp_path):
+def test_unfetchable_data_set_says_why(tmp_path):
     with pytest.raises(ValueError, match="stackexchange cannot be fetched: no place to download it from is known"):
         fetch(DATASETS["stackexchange"], tmp_path)
 
@@ -160,7 +161,7 @@ def test_every_data_set_can_be_read_after_it_was_fetched(tmp_path):
         assert bool(dataset.note) != bool(dataset.downloads)
 
 
-def test_stand_ins_are_named_for_what_they_are():
+def test_stand_in_data_sets_have_their_own_titles():
     assert DATASETS["mnist-by-writer"].title == "MNIST by NIST writer"
     assert DATASETS["stackexchange"].title == "Stack Exchange, 15 sites"
 

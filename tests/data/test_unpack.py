@@ -1,12 +1,9 @@
 """Archives that are what they should be, and archives that are out to harm."""
 
 import bz2
-import gzip
 import io
 import lzma
-import stat
 import tarfile
-import zipfile
 
 import pytest
 
@@ -16,9 +13,9 @@ from coalmine.data.unpack import unpack
 LIMIT = 1 << 20
 
 
-def tar(path, *members, mode="w:bz2"):
+def tar(path, *members):
     """Members are (name, content), or TarInfo without content."""
-    with tarfile.open(path, mode) as archive:
+    with tarfile.open(path, "w:bz2") as archive:
         for member in members:
             if isinstance(member, tarfile.TarInfo):
                 archive.addfile(member)
@@ -35,55 +32,44 @@ def special(name, kind, target=""):
     return info
 
 
+def compressed(path, content, **options):
+    path.write_bytes(lzma.compress(content, format=lzma.FORMAT_ALONE, **options))
+    return path
+
+
+def packed(path, content):
+    """The content as good.h5 in an archive of the kind that the name says."""
+    return tar(path, ("good.h5", content)) if path.name.endswith(".tar.bz2") else compressed(path, content)
+
+
 def files_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("name", ["a.tar.bz2", "a.tar.gz", "a.zip"])
-def test_the_wanted_files_come_out(tmp_path, name):
+def test_wanted_files_are_unpacked_from_a_tar(tmp_path):
     members = (("train.h5", b"train" * 1000), ("folder/test.h5", b"test"), ("folder/readme", b"hello"))
-    if name.endswith(".zip"):
-        with zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.mkdir("folder")
-            for member in members:
-                archive.writestr(*member)
-    else:
-        tar(tmp_path / name, special("folder", tarfile.DIRTYPE), *members, mode=f"w:{name[-3:].strip('.')}")
+    archive = tar(tmp_path / "a.tar.bz2", special("folder", tarfile.DIRTYPE), *members)
     seen = []
-    unpack(tmp_path / name, tmp_path / "out", wanted=("train.h5", "test.h5"), limit=LIMIT, progress=seen.append)
+    unpack(archive, tmp_path / "out", wanted=("train.h5", "test.h5"), limit=LIMIT, progress=seen.append)
     assert files_in(tmp_path / "out") == ["test.h5", "train.h5"]
     assert (tmp_path / "out" / "train.h5").read_bytes() == b"train" * 1000
     assert seen[-1] == 5004
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.sqlite.lzma", lzma.compress(b"content" * 100_000, format=lzma.FORMAT_ALONE)),
-        ("a.xz", lzma.compress(b"content" * 100_000)),
-        ("a.gz", gzip.compress(b"content" * 100_000)),
-    ],
-)
-def test_single_files_come_out(tmp_path, name, content):
-    (tmp_path / name).write_bytes(content)
-    unpack(tmp_path / name, tmp_path, wanted=("a.sqlite",), limit=LIMIT)
+def test_an_lzma_file_is_unpacked(tmp_path):
+    compressed(tmp_path / "a.sqlite.lzma", b"content" * 100_000)
+    unpack(tmp_path / "a.sqlite.lzma", tmp_path, wanted=("a.sqlite",), limit=LIMIT)
     assert (tmp_path / "a.sqlite").read_bytes() == b"content" * 100_000
-    assert files_in(tmp_path) == sorted([name, "a.sqlite"])
+    assert files_in(tmp_path) == ["a.sqlite", "a.sqlite.lzma"]
 
 
 @pytest.mark.parametrize(
     "path", ["../evil", "/tmp/evil", "folder/../../evil", "C:\\evil", "..\\evil", "\\\\host\\evil", "a/../../b"]
 )
-@pytest.mark.parametrize("kind", ["tar.bz2", "zip"])
-def test_paths_that_lead_outside_are_refused(tmp_path, path, kind):
-    archive = tmp_path / "in" / f"a.{kind}"
+def test_paths_that_lead_outside_are_rejected(tmp_path, path):
+    archive = tmp_path / "in" / "a.tar.bz2"
     archive.parent.mkdir()
-    if kind == "zip":
-        with zipfile.ZipFile(archive, "w") as packed:
-            packed.writestr("good.h5", b"good")
-            packed.writestr(zipfile.ZipInfo(path), b"evil")
-    else:
-        tar(archive, ("good.h5", b"good"), (path, b"evil"))
+    tar(archive, ("good.h5", b"good"), (path, b"evil"))
     with pytest.raises(ValueError, match=r"holds a path that leads outside, .*; refused"):
         unpack(archive, tmp_path / "out", wanted=("good.h5", "evil"), limit=LIMIT)
     assert files_in(tmp_path / "out") == []
@@ -100,38 +86,17 @@ def test_paths_that_lead_outside_are_refused(tmp_path, path, kind):
         (tarfile.BLKTYPE, ""),
     ],
 )
-def test_links_and_devices_are_refused(tmp_path, kind, target):
+def test_links_and_devices_are_rejected(tmp_path, kind, target):
     archive = tar(tmp_path / "a.tar.bz2", ("good.h5", b"good"), special("other", kind, target))
     with pytest.raises(ValueError, match="holds 'other', which is neither a file nor a folder; refused"):
         unpack(archive, tmp_path / "out", wanted=("good.h5",), limit=LIMIT)
     assert files_in(tmp_path / "out") == []
 
 
-def test_a_link_in_a_zip_is_refused(tmp_path):
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
-        link = zipfile.ZipInfo("good.h5")
-        link.external_attr = (stat.S_IFLNK | 0o777) << 16
-        packed.writestr(link, "/etc/passwd")
-    with pytest.raises(ValueError, match="neither a file nor a folder; refused"):
-        unpack(tmp_path / "a.zip", tmp_path / "out", wanted=("good.h5",), limit=LIMIT)
-
-
-def bomb(path):
-    """A few kilobytes that unpack to 30 MB."""
-    content = bytes(30 << 20)
-    if path.name.endswith(".tar.bz2"):
-        tar(path, ("good.h5", content))
-    elif path.suffix == ".zip":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
-            packed.writestr("good.h5", content)
-    else:
-        path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else lzma.compress(content))
-    assert path.stat().st_size < 200_000
-
-
-@pytest.mark.parametrize("name", ["a.tar.bz2", "a.zip", "a.gz", "a.xz"])
-def test_bombs_are_stopped_at_the_limit(tmp_path, name):
-    bomb(tmp_path / name)
+@pytest.mark.parametrize("name", ["a.tar.bz2", "a.lzma"])
+def test_decompression_bombs_are_stopped_at_the_limit(tmp_path, name):
+    packed(tmp_path / name, bytes(30 << 20))
+    assert (tmp_path / name).stat().st_size < 200_000
     written = []
     with pytest.raises(ValueError, match=f"{name} unpacks to more than 1,048,576 bytes"):
         unpack(tmp_path / name, tmp_path / "out", wanted=("good.h5",), limit=LIMIT, progress=written.append)
@@ -139,46 +104,29 @@ def test_bombs_are_stopped_at_the_limit(tmp_path, name):
     assert max(written, default=0) <= LIMIT
 
 
-def test_a_bomb_that_nobody_wants_is_stopped_too(tmp_path):
+def test_a_bomb_beside_the_wanted_files_is_stopped_too(tmp_path):
     archive = tar(tmp_path / "a.tar.bz2", ("zeros", bytes(30 << 20)), ("good.h5", b"good"))
     with pytest.raises(ValueError, match="unpacks to more than"):
         unpack(archive, tmp_path / "out", wanted=("good.h5",), limit=LIMIT)
 
 
-def test_a_zip_that_lies_about_its_size_is_stopped(tmp_path):
-    path = tmp_path / "a.zip"
-    bomb(path)
-    size = (30 << 20).to_bytes(4, "little")
-    path.write_bytes(path.read_bytes().replace(size, (10).to_bytes(4, "little")))
-    with pytest.raises(ValueError, match=r"unpacks to more than|cannot be unpacked"):
-        unpack(path, tmp_path / "out", wanted=("good.h5",), limit=LIMIT)
-    assert files_in(tmp_path / "out") == []
-
-
-def test_lzma_may_not_take_all_memory(tmp_path, monkeypatch):
+def test_lzma_is_held_to_a_memory_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MEMORY", 1 << 20)
-    (tmp_path / "a.xz").write_bytes(lzma.compress(b"content", preset=9))  # asks for 64 MiB
+    compressed(tmp_path / "a.lzma", b"content", preset=9)  # needs 64 MiB
     with pytest.raises(ValueError, match=r"cannot be unpacked \(Memory usage limit exceeded\)"):
-        unpack(tmp_path / "a.xz", tmp_path / "out", wanted=("a",), limit=LIMIT)
+        unpack(tmp_path / "a.lzma", tmp_path / "out", wanted=("a",), limit=LIMIT)
 
 
-def test_too_many_entries_are_refused(tmp_path, monkeypatch):
+def test_too_many_entries_are_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ENTRIES", 5)
     archive = tar(tmp_path / "a.tar.bz2", *((f"file{number}", b"") for number in range(6)))
     with pytest.raises(ValueError, match="holds more than 5 entries; refused"):
         unpack(archive, tmp_path / "out", wanted=("file0",), limit=LIMIT)
 
 
-@pytest.mark.parametrize("name", ["a.tar.bz2", "a.tar.gz", "a.zip", "a.xz", "a.gz"])
-def test_damaged_archives_say_so(tmp_path, name):
-    path = tmp_path / name
-    if ".tar." in name:
-        tar(path, ("good.h5", bytes(range(256)) * 4000), mode=f"w:{name[-3:].strip('.')}")
-    elif name == "a.zip":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
-            packed.writestr("good.h5", bytes(range(256)) * 4000)
-    else:
-        path.write_bytes((lzma if name == "a.xz" else gzip).compress(bytes(range(256)) * 4000))
+@pytest.mark.parametrize("name", ["a.tar.bz2", "a.lzma"])
+def test_damaged_archives_are_reported(tmp_path, name):
+    path = packed(tmp_path / name, bytes(range(256)) * 4000)
     whole = path.read_bytes()
     for damaged in (whole[: len(whole) // 2], b"hello", b"", whole[:100] + b"\0" * 40 + whole[140:]):
         path.write_bytes(damaged)
@@ -187,22 +135,11 @@ def test_damaged_archives_say_so(tmp_path, name):
         assert files_in(tmp_path / "out") == []
 
 
-def test_archives_without_what_is_wanted_or_of_another_kind(tmp_path):
+def test_missing_members_and_unknown_kinds_are_reported(tmp_path):
     archive = tar(tmp_path / "a.tar.bz2", ("good.h5", b"good"))
     with pytest.raises(ValueError, match=r"a.tar.bz2 does not hold other.h5"):
         unpack(archive, tmp_path / "out", wanted=("good.h5", "other.h5"), limit=LIMIT)
     assert files_in(tmp_path / "out") == []  # all or none
     (tmp_path / "a.rar").write_bytes(bz2.compress(b""))
-    with pytest.raises(ValueError, match=r"a.rar is no archive of a kind that is known"):
+    with pytest.raises(ValueError, match=r"a.rar is not a known kind of archive"):
         unpack(tmp_path / "a.rar", tmp_path / "out", wanted=("a",), limit=LIMIT)
-
-
-def test_an_encrypted_zip_is_refused(tmp_path):
-    path = tmp_path / "a.zip"
-    with zipfile.ZipFile(path, "w") as packed:
-        packed.writestr("good.h5", b"good")
-    content = bytearray(path.read_bytes())
-    content[content.index(b"PK\1\2") + 8] |= 1  # the flag in the directory
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"holds 'good.h5', which is encrypted; refused"):
-        unpack(path, tmp_path / "out", wanted=("good.h5",), limit=LIMIT)

@@ -17,7 +17,7 @@ VALID = ("simultaneous", "bonferroni", "dkw", "split")
 
 
 @pytest.mark.parametrize(("shift", "two_sample", "closed"), [(1, 1.626726, 2.924243), (2, 3.771945, 7.908868)])
-def test_the_papers_bound_is_the_authors(shift, two_sample, closed):
+def test_the_papers_bound_equals_that_of_the_authors_code(shift, two_sample, closed):
     """What the authors' published code gives for normal quantiles, delta 1e-5, significance 0.05, dim 10^6."""
     observed = QUANTILES + shift
     assert epsilon_lower_bound(observed, null=QUANTILES, delta=1e-5, method="paper") == pytest.approx(
@@ -31,7 +31,7 @@ def test_the_papers_bound_is_the_authors(shift, two_sample, closed):
     assert exact > normal
 
 
-def test_the_papers_bound_ends_at_6_25():
+def test_the_papers_bound_is_at_most_6_25():
     """Section 5: at perfect separation of 1,000 and 1,000 scores."""
     assert lower_bound_ceiling(1000, unobserved=1000, delta=1e-6, method="paper") == pytest.approx(6.25, abs=0.02)
 
@@ -52,7 +52,7 @@ def slow_bound(observed, unobserved, delta, confidence):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_two_sample_bound_is_the_rule(seed):
+def test_the_two_sample_bound_equals_brute_force(seed):
     rng = np.random.default_rng(seed)
     k, m = rng.integers(10, 60, 2)
     observed, unobserved = rng.normal(seed / 2, 1, k), rng.normal(0, 1, m)
@@ -62,7 +62,7 @@ def test_the_two_sample_bound_is_the_rule(seed):
     assert fast == pytest.approx(slow_bound(observed, unobserved, 1e-3, 0.9), rel=1e-9)
 
 
-def test_the_closed_form_bound_is_the_rule():
+def test_the_closed_form_bound_equals_brute_force():
     rng = np.random.default_rng(5)
     observed = np.sort(rng.normal(2, 1, 40))
     best = 0.0
@@ -73,7 +73,7 @@ def test_the_closed_form_bound_is_the_rule():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_only_ranks_matter_to_a_two_sample_bound(method):
+def test_a_two_sample_bound_depends_on_ranks_only(method):
     rng = np.random.default_rng(1)
     observed, unobserved = rng.normal(1.5, 1, 200), rng.normal(0, 1, 300)
     plain = epsilon_lower_bound(observed, null=unobserved, delta=1e-6, method=method)
@@ -128,7 +128,7 @@ def test_simultaneous_is_the_largest_valid_bound():
     assert bounds["simultaneous"] < bounds["clopper-pearson"] < bounds["paper"] < truth
 
 
-def test_more_confidence_is_a_smaller_bound():
+def test_a_higher_confidence_gives_a_smaller_bound():
     bounds = [
         epsilon_lower_bound(QUANTILES + 1, null=Gaussian(0, 1), delta=1e-6, confidence=c)
         for c in (0.5, 0.9, 0.95, 0.999)
@@ -136,7 +136,7 @@ def test_more_confidence_is_a_smaller_bound():
     assert (np.diff(bounds) < 0).all()
 
 
-def test_the_tail_of_the_null_is_taken_in_logs():
+def test_the_tail_of_the_null_is_computed_in_logs():
     """Scores 60 stds away: a false positive rate of e^-1800."""
     bound = epsilon_lower_bound(QUANTILES + 60, null=Gaussian(0, 1), delta=1e-6)
     assert 1500 < bound < gaussian_epsilon(Gaussian(0, 1), Gaussian(60, 1), delta=1e-6)
@@ -170,7 +170,7 @@ def test_10_000_scores_take_less_than_a_second():
     (np.zeros(100), "equal"),
     (["a"] * 20, "numbers"),
 ])  # fmt: skip
-def test_bad_scores_are_refused(observed, message):
+def test_bad_scores_are_rejected(observed, message):
     with pytest.raises(ValueError, match=message) as error:
         epsilon_lower_bound(observed, null=Gaussian(0, 1), delta=1e-6)
     assert "\n" not in str(error.value)
@@ -180,6 +180,6 @@ def test_bad_scores_are_refused(observed, message):
     ({"delta": 0.0}, "delta must lie in"), ({"confidence": 1.0}, "confidence must lie in"),
     ({"method": "best"}, "method must be one of"), ({"null": np.zeros(3)}, "at least 10 unobserved scores"),
 ])  # fmt: skip
-def test_bad_options_are_refused(options, message):
+def test_bad_options_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         epsilon_lower_bound(QUANTILES, **{"null": Gaussian(0, 1), "delta": 1e-6} | options)

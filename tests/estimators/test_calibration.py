@@ -35,7 +35,7 @@ def test_the_simultaneous_bound_is_a_95_percent_bound(name):
 
 
 @pytest.mark.parametrize("name", names(r"bound/closed/normal/k=1000/eps=0\.0"))
-def test_the_papers_bound_is_not(name):
+def test_the_papers_bound_is_not_a_95_percent_bound(name):
     assert study.run_cell(name, 200)["paper"]["above"] > 0.5
 
 
@@ -66,7 +66,7 @@ def test_auto_gains_at_equal_stds_and_loses_little_elsewhere(name):
 
 
 @pytest.mark.parametrize("family", ["normal", "skewed", "mixture"])
-def test_the_true_epsilons_are_true(family):
+def test_the_true_epsilons_are_correct(family):
     """The study's laws: densities that integrate to 1 and to their cdf, draws that follow them."""
     law = study.FAMILIES[family](1.3)
     density = np.exp(law.log_density(study.GRID))

@@ -57,7 +57,7 @@ def test_the_tree_is_that_of_binary_prefixes():
     np.testing.assert_allclose(of_rounds @ of_rounds.T, np.linalg.inv(law.matrix()) @ np.linalg.inv(law.matrix()).T)
 
 
-def test_a_restarted_tree_is_trees_one_after_another():
+def test_a_restarted_tree_is_a_sequence_of_trees():
     whole = TreeNoise(rounds=ROUNDS, restart=5).matrix()
     for first, size in ((0, 5), (5, 5), (10, 3)):
         block = slice(first, first + size)
@@ -90,7 +90,7 @@ def test_a_rounds_std_is_the_length_of_its_row_of_the_inverse(law):
 
 
 @every_law
-def test_strength_is_that_of_the_dense_matrix_and_no_update_moves_more(law):
+def test_strength_equals_that_of_the_dense_matrix(law):
     matrix, rng = law.matrix(), np.random.default_rng(0)
     for rounds in [(1,), (ROUNDS,), (1, 2), (3, 4, 9), tuple(range(1, ROUNDS + 1))]:
         pattern = np.zeros(ROUNDS)
@@ -116,7 +116,7 @@ def test_the_worst_strength_bounds_every_pattern(law, participations, separation
 
 
 @pytest.mark.parametrize("steps", [1, 5, 64, 100, [16, 16, 7]])
-def test_the_tree_is_accounted_for_as_dp_accounting_does(steps):
+def test_epsilon_of_the_tree_agrees_with_dp_accounting(steps):
     """Its Rényi curve for the tree is that of one Gaussian release: with our sensitivity. The exact epsilon is below."""
     sizes = steps if isinstance(steps, list) else [steps]
     law = TreeNoise(rounds=sum(sizes), restart=max(sizes))
@@ -128,7 +128,7 @@ def test_the_tree_is_accounted_for_as_dp_accounting_does(steps):
     assert 0.85 * tree.get_epsilon(1e-6) < ours < tree.get_epsilon(1e-6)
 
 
-def test_bands_with_visits_apart_are_plain_repetitions():
+def test_bands_with_separated_participations_compose_as_independent_noise():
     law = BandedNoise.for_prefix_sums(100, bands=8)
     apart = correlated_epsilon(1.0, noise=law, delta=1e-6, participations=5, separation=8)
     assert apart == pytest.approx(mechanism_epsilon(1.0, delta=1e-6, participations=5), rel=1e-9)
@@ -137,7 +137,7 @@ def test_bands_with_visits_apart_are_plain_repetitions():
 
 
 @every_law
-def test_the_encoder_multiplies_by_the_matrix_and_leaves_out_what_a_gap_touches(law):
+def test_the_encoder_multiplies_by_the_matrix_and_skips_rows_with_missing_rounds(law):
     values = np.random.default_rng(1).normal(size=(ROUNDS, 5))
     missing = 6
     encoder, matrix = law.encoder(), law.matrix()
@@ -152,7 +152,7 @@ def test_the_encoder_multiplies_by_the_matrix_and_leaves_out_what_a_gap_touches(
 
 
 @every_law
-def test_a_law_can_be_written_down(law):
+def test_to_dict_and_correlated_noise_are_inverse(law):
     assert correlated_noise(json.loads(json.dumps(law.to_dict()))) == law
 
 
@@ -168,17 +168,17 @@ def test_a_law_can_be_written_down(law):
         (lambda: BandedNoise.for_prefix_sums(4, bands=2, momentum=1.0), "momentum must lie in"),
         (lambda: BandedNoise(rounds=4, coefficients=()), "a list that starts above 0"),
         (lambda: BandedNoise(rounds=4, coefficients=(1.0, math.nan)), "must be finite"),
-        (lambda: BandedNoise(rounds=4, coefficients=(1.0, 2.0)), "must not grow"),
+        (lambda: BandedNoise(rounds=4, coefficients=(1.0, 2.0)), "must not increase"),
         (lambda: BandedNoise(rounds=4, coefficients=(1.0, -0.5)), "at least 0"),
         (lambda: TreeNoise(rounds=8).worst_strength(3, 4), "do not fit into 8 rounds"),
         (lambda: correlated_noise({"kind": "forest"}), "a tree or banded, got 'forest'"),
     ],
 )
-def test_what_cannot_be_is_refused(make, words):
+def test_invalid_settings_are_rejected(make, words):
     with pytest.raises(ValueError, match=words):
         make()
 
 
-def test_noise_that_is_none_is_refused():
+def test_other_noise_objects_are_rejected():
     with pytest.raises(ValueError, match="noise must be a TreeNoise or a BandedNoise, got None"):
         correlated_epsilon(1.0, noise=None, delta=1e-5)

@@ -79,7 +79,7 @@ def test_equal_variances_recover_the_gaussian_mechanism(sigma, epsilon):
 
 
 @given(finite, finite, positive, positive, st.floats(5e-324, 1, exclude_max=True))
-def test_any_finite_input_has_an_answer(mean, other, std, other_std, delta):
+def test_epsilon_is_defined_for_any_finite_input(mean, other, std, other_std, delta):
     """Never an exception, a warning or a NaN."""
     epsilon = gaussian_epsilon(Gaussian(mean, std), Gaussian(other, other_std), delta=delta)
     assert epsilon >= 0
@@ -148,7 +148,7 @@ def test_delta_must_lie_between_0_and_1(delta):
         ([1, 2], [1, 2, 3], "shapes must broadcast"),
     ],
 )
-def test_bad_gaussians_are_refused(mean, std, message):
+def test_bad_gaussians_are_rejected(mean, std, message):
     with pytest.raises(ValueError, match=message):
         Gaussian(mean, std)
 

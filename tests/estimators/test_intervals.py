@@ -44,7 +44,7 @@ def lost_log_likelihood(mean, std, mu, sigma, sample):
 
 @pytest.mark.parametrize("sample", SAMPLES)
 @pytest.mark.parametrize(("mu", "sigma"), [(1.1, 1.05), (0.8, 0.93), (1.0, 1.2)])
-def test_deviance_is_the_log_likelihood_lost(sample, mu, sigma):
+def test_deviance_is_twice_the_drop_of_the_log_likelihood(sample, mu, sigma):
     ours = float(deviance(np.array(1.0), np.array(1.02), np.array(mu), np.array(sigma), sample))
     assert ours == pytest.approx(lost_log_likelihood(1.0, 1.02, mu, sigma, sample), rel=1e-5, abs=1e-6)
 
@@ -90,18 +90,18 @@ def test_epsilon_grows_with_the_distance_of_the_means():
     assert (np.diff(epsilons, axis=0) > -1e-9).all()
 
 
-def test_a_longer_search_finds_the_same_ends():
+def test_a_finer_search_finds_the_same_ends():
     rng = np.random.default_rng(1)
     means, stds = rng.uniform(0, 5, 50), rng.uniform(0.8, 1.25, 50)
     short, long = (
-        region_image(means, stds, sample=Sample(1000, null_dof=9000.0), delta=1e-6, threshold=5.99, looks=looks)
-        for looks in (3, 8)
+        region_image(means, stds, sample=Sample(1000, null_dof=9000.0), delta=1e-6, threshold=5.99, grids=grids)
+        for grids in (3, 8)
     )
     for a, b in zip(short, long, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
 
 
-def test_interval_holds_the_estimate_and_shrinks():
+def test_interval_contains_the_estimate_and_shrinks():
     intervals = [epsilon_interval(1.0, 1.0, sample=Sample(count), delta=1e-6) for count in (100, 1000, 10_000)]
     truth = gaussian_epsilon(Gaussian(0, 1), Gaussian(1, 1), delta=1e-6)
     widths = [high - low for low, high in intervals]
@@ -111,13 +111,13 @@ def test_interval_holds_the_estimate_and_shrinks():
     assert intervals[1].low < narrow.low < truth < narrow.high < intervals[1].high
 
 
-def test_interval_of_nothing_starts_at_0():
+def test_interval_starts_at_0_when_nothing_leaks():
     assert epsilon_interval(0.0, 1.0, sample=Sample(1000), delta=1e-6).low == 0
 
 
 @pytest.mark.parametrize("sample", SAMPLES)
 @pytest.mark.parametrize("variance", ["fitted", "null", "auto"])
-def test_floor_is_what_nothing_reads(sample, variance):
+def test_floor_has_the_quantiles_of_estimates_when_nothing_leaks(sample, variance):
     """Monte Carlo over scores drawn one by one; `auto` exceeds q95 in 5.1 % of the runs, as documented."""
     rng, runs = np.random.default_rng(7), 4_000
     scores = rng.standard_normal((runs, sample.count))

@@ -37,14 +37,14 @@ def test_two_order_statistics_have_a_closed_form():
     (10, 0.007943, 0.003734), (100, 0.002461, 0.001110), (300, 0.001688, 0.000754),
     (1_000, 0.001217, 0.000541), (5_000, 0.000864, 0.000383),
 ])  # fmt: skip
-def test_local_levels_found_by_others(count, at_5, at_2_5):
+def test_published_local_levels(count, at_5, at_2_5):
     """Values of an independent Poissonised recursion, for a total of 5 % and for each half of two samples at 5 %."""
     assert local_level(count, 0.05) == pytest.approx(at_5, abs=6e-7)
     assert local_level(count, 1 - 0.95**0.5) == pytest.approx(at_2_5, abs=6e-7)
 
 
 @pytest.mark.parametrize(("count", "total"), [(30, 0.05), (300, 0.2), (3_000, 0.05)])
-def test_the_band_fails_as_often_as_it_says(count, total):
+def test_the_band_fails_at_its_stated_rate(count, total):
     rng = np.random.default_rng(count)
     band, runs = order_statistic_band(count, local_level(count, total)), 4_000
     sums = np.cumsum(rng.standard_exponential((runs, count + 1)), axis=1)  # sorted uniforms without sorting
@@ -75,7 +75,7 @@ def test_more_order_statistics_need_a_smaller_level():
     assert (np.diff(levels) < 0).all()
 
 
-def test_past_the_table_the_level_is_on_the_safe_side():
+def test_beyond_the_table_the_level_is_conservative():
     assert local_level(10**5, 1e-12) == pytest.approx(1e-17)  # Bonferroni
     assert local_level(10**5, 0.9999999) == pytest.approx(0.5)
 
@@ -88,12 +88,12 @@ def test_any_level_at_10_000_is_quick():
 
 
 @pytest.mark.parametrize(("count", "total"), [(0, 0.05), (10.5, 0.05), (10, 0.0), (10, 1.0), (10, float("nan"))])
-def test_bad_input_is_refused(count, total):
+def test_bad_input_is_rejected(count, total):
     with pytest.raises(ValueError, match=r"count must|total must"):
         local_level(count, total)
 
 
 @pytest.mark.parametrize("count", [2_001, 3_777, 9_210, 10**7])
-def test_the_same_level_bit_for_bit_whenever_it_is_asked_for(count):
+def test_repeated_calls_give_the_same_level_bit_for_bit(count):
     """A result is verified by deriving it again, and resumed runs end the same: not a digit may be left to chance."""
     assert len({_interpolated_local_level(count, 0.0253) for _ in range(20)}) == 1

@@ -30,7 +30,7 @@ def test_p_values_are_uniform_under_normality(normal, n, slack):
         assert np.mean(np.array(p_values) < level) == pytest.approx(level, abs=error + slack * min(1, 4 * level))
 
 
-def test_critical_values_are_not_the_papers():
+def test_critical_values_differ_from_the_papers():
     """Appendix C's 0.574 (15 %) and 1.088 (1 %) are an older table's; 0.561 and 1.034 are right (Monte Carlo: 200,000)."""
     from coalmine.estimators.normality import _fitted_p_value
 
@@ -40,7 +40,7 @@ def test_critical_values_are_not_the_papers():
     assert _fitted_p_value(1.088) < 0.008
 
 
-def test_limiting_law_meets_published_points():
+def test_limiting_law_agrees_with_published_points():
     """Anderson and Darling (1954): 1.933, 2.492, 3.857 are the 10, 5 and 1 % points."""
     from coalmine.estimators.normality import _given_p_value
 
@@ -50,7 +50,7 @@ def test_limiting_law_meets_published_points():
     assert tail == sorted(tail, reverse=True)
 
 
-def test_it_sees_what_is_not_normal():
+def test_non_normal_samples_are_rejected():
     rng = np.random.default_rng(0)
     assert anderson_darling(rng.exponential(size=200)).p_value < 1e-4
     assert anderson_darling(rng.normal(0.5, 1, size=200), normal=Gaussian(0, 1)).p_value < 1e-4
@@ -64,6 +64,6 @@ def test_it_sees_what_is_not_normal():
         ([np.nan] * 9, "must be finite"),
     ],
 )
-def test_bad_values_are_refused(values, message):
+def test_bad_values_are_rejected(values, message):
     with pytest.raises(ValueError, match=message):
         anderson_darling(values)

@@ -59,7 +59,7 @@ def test_tails_agree_with_each_other():
     assert list(null.logsf([-2.0, -1.0, 1.0, 2.0])) == [0, 0, -np.inf, -np.inf]
 
 
-def test_the_paper_switches_to_a_normal_law_and_we_do_not():
+def test_no_normal_approximation_in_high_dimensions():
     """At d = 1000 and ten stds out the normal law's log-probability is off by more than 4 %."""
     null, t = CosineNull(1000), 10 / np.sqrt(1000)
     assert null.logsf(t) / stats.norm.logsf(t * np.sqrt(1000)) == pytest.approx(1.04, abs=0.02)
@@ -94,7 +94,7 @@ def test_conditional_null_is_the_law_given_the_others():
     assert stats.kstest(scores, "uniform").pvalue > 1e-4
 
 
-def test_bad_input_is_refused():
+def test_bad_input_is_rejected():
     for dim in (1, 0, -3, 2.5, "x", np.nan):
         with pytest.raises(ValueError, match="dim must be"):
             CosineNull(dim)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from coalmine.estimators.estimate import epsilon_estimate
+from coalmine.estimators.gaussian_fit import epsilon_estimate
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
 from coalmine.estimators.planning import canaries_for_power, canaries_to_detect, plan_audit, power_against_claim
@@ -17,7 +17,7 @@ from coalmine.estimators.variance import Sample, point_epsilon
     ("claim", "fewest", "most"), [(3.0, 49, 69), (1.0, 332, 466), (0.3, 3_000, 4_200), (0.1, 24_000, 33_000)]
 )
 @pytest.mark.parametrize("level", [0.002, 0.001])
-def test_canaries_that_catch_twice_the_claim(claim, fewest, most, level):
+def test_number_of_canaries_that_catch_twice_the_claim(claim, fewest, most, level):
     """For 90 % power with everybody else's updates known, at the levels of a verdict."""
     assert fewest <= canaries_for_power(claim, delta=1e-6, level=level) <= most
 
@@ -30,7 +30,7 @@ def test_the_fewest_canaries_have_the_closed_form(claim, level, power):
 
 
 @pytest.mark.parametrize(("null_dof", "dilution"), [(math.inf, 0.0), (300.0, 0.0), (math.inf, 0.5)])
-def test_power_is_how_often_the_test_rejects(null_dof, dilution):
+def test_power_is_the_rejection_rate_of_the_test(null_dof, dilution):
     """Monte Carlo of the z-test on scores whose null std was estimated."""
     rng, runs, count, claim = np.random.default_rng(0), 4_000, 60, 3.0
     claimed = 1 / mechanism_noise(claim, delta=1e-6)
@@ -42,7 +42,7 @@ def test_power_is_how_often_the_test_rejects(null_dof, dilution):
     assert np.mean(means > critical) == pytest.approx(power, abs=4 * 0.5 / math.sqrt(runs))
 
 
-def test_a_diluted_fault_may_be_beyond_any_number_of_canaries():
+def test_no_number_of_canaries_detects_a_strongly_diluted_fault():
     assert canaries_for_power(3.0, delta=1e-6, level=0.002, dilution=2.0) is None
     assert canaries_for_power(3.0, delta=1e-6, level=0.002, null_dof=10) is None
 
@@ -76,7 +76,7 @@ def test_canaries_to_detect_inverts_the_plan(epsilon):
     assert plan_audit(int(count * 0.95) - 1, dim=1_000_000, delta=1e-6).detectable > epsilon
 
 
-def test_more_canaries_tell_more():
+def test_more_canaries_detect_smaller_epsilons():
     plans = [plan_audit(count, dim=100_000, delta=1e-6) for count in (10, 100, 1_000, 10_000)]
     assert (np.diff([plan.detectable for plan in plans]) < 0).all()
     assert (np.diff([plan.ceiling for plan in plans]) > 0).all()
@@ -91,6 +91,6 @@ def test_more_canaries_tell_more():
     (lambda: canaries_for_power(1.0, delta=1e-6, level=0.01, factor=1.0), "factor must be above 1"),
     (lambda: power_against_claim(100, 1.0, delta=1e-6, level=0.0), "level must lie in"),
 ])  # fmt: skip
-def test_bad_input_is_refused(call, message):
+def test_bad_input_is_rejected(call, message):
     with pytest.raises(ValueError, match=message):
         call()

@@ -20,7 +20,7 @@ def test_formula_as_printed():
     assert epsilon_from_rates(math.log(fpr), math.log(fnr), delta=delta) == pytest.approx(expected)
 
 
-def test_edges():
+def test_edge_cases():
     assert epsilon_from_rates(0.0, 0.0, delta=0.1) == 0  # always wrong: nothing learnt
     assert epsilon_from_rates(math.log(0.5), math.log(0.5), delta=0.1) == 0
     assert epsilon_from_rates(-math.inf, math.log(0.5), delta=0.1) == math.inf
@@ -29,6 +29,6 @@ def test_edges():
 
 
 @pytest.mark.parametrize("bad", [0.1, math.nan, "x"])
-def test_bad_rates_are_refused(bad):
+def test_bad_rates_are_rejected(bad):
     with pytest.raises(ValueError, match="log_fpr must be"):
         epsilon_from_rates(bad, -1.0, delta=0.1)

@@ -46,17 +46,16 @@ def dimension(optimizer):
     return sum(p.numel() for p in optimizer.params)
 
 
-def train(*, steps=5, canaries=400, sample_rate=1.0, physical=None, fault=None, through_clip=False, seed=0, **settings):
-    """A trained and finished audit, its attachment and the engine. `fault` changes the optimizer before the audit does."""
-    attached, engine = start(steps, canaries, sample_rate, physical, fault, through_clip, seed, **settings)
-    attached.finish()
-    return attached.audit, attached, engine
+def train(*, through_clip=False, **settings):
+    """A finished audit, its result and the engine; the settings are those of `start`."""
+    optimizer, engine = start(through_clip=through_clip, **settings)
+    return optimizer.audit, optimizer.audit.finish(), engine
 
 
 def start(
     steps=5,
     canaries=400,
-    sample_rate=1.0,
+    sampling_probability=1.0,
     physical=None,
     fault=None,
     through_clip=None,
@@ -64,22 +63,22 @@ def start(
     directory=None,
     **settings,
 ):
-    """The same before `finish`, and with the default of `through_clip`."""
+    """A trained optimizer, its audit not finished, and the engine. `fault` changes the optimizer before the audit does."""
     model, optimizer, loss, loader, engine = make(seed=seed, **settings)
     if fault:
         fault(optimizer)
-    attached = audited(
+    optimizer = audited(
         optimizer,
         model,
         canaries=canaries,
         seed=bytes([seed]) + b"tests only",
         delta=1e-5,
-        sample_rate=sample_rate,
+        sampling_probability=sampling_probability,
         through_clip=through_clip,
         directory=directory,
         rng=np.random.default_rng(seed),
     )
-    audit = attached.audit
+    audit = optimizer.audit
     while audit.last_round < steps:
         if physical:
             with BatchMemoryManager(
@@ -88,7 +87,7 @@ def start(
                 run_epoch(model, optimizer, loss, smaller, audit, steps)
         else:
             run_epoch(model, optimizer, loss, loader, audit, steps)
-    return attached, engine
+    return optimizer, engine
 
 
 def run_epoch(model, optimizer, loss, loader, audit, steps):

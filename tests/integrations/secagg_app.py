@@ -1,6 +1,6 @@
 """SecAgg+ with canaries: the legacy API's workflow in a Ray simulation; prints every round's cosines as JSON.
 
-The server sees masked updates only, so canaries are on clients (`canary_mod`) and the audit sees models (`observer`).
+The server sees masked updates only, so canaries are on clients (`canary_mod`) and the audit sees models (`Observer`).
 """
 
 import json
@@ -16,7 +16,8 @@ from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp import ServerApp
 from flwr.simulation import run_simulation
 
-from coalmine.integrations.flower import Audit, canary_mod, observer
+from coalmine import Audit
+from coalmine.integrations.flower import Observer, canary_mod
 
 DIM, CANARIES, REAL = 2_000, 12, 4
 NODES = REAL + CANARIES
@@ -35,7 +36,7 @@ server = ServerApp()
 @server.main()
 def main(grid, context):
     audit = Audit(DIM, canaries=CANARIES, seed=5, delta=1e-5)
-    watch = observer(audit, lambda number, arrays, config: (0.0, {}), clip_norm=1.0, participants=NODES)
+    watch = Observer(audit, lambda number, arrays, config: (0.0, {}), clip_norm=1.0, participants=NODES)
     told = watch.announce(INITIAL, seed=5, canary_partitions=range(REAL, NODES))
     strategy = FedAvg(
         fraction_evaluate=0.0,

@@ -51,8 +51,8 @@ from coalmine.audit.verification import verify_run  # noqa: E402
 from coalmine.canaries import rotation_numpy  # noqa: E402
 from coalmine.cli.compare import compare  # noqa: E402
 from coalmine.estimators.correlated import BandedNoise  # noqa: E402
-from coalmine.integrations.flower import Announcement, AuditedStrategy, audited, canary_mod, observer  # noqa: E402
-from coalmine.integrations.flower.layout import Layout  # noqa: E402
+from coalmine.integrations.flower import Announcement, Observer, audited, canary_mod  # noqa: E402
+from coalmine.integrations.flower.arrays import Layout  # noqa: E402
 from coalmine.integrations.flower.strategy import NO_CANARY  # noqa: E402
 
 
@@ -65,28 +65,28 @@ def _quiet(caplog):
 def by_replacing(wrapper=server_side):
     audit = small_audit()
     named = {REAL + 1 + i: i for i in range(CANARIES)}
-    strategy = AuditedStrategy(wrapper(REAL + CANARIES, noise=0.0), audit, "replace", canary_nodes=named)
+    strategy = audited(wrapper(REAL + CANARIES, noise=0.0), audit=audit, mode="replace", canary_nodes=named)
     small_run(strategy, LoopGrid(client_app(), nodes()))
     return audit
 
 
 def by_extra():
     audit = small_audit()
-    strategy = AuditedStrategy(server_side(REAL, noise=0.0), audit, "extra")
+    strategy = audited(server_side(REAL, noise=0.0), audit=audit, mode="extra")
     small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)))
     return audit
 
 
 def by_clients(wrapper=server_side, mods=(canary_mod,), configs=None, **settings):
     audit = small_audit()
-    strategy = AuditedStrategy(wrapper(REAL + CANARIES, noise=0.0), audit, "client", seed=SEED, **settings)
+    strategy = audited(wrapper(REAL + CANARIES, noise=0.0), audit=audit, mode="client", seed=SEED, **settings)
     small_run(strategy, LoopGrid(client_app(mods), configs or nodes()))
     return audit
 
 
 def by_observer():
     audit = small_audit()
-    watch = observer(audit, clip_norm=1.0, participants=REAL + CANARIES)
+    watch = Observer(audit, clip_norm=1.0, participants=REAL + CANARIES)
     announced = config(**watch.announce(initial_arrays(SMALL), seed=SEED))
     grid = LoopGrid(client_app([canary_mod]), nodes())
     small_run(server_side(REAL + CANARIES, noise=0.0), grid, train_config=announced, evaluate_fn=watch)
@@ -121,12 +121,12 @@ def test_canaries_ten_times_too_long_make_no_difference_to_a_clip_that_works():
     assert cosines(by_clients(client_side, [fixedclipping_mod, canary_mod])) == pytest.approx(cosines(plain), abs=1e-5)
 
 
-def test_clients_that_forget_their_clip_are_caught():
+def test_clients_without_a_clip_are_a_violation():
     """The strategy says that clients clip; they do not, and canaries ten times too long show it."""
     audit = small_audit()
-    strategy = AuditedStrategy(client_side(REAL + CANARIES), audit, "client", seed=SEED)
+    strategy = audited(client_side(REAL + CANARIES), audit=audit, mode="client", seed=SEED)
     small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()))
-    assert strategy.finish().verdict.outcome == "VIOLATION"
+    assert strategy.audit.finish().verdict.outcome == "VIOLATION"
 
 
 @pytest.mark.parametrize("side", ["server", "client"])
@@ -137,7 +137,7 @@ def test_known_round_covers_the_truth(side, seed):
     A seed draws the same canaries and noise on both sides: three runs, of which one in seven would miss by chance.
     """
     audit, strategy = covered(side, seed)
-    result = strategy.finish()
+    result = strategy.audit.finish()
     truth = mechanism_epsilon(1.0, delta=1e-5, participations=5)
     assert truth == pytest.approx(11.48, abs=0.01)
     assert gauge(result, "dilution").largest < 1.1
@@ -152,11 +152,11 @@ def covered(side, seed):
     """FedAvg with fixed clipping on one side; canaries beside the clients, or as clients that clip themselves."""
     audit = new_audit(seed=SEED + bytes([seed]))
     if side == "server":
-        strategy = AuditedStrategy(server_side(20), audit, "extra")
+        strategy = audited(server_side(20), audit=audit, mode="extra")
         run(strategy, LoopGrid(client_app(), nodes(20, 0)), seed=seed)
     else:
         app = client_app([fixedclipping_mod, canary_mod])
-        strategy = AuditedStrategy(client_side(410), audit, "client", seed=SEED + bytes([seed]))
+        strategy = audited(client_side(410), audit=audit, mode="client", seed=SEED + bytes([seed]))
         run(strategy, LoopGrid(app, nodes(10, 400)), seed=seed)
     return audit, strategy
 
@@ -165,9 +165,9 @@ def covered(side, seed):
 def test_noise_after_an_adaptive_optimiser_is_a_violation(adaptive):
     """The wrapper adds its noise to the model that FedAdam or FedYogi made, whose steps are longer than the updates."""
     audit = new_audit()
-    strategy = AuditedStrategy(server_side(20, inner=adaptive(fraction_evaluate=0.0)), audit, "extra")
+    strategy = audited(server_side(20, inner=adaptive(fraction_evaluate=0.0)), audit=audit, mode="extra")
     run(strategy, LoopGrid(client_app(), nodes(20, 0)))
-    result = strategy.finish()
+    result = strategy.audit.finish()
     assert result.verdict.outcome == "VIOLATION"
     assert result.adversaries["known-round"].headline.estimate.epsilon > 2 * 11.48
     assert "known-others" not in result.adversaries  # Adam is not linear: nobody's part can be taken out
@@ -180,10 +180,10 @@ def adaptive(side, dim, **settings):
     if side == "server":
         wrapper = DifferentialPrivacyServerSideAdaptiveClipping(fedavg(), 1.0, REAL + CANARIES, **settings)
         named = {REAL + 1 + i: i for i in range(CANARIES)}
-        strategy, mods = AuditedStrategy(wrapper, audit, "replace", canary_nodes=named), []
+        strategy, mods = audited(wrapper, audit=audit, mode="replace", canary_nodes=named), []
     else:
         wrapper = DifferentialPrivacyClientSideAdaptiveClipping(fedavg(), 1.0, REAL + CANARIES, **settings)
-        strategy, mods = AuditedStrategy(wrapper, audit, "client", seed=SEED), [adaptiveclipping_mod, canary_mod]
+        strategy, mods = audited(wrapper, audit=audit, mode="client", seed=SEED), [adaptiveclipping_mod, canary_mod]
     run(strategy, LoopGrid(client_app(mods), nodes()), rounds=3, arrays=initial_arrays(dim))
     return audit, strategy, wrapper
 
@@ -205,7 +205,7 @@ def test_adaptive_clipping_is_noised_by_the_wrong_norm(side, dim, settings, most
     changes = norms[1:] / norms[:-1]
     assert np.abs(changes - 1).max() > most
     assert changes[0] < 1
-    result = strategy.finish()
+    result = strategy.audit.finish()
     for name in ("residual", "noise"):
         assert gauge(result, name).values == pytest.approx(changes, rel=4 / np.sqrt(2 * dim))
         assert gauge(result, name).status == "low"
@@ -215,10 +215,10 @@ def test_adaptive_clipping_is_noised_by_the_wrong_norm(side, dim, settings, most
     assert {found.verdict.outcome for found in result.adversaries.values()} == {"PASS", "UNDERPOWERED"}
 
 
-def test_adaptive_clipping_on_clients():
+def test_canaries_follow_an_adaptive_clip_on_clients():
     audit = small_audit()
     wrapper = DifferentialPrivacyClientSideAdaptiveClipping(fedavg(), 0.0, REAL + CANARIES)
-    strategy = AuditedStrategy(wrapper, audit, "client", seed=SEED)
+    strategy = audited(wrapper, audit=audit, mode="client", seed=SEED)
     small_run(strategy, LoopGrid(client_app([adaptiveclipping_mod, canary_mod]), nodes()))
     found = cosines(audit)[:, :CANARIES]
     assert found == pytest.approx(1 / np.sqrt(CANARIES), abs=0.03)
@@ -229,9 +229,9 @@ def test_local_noise_is_audited_on_clients():
     """LocalDpMod's noise of std 0.5 on each of 25 clients is a noise multiplier of 2.5 of their sum."""
     audit = new_audit(canaries=20)
     local = LocalDpMod(1.0, 1.0, np.sqrt(2 * np.log(1.25 / 1e-5)) / 0.5, 1e-5)
-    strategy = AuditedStrategy(fedavg(), audit, "client", seed=SEED, clip_norm=1.0, noise_multiplier=2.5, scale=10.0)
+    strategy = audited(fedavg(), audit=audit, mode="client", seed=SEED, clip_norm=1.0, noise_multiplier=2.5, scale=10.0)
     run(strategy, LoopGrid(client_app([local, canary_mod]), nodes(5, 20)))
-    result = strategy.finish()
+    result = strategy.audit.finish()
     assert gauge(result, "noise").smallest == pytest.approx(1.0, abs=0.05)
     assert gauge(result, "noise").status == "ok"
     scores = result.adversaries["known-round"].headline.estimate
@@ -241,18 +241,18 @@ def test_local_noise_is_audited_on_clients():
 def test_an_error_reply_skips_the_private_round_and_is_counted(caplog):
     """Flower's wrapper gives the whole round up; the audit says what it missed and goes on."""
     audit = small_audit()
-    strategy = AuditedStrategy(server_side(REAL + CANARIES), audit, "client", seed=SEED)
+    strategy = audited(server_side(REAL + CANARIES), audit=audit, mode="client", seed=SEED)
     small_run(strategy, LoopGrid(client_app([canary_mod]), nodes(), failing=[(2, 1)]))
-    result = strategy.finish()
+    result = strategy.audit.finish()
     assert (result.rounds, result.skipped) == (2, 1)
     assert audit.last_round == 3
     assert f"skipped 1, failed 1, missing 0, lost canaries {CANARIES}" in caplog.text
 
 
-def test_a_failed_canary_was_not_there():
+def test_a_failed_canary_is_not_counted_as_present():
     """Without a wrapper FedAvg averages who is left: the canary that failed is not among the present ones."""
     audit = small_audit()
-    strategy = AuditedStrategy(fedavg(), audit, "client", seed=SEED, clip_norm=1.0)
+    strategy = audited(fedavg(), audit=audit, mode="client", seed=SEED, clip_norm=1.0)
     failed = REAL + 1 + 5
     small_run(strategy, LoopGrid(client_app([canary_mod]), nodes(), failing=[(2, failed)], silent=[(3, failed)]))
     present = [item.present.tolist() for item in audit.log.rounds()]
@@ -265,21 +265,21 @@ def test_a_failed_canary_was_not_there():
 def test_missing_replies_leave_too_little_noise():
     """The wrapper sizes its noise for the clients it asked; a third of them silent, each of the rest counts for more."""
     audit = small_audit()
-    strategy = AuditedStrategy(server_side(REAL + CANARIES), audit, "client", seed=SEED)
+    strategy = audited(server_side(REAL + CANARIES), audit=audit, mode="client", seed=SEED)
     silent = [(t, node) for t in (1, 2, 3) for node in range(1, 7)]
     small_run(strategy, LoopGrid(client_app([canary_mod]), nodes(), silent=silent))
-    result = strategy.finish()
+    result = strategy.audit.finish()
     assert gauge(result, "residual").largest == pytest.approx(14 / 20, abs=0.04)
     assert result.verdict.outcome == "VIOLATION"
 
 
-def test_heavier_clients_are_given_away(caplog):
+def test_noise_sized_for_equal_weights_is_a_violation_where_weights_differ(caplog):
     """One client in ten counts twenty times, the noise is sized for equal ones: canaries take the largest weight."""
     audit = new_audit(canaries=50)
-    strategy = AuditedStrategy(server_side(20), audit, "extra")
+    strategy = audited(server_side(20), audit=audit, mode="extra")
     app = client_app(examples=lambda node: 200 if node <= 2 else 10)
     run(strategy, LoopGrid(app, nodes(20, 0)), rounds=2)
-    assert strategy.finish().verdict.outcome == "VIOLATION"
+    assert strategy.audit.finish().verdict.outcome == "VIOLATION"
     assert "clients weigh differently" in caplog.text
     assert "heaviest canary" not in caplog.text
 
@@ -297,22 +297,22 @@ def test_canary_clients_keep_their_own_weight(canaries, outcome, caplog):
     assert strategy.mode == "client"
     configs = [{"partition-id": i} for i in range(count)]
     run(strategy, LoopGrid(client_app([canary_mod], examples=heavy), configs), rounds=2, arrays=arrays)
-    result = strategy.finish()
+    result = strategy.audit.finish()
     assert result.verdict.outcome == outcome
     assert result.claim.sensitivity == pytest.approx(20 * math.sqrt(2))
-    assert strategy.finish(claim=1000.0).verdict.outcome != "VIOLATION"
+    assert strategy.audit.finish(claim=1000.0).verdict.outcome != "VIOLATION"
     mean = (2 * 200 + (count - 2) * 10) / count
     assert f"clients weigh differently (by 'num-examples'), up to {200 / mean:.3g} times the mean" in caplog.text
     assert "the heaviest canary weighs 0.05 of the heaviest client" in caplog.text
 
 
 @pytest.mark.parametrize("mode", ["client", "extra"])
-def test_weights_are_warned_of_without_a_wrapper_too(mode, caplog):
+def test_unequal_weights_are_warned_of_once_without_a_wrapper_too(mode, caplog):
     """Once, though the largest weight is another in each round: LocalDpMod's noise knows as little of it."""
     weights = iter(range(11, 1_000))
     local = LocalDpMod(1.0, 1.0, 10.0, 1e-5)
     seed = {"seed": SEED} if mode == "client" else {}
-    strategy = AuditedStrategy(fedavg(), small_audit(), mode, clip_norm=1.0, noise_multiplier=1.0, **seed)
+    strategy = audited(fedavg(), audit=small_audit(), mode=mode, clip_norm=1.0, noise_multiplier=1.0, **seed)
     mods = [local, canary_mod] if mode == "client" else [local]
     app = client_app(mods, examples=lambda node: next(weights) if node == 1 else 10)
     small_run(strategy, LoopGrid(app, nodes(canaries=CANARIES if mode == "client" else 0)))
@@ -323,25 +323,25 @@ def test_weights_are_warned_of_without_a_wrapper_too(mode, caplog):
 
 
 @pytest.mark.parametrize("wrapper", [server_side, lambda count: fedavg()])
-def test_equal_weights_are_nothing_to_warn_of(wrapper):
-    strategy = AuditedStrategy(wrapper(REAL + CANARIES), small_audit(), "client", seed=SEED, clip_norm=1.0)
+def test_equal_weights_raise_no_warning(wrapper):
+    strategy = audited(wrapper(REAL + CANARIES), audit=small_audit(), mode="client", seed=SEED, clip_norm=1.0)
     small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()), rounds=1)
     assert strategy._warned == []
 
 
-def test_two_nodes_with_one_canary_are_no_round_of_the_audit(caplog):
+def test_a_round_with_one_canary_on_two_nodes_is_skipped(caplog):
     audit = small_audit()
     doubled = [*nodes(), {"canary-id": 3}]
-    strategy = AuditedStrategy(server_side(len(doubled)), audit, "client", seed=SEED)
+    strategy = audited(server_side(len(doubled)), audit=audit, mode="client", seed=SEED)
     small_run(strategy, LoopGrid(client_app([canary_mod]), doubled))
-    assert strategy.finish().skipped == 3
+    assert strategy.audit.finish().skipped == 3
     assert "canary 3 came from two nodes" in caplog.text
 
 
-def test_a_fraction_of_the_nodes():
+def test_a_fraction_of_the_nodes_become_canaries():
     """By a hash of their ids: about as many as asked for, the same in every round, each its own canary."""
     audit = new_audit(canaries=40, dim=SMALL)
-    strategy = AuditedStrategy(server_side(100), audit, "replace", canary_nodes=0.2)
+    strategy = audited(server_side(100), audit=audit, mode="replace", canary_nodes=0.2)
     small_run(strategy, LoopGrid(client_app(), nodes(100, 0)))
     present = [sorted(item.present.tolist()) for item in audit.log.rounds()]
     assert present[0] == present[1] == present[2] == list(range(len(present[0])))
@@ -350,7 +350,7 @@ def test_a_fraction_of_the_nodes():
 
 def test_sampled_clients_make_canaries_of_different_presentations():
     audit = new_audit(canaries=20, dim=SMALL)
-    strategy = AuditedStrategy(server_side(10, inner=fedavg(fraction_train=0.5)), audit, "client", seed=SEED)
+    strategy = audited(server_side(10, inner=fedavg(fraction_train=0.5)), audit=audit, mode="client", seed=SEED)
     small_run(strategy, LoopGrid(client_app([canary_mod]), nodes(0, 20)), rounds=4)
     sizes = [item.present.size for item in audit.log.rounds()]
     assert sizes == [10, 10, 10, 10]
@@ -359,21 +359,21 @@ def test_sampled_clients_make_canaries_of_different_presentations():
     counts = np.bincount(times)
     usual = max(range(1, counts.size), key=lambda often: (counts[often], often))
     assert usual < times.max()
-    result = strategy.finish()
+    result = strategy.audit.finish()
     assert result.claim.participations == times.max()
     assert result.analytical_epsilon == mechanism_epsilon(1.0, delta=1e-5, participations=usual)
 
 
 def test_extra_canaries_follow_the_schedule_of_the_audit():
     audit = small_audit(rounds=3, presentations=1)
-    strategy = AuditedStrategy(server_side(REAL), audit, "extra")
+    strategy = audited(server_side(REAL), audit=audit, mode="extra")
     small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)))
     for number, item in enumerate(audit.log.rounds(), start=1):
         assert sorted(item.present) == sorted(audit.canaries_in_round(number))
     assert strategy._private.num_sampled_clients == REAL  # as it was
 
 
-def test_with_flowers_accountant():
+def test_the_claim_is_the_same_beside_flowers_accountant():
     accounting = require("flwr.serverapp")
     settings = accounting.PrivacyConfig(
         target_delta=1e-5,
@@ -384,16 +384,16 @@ def test_with_flowers_accountant():
     accountant = accounting.RdpAccountant(settings)
     wrapper = DifferentialPrivacyServerSideFixedClipping(fedavg(), 1.0, 1.0, REAL, accountant=accountant)
     audit = small_audit()
-    strategy = AuditedStrategy(wrapper, audit, "extra")
+    strategy = audited(wrapper, audit=audit, mode="extra")
     small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)), rounds=5)
     assert wrapper.privacy_spent().epsilon == pytest.approx(12.30, abs=0.02)
-    assert strategy.finish().claim.epsilon == pytest.approx(11.48, abs=0.01)
+    assert strategy.audit.finish().claim.epsilon == pytest.approx(11.48, abs=0.01)
 
 
-def test_a_restarted_server_goes_on(tmp_path):
+def test_a_restarted_server_resumes_after_its_last_round(tmp_path):
     def start(rounds, failing=()):
         audit = small_audit(directory=tmp_path)
-        strategy = AuditedStrategy(server_side(50), audit, "replace", canary_nodes=0.5)
+        strategy = audited(server_side(50), audit=audit, mode="replace", canary_nodes=0.5)
         small_run(strategy, LoopGrid(client_app(), nodes(50, 0), failing=failing), rounds=rounds)
         return audit, strategy
 
@@ -404,12 +404,12 @@ def test_a_restarted_server_goes_on(tmp_path):
     assert audit.last_round == 4
     assert [item.number for item in audit.log.rounds()] == [2, 3, 4]
     assert [sorted(item.present.tolist()) for item in audit.log.rounds()] == [sorted(first[0])] * 3
-    result = strategy.finish()
+    result = strategy.audit.finish()
     final = next(result.adversaries[name] for name in ["final-update"])
     assert final.headline.estimate.mean > 1  # √3 with the first model still known, about 0 without
     stored = json.loads((tmp_path / "result.json").read_text())
     assert stored["missed"] == {"skipped": 1, "failed": 1, "missing": 0, "lost_canaries": len(first[0])}
-    assert strategy.finish().to_dict() == result.to_dict()  # and again, in the same process
+    assert strategy.audit.finish().to_dict() == result.to_dict()  # and again, in the same process
 
 
 class Sent(LoopGrid):
@@ -454,7 +454,7 @@ def test_others_are_the_clipped_average_of_the_real_clients(laid, wrapper, monke
     monkeypatch.setattr(
         audit, "observe_round", lambda *a, **options: (seen.append(options["others"]), observe(*a, **options))
     )
-    strategy = AuditedStrategy(wrapper(6), audit, "replace", canary_nodes={6: 0})
+    strategy = audited(wrapper(6), audit=audit, mode="replace", canary_nodes={6: 0})
     small_run(strategy, Sent(updates, laid), rounds=1)
     weights = np.arange(1, 7) / 21  # node 6 is a canary
     norms = np.linalg.norm(updates, axis=1)
@@ -475,7 +475,7 @@ def test_a_reply_of_another_size_is_refused():
 
 
 @pytest.mark.parametrize("known_others", [True, False])
-def test_transforms(known_others, monkeypatch):
+def test_number_of_transforms_on_clients_and_server(known_others, monkeypatch):
     """A canary client takes one; the server one a round, and two more to know the others: their residual and its noise."""
     counts = {"combine": 0, "products": 0}
 
@@ -491,7 +491,7 @@ def test_transforms(known_others, monkeypatch):
     for name in counts:
         monkeypatch.setattr(rotation_numpy, name, counted(name))
     audit = small_audit()
-    strategy = AuditedStrategy(server_side(REAL + CANARIES), audit, "client", seed=SEED, known_others=known_others)
+    strategy = audited(server_side(REAL + CANARIES), audit=audit, mode="client", seed=SEED, known_others=known_others)
     each, app = [], client_app([canary_mod])
 
     def client(message, context):
@@ -513,29 +513,29 @@ def test_audited_in_one_line(mode, canaries, tmp_path):
     arrays = initial_arrays(SMALL)
     count = REAL if mode == "extra" else REAL + CANARIES
     strategy = audited(
-        server_side(count, noise=0.0), arrays, mode, canaries=canaries, seed=SEED, delta=1e-5, directory=tmp_path
+        server_side(count, noise=0.0), arrays, mode=mode, canaries=canaries, seed=SEED, delta=1e-5, directory=tmp_path
     )
     grid = LoopGrid(client_app([canary_mod]), PARTITIONS[:count])
     small_run(strategy, grid, arrays=arrays)
     assert cosines(strategy.audit) == pytest.approx(cosines(by_extra()), abs=1e-5)
-    strategy.finish(task="a task")
+    strategy.audit.finish(task="a task")
     shown = CliRunner().invoke(compare, ["--json", str(tmp_path)])
     assert json.loads(shown.stdout)[0]["task"] == "a task"
-    strategy.finish()
+    strategy.audit.finish()
     stored = json.loads((tmp_path / "result.json").read_text())
     assert (stored["trainer"], stored["task"]) == ("flower", "flower")
 
 
-def test_the_directory_is_that_of_any_run(tmp_path):
+def test_the_run_directory_is_valid_and_verifies(tmp_path):
     schema = json.loads((Path(__file__).parents[2] / "docs" / "result.schema.json").read_text())
     audit = small_audit(directory=tmp_path)
-    strategy = AuditedStrategy(server_side(REAL), audit, "extra")
+    strategy = audited(server_side(REAL), audit=audit, mode="extra")
 
     def evaluate(server_round, arrays):
         return MetricRecord({"accuracy": 0.25 * server_round})
 
     small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)), evaluate_fn=evaluate)
-    strategy.finish()
+    strategy.audit.finish()
     stored = json.loads((tmp_path / "result.json").read_text())
     require("jsonschema").validate(stored, schema)
     assert stored["accuracy"] == 0.75
@@ -547,42 +547,42 @@ def test_the_directory_is_that_of_any_run(tmp_path):
     assert [check.held for check in checks] == [True, True, True]
 
 
-def test_a_seed_in_a_file_of_the_canary_node_never_travels(tmp_path):
+def test_a_seed_in_a_node_file_is_never_sent(tmp_path):
     secret = tmp_path / "seed"
     secret.write_bytes(SEED)
     configs = [{**node, "coalmine-seed-file": str(secret)} if "canary-id" in node else node for node in nodes()]
     audit = small_audit()
-    strategy = AuditedStrategy(server_side(REAL + CANARIES, noise=0.0), audit, "client")
+    strategy = audited(server_side(REAL + CANARIES, noise=0.0), audit=audit, mode="client")
     announced = config()
     small_run(strategy, LoopGrid(client_app([canary_mod]), configs), train_config=announced)
     assert cosines(audit) == pytest.approx(cosines(by_clients()), abs=1e-5)
     assert "coalmine-seed" not in announced
 
 
-def test_a_canary_without_a_seed_says_so():
+def test_a_canary_without_a_seed_is_an_error():
     audit = small_audit()
-    strategy = AuditedStrategy(server_side(REAL + CANARIES), audit, "client")
+    strategy = audited(server_side(REAL + CANARIES), audit=audit, mode="client")
     with pytest.raises(ValueError, match="a canary needs the seed"):
         small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()))
 
 
-def test_a_seed_that_is_not_the_audits_is_refused(tmp_path):
+def test_another_seed_than_the_audits_is_rejected(tmp_path):
     """Clients would send canaries that the audit does not look for, and it would find nothing: PASS."""
     audit = small_audit()
     with pytest.raises(ValueError, match="seed must be the one that the audit was made with"):
-        AuditedStrategy(server_side(5), audit, "client", seed=b"another")
+        audited(server_side(5), audit=audit, mode="client", seed=b"another")
     with pytest.raises(ValueError, match="seed must be the one that the audit was made with"):
-        observer(audit, clip_norm=1.0).announce(initial_arrays(SMALL), seed=b"another")
+        Observer(audit, clip_norm=1.0).announce(initial_arrays(SMALL), seed=b"another")
     secret = tmp_path / "seed"
     secret.write_bytes(b"another")
     configs = [{**node, "coalmine-seed-file": str(secret)} if "canary-id" in node else node for node in nodes()]
-    strategy = AuditedStrategy(server_side(REAL + CANARIES), audit, "client")
+    strategy = audited(server_side(REAL + CANARIES), audit=audit, mode="client")
     with pytest.raises(ValueError, match=r"seed must hold the seed of the server's audit, got another"):
         small_run(strategy, LoopGrid(client_app([canary_mod]), configs))
 
 
 @pytest.mark.parametrize("noise", [None, BandedNoise(coefficients=(1.0, 0.5), rounds=3)])
-def test_an_announcement_comes_back_from_its_config(noise):
+def test_announcement_round_trips_through_its_config(noise):
     """With all that the commitment is to: a node that reads other settings would refuse the right seed."""
     audit = new_audit(canaries=CANARIES, dim=SMALL, unobserved=200, noise=noise, layers=[("a", 500), ("b", 1_500)])
     sent = Announcement.of(
@@ -603,31 +603,31 @@ def test_an_announcement_comes_back_from_its_config(noise):
     ids=["canary-id", "partition id", "named by the server"],
 )
 @pytest.mark.parametrize("fraction", [1.0, 0.6])
-def test_clients_that_forget_the_mod_are_warned_of_once(way, fraction, caplog):
+def test_clients_without_canary_mod_are_warned_of_once(way, fraction, caplog):
     """In the first round where canaries must be among the replies, or else at the end."""
     inner = fedavg(fraction_train=fraction)
     count = int(fraction * (REAL + CANARIES))
-    strategy = AuditedStrategy(server_side(count, inner=inner), small_audit(), "client", seed=SEED, **way)
+    strategy = audited(server_side(count, inner=inner), audit=small_audit(), mode="client", seed=SEED, **way)
     small_run(strategy, LoopGrid(client_app(), PARTITIONS))
     at_once = fraction == 1 or "canary_nodes" in way
     assert caplog.text.count("clients need canary_mod") == int(at_once)
-    strategy.finish()
+    strategy.audit.finish()
     assert caplog.text.count("clients need canary_mod") == 1
     assert strategy._warned == [NO_CANARY]
 
 
-def test_a_round_without_canaries_is_nothing_to_warn_of():
+def test_a_round_without_canaries_raises_no_warning():
     """Where canaries sent no reply, or none was sampled and one was in another round."""
     named = {REAL + 1 + i: i for i in range(CANARIES)}
-    strategy = AuditedStrategy(server_side(REAL + CANARIES), small_audit(), "client", seed=SEED, canary_nodes=named)
+    strategy = audited(server_side(REAL + CANARIES), audit=small_audit(), mode="client", seed=SEED, canary_nodes=named)
     silent = [(1, node) for node in named]
     small_run(strategy, LoopGrid(client_app([canary_mod]), PARTITIONS, silent=silent), rounds=2)
-    strategy.finish()
+    strategy.audit.finish()
     assert strategy._warned == []
 
 
 @pytest.mark.parametrize("way", ["strategy", "observer"])
-def test_buffers_are_told_apart(way, caplog, tmp_path):
+def test_buffers_are_named_and_integer_buffers_left_out(way, caplog, tmp_path):
     """As batch normalisation has them, and both are named.
 
     One of whole numbers is no part of the audit, in no round, though Flower makes fractions of it; one of fractions is.
@@ -643,63 +643,69 @@ def test_buffers_are_told_apart(way, caplog, tmp_path):
     }
     if way == "observer":
         said.add("known-others was left out: the observer sees models only, not the clients' updates")
-        watch = observer(audit, clip_norm=1.0, participants=REAL + CANARIES)
+        watch = Observer(audit, clip_norm=1.0, participants=REAL + CANARIES)
         announced = config(**watch.announce(arrays, seed=SEED))
         small_run(server_side(REAL + CANARIES), grid, arrays=arrays, train_config=announced, evaluate_fn=watch)
-        watch.finish()
+        watch.audit.finish()
     else:
-        strategy = AuditedStrategy(server_side(REAL + CANARIES), audit, "client", seed=SEED)
+        strategy = audited(server_side(REAL + CANARIES), audit=audit, mode="client", seed=SEED)
         small_run(strategy, grid, arrays=arrays)
-        strategy.finish()
+        strategy.audit.finish()
     assert {record.message for record in caplog.records if record.levelno == logging.WARNING} == said
     assert set(json.loads((tmp_path / "result.json").read_text())["warnings"]) == said
     assert audit.last_round == 3
 
 
 def test_strategies_that_drop_outliers_are_named(caplog):
-    AuditedStrategy(server_side(REAL, inner=Krum()), small_audit(), "extra")
+    audited(server_side(REAL, inner=Krum()), audit=small_audit(), mode="extra")
     assert "Krum may drop" in caplog.text
 
 
-def test_what_cannot_be_is_refused():
+def test_invalid_settings_are_rejected():
     audit = small_audit()
+    with pytest.raises(TypeError, match=r"strategy must be a strategy of flwr\.serverapp, got 3"):
+        audited(3, audit=audit)
+    with pytest.raises(TypeError, match="needs the model that is trained"):
+        audited(server_side(5), canaries=12, seed=SEED, delta=1e-5)
+    with pytest.raises(ValueError, match="so omit canaries, delta"):
+        audited(server_side(5), audit=audit, canaries=12, delta=1e-5)
     with pytest.raises(ValueError, match="mode must be"):
-        AuditedStrategy(server_side(5), audit, "ghost")
+        audited(server_side(5), audit=audit, mode="ghost")
     with pytest.raises(ValueError, match="mode 'replace' needs canary_nodes"):
-        AuditedStrategy(server_side(5), audit, "replace")
+        audited(server_side(5), audit=audit, mode="replace")
     with pytest.raises(ValueError, match="clip_norm"):
-        AuditedStrategy(fedavg(), audit, "extra")
+        audited(fedavg(), audit=audit, mode="extra")
     with pytest.raises(ValueError, match="are for mode 'client'"):
-        AuditedStrategy(server_side(5), audit, "extra", seed=SEED)
+        audited(server_side(5), audit=audit, mode="extra", seed=SEED)
     with pytest.raises(ValueError, match=r"fraction in \(0, 1\]"):
-        AuditedStrategy(server_side(5), audit, "replace", canary_nodes=1.5)
+        audited(server_side(5), audit=audit, mode="replace", canary_nodes=1.5)
     with pytest.raises(ValueError, match="different canaries"):
-        AuditedStrategy(server_side(5), audit, "replace", canary_nodes={1: 0, 2: 0})
+        audited(server_side(5), audit=audit, mode="replace", canary_nodes={1: 0, 2: 0})
     with pytest.raises(ValueError, match="start"):
-        AuditedStrategy(server_side(5), audit, "extra").finish()
+        audited(server_side(5), audit=audit, mode="extra").audit.finish()
     with pytest.raises(ValueError, match="clip_norm and participants"):
-        observer(audit, noise_multiplier=1.0)
+        Observer(audit, noise_multiplier=1.0)
     with pytest.raises(ValueError, match="participants must be at least 1"):
-        observer(audit, clip_norm=1.0, participants=0)
-    wrong = AuditedStrategy(server_side(5), new_audit(dim=DIM), "extra")
+        Observer(audit, clip_norm=1.0, participants=0)
+    wrong = audited(server_side(5), audit=new_audit(dim=DIM), mode="extra")
     with pytest.raises(ValueError, match=f"dim = {SMALL}"):
         small_run(wrong, LoopGrid(client_app(), nodes(canaries=0)))
 
 
 @pytest.mark.parametrize("value", [-1.0, 0.0, math.nan, math.inf])
 @pytest.mark.parametrize("name", ["scale", "clip_norm", "noise_multiplier"])
-def test_numbers_that_cannot_be_are_refused_before_training(name, value):
+def test_invalid_numbers_are_rejected_before_training(name, value):
     audit = small_audit()
     watched = {"clip_norm": 1.0, "participants": 5}
     if (name, value) == ("noise_multiplier", 0.0):
-        AuditedStrategy(server_side(5), audit, "extra", noise_multiplier=0.0)  # no noise is a thing to audit
-        observer(audit, **watched, noise_multiplier=0.0)
+        audited(server_side(5), audit=audit, mode="extra", noise_multiplier=0.0)  # no noise is a thing to audit
+        Observer(audit, **watched, noise_multiplier=0.0)
         return
     with pytest.raises(ValueError, match=f"{name} must be "):
-        AuditedStrategy(server_side(5), audit, "client", seed=SEED, **{name: value})
+        audited(server_side(5), audit=audit, mode="client", seed=SEED, **{name: value})
     scale = {"scale": value} if name == "scale" else {}
     with pytest.raises(ValueError, match=f"{name} must be "):
-        observer(audit, **watched | ({} if scale else {name: value})).announce(initial_arrays(SMALL), **scale)
+        Observer(audit, **watched | ({} if scale else {name: value})).announce(initial_arrays(SMALL), **scale)
 
 
 def test_partitions_may_be_a_list():
@@ -711,14 +717,14 @@ def test_partitions_may_be_a_list():
 @pytest.mark.parametrize("partitions", [[1, 3], [2, 1], [1, 1], [], range(1, 9, 2), 5, "12", [-1, 0], [1.5]])
 def test_partitions_must_be_consecutive(partitions):
     with pytest.raises(ValueError, match="canary_partitions must be "):
-        AuditedStrategy(server_side(5), small_audit(), "client", seed=SEED, canary_partitions=partitions)
+        audited(server_side(5), audit=small_audit(), mode="client", seed=SEED, canary_partitions=partitions)
 
 
 def restarted(directory):
     """A server that starts in a directory, one round further than it got before."""
     audit = small_audit(directory=directory)
     try:
-        strategy = AuditedStrategy(server_side(50), audit, "replace", canary_nodes=0.5)
+        strategy = audited(server_side(50), audit=audit, mode="replace", canary_nodes=0.5)
         small_run(strategy, LoopGrid(client_app(), nodes(50, 0)), rounds=audit.last_round + 1)
     finally:
         audit.directory.close()
@@ -751,21 +757,21 @@ def test_a_damaged_file_is_named(name, says, damage, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["[]", "7", "null", '{"1": 12}', '{"1": 0, "2": 0}', '{"1": null}', "\xff"])
-def test_nodes_that_are_none_are_refused(text, tmp_path):
+def test_invalid_node_assignments_are_rejected(text, tmp_path):
     restarted(tmp_path)
     (tmp_path / "audit" / "nodes.json").write_text(text, encoding="latin-1")
     with pytest.raises(ValueError, match=r"nodes.json must name different canaries"):
         restarted(tmp_path)
 
 
-def test_a_first_model_of_another_size_is_refused_before_training(tmp_path):
+def test_an_initial_model_of_another_size_is_rejected_before_training(tmp_path):
     restarted(tmp_path)
     np.save(tmp_path / "audit" / "initial.npy", np.zeros(SMALL - 1, np.float32))
     with pytest.raises(ValueError, match=r"initial.npy must be a model of 2000 numbers, got shape \(1999,\)"):
         restarted(tmp_path)
 
 
-def test_clients_that_are_no_canaries_are_left_alone():
+def test_canary_mod_leaves_other_clients_unchanged():
     """Without an announcement, or in an evaluation, the mod hands everything on untouched."""
     app = client_app([canary_mod])
     seen = small_run(server_side(REAL, noise=0.0), LoopGrid(app, nodes(REAL, 0)))

@@ -19,11 +19,11 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict  # no
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg  # noqa: E402
 
 from coalmine import Audit  # noqa: E402
-from coalmine.integrations.flower import AuditedStrategy  # noqa: E402
+from coalmine.integrations.flower import audited  # noqa: E402
 from coalmine.simulation.batches import draw_batches  # noqa: E402
 from coalmine.simulation.config import RunConfig, merged, task_defaults  # noqa: E402
 from coalmine.simulation.randomness import numpy_stream  # noqa: E402
-from coalmine.simulation.run import prepared  # noqa: E402
+from coalmine.simulation.training_run import prepared  # noqa: E402
 
 CLIENTS, ROUNDS = 20, 3
 
@@ -81,7 +81,7 @@ def test_every_cosine_agrees(caplog):
         wrapper = DifferentialPrivacyServerSideFixedClipping(
             FedAvg(fraction_evaluate=0.0), 0.0, settings.privacy.clip_norm, CLIENTS
         )
-        strategy = AuditedStrategy(wrapper, audit, "extra")
+        strategy = audited(wrapper, audit=audit, mode="extra")
         arrays = ArrayRecord({"model": Array(initial)})
         result = run(strategy, SimulatedClients(training), rounds=ROUNDS, arrays=arrays)
     assert ours.shape == (ROUNDS, audit.settings.total)

@@ -37,7 +37,7 @@ from flwr.clientapp.mod import fixedclipping_mod  # noqa: E402
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam, FedMedian  # noqa: E402
 
 from coalmine import Claim, mechanism_epsilon  # noqa: E402
-from coalmine.integrations.flower import AuditedStrategy, audited, canary_mod, observer  # noqa: E402
+from coalmine.integrations.flower import Observer, audited, canary_mod  # noqa: E402
 
 CLAIM = Claim(epsilon=float(mechanism_epsilon(1.0, delta=1e-5, participations=5)), participations=5)
 
@@ -72,9 +72,9 @@ class WithoutNoiseIn(DifferentialPrivacyServerSideFixedClipping):
 def test_bias_without_noise_is_a_violation(wrapper, outcome):
     """Ten of 10,000 numbers lack noise: only the gauge of their own array can show it."""
     arrays = initial_arrays()
-    strategy = audited(wrapper(fedavg(), 1.0, 1.0, 20), arrays, "extra", canaries=100, seed=SEED, delta=1e-5)
+    strategy = audited(wrapper(fedavg(), 1.0, 1.0, 20), arrays, mode="extra", canaries=100, seed=SEED, delta=1e-5)
     run(strategy, LoopGrid(client_app(), nodes(20, 0)), arrays=arrays)
-    result = strategy.finish(claim=CLAIM)
+    result = strategy.audit.finish(claim=CLAIM)
     assert gauge(result, "layer last").status == ("ok" if outcome == "PASS" else "low")
     assert gauge(result, "layer first").status == gauge(result, "residual").status == "ok"
     assert result.verdict.outcome == outcome
@@ -84,13 +84,13 @@ def test_audited_makes_a_layer_of_every_floating_point_array():
     arrays = initial_arrays(SMALL)
     arrays["steps"] = Array(np.array(7, dtype=np.int64))
     arrays["empty"] = Array(np.zeros((0, 3), np.float32))
-    strategy = audited(server_side(REAL), arrays, "extra", canaries=CANARIES, seed=SEED, delta=1e-5)
+    strategy = audited(server_side(REAL), arrays, mode="extra", canaries=CANARIES, seed=SEED, delta=1e-5)
     assert strategy.audit.settings.layers == (("first", 1_990), ("last", 10))
     assert not [found for found in strategy.audited_items() if found.name == "tensors"]
 
 
 def test_an_audit_without_layers_does_not_check_tensors():
-    strategy = AuditedStrategy(server_side(REAL), small_audit(), "extra")
+    strategy = audited(server_side(REAL), audit=small_audit(), mode="extra")
     assert item(strategy, "tensors").status == "not checked"
     assert "without layers" in item(strategy, "tensors").detail
 
@@ -102,9 +102,9 @@ def test_an_audit_without_layers_does_not_check_tensors():
 @pytest.mark.parametrize("wrapper", [server_side, client_side])
 def test_extra_canaries_keep_a_wrong_num_sampled_clients(wrapper, factor, outcome):
     """Ten times too large, it leaves a tenth of the noise: extra replies must not repair that."""
-    strategy = AuditedStrategy(wrapper(20 * factor), new_audit(canaries=100), "extra")
+    strategy = audited(wrapper(20 * factor), audit=new_audit(canaries=100), mode="extra")
     run(strategy, LoopGrid(client_app([fixedclipping_mod] if wrapper is client_side else []), nodes(20, 0)))
-    result = strategy.finish(claim=CLAIM)
+    result = strategy.audit.finish(claim=CLAIM)
     assert gauge(result, "residual").largest == pytest.approx(1 / factor, rel=0.05)
     assert result.verdict.outcome == outcome
 
@@ -112,9 +112,9 @@ def test_extra_canaries_keep_a_wrong_num_sampled_clients(wrapper, factor, outcom
 @pytest.mark.parametrize("mode", ["client", "replace"])
 def test_other_modes_show_a_wrong_num_sampled_clients_too(mode):
     named, seed = {REAL + 1 + i: i for i in range(CANARIES)}, {"seed": SEED} if mode == "client" else {}
-    strategy = AuditedStrategy(server_side(10 * (REAL + CANARIES)), small_audit(), mode, canary_nodes=named, **seed)
+    strategy = audited(server_side(10 * (REAL + CANARIES)), audit=small_audit(), mode=mode, canary_nodes=named, **seed)
     small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()))
-    result = strategy.finish()
+    result = strategy.audit.finish()
     assert gauge(result, "residual").largest == pytest.approx(0.1, rel=0.1)
     assert result.verdict.outcome == "VIOLATION"
 
@@ -140,7 +140,7 @@ class Recorded(DifferentialPrivacyServerSideFixedClipping):
 def test_noise_keeps_its_ratio_to_one_clients_share(configured, examples, silent, expected):
     """Twelve extra replies shrink a client's share of the average; the noise shrinks by the same factor."""
     wrapper = Recorded(fedavg(), 1.0, 1.0, configured)
-    strategy = AuditedStrategy(wrapper, small_audit(), "extra")
+    strategy = audited(wrapper, audit=small_audit(), mode="extra")
     grid = LoopGrid(client_app(examples=examples), nodes(canaries=0), silent=[(1, node) for node in silent])
     small_run(strategy, grid, rounds=1)
     assert wrapper.used == pytest.approx([expected])
@@ -149,7 +149,7 @@ def test_noise_keeps_its_ratio_to_one_clients_share(configured, examples, silent
 
 def test_a_median_takes_no_weights():
     wrapper = Recorded(FedMedian(fraction_evaluate=0.0), 1.0, 1.0, REAL)
-    strategy = AuditedStrategy(wrapper, small_audit(), "extra")
+    strategy = audited(wrapper, audit=small_audit(), mode="extra")
     grid = LoopGrid(client_app(examples=lambda node: 30 if node == 1 else 10), nodes(canaries=0))
     small_run(strategy, grid, rounds=1)
     assert wrapper.used == [REAL + CANARIES]
@@ -182,12 +182,12 @@ def test_frozen_arrays_that_get_noise_are_named(mode, known_others, tmp_path):
     client = mode == "client"
     count = REAL + CANARIES if client else REAL
     strategy = audited(
-        server_side(count), arrays, mode, canaries=CANARIES, seed=SEED, delta=1e-5, directory=tmp_path,
+        server_side(count), arrays, mode=mode, canaries=CANARIES, seed=SEED, delta=1e-5, directory=tmp_path,
         known_others=known_others,
     )  # fmt: skip
     grid = LoopGrid(frozen_app([canary_mod]), nodes() if client else nodes(canaries=0))
     small_run(strategy, grid, arrays=arrays)
-    strategy.finish()
+    strategy.audit.finish()
     named = [
         text for text in json.loads((tmp_path / "result.json").read_text())["warnings"] if "no real client" in text
     ]
@@ -196,9 +196,9 @@ def test_frozen_arrays_that_get_noise_are_named(mode, known_others, tmp_path):
 
 @pytest.mark.parametrize("noise", [1.0, 0.0])
 def test_trained_arrays_are_not_called_frozen(noise):
-    strategy = AuditedStrategy(server_side(REAL, noise=noise), small_audit(), "extra")
+    strategy = audited(server_side(REAL, noise=noise), audit=small_audit(), mode="extra")
     small_run(strategy, LoopGrid(client_app() if noise else frozen_app(), nodes(canaries=0)))
-    strategy.finish()
+    strategy.audit.finish()
     assert not [text for text in strategy._warned if "no real client" in text]
 
 
@@ -214,9 +214,9 @@ def test_trained_arrays_are_not_called_frozen(noise):
     ],
 )
 def test_the_reason_for_leaving_out_known_others(strategy, settings, reason, tmp_path, caplog):
-    wrapped = AuditedStrategy(strategy, small_audit(directory=tmp_path), "extra", **settings)
+    wrapped = audited(strategy, audit=small_audit(directory=tmp_path), mode="extra", **settings)
     small_run(wrapped, LoopGrid(client_app(), nodes(canaries=0)))
-    result = wrapped.finish()
+    result = wrapped.audit.finish()
     assert "known-others" not in result.adversaries
     assert item(wrapped, "others").status == "not checked"
     assert item(wrapped, "others").detail.startswith(reason)
@@ -240,7 +240,7 @@ def test_the_reason_for_leaving_out_known_others(strategy, settings, reason, tmp
     ],
 )
 def test_clipping_is_checked_where_long_canaries_are_clipped(wrapper, mode, settings, status, detail):
-    strategy = AuditedStrategy(wrapper(REAL), small_audit(), mode, **settings)
+    strategy = audited(wrapper(REAL), audit=small_audit(), mode=mode, **settings)
     found = item(strategy, "clipping")
     assert found.status == status
     assert detail in found.detail
@@ -249,7 +249,7 @@ def test_clipping_is_checked_where_long_canaries_are_clipped(wrapper, mode, sett
 def test_every_round_records_the_scale_of_its_canaries():
     for scale in (1.0, 10.0):
         audit = small_audit()
-        strategy = AuditedStrategy(server_side(REAL), audit, "extra", scale=scale)
+        strategy = audited(server_side(REAL), audit=audit, mode="extra", scale=scale)
         small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)))
         assert [found.scale for found in audit.log.rounds()] == [scale] * 3
 
@@ -268,7 +268,7 @@ def heavy(node):
 )
 def test_weights_are_checked_where_canaries_weigh_as_much_as_any_client(mode, examples, status, detail):
     seed, count = ({"seed": SEED}, CANARIES) if mode == "client" else ({}, 0)
-    strategy = AuditedStrategy(server_side(REAL + count), small_audit(), mode, **seed)
+    strategy = audited(server_side(REAL + count), audit=small_audit(), mode=mode, **seed)
     assert item(strategy, "weights").detail == "no canary took part in any round"
     small_run(strategy, LoopGrid(client_app([canary_mod], examples=examples), nodes(canaries=count)))
     assert item(strategy, "weights").status == status
@@ -278,7 +278,7 @@ def test_weights_are_checked_where_canaries_weigh_as_much_as_any_client(mode, ex
 def test_weights_before_a_restart_count_too(tmp_path):
     def start(rounds, examples):
         audit = small_audit(directory=tmp_path)
-        strategy = AuditedStrategy(server_side(REAL + CANARIES), audit, "client", seed=SEED)
+        strategy = audited(server_side(REAL + CANARIES), audit=audit, mode="client", seed=SEED)
         small_run(strategy, LoopGrid(client_app([canary_mod], examples=examples), nodes()), rounds=rounds)
         return audit, strategy
 
@@ -286,20 +286,20 @@ def test_weights_before_a_restart_count_too(tmp_path):
     audit.directory.close()
     _, strategy = start(2, lambda node: 10)
     assert item(strategy, "weights").status == "not checked"
-    assert strategy.finish().claim.sensitivity == pytest.approx(20 * np.sqrt(2))
+    assert strategy.audit.finish().claim.sensitivity == pytest.approx(20 * np.sqrt(2))
 
 
 def test_the_sampler_is_never_checked():
-    assert item(AuditedStrategy(server_side(REAL), small_audit(), "extra"), "sampler").status == "not checked"
+    assert item(audited(server_side(REAL), audit=small_audit(), mode="extra"), "sampler").status == "not checked"
 
 
 def test_the_result_gets_every_item(monkeypatch):
     audit, seen = small_audit(), []
     result = audit.result
     monkeypatch.setattr(audit, "result", lambda **given: (seen.extend(given["audited"]), result(**given))[1])
-    strategy = AuditedStrategy(server_side(REAL), audit, "extra")
+    strategy = audited(server_side(REAL), audit=audit, mode="extra")
     small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)))
-    strategy.finish()
+    strategy.audit.finish()
     assert seen == strategy.audited_items()
     assert {found.name for found in seen} == {"clipping", "weights", "others", "tensors", "sampler"}
 
@@ -308,11 +308,11 @@ def test_an_observer_says_what_it_cannot_see(monkeypatch):
     audit, seen = small_audit(), []
     result = audit.result
     monkeypatch.setattr(audit, "result", lambda **given: (seen.extend(given["audited"]), result(**given))[1])
-    watch = observer(audit, clip_norm=1.0, participants=REAL + CANARIES, noise_multiplier=1.0)
+    watch = Observer(audit, clip_norm=1.0, participants=REAL + CANARIES, noise_multiplier=1.0)
     announced = config(**watch.announce(initial_arrays(SMALL), seed=SEED))
     grid = LoopGrid(client_app([canary_mod]), nodes())
     small_run(server_side(REAL + CANARIES), grid, train_config=announced, evaluate_fn=watch)
-    watch.finish()
+    watch.audit.finish()
     assert {found.name: found.status for found in seen} == {
         "clipping": "checked",
         "weights": "cannot be checked",
@@ -326,7 +326,7 @@ def test_an_observer_says_what_it_cannot_see(monkeypatch):
 def test_an_observer_declares_a_clip_norm_only_in_the_units_of_the_average():
     for participants in (None, REAL + CANARIES):
         audit = small_audit()
-        watch = observer(audit, clip_norm=1.0, participants=participants)
+        watch = Observer(audit, clip_norm=1.0, participants=participants)
         announced = config(**watch.announce(initial_arrays(SMALL), seed=SEED))
         grid = LoopGrid(client_app([canary_mod]), nodes())
         small_run(server_side(REAL + CANARIES), grid, train_config=announced, evaluate_fn=watch, rounds=1)
@@ -351,18 +351,18 @@ def with_accountant(count, **settings):
 
 
 def test_the_accountants_epsilon_is_logged_and_stored(tmp_path, caplog):
-    strategy = AuditedStrategy(with_accountant(REAL), small_audit(directory=tmp_path), "extra")
+    strategy = audited(with_accountant(REAL), audit=small_audit(directory=tmp_path), mode="extra")
     small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)), rounds=5)
-    strategy.finish()
+    strategy.audit.finish()
     stored = json.loads((tmp_path / "result.json").read_text())
     assert stored["accounted_epsilon"] == pytest.approx(12.30, abs=0.02)
     assert "Flower's accountant: epsilon 12.3 at delta 1e-05" in caplog.text
 
 
-def test_an_accountant_that_was_restarted_is_warned_of(tmp_path):
+def test_a_restarted_accountant_is_warned_of(tmp_path):
     for rounds in (1, 2):
         audit = small_audit(directory=tmp_path)
-        strategy = AuditedStrategy(with_accountant(REAL), audit, "extra")
+        strategy = audited(with_accountant(REAL), audit=audit, mode="extra")
         small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)), rounds=rounds)
         warned = [text for text in strategy._warned if "accountant" in text]
         audit.directory.close()

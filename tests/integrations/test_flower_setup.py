@@ -29,9 +29,9 @@ from flower_training import (  # noqa: E402
 )
 from flwr.app import Array, ArrayRecord  # noqa: E402
 
-from coalmine.integrations.flower import Announcement, AuditedStrategy, audited, canary_mod, observer  # noqa: E402
-from coalmine.integrations.flower.layout import as_record  # noqa: E402
-from coalmine.integrations.flower.turns import parse_canaries  # noqa: E402
+from coalmine.integrations.flower import Announcement, Observer, audited, canary_mod  # noqa: E402
+from coalmine.integrations.flower.arrays import as_record  # noqa: E402
+from coalmine.integrations.flower.canary_clients import parse_canaries  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def started(directory, *, rounds, failing_client=False):
     """A server in a directory; the app of its clients may fail when it is asked to train."""
     audit = small_audit(directory=directory)
     try:
-        strategy = AuditedStrategy(server_side(REAL), audit, "extra")
+        strategy = audited(server_side(REAL), audit=audit, mode="extra")
         app = pytest.fail if failing_client else client_app()
         small_run(strategy, LoopGrid(app, nodes(canaries=0)), rounds=rounds)
     except BaseException:
@@ -60,33 +60,31 @@ def started(directory, *, rounds, failing_client=False):
 def test_a_finished_run_is_refused(rounds, tmp_path):
     """Neither its old result nor further rounds say anything about the clients of today."""
     audit, strategy = started(tmp_path, rounds=2)
-    strategy.finish()
+    strategy.audit.finish()
     audit.directory.close()
     before = (tmp_path / "result.json").read_bytes()
-    with pytest.raises(
-        ValueError, match=r"must not hold a finished run, got one of 2 rounds .*: name another directory$"
-    ):
+    with pytest.raises(ValueError, match="holds a finished audit: name another directory, or remove it"):
         started(tmp_path, rounds=rounds, failing_client=True)
     assert (tmp_path / "result.json").read_bytes() == before
 
 
 def test_an_observer_refuses_a_finished_run(tmp_path):
     audit, strategy = started(tmp_path, rounds=2)
-    strategy.finish()
-    with pytest.raises(ValueError, match="must not hold a finished run"):
-        observer(audit)(0, initial_arrays(SMALL))
+    strategy.audit.finish()
+    with pytest.raises(ValueError, match="holds a finished audit"):
+        Observer(audit)(0, initial_arrays(SMALL))
 
 
 @pytest.mark.parametrize("killed", ["in round 3", "before the result was written"])
 def test_an_interrupted_run_is_resumed(killed, tmp_path):
     audit, strategy = started(tmp_path, rounds=2)
     if killed == "before the result was written":
-        strategy.finish()
+        strategy.audit.finish()
         (tmp_path / "result.json").unlink()
     audit.directory.close()
     audit, strategy = started(tmp_path, rounds=3)
     assert [item.number for item in audit.log.rounds()] == [1, 2, 3]
-    assert strategy.finish().rounds == 3
+    assert strategy.audit.finish().rounds == 3
 
 
 # Seeds in files
@@ -135,20 +133,20 @@ def test_exactly_one_of_seed_and_seed_file_must_be_given(given):
 )
 def test_a_wrong_seed_file_is_named_on_the_server(server, says, tmp_path, caplog):
     """Every canary node refuses to train, so Flower skips every round: the error says so, and why."""
-    strategy = AuditedStrategy(server_side(REAL + CANARIES), small_audit(seed=server), "client")
+    strategy = audited(server_side(REAL + CANARIES), audit=small_audit(seed=server), mode="client")
     grid = LoopGrid(client_app([canary_mod]), nodes_with(seed_file(tmp_path)), catching=True)
     small_run(strategy, grid)
     with pytest.raises(ValueError, match=rf"every round was skipped \(3 of 3\), so there is nothing to audit: {says}"):
-        strategy.finish()
+        strategy.audit.finish()
     assert caplog.text.count(" failed in round 1: seed file") == 1
     assert len(strategy._warned) == 1  # and nothing about a missing canary_mod
 
 
 def test_an_audit_without_rounds_says_so():
-    strategy = AuditedStrategy(server_side(REAL), small_audit(), "extra")
+    strategy = audited(server_side(REAL), audit=small_audit(), mode="extra")
     small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)), rounds=0)
     with pytest.raises(ValueError, match="an audit needs at least one round, got none"):
-        strategy.finish()
+        strategy.audit.finish()
 
 
 # Several canaries on one node
@@ -158,14 +156,14 @@ def test_an_audit_without_rounds_says_so():
     ("value", "canaries"),
     [(3, (3,)), ("3", (3,)), ("0-2", (0, 1, 2)), ("0,2,4", (0, 2, 4)), ("7, 0 - 1", (7, 0, 1)), ("4-4", (4,))],
 )
-def test_canary_ids(value, canaries):
+def test_canary_ids_are_parsed(value, canaries):
     assert parse_canaries(value, count=10) == canaries
 
 
 @pytest.mark.parametrize(
     "value", ["", "a", "1-", "-1", -1, 1.5, True, "2-1", "0-10", 10, "1,1", "0-3,2", "0-999999999"]
 )
-def test_canary_ids_that_are_refused(value):
+def test_invalid_canary_ids_are_rejected(value):
     with pytest.raises(ValueError, match="canary-id must "):
         parse_canaries(value, count=10)
 
@@ -177,12 +175,12 @@ def in_turn(way, **settings):
     audit = small_audit(**settings)
     plain = [{"partition-id": i} for i in range(REAL)]
     if way == "canary-id":
-        strategy = AuditedStrategy(server_side(REAL + 3, noise=0.0), audit, "client", seed=SEED)
+        strategy = audited(server_side(REAL + 3, noise=0.0), audit=audit, mode="client", seed=SEED)
         configs = plain + [{"canary-id": text} for text in texts]
     else:
         named = {REAL + 1 + i: group for i, group in enumerate(groups)}
         seed = {"seed": SEED} if way == "client" else {}
-        strategy = AuditedStrategy(server_side(REAL + 3, noise=0.0), audit, way, canary_nodes=named, **seed)
+        strategy = audited(server_side(REAL + 3, noise=0.0), audit=audit, mode=way, canary_nodes=named, **seed)
         configs = plain + [{} for _ in groups]
     return audit, strategy, LoopGrid(client_app([canary_mod]), configs)
 
@@ -200,7 +198,7 @@ def test_a_node_takes_the_roles_of_its_canaries_in_turn(way):
 
 
 @pytest.mark.parametrize("way", ["canary-id", "client", "replace"])
-def test_turns_go_on_after_a_restart(way, tmp_path):
+def test_turns_continue_after_a_restart(way, tmp_path):
     """Flower counts its rounds from 1 again; the audit does not."""
     audit, strategy, grid = in_turn(way, directory=tmp_path)
     small_run(strategy, grid, rounds=3)
@@ -210,10 +208,10 @@ def test_turns_go_on_after_a_restart(way, tmp_path):
     assert [sorted(item.present.tolist()) for item in audit.log.rounds()][3:] == [[3, 10, 11]]
 
 
-def test_turns_with_an_observer():
+def test_a_node_takes_turns_with_an_observer_too():
     """The observer's announcement is the same in every round; the node takes the round from Flower."""
     audit = small_audit()
-    watch = observer(audit, clip_norm=1.0, participants=REAL + 1, present=lambda number: [(number - 1) % CANARIES])
+    watch = Observer(audit, clip_norm=1.0, participants=REAL + 1, present=lambda number: [(number - 1) % CANARIES])
     announced = config(**watch.announce(initial_arrays(SMALL), seed=SEED))
     configs = [{} for _ in range(REAL)] + [{"canary-id": "0-11"}]
     grid = LoopGrid(client_app([canary_mod]), configs)
@@ -230,9 +228,9 @@ def test_several_canaries_need_a_round_number():
 
 
 @pytest.mark.parametrize("named", [{1: [0, 0]}, {1: [0, 1], 2: [1]}, {1: []}, {1: [12]}, {1: [-1]}, {1: "a"}])
-def test_canaries_of_nodes_that_are_refused(named):
+def test_invalid_canaries_of_nodes_are_rejected(named):
     with pytest.raises(ValueError, match="canary_nodes must "):
-        AuditedStrategy(server_side(5), small_audit(), "replace", canary_nodes=named)
+        audited(server_side(5), audit=small_audit(), mode="replace", canary_nodes=named)
 
 
 # Models
@@ -242,12 +240,12 @@ def test_a_torch_module_a_state_dict_and_an_array_record_are_one_model():
     torch = require("torch")
     module = torch.nn.Sequential(torch.nn.Linear(40, 48), torch.nn.BatchNorm1d(48), torch.nn.Linear(48, 2))
     models = [module, module.state_dict(), ArrayRecord(module.state_dict()), dict(as_record(module).items())]
-    made = [audited(server_side(REAL), model, "extra", canaries=12, seed=SEED, delta=1e-5) for model in models]
+    made = [audited(server_side(REAL), model, mode="extra", canaries=12, seed=SEED, delta=1e-5) for model in models]
     assert len({strategy.audit.settings for strategy in made}) == 1
     assert made[0].audit.settings.layers[:2] == (("0.weight", 1920), ("0.bias", 48))
-    strategy = audited(server_side(REAL, noise=0.1), module, "extra", canaries=12, seed=SEED, delta=1e-5)
+    strategy = audited(server_side(REAL, noise=0.1), module, mode="extra", canaries=12, seed=SEED, delta=1e-5)
     small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)), arrays=module)
-    assert strategy.finish().rounds == 3
+    assert strategy.audit.finish().rounds == 3
 
 
 def test_numpy_arrays_are_a_model():
@@ -257,14 +255,14 @@ def test_numpy_arrays_are_a_model():
 
 
 @pytest.mark.parametrize("model", [5, "model", None, {"a": "text"}, {"a": None}])
-def test_things_that_are_no_model_are_refused(model):
-    with pytest.raises(ValueError, match="a model must "):
+def test_invalid_models_are_rejected(model):
+    with pytest.raises(TypeError, match="a model must "):
         as_record(model)
 
 
 def test_a_type_that_numpy_lacks_is_named():
     torch = require("torch")
-    with pytest.raises(ValueError, match=r"array 'weight' must be of a type that numpy knows, got torch\.bfloat16"):
+    with pytest.raises(TypeError, match=r"array 'weight' must be of a type that numpy knows, got torch\.bfloat16"):
         as_record({"weight": torch.zeros(3, dtype=torch.bfloat16)})
 
 

@@ -31,9 +31,9 @@ from coalmine import Audit, Claim, mechanism_epsilon  # noqa: E402
 from coalmine.audit.ladder import ladder  # noqa: E402
 from coalmine.audit.verification import verify_run  # noqa: E402
 from coalmine.cli.compare import compare  # noqa: E402
-from coalmine.integrations.checks import check_no_result  # noqa: E402
 from coalmine.integrations.journal import Journal  # noqa: E402
-from coalmine.integrations.opacus import attach, audited, named_layers  # noqa: E402
+from coalmine.integrations.opacus import audited, named_layers, unaudited  # noqa: E402
+from coalmine.integrations.setup import refuse_result  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:divide by zero encountered in log",  # Opacus, at sample rate 1
@@ -64,13 +64,12 @@ def audit_of(optimizer, canaries=20):
     return Audit(dimension(optimizer), canaries=canaries, seed=b"tests only", delta=1e-5)
 
 
-def test_known_others_meets_the_accountant_on_learnable_data():
+def test_known_others_agrees_with_the_accountant_on_learnable_data():
     """All examples in all steps: nothing is amplified, so accountant, mechanism and audit speak of one epsilon."""
-    audit, attached, engine = train()
-    claim = attached.noise_claim()
+    _, result, engine = train()
+    claim = result.claim
     assert claim.epsilon == pytest.approx(mechanism_epsilon(1.0, delta=1e-5, participations=5))
     assert engine.get_epsilon(1e-5) == pytest.approx(claim.epsilon, rel=0.01)
-    result = audit.result(claim=claim)
     row = result.adversaries["known-others"].headline
     assert row.estimate.interval.low <= claim.epsilon <= row.estimate.interval.high
     assert row.presentations == 5
@@ -93,9 +92,8 @@ def test_the_final_model_moves_towards_the_canaries():
 @pytest.mark.parametrize("learnable", [True, False])
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_noise_silently_halved_is_a_violation(learnable, mode):
-    audit, attached, engine = train(learnable=learnable, mode=mode, fault=halve_noise)
+    _, result, engine = train(learnable=learnable, mode=mode, fault=halve_noise)
     assert engine.get_epsilon(1e-5) < 12  # the accountant saw nothing
-    result = audit.result(claim=attached.noise_claim())
     assert result.verdict.outcome == "VIOLATION"
     assert result.adversaries["known-others"].verdict.outcome == "VIOLATION"
     residual = next(gauge for gauge in result.gauges if gauge.name == "residual")
@@ -105,8 +103,7 @@ def test_noise_silently_halved_is_a_violation(learnable, mode):
 
 def test_halved_noise_shows_in_the_gauge_where_others_hide_it():
     """Without known-others the estimate of the weaker rungs misses it on learnable data; a gauge does not."""
-    audit, attached, _ = train(fault=halve_noise)
-    result = audit.result(claim=attached.noise_claim())
+    _, result, _ = train(fault=halve_noise)
     assert result.adversaries["known-round"].verdict.outcome != "VIOLATION"
     assert next(gauge for gauge in result.gauges if gauge.name == "difference").status == "low"
 
@@ -114,7 +111,7 @@ def test_halved_noise_shows_in_the_gauge_where_others_hide_it():
 @pytest.mark.parametrize("other", [{"mode": "ghost"}, {"physical": 32}, {"physical": 32, "mode": "ghost"}])
 def test_modes_and_physical_batches_make_no_difference(other):
     """One noise a logical batch, drawn after the canaries: same seed, same cosines, whatever way the sum was had."""
-    settings = {"steps": 6, "examples": 200, "batch": 100, "sample_rate": 0.5, "canaries": 100}
+    settings = {"steps": 6, "examples": 200, "batch": 100, "sampling_probability": 0.5, "canaries": 100}
     plain, _, engine = train(**settings)
     same, _, other_engine = train(**settings, **other)
     assert cosines(same) == pytest.approx(cosines(plain), abs=1e-5)
@@ -122,20 +119,19 @@ def test_modes_and_physical_batches_make_no_difference(other):
     assert other_engine.accountant.history == engine.accountant.history == [(1.0, 0.5, 6)]
 
 
-def test_canaries_are_drawn_as_examples_are():
+def test_canaries_are_sampled_like_examples():
     """Poisson: how often a canary is shown is binomial, and each group meets the mechanism at its own number."""
-    audit, attached, engine = train(steps=30, examples=500, batch=50, sample_rate=0.1, canaries=600)
+    audit, result, engine = train(steps=30, examples=500, batch=50, sampling_probability=0.1, canaries=600)
     present = [item.present.size for item in audit.log.rounds()]
     assert np.mean(present) == pytest.approx(60, abs=5 * np.sqrt(600 * 0.1 * 0.9 / 30))
     shown = {s.presentations: s for s in ladder(audit.log, audit.settings) if s.rung == "known-others"}
     for times, scores in shown.items():
         assert scores.observed.mean() == pytest.approx(np.sqrt(times), abs=4.5 / np.sqrt(scores.observed.size))
-    result = audit.result(claim=attached.noise_claim())
     assert result.verdict.outcome == "PASS"
     assert len(result.adversaries["known-others"].rows) >= 4
     amplified = Claim(epsilon=engine.get_epsilon(1e-5), accounting="amplified")
     judged = audit.result(claim=amplified)
-    assert amplified.epsilon < attached.noise_claim().epsilon
+    assert amplified.epsilon < result.claim.epsilon
     assert judged.verdict.outcome == "UNDERPOWERED"  # not refuted, and nothing here could confirm it
     assert "not about an attacker who knows the rounds" in judged.adversaries["known-others"].verdict.reason
 
@@ -155,8 +151,8 @@ class Recorder:
 
 def test_a_bias_of_ten_numbers_without_noise_is_a_violation():
     """`audited` gauges every parameter, so 10 of 9,648 numbers without noise are found."""
-    attached, _ = start(fault=spare_last_bias)
-    result = attached.finish()
+    optimizer, _ = start(fault=spare_last_bias)
+    result = optimizer.audit.finish()
     gauges = {gauge.name: gauge for gauge in result.gauges}
     assert [name for name in gauges if name.startswith("layer ")] == [
         "layer 0.weight", "layer 0.bias", "layer 2.weight", "layer 2.bias",
@@ -176,59 +172,58 @@ def test_named_layers_accepts_a_module_a_dict_and_a_state_dict():
     with pytest.raises(ValueError, match=r"the one of shape \(158, 50\): pass the model that make_private returned"):
         named_layers(optimizer, other)
     for wrong in (None, 3, {}, {"0.weight": 7900}, optimizer):
-        with pytest.raises(ValueError, match="model must be a torch module or map parameter names to tensors"):
+        with pytest.raises(TypeError, match="model must be a torch module or map parameter names to tensors"):
             named_layers(optimizer, wrong)
 
 
 def test_audited_needs_one_seed(tmp_path):
     model, optimizer, _, _, _ = make(examples=50, batch=50)
-    settings = {"canaries": 20, "delta": 1e-5, "sample_rate": 1.0}
+    settings = {"canaries": 20, "delta": 1e-5, "sampling_probability": 1.0}
     file = tmp_path / "seed"
     file.write_text("17\n")
-    with pytest.raises(ValueError, match="either seed or seed_file, got neither"):
+    with pytest.raises(ValueError, match="exactly one of seed and seed_file must be given, got neither"):
         audited(optimizer, model, **settings)
-    with pytest.raises(ValueError, match="either seed or seed_file, got both"):
+    with pytest.raises(ValueError, match="exactly one of seed and seed_file must be given, got both"):
         audited(optimizer, model, seed=17, seed_file=file, **settings)
-    from_file = audited(optimizer, model, seed_file=file, **settings)
-    from_file.detach()
-    given = audited(optimizer, model, seed=17, **settings)
-    assert given.audit.update(0, 1.0) == pytest.approx(from_file.audit.update(0, 1.0))
+    from_file = audited(optimizer, model, seed_file=file, **settings).audit
+    given = audited(unaudited(optimizer), model, seed=17, **settings).audit
+    assert given.update(0, 1.0) == pytest.approx(from_file.update(0, 1.0))
 
 
 def test_audited_refuses_bad_settings_before_it_makes_a_directory(tmp_path):
     model, optimizer, _, _, _ = make(examples=50, batch=50)
-    settings = {"canaries": 20, "seed": 1, "delta": 1e-5, "sample_rate": 1.0, "directory": tmp_path / "run"}
-    for changes in ({"sample_rate": 0.0}, {"scale": 0.5}, {"canaries": 3}, {"delta": 2.0}):
+    settings = {"canaries": 20, "seed": 1, "delta": 1e-5, "sampling_probability": 1.0, "directory": tmp_path / "run"}
+    for changes in ({"sampling_probability": 0.0}, {"scale": 0.5}, {"canaries": 3}, {"delta": 2.0}):
         with pytest.raises(ValueError, match="must"):
             audited(optimizer, model, **settings | changes)
-    with pytest.raises(ValueError, match="model must be"):
-        audited(optimizer, None, **settings)
+    with pytest.raises(TypeError, match="model must be"):
+        audited(optimizer, 3, **settings)
     assert not (tmp_path / "run").exists()
 
 
 def test_canaries_go_through_the_clip_by_default(monkeypatch):
     received = Recorder(monkeypatch)
-    attached, _ = start(canaries=100)
-    result = attached.finish()
-    assert {item.scale for item in attached.audit.log.rounds()} == {10.0}
+    optimizer, _ = start(canaries=100)
+    result = optimizer.audit.finish()
+    assert {item.scale for item in optimizer.audit.log.rounds()} == {10.0}
     assert received.items["clipping"].status == "checked"
     assert result.verdict.outcome == "PASS"
-    attached, _ = start(canaries=100, fault=forget_clip)
-    assert attached.finish().verdict.outcome == "VIOLATION"
+    optimizer, _ = start(canaries=100, fault=forget_clip)
+    assert optimizer.audit.finish().verdict.outcome == "VIOLATION"
 
 
 def test_behind_the_clip_the_result_says_that_clipping_is_not_checked(monkeypatch):
     received = Recorder(monkeypatch)
-    attached, _ = start(canaries=100, fault=forget_clip, through_clip=False)
-    attached.finish()
-    assert {item.scale for item in attached.audit.log.rounds()} == {1.0}
+    optimizer, _ = start(canaries=100, fault=forget_clip, through_clip=False)
+    optimizer.audit.finish()
+    assert {item.scale for item in optimizer.audit.log.rounds()} == {1.0}
     assert received.items["clipping"].status == "not checked"
     assert received.items["clipping"].detail == "canaries entered behind the clip; use through_clip=True"
 
 
 def test_the_result_lists_what_was_audited():
-    attached, _ = start(canaries=100, through_clip=False, steps=2)
-    listed = attached.finish().to_dict()["audited"]
+    optimizer, _ = start(canaries=100, through_clip=False, steps=2)
+    listed = optimizer.audit.finish().to_dict()["audited"]
     assert listed["clipping"]["status"] == "not checked"
     assert listed["sampler"]["status"] == "not checked"
     assert listed["weights"]["status"] == "cannot be checked"
@@ -247,8 +242,8 @@ def test_the_result_lists_what_was_audited():
 )  # fmt: skip
 def test_canaries_enter_behind_a_clip_that_they_cannot_or_should_not_pass(settings, reason, monkeypatch):
     received = Recorder(monkeypatch)
-    attached, _ = start(steps=1, **{"canaries": 20} | settings)
-    attached.finish()
+    optimizer, _ = start(steps=1, **{"canaries": 20} | settings)
+    optimizer.audit.finish()
     assert received.items["clipping"].status == "not checked"
     assert reason in received.items["clipping"].detail
 
@@ -256,9 +251,9 @@ def test_canaries_enter_behind_a_clip_that_they_cannot_or_should_not_pass(settin
 def test_an_audit_without_layers_says_that_tensors_are_not_checked(monkeypatch):
     received = Recorder(monkeypatch)
     model, optimizer, loss, loader, _ = make(examples=50, batch=50)
-    attached = attach(optimizer, audit_of(optimizer), sample_rate=1.0)
-    run_epoch(model, optimizer, loss, loader, attached.audit, steps=1)
-    attached.finish()
+    audited(optimizer, audit=audit_of(optimizer), sampling_probability=1.0)
+    run_epoch(model, optimizer, loss, loader, optimizer.audit, steps=1)
+    optimizer.audit.finish()
     assert received.items["tensors"].status == "not checked"
     assert received.items["sampler"].status == "not checked"
     assert received.items["weights"].status == "cannot be checked"
@@ -288,11 +283,11 @@ def test_parameters_that_get_noise_without_a_gradient_are_named(tmp_path):
         max_grad_norm=1.0, poisson_sampling=False,
     )  # fmt: skip
     names = dict(model.named_parameters()) | {"beside.weight": beside.weight}
-    settings = {"canaries": 20, "seed": 1, "delta": 1e-5, "sample_rate": 1.0, "directory": tmp_path}
-    attached = audited(optimizer, names, **settings)
-    run_epoch(model, optimizer, nn.CrossEntropyLoss(), loader, attached.audit, steps=1)
+    settings = {"canaries": 20, "seed": 1, "delta": 1e-5, "sampling_probability": 1.0, "directory": tmp_path}
+    optimizer = audited(optimizer, names, **settings)
+    run_epoch(model, optimizer, nn.CrossEntropyLoss(), loader, optimizer.audit, steps=1)
     with pytest.warns(UserWarning, match="these parameters") as caught:
-        result = attached.finish()
+        result = optimizer.audit.finish()
     texts = [str(item.message) for item in caught]
     assert texts == json.loads((tmp_path / "result.json").read_text())["warnings"]
     assert "gradient was 0 in every step: branch.weight, branch.bias; " in texts[0]
@@ -304,8 +299,8 @@ def test_parameters_that_get_noise_without_a_gradient_are_named(tmp_path):
 def test_the_accountants_verdict_is_printed_and_the_run_verifies(tmp_path):
     """With or without a directory; result.json still follows from the rounds alone."""
     for directory in (None, tmp_path):
-        attached, engine = start(canaries=100, steps=2, directory=directory)
-        result = attached.finish(accounted=engine.get_epsilon(1e-5))
+        optimizer, engine = start(canaries=100, steps=2, directory=directory)
+        result = optimizer.audit.finish(accounted_epsilon=engine.get_epsilon(1e-5))
         line = f"accountant's epsilon {engine.get_epsilon(1e-5):.3g} (amplified by sampling): UNDERPOWERED: "
         assert line in str(result)
     stored = json.loads((tmp_path / "result.json").read_text())
@@ -316,8 +311,8 @@ def test_the_accountants_verdict_is_printed_and_the_run_verifies(tmp_path):
 
 
 def test_without_noise_the_result_says_why_there_is_no_verdict():
-    attached, _ = start(noise_multiplier=0.0, sample_rate=0.001, canaries=10, steps=2)
-    printed = str(attached.finish(accounted=float("inf")))
+    optimizer, _ = start(noise_multiplier=0.0, sampling_probability=0.001, canaries=10, steps=2)
+    printed = str(optimizer.audit.finish(accounted_epsilon=float("inf")))
     assert "known-others leaves out 2 of 2 steps: they had no noise and no canary" in printed
     assert "no verdict: the noise multiplier is 0" in printed
     assert "accountant's epsilon inf (amplified by sampling): it claims no privacy" in printed
@@ -325,29 +320,28 @@ def test_without_noise_the_result_says_why_there_is_no_verdict():
 
 def test_a_directory_with_a_result_is_refused(tmp_path):
     """The check that pfl and NVFlare make; their audits observe no final model."""
-    check_no_result(tmp_path)
+    refuse_result(tmp_path)
     (tmp_path / "result.json").write_text("{}")
     with pytest.raises(ValueError, match="holds a finished audit: name another directory, or remove it"):
-        check_no_result(tmp_path)
+        refuse_result(tmp_path)
 
 
 def test_a_forgotten_clip_is_a_violation_when_canaries_go_through_it():
     """Canaries ten times too long come out of an honest clip at the clip norm; a forgotten clip is a violation."""
-    audit, attached, _ = train(through_clip=True, canaries=100)
-    result = audit.result(claim=attached.noise_claim())
+    _, result, _ = train(through_clip=True, canaries=100)
     assert result.verdict.outcome == "PASS"
     assert next(gauge for gauge in result.gauges if gauge.name == "residual").status == "ok"
-    audit, attached, _ = train(through_clip=True, canaries=100, fault=forget_clip)
-    assert audit.result(claim=attached.noise_claim()).verdict.outcome == "VIOLATION"
+    _, result, _ = train(through_clip=True, canaries=100, fault=forget_clip)
+    assert result.verdict.outcome == "VIOLATION"
 
 
 def test_a_forgotten_clip_is_invisible_behind_it():
-    audit, attached, _ = train(canaries=100, fault=forget_clip)
-    assert audit.result(claim=attached.noise_claim()).adversaries["known-others"].verdict.outcome != "VIOLATION"
+    _, result, _ = train(canaries=100, fault=forget_clip)
+    assert result.adversaries["known-others"].verdict.outcome != "VIOLATION"
 
 
 def test_through_the_clip_or_behind_it_is_the_same_when_the_clip_is_right():
-    settings = {"steps": 4, "examples": 200, "batch": 100, "sample_rate": 0.5, "canaries": 50, "physical": 32}
+    settings = {"steps": 4, "examples": 200, "batch": 100, "sampling_probability": 0.5, "canaries": 50, "physical": 32}
     behind, _, _ = train(**settings)
     through, _, _ = train(**settings, through_clip=True)
     assert cosines(through) == pytest.approx(cosines(behind), abs=2e-5)
@@ -359,29 +353,28 @@ def test_adaptive_clipping_is_judged_by_the_noise_of_its_gradients():
         "clipping": "adaptive", "target_unclipped_quantile": 0.5, "clipbound_learning_rate": 0.2,
         "max_clipbound": 10.0, "min_clipbound": 0.01, "unclipped_num_std": 1.0,
     }  # fmt: skip
-    audit, attached, _ = train(**settings)
+    audit, result, _ = train(**settings)
     update_noise = (1 - 1 / 4) ** -0.5
-    claim = attached.noise_claim()
+    claim = result.claim
     assert claim.epsilon == pytest.approx(mechanism_epsilon(update_noise, delta=1e-5, participations=5))
     norms = [item.clip_norm for item in audit.log.rounds()]
     assert len(set(norms)) == len(norms)
-    result = audit.result(claim=claim)
     assert result.verdict.outcome == "PASS"
     assert next(gauge for gauge in result.gauges if gauge.name == "residual").status == "ok"
 
 
 def test_steps_without_noise_and_canaries_are_accepted():
-    audit, _, _ = train(noise_multiplier=0.0, sample_rate=0.001, canaries=10, steps=2)
+    audit, _, _ = train(noise_multiplier=0.0, sampling_probability=0.001, canaries=10, steps=2)
     assert audit.last_round == 2
 
 
-def test_detach_restores_the_optimizer():
+def test_unaudited_restores_the_optimizer():
     model, optimizer, loss, loader, engine = make(examples=50, batch=50)
     audit = audit_of(optimizer)
     hook = optimizer.step_hook
-    attached = attach(optimizer, audit, sample_rate=1.0, through_clip=True)
-    attached.detach()
-    attached.detach()  # nothing is left to take out
+    audited(optimizer, audit=audit, sampling_probability=1.0, through_clip=True)
+    unaudited(optimizer)
+    unaudited(optimizer)  # nothing is left to take out
     assert optimizer.step_hook is hook
     assert not {"add_noise", "clip_and_accumulate"} & vars(optimizer).keys()
     run_epoch(model, optimizer, loss, loader, audit, steps=1)
@@ -394,16 +387,16 @@ def test_an_audit_resumes_after_a_restart(tmp_path):
     initial = torch.cat([p.detach().reshape(-1) for p in optimizer.params]).clone()
     settings = {"canaries": 20, "seed": b"tests only", "delta": 1e-5, "directory": tmp_path}
     audit = Audit(dimension(optimizer), **settings)
-    attached = attach(optimizer, audit, sample_rate=1.0)
+    audited(optimizer, audit=audit, sampling_probability=1.0)
     run_epoch(model, optimizer, loss, loader, audit, steps=1)
-    attached.detach()
+    unaudited(optimizer)
     audit.directory.close()
     again = Audit(dimension(optimizer), **settings)
-    attached = attach(optimizer, again, sample_rate=1.0)
+    audited(optimizer, audit=again, sampling_probability=1.0)
     run_epoch(model, optimizer, loss, loader, again, steps=2)
     assert again.last_round == 2
-    attached.finish(initial=initial)
-    assert attached.noise_claim().participations == 2  # the round before the restart counts
+    result = optimizer.audit.finish(initial=initial)
+    assert result.claim.participations == 2  # the round before the restart counts
     assert "final-update" in again.result().adversaries
 
 
@@ -413,23 +406,48 @@ def test_a_finished_audit_is_refused_before_training(tmp_path):
     for directory, says in [(tmp_path, f"{tmp_path} holds a finished audit: name another"), (None, "make a new one")]:
         settings = {"canaries": 20, "seed": b"tests only", "delta": 1e-5, "directory": directory}
         audit = Audit(dimension(optimizer), **settings)
-        attached = attach(optimizer, audit, sample_rate=1.0)
+        audited(optimizer, audit=audit, sampling_probability=1.0)
         run_epoch(model, optimizer, loss, loader, audit, steps=1)
-        attached.finish()
-        attached.detach()
+        optimizer.audit.finish()
+        unaudited(optimizer)
         if directory is not None:
             audit.directory.close()
             audit = Audit(dimension(optimizer), **settings)
         with pytest.raises(ValueError, match=says):
-            attach(optimizer, audit, sample_rate=1.0)
+            audited(optimizer, audit=audit, sampling_probability=1.0)
         audit.rewind_to(1)
-        attach(optimizer, audit, sample_rate=1.0).detach()
+        (tmp_path / "result.json").unlink()
+        unaudited(audited(optimizer, audit=audit, sampling_probability=1.0))
+        (tmp_path / "result.json").touch()
 
 
-def test_audited_refuses_a_finished_directory_and_lets_go_of_it(tmp_path):
-    attached, _ = start(steps=1, canaries=20, examples=50, batch=50, directory=tmp_path)
-    attached.finish()
-    attached.audit.directory.close()
+def test_a_run_killed_before_its_result_was_written_is_resumed(tmp_path):
+    optimizer, _ = start(steps=1, canaries=20, examples=50, batch=50, directory=tmp_path)
+    optimizer.audit.finish()
+    optimizer.audit.close()
+    (tmp_path / "result.json").unlink()
+    optimizer, _ = start(steps=2, canaries=20, examples=50, batch=50, directory=tmp_path)
+    assert optimizer.audit.finish().rounds == 2
+
+
+def test_audited_returns_the_same_optimizer_and_finish_can_be_repeated(tmp_path):
+    """A scheduler or a checkpoint that holds the optimizer is not affected."""
+    model, optimizer, loss, loader, _ = make(examples=50, batch=50)
+    settings = {"canaries": 20, "seed": 1, "delta": 1e-5, "sampling_probability": 1.0, "directory": tmp_path}
+    assert audited(optimizer, model, **settings) is optimizer
+    run_epoch(model, optimizer, loss, loader, optimizer.audit, steps=1)
+    optimizer.load_state_dict(optimizer.state_dict())
+    run_epoch(model, optimizer, loss, loader, optimizer.audit, steps=2)
+    result = optimizer.audit.finish()
+    stored = (tmp_path / "result.json").read_bytes()
+    assert optimizer.audit.finish().to_dict() == result.to_dict()
+    assert (tmp_path / "result.json").read_bytes() == stored
+
+
+def test_audited_rejects_a_finished_directory_and_releases_its_lock(tmp_path):
+    optimizer, _ = start(steps=1, canaries=20, examples=50, batch=50, directory=tmp_path)
+    optimizer.audit.finish()
+    optimizer.audit.directory.close()
     for _ in range(2):  # the second time too: the first refusal holds no lock
         with pytest.raises(ValueError, match="holds a finished audit: name another directory"):
             start(steps=1, canaries=20, examples=50, batch=50, directory=tmp_path)
@@ -438,29 +456,36 @@ def test_audited_refuses_a_finished_directory_and_lets_go_of_it(tmp_path):
 def test_invalid_settings_are_refused():
     _, optimizer, _, _, _ = make(examples=50, batch=50)
     audit = audit_of(optimizer)
-    with pytest.raises(ValueError, match="make_private"):
-        attach(optimizer.original_optimizer, audit, sample_rate=1.0)
-    with pytest.raises(ValueError, match=r"sample_rate must lie in \(0, 1\]"):
-        attach(optimizer, audit, sample_rate=0.0)
+    with pytest.raises(TypeError, match="make_private"):
+        audited(optimizer.original_optimizer, audit=audit, sampling_probability=1.0)
+    with pytest.raises(ValueError, match=r"sampling_probability must lie in \(0, 1\]"):
+        audited(optimizer, audit=audit, sampling_probability=0.0)
     with pytest.raises(ValueError, match="scale needs through_clip"):
-        attach(optimizer, audit, sample_rate=1.0, through_clip=False, scale=10.0)
+        audited(optimizer, audit=audit, sampling_probability=1.0, through_clip=False, scale=10.0)
     for scale in (0.0, -1.0, 1.0, float("nan")):
         with pytest.raises(ValueError, match="scale must be "):
-            attach(optimizer, audit, sample_rate=1.0, through_clip=True, scale=scale)
+            audited(optimizer, audit=audit, sampling_probability=1.0, through_clip=True, scale=scale)
     with pytest.raises(ValueError, match="must have dim = 9"):
-        attach(optimizer, Audit(100, canaries=10, seed=1, delta=1e-5), sample_rate=1.0)
+        audited(optimizer, audit=Audit(100, canaries=10, seed=1, delta=1e-5), sampling_probability=1.0)
     _, ghost, _, _, _ = make(examples=50, batch=50, mode="ghost")
     with pytest.raises(ValueError, match="through_clip needs per-example gradients"):
-        attach(ghost, audit, sample_rate=1.0, through_clip=True)
-    attached = attach(optimizer, audit, sample_rate=1.0)
+        audited(ghost, audit=audit, sampling_probability=1.0, through_clip=True)
+    audited(optimizer, audit=audit, sampling_probability=1.0)
     with pytest.raises(ValueError, match="audited already"):
-        attach(optimizer, audit, sample_rate=1.0)
-    with pytest.raises(ValueError, match="one noise multiplier"):
-        attached.noise_claim()
+        audited(optimizer, audit=audit, sampling_probability=1.0)
+    for given, says in [
+        ({}, "needs canaries and delta, or an audit of your own"),
+        ({"canaries": 20, "delta": 1e-5, "seed": 1}, "needs the model that is trained"),
+        ({"audit": 3}, "audit must be a coalmine.Audit, got 3"),
+    ]:
+        with pytest.raises(TypeError, match=says):
+            audited(unaudited(optimizer), sampling_probability=1.0, **given)
+    with pytest.raises(ValueError, match="so omit canaries, delta"):
+        audited(optimizer, audit=audit, canaries=20, delta=1e-5, sampling_probability=1.0)
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_the_example(tmp_path, mode):
+def test_the_example_passes_and_reports_the_accountants_epsilon(tmp_path, mode):
     """Trains on digits, keeps its noise claim, and the accountant's smaller epsilon is not refuted."""
     require("sklearn")
     script = Path(__file__).parents[2] / "examples" / "opacus" / "train.py"

@@ -31,7 +31,7 @@ def coverage(**changes):
     return lines
 
 
-def test_flower_coverage_has_bars():
+def test_flower_coverage_fails_where_a_requirement_is_missed():
     lines = coverage()
     assert flower.failures(lines) == []
     for missed in range(3):
@@ -65,7 +65,7 @@ def outcomes(violations=0, amplified=0):
     return lines
 
 
-def test_verdicts_have_bars():
+def test_verdicts_fail_where_a_requirement_is_missed():
     assert verdicts.failures(outcomes(2)) == []
     assert verdicts.failures(outcomes(3)) == ["all loops: a true claim is VIOLATION in 6 of 500 runs, 1% may be"]
     bad = verdicts.failures(outcomes(26))
@@ -75,7 +75,7 @@ def test_verdicts_have_bars():
     assert verdicts.failures(outcomes()[1:]) == ["1 of 60 batches were not run"]
 
 
-def test_other_frameworks_have_bars():
+def test_other_frameworks_fail_where_a_requirement_is_missed():
     covering = {"interval": [10.4, 16.2]}
     good = {"rounds": 5, "presentations": 5, "verdict": "PASS"}
     rungs = {"known-round": covering, "known-others": covering}
@@ -92,7 +92,7 @@ def test_other_frameworks_have_bars():
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_a_missed_bar_fails_the_command(code, monkeypatch, tmp_path, capsys):
+def test_a_missed_requirement_fails_the_command(code, monkeypatch, tmp_path, capsys):
     """Of every study here, and so of `python -m studies`, which names it."""
     found = coverage() if code == 0 else coverage(adam={"verdict": "PASS"})
     monkeypatch.setattr(flower, "read", lambda: found)
@@ -124,11 +124,11 @@ def test_a_missed_bar_fails_the_command(code, monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("study", [flower, verdicts, others, opacus])
-def test_they_are_run_with_all_the_others(study):
+def test_each_study_is_listed_in_the_runner(study):
     assert study.__name__ in [word for line in every.STUDIES for word in line]
 
 
-def test_opacus_says_what_the_guide_shows():
+def test_opacus_study_reproduces_the_table_in_the_guide():
     """The table in docs/opacus.md, run again: the same words, numbers as near as another machine's rounding lets them."""
     require("opacus")
     found = opacus.run_all()

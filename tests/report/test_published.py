@@ -14,7 +14,7 @@ from runs import make_run
 from coalmine import Audit, TreeNoise
 from coalmine.audit.ladder import ladder
 from coalmine.audit.published import canife_needs, checkpoint_scores, published_rows
-from coalmine.estimators.literature.compare import literature_rows
+from coalmine.estimators.literature.all_estimators import literature_rows
 from coalmine.estimators.literature.jagielski2020 import jagielski2020_row
 from coalmine.report import read_run
 from coalmine.report.document import report_text

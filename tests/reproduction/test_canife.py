@@ -10,10 +10,10 @@ pytest.importorskip("torch")
 
 from coalmine.estimators.literature.canife import canife_epsilon
 from coalmine.reproduction import section_5_3_canife as canife
-from coalmine.reproduction.options import Options
+from coalmine.reproduction.experiment_options import Options
 from coalmine.simulation.canife import CanifeSettings
 from coalmine.simulation.canife.comparison import Comparison, train
-from coalmine.simulation.tasks.digits import digits
+from coalmine.simulation.tasks.image_tasks import digits
 
 DATA = os.environ.get("COALMINE_DATA_DIR")
 

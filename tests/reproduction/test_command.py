@@ -18,13 +18,12 @@ from coalmine.cli import main as cli
 from coalmine.cli import reproduce as command
 from coalmine.reproduction import appendix_c_normality as normality
 from coalmine.reproduction import appendix_d_multirun as multirun
-from coalmine.reproduction import beyond
+from coalmine.reproduction import beyond, table_2
 from coalmine.reproduction import figures_1_to_3_presentations as presentations
-from coalmine.reproduction import table_2_gaussian as gaussian
 from coalmine.reproduction import table_3_accuracy as accuracy
 from coalmine.reproduction import table_5_emnist as emnist
 from coalmine.reproduction.experiment import load_experiment
-from coalmine.reproduction.options import Options
+from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.run_numbers import read_json
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +63,7 @@ def test_time_that_is_over_stops_at_a_checkpoint_and_the_same_command_goes_on(ca
     command = ("-q", "reproduce", "emnist", "--out", tmp_path, "--only", "0.16", "--json")
     code, text, err = coalmine(capsys, *command, "--minutes", 1e-9)
     assert code == 0
-    assert "stopped after round 2; the same command goes on from there" in err
+    assert "stopped after round 2; the same command continues from there" in err
     assert json.loads(text)["readings"] == []
     code, text, err = coalmine(capsys, *command, "--minutes", 5)
     assert (code, err) == (0, "")
@@ -75,17 +74,17 @@ def test_time_that_is_over_stops_at_a_checkpoint_and_the_same_command_goes_on(ca
     ("arguments", "words"),
     [
         (("emnist", "--only", "a"), "must be noise multipliers"),
-        (("emnist", "--originals"), "emnist takes --originals at scale paper only"),
-        (("cost", "--max-examples", "4"), "cost takes --max-examples at scale paper only"),
-        (("emnist", "--seeds", "2"), "emnist has no use for --seeds"),
-        (("beyond", "--processes", "2"), "beyond has no use for --processes"),
-        (("multirun", "--rounds", "2"), "multirun has no use for --rounds"),
-        (("canife", "--minutes", "2"), "canife has no use for --minutes"),
-        (("oddities", "--rounds", "3", "--seeds", "9"), "oddities has no use for --rounds"),
-        (("oddities", "--device", "nonsense"), "oddities has no use for --device"),
-        (("oddities", "--originals"), "oddities has no use for --originals"),
-        (("gaussian", "--seed", "-1"), "seed must be at least 0, got -1\n"),
-        (("gaussian", "--device", "cuda"), "cuda"),
+        (("emnist", "--originals"), "--originals needs --scale paper"),
+        (("cost", "--max-examples", "4"), "--max-examples needs --scale paper"),
+        (("emnist", "--seeds", "2"), "emnist does not use --seeds"),
+        (("beyond", "--jobs", "2"), "beyond does not use --jobs"),
+        (("multirun", "--rounds", "2"), "multirun does not use --rounds"),
+        (("canife", "--minutes", "2"), "canife does not use --minutes"),
+        (("oddities", "--rounds", "3", "--seeds", "9"), "oddities does not use --rounds"),
+        (("oddities", "--device", "cuda"), "oddities does not use --device"),
+        (("oddities", "--originals"), "oddities does not use --originals"),
+        (("table-2", "--seed", "-1"), "seed must be at least 0, got -1\n"),
+        (("table-2", "--device", "cuda"), "cuda"),
         (("emnist", "--scale", "huge"), "huge"),
         (("emnist", "--rounds", "0"), "--rounds"),
         (("emnist", "--device", "abacus", "--rounds", "2"), "abacus"),
@@ -151,7 +150,7 @@ def make_page(folder):
 
 
 def test_markdown_tables_have_as_many_cells_in_every_line(tmp_path):
-    (tmp_path / "gaussian.json").write_text((ROOT / "docs/reproduction/gaussian.json").read_text())
+    (tmp_path / "table-2.json").write_text((ROOT / "docs/reproduction/table-2.json").read_text())
     blocks = itertools.groupby(make_page(tmp_path).splitlines(), key=lambda line: line.startswith("|"))
     tables = [list(lines) for is_table, lines in blocks if is_table]
     summary, table_2, signal = (len(table) - 2 for table in tables)
@@ -164,7 +163,7 @@ def test_markdown_tables_have_as_many_cells_in_every_line(tmp_path):
     [
         (("cost", "--minutes", "nan"), "nan is not a finite number"),
         (("accuracy", "--only", "5"), "must be among 0, 0.064, 0.102, 0.184, 0.234, got 5"),
-        (("canife", "--only", "0.2"), "canife has no use for --only"),
+        (("canife", "--only", "0.2"), "canife does not use --only"),
     ],
 )
 def test_noises_that_an_experiment_does_not_have_are_refused(tmp_path, capsys, words, said):
@@ -184,47 +183,47 @@ def test_the_page_takes_runs_with_more_examples_from_folders_too(tmp_path):
 
 
 def test_table_2_has_a_row_a_section_and_a_picture(tmp_path):
-    (tmp_path / "gaussian.json").write_bytes((ROOT / "docs/reproduction/gaussian.json").read_bytes())
+    (tmp_path / "table-2.json").write_bytes((ROOT / "docs/reproduction/table-2.json").read_bytes())
     page = make_page(tmp_path)
-    assert "| `gaussian` | paper |" in page
-    assert "![The Gaussian mechanism (Table 2)](reproduction/gaussian.png)" in page
-    assert (tmp_path / "reproduction/gaussian.png").read_bytes().startswith(b"\x89PNG")
+    assert "| `table-2` | paper |" in page
+    assert "![The Gaussian mechanism (Table 2)](reproduction/table-2.png)" in page
+    assert (tmp_path / "reproduction/table-2.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
     ("out", "written"),
     [
-        ("here", "here/gaussian-small"),  # a folder that is there
-        ("new", "new/gaussian-small"),
+        ("here", "here/table-2-small"),  # a folder that is there
+        ("new", "new/table-2-small"),
         ("table.json", "table"),
     ],
 )
 def test_table_2_goes_into_a_folder_or_a_file(capsys, tmp_path, monkeypatch, out, written):
-    monkeypatch.setattr(gaussian, "PAPER", {(1.54, 10**4): (3.0, 0.46)})
+    monkeypatch.setattr(table_2, "PAPER", {(1.54, 10**4): (3.0, 0.46)})
     (tmp_path / "here").mkdir()
     code, text, _ = coalmine(
-        capsys, "reproduce", "gaussian", "--scale", "small", "--device", "cpu", "--out", tmp_path / out
+        capsys, "reproduce", "table-2", "--scale", "small", "--device", "cpu", "--out", tmp_path / out
     )
     assert code == 0
     assert "holds: " in text
     found = read_json(tmp_path / f"{written}.json")
-    assert (found["scale"], found["table_2"][0]["sphere"]["runs"]) == ("small", gaussian.RUNS["small"])
+    assert (found["scale"], found["table_2"][0]["sphere"]["runs"]) == ("small", table_2.RUNS["small"])
     assert (tmp_path / f"{written}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_table_2_needs_no_torch(tmp_path):
     code = "import sys; sys.modules['torch'] = None; from coalmine.cli.main import main; main()"
-    command = [sys.executable, "-c", code, "reproduce", "gaussian", "--runs", "1", "--out", str(tmp_path)]
+    command = [sys.executable, "-c", code, "reproduce", "table-2", "--runs", "1", "--out", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True)
-    assert (tmp_path / "gaussian-paper.json").is_file()
+    assert (tmp_path / "table-2-paper.json").is_file()
 
 
 def test_a_table_2_that_is_not_the_papers_does_not_pass():
-    found = read_json(ROOT / "docs/reproduction/gaussian.json")
-    assert [check.holds for check in gaussian.checks(found)] == [True]
+    found = read_json(ROOT / "docs/reproduction/table-2.json")
+    assert [check.holds for check in table_2.checks(found)] == [True]
     found["table_2"][3]["sphere"]["null"]["mean"] += 0.1
-    assert gaussian.checks(found)[0].holds is False
-    assert "noise 0.541, d = 1e+07" in gaussian.checks(found)[0].detail
+    assert table_2.checks(found)[0].holds is False
+    assert "noise 0.541, d = 1e+07" in table_2.checks(found)[0].detail
 
 
 @pytest.mark.parametrize("name", ["presentations", "beyond"])
@@ -277,10 +276,10 @@ def test_a_torn_repeat_takes_no_other_one_with_it(capsys, tmp_path, monkeypatch)
 @pytest.mark.parametrize("processes", [1, 2])
 def test_time_that_is_over_stops_between_repeats(capsys, tmp_path, monkeypatch, processes):
     monkeypatch.setattr(multirun, "repeat", fake_repeat)
-    asked = ("reproduce", "multirun", "--out", tmp_path, "--processes", processes)
+    asked = ("reproduce", "multirun", "--out", tmp_path, "--jobs", processes)
     code, text, err = coalmine(capsys, *asked, "--minutes", 1e-9)
     assert code == 0
-    assert f"{6 - processes} repeats were not begun; the same command goes on from there" in err
+    assert f"{6 - processes} repeats were not begun; the same command continues from there" in err
     assert f"not finished: {6 - processes} of the repeats; see --plan" in text
     code, text, err = coalmine(capsys, *asked)
     assert (code, err) == (0, "")
@@ -290,7 +289,7 @@ def test_time_that_is_over_stops_between_repeats(capsys, tmp_path, monkeypatch, 
 def test_time_that_is_over_stops_between_small_runs(capsys, tmp_path):
     code, text, err = coalmine(capsys, "-q", "reproduce", "emnist", "--rounds", 4, "--minutes", 1e-9, "--out", tmp_path)
     assert code == 0
-    assert "was not begun; the same command goes on from there" in err
+    assert "was not begun; the same command continues from there" in err
     assert "not finished: 5 of the runs" in text
 
 

@@ -11,7 +11,7 @@ from coalmine.reproduction import beyond, run_grid
 from coalmine.reproduction import table_3_accuracy as accuracy
 from coalmine.reproduction import table_4_stackoverflow as stackoverflow
 from coalmine.reproduction import table_5_emnist as emnist
-from coalmine.reproduction.options import Options
+from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.run_grid import ROUNDS_FILE, OutOfTimeError, PlannedRun, carry_out
 from coalmine.simulation.config import (
     CanarySettings,

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from coalmine.reproduction.options import Options
+from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.run_grid import PlannedRun, carry_out
 from coalmine.reproduction.run_numbers import read_finished, read_json, rung, training_seconds
 from coalmine.simulation.config import (

@@ -1,9 +1,7 @@
 """Small files in the formats of others, written by encoders of the tests' own."""
 
-import json
 import sqlite3
 import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -67,48 +65,3 @@ def tff_hdf5(path: Path, clients: dict[str, dict]) -> None:
             for name, values in features.items():
                 kind = h5py.string_dtype() if isinstance(values, list) else None
                 file.create_dataset(f"examples/{client}/{name}", data=values, dtype=kind)
-
-
-def packed(value) -> bytes:
-    """msgpack, always in the longest form that there is."""
-    if isinstance(value, dict):
-        return b"\xdf" + struct.pack(">I", len(value)) + b"".join(packed(key) + packed(v) for key, v in value.items())
-    if isinstance(value, list | tuple):
-        return b"\xdd" + struct.pack(">I", len(value)) + b"".join(map(packed, value))
-    if isinstance(value, str):
-        return b"\xdb" + struct.pack(">I", len(value.encode())) + value.encode()
-    if isinstance(value, bytes):
-        return b"\xc6" + struct.pack(">I", len(value)) + value
-    if isinstance(value, int):
-        return b"\xd3" + struct.pack(">q", value)
-    if value.dtype == object:
-        return _extension(4, packed([list(value.shape), value.ravel().tolist()]))
-    return _extension(1, packed([list(value.shape), value.dtype.name, value.tobytes()]))
-
-
-def _extension(kind: int, content: bytes) -> bytes:
-    return b"\xc9" + struct.pack(">IB", len(content), kind) + content
-
-
-def fedjax_sqlite(path: Path, clients: dict[str, dict]) -> None:
-    with sqlite3.connect(path) as database:
-        database.execute(
-            "CREATE TABLE federated_data (client_id BLOB NOT NULL PRIMARY KEY, data BLOB NOT NULL, num_examples INTEGER)"
-        )
-        for client, features in clients.items():
-            arrays = {
-                name: np.array(values, dtype=object) if isinstance(values, list) else values
-                for name, values in features.items()
-            }
-            blob = zlib.compress(packed(arrays))
-            count = len(next(iter(arrays.values())))
-            database.execute("INSERT INTO federated_data VALUES (?, ?, ?)", (client.encode(), blob, count))
-    database.close()
-
-
-def leaf_json(path: Path, users: dict[str, tuple]) -> None:
-    """users[user] is pixels and classes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data = {user: {"x": np.asarray(x).tolist(), "y": np.asarray(y).tolist()} for user, (x, y) in users.items()}
-    counts = [len(x) for x, _ in users.values()]
-    path.write_text(json.dumps({"users": list(users), "num_samples": counts, "user_data": data}))

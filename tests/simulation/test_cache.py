@@ -47,7 +47,7 @@ def entries(folder):
     return [path for path in folder.iterdir() if path.is_dir()]
 
 
-def test_arrays_are_made_once(folder, source):
+def test_arrays_are_built_once(folder, source):
     build = Build()
     for _ in range(2):
         arrays = cached_arrays("rows", [source], build)
@@ -59,7 +59,7 @@ def test_arrays_are_made_once(folder, source):
     assert len(entries(folder)) == 1
 
 
-def test_they_are_made_again_for_another_content_date_recipe_or_version(folder, source, monkeypatch):
+def test_arrays_are_rebuilt_for_another_content_date_recipe_or_version(folder, source, monkeypatch):
     build = Build()
     cached_arrays("rows", [source], build)
     source.write_bytes(b"other")  # as long as before
@@ -75,7 +75,7 @@ def test_they_are_made_again_for_another_content_date_recipe_or_version(folder, 
     assert build.times == 5
 
 
-def test_large_files_are_told_apart_by_their_ends(source, monkeypatch):
+def test_large_files_are_distinguished_by_their_ends(source, monkeypatch):
     monkeypatch.setattr(cache, "HASHED", 3 << 20)
     content = bytearray(4 << 20)
     prints = set()
@@ -101,7 +101,7 @@ def test_a_build_that_fails_leaves_nothing(folder, source):
     assert build.times == 1
 
 
-def test_what_a_killed_process_left_is_swept_away(folder, source):
+def test_leftovers_of_a_killed_process_are_removed(folder, source):
     code = f"""
 import os, signal, numpy as np
 from pathlib import Path
@@ -120,7 +120,7 @@ cached_arrays("rows", [Path({str(source)!r})], build)
 
 
 @pytest.mark.parametrize("damage", ["short", "changed", "no index", "bad index"])
-def test_damaged_entries_are_made_again(folder, source, damage, caplog):
+def test_damaged_entries_are_rebuilt(folder, source, damage, caplog):
     build = Build()
     cached_arrays("rows", [source], build)
     (entry,) = entries(folder)
@@ -153,7 +153,7 @@ def test_a_cache_that_cannot_be_written_says_so(source, tmp_path, monkeypatch):
         cached_arrays("rows", [source], Build())
 
 
-def test_a_second_one_waits_and_takes_what_the_first_has_made(folder, source):
+def test_second_process_waits_and_reuses_the_arrays(folder, source):
     """Two at once, each with a lock of its own, as two processes have."""
     builds = []
 
@@ -168,7 +168,7 @@ def test_a_second_one_waits_and_takes_what_the_first_has_made(folder, source):
     assert len(builds) == 1
 
 
-def test_a_map_is_a_tensor_over_the_same_memory(folder, source):
+def test_tensor_shares_the_memory_of_the_map(folder, source):
     rows = cached_arrays("rows", [source], Build())["rows"]
     found = tensor(rows)
     assert found.dtype == torch.int16
@@ -177,7 +177,7 @@ def test_a_map_is_a_tensor_over_the_same_memory(folder, source):
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux says what a process holds of its own")
-def test_what_nobody_asks_for_takes_no_memory(folder, source):
+def test_unread_arrays_take_no_memory(folder, source):
     def build(writer):
         for part in range(16):
             writer.append("rows", np.full((200_000, 21), part, dtype=np.int16))

@@ -6,25 +6,25 @@ import pytest
 import torch
 from torch.nn import functional
 
-from coalmine.estimators.estimate import epsilon_estimate
+from coalmine.estimators.gaussian_fit import epsilon_estimate
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.literature.canife import round_epsilons
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.simulation.canife import (
     CanifeSettings,
     craft_canaries,
-    drawn,
     interference,
     mock_scores,
+    sample_batch,
     sample_gradients,
     softened,
 )
 from coalmine.simulation.canife.comparison import Comparison, train
 from coalmine.simulation.canife.gradients import Factors
 from coalmine.simulation.clipping import clip_factors
-from coalmine.simulation.engines.base import Examples
+from coalmine.simulation.engines.plain.engine import Examples
 from coalmine.simulation.models import cnn_dropout, mlp
-from coalmine.simulation.tasks.digits import digits
+from coalmine.simulation.tasks.image_tasks import digits
 
 CLASSES = 10
 
@@ -41,7 +41,7 @@ def trained(task):
     vectors = torch.stack([task.model.initial(torch.Generator().manual_seed(seed)) for seed in range(3)])
     stream = torch.Generator().manual_seed(1)
     for _ in range(30):
-        batch = gradients(vectors, *drawn(examples, (3, 64), stream))
+        batch = gradients(vectors, *sample_batch(examples, (3, 64), stream))
         vectors = vectors - 0.5 / 64 * batch.weighted_sum(clip_factors(batch.norms(), 1.0))
     return vectors
 
@@ -129,7 +129,7 @@ def test_a_canary_too_short_grows_to_the_clip(task, trained):
     assert (interference(pool, canaries.gradient) < 0.05).all()
 
 
-def test_no_gradient_at_all_breaks_nothing():
+def test_zero_gradients_are_handled():
     """A norm's slope at 0 is infinite, and infinity times 0 no number."""
     slope = torch.zeros(1, 1, 3, requires_grad=True)
     norms = Factors((torch.ones(1, 1, 2),), (slope,)).norms()
@@ -138,10 +138,12 @@ def test_no_gradient_at_all_breaks_nothing():
     assert torch.isfinite(found).all()
 
 
-def test_it_interferes_little_with_samples_that_it_has_not_seen(task, trained, crafted):
+def test_crafted_canary_interferes_little_with_unseen_samples(task, trained, crafted):
     canaries, _, (sample, label) = crafted
     gradients = sample_gradients(task.model)
-    others = gradients(trained, *drawn(softened(task.train, CLASSES), (3, 500), torch.Generator().manual_seed(5)))
+    others = gradients(
+        trained, *sample_batch(softened(task.train, CLASSES), (3, 500), torch.Generator().manual_seed(5))
+    )
     plain = interference(others, gradients(trained, sample.unsqueeze(1), label.unsqueeze(1)))
     assert (interference(others, canaries.gradient) < plain / 5).all()
 
@@ -276,7 +278,7 @@ def test_every_run_is_audited_both_ways(task, compared):
     assert (compared.dim, compared.examples, compared.device) == (task.model.dim, 1500, "cpu")
 
 
-def test_who_knows_everybody_else_sees_the_gaussian_mechanism(compared):
+def test_known_others_scores_follow_the_gaussian_mechanism(compared):
     """√d times the cosine of a canary with itself under noise is N(1/z, 1), but for the canary's own length."""
     scores = compared.known_others.flatten() * math.sqrt(compared.dim)
     length = math.sqrt(1 + 1 / (0.04 * compared.dim))
@@ -301,7 +303,7 @@ def test_the_same_seed_trains_the_same_runs(task, plan, compared):
     assert not np.array_equal(other.observed, compared.observed)
 
 
-def test_momentum_hides_canaries_from_who_looks_at_single_steps(task, plan, compared):
+def test_momentum_hides_canaries_from_single_steps(task, plan, compared):
     moved = train(task, replace(plan, momentum=0.9, learning_rate=0.02, crafted=False))
     apart = [np.median(found.observed) / np.median(found.unobserved) for found in (compared, moved)]
     assert apart[1] < apart[0]

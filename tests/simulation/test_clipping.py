@@ -35,7 +35,7 @@ def test_one_step_is_geometric():
 
 
 @pytest.mark.parametrize(("noise", "count_noise"), [(1.0, 2.5), (0.16, 1.7), (4.0, 2.01)])
-def test_both_shares_together_are_the_whole(noise, count_noise):
+def test_update_and_count_noise_compose_to_the_noise_multiplier(noise, count_noise):
     """Two Gaussian mechanisms with shifts 1/z_Δ and 1/(2σ_b) compose into one with the root of the sum of squares."""
     clipping = AdaptiveClipping(1.0, noise, count_noise=count_noise)
     shift = math.hypot(1 / clipping.update_noise_multiplier, 1 / clipping.count_noise_multiplier)
@@ -51,12 +51,12 @@ def test_the_count_is_noised_with_its_std():
     assert abs(noise.mean()) < 4 * 3.0 / math.sqrt(2000)
 
 
-def test_a_count_that_takes_all_the_noise_is_refused():
+def test_count_noise_that_leaves_none_for_the_updates_is_rejected():
     with pytest.raises(ValueError, match=r"must be above half of the noise multiplier, 0.5, got 0.5"):
         AdaptiveClipping(1.0, 1.0, count_noise=0.5)
 
 
-def test_without_noise_nothing_is_noised():
+def test_noise_multiplier_zero_adds_no_noise():
     assert AdaptiveClipping(1.0, 0.0).update_noise_multiplier == 0
     assert FixedClipping(1.0, 0.7).update_noise_multiplier == 0.7
     assert FixedClipping(1.0, 0.7).next_norm(1.0, 3, 4, torch.Generator()) == 1.0

@@ -12,7 +12,7 @@ from coalmine.simulation.tasks import TASKS
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("level", ["client", "example"])
-def test_a_config_is_the_same_in_toml(task, level):
+def test_config_round_trips_through_toml(task, level):
     config = RunConfig.from_dict(task_defaults(task, level))
     assert RunConfig.from_dict(tomllib.loads(tomli_w.dumps(config.to_dict()))) == config
 
@@ -40,22 +40,22 @@ def test_canaries_are_a_number_or_a_fraction_of_the_clients(given, number):
     config = RunConfig.from_dict(merged(task_defaults("digits"), {"canaries": given}))
     again = RunConfig.from_dict(tomllib.loads(tomli_w.dumps(config.to_dict())))
     assert again == config
-    assert again.canaries.among(200).count == number
+    assert again.canaries.with_count(200).count == number
 
 
-def test_a_fraction_is_rounded_down_as_it_is_written():
+def test_fraction_of_clients_is_rounded_down_in_decimal():
     """0.29 · 100 is 28.999… in binary; in decimals it is 29."""
     for hundredths in range(10, 100):
         settings = CanarySettings(pattern="replace", fraction=hundredths / 100)
         for clients in (100, 133, 539):
-            assert settings.among(clients).count == math.floor(Decimal(hundredths) / 100 * clients)
+            assert settings.with_count(clients).count == math.floor(Decimal(hundredths) / 100 * clients)
 
 
 def test_a_fraction_of_too_few_clients_is_refused():
     with pytest.raises(
         ValueError, match=r"canaries.fraction 0.1 of 99 clients must be at least 10 canaries, got 9; use a"
     ):
-        CanarySettings(pattern="replace").among(99)
+        CanarySettings(pattern="replace").with_count(99)
 
 
 @pytest.mark.parametrize(
@@ -96,26 +96,26 @@ def test_a_fraction_of_too_few_clients_is_refused():
         ({"engine": {"memory_limit": 0}}, "engine.memory_limit must be above 0"),
     ],
 )
-def test_what_cannot_be_is_refused_with_its_name(changes, message):
+def test_invalid_settings_are_rejected_by_name(changes, message):
     with pytest.raises(ValueError, match=message):
         RunConfig.from_dict(merged(RunConfig().to_dict(), changes))
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
-def test_a_fraction_that_is_none_is_refused(fraction):
+def test_fraction_outside_the_unit_interval_is_rejected(fraction):
     with pytest.raises(ValueError, match=r"canaries.fraction must (lie in \(0, 1\)|be finite), got"):
         CanarySettings(pattern="replace", fraction=fraction)
 
 
-def test_a_fraction_has_no_meaning_but_in_the_place_of_clients():
+def test_fraction_requires_pattern_replace():
     with pytest.raises(
         ValueError, match=r"canaries.fraction must be given with pattern replace only, got pattern spread"
     ):
         CanarySettings(fraction=0.2)
 
 
-def test_a_device_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match=r"engine.device 'nonsense' is not to be had here; use auto or cpu"):
+def test_unavailable_device_is_rejected():
+    with pytest.raises(ValueError, match=r"engine.device 'nonsense' is not available; use auto or cpu"):
         EngineSettings(device="nonsense").resolved()
     assert EngineSettings(workers=3).resolved().workers == 3
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from coalmine.simulation.batches import Batches, draw_batches
 from coalmine.simulation.engines import ClientSettings, Engine, Examples, client_engine, example_engine
-from coalmine.simulation.engines.dense import DenseTogether
-from coalmine.simulation.engines.one_by_one import OneByOne
-from coalmine.simulation.engines.pictures import PicturesTogether
-from coalmine.simulation.engines.processes import Processes
-from coalmine.simulation.engines.vectorized import VectorizedTogether
+from coalmine.simulation.engines.fast.cnn_clients import CnnTogether
+from coalmine.simulation.engines.fast.dense_clients import DenseTogether
+from coalmine.simulation.engines.fast.processes import Processes
+from coalmine.simulation.engines.plain.one_by_one import OneByOne
+from coalmine.simulation.engines.plain.vectorized import VectorizedTogether
 from coalmine.simulation.models import Model, cnn_dropout, mlp
 
 SIZES = (1, 33, 5, 16, 17, 0, 50)  # examples of each client: less than a batch, a whole one, a few, and nothing
@@ -116,7 +116,7 @@ def test_the_cnn_drops_the_same_activations_in_every_engine(pictures):
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_the_cnn_written_out_is_the_one_of_autograd(momentum, pictures):
+def test_hand_written_cnn_step_matches_autograd(momentum, pictures):
     """Ragged clients, several steps, chunks of two clients; in fp64, where no activation is on both sides of zero."""
     pictures = Examples(pictures.inputs.double(), pictures.labels)
     model = cnn_dropout()
@@ -124,7 +124,7 @@ def test_the_cnn_written_out_is_the_one_of_autograd(momentum, pictures):
     vector = model.initial(torch.Generator().manual_seed(1)).double()
     batches = ragged_batches((3, 20, 9), epochs=1, batch_size=8)
     alone = collected(OneByOne(model, pictures, client), vector, batches)
-    written = PicturesTogether(model, pictures, client, memory_limit=0.07)
+    written = CnnTogether(model, pictures, client, memory_limit=0.07)
     assert written.chunk == 2
     torch.testing.assert_close(collected(written, vector, batches), alone, rtol=1e-6, atol=1e-8)
 
@@ -150,7 +150,7 @@ def test_dropout_masks_keep_the_mean():
         torch.testing.assert_close(mask.max(), torch.tensor(1 / (1 - rate)))
 
 
-def test_dropout_masks_of_clients_steps_and_layers_have_nothing_to_do_with_each_other():
+def test_dropout_masks_of_clients_steps_and_layers_are_uncorrelated():
     """And one client's are the same alone, beside others, and in a smaller batch."""
     model, seeds = cnn_dropout(), torch.tensor([5, 6, 2**61 + 3, 5 + 2**33])
     first, dense = model.masks(seeds, 0, 16)
@@ -177,7 +177,7 @@ def test_per_example_updates_add_up_to_minus_the_gradient_of_the_sum(model, exam
     torch.testing.assert_close(rows.sum(dim=0), -leaf.grad, rtol=1e-3, atol=1e-5)
 
 
-def test_auto_takes_what_is_faster_and_says_which(examples, pictures):
+def test_auto_selects_the_faster_engine_and_describes_it(examples, pictures):
     client = ClientSettings()
     assert "together" in client_engine("auto", mlp(6, 8, 4), examples, client).description
     convolutions = client_engine("auto", cnn_dropout(), pictures, client, workers=2)
@@ -188,14 +188,14 @@ def test_auto_takes_what_is_faster_and_says_which(examples, pictures):
         client_engine("fast", mlp(6, 8, 4), examples, client)
 
 
-def test_a_killed_process_is_one_clear_error(examples):
+def test_killed_training_process_is_reported(examples):
     model = mlp(6, 8, 4)
     engine = Processes(model, examples, ClientSettings(), workers=2, memory_limit=1)
     vector = model.initial(torch.Generator().manual_seed(1))
     assert sum(len(chunk) for chunk in engine.updates(vector, ragged_batches())) == len(SIZES)
     for process in engine._started.values():
         os.kill(process.pid, signal.SIGKILL)
-    with pytest.raises(ChildProcessError, match="exit code -9; if memory was short, use fewer --workers"):
+    with pytest.raises(ChildProcessError, match="exit code -9; if memory was short, use fewer --jobs"):
         collected(engine, vector, ragged_batches())
 
 

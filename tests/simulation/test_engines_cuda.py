@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from coalmine.simulation.batches import draw_batches
-from coalmine.simulation.engines.base import ClientSettings, Examples
-from coalmine.simulation.engines.one_by_one import OneByOne
-from coalmine.simulation.engines.pictures import PicturesTogether
-from coalmine.simulation.engines.text import TextTogether
+from coalmine.simulation.engines.fast.cnn_clients import CnnTogether
+from coalmine.simulation.engines.fast.lstm_clients import LstmTogether
+from coalmine.simulation.engines.plain.engine import ClientSettings, Examples
+from coalmine.simulation.engines.plain.one_by_one import OneByOne
 from coalmine.simulation.models import cnn_dropout, word_lstm
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -30,7 +30,7 @@ def _error(found, expected):
 
 # A few times what rounding alone does to these very clients on a CPU: 1.6e-5 in fp32, 4.5e-4 with factors cut to tf32.
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("tf32", 5e-3)])
-def test_text(precision, tolerance):
+def test_lstm_engine_on_cuda_matches_one_by_one(precision, tolerance):
     """Ragged clients with several steps, twice, since the second time is another path for many things on a GPU."""
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(1, 204, (150, 21), generator=generator)
@@ -40,14 +40,14 @@ def test_text(precision, tolerance):
     vector = model.initial(torch.Generator().manual_seed(1)).cuda()
     batches = _batches((3, 40, 1, 16, 17, 5, 33, 8), 150, 8)
     expected = _collected(OneByOne(model, examples, client), vector.double(), batches)
-    engine = TextTogether(model, examples, client, memory_limit=1.0, precision=precision)
+    engine = LstmTogether(model, examples, client, memory_limit=1.0, precision=precision)
     for _ in range(2):
         assert _error(_collected(engine, vector, batches), expected) < tolerance
 
 
 # The same for the CNN: 1.8e-5 and 4.7e-2, where the tf32 of a few pixels tips a ReLU or a pool.
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("tf32", 0.15)])
-def test_pictures(precision, tolerance):
+def test_cnn_engine_on_cuda_matches_one_by_one(precision, tolerance):
     """Smooth pictures, on which rounding tips no ReLU and no pool over the edge, or hardly any."""
     generator = torch.Generator().manual_seed(3)
     coarse = torch.rand(100, 1, 7, 7, generator=generator)
@@ -57,6 +57,6 @@ def test_pictures(precision, tolerance):
     vector = model.initial(torch.Generator().manual_seed(1)).cuda()
     batches = _batches((3, 20, 9), 100, 8)
     expected = _collected(OneByOne(model, Examples(images.double(), labels), client), vector.double(), batches)
-    engine = PicturesTogether(model, Examples(images, labels), client, memory_limit=1.0, precision=precision)
+    engine = CnnTogether(model, Examples(images, labels), client, memory_limit=1.0, precision=precision)
     for _ in range(3):
         assert _error(_collected(engine, vector, batches), expected) < tolerance

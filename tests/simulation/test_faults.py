@@ -12,9 +12,10 @@ import torch
 
 from coalmine.audit.signatures import SIGNATURES, evidence_of, likely_faults
 from coalmine.simulation import faults
+from coalmine.simulation.dp_fedavg import Steps
 from coalmine.simulation.faults import STEPS, evidence, margins, selftest_config, try_fault
-from coalmine.simulation.run import prepared
-from coalmine.simulation.training import Steps, gaussian_noise
+from coalmine.simulation.noise_addition import gaussian_noise
+from coalmine.simulation.training_run import prepared
 
 SEEDS = (1, 2, 3)
 ROUNDS = range(1, selftest_config(1).rounds + 1)
@@ -114,7 +115,7 @@ def test_lost_canaries_keep_the_mean_score_below_the_claim(trials):
         assert "uneven scores" in evidence_of(trial.result)
 
 
-def test_noise_missing_in_the_last_rounds_is_found_in_those_rounds(trials):
+def test_noise_missing_in_the_last_rounds_is_located_there(trials):
     for trial in trials("noise-in-last-rounds"):
         assert gauge(trial, "residual").flagged == (9, 10)
 
@@ -139,7 +140,7 @@ def test_noise_of_a_broken_law_has_the_claimed_standard_deviation(name):
     assert float(noise.square().mean()) == pytest.approx(1, abs=5 * math.sqrt(5 * 2 / noise.numel()))
 
 
-def test_broken_laws_are_what_their_names_say():
+def test_broken_noise_laws_match_their_names():
     assert drawn("coin-flips").unique().tolist() == [-1, 1]
     assert float(drawn("uniform-noise").abs().max()) == pytest.approx(math.sqrt(3), rel=1e-3)
     within_one = math.sqrt(1 - 2 * math.exp(-0.5) / math.sqrt(2 * math.pi) / math.erf(1 / math.sqrt(2)))
@@ -172,7 +173,7 @@ def test_subspace_is_the_same_in_every_round():
 
 
 @pytest.mark.parametrize("name", UNSEEN)
-def test_what_cannot_be_seen_is_shown_as_unseen(trials, name):
+def test_undetectable_faults_are_listed_as_undetected(trials, name):
     """The fault is there, for the clients' part is another than honest training's; no canary is the wiser for it."""
     assert not FAULTS[name].detectable
     for trial, honest in zip(trials(name), trials("honest"), strict=True):
@@ -181,7 +182,7 @@ def test_what_cannot_be_seen_is_shown_as_unseen(trials, name):
         assert trial.outcome == "PASS"
 
 
-def test_the_unseen_rows_are_the_ones_of_the_table():
+def test_unseen_rows_match_the_table():
     assert UNSEEN == ["one-client-twice", "clip-forgotten-at-scale-1", "weighted-mean-declared"]
     assert [name for name, fault in FAULTS.items() if not fault.detectable] == ["honest", *UNSEEN]
 
@@ -196,7 +197,7 @@ def test_weights_by_examples_are_hidden_by_the_weight_that_canaries_declare():
     assert hidden.weigh(largest).unique().tolist() == [1.0]
 
 
-def test_without_others_less_is_left(trials):
+def test_without_others_fewer_rungs_remain(trials):
     """The second table: no residual or layer gauges, a noise gauge full of signal, and known-round confirms nothing."""
     for trial in trials("small-tensor-without-noise"):
         assert trial.caught
@@ -211,7 +212,7 @@ def test_without_others_less_is_left(trials):
         assert not any(evidence(trial.blind) for trial in trials(name)), name
 
 
-def test_noise_on_one_layer_is_refuted_and_its_gauges_say_which(trials):
+def test_noise_on_one_layer_is_refuted_and_the_gauges_name_the_layer(trials):
     for trial in trials("noise-on-one-layer"):
         assert "known-others" in evidence(trial.result)
         layers = {gauge.name: gauge.status for gauge in trial.result.gauges if gauge.name.startswith("layer ")}
@@ -250,7 +251,7 @@ def test_little_noise_repeats_only_where_its_rounds_are_nearly_the_same(cosine, 
     assert ("noise-reused" in names(likely_faults(result))) == named
 
 
-def test_a_margin_is_the_reading_of_what_caught_the_fault(trials):
+def test_margin_is_the_reading_that_detected_the_fault(trials):
     for trial in trials("small-tensor-without-noise"):
         assert evidence(trial.result) == ["layer dense2.bias gauge", "bare coordinates gauge"]
         margin = margin_of(trial, "layer dense2.bias gauge")
@@ -277,7 +278,7 @@ def test_a_margin_is_the_reading_of_what_caught_the_fault(trials):
 
 
 @pytest.mark.parametrize("name", DETECTABLE)
-def test_what_a_gauge_reads_lies_outside_of_its_limit(trials, name):
+def test_flagged_gauge_reads_outside_its_limits(trials, name):
     """Or, where only all rounds together prove that noise is missing, it is what is left of the noise."""
     for trial in trials(name):
         assert [margin.by for margin in margins(trial.result)] == evidence(trial.result)
@@ -333,7 +334,7 @@ def rounds():
     return get
 
 
-def test_a_clip_after_averaging_bites_in_every_round(rounds):
+def test_clip_after_averaging_is_active_in_every_round(rounds):
     """The average is longer than the clip norm, and is brought to it; single updates are left as they were sent."""
     assert len(rounds("clip-after-averaging")) == len(ROUNDS)
     for mean, released, clip_norm in rounds("clip-after-averaging"):
@@ -342,7 +343,7 @@ def test_a_clip_after_averaging_bites_in_every_round(rounds):
         torch.testing.assert_close(released, mean * clip_norm / torch.linalg.vector_norm(mean), rtol=0, atol=1e-6)
 
 
-def test_a_forgotten_clip_is_another_fault_than_a_clip_after_averaging(rounds, trials):
+def test_forgotten_clip_differs_from_clip_after_averaging(rounds, trials):
     """They start from the same updates and release different deltas; only one of them leaves more than noise behind."""
     (mean, forgotten, _), (same_mean, clipped, _) = (
         rounds(name)[0] for name in ("clip-forgotten", "clip-after-averaging")
@@ -359,7 +360,7 @@ def test_a_forgotten_clip_is_another_fault_than_a_clip_after_averaging(rounds, t
         assert names(likely_faults(after.result)) == ["clip-after-averaging"]
 
 
-def test_a_forgotten_clip_hides_from_canaries_of_the_clip_norm_itself(monkeypatch):
+def test_forgotten_clip_is_not_detected_by_canaries_at_the_clip_norm(monkeypatch):
     """Why canaries are sent at ten times the clip norm: at once it, there is nothing to clip."""
     config = selftest_config(1)
     shy = replace(config, canaries=replace(config.canaries, scale=1.0))
@@ -419,7 +420,7 @@ def test_a_reading_inside_the_evidence_threshold_does_not_name_a_fault():
         assert (name in evidence_of(result)) == word
 
 
-def test_a_low_reading_counts_as_low_where_wrong_others_took_its_proof_away():
+def test_low_reading_counts_as_low_despite_wrong_others():
     result = {"adversaries": {}, "gauges": {"residual": outside("low") | {"status": "warning"}}}
     assert evidence_of(result) == {"low residual"}
 

@@ -8,7 +8,6 @@ from coalmine.simulation.models import (
     accuracy,
     character_lstm,
     cnn_dropout,
-    cnn_fedavg,
     mlp,
     model_by_name,
     word_lstm,
@@ -19,15 +18,13 @@ COUNTS = [
     (character_lstm(), 820_522),
     (cnn_dropout(10), 1_199_882),
     (cnn_dropout(62), 1_206_590),
-    (cnn_fedavg(10), 1_663_370),
-    (cnn_fedavg(62), 1_690_046),
     (mlp(784, 200, 200, 10), 199_210),
     (mlp(784, 200, 200, 62), 209_662),
 ]
 
 
 @pytest.mark.parametrize(("model", "count"), COUNTS, ids=lambda part: getattr(part, "name", part))
-def test_parameters(model, count):
+def test_models_have_the_parameter_counts_of_their_originals(model, count):
     assert model.dim == count
     assert model_by_name(model.name).dim == count
 
@@ -64,7 +61,7 @@ def test_an_lstm_starts_as_keras_starts_it():
     assert float(kernel.std()) == pytest.approx((2 / 256) ** 0.5, rel=0.02)
 
 
-def test_accuracy_of_text_leaves_out_what_is_not_scored():
+def test_accuracy_of_text_ignores_unscored_labels():
     """A model that always says 3: right on a third of what counts, padding and the end left out."""
     model = word_lstm(6)
     vector = torch.zeros(model.dim)

@@ -23,7 +23,7 @@ def no_canaries(round_number: int) -> np.ndarray:
     return np.zeros(0, dtype=np.int64)
 
 
-def test_shuffled_epochs_show_everybody_once_an_epoch_in_a_new_order():
+def test_shuffled_epochs_include_each_client_once_in_a_new_order():
     participation = ShuffledEpochs(23, 5, seed=1)
     rounds = [participation.participants(number) for number in range(1, 11)]
     assert [len(present) for present in rounds] == [5, 5, 5, 5, 3] * 2
@@ -63,7 +63,7 @@ def test_poisson_rounds_have_the_binomial_law():
     assert all(len(set(present.tolist())) == len(present) for present in rounds)
 
 
-def test_fixed_size_draws_anew_each_round():
+def test_fixed_size_samples_independently_in_each_round():
     participation = FixedSize(30, 7, seed=1)
     rounds = [frozenset(participation.participants(number).tolist()) for number in range(1, 30)]
     assert {len(present) for present in rounds} == {7}
@@ -71,7 +71,7 @@ def test_fixed_size_draws_anew_each_round():
 
 
 @pytest.mark.parametrize("separation", [1, 2, 4])
-def test_check_ins_are_so_many_rounds_apart(separation):
+def test_check_ins_are_separated_by_the_configured_rounds(separation):
     participation = LimitedCheckIns(29, 7, separation, seed=1)
     rounds = [participation.participants(number) for number in range(1, 60)]
     last: dict[int, int] = {}
@@ -84,7 +84,7 @@ def test_check_ins_are_so_many_rounds_apart(separation):
     assert len(last) == 29
 
 
-def test_check_ins_are_the_same_in_whatever_order_they_are_asked_for():
+def test_check_ins_do_not_depend_on_the_order_of_calls():
     whole = LimitedCheckIns(29, 7, 3, seed=1)
     rounds = {number: whole.participants(number).tolist() for number in range(1, 21)}
     other = LimitedCheckIns(29, 7, 3, seed=1)
@@ -118,13 +118,13 @@ def test_a_file_of_rounds_is_read_as_it_was_written(tmp_path):
         ("1 x\n", "line 1: 'x' is none of 10 clients"),
         ("1 -2\n", "line 1: '-2' is none"),
         ("canary:3\n", "line 1: 'canary:3' is none of 3 canaries"),
-        ("4 4\n", "line 1: somebody is named twice"),
+        ("4 4\n", "line 1: a participant is listed twice"),
         ("", "has no rounds"),
         (b"\xff\xfe", "must be a file of rounds, .*, got one that is not text"),
         (None, "must be there to be read"),
     ],
 )
-def test_a_bad_file_of_rounds_says_which_line(tmp_path, text, message):
+def test_bad_file_of_rounds_error_names_the_line(tmp_path, text, message):
     path = tmp_path / "rounds.txt"
     if text is not None:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -132,7 +132,7 @@ def test_a_bad_file_of_rounds_says_which_line(tmp_path, text, message):
         read_rounds(path, clients=10, canaries=3)
 
 
-def test_canaries_spread_beside_the_clients():
+def test_spread_canaries_are_added_to_the_clients():
     cohorts = plan_cohorts(config(rounds=4, canaries={"count": 40}), 200, lambda number: np.arange(number))
     cohort = cohorts.of_round(3)
     assert cohort.canaries.tolist() == [0, 1, 2]
@@ -140,7 +140,7 @@ def test_canaries_spread_beside_the_clients():
     assert cohorts.expected_size == 50 + 40 / 4
 
 
-def test_canaries_in_the_clients_own_pattern_come_once_an_epoch_too():
+def test_canaries_sampled_like_clients_take_part_once_per_epoch():
     cohorts = plan_cohorts(config(canaries={"count": 100, "pattern": "clients"}), 200, no_canaries)
     epoch = [cohorts.of_round(number) for number in range(1, 5)]
     assert [len(cohort) for cohort in epoch] == [75] * 4
@@ -149,7 +149,7 @@ def test_canaries_in_the_clients_own_pattern_come_once_an_epoch_too():
     assert cohorts.expected_size == 75
 
 
-def test_canaries_in_the_place_of_clients_leave_the_rest():
+def test_replacing_canaries_leave_the_other_clients():
     cohorts = plan_cohorts(config(canaries={"count": 50, "pattern": "replace"}), 200, no_canaries)
     epoch = [cohorts.of_round(number) for number in range(1, 5)]
     assert [len(cohort) for cohort in epoch] == [50] * 4
@@ -160,7 +160,7 @@ def test_canaries_in_the_place_of_clients_leave_the_rest():
         plan_cohorts(config(canaries={"count": 200, "pattern": "replace"}), 200, no_canaries)
 
 
-def test_a_file_names_canaries_where_they_come_as_clients_do(tmp_path):
+def test_file_of_rounds_lists_canaries_sampled_like_clients(tmp_path):
     path = tmp_path / "rounds.txt"
     path.write_text("3 canary:7 4\n" * 2)
     named = {"kind": "file", "file": str(path)}

@@ -11,18 +11,18 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from formats import fedjax_sqlite, leaf_json, tff_hdf5, tff_sqlite
+from formats import tff_hdf5, tff_sqlite
 
 from coalmine.simulation import Steps, load_task, simulate
 from coalmine.simulation.batches import draw_batches
 from coalmine.simulation.config import CanarySettings, EngineSettings, RunConfig, TaskSettings, task_defaults
 from coalmine.simulation.population import Consecutive
-from coalmine.simulation.tasks import splits
-from coalmine.simulation.tasks.splits import chosen_for_tests, order_of_tests
+from coalmine.simulation.tasks import tff_files
+from coalmine.simulation.tasks.tff_files import chosen_for_tests, order_of_tests
 
 DATA = os.environ.get("COALMINE_DATA_DIR")
 needs_data = pytest.mark.skipif(not DATA, reason="COALMINE_DATA_DIR names no folder with the real data")
-FORMATS = ("hdf5", "sqlite", "fedjax")
+FORMATS = ("hdf5", "sqlite")
 
 
 @pytest.fixture(autouse=True)
@@ -37,9 +37,8 @@ def write(kind, folder, names, splits_of_sqlite, train, test):
         path, (first, second) = folder / names["sqlite"], splits_of_sqlite
         tff_sqlite(path, {first: rows_of(train), second: rows_of(test)})
     else:
-        writer = tff_hdf5 if kind == "hdf5" else fedjax_sqlite
-        for name, clients in zip(names[kind], (train, test), strict=True):
-            writer(folder / name, clients)
+        for name, clients in zip(names["hdf5"], (train, test), strict=True):
+            tff_hdf5(folder / name, clients)
 
 
 def rows_of(clients):
@@ -68,12 +67,10 @@ def writers(counts, *, classes, seed):
 EMNIST = {
     "hdf5": ("fed_emnist_train.h5", "fed_emnist_test.h5"),
     "sqlite": "emnist_all.sqlite",
-    "fedjax": ("federated_emnist_train.sqlite", "federated_emnist_test.sqlite"),
 }
 EMNIST_DIGITS = {
     "hdf5": ("fed_emnist_digitsonly_train.h5", "fed_emnist_digitsonly_test.h5"),
     "sqlite": "emnist_all.sqlite",
-    "fedjax": ("federated_emnist_digitsonly_train.sqlite", "federated_emnist_digitsonly_test.sqlite"),
 }
 
 
@@ -109,7 +106,7 @@ def test_emnist_digits_from_each_format(tmp_path, kind):
     assert task.train.labels.tolist() == [*train["a"]["label"].tolist(), *train["b"]["label"].tolist()]
 
 
-def test_one_sqlite_file_holds_both(tmp_path):
+def test_one_sqlite_file_serves_emnist_and_emnist_digits(tmp_path):
     (tmp_path / "emnist").mkdir()
     parts = {
         name: rows_of(writers({"a": 2}, classes=classes, seed=seed))
@@ -123,23 +120,6 @@ def test_one_sqlite_file_holds_both(tmp_path):
         assert labels == [int(found["label"][0]) for found in parts[split]["a"]]
 
 
-def test_emnist_from_leaf(tmp_path):
-    people = writers({f"f{number}": 4 for number in range(12)}, classes=62, seed=3)
-    for number, (user, found) in enumerate(people.items()):
-        pair = {user: (found["pixels"].reshape(4, 784), np.array([3, 40, 9, 61]))}
-        for part in ("train", "test"):
-            leaf_json(tmp_path / "emnist" / part / f"all_data_{number}_niid_0_keep_0_{part}_9.json", pair)
-    task = load_task("emnist", data_dir=tmp_path)
-    assert task.title == "Federated EMNIST (LEAF)"
-    assert len(task.population) == 12
-    eleventh = task.train.inputs[task.population.examples(10), 0].numpy()  # files go by their number: 10 after 9
-    np.testing.assert_array_equal(eleventh, people["f10"]["pixels"])
-    digits = load_task("emnist-digits", data_dir=tmp_path)
-    assert digits.train.labels[:2].tolist() == [3, 9]
-    np.testing.assert_array_equal(digits.train.inputs[1, 0].numpy(), people["f0"]["pixels"][2])
-    assert len(digits.train) == 24
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -149,7 +129,7 @@ def test_emnist_from_leaf(tmp_path):
         ({"pixels": np.zeros((2, 8, 8), np.float32)}, "writer a must have pictures of 28 by 28, got 64 numbers"),
     ],
 )
-def test_characters_that_cannot_be_are_refused(tmp_path, change, message):
+def test_invalid_characters_are_rejected(tmp_path, change, message):
     good = writers({"a": 2}, classes=62, seed=1)
     write("hdf5", tmp_path / "emnist", EMNIST, None, {"a": good["a"] | change}, good)
     with pytest.raises(ValueError, match=message):
@@ -173,7 +153,6 @@ def test_stack_overflow_from_each_format(tmp_path, kind):
     names = {
         "hdf5": ("stackoverflow_train.h5", "stackoverflow_test.h5"),
         "sqlite": "stackoverflow.sqlite",
-        "fedjax": ("stackoverflow_train.sqlite", "stackoverflow_test.sqlite"),
     }
     write(kind, tmp_path / "stackoverflow", names, ("train", "test"), clients, {"eve": clients["eve"]})
     with pytest.raises(FileNotFoundError, match=r"holds none of stackoverflow.word_count: `coalmine data get"):
@@ -248,7 +227,7 @@ def test_stack_exchange_trains_users_with_five_sentences_and_tests_the_others(tm
         ({"a": [[3] * 9]}, "line 1 must have a list of texts"),
     ],
 )
-def test_stack_exchange_files_that_cannot_be_are_refused(tmp_path, users, message):
+def test_invalid_stack_exchange_files_are_rejected(tmp_path, users, message):
     stackexchange_file(tmp_path / "stackexchange", users)
     with pytest.raises(ValueError, match=message):
         load_task("stackexchange", data_dir=tmp_path)
@@ -263,7 +242,6 @@ def test_shakespeare_from_each_format(tmp_path, kind):
     names = {
         "hdf5": ("shakespeare_train.h5", "shakespeare_test.h5"),
         "sqlite": "shakespeare.sqlite",
-        "fedjax": ("shakespeare_train.sqlite", "shakespeare_test.sqlite"),
     }
     write(kind, tmp_path / "shakespeare", names, ("train", "test"), train, {"KING": {"snippets": [b"d"]}})
     task = load_task("shakespeare", data_dir=tmp_path)
@@ -277,7 +255,7 @@ def test_shakespeare_from_each_format(tmp_path, kind):
     assert task.test.labels.tolist() == [[1, 89] + [0] * 78]
 
 
-def test_of_each_role_the_last_fifth_is_tested(tmp_path):
+def test_last_fifth_of_each_role_is_for_testing(tmp_path):
     folder = tmp_path / "shakespeare"
     folder.mkdir()
     roles = {"a": ["d"], "b": ["d", "h"], "c": ["l"] * 8 + ["p"] * 3}
@@ -289,8 +267,8 @@ def test_of_each_role_the_last_fifth_is_tested(tmp_path):
     assert sorted(task.test.labels[:, 0].tolist()) == [2, 4, 4, 4]
 
 
-def test_tested_are_the_first_examples_of_clients_in_a_fixed_order(monkeypatch):
-    monkeypatch.setattr(splits, "TEST_EXAMPLES", 5)
+def test_test_examples_are_the_first_of_clients_in_a_fixed_order(monkeypatch):
+    monkeypatch.setattr(tff_files, "TEST_EXAMPLES", 5)
     starts = np.array([0, 2, 4, 6, 8])
     order = order_of_tests(4)
     expected = [number for client in order for number in (2 * client, 2 * client + 1)][:5]
@@ -309,13 +287,13 @@ def test_missing_and_packed_files_are_named(tmp_path):
         load_task("emnist", data_dir=tmp_path)
 
 
-def test_consecutive_clients():
+def test_consecutive_clients_have_consecutive_examples():
     population = Consecutive(np.array([0, 3, 3, 7]))
     assert [population.examples(client).tolist() for client in range(len(population))] == [[0, 1, 2], [], [3, 4, 5, 6]]
     assert population.most_examples == 4
 
 
-def test_a_cap_is_on_examples_shuffled_and_in_batches_afterwards():
+def test_cap_applies_after_shuffling_and_before_batching():
     owned = [np.arange(10), np.arange(100, 103)]
     for seed in range(20):
         batches = draw_batches(owned, epochs=1, batch_size=4, rng=np.random.default_rng(seed), most=6)
@@ -328,7 +306,7 @@ def test_a_cap_is_on_examples_shuffled_and_in_batches_afterwards():
     assert len(first) == 20  # another choice each time
 
 
-def test_a_cap_counts_epochs_together():
+def test_cap_on_examples_includes_all_epochs():
     owned = [np.arange(10), np.arange(100, 103)]
     batches = draw_batches(owned, epochs=3, batch_size=4, rng=np.random.default_rng(0), most=14)
     assert batches.sizes.tolist() == [14, 9]
@@ -339,7 +317,7 @@ def test_a_cap_counts_epochs_together():
     np.testing.assert_array_equal(free.examples[0, :3], batches.examples[0, :3])
 
 
-def test_a_large_client_with_a_cap_takes_the_memory_of_the_cap():
+def test_memory_of_a_large_client_is_bounded_by_the_cap():
     batches = draw_batches([np.arange(100_000)], epochs=2, batch_size=16, rng=np.random.default_rng(0), most=64)
     assert batches.examples.shape == (1, 4, 16)
 

@@ -1,6 +1,7 @@
 """The grid of a sweep: its runs, their names, and what is refused before anything starts."""
 
 import dataclasses
+import multiprocessing
 
 import pytest
 import tomli_w
@@ -17,7 +18,7 @@ def write(path, **values):
     return path
 
 
-def test_a_grid_is_every_combination_the_first_name_slowest(tmp_path):
+def test_grid_has_every_combination_with_the_first_name_slowest(tmp_path):
     text = 'rounds = 3\n[privacy]\nclip_norm = 0.25\n[sweep]\nprivacy.noise_multiplier = [0.5, 1]\n"seed" = [1, 2]\n'
     (tmp_path / "sweep.toml").write_text(text)
     points = read_sweep(tmp_path / "sweep.toml")
@@ -34,7 +35,7 @@ def test_a_grid_is_every_combination_the_first_name_slowest(tmp_path):
     assert points[1].values == {"privacy.noise_multiplier": 0.5, "seed": 2}
 
 
-def test_names_stay_apart_and_fit_a_file_system():
+def test_run_names_are_unique_and_valid_file_names():
     rates = make_points({}, {"client.learning_rate": [0.1], "server.learning_rate": [1.0]})
     assert rates[0].name == "client.learning_rate=0.1,server.learning_rate=1.0"
     groups = make_points({"rounds": 8}, {"canaries.presentations": [1, [1, 2, 4]]})
@@ -48,7 +49,7 @@ def test_names_stay_apart_and_fit_a_file_system():
     assert make_points({}, {"task.data_dir": ["/" + "x" * 400]})[0].name == long.name
 
 
-def test_a_swept_task_brings_its_own_defaults():
+def test_swept_task_uses_its_own_defaults():
     digits, example = make_points({}, {"task.level": ["client", "example"]})
     assert (digits.config.participation.kind, example.config.participation.kind) == ("shuffled", "poisson")
 
@@ -67,17 +68,17 @@ def test_a_swept_task_brings_its_own_defaults():
         ({"sweep": {"privacy.noise_multiplier": [1, "low"]}}, "must be float, got 'low'"),
         ({"sweep": {"seed.more": [1]}}, "seed must be int, got"),
         ({"task": 3, "sweep": {"seed": [1]}}, "task must be a section"),
-        ({"sweep": {"engine.device": ["gpu"]}}, "engine.device 'gpu' is not to be had here"),
+        ({"sweep": {"engine.device": ["gpu"]}}, "engine.device 'gpu' is not available"),
         ({"rounds": 0, "sweep": {"seed": [1]}}, "rounds must be at least 1"),
     ],
 )
-def test_a_bad_grid_is_refused_before_anything_starts(tmp_path, values, words):
+def test_bad_grid_is_rejected_before_anything_starts(tmp_path, values, words):
     with pytest.raises(ValueError, match=words) as error:
         read_sweep(write(tmp_path / "sweep.toml", **values))
     assert "\n" not in str(error.value)
 
 
-def test_a_finished_run_is_left_alone_and_another_in_its_place_is_refused(tmp_path):
+def test_finished_run_is_skipped_and_another_run_in_its_place_is_rejected(tmp_path):
     points = make_points(TINY, {"seed": [1, 2]})
     start(points[0].config, tmp_path / "seed=1")
     written = (tmp_path / "seed=1" / "result.json").stat().st_mtime_ns
@@ -111,12 +112,26 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
     assert (seen[-1].done, seen[-1].failed) == (1, 1)
 
 
+def test_a_worker_that_dies_fails_its_run_alone(tmp_path):
+    points = make_points(TINY | {"rounds": 50}, {"seed": [1, 2, 3]})
+    killed = []
+
+    def kill_one(seen):
+        if seen.round_number and not killed:
+            killed.append(multiprocessing.active_children()[0])
+            killed[0].kill()
+
+    runs = run_sweep(points, tmp_path, jobs=2, progress=kill_one)
+    assert sorted(str(run.error) for run in runs) == ["None", "None", "its process died"]
+    assert [is_finished(run.point, run.directory) for run in runs] == [run.error is None for run in runs]
+
+
 def test_bad_jobs_are_refused(tmp_path):
     with pytest.raises(ValueError, match="jobs must be at least 1, got 0"):
         run_sweep(make_points(TINY, {"seed": [1]}), tmp_path, jobs=0)
 
 
-def test_a_run_goes_on_with_the_threads_it_was_begun_with(tmp_path):
+def test_resumed_run_keeps_its_number_of_threads(tmp_path):
     [point] = make_points(TINY | {"checkpoint_every": 1}, {"seed": [1]})
     begun = dataclasses.replace(point.config, engine=dataclasses.replace(point.config.engine, threads=2))
 

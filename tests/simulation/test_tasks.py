@@ -11,13 +11,13 @@ import torch
 from coalmine.simulation import load_task
 from coalmine.simulation.models import accuracy, mlp, model_by_name
 from coalmine.simulation.population import VirtualClients, partition_by_owner, random_partition
-from coalmine.simulation.tasks.idx import parse_idx, read_idx
+from coalmine.simulation.tasks.image_tasks import parse_idx, read_idx
 
 DATA = os.environ.get("COALMINE_DATA_DIR")
 needs_data = pytest.mark.skipif(not DATA, reason="COALMINE_DATA_DIR names no folder with the real data")
 
 
-def test_digits_go_round_200_clients():
+def test_digits_are_split_over_200_clients():
     task = load_task("digits")
     shares = [task.population.examples(client) for client in range(len(task.population))]
     assert len(shares) == 200
@@ -31,13 +31,13 @@ def test_digits_go_round_200_clients():
     assert task.train.inputs.max() == 1
 
 
-def test_digits_are_the_same_every_time():
+def test_digits_split_is_deterministic():
     first, second = load_task("digits"), load_task("digits")
     assert torch.equal(first.train.inputs, second.train.inputs)
     assert first.population.examples(7).tolist() == second.population.examples(7).tolist()
 
 
-def test_more_clients_are_virtual_and_each_has_its_own_examples():
+def test_virtual_clients_have_their_own_examples():
     population = load_task("digits", clients=100_000).population
     assert isinstance(population, VirtualClients)
     assert len(population) == 100_000
@@ -80,17 +80,17 @@ def test_idx_files_are_read_as_written(tmp_path):
     np.testing.assert_array_equal(read_idx(tmp_path / "a.gz", sha256=checksum), array)
 
 
-def test_damaged_files_say_what_is_wrong(tmp_path):
+def test_damaged_files_are_reported(tmp_path):
     path = tmp_path / "a.gz"
     checksum = idx_file(path, np.arange(24, dtype=np.uint8))
     whole = path.read_bytes()
     with pytest.raises(ValueError, match="does not hold the published data: sha256 "):
         read_idx(path, sha256="0" * 64)
     path.write_bytes(whole[:-9])
-    with pytest.raises(ValueError, match="is no whole gzip file"):
+    with pytest.raises(ValueError, match="is not a complete gzip file"):
         read_idx(path, sha256=checksum)
     path.write_bytes(b"hello")
-    with pytest.raises(ValueError, match="is no whole gzip file"):
+    with pytest.raises(ValueError, match="is not a complete gzip file"):
         read_idx(path, sha256=checksum)
     path.unlink()
     with pytest.raises(
@@ -102,10 +102,10 @@ def test_damaged_files_say_what_is_wrong(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\0\0\x08\x01\0\0\0\x05abc", r"its head promises 5 bytes of shape \[5\], 3 follow"),
+        (b"\0\0\x08\x01\0\0\0\x05abc", r"its header announces 5 bytes of shape \[5\], 3 follow"),
         (b"\0\0\x0d\x01\0\0\0\x05abcde", "is not an idx file of bytes or 32-bit integers: it begins with 00000d01"),
         (b"PK", "is not an idx file"),
-        (b"\0\0\x08\x03\0\0\0\x05", "is not whole"),
+        (b"\0\0\x08\x03\0\0\0\x05", "is incomplete"),
     ],
 )
 def test_bytes_that_are_not_idx_are_refused(content, message):
@@ -117,7 +117,10 @@ def test_bytes_that_are_not_idx_are_refused(content, message):
     ("arguments", "message"),
     [
         ({"name": "cifar"}, "task must be one of digits, mnist-by-writer, fashion-mnist, .*, shakespeare, got 'cifar'"),
-        ({"name": "digits", "clients": 10}, "task digits has 200 clients, which cannot be made 10"),
+        (
+            {"name": "digits", "clients": 10},
+            "task digits has 200 clients, so task.clients must be at least 200, got 10",
+        ),
         (
             {"name": "fashion-mnist", "data_dir": Path("/no/such/folder")},
             "the data folder /no/such/folder is not there",
@@ -125,21 +128,21 @@ def test_bytes_that_are_not_idx_are_refused(content, message):
         ({"name": "fashion-mnist"}, "say where they are by --data-dir or COALMINE_DATA_DIR"),
     ],
 )
-def test_tasks_that_cannot_be_are_refused(arguments, message, monkeypatch, tmp_path):
+def test_invalid_tasks_are_rejected(arguments, message, monkeypatch, tmp_path):
     monkeypatch.delenv("COALMINE_DATA_DIR", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         load_task(**arguments)
 
 
-def test_examples_go_to_their_owners():
+def test_partition_by_owner_assigns_examples_to_owners():
     partition = partition_by_owner(["b", "a", "b", "c", "a", "b"])
     assert [partition.examples(client).tolist() for client in range(3)] == [[1, 4], [0, 2, 5], [3]]
-    with pytest.raises(ValueError, match="5 examples do not go round 6 clients"):
+    with pytest.raises(ValueError, match="5 examples are too few for 6 clients"):
         random_partition(5, 6, seed=0)
 
 
-def test_a_model_is_its_name():
+def test_model_is_determined_by_its_name():
     assert model_by_name("mlp-64-128-10").shapes == mlp(64, 128, 10).shapes
     assert model_by_name("cnn-dropout-62").dim == 1_206_590
     with pytest.raises(
@@ -148,7 +151,7 @@ def test_a_model_is_its_name():
         model_by_name("lstm")
 
 
-def test_accuracy_counts_what_is_right():
+def test_accuracy_is_the_share_of_correct_predictions():
     model = mlp(3, 3)
     vector = torch.cat([torch.eye(3).flatten(), torch.zeros(3)])  # the class is the largest input
     inputs = torch.eye(3).repeat(5, 1)

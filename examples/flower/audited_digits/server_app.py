@@ -38,6 +38,6 @@ def main(grid: Grid, context: Context) -> None:
         timeout=float(settings["timeout"]),
         evaluate_fn=evaluate,
     )
-    print(strategy.finish(task="digits"))
+    print(strategy.audit.finish(task="digits"))
     directory.mkdir(parents=True, exist_ok=True)
     np.savez(directory / "digits.npz", **{name: array.numpy() for name, array in result.arrays.items()})

@@ -12,14 +12,14 @@ import numpy as np
 from coalmine.audit.ladder import RUNGS, Scores, presented_times
 from coalmine.checks import Floats
 from coalmine.estimators.bounds import FEWEST
-from coalmine.estimators.literature.compare import literature_rows
+from coalmine.estimators.literature.all_estimators import literature_rows
 from coalmine.estimators.literature.jagielski2023 import (
     Rises,
     jagielski2023_missing,
     jagielski2023_rises,
     rises_of,
 )
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.storage.record import Settings
 from coalmine.storage.rounds_file import RoundLog
 

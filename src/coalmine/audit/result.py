@@ -12,7 +12,7 @@ from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.verdict import NO_VERDICT, Claim, Verdict
 from coalmine.checks import count_of
-from coalmine.estimators.estimate import EpsilonEstimate
+from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.estimators.intervals import Interval
 from coalmine.storage.record import SCHEMA_VERSION, Settings
 

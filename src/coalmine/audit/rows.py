@@ -7,8 +7,10 @@ from scipy.special import ndtri
 
 from coalmine.audit.ladder import RUNGS, Scores
 from coalmine.audit.result import CONFIDENCE, Headline, Row, interval_ends
+from coalmine.estimators.all_iterates import estimate_from_iterates
 from coalmine.estimators.bounds import epsilon_lower_bound
-from coalmine.estimators.estimate import EpsilonEstimate, epsilon_estimate, estimate_from_final, estimate_from_iterates
+from coalmine.estimators.final_model import estimate_from_final
+from coalmine.estimators.gaussian_fit import EpsilonEstimate, epsilon_estimate
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.storage.record import FEWEST, Settings
 

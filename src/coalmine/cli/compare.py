@@ -11,16 +11,24 @@ import click
 
 from coalmine.audit.ladder import RUNGS
 from coalmine.audit.result import AuditResult
+from coalmine.cli.exit_codes import BAD_INPUT
+from coalmine.cli.named_runs import find_runs, how_to_finish, is_finished, print_notes, print_problems, read_error
+from coalmine.cli.options import JSON, Command, argument
 from coalmine.cli.output import print_json, print_table, shown_number
-from coalmine.cli.runs import BAD_INPUT, find_runs, how_to_finish, is_finished, print_notes, print_problems, read_error
 from coalmine.storage.run_directory import RunDirectory
 
 logger = logging.getLogger("coalmine")
 FEW = 4  # numbers of presentations that a table lists
 
 
-@click.command()
-@click.argument("directories", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.command(cls=Command)
+@argument(
+    "directories",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Run directories; a directory of runs, such as that of a sweep, stands for all of them.",
+)
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV with each adversary's interval and lower bound.")
 @click.option(
     "--plot",
@@ -28,20 +36,20 @@ FEW = 4  # numbers of presentations that a table lists
     metavar="FILE",
     help="Also plot epsilon against noise into a .png, .svg or .pdf file.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@JSON
 def compare(directories: tuple[Path, ...], as_csv: bool, plot: Path | None, as_json: bool) -> int:
-    """Compare finished runs: accuracy, the epsilon that each verdict rests on, and each adversary's estimate.
+    """Compare finished runs in a table.
 
-    DIRECTORIES are run directories; a directory of runs, such as a sweep's, stands for all of them. Unfinished runs are
+    The table shows accuracy, the epsilon that each verdict rests on, and each adversary's estimate. Unfinished runs are
     listed below the table with what to do.
 
-    "measured" is the estimate that the verdict rests on, with the number of rounds that it is for. "client_epsilon" is the
-    analytical epsilon of a client, with the number of rounds that a client takes part in. If groups of canaries were
-    presented different numbers of times, "presentations" lists those numbers, and the adversaries' epsilons are for the
-    first one.
+    "measured" is the estimate that the verdict rests on, with the number of rounds that it is for. "client_epsilon" is
+    the analytical epsilon of a client, with the number of rounds that a client takes part in. If groups of canaries
+    were presented different numbers of times, "presentations" lists those numbers, and the adversaries' epsilons are
+    for the first one.
 
-    Exit codes: 0 if at least one run is finished, 2 if none is, or if a path holds no run or a damaged one. The readable
-    runs are shown in any case.
+    Exit codes: 0 if at least one run is finished, 2 if none is, or if a path holds no run or a damaged one. The
+    readable runs are shown in any case.
     """
     if as_csv and as_json:
         raise click.UsageError("--csv and --json are two ways to print the same: give one")

@@ -1,41 +1,33 @@
-"""`coalmine data`: which data sets there are, and fetching one."""
+"""`coalmine data`: list the data sets, and download one."""
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from coalmine.cli.output import Commands, print_json, print_table, shows_bars
-
-if TYPE_CHECKING:
-    from coalmine.data import Dataset
-    from coalmine.data.fetch import Follower
+from coalmine.cli.options import DATA_DIR, JSON, Commands, Verbosity, argument
+from coalmine.cli.output import print_json, print_table, shows_bars
+from coalmine.data import DATASETS, Dataset, Fetched, data_folder, fetch
+from coalmine.data.fetch import Follower
 
 logger = logging.getLogger("coalmine")
-FOLDER = click.option(
-    "--data-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where the data sets are; else COALMINE_DATA_DIR.",
-)
 
 
 @click.group(cls=Commands)
 def data() -> None:
-    """Which data sets there are, and fetching one."""
+    """List the data sets, or download one."""
 
 
 @data.command("list")
-@FOLDER
-@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+@DATA_DIR
+@JSON
 def list_datasets(data_dir: Path | None, as_json: bool) -> None:
-    """The data sets: users, size of the download, licence, and whether each is here."""
-    from coalmine.data import DATASETS, data_folder
-
+    """List the data sets, with size, licence and whether each is present."""
     folder = data_folder(data_dir)
     if as_json:
         print_json([_entry(dataset, folder) for dataset in DATASETS.values()])
@@ -51,45 +43,46 @@ def list_datasets(data_dir: Path | None, as_json: bool) -> None:
         ]
         for dataset in DATASETS.values()
     ]
-    title = f"data sets, and whether they are in {folder}"
-    print_table(["name", "what", "users", "download", "licence", "here"], rows, title=title, left=(0, 1, 4))
+    title = f"Data sets in {folder}"
+    print_table(["name", "content", "users", "download", "licence", "present"], rows, title=title, left=(0, 1, 4))
 
 
 @data.command()
-@click.argument("name")
-@FOLDER
+@argument(
+    "name",
+    type=click.Choice(list(DATASETS)),
+    metavar="NAME",
+    help="Name of the data set, as `coalmine data list` shows it.",
+)
+@DATA_DIR
 @click.pass_obj
-def get(settings: dict[str, bool], name: str, data_dir: Path | None) -> None:
-    """Fetch the data set NAME: resumed where it stopped, checked, unpacked.
+def get(verbosity: Verbosity, name: str, data_dir: Path | None) -> None:
+    """Download a data set, check it against its checksum, and unpack it.
 
-    Proxies are those that HTTPS_PROXY, HTTP_PROXY and NO_PROXY name.
+    HTTPS_PROXY, HTTP_PROXY and NO_PROXY name the proxies.
     """
-    from coalmine.data import DATASETS, data_folder, fetch
-
-    if name not in DATASETS:
-        raise click.BadParameter(f"must be one of {', '.join(DATASETS)}, got {name!r}", param_hint="NAME")
     folder = data_folder(data_dir)
-    with _progress(hidden=settings["quiet"]) as follow:
+    with _progress(hidden=verbosity.quiet) as follow:
         fetched = fetch(DATASETS[name], folder, follow=follow)
     for file in fetched:
-        click.echo(f"{folder / DATASETS[name].folder / file.name}: {_said(file)}")
+        click.echo(f"{folder / DATASETS[name].folder / file.name}: {_description(file)}")
 
 
-def _said(file: Any) -> str:
+def _description(file: Fetched) -> str:
     if file.here_before:
-        return f"{file.size:,} bytes, was here before and was left alone"
+        return f"{file.size:,} bytes, already present"
     if file.checked:
-        return f"{file.size:,} bytes, the download has the {file.checked}"
-    return f"{file.size:,} bytes; no checksum is published, the download had sha256 {file.sha256}"
+        return f"{file.size:,} bytes, verified against the {file.checked}"
+    return f"{file.size:,} bytes, not verified: no checksum is published; sha256 {file.sha256}"
 
 
-def _size(dataset: "Dataset") -> str:
+def _size(dataset: Dataset) -> str:
     if not dataset.downloads:
         return "none"
     return "unknown" if dataset.size is None else f"{dataset.size / 1e6:,.1f} MB"
 
 
-def _entry(dataset: "Dataset", folder: Path) -> dict[str, Any]:
+def _entry(dataset: Dataset, folder: Path) -> dict[str, Any]:
     return {
         "name": dataset.name,
         "task": dataset.task,
@@ -109,8 +102,8 @@ def _entry(dataset: "Dataset", folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _progress(*, hidden: bool) -> Iterator["Follower"]:
-    """Bars on stderr, one for each file; shown in a terminal only."""
+def _progress(*, hidden: bool) -> Iterator[Follower]:
+    """Progress bars on stderr, one per file; shown in a terminal only."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),

@@ -1,4 +1,4 @@
-"""`coalmine estimate`: epsilon from a file of scores, with everything needed to read it."""
+"""`coalmine estimate`: epsilon from a file of scores, with interval, lower bound and noise floor."""
 
 import math
 from collections.abc import Sequence
@@ -13,27 +13,28 @@ from rich.console import Console
 from coalmine.audit.ladder import Scores
 from coalmine.audit.verdict import BOUND_CONFIDENCE, Claim, Evidence, Outcome, Verdict, judge
 from coalmine.checks import Floats, whole_number
+from coalmine.cli.exit_codes import VERDICT_CODES
+from coalmine.cli.options import JSON, Command, argument
 from coalmine.cli.output import print_json, print_table, shown_number, shows_bars
 from coalmine.cli.scores import STDIN, read_scores
 from coalmine.estimators.bounds import METHODS, epsilon_lower_bound, lower_bound_ceiling, score_array
-from coalmine.estimators.estimate import EpsilonEstimate, epsilon_estimate, equal_scores
+from coalmine.estimators.gaussian_fit import EpsilonEstimate, epsilon_estimate, equal_scores
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
-from coalmine.estimators.literature.compare import compare_estimators
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.all_estimators import compare_estimators
+from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.null import CosineNull
 from coalmine.estimators.variance import Variance
 
-EXIT_CODES = {"PASS": 0, "VIOLATION": 1, "UNDERPOWERED": 3}
-POINTWISE = ("paper", "clopper-pearson")  # methods that hold at one threshold, not at the best of many
-SMALLEST, LARGEST = 1e-60, 1e60  # of stds and scores: the squares of their ratios are still floats
-CANARY_SHARE = 0.04  # of the vector's squared length: takes 2 % off the mean score
+POINTWISE = ("paper", "clopper-pearson")  # methods that are valid at one threshold, but not at the best of many
+SMALLEST, LARGEST = 1e-60, 1e60  # limits of stds and scores: squares of their ratios do not overflow
+CANARY_SHARE = 0.04  # share of the vector's squared length that lowers the mean score by 2 %
 CHOSEN = "chosen on the same data, "
 FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredCanaries:
-    """Observed scores and what an unobserved one reads: a law, or scores of unobserved canaries."""
+    """Observed scores and their null: a law, or the scores of unobserved canaries."""
 
     observed: Floats
     null: CosineNull | Gaussian | Floats
@@ -45,7 +46,7 @@ class ScoredCanaries:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """Every figure that the command prints."""
+    """All numbers that the command prints."""
 
     canaries: ScoredCanaries
     delta: float
@@ -61,8 +62,12 @@ class Reading:
     warnings: tuple[str, ...]
 
 
-@click.command()
-@click.argument("scores", type=FILE)
+@click.command(cls=Command)
+@argument(
+    "scores",
+    type=FILE,
+    help="File (.csv, .npy, .npz or .parquet) with one score per canary, at least 10; - reads standard input.",
+)
 @click.option("--dim", type=int, metavar="D", help="Dimension, if the scores are cosines with vectors of this length.")
 @click.option("--unobserved", type=FILE, metavar="FILE", help="File with the scores of unobserved canaries.")
 @click.option("--null-std", type=float, metavar="S", help="Standard deviation of unobserved scores that are N(0, S²).")
@@ -71,7 +76,7 @@ class Reading:
     type=float,
     default=math.inf,
     metavar="N",
-    help="Degrees of freedom of --null-std, if it was estimated.",
+    help="Degrees of freedom from which --null-std was estimated.  [default: inf, exactly known]",
 )
 @click.option("--delta", type=float, required=True, metavar="D", help="The delta of (epsilon, delta), in (0, 1).")
 @click.option("--claim", type=float, metavar="E", help="Claimed epsilon of one participation; prints a verdict.")
@@ -95,10 +100,11 @@ class Reading:
     type=float,
     default=0.95,
     show_default=True,
+    metavar="C",
     help="Confidence level of the interval and of the lower bound.",
 )
 @click.option("--all", "every", is_flag=True, help="Also apply every published estimator to the same scores.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@JSON
 def estimate(
     scores: str,
     dim: int | None,
@@ -114,10 +120,10 @@ def estimate(
     every: bool,
     as_json: bool,
 ) -> int:
-    """Estimate epsilon from the scores of observed canaries, with an interval and a lower bound.
+    """Estimate epsilon from a file of canary scores.
 
-    SCORES is a .csv, .npy, .npz or .parquet file with one score per canary, at least 10 of them, or - for standard input.
-    A high score means that the canary took part. The file may hold unobserved scores too, under that name or label.
+    Prints the estimate with an interval, a lower bound and the noise floor. A high score means that the canary took
+    part. SCORES may hold unobserved scores too, in a column or array named "unobserved", or with that label.
 
     Give one of --dim, --null-std and --unobserved to say how unobserved canaries score. With --all, --unobserved may be
     added to the other two: most published estimators need both kinds of scores.
@@ -125,9 +131,9 @@ def estimate(
     Exit codes with --claim: 0 PASS, 1 VIOLATION, 3 UNDERPOWERED.
     """
     if null_std is None and not math.isinf(null_dof):
-        raise click.UsageError("--null-dof says how well --null-std is known: give --null-std too")
+        raise click.UsageError("--null-dof needs --null-std")
     if known_others and claim is None:
-        raise click.UsageError("--known-others is for the verdict on a claim: give --claim")
+        raise click.UsageError("--known-others needs --claim")
     canaries = _canaries(scores, dim, unobserved, null_std, null_dof, every=every)
     reading = read_canaries(
         canaries,
@@ -149,7 +155,7 @@ def estimate(
         _print(reading)
         if every:
             _print_rows(rows)
-    return 0 if reading.verdict is None else EXIT_CODES[reading.verdict.outcome]
+    return 0 if reading.verdict is None else VERDICT_CODES[reading.verdict.outcome]
 
 
 def read_canaries(
@@ -162,7 +168,7 @@ def read_canaries(
     variance: Variance,
     confidence: float,
 ) -> Reading:
-    """The figures, and the verdict where something is claimed."""
+    """All numbers, and the verdict if there is a claim."""
     observed, null = canaries.observed, canaries.null
     found = epsilon_estimate(
         observed, null=null, delta=delta, variance=variance, confidence=confidence, null_dof=canaries.null_dof
@@ -174,7 +180,7 @@ def read_canaries(
         verdict = judge_scores(canaries, found, claim, delta=delta, known_others=known_others)
         if verdict.outcome == "UNDERPOWERED" and not known_others and _unobserved(null) is None:
             verdict = Verdict(outcome=Outcome.UNDERPOWERED, code="hidden")
-            notes += ("judged as if real updates may hide canaries: if they were subtracted, give --known-others",)
+            notes += ("judged as if real updates could hide canaries; if they were subtracted, give --known-others",)
     return Reading(
         canaries=canaries,
         delta=delta,
@@ -194,11 +200,11 @@ def read_canaries(
 def judge_scores(
     canaries: ScoredCanaries, found: EpsilonEstimate, claim: Claim, *, delta: float, known_others: bool
 ) -> Verdict:
-    """The verdict on a mechanism claim, the scores taken for those of canaries that were presented once.
+    """The verdict on a mechanism claim, for canaries that were presented once.
 
-    Unless others are known nobody says how much real updates hide, so power is judged as on the known-round rung: by how
-    far the mean score falls short of the claim's. Unobserved scores give no null exact enough for the test of the mean: the
-    bound alone can speak.
+    Unless the other updates are known, it is unclear how much they hide. Power is then judged as on the known-round rung,
+    by how far the mean score lies below that of the claim. Unobserved scores give no null exact enough for a test of the
+    mean, so only the lower bound can refute the claim.
     """
     evidence = Evidence(delta=delta, planned=1, shown=1, vouched=known_others)
     if isinstance(canaries.null, np.ndarray):
@@ -248,7 +254,9 @@ def _canaries(
     if held.unobserved is not None and unobserved is not None:
         raise click.UsageError(f"{source} holds unobserved scores already: leave out --unobserved")
     if held.unobserved is not None and (dim is not None or null_std is not None) and not every:
-        notes = (f"the {held.unobserved.size:,} unobserved scores were not used: their law was given",)
+        notes = (
+            f"the {held.unobserved.size:,} unobserved scores were not used, because --dim or --null-std was given",
+        )
     if dim is not None:
         null = _cosine_null(observed, dim)
         described = f"the law of cosines in {dim:,} dimensions"
@@ -258,7 +266,7 @@ def _canaries(
         described = f"a normal null with std {null_std:g}"
     else:
         null = _unobserved_null(held.unobserved, unobserved)
-        described = f"{null.size:,} unobserved ones"
+        described = f"{null.size:,} unobserved scores"
     others = null if isinstance(null, np.ndarray) else None
     if every and others is None and (held.unobserved is not None or unobserved is not None):
         others = _unobserved_null(held.unobserved, unobserved)
@@ -268,7 +276,7 @@ def _canaries(
 
 
 def _checked(name: str, scores: Floats | None) -> Floats:
-    """Scores from a file, refused where they are equal but for rounding, or so large that their squares overflow."""
+    """Scores from a file, rejected if they are equal up to rounding, or so large that their squares overflow."""
     array = score_array(name, scores)
     farthest = float(np.abs(array).max())
     if farthest > LARGEST:
@@ -282,7 +290,7 @@ def _cosine_null(observed: Floats, dim: int) -> CosineNull:
     null, farthest = CosineNull(whole_number("--dim", dim, minimum=2)), float(np.abs(observed).max())
     if farthest > 1 + 1e-6:  # single precision
         raise ValueError(
-            f"with --dim scores are cosines, in [-1, 1], got one of size {farthest:.4g}; for other scores give --null-std"
+            f"with --dim, scores are cosines in [-1, 1], got one of size {farthest:.4g}; for other scores give --null-std"
         )
     return null
 
@@ -296,12 +304,12 @@ def _normal_null(null_std: float) -> Gaussian:
 def _unobserved_null(held: Floats | None, source: str | None) -> Floats:
     scores = held if source is None else read_scores(source, role="unobserved").unobserved
     if scores is None:
-        raise click.UsageError("say how unobserved canaries score: give --dim, --unobserved or --null-std")
+        raise click.UsageError("the scores of unobserved canaries are unknown: give --dim, --unobserved or --null-std")
     return _checked("unobserved", scores)
 
 
 def _dilution_note(observed: Floats, dim: int) -> tuple[str, ...]:
-    """What to say where canaries make up much of the vector that they are compared with."""
+    """A note if canaries make up much of the vector that they are compared with."""
     free = dim - observed.size
     rest = 1 - float(observed @ observed)
     share = 1 - rest * dim / free if free >= 2 else 0.0
@@ -319,30 +327,30 @@ def _unobserved(null: CosineNull | Gaussian | Floats) -> int | None:
 
 
 def _warnings(found: EpsilonEstimate, count: int, claim: Claim | None, verdict: Verdict | None) -> list[str]:
-    said = []
+    notes = []
     if found.anderson_darling.p_value < 0.01:
-        said.append("the scores are not normal: trust the lower bound, not the estimate and its interval")
+        notes.append("the scores are not normal: trust the lower bound, not the estimate and its interval")
     ratio = found.std / found.null_std
     if not 0.5 <= ratio <= 2 and count >= 50:
-        said.append(
-            f"the scores' std is {ratio:.2g} times the null's, where honest noise gives 1: is the null the right one?"
+        notes.append(
+            f"the scores' std is {ratio:.2g} times the null's, but correct noise gives 1: is this the right null?"
         )
     if found.mean < found.null_mean - 4 * found.null_std / math.sqrt(count):
-        said.append(
-            "observed scores lie below unobserved ones, but a high score must mean present: is the sign reversed?"
+        notes.append(
+            "observed scores lie below unobserved ones, but high scores must mean participation: is the sign reversed?"
         )
     if found.epsilon <= found.floor.q95:
-        said.append(
+        notes.append(
             f"nothing was detected: {count} scores give estimates up to {found.floor.q95:.2g} when nothing leaks"
         )
     passed = verdict is not None and verdict.outcome == "PASS"
     if claim is not None and passed and found.interval is not None and found.interval.low > claim.epsilon:
-        said.append("the mean score passes but the interval lies above the claim: the scores' std is not the null's")
-    return said
+        notes.append("the mean score passes but the interval lies above the claim: the scores' std is not the null's")
+    return notes
 
 
 def as_dict(reading: Reading) -> dict[str, Any]:
-    """The reading as JSON holds it, under the names of an audit's result."""
+    """All numbers as JSON, under the names of an audit's result."""
     found = reading.estimate
     return {
         "canaries": reading.canaries.observed.size,
@@ -410,7 +418,7 @@ def _print_rows(rows: Sequence[LiteratureRow]) -> None:
         if row.value is not None
     ]
     heads = ["estimator", "epsilon", "kind", "threshold", "assumes"]
-    print_table(heads, cells, title="every estimator on the same scores", left=(0, 2, 3, 4))
+    print_table(heads, cells, title="Every estimator on the same scores", left=(0, 2, 3, 4))
     click.echo(
         "threshold: whether the method corrects for choosing it on the same scores; --json adds what each auditor controls"
     )
@@ -420,17 +428,17 @@ def _print_rows(rows: Sequence[LiteratureRow]) -> None:
 
 
 def _lines(reading: Reading) -> list[str]:
-    """What stands under the table."""
+    """The lines below the table."""
     found = reading.estimate
     mean = (found.mean - found.null_mean) / found.null_std
     normality = found.anderson_darling
-    said = [
+    lines = [
         f"scores: mean {shown_number(mean)} and std {shown_number(found.std / found.null_std)} in units of the null's std",
         f"variance: {found.variance.used} ({found.variance.reason})",
         f"Anderson-Darling: {shown_number(normality.statistic)}, p = {normality.p_value:.2g}",
         *(f"note: {warning}" for warning in reading.warnings),
     ]
     if reading.claim is not None and reading.verdict is not None:
-        said.append(f"claimed epsilon {shown_number(reading.claim.epsilon)}: {reading.verdict.outcome}")
-        said.append(reading.verdict.reason)
-    return said
+        lines.append(f"claimed epsilon {shown_number(reading.claim.epsilon)}: {reading.verdict.outcome}")
+        lines.append(reading.verdict.reason)
+    return lines

@@ -1,4 +1,4 @@
-"""`coalmine`: the commands, how much they say, and what their exit codes mean (docs/exit-codes.md)."""
+"""`coalmine`: the list of commands, and how an error becomes one line and an exit code (docs/exit-codes.md)."""
 
 import io
 import logging
@@ -13,12 +13,13 @@ import click
 from rich.console import Console
 from rich.logging import RichHandler
 
+from coalmine.cli.audit_gaussian_mechanism import audit_gaussian_mechanism
 from coalmine.cli.compare import compare
 from coalmine.cli.data import data
 from coalmine.cli.estimate import estimate
-from coalmine.cli.gaussian import gaussian
-from coalmine.cli.mechanism import mechanism
-from coalmine.cli.output import Commands
+from coalmine.cli.exit_codes import BAD_INPUT, INTERNAL_ERROR, INTERRUPTED
+from coalmine.cli.mechanism_epsilon import mechanism_epsilon
+from coalmine.cli.options import Commands, Verbosity
 from coalmine.cli.plan import plan
 from coalmine.cli.report import report
 from coalmine.cli.reproduce import reproduce
@@ -31,14 +32,20 @@ from coalmine.cli.verify import seed, verify
 from coalmine.cli.watch import watch
 from coalmine.version import __version__
 
-BAD_INPUT, INTERNAL_ERROR, INTERRUPTED = 2, 70, 130
-LEVELS = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO, 2: logging.DEBUG}
+logger = logging.getLogger("coalmine")
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+TOPICS = {
+    "Train and audit": (run, resume, watch, sweep, data),
+    "Read finished audits": (report, compare, verdict, verify),
+    "Plan and compute": (plan, estimate, mechanism_epsilon),
+    "Set up and check coalmine": (seed, selftest, audit_gaussian_mechanism, reproduce),
+}
 
 
 class _ToAnyReader(io.FileIO):
-    """An output that outlives its reader: after `coalmine … | head` has gone, the exit code is still the command's own.
+    """An output whose reader may stop early: after `coalmine … | head` the exit code is still the command's own.
 
-    Where it cannot be written for another reason, that is an error once; Python would try again at the end.
+    Any other failure to write is reported once. Without this, Python would try again when the process ends.
     """
 
     lost = False
@@ -54,41 +61,18 @@ class _ToAnyReader(io.FileIO):
             raise
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="coalmine", message="%(prog)s %(version)s")
-@click.option("-v", "--verbose", count=True, help="Print progress messages; twice for all details.")
-@click.option("-q", "--quiet", is_flag=True, help="Print only the result and errors.")
+@click.group(cls=Commands, topics=TOPICS, context_settings=SETTINGS)
+@click.version_option(__version__, prog_name="coalmine", message="%(prog)s %(version)s", help="Print the version.")
 @click.pass_context
-def app(context: click.Context, verbose: int, quiet: bool) -> None:
+def app(context: click.Context) -> None:
     """Measure how much privacy a trained model gives away.
+
+    `coalmine run` audits a small built-in training run. `coalmine COMMAND --help` explains a command.
 
     Exit codes: 0 success or PASS, 1 VIOLATION, 2 bad input, 3 UNDERPOWERED, 70 internal error, 130 interrupted.
     """
-    context.obj = {"quiet": quiet}
-    logger = logging.getLogger("coalmine")
-    logger.setLevel(LEVELS[-1 if quiet else min(verbose, 2)])
+    context.ensure_object(Verbosity).apply()
     logger.handlers = [RichHandler(console=Console(stderr=True), show_path=False, show_time=False)]
-
-
-for command in (
-    run,
-    resume,
-    sweep,
-    compare,
-    data,
-    estimate,
-    plan,
-    mechanism,
-    gaussian,
-    reproduce,
-    report,
-    watch,
-    selftest,
-    verdict,
-    verify,
-    seed,
-):
-    app.add_command(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -108,9 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         _fail(INTERRUPTED, "interrupted")
     except (ValueError, OSError, ImportError) as error:
-        if "-v" in sys.argv or "-vv" in sys.argv:
+        if logger.isEnabledFor(logging.INFO):  # -v or --verbose
             traceback.print_exc()
-        _fail(BAD_INPUT, _said(error))
+        _fail(BAD_INPUT, _message(error))
     except Exception as error:
         traceback.print_exc()
         _fail(
@@ -121,10 +105,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _outlive_readers() -> None:
-    """Let this process write on where nobody reads; a caller's own streams are left alone."""
+    """Keep writing to stdout and stderr after their reader has gone; streams that a caller replaced are left alone."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed by whoever started this
+        if stream is None:  # closed by the parent process
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - as long as the process
         if stream is not getattr(sys, f"__{name}__") or not isinstance(stream, io.TextIOWrapper):
             continue
@@ -135,8 +119,8 @@ def _outlive_readers() -> None:
         setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, errors, line_buffering=lines))
 
 
-def _said(error: Exception) -> str:
-    """Its message; what the system says of a file without the number."""
+def _message(error: Exception) -> str:
+    """The error's message; for a file that cannot be used, the file and the reason."""
     if not isinstance(error, OSError) or error.errno is None or error.strerror is None:
         return str(error)
     files = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)

@@ -1,4 +1,4 @@
-"""How commands print: a table for people, JSON for programs."""
+"""Printing: tables for people, JSON for programs, progress bars."""
 
 import json
 import math
@@ -16,30 +16,8 @@ from coalmine.checks import Floats
 from coalmine.storage.files import json_ready, write_atomically
 
 
-class Commands(click.Group):
-    """Commands whose names are listed where another one is asked for."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            raise click.UsageError(f"{error.message} There are {', '.join(self.list_commands(ctx))}.", ctx) from None
-
-
-class FiniteRange(click.FloatRange):
-    """A range of numbers, of which NaN is none: no comparison refuses it."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{number} is not a finite number.", param, ctx)
-        return number
-
-
 def print_json(value: Any) -> None:
-    """`value` as JSON to stdout."""
+    """Print `value` as JSON to stdout."""
     click.echo(json.dumps(json_ready(value), indent=2, allow_nan=False))
 
 
@@ -50,7 +28,7 @@ def print_table(
     title: str | None = None,
     left: Sequence[int] = (),
 ) -> None:
-    """A table to stdout; numbers to the right, the columns numbered in `left` not; colour only in a terminal."""
+    """Print a table to stdout. Columns are aligned to the right, except those in `left`; colour only in a terminal."""
     table = Table()
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number in left else "right", overflow="fold")  # nothing is cut off
@@ -62,7 +40,7 @@ def print_table(
 
 
 def print_title(title: str) -> None:
-    """A line above a table; bold in a terminal."""
+    """Print a line above a table; bold in a terminal."""
     _console().print(title, style="bold", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -74,19 +52,19 @@ def _console() -> Console:
 
 
 def print_columns(rows: Sequence[Sequence[str]]) -> None:
-    """One line for each row, cells aligned to the left; never wrapped, so that scripts can read it line by line."""
+    """Print one line per row, cells aligned to the left; never wrapped, so that scripts can read it line by line."""
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def shown_number(value: float, digits: int = 4) -> str:
-    """A number as tables show it."""
+    """A number for a table."""
     return "inf" if math.isinf(value) else "-" if math.isnan(value) else f"{value:.{digits}g}"
 
 
 def shown_spread(values: Floats, digits: int = 2) -> str:
-    """Mean ± standard deviation; of one value that value."""
+    """Mean ± standard deviation; for one value, the value."""
     if values.size == 1:
         return f"{values.mean():.{digits}f}"
     return f"{values.mean():.{digits}f} ± {values.std():.{digits}f}"
@@ -99,13 +77,13 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def shows_bars(console: Console) -> bool:
-    """Whether bars may move there: in a terminal, and not where NO_COLOR asks for plain text."""
+    """Whether progress bars are shown: in a terminal, unless NO_COLOR is set."""
     return console.is_terminal and not console.no_color
 
 
 @contextmanager
 def progress_bar(label: str, *, total: int, hidden: bool = False) -> Iterator[Callable[[], None]]:
-    """A bar on stderr that the yielded function moves by one; shown in a terminal only."""
+    """A progress bar on stderr that the yielded function advances by one; shown in a terminal only."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=hidden or not shows_bars(console)) as progress:

@@ -8,25 +8,27 @@ import click
 
 from coalmine.audit.verdict import POWER, TEST_LEVEL
 from coalmine.checks import one_number, unit_interval, whole_number
+from coalmine.cli.options import JSON, Command, Verbosity
 from coalmine.cli.output import print_json, print_table, progress_bar, shown_number
 from coalmine.estimators.bounds import FEWEST
-from coalmine.estimators.intervals import Interval, epsilon_interval
-from coalmine.estimators.mechanism import mechanism_noise
+from coalmine.estimators.intervals import Interval
 from coalmine.estimators.planning import (
     Plan,
-    canaries_for_power,
+    canaries_for_precision,
+    canaries_to_decide,
     canaries_to_detect,
+    expected_interval,
+    is_precise,
     plan_audit,
     power_against_claim,
 )
-from coalmine.estimators.variance import Sample
 
 USUAL = (100, 300, 1_000, 3_000, 10_000)
 USUAL_EPSILON = 3.0  # the interval is shown at this epsilon unless the user names one
 PRECISION = 0.25  # both ends of a useful interval lie within this share of epsilon
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--dim", type=int, required=True, metavar="D", help="Dimension of the model.")
 @click.option("--delta", type=float, required=True, metavar="D", help="The delta of (epsilon, delta), in (0, 1).")
 @click.option("--canaries", type=int, multiple=True, metavar="K", help="Number of canaries to plan for; repeatable.")
@@ -43,10 +45,10 @@ PRECISION = 0.25  # both ends of a useful interval lie within this share of epsi
 @click.option(
     "--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also plot the plan into a .png, .svg or .pdf file."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@JSON
 @click.pass_obj
 def plan(
-    settings: dict[str, bool],
+    verbosity: Verbosity,
     dim: int,
     delta: float,
     canaries: tuple[int, ...],
@@ -56,12 +58,17 @@ def plan(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Plan an audit: how many canaries it needs, or what a given number of them can show.
+    """Plan the number of canaries of an audit.
 
-    Three questions take different numbers of canaries. Detecting an epsilon: in 90 % of runs its estimate lies above the
-    noise floor, the 95 % quantile of estimates when nothing leaks. Checking a claim: if the true epsilon were twice the
-    claim, 90 % of runs would end in VIOLATION, for an attacker who knows all other updates. Measuring an epsilon: the
-    95 % interval lies within ±25 % of it. Checking a claim takes far fewer canaries than measuring epsilon.
+    The table lists what each number of canaries can show. Three questions take different numbers of canaries:
+
+    Detecting an epsilon: in 90 % of runs its estimate lies above the noise floor, the 95 % quantile of estimates when
+    nothing leaks.
+
+    Checking a claim: if the true epsilon were twice the claim, 90 % of runs would end in VIOLATION, for an attacker who
+    knows all other updates. This takes far fewer canaries than measuring epsilon.
+
+    Measuring an epsilon: the 95 % interval lies within ±25 % of it.
     """
     if canaries and detect is not None:
         raise click.UsageError("give either --canaries or --detect")
@@ -73,7 +80,7 @@ def plan(
         canaries = (canaries_to_detect(detect, dim=dim, delta=delta, power=POWER),)
     counts = canaries or [count for count in USUAL if count <= dim // 2] or [FEWEST]
     shown_at = next(epsilon for epsilon in (at, claim, detect, USUAL_EPSILON) if epsilon is not None)
-    with progress_bar("planning", total=len(counts), hidden=settings["quiet"]) as advance:
+    with progress_bar("planning", total=len(counts), hidden=verbosity.quiet) as advance:
         plans = []
         for count in counts:
             plans.append(plan_audit(count, dim=dim, delta=delta, power=POWER))
@@ -83,8 +90,8 @@ def plan(
         from coalmine.report.svg import save_plot
 
         save_plot(plot, plan_plot, plans)
-    deciding = None if claim is None else canaries_to_decide(claim, dim=dim, delta=delta)
-    precise = canaries_for_precision(shown_at, dim=dim, delta=delta)
+    deciding = None if claim is None else canaries_to_decide(claim, dim=dim, delta=delta, level=TEST_LEVEL, power=POWER)
+    precise = canaries_for_precision(shown_at, dim=dim, delta=delta, within=PRECISION)
     if as_json:
         print_json(_as_dict(plans, shown_at, detect, claim, deciding, precise))
         return
@@ -101,7 +108,7 @@ def _claim_line(claim: float, canaries: int | None, *, dim: int, delta: float) -
     if canaries is None:
         return f"no number of canaries {caught} in this dimension"
     interval = expected_interval(claim, canaries, dim=dim, delta=delta)
-    width = "" if _is_precise(interval, claim) else "still wide: "
+    width = "" if is_precise(interval, claim, within=PRECISION) else "still wide: "
     return f"{canaries:,} canaries {caught}; their 95 % interval is {width}{_shown_interval(interval)}"
 
 
@@ -119,45 +126,6 @@ def _percent(share: float) -> str:
 
 def _shown_interval(interval: Interval) -> str:
     return f"{shown_number(interval.low, 3)} … {shown_number(interval.high, 3)}"
-
-
-def _is_precise(interval: Interval, epsilon: float) -> bool:
-    return bool(epsilon * (1 - PRECISION) <= interval.low and interval.high <= epsilon * (1 + PRECISION))
-
-
-def expected_interval(epsilon: float, canaries: int, *, dim: int, delta: float) -> Interval:
-    """The 95 % interval of scores with exactly the expected mean and std, if the true epsilon is `epsilon`."""
-    sample = Sample(canaries, null_dof=float(dim - canaries))
-    return epsilon_interval(1 / float(mechanism_noise(epsilon, delta=delta)), 1.0, sample=sample, delta=delta)
-
-
-def canaries_for_precision(epsilon: float, *, dim: int, delta: float) -> int | None:
-    """The fewest canaries whose expected interval lies within ±25 % of `epsilon`; None if dim/2 are too few."""
-
-    def enough(count: int) -> bool:
-        return _is_precise(expected_interval(epsilon, count, dim=dim, delta=delta), epsilon)
-
-    most = max(dim // 2, FEWEST)  # more canaries leave too few directions to estimate the null's std from
-    low, high = FEWEST - 1, FEWEST
-    while not enough(high):
-        if high == most:
-            return None
-        low, high = high, min(2 * high, most)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
-
-
-def canaries_to_decide(claim: float, *, dim: int, delta: float) -> int | None:
-    """The fewest canaries that catch twice the claim in 90 % of runs, the null's std estimated from free directions."""
-    count = FEWEST
-    while count <= dim - 2:
-        needed = canaries_for_power(claim, delta=delta, level=TEST_LEVEL, power=POWER, null_dof=float(dim - count))
-        if needed is None or needed <= count:
-            return None if needed is None else count
-        count = needed  # leaves fewer directions, which may take more canaries again
-    return None
 
 
 def _power(plan: Plan, claim: float) -> float:

@@ -1,4 +1,4 @@
-"""`coalmine report`: a run, or several beside each other, as one file that people look at."""
+"""`coalmine report`: an HTML, Markdown or JSON report of one run or several."""
 
 import webbrowser
 from pathlib import Path
@@ -6,26 +6,38 @@ from typing import Literal
 
 import click
 
+from coalmine.cli.options import Command, argument
 from coalmine.report.document import report_text, write_report
 
 
-@click.command()
-@click.argument("directories", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="The file; default: report.html in DIR.")
+@click.command(cls=Command)
+@argument(
+    "directories",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Run directories; several are compared in one report.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File to write.  [default: report.html in the run directory]",
+)
 @click.option(
     "--format",
     "kind",
     type=click.Choice(["html", "md", "json"]),
     default="html",
     show_default=True,
-    help="What to make.",
+    help="Format of the report.",
 )
-@click.option("--open", "show", is_flag=True, help="Open it in the browser.")
+@click.option("--open", "show", is_flag=True, help="Open the report in the browser.")
 def report(directories: tuple[Path, ...], out: Path | None, kind: Literal["html", "md", "json"], show: bool) -> None:
-    """A report of the run in DIRECTORY, or of several beside each other: one file that needs no network.
+    """Write a report of one or several runs.
 
-    HTML is written into the run's directory (for several runs: into the current one); Markdown and JSON are printed,
-    unless --out names a file. A run that is not finished is reported as far as it went.
+    The report is one self-contained file; several runs are shown side by side. HTML is written into the run directory,
+    or into the current directory for several runs. Markdown and JSON are printed unless --out names a file. An
+    unfinished run is reported up to its last recorded round.
     """
     if kind != "html" and out is None:
         if show:

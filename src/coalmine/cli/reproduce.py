@@ -1,4 +1,4 @@
-"""`coalmine reproduce`: the paper's tables and figures, ours beside theirs, and what goes beyond them."""
+"""`coalmine reproduce`: the paper's tables and figures beside our numbers, and experiments beyond the paper."""
 
 import math
 import platform
@@ -15,48 +15,42 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from coalmine.cli.output import (
-    Commands,
-    FiniteRange,
-    print_json,
-    print_table,
-    progress_bar,
-    shows_bars,
-    write_json,
-)
-from coalmine.cli.run import training_extra
-from coalmine.reproduction import table_2_gaussian as table_2
+from coalmine.cli.options import DATA_DIR, JSON, Commands, FiniteRange, Verbosity
+from coalmine.cli.output import print_json, print_table, progress_bar, shows_bars, write_json
+from coalmine.cli.run import DEVICES, training_extra
+from coalmine.reproduction import table_2
 from coalmine.reproduction.experiment import Experiment, Found, load_experiment, save_figure
-from coalmine.reproduction.options import PAPER_ONLY, Options
+from coalmine.reproduction.experiment_options import PAPER_ONLY, Options
 from coalmine.version import __version__
 
 if TYPE_CHECKING:
     from coalmine.reproduction.run_grid import PlannedRun
-    from coalmine.simulation.run import Progress
+    from coalmine.simulation.training_run import Progress
 
-EXPERIMENTS = {  # each a module of coalmine.reproduction
+EXPERIMENTS = {
     "accuracy": "Table 3: accuracy with and without canaries.",
-    "cost": "The same of handwriting, over seeds.",
-    "stackoverflow": "Epsilon against noise, next words, LSTM.",
-    "emnist": "Epsilon against noise, handwriting, CNN.",
-    "presentations": "Figures 1 to 3: canaries shown 1, 2, 4 and 8 times.",
-    "normality": "Appendix C: Anderson-Darling of the cosines.",
-    "multirun": "Appendix D: 1 × 1,000 canaries against 10 × 100.",
-    "canife": "Section 5.3: the comparison with CANIFE.",
-    "beyond": "Beyond the paper: other noises, check-ins, rungs.",
-    "oddities": "What in the paper does not follow from its text.",
+    "cost": "Accuracy with and without canaries on handwriting, over several seeds.",
+    "stackoverflow": "Epsilon against noise for next-word prediction with an LSTM.",
+    "emnist": "Epsilon against noise for handwriting recognition with a CNN.",
+    "presentations": "Figures 1 to 3: canaries presented 1, 2, 4 and 8 times.",
+    "normality": "Appendix C: Anderson-Darling test of the cosines.",
+    "multirun": "Appendix D: one run with 1,000 canaries against ten runs with 100.",
+    "canife": "Section 5.3: comparison with CANIFE.",
+    "beyond": "Beyond the paper: other noise, participation and adversaries.",
+    "oddities": "Numbers in the paper that do not follow from its text.",
 }
 _SIMULATIONS = " or ".join(f"{runs} at scale {scale}" for scale, runs in table_2.RUNS.items())
+SCALES = ("small", "paper")
 OPTIONS = ("device", "data_dir", "only", "rounds", "seeds", "max_examples", "originals", "processes", "minutes")
 
 
 @click.group(cls=Commands)
 def reproduce() -> None:
-    """Reproduce the paper's tables and figures, ours beside theirs.
+    """Reproduce the paper's tables and figures.
 
-    Every experiment ends with NAME-SCALE.json, a picture, and whether its claims hold; files of other rounds, examples or
-    data than the scale's are named after them. Those that train do so in --out and go on where they were stopped. Small
-    runs are a quick look on two cores; docs/reproduction.md has those of paper size.
+    Every experiment prints our numbers beside the paper's and whether the paper's claims hold. It writes
+    NAME-SCALE.json and a figure into --out, where its training runs are kept too. After an interruption, the same
+    command continues. Scale small is a quick look on two cores; docs/reproduction.md has the results at scale paper.
     """
 
 
@@ -64,25 +58,64 @@ def _experiment(name: str, text: str) -> click.Command:
     """The command of one experiment."""
 
     @reproduce.command(name, help=text)
-    @click.option("--scale", type=click.Choice(["small", "paper"]), default="small", show_default=True)
-    @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
     @click.option(
-        "--data-dir", type=click.Path(path_type=Path), help="Where the data sets are; else COALMINE_DATA_DIR."
+        "--scale",
+        type=click.Choice(SCALES),
+        default="small",
+        show_default=True,
+        help="Size of the experiment: a quick look, or the paper's.",
+    )
+    @click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True, help="Device to train on.")
+    @DATA_DIR
+    @click.option(
+        "--out",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=Path("runs/reproduction"),
+        show_default=True,
+        help="Folder for results and training runs; experiments with the same folder share their runs.",
     )
     @click.option(
-        "--out", type=click.Path(file_okay=False, path_type=Path), default=Path("runs/reproduction"), show_default=True
+        "--only",
+        metavar="Z[,Z…]",
+        help="Noise multipliers to train with; results of other noise multipliers are read if they are finished.",
     )
-    @click.option("--only", metavar="Z[,Z…]", help="Train with these noise multipliers only; what is finished is read.")
-    @click.option("--rounds", type=click.IntRange(1), help="Another number of rounds than the scale's.")
-    @click.option("--seeds", type=click.IntRange(1), help="How many pairs or repeats, where there are any.")
-    @click.option("--max-examples", type=click.IntRange(1), help="The most a client trains on in a round.")
-    @click.option("--originals", is_flag=True, help="Stack Overflow and EMNIST instead of what stands in for them.")
-    @click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="Of multirun.")
     @click.option(
-        "--minutes", type=FiniteRange(0, min_open=True), help="After so long stop at a checkpoint, or between runs."
+        "--rounds", type=click.IntRange(1), metavar="T", help="Number of rounds per run.  [default: that of the scale]"
     )
-    @click.option("--plan", is_flag=True, help="List the runs and how far they are; train nothing.")
-    @click.option("--json", "as_json", is_flag=True, help="JSON instead of tables.")
+    @click.option(
+        "--seeds",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Number of repetitions with different seeds.  [default: that of the scale]",
+    )
+    @click.option(
+        "--max-examples",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Largest number of examples a client trains on per round; needs --scale paper.",
+    )
+    @click.option(
+        "--originals",
+        is_flag=True,
+        help="Train on the paper's data (Stack Overflow, EMNIST) instead of their substitutes; needs --scale paper.",
+    )
+    @click.option(
+        "--jobs",
+        "processes",
+        type=click.IntRange(1),
+        default=1,
+        show_default=True,
+        metavar="N",
+        help="Number of processes; for multirun only.",
+    )
+    @click.option(
+        "--minutes",
+        type=FiniteRange(0, min_open=True),
+        metavar="M",
+        help="Time limit in minutes; training then stops at the next checkpoint, and the same command continues it.",
+    )
+    @click.option("--plan", is_flag=True, help="List the runs and their progress without training.")
+    @JSON
     @click.pass_context
     def command(
         context: click.Context,
@@ -108,7 +141,7 @@ def _experiment(name: str, text: str) -> click.Command:
         if plan:
             _print_plan(experiment, options, as_json=as_json)
             return
-        found = _carried_out(experiment, options, quiet=context.obj["quiet"])
+        found = _carried_out(experiment, options, quiet=context.ensure_object(Verbosity).quiet)
         _report(experiment, found, options.file(experiment.name, "json"), as_json=as_json)
 
     return command
@@ -128,20 +161,20 @@ def _noises(text: str | None) -> tuple[float, ...]:
 
 
 def _check_options(experiment: Experiment, context: click.Context) -> None:
-    """Refuse options that the experiment has no use for, at any scale or at this one."""
+    """Reject options that the experiment does not use, at all or at this scale."""
     given = [name for name in OPTIONS if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    spelled = {param.name: param.opts[0] for param in context.command.params}
     for name in given:
-        option = f"--{name.replace('_', '-')}"
         if name == "device" and context.params[name] in ("auto", "cpu"):
             continue  # where everything computes
         if name not in experiment.takes:
-            raise click.UsageError(f"{experiment.name} has no use for {option}: leave it out")
+            raise click.UsageError(f"{experiment.name} does not use {spelled[name]}: leave it out")
         if name in PAPER_ONLY and context.params["scale"] == "small":
-            raise click.UsageError(f"{experiment.name} takes {option} at scale paper only, got scale small")
+            raise click.UsageError(f"{spelled[name]} needs --scale paper, got scale small")
 
 
 def _check_only(experiment: Experiment, options: Options) -> None:
-    """Refuse noise multipliers that the experiment does not have."""
+    """Reject noise multipliers that the experiment does not have."""
     if not options.only:
         return
     noises = sorted({planned.asked_noise for planned in experiment.plan(options)})
@@ -153,7 +186,7 @@ def _check_only(experiment: Experiment, options: Options) -> None:
 
 
 def _carried_out(experiment: Experiment, options: Options, *, quiet: bool) -> Found:
-    """The experiment's numbers, and what they were made with."""
+    """The experiment's numbers, with version, machine and checked claims."""
     from coalmine.reproduction.run_grid import OutOfTimeError
 
     started = time.monotonic()
@@ -165,13 +198,13 @@ def _carried_out(experiment: Experiment, options: Options, *, quiet: bool) -> Fo
         except OutOfTimeError as error:
             stopped = str(error)
     if stopped is not None:
-        click.echo(f"{stopped}; the same command goes on from there", err=True)
+        click.echo(f"{stopped}; the same command continues from there", err=True)
         found = experiment.gather(_nothing_more(options), lambda *_: None)
     return _signed(experiment, found, started)
 
 
 def _signed(experiment: Experiment, found: Found, started: float) -> Found:
-    """The numbers with the name of the experiment, what they were made with, and which claims hold."""
+    """The numbers with the experiment's name, version, machine, and which claims hold."""
     return found | {
         "name": experiment.name,
         "version": __version__,
@@ -185,13 +218,13 @@ def _signed(experiment: Experiment, found: Found, started: float) -> Found:
 
 
 def _nothing_more(options: Options) -> Options:
-    """The same with nothing left to train: no run has a noise multiplier below zero."""
+    """The same options with nothing to train: no run has a negative noise multiplier."""
     return replace(options, only=(-1.0,))
 
 
 @contextmanager
 def _following(plan: "list[PlannedRun]", *, quiet: bool) -> "Iterator[Callable[[PlannedRun, Progress], None]]":
-    """A line on stderr that follows all runs in a terminal; elsewhere a line for each that ends."""
+    """A progress line on stderr in a terminal; elsewhere a line for each finished run."""
     console = Console(stderr=True)
     names = {planned.name: number for number, planned in enumerate(plan, start=1)}
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=10))
@@ -211,7 +244,7 @@ def _following(plan: "list[PlannedRun]", *, quiet: bool) -> "Iterator[Callable[[
 
 
 def _machine(device: str | None, trained_on: str | None = None) -> str:
-    """What it ran on, in words; `trained_on` where that was noted, perhaps on another machine."""
+    """The machine in words; `trained_on` is the recorded device of the training, perhaps on another machine."""
     if device and device.startswith("cuda"):
         import torch
 
@@ -249,7 +282,7 @@ def _print_plan(experiment: Experiment, options: Options, *, as_json: bool) -> N
         print_json(rows)
         return
     if not rows:
-        click.echo(f"{experiment.name} keeps no runs: it computes, or trains small models that it forgets")
+        click.echo(f"{experiment.name} keeps no runs: it trains nothing, or small models that are not stored")
         return
     cells = [
         [
@@ -259,12 +292,12 @@ def _print_plan(experiment: Experiment, options: Options, *, as_json: bool) -> N
             str(row["clients"]),
             f"{row['canaries']:,}",
             ",".join(map(str, row["presentations"])),
-            str(row["done"]) if row["asked"] else f"{row['done']}, not asked for",
+            str(row["done"]) if row["asked"] else f"{row['done']}, not selected",
         ]
         for row in rows
     ]
     print_table(
-        ["run", "noise", "rounds", "clients a round", "canaries", "shown", "done"],
+        ["run", "noise", "rounds", "clients per round", "canaries", "presentations", "done"],
         cells,
         title=f"{experiment.title}: {len(rows)} runs, {sum(row['rounds'] for row in rows):,} rounds",
         left=(0,),
@@ -280,7 +313,7 @@ def _print_repeats(experiment: Experiment, repeats: list[dict[str, Any]], *, as_
 
 
 def _report(experiment: Experiment, found: Found, path: Path, *, as_json: bool) -> None:
-    """Write the numbers to `path` and the picture beside them; print the tables and what holds."""
+    """Write the numbers and the picture; print the tables and which claims hold."""
     written = _written(experiment, found, path)
     if as_json:
         print_json(found)
@@ -298,7 +331,7 @@ def _report(experiment: Experiment, found: Found, path: Path, *, as_json: bool) 
 
 
 def _written(experiment: Experiment, found: Found, path: Path) -> list[Path]:
-    """The files that hold the numbers and the picture; a pipe or a device has no picture beside it."""
+    """Write the numbers and the picture and return their paths; without a picture if `path` is a pipe or device."""
     write_json(path, found)
     if experiment.draw is None or path.suffix != ".json":
         return [path]
@@ -311,26 +344,44 @@ def _written(experiment: Experiment, found: Found, path: Path) -> list[Path]:
     return [path, picture]
 
 
-@reproduce.command()
-@click.option("--scale", type=click.Choice(["small", "paper"]), default="paper", show_default=True)
-@click.option("--device", type=click.Choice(["auto", "cpu"]), default="auto", show_default=True, expose_value=False)
-@click.option("--runs", type=click.IntRange(1), help=f"Simulations a cell, instead of {_SIMULATIONS}.")
-@click.option("--seed", type=int, default=1, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="JSON instead of tables.")
+@reproduce.command("table-2")
+@click.option(
+    "--scale",
+    type=click.Choice(SCALES),
+    default="paper",
+    show_default=True,
+    help="Size of the experiment: a quick look, or the paper's.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu"]),
+    default="auto",
+    show_default=True,
+    expose_value=False,
+    help="Device to compute on; always the CPU.",
+)
+@click.option(
+    "--runs",
+    type=click.IntRange(1),
+    metavar="N",
+    help=f"Number of simulated releases per table cell.  [default: {_SIMULATIONS}]",
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the simulation; not a secret.")
+@JSON
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     default=Path("runs/reproduction"),
     show_default=True,
-    help="A folder, or a file that ends in .json.",
+    help="Folder for the results, or a .json file.",
 )
 @click.pass_obj
-def gaussian(settings: dict[str, bool], scale: str, runs: int | None, seed: int, as_json: bool, out: Path) -> None:
-    """Table 2: the Gaussian mechanism, d = 10^4 to 10^7, both variances; and epsilon against the norm of the data."""
+def reproduce_table_2(verbosity: Verbosity, scale: str, runs: int | None, seed: int, as_json: bool, out: Path) -> None:
+    """Table 2: audits of the Gaussian mechanism (Algorithm 1)."""
     started = time.monotonic()
-    with progress_bar("Table 2", total=len(table_2.PAPER), hidden=settings["quiet"]) as advance:
+    with progress_bar("Table 2", total=len(table_2.PAPER), hidden=verbosity.quiet) as advance:
         numbers = table_2.simulate(runs=runs or table_2.RUNS[scale], seed=seed, progress=advance)
     found = _signed(table_2.EXPERIMENT, {"scale": scale, "seed": seed} | numbers, started)
     if out.is_dir() or not (out.exists() or out.suffix == ".json"):
-        out /= f"gaussian-{scale}.json"
+        out /= f"table-2-{scale}.json"
     _report(table_2.EXPERIMENT, found, out, as_json=as_json)

@@ -1,4 +1,4 @@
-"""`coalmine run`: train with canaries, and say what the audit found."""
+"""`coalmine run`: train a model with canaries, and print what the audit found."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -12,65 +12,200 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
+from coalmine.cli.exit_codes import VERDICT_CODES
+from coalmine.cli.options import DATA_DIR, JSON, Command, Verbosity, topic
 from coalmine.cli.output import print_columns, print_json, print_table, print_title, shown_number, shows_bars
 
 if TYPE_CHECKING:
-    from coalmine.simulation.run import Progress, RunOutcome
+    from coalmine.simulation.training_run import Progress, RunOutcome
 
 logger = logging.getLogger("coalmine")
-EXIT_CODES = {"PASS": 0, "VIOLATION": 1, "UNDERPOWERED": 3}
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+# The same as in coalmine.simulation.config, which needs torch; a test compares them.
+TASKS = (
+    "digits",
+    "mnist-by-writer",
+    "fashion-mnist",
+    "emnist",
+    "emnist-digits",
+    "stackoverflow",
+    "stackexchange",
+    "shakespeare",
+)
+LEVELS = ("client", "example")
+PARTICIPATIONS = ("shuffled", "poisson", "fixed", "limited", "file")
+NOISES = ("gaussian", "tree", "banded")
+CLIPPINGS = ("fixed", "adaptive")
+PATTERNS = ("spread", "clients", "replace")
+OPTIMIZERS = ("sgd", "adam")
+ACCOUNTINGS = ("mechanism", "amplified")
+DEVICES = ("auto", "cpu", "cuda")
+ENGINES = ("auto", "together", "one-by-one")
+PAGE = click.option(
+    "--page/--no-page", default=True, show_default=True, help="Write report.html into the run directory."
+)
 
 
-@click.command()
-@click.option(
-    "--task",
-    help="digits (the default), mnist-by-writer, fashion-mnist, emnist, emnist-digits, stackoverflow, stackexchange or "
-    "shakespeare.",
+@click.command(cls=Command)
+@topic(
+    "Task and model",
+    click.option(
+        "--task",
+        type=click.Choice(TASKS),
+        metavar="NAME",
+        help=f"Data set and model: {', '.join(TASKS[:-1])} or {TASKS[-1]}.  [default: digits]",
+    ),
+    DATA_DIR,
+    click.option(
+        "--level",
+        type=click.Choice(LEVELS),
+        help="Unit of privacy: client trains with DP-FedAvg, example with DP-SGD.  [default: client]",
+    ),
+    click.option("--config", "config_file", type=FILE, help="TOML file with settings; options override it."),
+    click.option("--seed", type=int, help="Seed of the training; not a secret.  [default: 1]"),
 )
-@click.option("--level", help="client (DP-FedAvg, the default) or example (DP-SGD).")
-@click.option("--config", "config_file", type=FILE, help="A TOML file; options given here come before it.")
-@click.option("--rounds", type=int)
-@click.option("--clients", type=int, help="How many clients; more than the task has of its own are virtual.")
-@click.option("--clients-per-round", type=int)
-@click.option("--participation", help="shuffled (the default), poisson, fixed, limited or file.")
-@click.option("--separation", type=int, metavar="B", help="With limited: rounds between two check-ins of a client.")
-@click.option("--rounds-file", type=FILE, help="With file: who takes part, a line for each round.")
-@click.option("--noise-multiplier", type=float, metavar="Z", help="Noise std over clip norm; 0 only clips.")
-@click.option("--noise", help="gaussian (the default), tree (DP-FTRL) or banded (matrix factorisation).")
-@click.option("--bands", type=int, metavar="B", help="With noise banded: how many rounds hang together.")
-@click.option("--restart", type=int, metavar="B", help="With noise tree: rounds of one tree; default: all.")
-@click.option("--clipping", help="fixed (the default) or adaptive.")
-@click.option("--clip-norm", type=float, metavar="S")
-@click.option("--delta", type=float, help="The delta of (epsilon, delta).")
-@click.option("--canaries", type=int, metavar="K", help="How many canaries take part.")
-@click.option("--presentations", metavar="R[,R…]", help="How often each is shown; several numbers make groups.")
-@click.option("--pattern", help="spread (the default), clients (as clients come) or replace (in their place).")
-@click.option(
-    "--replace-fraction",
-    type=float,
-    metavar="F",
-    help="With replace, which it implies: this share of the clients are canaries; default, without --canaries: 0.1.",
+@topic(
+    "Participation",
+    click.option("--rounds", type=int, metavar="T", help="Number of training rounds.  [default: 100]"),
+    click.option(
+        "--clients",
+        type=int,
+        metavar="N",
+        help="Number of clients; beyond those of the task, clients are virtual.  [default: all clients of the task]",
+    ),
+    click.option(
+        "--clients-per-round",
+        type=int,
+        metavar="N",
+        help="Number of clients in a round; with poisson, the average.  [default: 50]",
+    ),
+    click.option(
+        "--participation",
+        type=click.Choice(PARTICIPATIONS),
+        help="How clients are chosen: shuffled takes each client once per epoch, fixed draws a new cohort for each round, "
+        "limited keeps a client out for --separation rounds.  [default: shuffled]",
+    ),
+    click.option(
+        "--separation",
+        type=int,
+        metavar="B",
+        help="Smallest number of rounds between two check-ins of a client; needs --participation limited.",
+    ),
+    click.option(
+        "--rounds-file",
+        type=FILE,
+        help="File with the clients of each round, one line per round; needs --participation file.",
+    ),
 )
-@click.option("--client-learning-rate", type=float)
-@click.option("--client-epochs", type=int)
-@click.option("--server-optimizer", help="sgd (the default) or adam.")
-@click.option("--server-learning-rate", type=float)
-@click.option("--server-momentum", type=float)
-@click.option("--claim", metavar="E", help="Judge the run against this epsilon, or against the `analytical` one.")
-@click.option("--claim-accounting", help="mechanism (the default) or amplified, by sampling.")
-@click.option("--seed", type=int, help="Seed of the training; not a secret.")
-@click.option("--seed-file", type=FILE, help="The secret seed of the canaries; without it they are for show.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Where the data sets are; else COALMINE_DATA_DIR.")
-@click.option("--device", help="auto (the default), cpu or cuda.")
-@click.option("--engine", help="auto (the default), together or one-by-one.")
-@click.option("--workers", type=int, help="Processes that train one by one; default: one for each core.")
-@click.option("--out", type=click.Path(path_type=Path), help="The run's directory; default: a new one in runs/.")
-@click.option("--page/--no-page", default=True, help="Write report.html into the directory, or not.")
-@click.option("--json", "as_json", is_flag=True, help="The result as JSON instead of a table.")
+@topic(
+    "Privacy",
+    click.option(
+        "--noise-multiplier",
+        type=float,
+        metavar="Z",
+        help="Noise std divided by the clip norm; 0 clips without adding noise.  [default: 0.5]",
+    ),
+    click.option(
+        "--noise",
+        type=click.Choice(NOISES),
+        help="Noise mechanism: independent in each round (gaussian), or correlated between rounds by tree aggregation "
+        "(tree, DP-FTRL) or matrix factorisation (banded).  [default: gaussian]",
+    ),
+    click.option("--bands", type=int, metavar="B", help="Number of bands of the factorisation; needs --noise banded."),
+    click.option(
+        "--restart",
+        type=int,
+        metavar="B",
+        help="Number of rounds after which a new tree begins; needs --noise tree.  [default: all rounds]",
+    ),
+    click.option(
+        "--clipping",
+        type=click.Choice(CLIPPINGS),
+        help="Clip norm: the same in every round, or adapted to the updates.  [default: fixed]",
+    ),
+    click.option(
+        "--clip-norm",
+        type=float,
+        metavar="S",
+        help="Clip norm; with adaptive clipping, the initial one.  [default: 0.5]",
+    ),
+    click.option("--delta", type=float, metavar="D", help="The delta of (epsilon, delta).  [default: 1e-06]"),
+)
+@topic(
+    "Canaries",
+    click.option("--canaries", type=int, metavar="K", help="Number of observed canaries.  [default: 1000]"),
+    click.option(
+        "--presentations",
+        metavar="R[,R…]",
+        help="Number of rounds in which each canary takes part; several numbers split the canaries into groups.  "
+        "[default: 1]",
+    ),
+    click.option(
+        "--pattern",
+        type=click.Choice(PATTERNS),
+        help="When canaries take part: spread evenly over the run, as often as clients, or in place of some of the "
+        "clients.  [default: spread]",
+    ),
+    click.option(
+        "--replace-fraction",
+        type=float,
+        metavar="F",
+        help="Fraction of the clients that canaries replace; implies --pattern replace.  [default: 0.1]",
+    ),
+    click.option(
+        "--seed-file",
+        type=FILE,
+        help="File with the secret seed of the canaries (`coalmine seed`).  [default: a public demo seed]",
+    ),
+)
+@topic(
+    "Claim",
+    click.option(
+        "--claim",
+        metavar="E",
+        help="Claimed epsilon to judge the run against; `analytical` claims the epsilon of the accountant.",
+    ),
+    click.option(
+        "--claim-accounting",
+        type=click.Choice(ACCOUNTINGS),
+        help="What the claim holds for: an attacker who knows a client's rounds (mechanism), or one from whom sampling "
+        "hides them (amplified).  [default: mechanism]",
+    ),
+)
+@topic(
+    "Optimisation",
+    click.option("--client-learning-rate", type=float, metavar="R", help="Learning rate of clients.  [default: 0.3]"),
+    click.option("--client-epochs", type=int, metavar="N", help="Local epochs of a client per round.  [default: 2]"),
+    click.option("--server-optimizer", type=click.Choice(OPTIMIZERS), help="Optimizer of the server.  [default: sgd]"),
+    click.option("--server-learning-rate", type=float, metavar="R", help="Learning rate of the server.  [default: 1]"),
+    click.option("--server-momentum", type=float, metavar="M", help="Momentum of the server's SGD.  [default: 0]"),
+)
+@topic(
+    "Hardware",
+    click.option("--device", type=click.Choice(DEVICES), help="Device to train on.  [default: auto]"),
+    click.option(
+        "--engine",
+        type=click.Choice(ENGINES),
+        help="Train the clients of a round together in batches, or one by one; auto takes the faster.  [default: auto]",
+    ),
+    click.option(
+        "--jobs",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Number of processes for --engine one-by-one.  [default: one per core]",
+    ),
+)
+@topic(
+    "Output",
+    click.option(
+        "--out", type=click.Path(path_type=Path), help="Run directory to create.  [default: runs/TASK-NUMBER]"
+    ),
+    PAGE,
+    JSON,
+)
 @click.pass_obj
 def run(
-    settings: dict[str, bool],
+    verbosity: Verbosity,
     /,
     config_file: Path | None,
     out: Path | None,
@@ -78,34 +213,37 @@ def run(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Train a model with DP-FedAvg, with canaries among the clients, and tell what they give away.
+    """Train a model with canaries and audit it.
 
-    Without options: handwritten digits that come with scikit-learn, in under two minutes. Killed, it goes on with
-    `coalmine resume DIR`. With a claim the exit code is the verdict: 0 PASS, 1 VIOLATION, 3 UNDERPOWERED.
+    The audit reports how much privacy the model gives away. Without options, it is a small built-in training run on
+    handwritten digits from scikit-learn, and takes under two minutes. The defaults below are for the task digits;
+    docs/training.md has those of the other tasks. After an interruption, `coalmine resume` continues the run.
+
+    Exit codes with --claim: 0 PASS, 1 VIOLATION, 3 UNDERPOWERED.
     """
     with training_extra():
         from coalmine.simulation.config import RunConfig, merged, read_config, task_defaults
-        from coalmine.simulation.run import start
+        from coalmine.simulation.training_run import start
 
-    asked = _changes(options)
-    changes = merged(_giving_way(read_config(config_file) if config_file else {}, asked), asked)
+    given = _changes(options)
+    changes = merged(_without_rivals(read_config(config_file) if config_file else {}, given), given)
     task = changes.get("task", {})
     task = task if isinstance(task, dict) else {}
     defaults = task_defaults(task.get("name", "digits"), task.get("level", "client"))
-    config = RunConfig.from_dict(merged(_giving_way(defaults, changes), changes))
+    config = RunConfig.from_dict(merged(_without_rivals(defaults, changes), changes))
     if options["separation"] is not None and config.participation.kind != "limited":
-        raise click.UsageError("--separation is for limited check-ins: give --participation limited")
+        raise click.UsageError("--separation needs --participation limited")
     if options["claim_accounting"] is not None and config.claim.epsilon is None and not config.claim.analytical:
-        raise click.UsageError("--claim-accounting is for a claim: give --claim")
+        raise click.UsageError("--claim-accounting needs --claim")
     directory = out or _new_directory(config.task.name)
-    with live_progress(config.rounds, hidden=settings["quiet"]) as progress:
+    with live_progress(config.rounds, hidden=verbosity.quiet) as progress:
         outcome = start(config, directory, progress=progress)
-    return report(outcome, directory, page=page, as_json=as_json, quiet=settings["quiet"])
+    return report(outcome, directory, page=page, as_json=as_json, quiet=verbosity.quiet)
 
 
 @contextmanager
 def training_extra() -> Iterator[None]:
-    """Say which extra is missing, if one is."""
+    """Turn a missing package into an error that names the extra to install."""
     try:
         yield
     except ImportError as error:
@@ -114,9 +252,9 @@ def training_extra() -> Iterator[None]:
 
 @contextmanager
 def live_progress(rounds: int, *, hidden: bool) -> Iterator["Callable[[Progress], None]"]:
-    """A line on stderr that follows the run, with the analytical epsilon so far; shown in a terminal only."""
+    """A progress line on stderr, with the analytical epsilon so far; shown in a terminal only."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=10))  # short: a terminal may have 80 columns
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=10))  # short, for terminals with 80 columns
     with Bar(*columns, console=console, transient=True, disable=hidden or not shows_bars(console)) as bar:
         task = bar.add_task("starting", total=rounds)
 
@@ -148,11 +286,11 @@ def report(outcome: "RunOutcome", directory: Path, *, page: bool, as_json: bool,
         _print_outcome(outcome, quiet=quiet)
         if not quiet:
             click.echo(f"written to {written}")
-    return 0 if result.verdict is None else EXIT_CODES[result.verdict.outcome]
+    return 0 if result.verdict is None else VERDICT_CODES[result.verdict.outcome]
 
 
 def _print_outcome(outcome: "RunOutcome", *, quiet: bool) -> None:
-    """The numbers on top, one row for each adversary, the verdict, what it covers, and notes; quiet: table and verdict."""
+    """Print the key figures, one row per adversary, the verdict, its coverage and notes; if quiet, table and verdict."""
     from coalmine.report.sentences import shortened
     from coalmine.report.summary import coverage_lines, folded_line, gauge_lines, key_figures
     from coalmine.report.table_rows import row_warnings
@@ -177,7 +315,7 @@ def _print_outcome(outcome: "RunOutcome", *, quiet: bool) -> None:
 
 
 def _page(directory: Path) -> Path:
-    """The page of the run, where matplotlib is there to draw it; else the directory."""
+    """Write the run's HTML page and return its path; without matplotlib, return the run directory."""
     try:
         from coalmine.report import write_report
 
@@ -205,9 +343,10 @@ def _notes(outcome: "RunOutcome") -> list[str]:
         notes.append(f"{config.canaries.count:,} of the {outcome.population:,} {config.task.level}s are canaries")
     if outcome.count_noise_multiplier and outcome.count_epsilon is not None:
         notes.append(
-            f"the adaptive clip's count takes its share, noise multiplier {outcome.count_noise_multiplier:.4g} and ε "
-            f"{shown_number(outcome.count_epsilon, 4)}, so the updates' noise multiplier is "
-            f"{outcome.update_noise_multiplier:.4g} and known-others meets ε {shown_number(outcome.update_epsilon, 4)}"
+            f"adaptive clipping spends ε {shown_number(outcome.count_epsilon, 4)} on its count (noise multiplier "
+            f"{outcome.count_noise_multiplier:.4g}), so the updates have noise multiplier "
+            f"{outcome.update_noise_multiplier:.4g} and known-others is compared with ε "
+            f"{shown_number(outcome.update_epsilon, 4)}"
         )
     if outcome.if_claimed is not None:
         notes.append(
@@ -215,11 +354,11 @@ def _notes(outcome: "RunOutcome") -> list[str]:
             f"{outcome.if_claimed.reason}"
         )
     if config.canaries.seed_file is None:
-        notes.append("the canaries' seed is the public demo seed: an audit that others are to trust needs --seed-file")
+        notes.append("the canaries use the public demo seed; give --seed-file for an audit that others can trust")
     return notes
 
 
-# What gives way where a setting is asked for that goes without it: (section, key) of both.
+# Settings that exclude each other, as (section, key): giving the first drops the others from the config file.
 RIVALS = {
     ("claim", "epsilon"): [("claim", "analytical")],
     ("claim", "analytical"): [("claim", "epsilon")],
@@ -231,8 +370,8 @@ RIVALS = {
 }
 
 
-def _giving_way(values: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
-    """`values` without those that what is asked for goes without; the same setting asked for again changes nothing."""
+def _without_rivals(values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """`values` without the settings that the options in `given` replace; an option that repeats `values` drops none."""
     kept = {name: dict(part) if isinstance(part, dict) else part for name, part in values.items()}
 
     def found(place: tuple[str, str], settings: dict[str, Any]) -> Any:
@@ -240,7 +379,7 @@ def _giving_way(values: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]
         return section.get(place[1]) if isinstance(section, dict) else None
 
     for place, rivals in RIVALS.items():
-        if found(place, asked) not in (None, found(place, values)):
+        if found(place, given) not in (None, found(place, values)):
             for section, key in rivals:
                 if isinstance(kept.get(section), dict):
                     kept[section].pop(key, None)
@@ -248,7 +387,7 @@ def _giving_way(values: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]
 
 
 def _changes(options: dict[str, Any]) -> dict[str, Any]:
-    """What the options say, as TOML would."""
+    """The options as a TOML file would hold them."""
     places = {
         "task": ("task", "name"),
         "level": ("task", "level"),
@@ -278,7 +417,7 @@ def _changes(options: dict[str, Any]) -> dict[str, Any]:
         "claim_accounting": ("claim", "accounting"),
         "device": ("engine", "device"),
         "engine": ("engine", "name"),
-        "workers": ("engine", "workers"),
+        "jobs": ("engine", "workers"),
     }
     changes: dict[str, Any] = {}
     for name, value in options.items():
@@ -317,7 +456,7 @@ def _number(name: str, text: str) -> float:
 
 
 def _new_directory(task: str) -> Path:
-    """The first of runs/digits-1, runs/digits-2, … that is not there."""
+    """The first of runs/digits-1, runs/digits-2, … that does not exist."""
     number = 1
     while (directory := Path("runs") / f"{task}-{number}").exists():
         number += 1

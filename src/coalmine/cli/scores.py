@@ -1,6 +1,6 @@
-"""Score files: .csv, .npy, .npz, .parquet or standard input, read where their meaning is plain and refused where not.
+"""Score files: .csv, .npy, .npz, .parquet or standard input. Files whose meaning is unclear are rejected.
 
-A file is taken apart into named columns, and the columns' names and cells say what each is. Nothing is ever unpickled.
+A file is split into named columns; the names and the cells determine which column holds what. Nothing is unpickled.
 """
 
 import csv
@@ -17,10 +17,10 @@ import numpy.typing as npt
 from coalmine.checks import Floats, finite_array, shown
 
 Role = Literal["observed", "unobserved"]
-Cells = npt.NDArray[Any]  # of numbers or text; None or "" where one is missing
+Cells = npt.NDArray[Any]  # numbers or text; None or "" for a missing cell
 STDIN = "-"
 SCORE_NAMES = ("score", "scores", "cosine", "cosines")
-INDEX_NAMES = ("canary", "index", "id", "", "unnamed: 0", "__index_level_0__")  # the last three are pandas' doing
+INDEX_NAMES = ("canary", "index", "id", "", "unnamed: 0", "__index_level_0__")  # the last three are written by pandas
 ROLES: tuple[Role, Role] = ("observed", "unobserved")
 # In a column called "observed".
 FLAGS = {"1": True, "0": False, "1.0": True, "0.0": False, "true": True, "false": False}
@@ -31,14 +31,14 @@ ONE_EACH = "it must hold one score for each canary"
 
 @dataclass(frozen=True)
 class ScoreFile:
-    """The scores of one file by role; None where it has none."""
+    """The observed and unobserved scores of one file; None if there are none."""
 
     observed: Floats | None = None
     unobserved: Floats | None = None
 
 
 def read_scores(source: str, *, role: Role = "observed") -> ScoreFile:
-    """The scores in the file `source`, "-" for standard input; those that nothing labels are given `role`."""
+    """The scores in the file `source`, "-" for standard input; scores without a label get `role`."""
     name, suffix, content = _opened(source)
     if not content.strip():
         raise ValueError(f"{name} is empty; {ONE_EACH}")
@@ -49,10 +49,10 @@ def read_scores(source: str, *, role: Role = "observed") -> ScoreFile:
 
 
 def _opened(source: str) -> tuple[str, str, bytes]:
-    """What to call it, its kind as an extension, its bytes."""
+    """The name for messages, the kind as a file extension, and the bytes."""
     if source == STDIN:
         if sys.stdin is None:
-            raise ValueError("standard input is closed: give it scores, or name a file")
+            raise ValueError("standard input is closed: pipe scores into it, or name a file")
         content = sys.stdin.buffer.read()
         suffix = next((suffix for magic, suffix in MAGIC.items() if content.startswith(magic)), ".csv")
         return "standard input", suffix, content
@@ -63,7 +63,7 @@ def _opened(source: str) -> tuple[str, str, bytes]:
 
 
 def _by_role(name: str, columns: Mapping[str, Cells], role: Role) -> ScoreFile:
-    """What the columns mean, by their names and, for a label, by its cells."""
+    """The scores by role, from the names of the columns and the cells of a label column."""
     columns = {key: cells for key, cells in columns.items() if key not in INDEX_NAMES}
     if set(columns) == set(ROLES):
         return ScoreFile(*(_numbers(f"{name}, {key}", columns[key][_present(columns[key])]) for key in ROLES))
@@ -80,11 +80,11 @@ def _by_role(name: str, columns: Mapping[str, Cells], role: Role) -> ScoreFile:
 
 
 def _may_be_scores(key: str) -> bool:
-    return key in SCORE_NAMES or key.isdecimal()  # a column without a name goes by its number
+    return key in SCORE_NAMES or key.isdecimal()  # a column without a name is named by its number
 
 
 def _label(columns: Mapping[str, Cells], key: str) -> npt.NDArray[np.bool_] | None:
-    """True where the cells of a column say "observed", or None where it is no label."""
+    """True for each cell that says "observed"; None if the column is not a label."""
     known = {"observed": True, "unobserved": False}
     if key == "observed" and any(other in SCORE_NAMES for other in columns):
         known |= FLAGS
@@ -97,7 +97,7 @@ def _label(columns: Mapping[str, Cells], key: str) -> npt.NDArray[np.bool_] | No
 
 
 def _present(cells: Cells) -> npt.NDArray[np.bool_]:
-    """Columns of unequal length end in missing cells."""
+    """Which cells are present: columns of unequal length end in missing cells."""
     return np.array([cell is not None and cell != "" for cell in cells.tolist()], dtype=bool)
 
 
@@ -109,20 +109,20 @@ def _numbers(name: str, cells: Cells) -> Floats:
         try:
             numbers[row] = _number(cell)
         except (TypeError, ValueError):
-            what = "missing" if cell is None or cell == "" else f"{shown(cell)}, which is no number"
+            what = "missing" if cell is None or cell == "" else f"{shown(cell)}, which is not a number"
             raise ValueError(f"score {row + 1} of {cells.size} in {name} is {what}") from None
     return finite_array(f"the scores in {name}", numbers)
 
 
 def _listed(columns: Mapping[str, Cells]) -> str:
     if not columns:
-        return "none but an index"
+        return "only an index"
     names = [f"column {key}" if key.isdecimal() else repr(key) for key in columns]
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
 def _read_csv(name: str, content: bytes) -> dict[str, Cells]:
-    """Columns of text; the first row is a header where none of its cells is a number."""
+    """Columns of text; the first row is a header if none of its cells is a number."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -133,13 +133,13 @@ def _read_csv(name: str, content: bytes) -> dict[str, Cells]:
         raise ValueError(f"{name} is empty; {ONE_EACH}")
     for number, line in kept:
         if not line.strip() and filled[min(1, len(filled) - 1)] < number < filled[-1]:
-            raise ValueError(f"line {number} of {name} is blank, among scores: one is missing there; {ONE_EACH}")
+            raise ValueError(f"line {number} of {name} is blank: a score is missing there; {ONE_EACH}")
     lines = [line for _, line in kept if line.strip()]
     separator = next((mark for mark in ",;\t" if mark in lines[0]), ",")
     try:
         rows = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=separator)]
     except csv.Error as error:
-        raise ValueError(f"{name} is no table of comma-separated values: {error}") from None
+        raise ValueError(f"{name} is not a table of comma-separated values: {error}") from None
     width = len(rows[0])
     for number, row in enumerate(rows, 1):
         if len(row) != width:
@@ -150,7 +150,7 @@ def _read_csv(name: str, content: bytes) -> dict[str, Cells]:
 
 
 def _number(cell: Any) -> float:
-    """As Python reads it, but for the underscores that are Python's alone."""
+    """The number in a cell; underscores, which Python allows, are rejected."""
     if isinstance(cell, str) and "_" in cell:
         raise ValueError
     return float(cell)
@@ -180,7 +180,7 @@ def _read_numpy(name: str, content: bytes) -> dict[str, Cells]:
         arrays = {"1": loaded} if isinstance(loaded, np.ndarray) else {key.lower(): loaded[key] for key in loaded.files}
     except Exception:  # a damaged file raises almost anything: zlib.error, BadZipFile, MemoryError, even TokenError
         raise ValueError(
-            f"{name} is damaged, or is no NumPy file, or holds Python objects, which are never loaded; "
+            f"{name} is damaged, is not a NumPy file, or holds Python objects, which are never loaded; "
             "save an array of floats with numpy.save or numpy.savez"
         ) from None
     if "observed" in arrays:
@@ -212,7 +212,7 @@ def _read_parquet(name: str, content: bytes) -> dict[str, Cells]:
     try:
         table = pyarrow.parquet.read_table(pyarrow.BufferReader(content))
     except (pyarrow.ArrowException, OSError):
-        raise ValueError(f"{name} is damaged, or is no parquet file") from None
+        raise ValueError(f"{name} is damaged, or is not a parquet file") from None
     names = [key.strip().lower() for key in table.column_names]
     return _columns(name, names, [_parquet_cells(column) for column in table.columns])
 

@@ -1,4 +1,4 @@
-"""`coalmine selftest`: break the training loop on purpose, and show what catches it."""
+"""`coalmine selftest`: put known faults into a training loop, and show which the audit detects."""
 
 import math
 from dataclasses import asdict
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from coalmine.audit.signatures import SIGNATURES, Signature, likely_faults
+from coalmine.cli.options import JSON, Command, Verbosity
 from coalmine.cli.output import print_json, print_table, progress_bar, shown_number
 
 if TYPE_CHECKING:
@@ -16,26 +17,33 @@ if TYPE_CHECKING:
 NAMES = [fault.name for fault in SIGNATURES]
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
-    "--fault", "names", type=click.Choice(NAMES), multiple=True, help="Run only this fault; can be given several times."
+    "--fault",
+    "names",
+    type=click.Choice(NAMES),
+    multiple=True,
+    metavar="NAME",
+    help=f"Fault to try; repeatable: {', '.join(NAMES)}.  [default: all faults]",
 )
-@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Number of runs of each fault.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@click.option(
+    "--seeds", type=click.IntRange(1), default=1, show_default=True, help="Number of training runs per fault."
+)
+@JSON
 @click.pass_obj
-def selftest(settings: dict[str, bool], names: tuple[str, ...], seeds: int, as_json: bool) -> int:
-    """Show that the audit catches broken privacy: put each known fault into a real training loop.
+def selftest(verbosity: Verbosity, names: tuple[str, ...], seeds: int, as_json: bool) -> int:
+    """Check that the audit detects known faults.
 
-    A fault is caught if a rung or a gauge speaks against the claim and the verdict is not PASS. It is named if it is among
-    the faults that a report would call likely.
+    Each fault is put into a real training loop. A fault is caught if a rung or a gauge contradicts the claim and the
+    verdict is not PASS. It is named if the report would list it among the likely faults.
 
-    Exit code 1 if a detectable fault was missed, or if honest training was called VIOLATION.
+    Exit codes: 1 if a detectable fault was missed or honest training was called VIOLATION, else 0.
     """
     from coalmine.simulation.faults import evidence, is_caught, margins, try_fault
 
     chosen = [fault for fault in SIGNATURES if not names or fault.name in names]
     trials: list[Trial] = []
-    with progress_bar("selftest", total=len(chosen) * seeds, hidden=settings["quiet"]) as advance:
+    with progress_bar("selftest", total=len(chosen) * seeds, hidden=verbosity.quiet) as advance:
         for fault in chosen:
             for seed in range(1, seeds + 1):
                 trials.append(try_fault(fault, seed))
@@ -45,7 +53,7 @@ def selftest(settings: dict[str, bool], names: tuple[str, ...], seeds: int, as_j
     if as_json:
         print_json([_as_dict(trial, margins(trial.result), margins(trial.blind)) for trial in trials])
         return int(bool(missed or false))
-    for title, blind in (("With everybody else's updates known (`others`)", False), ("Without them", True)):
+    for title, blind in (("With the other clients' updates known (`others`)", False), ("Without them", True)):
         rows = []
         for fault in chosen:
             mine = [trial for trial in trials if trial.fault is fault]
@@ -69,24 +77,24 @@ def selftest(settings: dict[str, bool], names: tuple[str, ...], seeds: int, as_j
 
 
 def _summary(by: list[str]) -> str:
-    """Each piece of evidence once; the gauges of all layers count as one."""
+    """Each kind of evidence once; the gauges of all layers count as one."""
     names = list(dict.fromkeys("layer gauges" if name.startswith("layer ") else name for name in by))
     return ", ".join(names)
 
 
 def _silence(fault: Signature, by: list[str], blind: bool) -> str:
-    """Why nothing was raised; a fault that cannot be detected has its reason also beside a false alarm."""
+    """Why nothing was detected; for an undetectable fault the reason is printed even beside a false alarm."""
     if fault.reason:
         return f"cannot be detected: {fault.reason}"
     if by:
         return ""
     if fault.name == "honest":
-        return "nothing, as it should be"
+        return "nothing, as expected"
     return "not detected without `others`" if blind else "MISSED"
 
 
 def _margin(result: "AuditResult", found: "list[Margin]") -> str:
-    """The strongest rung that refutes the claim, and the gauge furthest outside of its limits."""
+    """The strongest rung that refutes the claim, and the gauge farthest outside its limits."""
     rungs = [margin for margin in found if margin.by in result.adversaries]
     gauges = [margin for margin in found if margin.by not in result.adversaries]
     texts = [_reads(rungs[-1].by, rungs[-1].reading, rungs[-1].limit)] if rungs else []

@@ -1,4 +1,4 @@
-"""`coalmine sweep`: a grid of runs, each in its own directory, then all of them beside each other."""
+"""`coalmine sweep`: train and audit a grid of settings, one run directory each."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,36 +13,48 @@ from rich.progress import Progress as Bar
 
 from coalmine.audit.result import AuditResult
 from coalmine.cli.compare import print_results, read_result, run_record
+from coalmine.cli.exit_codes import BAD_INPUT, VERDICT_CODES
+from coalmine.cli.options import JSON, Command, Verbosity, argument
 from coalmine.cli.output import print_json, shows_bars
-from coalmine.cli.run import EXIT_CODES, FILE, training_extra
+from coalmine.cli.run import FILE, training_extra
 
 if TYPE_CHECKING:
     from coalmine.simulation.sweep import SweepProgress, SweepRun
 
-FAILED = 2
 
-
-@click.command()
-@click.argument("file", type=FILE)
+@click.command(cls=Command)
+@argument("file", type=FILE, help="TOML file with the settings of a run and a section [sweep].")
 @click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), help="Where the runs go; default: runs/NAME-OF-FILE."
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for the run directories.  [default: runs/NAME-OF-FILE]",
 )
-@click.option("--jobs", type=int, default=1, show_default=True, metavar="N", help="Runs at a time, each in a process.")
-@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+@click.option(
+    "--jobs",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Number of runs at the same time, one process each.",
+)
+@JSON
 @click.pass_obj
-def sweep(settings: dict[str, bool], file: Path, out: Path | None, jobs: int, as_json: bool) -> int:
-    """Run every combination of the values that the section [sweep] of a TOML file lists.
+def sweep(verbosity: Verbosity, file: Path, out: Path | None, jobs: int, as_json: bool) -> int:
+    """Train and audit a grid of settings.
 
-    The rest of FILE is a run's config, as for `coalmine run --config`. Killed at any instant, the same command goes on:
-    finished runs are left alone, stopped ones are resumed. A run that fails does not stop the others; the exit code is then
-    2, else that of the worst verdict: 1 VIOLATION, 3 UNDERPOWERED.
+    The section [sweep] lists the values of each setting, and every combination is trained; the rest of FILE is a config
+    as for `coalmine run --config`. After an interruption, the same command continues: finished runs are kept, and
+    interrupted ones are resumed.
+
+    Exit codes: 2 if a run failed (the others are still trained), else that of the worst verdict: 1 VIOLATION,
+    3 UNDERPOWERED, 0 PASS or no claim.
     """
     with training_extra():
         from coalmine.simulation.sweep import read_sweep, run_sweep
 
     points = read_sweep(file)
     home = out or Path("runs") / file.stem
-    with _bar(hidden=settings["quiet"]) as progress:
+    with _bar(hidden=verbosity.quiet) as progress:
         runs = run_sweep(points, home, jobs=jobs, plan=file.read_bytes(), progress=progress)
     results: dict[str, AuditResult] = {}
     runs = [_read_into(results, run) for run in runs]
@@ -51,11 +63,11 @@ def sweep(settings: dict[str, bool], file: Path, out: Path | None, jobs: int, as
     else:
         if results:
             print_results(results)
-        click.echo(f"{len(results)} of {len(runs)} runs finished, in {home}; `coalmine report {home}` draws them")
+        click.echo(f"{len(results)} of {len(runs)} runs finished, in {home}; `coalmine report {home}` compares them")
     for run in runs:
         if run.error is not None:
             click.echo(f"coalmine: {run.point.name} failed: {run.error}", err=True)
-    return FAILED if len(results) < len(runs) else _worst_verdict(results)
+    return BAD_INPUT if len(results) < len(runs) else _worst_verdict(results)
 
 
 def _read_into(results: dict[str, AuditResult], run: "SweepRun") -> "SweepRun":
@@ -69,7 +81,7 @@ def _read_into(results: dict[str, AuditResult], run: "SweepRun") -> "SweepRun":
 
 
 def _record(run: "SweepRun", results: dict[str, AuditResult]) -> dict[str, Any]:
-    """A run for a program: what it is, and what was found or why it failed."""
+    """A run as JSON: its settings, and its result or why it failed."""
     name = run.point.name
     found = run_record(name, results[name]) if name in results else {}
     about = {"run": run.point.name, "directory": str(run.directory), "settings": run.point.values}
@@ -78,12 +90,12 @@ def _record(run: "SweepRun", results: dict[str, AuditResult]) -> dict[str, Any]:
 
 def _worst_verdict(results: dict[str, AuditResult]) -> int:
     verdicts = {str(result.verdict.outcome) for result in results.values() if result.verdict is not None}
-    return next((EXIT_CODES[name] for name in ("VIOLATION", "UNDERPOWERED") if name in verdicts), 0)
+    return next((VERDICT_CODES[name] for name in ("VIOLATION", "UNDERPOWERED") if name in verdicts), 0)
 
 
 @contextmanager
 def _bar(*, hidden: bool) -> Iterator["Callable[[SweepProgress], None]"]:
-    """A line on stderr: runs done, the round of the run that moved last, time left; shown in a terminal only."""
+    """A progress line on stderr: finished runs, the latest round, time left; shown in a terminal only."""
     console = Console(stderr=True)
     columns = (BarColumn(bar_width=10), TextColumn("{task.description}"))
     with Bar(*columns, console=console, transient=True, disable=hidden or not shows_bars(console)) as bar:

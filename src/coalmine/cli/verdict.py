@@ -8,10 +8,8 @@ from typing import Any
 
 import click
 
-from coalmine.cli.output import print_columns, print_json, shown_number
-from coalmine.cli.run import EXIT_CODES
-from coalmine.cli.runs import (
-    BAD_INPUT,
+from coalmine.cli.exit_codes import BAD_INPUT, VERDICT_CODES
+from coalmine.cli.named_runs import (
     find_runs,
     how_to_finish,
     is_finished,
@@ -20,6 +18,8 @@ from coalmine.cli.runs import (
     print_problems,
     read_error,
 )
+from coalmine.cli.options import Command, argument
+from coalmine.cli.output import print_columns, print_json, shown_number
 from coalmine.storage.run_directory import RunDirectory
 
 NO_CLAIM = "nothing was claimed, so there is nothing to judge: give `coalmine run` a --claim, or the audit a claim"
@@ -40,16 +40,22 @@ class RunVerdict:
     error: str | None = None
 
 
-@click.command()
-@click.argument("directories", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.command(cls=Command)
+@argument(
+    "directories",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Run directories; a directory of runs, such as that of a sweep, stands for all of them.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
 def verdict(directories: tuple[Path, ...], as_json: bool) -> int:
-    """Print the verdict of each run, and exit with the worst of them.
+    """Print the verdict of each run.
 
-    Exit codes: 0 if every run is PASS, 1 if any is VIOLATION, 3 if any is UNDERPOWERED or has no verdict, because it is
-    not finished or nothing was claimed. 2 if a path holds no run or a damaged one; the other verdicts are still printed.
+    The exit code is that of the worst verdict: 0 if every run is PASS, 1 if any is VIOLATION, 3 if any is UNDERPOWERED
+    or has no verdict, because it is not finished or nothing was claimed. 2 if a path holds no run or a damaged one; the
+    other verdicts are still printed.
 
-    DIRECTORIES are run directories of `coalmine run` or of an integration. A directory of runs stands for all of them.
     The verdict is read from result.json; `coalmine verify` checks that it follows from the recorded rounds.
     """
     named = find_runs(directories)
@@ -82,7 +88,7 @@ def read_verdict(run: Path) -> RunVerdict:
 def worst_exit_code(found: Sequence[RunVerdict]) -> int:
     """1 if any run is VIOLATION, else 3 if any is UNDERPOWERED or has no verdict, else 0."""
     verdicts = {each.verdict or "UNDERPOWERED" for each in found}
-    return next(EXIT_CODES[name] for name in ("VIOLATION", "UNDERPOWERED", "PASS") if name in verdicts)
+    return next(VERDICT_CODES[name] for name in ("VIOLATION", "UNDERPOWERED", "PASS") if name in verdicts)
 
 
 def _from_result(run: str, result: dict[str, Any]) -> RunVerdict:
@@ -92,7 +98,7 @@ def _from_result(run: str, result: dict[str, Any]) -> RunVerdict:
         return RunVerdict(run=run, reason=NO_CLAIM)
     if isinstance(claim, bool) or not isinstance(claim, int | float) or not math.isfinite(claim):
         raise TypeError("a claim is a finite number")
-    if outcome not in list(EXIT_CODES) or not isinstance(reason, str):
+    if outcome not in list(VERDICT_CODES) or not isinstance(reason, str):
         raise TypeError("a claim has a verdict and a reason")
     accounting = result["claim_accounting"]
     if not isinstance(accounting, str):

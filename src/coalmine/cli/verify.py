@@ -5,12 +5,13 @@ from pathlib import Path
 import click
 
 from coalmine.audit.verification import verify_run
+from coalmine.cli.options import Command, argument
 from coalmine.cli.output import print_columns, print_json
 from coalmine.storage.seed_file import read_seed, write_seed
 
 
-@click.command()
-@click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.command(cls=Command)
+@argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True), help="Run directory.")
 @click.option(
     "--seed-file", type=click.Path(path_type=Path), required=True, help="File with the secret seed of the audit."
 )
@@ -21,10 +22,10 @@ from coalmine.storage.seed_file import read_seed, write_seed
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
 def verify(directory: Path, seed_file: Path, model: Path | None, as_json: bool) -> int:
-    """Verify a finished audit against the seed it committed to.
+    """Verify an audit against its committed seed.
 
-    Three checks: the seed and the settings match the commitment published before round 1; the final model has the stored
-    cosines (with --model); the stored rounds give the stored result. Exit code 1 if any check fails.
+    Three checks: the seed and the settings match the commitment published before round 1; the final model has the
+    stored cosines (with --model); the stored rounds give the stored result. Exit code 1 if any check fails.
     """
     if not seed_file.is_file():
         raise ValueError(f"{seed_file} does not exist: --seed-file must be the one that the audit was begun with")
@@ -37,10 +38,10 @@ def verify(directory: Path, seed_file: Path, model: Path | None, as_json: bool) 
     return int(any(check.held is False for check in checks))
 
 
-@click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.command(cls=Command)
+@argument("file", type=click.Path(path_type=Path), help="File to create; must not exist yet.")
 def seed(file: Path) -> None:
-    """Write a new secret seed of 128 bits to FILE, which must not exist yet.
+    """Write a new secret 128-bit seed to a file.
 
     The server and every node that makes canaries read the same file with `coalmine.read_seed`.
     """

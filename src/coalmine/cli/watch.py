@@ -1,4 +1,4 @@
-"""`coalmine watch`: a run that is going on, in the terminal."""
+"""`coalmine watch`: follow a run in the terminal."""
 
 import time
 from pathlib import Path
@@ -7,24 +7,29 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from coalmine.cli.output import FiniteRange
+from coalmine.cli.options import Command, FiniteRange, argument
 from coalmine.report.live_view import Frame, Watcher, screen
 from coalmine.report.trackers import MLflow, TensorBoard, Tracker
 from coalmine.storage.run_directory import is_run
 
 
-@click.command()
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--every", type=FiniteRange(min=0.1), default=1.0, show_default=True, help="Seconds between looks.")
-@click.option("--tensorboard", type=click.Path(path_type=Path, file_okay=False), help="Also write event files there.")
-@click.option("--mlflow", is_flag=True, help="Also log to the active MLflow run.")
+@click.command(cls=Command)
+@argument("directory", type=click.Path(path_type=Path), help="Run directory.")
+@click.option(
+    "--every", type=FiniteRange(min=0.1), default=1.0, show_default=True, metavar="S", help="Seconds between updates."
+)
+@click.option(
+    "--tensorboard", type=click.Path(path_type=Path, file_okay=False), help="Folder for TensorBoard event files."
+)
+@click.option("--mlflow", is_flag=True, help="Log to the active MLflow run too.")
 def watch(directory: Path, every: float, tensorboard: Path | None, mlflow: bool) -> None:
-    """Follow the run in DIRECTORY: rounds, accuracy, and what each adversary would read by now.
+    """Follow a run while it trains.
 
-    Reads only. Ends when the run has a result, or with Ctrl-C; without a terminal it shows one frame.
+    Shows the rounds, the accuracy and each adversary's estimate so far. The run is not affected. Watching ends when the
+    run has a result, or with Ctrl-C. Outside a terminal the current state is printed once.
     """
     if directory.is_dir() and not is_run(directory):
-        raise ValueError(f"{directory} holds no run, nor the beginning of one: name the --out of a `coalmine run`")
+        raise ValueError(f"{directory} holds no run, not even an unfinished one: name the --out of a `coalmine run`")
     trackers: list[Tracker] = [TensorBoard(tensorboard)] if tensorboard else []
     if mlflow:
         trackers.append(MLflow())
@@ -42,7 +47,7 @@ def watch(directory: Path, every: float, tensorboard: Path | None, mlflow: bool)
                 frame = _look(watcher, trackers)
                 live.update(screen(frame), refresh=True)
     except KeyboardInterrupt:
-        console.print("stopped watching; the run goes on")
+        console.print("stopped watching; the run continues")
 
 
 def _look(watcher: Watcher, trackers: list[Tracker]) -> Frame:

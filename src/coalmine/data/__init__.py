@@ -1,4 +1,4 @@
-"""The data sets that the tasks learn from: what there is, where it lies, and how to fetch it. Needs no torch."""
+"""The data sets of the tasks: a catalogue, their folders, and downloads. Needs no torch."""
 
 from coalmine.data.catalogue import DATASETS, Dataset, Download
 from coalmine.data.fetch import Fetched, fetch

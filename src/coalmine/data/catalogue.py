@@ -1,4 +1,4 @@
-"""The data sets: what they are, whose, and where they come from."""
+"""The catalogue of data sets: contents, licences, sources."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +13,9 @@ GIGABYTE = 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class Download:
-    """A file to fetch, what is known of it, and what comes out of it.
+    """A file to download, its published size and checksum, and the files unpacked from it.
 
-    `size` and the checksum are None where nobody has published them. An archive that holds `unpacked` is unpacked, never
+    `size` and the checksum are None where they are not published. An archive that holds `unpacked` is unpacked, never
     to more than `unpacked_limit` bytes, and not kept.
     """
 
@@ -23,7 +23,7 @@ class Download:
     size: int | None = None
     sha256: str | None = None
     md5: str | None = None
-    checksum_from: str = ""  # who says so
+    checksum_from: str = ""  # who published it
     unpacked: tuple[str, ...] = ()
     unpacked_limit: int = 0
 
@@ -33,8 +33,18 @@ class Download:
         return self.url.rpartition("/")[2]
 
     @property
+    def known_hash(self) -> str | None:
+        """The published checksum as pooch takes it; None where there is none."""
+        return f"sha256:{self.sha256}" if self.sha256 else f"md5:{self.md5}" if self.md5 else None
+
+    @property
+    def checked(self) -> str:
+        """Which checksum a download is compared with; "" for none."""
+        return f"{self.known_hash.partition(':')[0]} of {self.checksum_from}" if self.known_hash else ""
+
+    @property
     def results(self) -> tuple[str, ...]:
-        """The files that are there in the end."""
+        """The files that a download leaves."""
         return self.unpacked or (self.name,)
 
 
@@ -42,12 +52,12 @@ class Download:
 class Dataset:
     """A data set as `coalmine data list` shows it.
 
-    `folder` is where the task looks for it, under the data folder; `readable` are the sets of files (or patterns of their
-    names) any one of which is enough. Without downloads it cannot be fetched, and `note` says why.
+    `folder` is where the task looks for it, under the data folder; `readable` are the sets of files any one of which is
+    enough. Without downloads it cannot be fetched, and `note` says why.
     """
 
     name: str
-    task: str  # that learns it
+    task: str
     title: str
     what: str
     users: int | None
@@ -61,14 +71,14 @@ class Dataset:
 
     @property
     def size(self) -> int | None:
-        """Bytes to download; None where they are not known."""
+        """Bytes to download; None if unknown."""
         sizes = [download.size for download in self.downloads]
         return None if not sizes or None in sizes else sum(size for size in sizes if size is not None)
 
     def is_in(self, data_dir: Path) -> bool:
         """Whether a task would find it under this data folder."""
         folder = data_dir / self.folder
-        return any(all(any(folder.glob(name)) for name in names) for names in self.readable)
+        return any(all((folder / name).is_file() for name in names) for names in self.readable)
 
 
 def _fashion(name: str, size: int, sha256: str) -> Download:
@@ -179,8 +189,6 @@ _ALL = (
         readable=(
             ("fed_emnist_train.h5", "fed_emnist_test.h5"),
             ("emnist_all.sqlite",),
-            ("federated_emnist_train.sqlite", "federated_emnist_test.sqlite"),
-            ("train/*.json", "test/*.json"),
         ),
         downloads=(
             _tff(
@@ -205,8 +213,6 @@ _ALL = (
         readable=(
             ("fed_emnist_digitsonly_train.h5", "fed_emnist_digitsonly_test.h5"),
             ("emnist_all.sqlite",),
-            ("federated_emnist_digitsonly_train.sqlite", "federated_emnist_digitsonly_test.sqlite"),
-            ("train/*.json", "test/*.json"),
         ),
         downloads=(
             _tff(
@@ -253,7 +259,6 @@ _ALL = (
         readable=(
             ("stackoverflow_train.h5", "stackoverflow_test.h5", "stackoverflow.word_count"),
             ("stackoverflow.sqlite", "stackoverflow.word_count"),
-            ("stackoverflow_train.sqlite", "stackoverflow_test.sqlite", "stackoverflow.word_count"),
         ),
         downloads=(
             _WORD_COUNT,
@@ -313,7 +318,6 @@ _ALL = (
         readable=(
             ("shakespeare_train.h5", "shakespeare_test.h5"),
             ("shakespeare.sqlite",),
-            ("shakespeare_train.sqlite", "shakespeare_test.sqlite"),
         ),
         downloads=(
             _tff(

@@ -1,4 +1,4 @@
-"""A data set fetched: each of its files downloaded, checked, unpacked, and noted in a file beside them."""
+"""Fetching a data set: download, check and unpack each file, and record its origin beside it."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from coalmine.data.catalogue import Dataset, Download
-from coalmine.data.download import Checksums, checksums, download
+from coalmine.data.download import download
 from coalmine.data.unpack import unpack
 
 RECORD = "coalmine-data.json"
@@ -16,7 +16,7 @@ RECORD = "coalmine-data.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """A file of a data set that is there now. `checked` says against what; empty, that nobody has published a checksum."""
+    """A file of a data set. `checked` names the checksum it was compared with; empty if none is published."""
 
     name: str
     size: int
@@ -27,18 +27,18 @@ class Fetched:
 
 
 class Follower(Protocol):
-    """Told what is being done: it gives a function of the bytes so far and, where known, in all."""
+    """Called with a task and a file name, it returns a function of the bytes so far and, where known, in total."""
 
     def __call__(self, doing: str, name: str, /) -> Callable[[int, int | None], None]: ...
 
 
 def ignore(doing: str, name: str) -> Callable[[int, int | None], None]:
-    """The follower that does not look."""
+    """A follower that shows nothing."""
     return lambda done, total: None
 
 
 def fetch(dataset: Dataset, data_dir: Path, *, follow: Follower = ignore) -> list[Fetched]:
-    """Put a data set's files where its task looks for them, under `data_dir`; those that are there are left alone."""
+    """Put a data set's files where its task looks for them, under `data_dir`; existing files are left alone."""
     if not dataset.downloads:
         here = ", where it is already" if dataset.is_in(data_dir) else ""
         raise ValueError(f"{dataset.name} cannot be fetched: {dataset.note} ({data_dir / dataset.folder}{here})")
@@ -59,11 +59,11 @@ def _here(folder: Path, name: str) -> Fetched:
 def _get(file: Download, folder: Path, follow: Follower) -> list[Fetched]:
     packed = folder / file.name
     try:
-        found = _whole(file, packed) or download(file, packed, progress=follow("downloading", file.name))
+        sha256 = download(file, packed, progress=follow("downloading", file.name))
         if file.unpacked:
             _unpack(file, packed, follow("unpacking", file.name))
     except OSError as error:
-        if error.errno is None:  # it says already what is wrong
+        if error.errno is None:  # its message is complete
             raise
         raise OSError(f"writing {folder} failed: {error.strerror}; name another folder by --data-dir") from None
     fetched = [
@@ -71,8 +71,8 @@ def _get(file: Download, folder: Path, follow: Follower) -> list[Fetched]:
             name=name,
             size=(folder / name).stat().st_size,
             url=file.url,
-            sha256=found.sha256,
-            checked=found.checked,
+            sha256=sha256,
+            checked=file.checked,
         )
         for name in file.results
     ]
@@ -80,35 +80,25 @@ def _get(file: Download, folder: Path, follow: Follower) -> list[Fetched]:
     return fetched
 
 
-def _whole(file: Download, packed: Path) -> Checksums | None:
-    """What an archive is that was fetched before and not unpacked, since something came between."""
-    if not packed.is_file():
-        return None
-    try:
-        return checksums(file, packed)
-    except ValueError:
-        return None
-
-
 def _unpack(file: Download, packed: Path, tell: Callable[[int, int | None], None]) -> None:
     limit = file.unpacked_limit
     try:
         unpack(packed, packed.parent, wanted=file.unpacked, limit=limit, progress=lambda done: tell(done, None))
     except ValueError:
-        packed.unlink()  # it will never be right, so the next call fetches it again
+        packed.unlink()  # damaged, so that the next call downloads it again
         raise
     packed.unlink()
 
 
 def _record(folder: Path, fetched: list[Fetched]) -> None:
-    """Note in the folder where each file came from and what it was, whether or not a checksum was published."""
+    """Record in the folder the origin and SHA-256 of each file, whether or not a checksum is published."""
     path = folder / RECORD
     known: dict[str, Any] = {}
     if path.exists():
         try:
             known = {entry["name"]: entry for entry in json.loads(path.read_text(encoding="utf-8"))["files"]}
         except (ValueError, KeyError, TypeError):
-            known = {}  # somebody wrote into it: what is noted now is right in any case
+            known = {}  # unreadable: write a new one
     for file in fetched:
         known[file.name] = {name: value for name, value in asdict(file).items() if name != "here_before"}
     draft = path.with_name(f".{path.name}.{os.getpid()}")

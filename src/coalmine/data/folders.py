@@ -1,4 +1,4 @@
-"""Where data lies on this machine."""
+"""The folders for data and for the cache."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ def data_folder(named: Path | None = None) -> Path:
 
 
 def cache_folder() -> Path:
-    """The folder for what was worked out once from data and can be worked out again: COALMINE_CACHE_DIR, or the user's."""
+    """The folder for arrays computed from data, which can be computed again: COALMINE_CACHE_DIR, or the user's own."""
     if from_environment := os.environ.get("COALMINE_CACHE_DIR"):
         return Path(from_environment)
     return _home("XDG_CACHE_HOME", ".cache")

@@ -1,9 +1,9 @@
 """Lower bounds on epsilon from the error rates of threshold tests: a valid one, and the published ones (Section 5).
 
 Every test here calls a canary observed when its score is at least t. Upper bounds on its two error rates give a lower
-bound on epsilon by Eq. 1, and the best t is looked for in the same scores. So the bounds on the rates must hold at all
-thresholds together, or the one that wins is the one that errs: a pointwise 95 % bound, the paper's, lies above the true
-epsilon in three runs of four when nothing leaks.
+bound on epsilon by Eq. 1. The best t is chosen on the same scores, so the bounds on the rates must hold at all thresholds
+simultaneously; otherwise the search selects a threshold whose bound fails. The paper's pointwise 95 % bound exceeds the
+true epsilon in three of four runs when nothing leaks.
 """
 
 import math
@@ -19,7 +19,7 @@ from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.local_level import local_level, order_statistic_band
 from coalmine.estimators.rates import epsilon_from_rates
 
-FEWEST = 10  # canaries, below which no statement at 95 % says anything
+FEWEST = 10  # canaries; fewer allow no useful statement at 95 %
 SPLIT_SEED = 20240  # of the permutation that "split" halves the scores by
 
 
@@ -41,17 +41,17 @@ def epsilon_lower_bound(
     `null` is the law of an unobserved canary's score (a CosineNull, a Gaussian), or an array of unobserved scores. Only the
     scores' independence is assumed, not their law. `method` is how the error rates are bounded:
 
-    - "simultaneous": Beta bounds on the order statistics at one local level, at every threshold together. Exact: with
-      probability `confidence` the result is at most the true epsilon.
-    - "bonferroni", "dkw": valid at every threshold together too, and wider.
+    - "simultaneous": Beta bounds on the order statistics at one local level, valid at all thresholds simultaneously.
+      Exact: with probability `confidence` the result is at most the true epsilon.
+    - "bonferroni", "dkw": valid at all thresholds simultaneously too, and wider.
     - "split": the threshold is chosen on one half of the scores (a fixed seeded permutation of the sorted scores) and
       tested on the other. Valid, and wider still.
     - "paper": a Jeffreys bound at each threshold alone, each rate at the full level (Section 5). Not a bound at
       `confidence`, since the best threshold is chosen afterwards.
-    - "clopper-pearson": Jagielski et al. 2020. A valid bound at each threshold alone, so no bound at `confidence` either.
+    - "clopper-pearson": Jagielski et al. 2020. A valid bound at each threshold alone, so not a bound at `confidence` either.
 
-    Against an array of m unobserved scores each rate has half of the failing probability, 1 - √confidence. Tied scores
-    count against the test. A `null` in closed form must be exact far into its tail.
+    Against an array of m unobserved scores each rate has half of the failing probability, 1 - √confidence. Ties count
+    against the test. A `null` in closed form must be exact far into its tail.
 
     >>> observed = np.linspace(0.5, 3.5, 1000)
     >>> round(epsilon_lower_bound(observed, null=Gaussian(0, 1), delta=1e-6), 2)
@@ -64,7 +64,7 @@ def epsilon_lower_bound(
 
 
 def bound_of(observed: Floats, *, null: Null, delta: float, confidence: float, method: str = "simultaneous") -> float:
-    """The same where equal scores are no mistake: canaries without any noise are all seen alike."""
+    """As epsilon_lower_bound, but equal scores are allowed: without noise, all canaries have the same score."""
     scores = np.sort(observed)
     delta, failing = unit_interval("delta", delta), 1 - unit_interval("confidence", confidence)
     if method not in METHODS:
@@ -82,7 +82,7 @@ def lower_bound_ceiling(
 ) -> float:
     """The largest value epsilon_lower_bound can report against `unobserved` unobserved scores: at perfect separation.
 
-    inf against a null in closed form (`unobserved` None): its tail reaches down to any rate.
+    Unlimited (inf) for a null in closed form (`unobserved` None), whose tail has no smallest rate.
 
     >>> round(lower_bound_ceiling(1000, unobserved=1000, delta=1e-6, method="paper"), 2)
     6.25
@@ -118,12 +118,12 @@ def one_of_two(failing: float) -> float:
 
 
 def log_band(upper_bounds: "Band", count: int, failing: float) -> Floats:
-    """log upper bounds on an error rate, by the number 0 ... count of errors seen among `count` scores."""
+    """log upper bounds on an error rate, for 0, …, count errors among `count` scores."""
     return np.append(np.log(np.minimum(upper_bounds(count, failing), 1.0)), 0.0)
 
 
 def simultaneous_band(count: int, failing: float) -> Floats:
-    """With c errors below a threshold the error rate is at most U_(c+1), whose Beta bounds hold together."""
+    """With c errors below a threshold the error rate is at most U_(c+1), whose Beta bounds hold simultaneously."""
     return order_statistic_band(count, local_level(count, failing))
 
 
@@ -163,7 +163,7 @@ METHODS = (*BANDS, "split")
 def _epsilons(thresholds: Floats, observed: Floats, null: Any, delta: float, band: Band, failing: float) -> Floats:
     """Eq. 1 at each threshold; `observed`, and `null` where it is an array, are sorted.
 
-    Thresholds other than the observed scores need no look: moved up to the next one, no rate grows.
+    Only observed scores are tried as thresholds: moving another threshold up to the next score increases neither rate.
     """
     log_fnr = log_band(band, observed.size, failing)[np.searchsorted(observed, thresholds)]
     if is_law(null):
@@ -198,4 +198,6 @@ def _halves(scores: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
 
 def _refuse_constant(scores: Floats) -> None:
     if scores[0] == scores[-1]:
-        raise ValueError(f"all {scores.size} scores are equal, so they say nothing; was the model ever updated?")
+        raise ValueError(
+            f"all {scores.size} scores are equal, so they carry no information; was the model ever updated?"
+        )

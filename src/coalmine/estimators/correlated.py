@@ -1,10 +1,10 @@
-"""Noise that hangs together from round to round, and the epsilon it gives: DP-FTRL's tree, banded matrix factorisation.
+"""Noise that is correlated between rounds, and its epsilon: the tree of DP-FTRL, and banded matrix factorisation.
 
-Round t releases its sum X_t with noise Z_t, and Z = C⁻¹ζ with C lower triangular and ζ fresh normal numbers in every round.
-Whoever sees all rounds can multiply by C: what is released is as good as CX + ζ, a Gaussian mechanism. Somebody who takes
-part in the rounds that u marks moves it by at most ‖Cu‖ clip norms (no entry of C is negative, so the worst is the same
-update every time). So epsilon is that of one Gaussian release of noise multiplier z/‖Cu‖, exactly; no amplification by
-sampling is counted. It holds also where updates depend on what was released before (Denisov et al. 2022, arXiv
+Round t releases its sum X_t with noise Z_t, where Z = C⁻¹ζ, C is lower triangular and ζ is independent normal noise. An
+attacker who sees all rounds can multiply by C, so the release is equivalent to CX + ζ, a Gaussian mechanism. A client who
+takes part in the rounds that u marks changes CX by at most ‖Cu‖ clip norms: no entry of C is negative, so the worst case
+is the same update every time. Epsilon is therefore exactly that of one Gaussian release with noise multiplier z/‖Cu‖,
+without amplification by sampling. This holds even if updates depend on earlier releases (Denisov et al. 2022, arXiv
 2202.08312).
 """
 
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from coalmine.checks import Floats, finite_array, nonnegative_array, one_number, shown, whole_number
+from coalmine.checks import Floats, WrongTypeError, finite_array, nonnegative_array, one_number, shown, whole_number
 from coalmine.estimators.mechanism import mechanism_epsilon
 
 
@@ -24,18 +24,18 @@ class Encoder(Protocol):
     """Multiplies a stream of vectors by C, one round after the other."""
 
     def add(self, round_number: int, values: Floats) -> Floats | None:
-        """Row `round_number` of CX; None where a round that it needs was never added. `values` are not copied."""
+        """Row `round_number` of CX, or None if a round that it depends on was never added. `values` are not copied."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class TreeNoise:
-    """Tree aggregation (Kairouz et al. 2021, arXiv 2103.00039): a prefix sum carries the noise of the nodes it is made of.
+    """Tree aggregation (Kairouz et al. 2021, arXiv 2103.00039): a prefix sum has the noise of the nodes that form it.
 
-    Node t holds the rounds from t − 2^j + 1 to t, 2^j the largest power of two that divides t, and noise of its own. The
-    nodes of a prefix are t, t − 2^j, and so on, so the noise of a round is N_t − N_{t−1}: that of its own node, less that of
-    the smaller ones that it takes in. Row t of C is node t. With `restart` a new tree begins after so many rounds. A
-    noise multiplier is that of one node.
+    Node t sums the rounds from t − 2^j + 1 to t, where 2^j is the largest power of two that divides t, and adds its own
+    noise. The nodes of a prefix are t, t − 2^j, and so on, so the noise of a round is N_t − N_{t−1}: that of its own node
+    minus that of its children. Row t of C is node t. After `restart` rounds a new tree begins. The noise multiplier is
+    that of one node.
     """
 
     rounds: int
@@ -48,21 +48,21 @@ class TreeNoise:
 
     @property
     def span(self) -> int:
-        """Rounds of one tree."""
+        """The number of rounds of one tree."""
         return min(self.restart or self.rounds, self.rounds)
 
     def children(self, round_number: int) -> list[int]:
-        """The nodes that this round's node takes in; with this round itself they are all of it."""
+        """The children of this round's node: together with the round itself they make up the node."""
         _check_round(round_number, self.rounds)
         place = (round_number - 1) % self.span + 1
         return [round_number - (1 << level) for level in range(_twos(place))]
 
     def std(self, round_number: int) -> float:
-        """The noise of a round over that of one node: √(1 + the nodes it takes in)."""
+        """The noise std of a round divided by that of one node: √(1 + number of children)."""
         return math.sqrt(1 + len(self.children(round_number)))
 
     def strength(self, rounds: Iterable[int]) -> float:
-        """‖Cu‖² of somebody who takes part in these rounds: over all nodes, the square of how often it is in them."""
+        """‖Cu‖² of a client who takes part in these rounds: the sum over nodes of the squared number of its rounds."""
         counts: dict[int, int] = {}
         for number in rounds:
             _check_round(number, self.rounds)
@@ -74,10 +74,10 @@ class TreeNoise:
         return float(sum(count * count for count in counts.values()))
 
     def worst_strength(self, participations: int, separation: int) -> float:
-        """An upper bound on ‖Cu‖² for so many rounds, at least `separation` apart; exact for one.
+        """An upper bound on ‖Cu‖² for this many rounds, at least `separation` apart; exact for one round.
 
-        A node of 2^j rounds holds at most ⌈2^j/separation⌉ of them, and squares are largest where nodes are full: level by
-        level that is reached, for all levels at once not always.
+        A node of 2^j rounds contains at most ⌈2^j/separation⌉ of them, and the squares are largest if nodes are full. The
+        bound is attained at each level alone, but not always at all levels at once.
         """
         times = _check_pattern(participations, separation, self.rounds)
         total = 0
@@ -91,14 +91,14 @@ class TreeNoise:
         return _TreeEncoder(self)
 
     def matrix(self) -> Floats:
-        """C, for few rounds."""
+        """C as a dense matrix; use it for few rounds only."""
         return _matrix(self)
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": "tree", "rounds": self.rounds, "restart": self.restart}
 
     def _nodes(self, level: int) -> int:
-        """Nodes of 2^level rounds, in all trees."""
+        """The number of nodes with 2^level rounds, in all trees."""
 
         def of_tree(size: int) -> int:
             return (size >> level) - (size >> (level + 1))
@@ -111,9 +111,9 @@ class TreeNoise:
 class BandedNoise:
     """Banded matrix factorisation (Choquette-Choo et al. 2023, arXiv 2306.08153): C has `coefficients` below its diagonal.
 
-    Column s of C holds them from row s on, divided by its length, so that it has length 1 to the last: a noise multiplier is
-    that of ζ, and whoever takes part R times, at least as many rounds apart as there are bands, has ‖Cu‖² = R.
-    Coefficients may not grow: then C⁻¹ stays bounded.
+    Column s of C holds them from row s on, and every column is scaled to length 1. The noise multiplier is that of ζ. A
+    client who takes part R times, at least as many rounds apart as there are bands, has ‖Cu‖² = R. Coefficients must not
+    increase, so that C⁻¹ stays bounded.
     """
 
     rounds: int
@@ -125,17 +125,17 @@ class BandedNoise:
         if found.ndim != 1 or not found.size or not found[0] > 0:
             raise ValueError(f"coefficients must be a list that starts above 0, got {self.coefficients}")
         if (np.diff(found) > 0).any():
-            raise ValueError("coefficients must not grow from one to the next: the noise would")
+            raise ValueError("coefficients must not increase from one to the next: the noise would grow")
         if found.size > self.rounds:
             raise ValueError(f"bands must be at most rounds = {self.rounds}, got {found.size}")
         object.__setattr__(self, "coefficients", tuple(float(value) for value in found))
 
     @classmethod
     def for_prefix_sums(cls, rounds: int, *, bands: int, momentum: float = 0.0) -> "BandedNoise":
-        """The bands of the square root of what a server does: prefix sums, of sums with `momentum`.
+        """The bands for a server that adds up the rounds, with `momentum`.
 
-        The square root of its Toeplitz matrix, cut to `bands` (Kalinin and Lampert 2024, arXiv 2405.13763): within 5 % of
-        the best error of all Toeplitz bands (docs/noise.md), and a formula.
+        They are the square root of the server's Toeplitz matrix, cut to `bands` (Kalinin and Lampert 2024, arXiv
+        2405.13763): a closed form whose error is within 5 % of the best Toeplitz bands (docs/noise.md).
         """
         count = whole_number("bands", bands, minimum=1)
         beta = one_number("momentum", momentum)
@@ -150,12 +150,12 @@ class BandedNoise:
 
     @cached_property
     def unit(self) -> Floats:
-        """The coefficients as a vector of length 1: a column of C but for the last ones."""
+        """The coefficients as a vector of length 1: a column of C, except the last ones."""
         plain = np.array(self.coefficients)
         return np.asarray(plain / np.linalg.norm(plain))
 
     def column_norm(self, round_number: int) -> float:
-        """What is left of a column's length where the run ends before the bands do: column s is divided by it."""
+        """The length of a column before scaling; below 1 if the run ends before the bands do. Column s is divided by it."""
         _check_round(round_number, self.rounds)
         return float(self._column_norms[min(self.rounds - round_number + 1, self.bands) - 1])
 
@@ -164,12 +164,12 @@ class BandedNoise:
         return np.asarray(np.sqrt(np.cumsum(self.unit**2)) / np.sqrt(np.sum(self.unit**2)))
 
     def std(self, round_number: int) -> float:
-        """The noise of a round over that of ζ: the length of row t of C⁻¹."""
+        """The noise std of a round divided by that of ζ: the length of row t of C⁻¹."""
         return self.column_norm(round_number) * float(self._row_norms[round_number - 1])
 
     @cached_property
     def _row_norms(self) -> Floats:
-        """Of the inverse of the Toeplitz matrix, whose rows are one series cut off."""
+        """Lengths of the rows of the inverse Toeplitz matrix, which are prefixes of one series."""
         series = np.zeros(self.rounds)
         series[0] = 1 / self.unit[0]
         for place in range(1, self.rounds):
@@ -178,7 +178,7 @@ class BandedNoise:
         return np.asarray(np.sqrt(np.cumsum(series**2)))
 
     def strength(self, rounds: Iterable[int]) -> float:
-        """‖Cu‖² of somebody who takes part in these rounds."""
+        """‖Cu‖² of a client who takes part in these rounds."""
         moved = np.zeros(self.rounds)
         for number in rounds:
             column = self._column(number)
@@ -186,10 +186,10 @@ class BandedNoise:
         return float(moved @ moved)
 
     def worst_strength(self, participations: int, separation: int) -> float:
-        """An upper bound on ‖Cu‖² for so many rounds, at least `separation` apart; exact for one, or separation ≥ bands.
+        """An upper bound on ‖Cu‖² for this many rounds, at least `separation` apart.
 
-        Two rounds that are j visits apart are at least j·separation rounds apart, and add at most the largest product of
-        two columns so far apart.
+        Exact for one round, or if separation ≥ bands. The i-th and the (i+j)-th participation are at least j·separation
+        rounds apart, and contribute at most the largest product of two columns that far apart.
         """
         times = _check_pattern(participations, separation, self.rounds)
         between = sum((times - j) * self._largest_product(j * separation) for j in range(1, times))
@@ -200,7 +200,7 @@ class BandedNoise:
 
     @cached_property
     def _products(self) -> Floats:
-        """The largest product of two columns of C, by how far they are apart; what ends with the run is looked at whole."""
+        """The largest product of two columns of C by their distance; columns cut off by the end of the run are included."""
         found = np.zeros(self.bands)
         for apart in range(self.bands):
             for first in range(max(1, self.rounds - 2 * self.bands), self.rounds - apart + 1):
@@ -213,7 +213,7 @@ class BandedNoise:
         return _BandedEncoder(self)
 
     def matrix(self) -> Floats:
-        """C, for few rounds."""
+        """C as a dense matrix; use it for few rounds only."""
         return _matrix(self)
 
     def to_dict(self) -> dict[str, Any]:
@@ -228,7 +228,7 @@ CorrelatedNoise = TreeNoise | BandedNoise
 
 
 def correlated_noise(values: Mapping[str, Any]) -> CorrelatedNoise:
-    """The noise that to_dict wrote down."""
+    """The inverse of to_dict."""
     if values["kind"] == "tree":
         return TreeNoise(rounds=values["rounds"], restart=values["restart"])
     if values["kind"] == "banded":
@@ -244,24 +244,25 @@ def correlated_epsilon(
     participations: int = 1,
     separation: int = 1,
 ) -> float:
-    """An upper bound on epsilon for whoever takes part so often, at least `separation` rounds apart; no amplification.
+    """An upper bound on epsilon for a client who takes part `participations` times; no amplification by sampling.
 
-    Exact for one participation, and for bands where separation is at least as large (`worst_strength`). For a pattern that
-    is known, mechanism_epsilon(noise_multiplier/√noise.strength(rounds)) is exact.
+    Participations are at least `separation` rounds apart. Exact for one participation, and for banded noise with at most
+    `separation` bands (see `worst_strength`). For known rounds, mechanism_epsilon(noise_multiplier/√noise.strength(rounds))
+    is exact.
 
     >>> tree = TreeNoise(rounds=64)
-    >>> round(correlated_epsilon(2.0, noise=tree, delta=1e-6), 2)  # in 7 nodes: as noise 2/√7
+    >>> round(correlated_epsilon(2.0, noise=tree, delta=1e-6), 2)  # the round is in 7 nodes: noise 2/√7
     6.74
     """
     if not isinstance(noise, TreeNoise | BandedNoise):
-        raise ValueError(f"noise must be a TreeNoise or a BandedNoise, got {shown(noise)}")
+        raise WrongTypeError(f"noise must be a TreeNoise or a BandedNoise, got {shown(noise)}")
     multiplier = float(nonnegative_array("noise_multiplier", one_number("noise_multiplier", noise_multiplier)))
     strength = noise.worst_strength(participations, separation)
     return float(mechanism_epsilon(multiplier / math.sqrt(strength), delta=delta))
 
 
 class _TreeEncoder:
-    """Node sums: each is wanted once more, by the node that takes it in."""
+    """Keeps node sums until their parent node needs them."""
 
     def __init__(self, noise: TreeNoise) -> None:
         self._noise = noise
@@ -282,7 +283,7 @@ class _TreeEncoder:
 
 
 class _BandedEncoder:
-    """The last rounds, as many as there are bands."""
+    """Keeps the last rounds, as many as there are bands."""
 
     def __init__(self, noise: BandedNoise) -> None:
         self._noise = noise
@@ -307,7 +308,7 @@ def _matrix(noise: CorrelatedNoise) -> Floats:
 
 
 def _twos(number: int) -> int:
-    """How often 2 divides it."""
+    """How many times 2 divides `number`."""
     return (number & -number).bit_length() - 1
 
 

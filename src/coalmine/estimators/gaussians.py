@@ -65,7 +65,7 @@ def _blockwise(function: Any, null: Gaussian, alternative: Gaussian, **level: Fl
 
 
 def _epsilon(null_mean: Floats, null_std: Floats, mean: Floats, std: Floats, delta: Floats) -> Floats:
-    """The larger direction: the one from the wider Gaussian nearly always, so the other is solved only where it is not."""
+    """The larger of both directions: nearly always the one from the wider Gaussian; the other is solved only if needed."""
     from_wider, from_narrower = _directions(null_mean, null_std, mean, std)
     epsilon = one_sided_epsilon(from_wider, delta)
     reversed_delta = one_sided_delta(from_narrower, np.where(np.isinf(epsilon), 0, epsilon))

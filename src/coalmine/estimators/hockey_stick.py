@@ -1,7 +1,7 @@
 """The hockey-stick divergence of two Gaussians and its inverse (Appendix A), one direction at a time, on whole arrays.
 
-Appendix A searches over epsilon and asks, for each, where the privacy loss exceeds it. We search over the edge of that
-region instead. Scale the first Gaussian P to N(0, 1) and mirror the second so that Q = N(shift, (1 + stretch)²) with
+Appendix A searches over epsilon and computes, for each, where the privacy loss exceeds it. We search over the edge of
+that region instead. Scale the first Gaussian P to N(0, 1) and mirror the second so that Q = N(shift, (1 + stretch)²) with
 shift >= 0. The privacy loss log(p/q) is a parabola, and the set where it exceeds epsilon is
 
     x < edge, or x > far     where Q is narrower (stretch <= 0),

@@ -1,4 +1,4 @@
-"""How far an estimate of epsilon can be off: its confidence interval, and the noise floor.
+"""The confidence interval of an estimate of epsilon, and its noise floor.
 
 Means and stds are in units of the null, as in `variance`.
 """
@@ -16,10 +16,14 @@ from coalmine.checks import Floats
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.estimators.variance import Sample, chosen_std
 
-FIRST_LOOK, CLOSER_LOOK, LOOKS = 24, 9, 3  # stds at which the region's edge is visited, and how often around the best
+COARSE_GRID, FINE_GRID, GRIDS = (
+    24,
+    9,
+    3,
+)  # stds on the first grid over the region, on each finer one, and how many grids
 LATTICE = 10_946  # a Fibonacci number: the points (i/n, {i·previous/n}) cover the unit square evenly
 LATTICE_STEP = 6_765  # the Fibonacci number before it
-SURELY_KNOWN = 1e12  # directions from which the null's std is as good as known
+SURELY_KNOWN = 1e12  # directions beyond which the null's std counts as known
 
 
 class Interval(NamedTuple):
@@ -30,7 +34,7 @@ class Interval(NamedTuple):
 
 
 class Floor(NamedTuple):
-    """What an estimate reads when nothing leaks: in half of the runs at most `median`, in 95 % at most `q95`."""
+    """The noise floor: when nothing leaks, half of the estimates fall below `median` and 95 % below `q95`."""
 
     median: float
     q95: float
@@ -54,15 +58,15 @@ def epsilon_interval(
 
 
 def region_image(
-    means: Floats, stds: Floats, *, sample: Sample, delta: float, threshold: float, looks: int = LOOKS
+    means: Floats, stds: Floats, *, sample: Sample, delta: float, threshold: float, grids: int = GRIDS
 ) -> tuple[Floats, Floats]:
     """The range of epsilon where the deviance is at most `threshold`, for each fitted mean and std.
 
     At one std the region is an interval of means, and epsilon grows with the distance of the means; so each end of the
-    range is a search over stds alone, on a grid that holds the kink and that is then made finer around the best.
+    range is a search over stds alone, on a grid that contains the kink and is then refined around the best point.
     """
     narrowest, widest = _log_std_range(sample, threshold)
-    angles = np.linspace(-np.pi / 2, np.pi / 2, FIRST_LOOK)  # denser at the ends, where the range of means opens
+    angles = np.linspace(-np.pi / 2, np.pi / 2, COARSE_GRID)  # denser at the ends, where the range of means opens
     grid = (narrowest + widest) / 2 + (widest - narrowest) / 2 * np.sin(angles)
     kink = np.clip(-np.log(stds), narrowest, widest)
     log_ratios = np.sort(np.column_stack([np.tile(grid, (stds.size, 1)), kink]))
@@ -79,17 +83,17 @@ def region_image(
     ends = []
     for sign, farthest in ((-1, False), (1, True)):
         points = log_ratios
-        for look in range(looks):
+        for grid_number in range(grids):
             values = sign * epsilons(points, farthest)
             best = values.argmax(axis=1)
-            if look < looks - 1:
+            if grid_number < grids - 1:
                 points = _closer(points, best)
         ends.append(sign * values.max(axis=1))
     return ends[0], ends[1]
 
 
 def deviance(mean: Floats, std: Floats, mu: Floats, sigma: Floats, sample: Sample) -> Floats:
-    """Twice the log likelihood lost at (mu, sigma) against the fitted (mean, std), with the null's own error profiled out.
+    """Twice the drop of the log likelihood from the fitted (mean, std) to (mu, sigma), with the null's error profiled out.
 
     The null's std was estimated too, from `null_dof` directions, and every score shares that error. `u`, the ratio of the
     estimated null std to the true one, is set to its most likely value: the root of a quadratic. For large samples this is
@@ -101,11 +105,11 @@ def deviance(mean: Floats, std: Floats, mu: Floats, sigma: Floats, sample: Sampl
 
 @lru_cache(maxsize=256)
 def noise_floor(*, sample: Sample, delta: float, variance: str = "auto") -> Floor:
-    """What the estimate reads when nothing leaks, by quadrature: no random numbers, the same answer every time.
+    """The distribution of the estimate when nothing leaks, by quadrature: no random numbers, the same answer every time.
 
     Under the null the fitted mean and std follow a t and an F law, independent once written this way; 10,946 lattice points
     of those laws give the quantiles of epsilon to about 1 %. With "auto" an estimate exceeds `q95` in 5.1 % of the runs: the
-    F test rejects in just 5 %, so the quantile at 95 % itself could lie anywhere between the accepted and the rejected.
+    F test rejects in 5 % of them, so the quantile at exactly 95 % is not well defined.
     """
     means, stds = null_lattice(sample)
     high = 0.949 if variance == "auto" else 0.95
@@ -114,7 +118,7 @@ def noise_floor(*, sample: Sample, delta: float, variance: str = "auto") -> Floo
 
 
 def null_lattice(sample: Sample, size: int = LATTICE, step: int = LATTICE_STEP) -> tuple[Floats, Floats]:
-    """Fitted means and stds when nothing leaks, as `size` equally likely points of their joint law."""
+    """Fitted means and stds when nothing leaks: `size` equally likely points of their joint distribution."""
     i = np.arange(size)
     first, second = (i + 0.5) / size, (i * step % size + 0.5) / size
     dof, null_dof = sample.count - 1, sample.null_dof
@@ -122,7 +126,7 @@ def null_lattice(sample: Sample, size: int = LATTICE, step: int = LATTICE_STEP) 
     if null_dof >= SURELY_KNOWN:
         return mean_std * ndtri(first), np.sqrt(chdtri(dof, 1 - second) / dof / sample.variance_ratio_scale)
     # With s² and t² two independent chi-squares, s²/t² is independent of s² + t²: the mean over the null's estimated std is
-    # a t variable with all the degrees of freedom, stretched by what the ratio says about that std.
+    # a t variable with all the degrees of freedom, scaled by what the ratio implies about that std.
     ratio = fdtri(dof, null_dof, second)
     stretch = np.sqrt((null_dof + dof * ratio) / (null_dof + dof))
     unbias = math.sqrt(sample.count / (sample.count - 1) / sample.variance_ratio_scale)
@@ -146,7 +150,7 @@ def _closer(points: Floats, best: npt.NDArray[np.intp]) -> Floats:
     rows = np.arange(points.shape[0])
     middle = points[rows, best]
     below, above = points[rows, np.maximum(best - 1, 0)], points[rows, np.minimum(best + 1, points.shape[1] - 1)]
-    part = np.linspace(0, 1, CLOSER_LOOK // 2 + 1)
+    part = np.linspace(0, 1, FINE_GRID // 2 + 1)
     lower = middle[:, None] - (middle - below)[:, None] * part[:0:-1]
     upper = middle[:, None] + (above - middle)[:, None] * part[1:]
     return np.concatenate([lower, middle[:, None], upper], axis=1)
@@ -163,7 +167,7 @@ def _log_std_range(sample: Sample, threshold: float) -> tuple[float, float]:
     while min(excess(-reach), excess(reach)) < 0:
         reach *= 2
         if reach > 700:
-            raise ValueError(f"{count} scores and {sample.null_dof} directions of the null leave epsilon wholly open")
+            raise ValueError(f"{count} scores and {sample.null_dof} directions of the null are too few for an interval")
     return brentq(excess, -reach, 0.0), brentq(excess, 0.0, reach)
 
 

@@ -1,7 +1,7 @@
-"""One local level for a whole band of order statistics: what makes a lower bound hold at every threshold together.
+"""One local level for a band of order statistics, so that a lower bound holds at all thresholds simultaneously.
 
 Let U_(1) < ... < U_(k) be k sorted uniforms. U_(i) is Beta(i, k - i + 1), so U_(i) <= b_i with b_i that law's quantile at
-1 - local fails with probability `local` for one i; for all i together it fails with probability `total`. `total_level`
+1 - local fails with probability `local` for each i; for some i it fails with probability `total`. `total_level`
 computes the second from the first, `local_level` the first from the second.
 """
 
@@ -15,7 +15,7 @@ from scipy.special import betainccinv, gammaln, log_ndtr, ndtr, ndtri, xlogy
 
 from coalmine.checks import Floats, unit_interval, whole_number
 
-EXACT = 2_000  # up to this count the local level is computed, above it interpolated
+EXACT = 2_000  # up to this count the local level is computed; beyond, it is interpolated
 REACH = 7.5  # standard deviations kept above the mean count: fewer than 1e-13 of the paths ever leave them
 
 TABLE_COUNT = np.array([1_000, 1_603, 6_506, 52_800, 411_500, 1_000_000])
@@ -40,10 +40,10 @@ TABLE_TOTAL = np.array([
 
 
 def local_level(count: int, total: float) -> float:
-    """The local level at which `count` Beta upper bounds on sorted uniforms all hold with probability 1 - total.
+    """The local level at which `count` Beta upper bounds on sorted uniforms hold simultaneously with probability 1 - total.
 
     Exact up to a count of 2,000; above, interpolated in a table of exact values up to 10^6, where the probability of
-    failing is off by less than 2e-4 of `total`. Past the table's ends the level is too small, which keeps a bound valid.
+    failing is off by less than 2e-4 of `total`. Beyond the ends of the table the level is too small, so bounds stay valid.
 
     >>> round(local_level(1000, 0.05), 6)
     0.001217
@@ -78,7 +78,7 @@ def total_level(count: int, local: float) -> float:
 
 @lru_cache(maxsize=32)
 def order_statistic_band(count: int, local: float) -> Floats:
-    """b_1 < ... < b_count: U_(i) <= b_i with probability 1 - local, for each i alone. Kept, so not to be written to."""
+    """b_1 < ... < b_count: U_(i) <= b_i with probability 1 - local, for each i alone. Cached, and therefore read-only."""
     rank = np.arange(1.0, count + 1)
     band: Floats = betainccinv(rank, count - rank + 1, local)
     band.flags.writeable = False
@@ -125,7 +125,7 @@ def _interpolated_local_level(count: int, total: float) -> float:
 
 
 def _interpolator(points: Floats, values: Floats) -> BarycentricInterpolator:
-    """With weights of our own: scipy takes the points in a random order, so its last digits change from call to call."""
+    """A barycentric interpolator with fixed weights: scipy's own depend on a random order, which changes the last digits."""
     gaps = points[:, None] - points
     np.fill_diagonal(gaps, 1.0)
     return BarycentricInterpolator(points, values, wi=1 / np.prod(gaps, axis=1))

@@ -1,4 +1,4 @@
-"""Analytical epsilon of the Gaussian mechanism (Section 3), alone or repeated, and the noise it takes."""
+"""Analytical epsilon of the Gaussian mechanism (Section 3), and the noise for a given epsilon."""
 
 from typing import Any
 
@@ -52,8 +52,8 @@ def mechanism_noise(epsilon: npt.ArrayLike, *, delta: npt.ArrayLike, participati
 def _shift(epsilon: Floats, delta: Floats) -> Floats:
     """The shift between two unit Gaussians that gives `epsilon`: Newton's method on log delta over log shift.
 
-    Without its second term, and with the density's peak for a slope, delta is too large: both starts lie below the root,
-    from where the steps do not overshoot; where rounding says otherwise the bracket holds.
+    Both starting points overestimate delta: one drops its second term, the other takes the density's peak as its slope.
+    So they lie below the root, and the steps do not overshoot; the bracket guards against rounding.
     """
     z = -ndtri(delta)
     low = np.log(np.maximum(2 * epsilon / (np.hypot(z, np.sqrt(2 * epsilon)) + z), np.sqrt(2 * np.pi) * delta))

@@ -16,18 +16,18 @@ ANGLES, ANGLE_WEIGHTS = (NODES + 1) * math.pi / 4, WEIGHTS * math.pi / 4  # on (
 
 @dataclass(frozen=True)
 class AndersonDarling:
-    """The test's statistic, and the probability of one as large from a normal sample."""
+    """The test statistic and its p-value: the probability that a normal sample gives a statistic at least as large."""
 
     statistic: float
     p_value: float
 
 
 def anderson_darling(values: npt.ArrayLike, *, normal: Gaussian | None = None) -> AndersonDarling:
-    """How far `values` are from normal: from a normal with their own mean and std, or from the given one (Appendix C).
+    """Test of `values` against a normal law with their own mean and std, or against a given one (Appendix C).
 
     For a fitted normal the p-value is Stephens' (D'Agostino and Stephens 1986, Table 4.9): 15 % at 0.561 and 1 % at 1.034
-    for large samples. The paper's 0.574 and 1.088 are those of an older table. For a given normal it is the limiting law
-    of Anderson and Darling (1954), right to about 0.003 from 8 values on.
+    for large samples. The paper's 0.574 and 1.088 come from an older table. For a given normal it is that of the limiting
+    law of Anderson and Darling (1954), accurate to about 0.003 for 8 values or more.
 
     >>> anderson_darling([-1.2, -0.7, -0.3, -0.1, 0.1, 0.2, 0.6, 1.3]).p_value > 0.5
     True

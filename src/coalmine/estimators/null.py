@@ -1,4 +1,4 @@
-"""The exact law of an unobserved cosine (Propositions 3.1 and 3.2), at any dimension and far past underflow."""
+"""The exact law of an unobserved cosine (Propositions 3.1 and 3.2), in any dimension and deep in its tails."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from scipy.special import betaincc, betainccinv, betaincinv, gammaln
 
 from coalmine.checks import Floats, finite_array, one_number, whole_number
 
-TAIL = 1e-200  # below it the incomplete beta function is taken in logs
+TAIL = 1e-200  # below this the incomplete beta function is computed in logs
 TERMS = 200  # of its continued fraction: in that tail at most 40 are needed
 
 
@@ -19,8 +19,9 @@ TERMS = 200  # of its continued fraction: in that tail at most 40 are needed
 class CosineNull:
     """The law of the cosine between an unobserved canary and any independent vector in R^dim (Proposition 3.1).
 
-    Its square is Beta(1/2, (dim - 1)/2), for every dim >= 2: no normal approximation at any dimension. `scale` stretches
-    the law, and `dof` says from how many directions that scale was estimated (inf: it is known); see `conditional_null`.
+    Its square is Beta(1/2, (dim - 1)/2), for every dim >= 2: no normal approximation at any dimension. `scale`
+    stretches the law, and `dof` is the number of directions from which the scale was estimated (inf if it is known); see
+    `conditional_null`.
 
     >>> f"{CosineNull(1_000_000).logsf(0.9):.3f}"
     '-830372.494'
@@ -59,7 +60,7 @@ class CosineNull:
         return np.exp(self.logpdf(cosine))
 
     def logsf(self, cosine: npt.ArrayLike) -> Any:
-        """log Pr(T > cosine), right also where the probability is far below the smallest float."""
+        """log Pr(T > cosine), accurate even if the probability is far below the smallest float."""
         t = self._unscaled(cosine)
         upper = self._log_upper_tail(np.abs(t))
         with np.errstate(divide="ignore"):
@@ -130,8 +131,9 @@ def conditional_null(cosines: npt.ArrayLike, dim: int) -> CosineNull:
     """The null of an unobserved canary given the cosines of all k observed ones, when canaries are orthonormal.
 
     Such a canary is uniform in the orthogonal complement of the observed ones, so its cosine with the same vector is
-    √(1 - Σg²)·CosineNull(dim - k), for every k < dim - 1, where the paper needs k = o(d). `cosines` must be those of all
-    observed canaries of the run, present in the round or not. The scale rests on dim - k directions: the null's `dof`.
+    √(1 - Σg²)·CosineNull(dim - k), for every k < dim - 1; the paper needs k = o(d). `cosines` must be those of all
+    observed canaries of the run, present in the round or not. The scale is estimated from dim - k directions,
+    the null's `dof`.
     """
     g = finite_array("cosines", cosines)
     dim = whole_number("dim", dim, minimum=2)

@@ -1,7 +1,7 @@
-"""Before training: how many canaries an audit needs, and what a given number of them can tell (Section 5).
+"""Before training: how many canaries an audit needs, and what a given number of canaries can show (Section 5).
 
-The model is that of an honest pipeline whose canaries are orthonormal: scores N(mean, 1) in units of the null's std, that
-std estimated from the dim - k directions without a canary.
+The model is a correct pipeline with orthonormal canaries. Scores are N(mean, 1) in units of the null's std, which is
+estimated from the dim - k directions without a canary.
 """
 
 import math
@@ -19,20 +19,19 @@ from coalmine.estimators.intervals import Floor, Interval, epsilon_interval, noi
 from coalmine.estimators.mechanism import mechanism_noise
 from coalmine.estimators.variance import Sample
 
-UNOBSERVED_PER_CANARY = (
-    10  # unobserved canaries cost nothing with a rotation; ten times as many lift the bound's ceiling
-)
-MOST = 2**53  # canaries that anyone may ask for
-LARGEST_MEAN = 100.0  # an epsilon of 5,000: told from 0 by ten canaries
+# With a rotation, unobserved canaries cost nothing; ten per observed canary raise the ceiling of the lower bound.
+UNOBSERVED_PER_CANARY = 10
+MOST = 2**53  # canaries; where the search ends
+LARGEST_MEAN = 100.0  # an epsilon of 5,000, which ten canaries detect
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What `canaries` observed canaries in R^dim can tell.
+    """What an audit with `canaries` observed canaries in R^dim can show.
 
-    `detectable` is the smallest epsilon whose estimate lies above the floor's q95 in `power` of the runs. `ceiling` is the
-    most that the valid bound can report against `unobserved` unobserved canaries; against the null in closed form it has
-    no ceiling.
+    `detectable` is the smallest detectable epsilon: its estimate lies above the floor's q95 in `power` of the runs.
+    `ceiling` is the largest attainable lower bound with `unobserved` unobserved canaries; it is unlimited when the null
+    is known in closed form.
     """
 
     dim: int
@@ -45,18 +44,16 @@ class Plan:
     ceiling: float
 
     def interval_at(self, epsilon: float, *, confidence: float = 0.95) -> Interval:
-        """The interval that scores of exactly the expected mean and std would get, were the true epsilon `epsilon`."""
-        sample = _sample(self.canaries, self.dim)
-        mean = _mean(one_number("epsilon", epsilon), self.delta)
-        return epsilon_interval(mean, 1.0, sample=sample, delta=self.delta, confidence=confidence)
+        """The expected interval if the true epsilon is `epsilon`."""
+        return expected_interval(epsilon, self.canaries, dim=self.dim, delta=self.delta, confidence=confidence)
 
 
 def plan_audit(canaries: int, *, dim: int, delta: float, power: float = 0.9) -> Plan:
-    """What an audit with that many canaries will be able to tell.
+    """What an audit with this many canaries can show.
 
     >>> plan = plan_audit(1000, dim=1_000_000, delta=1e-6)
-    >>> f"{plan.detectable:.2f} is told from 0; the bound ends at {plan.ceiling:.2f}"
-    '0.58 is told from 0; the bound ends at 7.12'
+    >>> f"smallest detectable epsilon {plan.detectable:.2f}, ceiling {plan.ceiling:.2f}"
+    'smallest detectable epsilon 0.58, ceiling 7.12'
     """
     dim = whole_number("dim", dim, minimum=2)
     count = whole_number("canaries", canaries, minimum=FEWEST)
@@ -79,22 +76,21 @@ def plan_audit(canaries: int, *, dim: int, delta: float, power: float = 0.9) -> 
 
 
 def canaries_to_detect(epsilon: float, *, dim: int, delta: float, power: float = 0.9) -> int:
-    """The fewest canaries whose estimate of `epsilon` lies above what nothing leaking reads, in `power` of the runs.
+    """The fewest canaries that detect `epsilon` in `power` of the runs.
 
-    Above the floor's q95, that is: when nothing leaks, 5 % of the runs lie there too.
+    An epsilon is detected if its estimate lies above the noise floor's q95, which 5 % of the runs exceed when nothing
+    leaks.
     """
     dim = whole_number("dim", dim, minimum=FEWEST + 2)
     delta, power = unit_interval("delta", delta), unit_interval("power", power)
     mean = _mean(one_number("epsilon", epsilon), delta)
 
-    most = max(
-        int(dim / (1 + mean / math.sqrt(2))), FEWEST
-    )  # more canaries leave too few directions to learn the null from
-    most = min(most, dim - 2)
+    # More canaries would leave too few directions to estimate the null's std from.
+    most = min(max(int(dim / (1 + mean / math.sqrt(2))), FEWEST), dim - 2)
     fewest = _fewest(lambda count: _detection_power(mean, _sample(count, dim), delta) >= power, most)
     if fewest is None:
         raise ValueError(
-            f"no number of canaries in {dim} dimensions tells an epsilon of {epsilon:g} from 0; ask for more"
+            f"no number of canaries in {dim} dimensions detects an epsilon of {epsilon:g}; choose a larger epsilon"
         )
     return fewest
 
@@ -109,14 +105,46 @@ def power_against_claim(
     dilution: float = 0.0,
     null_dof: float = math.inf,
 ) -> float:
-    """The chance that the z-test of the mean score against a mechanism claim catches a mechanism of `factor` times it.
+    """The power of the z-test of a mechanism claim, if the true epsilon is `factor` times the claim.
 
-    The test rejects when the mean score exceeds the claim's own, 1/z for the noise multiplier z of the claim, by the normal
-    quantile at 1 - level. The faulty mechanism's mean is 1/√(z'² + dilution²): `dilution` is the norm of the real signal
-    over clip_norm·√dim, 0 for an adversary who knows it. For R participations divide it by √R.
+    The test rejects the claim if the mean score exceeds 1/z, for the noise multiplier z of the claim, by the normal
+    quantile at 1 - level. The mean score of the faulty mechanism is 1/√(z'² + dilution²): `dilution` is the norm of the
+    real signal over clip_norm·√dim, and 0 for an attacker who knows it. For R participations divide it by √R.
     """
     count, level = whole_number("canaries", canaries, minimum=1), unit_interval("level", level)
     return _power(count, *_claim_means(claim_epsilon, delta, factor, dilution), level, null_dof)
+
+
+def expected_interval(epsilon: float, canaries: int, *, dim: int, delta: float, confidence: float = 0.95) -> Interval:
+    """The interval of scores with exactly the expected mean and std, if the true epsilon is `epsilon`."""
+    mean = _mean(one_number("epsilon", epsilon), delta)
+    return epsilon_interval(mean, 1.0, sample=_sample(canaries, dim), delta=delta, confidence=confidence)
+
+
+def canaries_for_precision(epsilon: float, *, dim: int, delta: float, within: float = 0.25) -> int | None:
+    """The fewest canaries whose expected interval lies within ±`within` of `epsilon`; None if dim/2 are too few."""
+
+    def enough(count: int) -> bool:
+        return is_precise(expected_interval(epsilon, count, dim=dim, delta=delta), epsilon, within=within)
+
+    # More than dim/2 canaries leave too few directions to estimate the null's std from.
+    return _fewest(enough, max(dim // 2, FEWEST))
+
+
+def is_precise(interval: Interval, epsilon: float, *, within: float) -> bool:
+    """Whether both ends of the interval lie within ±`within` of `epsilon`, as a share of it."""
+    return bool(epsilon * (1 - within) <= interval.low and interval.high <= epsilon * (1 + within))
+
+
+def canaries_to_decide(claim_epsilon: float, *, dim: int, delta: float, level: float, power: float = 0.9) -> int | None:
+    """canaries_for_power in R^dim, where the null's std is estimated from the directions without a canary."""
+    count = FEWEST
+    while count <= dim - 2:
+        needed = canaries_for_power(claim_epsilon, delta=delta, level=level, power=power, null_dof=float(dim - count))
+        if needed is None or needed <= count:
+            return None if needed is None else count
+        count = needed  # leaves fewer directions, so more canaries may be needed
+    return None
 
 
 def canaries_for_power(
@@ -129,7 +157,7 @@ def canaries_for_power(
     dilution: float = 0.0,
     null_dof: float = math.inf,
 ) -> int | None:
-    """The fewest canaries at which power_against_claim reaches `power`; None where no number of them does.
+    """The fewest canaries at which power_against_claim reaches `power`; None if no number does.
 
     >>> canaries_for_power(3.0, delta=1e-6, level=0.002)
     58
@@ -176,9 +204,9 @@ def _detectable_epsilon(sample: Sample, delta: float, power: float) -> float:
 
 
 def _detection_power(mean: float, sample: Sample, delta: float) -> float:
-    """How often the estimate lies above the floor's q95 at a true mean: the floor's own lattice, shifted."""
+    """The probability that the estimate lies above the floor's q95 at a true mean, from the floor's lattice, shifted."""
     means, stds = null_lattice(sample)
-    # The error that all scores share, that of the null's std, is taken from what the fitted std says about it.
+    # All scores share the error of the null's std; it follows from the fitted std.
     ratio = stds**2 * sample.variance_ratio_scale
     shared = np.sqrt((sample.null_dof + (sample.count - 1) * ratio) / (sample.null_dof + sample.count - 1))
     shifted = quick_epsilons(means + mean * shared, stds, sample=sample, delta=delta, variance="auto")
@@ -191,7 +219,7 @@ def _floor(sample: Sample, delta: float) -> Floor:
 
 
 def _fewest(enough: Callable[[int], bool], most: int) -> int | None:
-    """The smallest count in [FEWEST, most] that is enough, if enough stays enough."""
+    """The smallest count in [FEWEST, most] for which `enough` holds, if it holds for every larger count too."""
     low, high = FEWEST - 1, FEWEST
     while not enough(high):
         if high == most:

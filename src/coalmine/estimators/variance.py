@@ -1,4 +1,4 @@
-"""Epsilon from the mean and std of observed scores, and which std of the alternative to believe.
+"""Epsilon from the mean and std of observed scores, and the choice of the alternative's std.
 
 Means and stds here are in units of the null: its mean is 0 and its std 1. Stds divide by the number of scores, as the
 paper's do (Algorithm 1, line 9).
@@ -21,10 +21,10 @@ Variance = Literal["auto", "fitted", "null"]
 
 @dataclass(frozen=True)
 class Sample:
-    """How much there is to estimate from.
+    """The size of the samples behind an estimate.
 
-    `null_dof` is the number of directions, or unobserved scores less one, that the null's std was estimated from: inf when
-    it is known. `null_count` is the number of unobserved scores its mean was taken from, inf when that is known.
+    `null_dof` is the number of directions, or of unobserved scores minus one, from which the null's std was estimated; inf
+    if it is known. `null_count` is the number of unobserved scores behind the null's mean; inf if it is known.
     """
 
     count: int
@@ -39,17 +39,17 @@ class Sample:
 
 
 def point_epsilon(mean: npt.ArrayLike, std: npt.ArrayLike, *, sample: Sample, delta: float, variance: str) -> Any:
-    """Epsilon of N(0, 1) against the alternative that `variance` chooses: one number, or one for each mean and std.
+    """Epsilon of N(0, 1) against the alternative that `variance` chooses, for one or many means and stds.
 
     "fitted" takes the alternative's std from the scores (Algorithm 2), "null" takes the null's, and "auto" takes the null's
-    unless an F test at 5 % tells the two apart.
+    unless an F test at 5 % rejects that the stds are equal.
     """
     std = chosen_std(np.asarray(std, dtype=np.float64), sample, variance)
     return gaussian_epsilon(Gaussian(0.0, 1.0), Gaussian(mean, std), delta=delta)
 
 
 def chosen_std(std: Floats, sample: Sample, variance: str) -> Floats:
-    """The alternative's std: 1, the null's, where `variance` says so."""
+    """The alternative's std: the fitted one, or that of the null, which is 1."""
     if variance == "fitted":
         return std
     if variance == "null":

@@ -1,1 +1,33 @@
-"""One module per framework, each behind its extra: its objects become vectors, and the audit does the rest."""
+"""Audits inside training frameworks: one module per framework, one verb.
+
+    thing = audited(thing, model, canaries=1_000, seed=..., delta=1e-5, directory="runs/mine")
+    ...  # train as usual
+    print(thing.audit.finish())
+
+| module | `audited` takes | and returns | canaries are |
+|---|---|---|---|
+| `flower` | a strategy | a strategy around it | clients, replaced replies or extra replies |
+| `opacus` | the optimizer of `make_private` | the same optimizer | extra examples |
+| `pfl` | a privacy mechanism | a postprocessor in its place | users named canary-0, canary-1, … |
+| `nvflare` | a recipe | the same recipe | sites |
+
+The keywords are the same everywhere: `canaries`, `unobserved`, `seed` or `seed_file`, `delta` and `directory` make the
+audit, or `audit` is one of your own. `scale` is how many times longer than the clip norm canaries are when they enter a
+clip: 10 where they go through one, else 1. `clip_norm` and `noise_multiplier` are read from the framework where it has them.
+`thing.audit.finish(claim=…, task=…)` returns the `AuditResult` and writes result.json where there is a directory. In
+NVFlare the server makes and finishes the audit, so there is no `audit` keyword.
+
+To add a framework, write a module with a function `audited`:
+
+1. Import the framework in a `try`, and name the extra to install in the ImportError. Give pyproject.toml that extra.
+2. Check the thing's type and the settings before anything is written. `setup.set_up_audit` then makes the audit, or takes
+   the user's own. Pass it the name and size of each tensor, so that each gets a noise gauge.
+3. In each round, put canaries where clients' updates enter: before the clip if you can, `Audit.update(i, clip_norm,
+   scale=10)` each, else their sum, `Audit.updates`, behind it.
+4. After the noise, call `Audit.observe_round` with what was released, who was present, the clipped sum of the others, the
+   noise's std, the clip norm and the scale. The last four are in the units of the release. Leave out what is not known.
+5. `journal.Journal` writes config and metrics. Its `finish` judges the claim (`journal.noise_claim` by default) and writes
+   the result. Pass it an `AuditedItem` for each part of the pipeline that only the framework knows about: clipping,
+   weights, tensors, sampler, others. Register your own function with `Audit.finish_with`, and set `thing.audit`.
+6. Add an example, a page that shows its diff, and tests that compare it with the mechanism's epsilon.
+"""

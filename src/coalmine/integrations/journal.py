@@ -1,4 +1,4 @@
-"""The files that an integration writes into a run directory. `coalmine report` and `coalmine compare` read them."""
+"""The files that an integration writes into a run directory, and the claim that its result judges."""
 
 import math
 import time
@@ -6,16 +6,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from coalmine.audit.audit import Audit
 from coalmine.audit.coverage import AuditedItem
+from coalmine.audit.ladder import presented_times
 from coalmine.audit.result import AuditResult
 from coalmine.audit.verdict import Claim
 from coalmine.estimators.mechanism import mechanism_epsilon
-from coalmine.integrations.claims import most_presentations, usual_presentations
 
 
 class Journal:
-    """Config, one line of metrics for each round, and the result. Without a directory, nothing is written."""
+    """Config, one line of metrics for each round, and the result. Without a directory, nothing is written.
+
+    `coalmine report` and `coalmine compare` read these files.
+    """
 
     def __init__(self, audit: Audit, config: Mapping[str, Any]) -> None:
         self._audit = audit
@@ -28,16 +33,17 @@ class Journal:
     def add_round(self, round_number: int, **values: Any) -> None:
         """Write one line of metrics; values that are None are left out."""
         if self._audit.directory is not None:
-            told = {name: value for name, value in values.items() if value is not None}
+            known = {name: value for name, value in values.items() if value is not None}
             seconds = round(time.monotonic() - self._started, 3)
-            self._audit.directory.append_metrics({"round": round_number, **told, "seconds": seconds})
+            self._audit.directory.append_metrics({"round": round_number, **known, "seconds": seconds})
 
     def finish(
         self,
         claim: Claim | float | None,
         *,
         noise: float | None = None,
-        accounted: float | None = None,
+        weight: float = 1.0,
+        accounted_epsilon: float | None = None,
         task: str | None = None,
         audited: Iterable[AuditedItem] = (),
         notes: Iterable[str] = (),
@@ -46,38 +52,74 @@ class Journal:
     ) -> AuditResult:
         """Return the result, and write it where there is a directory.
 
-        `noise` is the noise multiplier, if all rounds had the same. It gives the analytical epsilon, for the number of
-        presentations that most canaries had. The epsilon of the most often shown canaries is a separate entry. `accounted`
-        is the accountant's epsilon, judged as a claim amplified by sampling. `task` is the name of what was trained, as
-        `coalmine compare` shows it; the default is the trainer's name. `audited` says what the integration covers of the
-        pipeline and what it leaves out. `notes` and `warnings` are printed with the result. In result.json both have entries
-        of their own, because `coalmine verify` derives the entry `notes` from the rounds alone.
+        `noise` is the noise multiplier, if all rounds had the same. It makes the default claim and the analytical epsilon,
+        for the number of presentations that most canaries had. The epsilon of the canaries presented most often is a
+        separate entry. `weight` is that of the heaviest client over that of a canary: the claim is for that client.
+        `accounted_epsilon` is the accountant's, judged as a claim amplified by sampling. `task` is the name of what was
+        trained, as `coalmine compare` shows it; the default is the trainer's name. `audited` says what the integration
+        covers of the pipeline and what it leaves out. `notes` and `warnings` are printed with the result. In result.json
+        both have entries of their own, because `coalmine verify` derives the entry `notes` from the rounds alone.
         """
         items, remarks, cautions = tuple(audited), list(notes), list(warnings)
-        asked = Claim(epsilon=claim) if isinstance(claim, int | float) else claim
         usual, most = usual_presentations(self._audit), most_presentations(self._audit)
-        shown: dict[str, Any] = {"presentations": usual, "most_presentations": most}
+        counts: dict[str, Any] = {"presentations": usual, "most_presentations": most}
         analytical = None
         if noise:
             analytical, largest = (
                 float(mechanism_epsilon(noise, delta=self._audit.settings.delta, participations=times))
                 for times in (usual, most)
             )
-            shown["most_exposed_epsilon"] = largest
-        result = self._audit.result(claim=asked, analytical_epsilon=analytical, audited=items)
-        if accounted is not None:
-            more["accounted_epsilon"] = accounted
-            told = f"accountant's epsilon {accounted:.3g} (amplified by sampling)"
-            if accounted == math.inf:
-                remarks.insert(0, f"{told}: it claims no privacy")
+            counts["most_exposed_epsilon"] = largest
+            claim = noise_claim(self._audit, noise) if claim is None else claim
+        if claim is not None:
+            claim = claim_for_weight(self._audit, claim if isinstance(claim, Claim) else Claim(epsilon=claim), weight)
+        result = self._audit.result(claim=claim, analytical_epsilon=analytical, audited=items)
+        if accounted_epsilon is not None:
+            more["accounted_epsilon"] = accounted_epsilon
+            text = f"accountant's epsilon {accounted_epsilon:.3g} (amplified by sampling)"
+            if accounted_epsilon == math.inf:
+                remarks.insert(0, f"{text}: it claims no privacy")
             else:
-                amplified = Claim(epsilon=accounted, accounting="amplified")
+                amplified = Claim(epsilon=accounted_epsilon, accounting="amplified")
                 verdict = self._audit.result(claim=amplified, audited=items).verdict
                 assert verdict is not None
                 more["if_accounted_were_claimed"] = {"verdict": verdict.outcome, "reason": verdict.reason}
-                remarks.insert(0, f"{told}: {verdict.outcome}: {verdict.reason}")
+                remarks.insert(0, f"{text}: {verdict.outcome}: {verdict.reason}")
         if self._audit.directory is not None:
-            named = {"trainer": self._trainer, "task": task or self._trainer}
+            names = {"trainer": self._trainer, "task": task or self._trainer}
             added = {"trainer_notes": remarks, "warnings": cautions}
-            self._audit.directory.write_result(result, **named, **shown, **added, **more)
+            self._audit.directory.write_result(result, **names, **counts, **added, **more)
         return replace(result, notes=(*result.notes, *remarks, *(f"warning: {text}" for text in cautions)))
+
+
+def noise_claim(audit: Audit, noise_multiplier: float) -> Claim:
+    """The claim that every round had this noise: the mechanism's epsilon for the canaries presented most often.
+
+    Canaries presented less often are judged by the same noise, at their own number of presentations.
+    """
+    times = most_presentations(audit)
+    epsilon = float(mechanism_epsilon(noise_multiplier, delta=audit.settings.delta, participations=times))
+    return Claim(epsilon=epsilon, participations=times)
+
+
+def claim_for_weight(audit: Audit, claim: Claim, weight: float) -> Claim:
+    """The claim for a client that weighs `weight` times as much as a canary, and so is that much more exposed."""
+    if weight <= 1 or claim.accounting == "amplified" or claim.sensitivity is not None:
+        return claim
+    times = claim.participations or most_presentations(audit)
+    return replace(claim, sensitivity=weight * math.sqrt(times))
+
+
+def most_presentations(audit: Audit) -> int:
+    """Largest number of rounds that one canary took part in; 1 before the first round."""
+    return max(int(presented_times(audit.log, audit.settings).max()), 1)
+
+
+def usual_presentations(audit: Audit) -> int:
+    """Number of rounds that most canaries took part in, the larger one in a tie; 1 before the first round.
+
+    The first row of known-others and the analytical epsilon of `coalmine run` are for this number.
+    """
+    counts = np.bincount(presented_times(audit.log, audit.settings))
+    counts[0] = 0
+    return max(int(len(counts) - 1 - np.argmax(counts[::-1])) if counts.any() else 1, 1)

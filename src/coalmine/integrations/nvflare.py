@@ -1,16 +1,18 @@
 """Audit NVFlare: one filter for canary sites, and one for the server that observes every aggregate.
 
     recipe = NumpyFedAvgRecipe(...)
-    audit_recipe(recipe, sites, canary_sites, dim=..., clip_norm=1.0, delta=1e-5, directory=...)
+    recipe = audited(recipe, model, sites=..., canaries=..., seed_file=..., clip_norm=1.0, delta=1e-5, directory=...)
     recipe.execute(...)
+    print(recipe.audit.finish())
 
 Sites must send differences (TransferType.DIFF). The job holds its filters as text, so they take the path of the seed file,
-not the seed. The result is in the directory when the job has ended.
+not the seed. The audit runs in the server's process, which writes the result into the directory when the job ends.
+`recipe.audit` stands for the audit in that process: its `finish` derives the result again from the directory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,20 +22,23 @@ try:
     from nvflare.apis.event_type import EventType
     from nvflare.app_common.app_constant import AppConstants
     from nvflare.app_common.app_event_type import AppEventType
+    from nvflare.recipe.spec import Recipe
 except ImportError as error:
     raise ImportError("auditing NVFlare needs: pip install 'coalmine[nvflare]'") from error
 
-from coalmine.audit.audit import Audit
+from coalmine.audit.audit import Audit, Seed
 from coalmine.audit.coverage import AuditedItem
+from coalmine.audit.result import AuditResult
+from coalmine.audit.verdict import Claim
 from coalmine.canaries import RotatedCanaries
-from coalmine.integrations.checks import check_no_result, nonnegative, positive
-from coalmine.integrations.claims import noise_claim
+from coalmine.checks import shown
 from coalmine.integrations.journal import Journal
-from coalmine.storage.seed_file import read_seed, write_seed
+from coalmine.integrations.setup import nonnegative, positive, refuse_result
+from coalmine.storage.seed_file import read_seed
 
+__all__ = ["AuditFilter", "CanaryFilter", "audited"]
 CANARY = "coalmine-canary"
 AUDITED = (
-    AuditedItem("clipping", "not checked", "canaries are sent at the clip norm, so a clip leaves them as they are"),
     AuditedItem(
         "weights", "not checked", "every site is assumed to weigh the same; the aggregator's weights are not read"
     ),
@@ -44,42 +49,78 @@ AUDITED = (
     AuditedItem("others", "not checked", "the audit does not read the other sites' updates"),
 )
 NO_OTHERS = "known-others is left out: the audit does not read the other sites' updates"
+AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 
 
-def audit_recipe(
-    recipe: Any,
-    sites: Sequence[str],
-    canary_sites: Sequence[str],
+def audited(
+    recipe: AnyRecipe,
+    model: Any,
     *,
-    dim: int,
+    sites: Sequence[str],
+    canaries: Sequence[str],
     clip_norm: float,
     delta: float,
     directory: Path | str,
     noise_multiplier: float | None = None,
+    unobserved: int | None = None,
+    seed: Seed | None = None,
     seed_file: Path | str | None = None,
+    scale: float | None = None,
     task: str | None = None,
-) -> None:
-    """Turn some sites of a new recipe into canaries, and let its server audit every round of training.
+) -> AnyRecipe:
+    """The same recipe with canaries on some of its sites, and a server that audits every round of training.
 
-    Call it before you add filters for privacy and encryption: canaries come first. `seed_file` must have the same path on
-    the server and on canary sites. In a simulation leave it out, and a seed file is made in the directory. A directory that
-    holds a result is refused.
+    `model` is the model that training starts from: an array, or arrays by name. `canaries` names the canary sites, which
+    are among `sites`. Call this before you add filters for privacy and encryption: canaries come first. `scale` is how
+    many times longer than the clip norm canaries are when they are sent: 1, or more if your filters clip. Give either
+    `seed` or `seed_file`. A seed file must have the same path on the server and on canary sites. A seed is written into a
+    file in the directory, which is for simulations. `unobserved`, `delta` and `directory` are those of `Audit`. A directory
+    that holds a result is rejected. The server makes the audit, so it cannot be one of your own.
+
+    The server judges the noise multiplier, under the name of the `task`. `recipe.audit.finish` takes a `claim` of your own
+    and `task`. It reads the server's directory, so on another machine it raises a ValueError.
     """
-    unknown = sorted(set(canary_sites) - set(sites))
+    if not isinstance(recipe, Recipe):
+        raise TypeError(f"recipe must be a recipe of NVFlare, got {shown(recipe)}")
+    if isinstance(canaries, str) or not all(isinstance(name, str) for name in canaries):
+        raise TypeError(f"canaries must list the names of sites, got {shown(canaries)}")
+    unknown = sorted(set(canaries) - set(sites))
     if unknown:
-        raise ValueError(f"canary_sites must be among sites, got {', '.join(unknown)}")
+        raise ValueError(f"canaries must be among sites, got {', '.join(unknown)}")
+    dim = sum(np.asarray(values).size for values in (model.values() if isinstance(model, Mapping) else [model]))
+    Audit(
+        dim, canaries=len(canaries), unobserved=unobserved, seed=0, delta=delta
+    )  # rejects bad settings now, not later
     home = Path(directory).absolute()
-    check_no_result(home)
-    seed = home / "seed" if seed_file is None else Path(seed_file)
-    if seed_file is None and not seed.exists():
-        home.mkdir(parents=True, exist_ok=True)
-        write_seed(seed)
+    refuse_result(home)
+    path = home / "seed" if seed_file is None else Path(seed_file).absolute()
+    length = 1.0 if scale is None else scale
+    audit = AuditFilter(
+        dim, len(canaries), delta, str(path), str(home), clip_norm, noise_multiplier, task, unobserved, length
+    )
+    filters = [CanaryFilter(index, dim, clip_norm, str(path), length) for index in range(len(canaries))]
+    if (seed is None) == (seed_file is None):
+        raise ValueError(
+            f"exactly one of seed and seed_file must be given, got {'neither' if seed is None else 'both'}"
+        )
+    if seed is not None:
+        _write_seed(path, seed)
     recipe.set_per_site_config({name: {} for name in sites})
-    for index, name in enumerate(canary_sites):
-        canary = CanaryFilter(index, dim, clip_norm, str(seed))
+    for name, canary in zip(canaries, filters, strict=True):
         recipe.add_client_output_filter(canary, tasks=["train"], clients=[name])
-    audit = AuditFilter(dim, len(canary_sites), delta, str(seed), str(home), clip_norm, noise_multiplier, task)
     recipe.add_server_input_filter(audit, tasks=["train"])
+    recipe.audit = audit
+    return recipe
+
+
+def _write_seed(path: Path, seed: Seed) -> None:
+    """Write a seed into a file that only its owner may read; a file that holds another seed is rejected."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_bytes(seed if isinstance(seed, bytes) else str(int(seed)).encode())
+    if read_seed(path) != seed:
+        raise ValueError(f"{path} holds another seed, or cannot hold this one: give seed_file, or another directory")
 
 
 class CanaryFilter(DXOFilter):  # type: ignore[misc]
@@ -107,7 +148,7 @@ class CanaryFilter(DXOFilter):  # type: ignore[misc]
 
 
 class AuditFilter(DXOFilter):  # type: ignore[misc]
-    """On the server: notes which canaries replied, and observes every aggregate."""
+    """On the server: notes which canaries replied, observes every aggregate, and writes the result."""
 
     def __init__(
         self,
@@ -119,11 +160,13 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
         clip_norm: float,
         noise_multiplier: float | None = None,
         task: str | None = None,
+        unobserved: int | None = None,
+        scale: float = 1.0,
     ) -> None:
         super().__init__(supported_data_kinds=[DataKind.WEIGHT_DIFF], data_kinds_to_filter=[DataKind.WEIGHT_DIFF])
-        self.dim, self.canaries, self.delta = dim, canaries, delta
-        self.seed_file, self.directory = seed_file, directory
-        self.clip_norm, self.task = positive("clip_norm", clip_norm), task
+        self.dim, self.canaries, self.unobserved, self.delta = dim, canaries, unobserved, delta
+        self.seed_file, self.directory, self.task = seed_file, directory, task
+        self.clip_norm, self.scale = positive("clip_norm", clip_norm), positive("scale", scale)
         self.noise_multiplier = None if noise_multiplier is None else nonnegative("noise_multiplier", noise_multiplier)
         self._audit: Audit | None = None
         self._journal: Journal | None = None
@@ -141,19 +184,36 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
     def handle_event(self, event_type: str, fl_ctx: Any) -> None:
         """Start the audit, observe an aggregate, or write the result."""
         if event_type == EventType.START_RUN:
-            self._start()
+            refuse_result(self.directory)
+            self._audit, self._journal = self._open()
         elif event_type == AppEventType.AFTER_AGGREGATION:
             self._observe(fl_ctx.get_prop(AppConstants.AGGREGATION_RESULT))
-        elif event_type == EventType.END_RUN:
-            self._finish()
+        elif event_type == EventType.END_RUN and self._audit is not None and self._journal is not None:
+            with self._audit:
+                if self._audit.last_round:
+                    self._result(self._audit, self._journal, None, None)
+            self._audit = self._journal = None
 
-    def _start(self) -> None:
-        check_no_result(self.directory)
-        seed = read_seed(Path(self.seed_file))
-        self._audit = Audit(self.dim, canaries=self.canaries, seed=seed, delta=self.delta, directory=self.directory)
+    def finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
+        """The result of a job that has ended, from the rounds in its directory; it is written there."""
+        if not (Path(self.directory) / "audit" / "rounds.log").exists():
+            raise ValueError(f"{self.directory} holds no rounds: run the job, and finish where its server ran")
+        audit, journal = self._open()
+        with audit:
+            return self._result(audit, journal, claim, task)
+
+    def _open(self) -> tuple[Audit, Journal]:
+        audit = Audit(
+            self.dim,
+            canaries=self.canaries,
+            unobserved=self.unobserved,
+            seed=read_seed(self.seed_file),
+            delta=self.delta,
+            directory=self.directory,
+        )
         privacy = {"clip_norm": self.clip_norm, "noise_multiplier": self.noise_multiplier or 0.0, "delta": self.delta}
-        config = {"trainer": "nvflare", "privacy": privacy, "canaries": {"count": self.canaries}}
-        self._journal = Journal(self._audit, config)
+        config = {"trainer": "nvflare", "privacy": privacy, "canaries": {"count": self.canaries, "scale": self.scale}}
+        return audit, Journal(audit, config)
 
     def _observe(self, result: Any) -> None:
         assert self._audit is not None
@@ -162,16 +222,25 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
         size = self.clip_norm / max(self._replies, 1)
         noise = None if self.noise_multiplier is None else self.noise_multiplier * size
         number = self._audit.last_round + 1
-        self._audit.observe_round(number, row, present=self._present, noise_std=noise, clip_norm=size)
+        self._audit.observe_round(number, row, present=self._present, noise_std=noise, clip_norm=size, scale=self.scale)
         self._journal.add_round(number, canaries=len(self._present), clients=self._replies - len(self._present))
         self._present, self._replies = [], 0
 
-    def _finish(self) -> None:
-        if self._audit is None or self._journal is None or not self._audit.last_round:
-            return
-        claim = noise_claim(self._audit, self.noise_multiplier) if self.noise_multiplier else None
-        noise = self.noise_multiplier
-        notes = [NO_OTHERS]
-        if claim is None:
+    def _result(self, audit: Audit, journal: Journal, claim: Claim | float | None, task: str | None) -> AuditResult:
+        noise, notes = self.noise_multiplier, [NO_OTHERS]
+        if claim is None and not noise:
             notes.append("no verdict: no noise multiplier was given, so there is no claim to judge")
-        self._journal.finish(claim, noise=noise, task=self.task, audited=AUDITED, notes=notes, noise_multiplier=noise)
+        clipping = AuditedItem(
+            "clipping", "not checked", "canaries are sent at the clip norm, so a clip leaves them as they are"
+        )
+        if self.scale > 1:
+            sent = f"canaries are sent {self.scale:g} times longer than the clip norm, before the sites' own filters"
+            clipping = AuditedItem("clipping", "checked", sent)
+        return journal.finish(
+            claim,
+            noise=noise,
+            task=task or self.task,
+            audited=(clipping, *AUDITED),
+            notes=notes,
+            noise_multiplier=noise,
+        )

@@ -1,9 +1,9 @@
 """Audit Opacus: canaries take part in steps as examples do, and every noised gradient is observed.
 
     model, optimizer, loader = PrivacyEngine().make_private(...)
-    attached = audited(optimizer, model, canaries=1_000, seed=..., delta=1e-5, sample_rate=1 / len(loader))
+    optimizer = audited(optimizer, model, canaries=1_000, seed=..., delta=1e-5, sampling_probability=1 / len(loader))
     ...  # train as usual
-    print(attached.finish(accounted=engine.get_epsilon(1e-5)))
+    print(optimizer.audit.finish(accounted_epsilon=engine.get_epsilon(1e-5)))
 
 Each canary joins a step with the same probability as an example, so canaries take part in different numbers of steps. The
 audit judges the noise for each number. A step moves the model against its gradient, so canaries are subtracted from the
@@ -12,8 +12,7 @@ gradient, and the audit observes minus the noised gradient.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, Unpack
 from warnings import warn
 
 import numpy as np
@@ -32,92 +31,74 @@ try:
 except ImportError as error:
     raise ImportError("auditing Opacus needs: pip install 'coalmine[opacus]'") from error
 
-from coalmine.audit.audit import Audit, Seed
+from coalmine.audit.audit import Audit
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
 from coalmine.audit.verdict import Claim
 from coalmine.checks import one_number, shown
-from coalmine.integrations.checks import check_unfinished, positive
-from coalmine.integrations.claims import noise_claim
 from coalmine.integrations.journal import Journal
-from coalmine.storage.seed_file import read_seed
+from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, positive, set_up_audit
 
-DISTRIBUTED = (
-    DistributedDPOptimizer,
-    DistributedDPOptimizerFastGradientClipping,
-    FSDPOptimizerFastGradientClipping,
-)
+__all__ = ["audited", "named_layers", "unaudited"]
+DISTRIBUTED = (DistributedDPOptimizer, DistributedDPOptimizerFastGradientClipping, FSDPOptimizerFastGradientClipping)
 # Numbers in the canaries of one step up to which they go through the clip by default: 64 MB in single precision, and 0.2 to
 # 0.5 seconds a step on one core (a transform takes 8 to 33 ns per number).
 MOST_THROUGH_CLIP = 1 << 24
-SCALE = 10.0  # canaries are this many times longer than the clip norm when they enter the clip
 WRAPPERS = ("_module.", "_orig_mod.")  # GradSampleModule and torch.compile put these before a parameter's name
+Optimizer = TypeVar("Optimizer", bound=DPOptimizer)
 
 
 def audited(
-    optimizer: DPOptimizer,
-    model: "torch.nn.Module | Mapping[str, torch.Tensor]",
+    optimizer: Optimizer,
+    model: "torch.nn.Module | Mapping[str, torch.Tensor] | None" = None,
     *,
-    canaries: int,
-    delta: float,
-    sample_rate: float,
-    seed: Seed | None = None,
-    seed_file: Path | str | None = None,
-    directory: Path | str | None = None,
-    unobserved: int | None = None,
-    through_clip: bool | None = None,
+    sampling_probability: float,
     scale: float | None = None,
-    rng: np.random.Generator | None = None,
-) -> "Attachment":
-    """Make an audit of this optimizer and attach it. Each parameter of the model gets a noise gauge of its own.
-
-    `model` is the model that the optimizer trains, a dict of its named parameters, or its `state_dict`. Give either `seed`
-    or `seed_file`. `canaries`, `delta`, `directory` and `unobserved` are those of `Audit`, the rest those of `attach`.
-    """
-    rate, length, clipping = _checked_options(optimizer, canaries, sample_rate, through_clip, scale)
-    layers = named_layers(optimizer, model)
-    if (seed is None) == (seed_file is None):
-        raise ValueError(f"give either seed or seed_file, got {'neither' if seed is None else 'both'}")
-    key = read_seed(Path(seed_file)) if seed_file is not None else seed
-    assert key is not None
-    dim = sum(size for _, size in layers)
-    settings: dict[str, Any] = {"canaries": canaries, "unobserved": unobserved, "delta": delta, "layers": layers}
-    audit = Audit(dim, seed=key, directory=directory, **settings)
-    try:
-        check_unfinished(audit)
-    except ValueError:
-        if audit.directory is not None:
-            audit.directory.close()  # nobody else can: the caller never gets this audit
-        raise
-    return Attachment(optimizer, audit, rate, length, rng, clipping=clipping, outside=_outside(optimizer, model))
-
-
-def attach(
-    optimizer: DPOptimizer,
-    audit: Audit,
-    *,
-    sample_rate: float,
     through_clip: bool | None = None,
-    scale: float | None = None,
     rng: np.random.Generator | None = None,
-) -> "Attachment":
-    """Put an audit of your own into an optimizer. `audited` makes the audit as well, with a gauge for each parameter.
+    **settings: Unpack[AuditSettings],
+) -> Optimizer:
+    """The same optimizer with canaries in its steps, and its audit as `optimizer.audit`.
 
-    `sample_rate` is the probability that an example is in a step. With `through_clip`, canaries are rows of `grad_sample`,
-    `scale` (10) times longer than the clip norm, so the audit checks the clip too. This needs per-example gradients and one
-    clip norm (hooks mode, flat or adaptive clipping), and one transform for each canary in a step. Otherwise canaries join
-    the clipped sum at the clip norm, which works in every mode. By default, canaries go through a flat clip where a step's
-    canaries hold at most `MOST_THROUGH_CLIP` numbers. An adaptive clip would count them as clipped examples, so there you
-    must ask for it. The audit's seed decides which canaries are in a step, or `rng` does. The accountant's step hook is
-    still called.
+    `model` is the model that the optimizer trains, a dict of its named parameters, or its `state_dict`. Each parameter gets
+    a noise gauge of its own. `settings` are `canaries`, `unobserved`, `delta` and `directory` as in `Audit`, and either
+    `seed` or `seed_file`. An `audit` of your own takes the place of all of them; `named_layers` returns its layers.
+
+    `sampling_probability` is the probability that an example is in a step. With `through_clip`, canaries are rows of
+    `grad_sample`, `scale` (10) times longer than the clip norm, so the audit checks the clip too. This needs per-example
+    gradients and one clip norm (hooks mode, flat or adaptive clipping), and one transform for each canary in a step.
+    Otherwise canaries join the clipped sum at the clip norm, which works in every mode. By default, canaries go through a
+    flat clip where a step's canaries hold at most `MOST_THROUGH_CLIP` numbers. An adaptive clip would count them as clipped
+    examples, so there you must ask for it. The audit's seed decides which canaries are in a step, or `rng` does. The
+    accountant's step hook is still called.
+
+    `optimizer.audit.finish` takes `claim` (by default the optimizer's noise multiplier in every step), `accounted_epsilon`,
+    the accountant's epsilon, which gets a verdict of its own, `initial`, the model before training, needed for
+    `final-update` after a restart, and `task`, the name of what was trained.
     """
-    rate, length, clipping = _checked_options(optimizer, audit.settings.canaries, sample_rate, through_clip, scale)
+    _check_optimizer(optimizer, through_clip)
+    own, count = settings.get("audit"), settings.get("canaries")
+    expected = own.settings.canaries if isinstance(own, Audit) else count if isinstance(count, int) else 0
+    probability, length, clipping = _checked_options(optimizer, expected, sampling_probability, through_clip, scale)
+    layers = None if model is None else named_layers(optimizer, model)
+    audit = set_up_audit(layers, **settings)
     dim = sum(p.numel() for p in optimizer.params)
     if dim != audit.settings.dim:
         raise ValueError(f"the audit must have dim = {dim}, the number of the optimizer's parameters, got {audit!r}")
-    check_unfinished(audit)
-    return Attachment(optimizer, audit, rate, length, rng, clipping=clipping)
+    outside = () if model is None else _outside(optimizer, model)
+    _OptimizerAudit(optimizer, audit, probability, length, rng, clipping=clipping, outside=outside)
+    optimizer.audit = audit
+    return optimizer
+
+
+def unaudited(optimizer: Optimizer) -> Optimizer:
+    """The same optimizer without its audit; the accountant's hook stays. An optimizer without an audit is left as it is."""
+    attached = getattr(optimizer.add_noise, "__self__", None)
+    if isinstance(attached, _OptimizerAudit):
+        attached.detach()
+        del optimizer.audit
+    return optimizer
 
 
 def named_layers(
@@ -139,23 +120,25 @@ def named_layers(
     return found
 
 
-class Attachment:
-    """An audit in an optimizer. `finish` observes the final model; `detach` leaves the optimizer as it was."""
+class _OptimizerAudit:
+    """The audit's part in the steps of an optimizer."""
 
     def __init__(
         self,
         optimizer: DPOptimizer,
         audit: Audit,
-        sample_rate: float,
+        sampling_probability: float,
         scale: float | None,
         rng: np.random.Generator | None,
         *,
         clipping: AuditedItem,
-        outside: Iterable[str] = (),
+        outside: Iterable[str],
     ) -> None:
         self.audit = audit
-        self._optimizer, self._rate, self._scale, self._rng = optimizer, sample_rate, scale, rng
+        self._optimizer, self._probability, self._scale, self._rng = optimizer, sampling_probability, scale, rng
         self._clipping, self._outside = clipping, tuple(outside)
+        if audit.log.final is not None:
+            audit.rewind_to(audit.last_round)  # the run ended between its final model and its result: it is resumed
         self._initial = self._parameters() if audit.last_round == 0 else None
         self._noise_multipliers: set[float] = set()
         self._present: Indices = np.zeros(0, dtype=np.int32)
@@ -168,59 +151,42 @@ class Attachment:
         self._real_clip = self._put("clip_and_accumulate", self._clip_and_accumulate) if scale is not None else None
         self._real_hook = optimizer.step_hook
         optimizer.attach_step_hook(self._after_noise)
+        audit.finish_with(self._finish)
 
-    def finish(
+    def _finish(
         self,
         *,
         claim: Claim | float | None = None,
-        accounted: float | None = None,
+        accounted_epsilon: float | None = None,
         initial: Any = None,
         task: str | None = None,
     ) -> AuditResult:
-        """Observe the final model and return the result; with a run directory, write it there under the task's name.
-
-        The default claim is that of the optimizer's settings, `noise_claim`. `accounted` is the accountant's epsilon. It
-        gets a verdict of its own, from the attackers that it speaks of. `initial` is the model before training: it is needed
-        for `final-update` after a restart.
-        """
-        first = self._initial if initial is None else initial
-        self.audit.observe_final(self._parameters(), initial=first)
+        """Observe the final model and return the result; a second call judges the same model again."""
+        if self.audit.log.final is None:
+            first = self._initial if initial is None else initial
+            self.audit.observe_final(self._parameters(), initial=first)
         smallest = min(self._noise_multipliers, default=0.0)
         noise = smallest if len(self._noise_multipliers) == 1 else None
-        if claim is None and noise:
-            claim = self.noise_claim()
         warnings = self._warnings()
         for text in warnings:
-            warn(text, stacklevel=2)
+            warn(text, stacklevel=3)
         return self._journal.finish(
             claim,
             noise=noise,
-            accounted=accounted,
+            accounted_epsilon=accounted_epsilon,
             task=task,
             audited=self._audited_items(),
-            notes=self._notes(claim),
+            notes=self._notes(bool(claim or noise)),
             warnings=warnings,
             noise_multiplier=smallest,
         )
 
-    def noise_claim(self) -> Claim:
-        """The claim of the optimizer's settings: its noise multiplier was used in every step."""
-        if len(self._noise_multipliers) != 1:
-            raise ValueError(
-                f"the noise claim needs one noise multiplier in all steps, got {sorted(self._noise_multipliers)}; "
-                "pass a claim of your own"
-            )
-        return noise_claim(self.audit, next(iter(self._noise_multipliers)))
-
     def detach(self) -> None:
-        """Take the audit out of the optimizer; the accountant's hook stays. Calling it twice is harmless."""
-        if not self._own:
-            return
+        """Give the optimizer its own methods and hook back."""
         for name, own in self._own.items():
             delattr(self._optimizer, name)
             if own is not None:
                 setattr(self._optimizer, name, own)
-        self._own = {}
         self._optimizer.step_hook = self._real_hook
 
     def _put(self, name: str, ours: Callable[[], None]) -> Callable[[], None]:
@@ -282,7 +248,7 @@ class Attachment:
     def _audited_items(self) -> list[AuditedItem]:
         """What this audit checked of the pipeline, as far as only the integration knows it."""
         drawn = (
-            "the audit drew its canaries itself, at the given sample rate; the data loader's sampling was not observed"
+            "the audit drew its canaries itself, at the given probability; the data loader's sampling was not observed"
         )
         items = [
             self._clipping,
@@ -295,7 +261,7 @@ class Attachment:
             source = "recomputed from the per-example gradients" if self._scale else "read from the optimizer"
             items.append(AuditedItem("others", "checked", f"the sum of the other examples was {source} in every step"))
         if not self.audit.settings.layers:
-            how = "the audit has no layers: use audited(optimizer, model, …), or Audit(…, layers=named_layers(…))"
+            how = "the audit has no layers: give Audit(…, layers=named_layers(optimizer, model))"
             items.append(AuditedItem("tensors", "not checked", how))
         return items
 
@@ -305,11 +271,11 @@ class Attachment:
             "canary, so nothing is left of them without the other examples"
         )
 
-    def _notes(self, claim: Claim | float | None) -> list[str]:
+    def _notes(self, judged: bool) -> list[str]:
         notes = [self._why_no_others()] if self._steps_without_others else []
-        if claim is None and len(self._noise_multipliers) > 1:
+        if not judged and len(self._noise_multipliers) > 1:
             notes.append("no verdict: the noise multiplier changed during training; pass a claim of your own to finish")
-        elif claim is None:
+        elif not judged:
             notes.append("no verdict: the noise multiplier is 0, so the optimizer's settings claim no privacy")
         return notes
 
@@ -336,18 +302,16 @@ class Attachment:
 
     def _draw(self) -> None:
         if self._rng is None:
-            self._present = self.audit.sampled_canaries(self.audit.last_round + 1, self._rate)
+            self._present = self.audit.sampled_canaries(self.audit.last_round + 1, self._probability)
         else:
-            drawn = self._rng.random(self.audit.settings.canaries) < self._rate
+            drawn = self._rng.random(self.audit.settings.canaries) < self._probability
             self._present = np.flatnonzero(drawn).astype(np.int32)
 
     def _clipped_sum(self) -> Any:
         """The clipped sum of this step's examples. Computed here, because the optimizer's own clip is being audited."""
         samples = [g.reshape(len(g), -1) for g in self._optimizer.grad_samples]
         norms = torch.stack([g.norm(2, dim=1) for g in samples]).norm(2, dim=0)
-        factors = (float(self._optimizer.max_grad_norm) / norms).clamp(
-            max=1.0
-        )  # norm 0 gives inf, which the clamp makes 1
+        factors = (float(self._optimizer.max_grad_norm) / norms).clamp(max=1.0)  # norm 0 gives inf, clamped to 1
         here = torch.cat([factors.to(g.dtype) @ g for g in samples])
         before = [p.summed_grad for p in self._optimizer.params]
         return here if before[0] is None else here + torch.cat([part.reshape(-1) for part in before])
@@ -357,7 +321,7 @@ class Attachment:
         privacy = {
             "noise_multiplier": float(optimizer.noise_multiplier),
             "clip_norm": float(optimizer.max_grad_norm),
-            "sample_rate": self._rate,
+            "sampling_probability": self._probability,
             "delta": self.audit.settings.delta,
         }
         canaries = {"count": self.audit.settings.canaries, "through_clip": self._scale is not None}
@@ -368,40 +332,35 @@ class Attachment:
 
 
 def _checked_options(
-    optimizer: DPOptimizer, canaries: int, sample_rate: float, through_clip: bool | None, scale: float | None
+    optimizer: DPOptimizer, canaries: int, sampling_probability: float, through_clip: bool | None, scale: float | None
 ) -> tuple[float, float | None, AuditedItem]:
-    """Sample rate, scale of the canaries (None behind the clip), and what the audit says of the clip."""
-    _check_optimizer(optimizer, through_clip)
-    rate = one_number("sample_rate", sample_rate)
-    if not 0 < rate <= 1:
-        raise ValueError(f"sample_rate must lie in (0, 1], got {rate}")
-    length = positive("scale", SCALE if scale is None else scale)
+    """Sampling probability, scale of the canaries (None behind the clip), and what the audit says of the clip."""
+    probability = one_number("sampling_probability", sampling_probability)
+    if not 0 < probability <= 1:
+        raise ValueError(f"sampling_probability must lie in (0, 1], got {probability}")
+    length = positive("scale", CLIP_SCALE if scale is None else scale)
     if length <= 1:
         raise ValueError(f"scale must be above 1, or the clip has nothing to clip, got {length}")
-    obstacle = _obstacle(optimizer, canaries * rate)
+    obstacle = _obstacle(optimizer, canaries * probability)
     if through_clip or (through_clip is None and obstacle is None):
         entered = f"canaries entered the optimizer's clip {length:g} times longer than the clip norm"
-        return rate, length, AuditedItem("clipping", "checked", entered)
+        return probability, length, AuditedItem("clipping", "checked", entered)
     if scale is not None:
         raise ValueError("scale needs through_clip=True: behind the clip, a canary is as long as the clip norm")
-    why = (
-        f"canaries entered behind the clip: {obstacle}"
-        if obstacle
-        else "canaries entered behind the clip; use through_clip=True"
-    )
-    return rate, None, AuditedItem("clipping", "not checked", why)
+    why = f": {obstacle}" if obstacle else "; use through_clip=True"
+    return probability, None, AuditedItem("clipping", "not checked", f"canaries entered behind the clip{why}")
 
 
 def _check_optimizer(optimizer: DPOptimizer, through_clip: bool | None) -> None:
     if not isinstance(optimizer, DPOptimizer):
-        raise ValueError(f"optimizer must be the one that make_private returned, got {shown(optimizer)}")
+        raise TypeError(f"optimizer must be the one that make_private returned, got {shown(optimizer)}")
     if isinstance(optimizer, DISTRIBUTED):
         raise ValueError(
             f"{type(optimizer).__name__} sums over processes after it adds noise, so it cannot be audited; train in one "
             "process"
         )
-    if isinstance(getattr(optimizer.add_noise, "__self__", None), Attachment):
-        raise ValueError("this optimizer is audited already: detach the first audit")
+    if isinstance(getattr(optimizer.add_noise, "__self__", None), _OptimizerAudit):
+        raise ValueError("this optimizer is audited already: unaudited(optimizer) takes the first audit out")
     if through_clip and not _has_rows(optimizer):
         raise ValueError(
             f"through_clip needs per-example gradients and one clip norm, and {type(optimizer).__name__} lacks them; "
@@ -437,7 +396,7 @@ def _named_tensors(model: Any) -> "dict[str, torch.Tensor]":
     except (TypeError, ValueError):
         tensors = {}
     if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
-        raise ValueError(f"model must be a torch module or map parameter names to tensors, got {shown(model)}")
+        raise TypeError(f"model must be a torch module or map parameter names to tensors, got {shown(model)}")
     plain = {_plain_name(str(name)): tensor for name, tensor in tensors.items()}
     return plain if len(plain) == len(tensors) else tensors
 

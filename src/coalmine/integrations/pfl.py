@@ -1,15 +1,15 @@
-"""Audit pfl: a postprocessor that turns some users into canaries and observes the noised sum.
+"""Audit pfl: some users become canaries, and the audit observes the noised sum of every round.
 
-    canaries = canary_postprocessor(network, privacy, canaries=300, seed=..., delta=1e-5)
-    SimulatedBackend(..., postprocessors=[canaries, privacy])  # the audit comes first in the list
+    privacy = CentrallyAppliedPrivacyMechanism(GaussianMechanism(...))
+    privacy = audited(privacy, network, canaries=300, seed=..., delta=1e-5)
+    SimulatedBackend(..., postprocessors=[privacy])
     ...
-    print(canaries.finish())
+    print(privacy.audit.finish())
 
 A user is canary i if its id is "canary-i". It is an ordinary user of the dataset; its own update is thrown away.
 """
 
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -24,84 +24,115 @@ from coalmine.audit.audit import Audit
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
 from coalmine.audit.verdict import Claim
-from coalmine.integrations.checks import check_no_result, check_unfinished, positive
-from coalmine.integrations.claims import noise_claim
+from coalmine.checks import shown
 from coalmine.integrations.journal import Journal
+from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, nonnegative, positive, set_up_audit
 
+__all__ = ["AuditedMechanism", "audited"]
 PREFIX = "canary-"
 NO_NOISE = "no noise multiplier was given, and without noise there is nothing to compare with the other users' sum"
 
 
-def canary_postprocessor(
-    network: "torch.nn.Module",
-    privacy: Any,
+def audited(
+    privacy: Postprocessor,
+    model: "torch.nn.Module | None" = None,
     *,
-    canaries: int,
-    seed: int | bytes,
-    delta: float,
-    directory: Path | str | None = None,
-) -> "CanaryPostprocessor":
-    """A postprocessor that audits this network under this central Gaussian mechanism.
+    scale: float | None = None,
+    clip_norm: float | None = None,
+    noise_multiplier: float | None = None,
+    **settings: Unpack[AuditSettings],
+) -> "AuditedMechanism":
+    """The postprocessor that stands in the privacy mechanism's place; its audit is `.audit`.
 
-    Clip norm and noise multiplier are read from the mechanism. Each parameter of the network has a noise gauge of its own.
+    `model` is the network that is trained. Each of its parameters gets a noise gauge of its own. `settings` are
+    `canaries`, `unobserved`, `delta` and `directory` as in `Audit`, and either `seed` or `seed_file`. An `audit` of your own
+    takes the place of all of them. `scale` (10) is how many times longer than the clip norm canaries are when they enter the
+    clip. `clip_norm` and `noise_multiplier`, relative to the sum of clipped updates, are read from a mechanism that clips
+    and adds Gaussian noise centrally. For another mechanism give them yourself.
+
+    `privacy.audit.finish` takes `claim` (by default that of the noise multiplier) and `task`, the name of what was trained.
     """
+    if not isinstance(privacy, Postprocessor):
+        raise TypeError(f"privacy must be a postprocessor of pfl, got {shown(privacy)}")
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a torch module, got {shown(model)}")
     mechanism = getattr(privacy, "underlying_mechanism", privacy)
-    clip_norm = getattr(mechanism, "clipping_bound", None)
-    noise_multiplier = getattr(mechanism, "relative_noise_stddev", None)
-    if clip_norm is None or noise_multiplier is None:
-        raise ValueError(
-            f"privacy must clip and add Gaussian noise centrally, got {type(mechanism).__name__}; "
-            "give CanaryPostprocessor clip_norm and noise_multiplier yourself"
-        )
-    if directory is not None:
-        check_no_result(directory)
+    if clip_norm is None:
+        clip_norm = getattr(mechanism, "clipping_bound", None)
+        if noise_multiplier is None:
+            noise_multiplier = getattr(mechanism, "relative_noise_stddev", None)
+        if clip_norm is None or noise_multiplier is None:
+            raise ValueError(
+                f"privacy must clip and add Gaussian noise centrally, got {type(mechanism).__name__}; "
+                "give clip_norm and noise_multiplier yourself"
+            )
+    size = positive("clip_norm", clip_norm)
+    noise = None if noise_multiplier is None else nonnegative("noise_multiplier", noise_multiplier)
+    length = positive("scale", CLIP_SCALE if scale is None else scale)
+    if length <= 1:
+        raise ValueError(f"scale must be above 1, or the clip has nothing to clip, got {length}")
     # pfl's updates hold the parameters that require gradients, in this order (PyTorchModel.variable_map)
-    layers = [(name, p.numel()) for name, p in network.named_parameters() if p.requires_grad]
-    dim = sum(size for _, size in layers)
-    audit = Audit(dim, canaries=canaries, seed=seed, delta=delta, layers=layers, directory=directory)
-    return CanaryPostprocessor(audit, clip_norm=float(clip_norm), noise_multiplier=float(noise_multiplier))
+    trained = () if model is None else model.named_parameters()
+    layers = [(name, p.numel()) for name, p in trained if p.requires_grad]
+    audit = set_up_audit(None if model is None else layers, **settings)
+    return AuditedMechanism(privacy, audit, clip_norm=size, noise_multiplier=noise, scale=length)
 
 
-class CanaryPostprocessor(Postprocessor):  # type: ignore[misc]
-    """Sends canaries into the clip, `scale` times longer than the clip norm, and observes the sum after the noise.
-
-    `clip_norm` and `noise_multiplier` are those of the mechanism that follows, relative to the sum of clipped updates.
-    """
+class AuditedMechanism(Postprocessor):  # type: ignore[misc]
+    """A privacy mechanism with canaries before its clip, and an audit that observes the sum after its noise."""
 
     def __init__(
-        self, audit: Audit, *, clip_norm: float, noise_multiplier: float | None = None, scale: float = 10.0
+        self, privacy: Postprocessor, audit: Audit, *, clip_norm: float, noise_multiplier: float | None, scale: float
     ) -> None:
-        check_unfinished(audit)
-        if audit.directory is not None:
-            check_no_result(audit.directory.path)
-        if positive("scale", scale) <= 1:
-            raise ValueError(f"scale must be above 1, or the clip has nothing to clip, got {scale}")
-        self._audit, self._clip_norm, self._noise, self._scale = audit, clip_norm, noise_multiplier, scale
+        self.privacy, self.audit = privacy, audit
+        self._clip_norm, self._noise, self._scale = clip_norm, noise_multiplier, scale
         self._present: list[int] = []
         self._others: Any = None
-        privacy = {"clip_norm": clip_norm, "noise_multiplier": noise_multiplier or 0.0, "delta": audit.settings.delta}
+        settings = {"clip_norm": clip_norm, "noise_multiplier": noise_multiplier or 0.0, "delta": audit.settings.delta}
         canaries = {"count": audit.settings.canaries, "scale": scale}
-        self._journal = Journal(audit, {"trainer": "pfl", "privacy": privacy, "canaries": canaries})
+        self._journal = Journal(audit, {"trainer": "pfl", "privacy": settings, "canaries": canaries})
+        audit.finish_with(self._finish)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "privacy":  # while the object is made
+            raise AttributeError(name)
+        return getattr(self.privacy, name)
 
     def postprocess_one_user(self, *, stats: Any, user_context: Any) -> tuple[Any, Any]:
-        """Replace the update of a canary; leave other users' updates as they are."""
+        """Replace the update of a canary, and let the mechanism clip it as it clips the other users' updates."""
         update = _row(stats)
         user = str(user_context.user_id)
-        if not user.startswith(PREFIX):
+        if user.startswith(PREFIX):
+            index = int(user.removeprefix(PREFIX))
+            canary = self.audit.update(index, self._clip_norm, scale=self._scale, like=update)
+            self._present.append(index)
+            stats = stats.apply(lambda weights: _parts(canary, weights))
+        else:
             clipped = update * min(1.0, self._clip_norm / max(float(update.norm()), 1e-300))
             self._others = clipped if self._others is None else self._others + clipped
-            return stats, Metrics()
-        index = int(user.removeprefix(PREFIX))
-        canary = self._audit.update(index, self._clip_norm, scale=self._scale, like=update)
-        self._present.append(index)
-        return stats.apply(lambda weights: _parts(canary, weights)), Metrics()
+        return self.privacy.postprocess_one_user(stats=stats, user_context=user_context)
 
-    def postprocess_server(self, *, stats: Any, central_context: Any, aggregate_metrics: Any) -> tuple[Any, Any]:
-        """Observe the released sum and pass it on unchanged."""
+    def postprocess_server(self, **given: Any) -> tuple[Any, Any]:
+        """Let the mechanism add its noise, observe the released sum, and pass it on unchanged."""
+        return self._observed(*self.privacy.postprocess_server(**given))
+
+    def postprocess_server_live(self, **given: Any) -> tuple[Any, Any]:
+        """The same for live training, where clients may add the noise."""
+        return self._observed(*self.privacy.postprocess_server_live(**given))
+
+    def postprocess_one_user_metrics(self, **given: Any) -> Metrics:
+        """The mechanism's own."""
+        return self.privacy.postprocess_one_user_metrics(**given)
+
+    def postprocess_server_metrics(self, **given: Any) -> Metrics:
+        """The mechanism's own."""
+        return self.privacy.postprocess_server_metrics(**given)
+
+    def _observed(self, stats: Any, metrics: Any) -> tuple[Any, Any]:
         released = _row(stats)
         others = torch.zeros_like(released) if self._others is None else self._others
-        self._audit.observe_round(
-            self._audit.last_round + 1,
+        self.audit.observe_round(
+            self.audit.last_round + 1,
             released,
             present=self._present,
             others=others if self._noise else None,
@@ -109,16 +140,13 @@ class CanaryPostprocessor(Postprocessor):  # type: ignore[misc]
             clip_norm=self._clip_norm,
             scale=self._scale,
         )
-        self._journal.add_round(self._audit.last_round, canaries=len(self._present), clip_norm=self._clip_norm)
+        self._journal.add_round(self.audit.last_round, canaries=len(self._present), clip_norm=self._clip_norm)
         self._present, self._others = [], None
-        return stats, Metrics()
+        return stats, metrics
 
-    def finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
-        """Return the result; the default claim is that of the noise multiplier. With a run directory, write it there."""
-        if claim is None and self._noise:
-            claim = noise_claim(self._audit, self._noise)
+    def _finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
         notes = [] if self._noise else [f"known-others is left out: {NO_NOISE}"]
-        if claim is None:
+        if claim is None and not self._noise:
             notes.append("no verdict: no noise multiplier was given, so there is no claim to judge")
         return self._journal.finish(
             claim,
@@ -132,19 +160,16 @@ class CanaryPostprocessor(Postprocessor):  # type: ignore[misc]
     def _audited_items(self) -> list[AuditedItem]:
         """What this audit checked of the pipeline, as far as only the integration knows it."""
         entered = f"canaries entered the mechanism's clip {self._scale:g} times longer than the clip norm"
-        drawn = "canaries are drawn like every user of the dataset, but not compared with a sampling rate"
+        sampled = "canaries are sampled like every user of the dataset, but not compared with a sampling probability"
+        summed = "the other users' clipped updates were summed in every round"
         items = [
             AuditedItem("clipping", "checked", entered),
-            AuditedItem("sampler", "not checked", drawn),
+            AuditedItem("sampler", "not checked", sampled),
             AuditedItem("weights", "not checked", "the weights of the users' updates were not read"),
+            AuditedItem("others", "checked", summed) if self._noise else AuditedItem("others", "not checked", NO_NOISE),
         ]
-        if self._noise:
-            summed = "the other users' clipped updates were summed in every round"
-            items.append(AuditedItem("others", "checked", summed))
-        else:
-            items.append(AuditedItem("others", "not checked", NO_NOISE))
-        if not self._audit.settings.layers:
-            items.append(AuditedItem("tensors", "not checked", "the audit has no layers: use canary_postprocessor"))
+        if not self.audit.settings.layers:
+            items.append(AuditedItem("tensors", "not checked", "the audit has no layers: give Audit(…, layers=…)"))
         return items
 
 

@@ -7,7 +7,8 @@ import numpy as np
 from coalmine.audit.ladder import RUNGS, LadderReader, Scores
 from coalmine.audit.result import CONFIDENCE
 from coalmine.audit.views import looks
-from coalmine.estimators.estimate import EpsilonEstimate, epsilon_estimate, estimate_from_iterates
+from coalmine.estimators.all_iterates import estimate_from_iterates
+from coalmine.estimators.gaussian_fit import EpsilonEstimate, epsilon_estimate
 from coalmine.estimators.variance import Variance
 from coalmine.report.stored_run import Run
 

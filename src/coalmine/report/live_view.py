@@ -15,7 +15,7 @@ from rich.text import Text
 from coalmine.audit.gauges import read_gauges
 from coalmine.audit.ladder import RUNGS, ladder
 from coalmine.audit.result import AuditResult
-from coalmine.estimators.estimate import EpsilonEstimate
+from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.report.epsilon_by_round import estimate_scores, largest_groups
 from coalmine.report.sentences import ATTACKERS, shortened, shown
 from coalmine.report.summary import coverage_lines, key_figures

@@ -3,7 +3,7 @@
 import math
 
 from coalmine.audit.result import AuditResult
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.report.stored_run import Run
 from coalmine.report.table_rows import TableRow, top_row
 

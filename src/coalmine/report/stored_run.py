@@ -13,7 +13,7 @@ from coalmine.audit.gauges import read_gauges
 from coalmine.audit.ladder import Scores, ladder
 from coalmine.audit.published import published_rows
 from coalmine.audit.result import CONFIDENCE, AuditResult
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.report.table_rows import main_rows, published_row
 from coalmine.report.trainer_entries import number
 from coalmine.storage.mapped_rounds import Rounds, map_rounds

@@ -20,9 +20,9 @@ from scipy.special import stdtrit
 
 from coalmine.audit.audit import Audit
 from coalmine.audit.ladder import Scores, ladder
-from coalmine.estimators.estimate import epsilon_estimate
+from coalmine.estimators.gaussian_fit import epsilon_estimate
 from coalmine.reproduction.experiment import Check, Experiment, Found, Table, no_runs, shown
-from coalmine.reproduction.options import Options
+from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.run_grid import Follow, OutOfTimeError
 from coalmine.reproduction.training_configs import WORDS_DELTA
 from coalmine.simulation.config import (
@@ -34,8 +34,8 @@ from coalmine.simulation.config import (
     TaskSettings,
 )
 from coalmine.simulation.engines import ClientSettings
-from coalmine.simulation.run import prepared
-from coalmine.simulation.server import ServerSettings
+from coalmine.simulation.server_optimizer import ServerSettings
+from coalmine.simulation.training_run import prepared
 from coalmine.storage.files import write_atomically
 
 if TYPE_CHECKING:

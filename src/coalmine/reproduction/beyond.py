@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from coalmine.estimators.amplification import shuffled_epsilon
 from coalmine.estimators.correlated import BandedNoise, CorrelatedNoise, TreeNoise
 from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.estimators.sampling import shuffled_epsilon
 from coalmine.reproduction import paper_claims
 from coalmine.reproduction import table_5_emnist as emnist
 from coalmine.reproduction.epsilon_table import about, missing
 from coalmine.reproduction.experiment import RUNS, Check, Experiment, Found, Table, all_of, interval_shown, shown
-from coalmine.reproduction.options import Options
+from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.paper import STACK_OVERFLOW
 from coalmine.reproduction.run_grid import Follow, PlannedRun, carry_out, distinct
 from coalmine.reproduction.run_numbers import RunNumbers, not_learnt, read_finished, rung

@@ -1,7 +1,7 @@
 """What canaries cost in accuracy, over seeds: on handwriting, where runs are short enough for many pairs."""
 
 from coalmine.reproduction.experiment import RUNS, Experiment, Found
-from coalmine.reproduction.options import Options
+from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.run_grid import Follow, PlannedRun
 from coalmine.reproduction.table_3_accuracy import (
     Pair,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coalmine.report.svg import STYLE, needs_matplotlib
-from coalmine.reproduction.options import Options
+from coalmine.reproduction.experiment_options import Options
 from coalmine.storage.files import write_atomically
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Found = dict[str, Any]
 MODULES = {  # where each experiment is
-    "gaussian": "table_2_gaussian", "accuracy": "table_3_accuracy", "stackoverflow": "table_4_stackoverflow",
+    "table-2": "table_2", "accuracy": "table_3_accuracy", "stackoverflow": "table_4_stackoverflow",
     "emnist": "table_5_emnist", "presentations": "figures_1_to_3_presentations", "normality": "appendix_c_normality",
     "multirun": "appendix_d_multirun", "canife": "section_5_3_canife", "cost": "cost", "beyond": "beyond",
     "oddities": "oddities",

@@ -8,13 +8,14 @@ from scipy.special import ndtri_exp
 from scipy.stats import binom
 
 from coalmine.data.catalogue import DATASETS
+from coalmine.estimators.all_iterates import estimate_from_iterates
 from coalmine.estimators.bounds import epsilon_lower_bound
-from coalmine.estimators.estimate import epsilon_estimate, estimate_from_iterates
+from coalmine.estimators.gaussian_fit import epsilon_estimate
 from coalmine.estimators.gaussians import Gaussian, gaussian_delta
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.normality import anderson_darling
 from coalmine.reproduction.experiment import Check, Experiment, Found, Table, no_runs, shown
-from coalmine.reproduction.options import Options
+from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.paper import (
     CANIFE_ANALYTICAL,
     CRITICAL_1,

@@ -16,7 +16,7 @@ from scipy.stats import gaussian_kde
 from coalmine.audit.ladder import Scores, ladder, presented_times
 from coalmine.audit.result import AuditResult, Row
 from coalmine.data.catalogue import DATASETS
-from coalmine.estimators.estimate import epsilon_estimate
+from coalmine.estimators.gaussian_fit import epsilon_estimate
 from coalmine.estimators.intervals import Interval
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.storage.record import Settings

@@ -17,7 +17,7 @@ from scipy.stats import binom
 
 from coalmine.checks import Floats
 from coalmine.estimators.bounds import epsilon_lower_bound
-from coalmine.estimators.estimate import epsilon_estimate
+from coalmine.estimators.gaussian_fit import epsilon_estimate
 from coalmine.estimators.gaussians import Gaussian, gaussian_delta
 from coalmine.estimators.literature.canife import canife_epsilon, round_epsilons
 from coalmine.estimators.literature.thresholds import error_counts
@@ -25,7 +25,7 @@ from coalmine.estimators.literature.zanella_beguelin import posterior_epsilon
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.null import CosineNull
 from coalmine.reproduction.experiment import Check, Experiment, Found, Table, all_of, no_runs, shown
-from coalmine.reproduction.options import Options
+from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.paper import CANIFE_ANALYTICAL
 from coalmine.reproduction.run_grid import Follow
 from coalmine.simulation.canife.comparison import Comparison, Trained, train

@@ -4,7 +4,7 @@ from functools import partial
 
 from coalmine.reproduction import epsilon_table
 from coalmine.reproduction.experiment import RUNS, Experiment, Found
-from coalmine.reproduction.options import Options
+from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.paper import EMNIST
 from coalmine.reproduction.run_grid import Follow, PlannedRun
 from coalmine.reproduction.training_configs import characters

@@ -1,8 +1,8 @@
-"""Training with canaries: DP-FedAvg and DP-SGD on real data, in runs that survive."""
+"""Training with canaries: DP-FedAvg and DP-SGD on real data, in runs that can be resumed."""
 
 from coalmine.simulation.config import RunConfig
-from coalmine.simulation.run import RunOutcome, resume, simulate, start
+from coalmine.simulation.dp_fedavg import Steps
 from coalmine.simulation.tasks import load_task
-from coalmine.simulation.training import Steps
+from coalmine.simulation.training_run import RunOutcome, resume, simulate, start
 
 __all__ = ["RunConfig", "RunOutcome", "Steps", "load_task", "resume", "simulate", "start"]

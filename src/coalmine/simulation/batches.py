@@ -1,19 +1,20 @@
-"""What the clients of one round train on, as arrays: clients, their steps, and the examples of each step."""
+"""The batches of one round as arrays: clients × steps × examples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from coalmine.simulation.population import Indices
 
 
 @dataclass(frozen=True)
 class Batches:
-    """The examples of every step of every client; clients and steps of different sizes are told by `counts`.
+    """The examples of every step of every client.
 
-    Step s of client c trains on examples[c, s, :counts[c, s]]; what follows in that row is padding. A client has taken
-    its last step when counts[c, s] is 0, and keeps its model from there.
+    Step s of client c trains on examples[c, s, :counts[c, s]]; the rest of that row is padding. A client whose counts[c, s]
+    is 0 has taken its last step and keeps its model.
     """
 
     examples: Indices  # clients × steps × batch size
@@ -35,16 +36,22 @@ class Batches:
         total: Indices = self.counts.sum(axis=1)
         return total
 
-    def longest_first(self, clients: Indices) -> tuple["Batches", Indices]:
-        """Those of some of the clients, and how to put what comes of them back in order.
+    @property
+    def shares(self) -> npt.NDArray[np.float32]:
+        """The weight of each example in the mean over its batch: 1 / batch size, and 0 for padding."""
+        present = np.arange(self.examples.shape[2]) < self.counts[:, :, None]
+        return (present / np.maximum(self.counts, 1)[:, :, None]).astype(np.float32)
 
-        Sorted by their number of steps, those that still train are always the first few.
+    def longest_first(self, clients: Indices) -> tuple["Batches", Indices]:
+        """The batches of some clients, those with most steps first, and the permutation that restores the order.
+
+        So the clients that still train at a step are always the first rows.
         """
         order = np.argsort(-self.steps[clients], kind="stable")
         return self.take(clients[order]), np.argsort(order)
 
     def take(self, clients: Indices) -> "Batches":
-        """Those of some of the clients, without the steps that none of them takes."""
+        """The batches of some clients, without the steps that none of them takes."""
         counts = self.counts[clients]
         steps = int((counts > 0).sum(axis=1).max(initial=0))
         return Batches(self.examples[clients, :steps], counts[:, :steps], self.dropout_seeds[clients])
@@ -53,10 +60,9 @@ class Batches:
 def draw_batches(
     owned: Sequence[Indices], *, epochs: int, batch_size: int, rng: np.random.Generator, most: int | None = None
 ) -> Batches:
-    """Each client's examples in a random order, new in each epoch, in batches of which the last may be smaller.
+    """Each client's examples in batches, shuffled again in each epoch; the last batch of an epoch may be smaller.
 
-    A client that would go through more than `most` examples, epochs included, stops there: it is shuffled, then cut, then
-    put into batches.
+    A client stops after `most` examples, epochs included: its examples are shuffled, then cut, then batched.
     """
     sizes = np.array([len(examples) for examples in owned], dtype=np.int64)
     if not len(sizes):

@@ -12,13 +12,13 @@ CLIPPINGS = ("fixed", "adaptive")
 
 
 def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
-    """What each update is multiplied by, so that its norm is at most `clip_norm` (Clip in Algorithm 2)."""
+    """The factor for each update that brings its norm to at most `clip_norm` (Clip in Algorithm 2)."""
     return (clip_norm / norms).clamp(max=1.0)  # norm 0 gives inf, which the clamp makes 1
 
 
 @dataclass(frozen=True)
 class FixedClipping:
-    """The same clip norm in every round, and all of the noise for the updates."""
+    """The same clip norm in every round; all noise goes to the updates."""
 
     clip_norm: float
     noise_multiplier: float
@@ -29,7 +29,7 @@ class FixedClipping:
 
     @property
     def count_noise_multiplier(self) -> float:
-        """Of the count, which is not released: none."""
+        """Infinite: no count is released."""
         return math.inf
 
     def next_norm(self, clip_norm: float, below: float, participants: float, generator: torch.Generator) -> float:

@@ -1,4 +1,4 @@
-"""Who trains in a round: real clients, and canaries among them."""
+"""The participants of each round: real clients and canaries."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Cohorts:
-    """The cohort of every round, its expected size, and how many of them are canaries on average."""
+    """The cohort of every round, its expected size, and its expected number of canaries."""
 
     of_round: Callable[[int], Cohort]
     expected_size: float
@@ -42,18 +42,18 @@ class Cohorts:
 
 
 def plan_cohorts(config: RunConfig, population: int, spread: Callable[[int], npt.NDArray[np.integer[Any]]]) -> Cohorts:
-    """Who trains when. `spread` gives the canaries of a round where they do not follow the clients' pattern."""
+    """The cohorts of a run. `spread` gives the canaries of a round where they do not follow the clients' pattern."""
     canaries = config.canaries
     if canaries.pattern == "spread":
         return _spread(config, population, spread)
     if canaries.pattern == "clients":
-        return _among(config, population, population + np.arange(canaries.count))
+        return _as_participants(config, population, population + np.arange(canaries.count))
     if canaries.count >= population:
         raise ValueError(
             f"canaries.count must be below the {population} clients whose place they take, got {canaries.count}"
         )
     chosen = numpy_stream(config.seed, "replaced clients").choice(population, canaries.count, replace=False)
-    return _among(config, population, chosen)
+    return _as_participants(config, population, chosen)
 
 
 def _spread(config: RunConfig, population: int, spread: Callable[[int], npt.NDArray[np.integer[Any]]]) -> Cohorts:
@@ -66,8 +66,8 @@ def _spread(config: RunConfig, population: int, spread: Callable[[int], npt.NDAr
     return Cohorts(of_round, clients.expected_size + float(shown), float(shown))
 
 
-def _among(config: RunConfig, population: int, canary_ids: Indices) -> Cohorts:
-    """Canaries that are participants like the others: participant canary_ids[i] is canary i."""
+def _as_participants(config: RunConfig, population: int, canary_ids: Indices) -> Cohorts:
+    """Cohorts in which canaries are sampled like clients: participant canary_ids[i] is canary i."""
     everybody = _participation(config, population, extra=max(0, int(canary_ids.max()) + 1 - population))
     order = np.argsort(canary_ids)
     sorted_ids = canary_ids[order]
@@ -83,7 +83,7 @@ def _among(config: RunConfig, population: int, canary_ids: Indices) -> Cohorts:
 
 
 def _participation(config: RunConfig, population: int, *, extra: int) -> Participation:
-    """Of `population` clients and `extra` participants like them; rounds grow so that everybody comes as often."""
+    """Participation of `population` clients and `extra` others; rounds grow so that the rate per participant stays."""
     settings, everybody = config.participation, population + extra
     if settings.kind != "file" and settings.clients_per_round > population:
         raise ValueError(
@@ -98,7 +98,7 @@ def _participation(config: RunConfig, population: int, *, extra: int) -> Partici
         return LimitedCheckIns(everybody, size, settings.separation, config.seed)
     if settings.kind == "shuffled":
         return ShuffledEpochs(everybody, size, config.seed)
-    assert settings.file is not None  # the settings say so
+    assert settings.file is not None  # ParticipationSettings checks it
     rounds = read_rounds(Path(settings.file), clients=population, canaries=extra)
     if len(rounds.rounds) < config.rounds:
         raise ValueError(f"{settings.file} has {len(rounds.rounds)} rounds, the run {config.rounds}")

@@ -1,4 +1,4 @@
-"""A run's settings: frozen, checked, and the same in Python, in a TOML file and in a run's directory."""
+"""A run's settings: frozen and validated; the same in Python, in a TOML file and in a run directory."""
 
 import dataclasses
 import math
@@ -17,11 +17,10 @@ from coalmine.canaries.vectors import cores
 from coalmine.checks import delta_array, nonnegative_array, one_number, shown, unit_interval, whole_number
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.simulation.clipping import CLIPPINGS, AdaptiveClipping, Clipping, FixedClipping
-from coalmine.simulation.engines import ENGINES, ClientSettings
-from coalmine.simulation.engines.precision import PRECISIONS
-from coalmine.simulation.noise import NOISES, noise_law
+from coalmine.simulation.engines import ENGINES, PRECISIONS, ClientSettings
+from coalmine.simulation.noise_addition import NOISES, noise_law
 from coalmine.simulation.participation import PARTICIPATIONS
-from coalmine.simulation.server import ServerSettings
+from coalmine.simulation.server_optimizer import ServerSettings
 from coalmine.simulation.tasks import TASKS
 from coalmine.storage.seed_file import DEMO_SEED, read_seed
 
@@ -30,19 +29,19 @@ PATTERNS = ("spread", "clients", "replace")
 DIVISORS = ("actual", "expected")
 ACCOUNTINGS = ("mechanism", "amplified")
 FEWEST_CANARIES = 10
-LARGEST_CLIP = 1e30  # single precision has room for what is added and multiplied from there
+LARGEST_CLIP = 1e30  # leaves single precision room for sums and products
 MOST_THREADS = 1_024
-REPLACED_SHARE = 0.1  # of the clients, where nothing else is said
+REPLACED_SHARE = 0.1  # default share of the clients that canaries replace
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
-    """What is learnt, and by whom: clients (DP-FedAvg) or single examples (DP-SGD)."""
+    """The task, and the unit of privacy: clients (DP-FedAvg) or single examples (DP-SGD)."""
 
     name: str = "digits"
     level: str = "client"
     clients: int | None = None  # default: the task's own; more are virtual
-    max_examples_per_client: int | None = None  # in a round, epochs included; which ones is drawn anew each time
+    max_examples_per_client: int | None = None  # per round, epochs included; resampled in every round
     data_dir: str | None = None
 
     def __post_init__(self) -> None:
@@ -60,7 +59,7 @@ class TaskSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ParticipationSettings:
-    """Who takes part in which round. `clients_per_round` is an average under Poisson sampling."""
+    """The sampling of clients. `clients_per_round` is an average under Poisson sampling."""
 
     kind: str = "shuffled"
     clients_per_round: int = 50
@@ -77,9 +76,9 @@ class ParticipationSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacySettings:
-    """Clip and noise. `noise_multiplier` is that of everything released in a round, an adaptive clip's count included.
+    """Clip and noise. `noise_multiplier` covers everything released in a round, including an adaptive clip's count.
 
-    Of `noise` tree it is that of one node, of banded that of ζ where the columns of C have length 1.
+    With `noise` tree it applies to one node; with banded noise, to ζ where the columns of C have length 1.
     """
 
     noise_multiplier: float = 0.5
@@ -124,19 +123,18 @@ class PrivacySettings:
 
 @dataclass(frozen=True, kw_only=True)
 class CanarySettings:
-    """The canaries: `spread` over the run as in Section 5.3, in the `clients` own pattern, or in the place of clients.
+    """The canaries: `spread` over the run as in Section 5.3, sampled like `clients`, or replacing clients (`replace`).
 
-    In the place of clients they are a number or a fraction of them. Of a fraction the number is None, until `among` knows
-    how many clients there are.
+    Replaced clients are given by a count or a fraction. With a fraction, the count is None until `with_count` sets it.
     """
 
-    count: int = cast(int, None)  # default: 1000; None is not for a config to say
+    count: int = cast(int, None)  # default: 1000; a config never holds None
     fraction: float | None = None  # of the clients, of pattern "replace"; default: a tenth, unless there is a count
     unobserved: int | None = None
     kind: str = "rotated"
     presentations: tuple[int, ...] = (1,)  # of pattern "spread"; several make groups
     pattern: str = "spread"
-    scale: float = 10.0  # they send this times the clip norm, so that the clip is audited too
+    scale: float = 10.0  # canaries send this times the clip norm, so that clipping is audited too
     seed_file: str | None = None
 
     def __post_init__(self) -> None:
@@ -157,7 +155,7 @@ class CanarySettings:
             )
 
     def _settle_number(self) -> None:
-        """A count or a fraction, never both: where neither was given, the pattern's default."""
+        """Check that a count or a fraction is given, never both; default by pattern."""
         if self.fraction is not None:
             unit_interval("canaries.fraction", self.fraction)
             if self.pattern != "replace":
@@ -175,8 +173,8 @@ class CanarySettings:
         if self.count is not None:
             whole_number("canaries.count", self.count, minimum=FEWEST_CANARIES)
 
-    def among(self, clients: int) -> "CanarySettings":
-        """The same with a count: that of the fraction of so many clients, rounded down."""
+    def with_count(self, clients: int) -> "CanarySettings":
+        """The same settings with a count instead of a fraction of `clients`, rounded down."""
         if self.fraction is None:
             return self
         count = math.floor(Fraction(str(self.fraction)) * clients)  # as it is written: 0.29 of 100 are 29
@@ -190,10 +188,10 @@ class CanarySettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimSettings:
-    """The epsilon that the run is judged against; none, no verdict."""
+    """The epsilon that the verdict is about; without one there is no verdict."""
 
     epsilon: float | None = None
-    analytical: bool = False  # instead: what the accountant says
+    analytical: bool = False  # claim the analytical epsilon instead
     accounting: str = "mechanism"
 
     def __post_init__(self) -> None:
@@ -206,10 +204,10 @@ class ClaimSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """How the clients are trained. `memory_limit` is in GiB; 0 workers or threads mean as many as the machine gives.
+    """How the clients are trained. `memory_limit` is in GiB; 0 workers or threads means one per core.
 
-    The number of threads is part of a run, since sums in another order round otherwise. `precision` is that of the
-    products of matrices in the clients' training on a GPU, fp32 or tf32; weights, sums, clip and noise are always fp32.
+    The number of threads is part of a run, since sums in another order round differently. `precision`, fp32 or tf32, is
+    that of matrix products in the clients' training on a GPU; weights, sums, clip and noise are always fp32.
     """
 
     name: str = "auto"
@@ -229,18 +227,18 @@ class EngineSettings:
             raise ValueError(f"engine.memory_limit must be above 0, got {self.memory_limit}")
 
     def resolved(self) -> "EngineSettings":
-        """With this machine's device and cores in the place of "auto" and 0, so that a resumed run keeps to them."""
+        """The settings with this machine's device and cores for "auto" and 0, so that a resumed run keeps them."""
         device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
         try:
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError):
-            raise ValueError(f"engine.device {device!r} is not to be had here; use auto or cpu") from None
+            raise ValueError(f"engine.device {device!r} is not available; use auto or cpu") from None
         if torch.device(device).type not in ("cpu", "cuda"):
             raise ValueError(f"engine.device must be auto, cpu or cuda, got {device!r}")
         on_gpu = torch.device(device).type == "cuda"
         if on_gpu and torch.device(device).index not in (None, torch.cuda.current_device()):
             raise ValueError(
-                f"engine.device must be the current GPU, got {device}: choose it by CUDA_VISIBLE_DEVICES and say cuda"
+                f"engine.device must be the current GPU, got {device}: select it by CUDA_VISIBLE_DEVICES and use cuda"
             )
         memory = torch.cuda.get_device_properties(device).total_memory / 2**31 if on_gpu else 1.0
         return dataclasses.replace(
@@ -255,10 +253,10 @@ class EngineSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Everything that decides a run but the secret seed of its canaries, of which only the file's name is here."""
+    """Everything that determines a run, except the secret canary seed: only the name of its file is stored."""
 
     rounds: int = 100
-    seed: int = 1  # of the training: initial model, who trains when, noise
+    seed: int = 1  # of the training: initial model, sampling, noise
     evaluate_every: int = 10
     checkpoint_every: int = 10
     task: TaskSettings = field(default_factory=TaskSettings)
@@ -295,30 +293,30 @@ class RunConfig:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """As TOML has it: what is None is left out."""
+        """Plain values for TOML, without those that are None."""
         return _plain(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "RunConfig":
-        """The inverse; a name or a value that cannot be is refused, and so is a section of something else."""
+        """The inverse of to_dict; an unknown name or an invalid value is a ValueError."""
         return _made(cls, {name: value for name, value in values.items() if name != "schema_version"}, "")
 
     def noise_law(self) -> CorrelatedNoise | None:
-        """How the noise of rounds hangs together; None where it is fresh in each."""
+        """The correlation of the noise across rounds; None for independent noise."""
         settings, momentum = self.privacy, self.server.momentum
         return noise_law(
             settings.noise, rounds=self.rounds, bands=settings.bands, restart=settings.restart, momentum=momentum
         )
 
     def canary_seed(self) -> int | bytes:
-        """The secret in the seed file; without one a demo seed, another for each `seed`, which is no secret."""
+        """The secret from the seed file; without a file, a public demo seed that depends on `seed`."""
         if self.canaries.seed_file is None:
             return DEMO_SEED + self.seed
         return read_seed(Path(self.canaries.seed_file))
 
 
 def task_defaults(name: str, level: str = "client") -> dict[str, Any]:
-    """What a run of this task starts from, as TOML has it: the defaults, and what the task needs otherwise."""
+    """The default config of a task, as plain values."""
     _one_of("task.name", name, TASKS)
     _one_of("task.level", level, LEVELS)
     changes: dict[str, Any] = {"task": {"name": name, "level": level}}
@@ -327,13 +325,13 @@ def task_defaults(name: str, level: str = "client") -> dict[str, Any]:
     elif name in _TASK_DEFAULTS:
         changes |= _TASK_DEFAULTS[name]
     defaults = merged(RunConfig().to_dict(), changes)
-    del defaults["canaries"]["count"]  # else whoever gives a fraction would give both
+    del defaults["canaries"]["count"]  # otherwise giving a fraction would give both
     return defaults
 
 
 # The paper's runs (Section 5): EMNIST for five epochs of its writers, 34 a round; Stack Overflow for one epoch of its users,
-# 167 a round; noise 0.16 and 0.2317 are the least and the most of its tables. MNIST by writer trains as EMNIST does, Stack
-# Exchange and Shakespeare as Stack Overflow does, for five epochs.
+# 167 a round; noise 0.16 and 0.2317 are the smallest and the largest of its tables. MNIST by writer trains as EMNIST does,
+# Stack Exchange and Shakespeare as Stack Overflow does, for five epochs.
 _WORDS: dict[str, Any] = {
     "client": {"learning_rate": 1.0, "epochs": 1},
     "server": {"learning_rate": 0.56, "momentum": 0.9},
@@ -361,7 +359,7 @@ _EXAMPLE_LEVEL: dict[str, Any] = {
 
 
 def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with `changes`, section by section."""
+    """`values` updated with `changes`, section by section."""
     result = dict(values)
     for name, change in changes.items():
         old = result.get(name)
@@ -370,7 +368,7 @@ def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A TOML file as it is; RunConfig.from_dict says whether it can be."""
+    """The content of a TOML file; RunConfig.from_dict validates it."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

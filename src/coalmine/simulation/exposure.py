@@ -1,4 +1,4 @@
-"""How exposed participants are: in how many rounds they took part, and what the noise makes of just these rounds."""
+"""The exposure of participants: how often they took part, and the sensitivity of the noise to those rounds."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -15,7 +15,7 @@ from coalmine.simulation.population import Indices
 
 @dataclass(frozen=True)
 class Exposure:
-    """Participation in `times` rounds. `strength` is ‖Cu‖² under correlated noise; fresh noise has it at `times`."""
+    """Participation in `times` rounds. `strength` is ‖Cu‖² under correlated noise, and `times` under independent noise."""
 
     times: int
     strength: float
@@ -26,7 +26,7 @@ class Exposure:
 
 
 class CanaryExposures:
-    """Times and strengths of all canaries, as the rounds come."""
+    """Times and strengths of all canaries, updated round by round."""
 
     def __init__(self, canaries: int, law: CorrelatedNoise | None) -> None:
         self.times = np.zeros(canaries, dtype=np.int64)
@@ -34,13 +34,13 @@ class CanaryExposures:
         self._encoder = None if law is None else law.encoder()
 
     def add(self, round_number: int, present: Indices) -> None:
-        """The next round, with the canaries present in it."""
+        """Add the next round, with the canaries present in it."""
         self.times[present] += 1
         if self._encoder is not None:
             shares = np.zeros(self.times.size)
             shares[present] = 1.0
             moved = self._encoder.add(round_number, shares)
-            assert moved is not None  # every round comes
+            assert moved is not None  # no round is skipped
             self._squares += moved * moved
 
     @property
@@ -49,15 +49,15 @@ class CanaryExposures:
 
     @property
     def most(self) -> Exposure:
-        """The most exposed one's so far."""
+        """The exposure of the most exposed canary so far."""
         place = int(np.argmax(self.strengths))
         return Exposure(int(self.times[place]), float(self.strengths[place]))
 
     @property
     def usual(self) -> Exposure:
-        """Of those who took part as often as most did (the more often shown, of groups alike): their mean strength.
+        """The most common number of rounds, the larger of equally common ones, and the mean strength at that number.
 
-        That is what the estimate of known-others is for.
+        The known-others estimate is for this exposure.
         """
         counts = np.bincount(self.times)
         counts[0] = 0
@@ -77,9 +77,9 @@ def canary_exposures(
 
 
 def most_exposed(rounds: Iterable[Indices], law: CorrelatedNoise | None) -> Exposure:
-    """Of the participants of each round, the one whom the noise exposes most: exact for these very rounds.
+    """The largest exposure of any participant, exact for these rounds.
 
-    Under fresh noise (no law) that is who took part most often.
+    Under independent noise (no law) it is that of the participant who took part most often.
     """
     taken: dict[int, list[int]] = {}
     for number, present in enumerate(rounds, start=1):
@@ -89,11 +89,11 @@ def most_exposed(rounds: Iterable[Indices], law: CorrelatedNoise | None) -> Expo
     return max(found, key=lambda exposure: exposure.strength, default=Exposure(0, 0.0))
 
 
-@lru_cache(maxsize=1000)  # of every round, and the same in most
+@lru_cache(maxsize=1000)  # called every round, mostly with the same arguments
 def exposed_epsilon(exposure: Exposure, clipping: Clipping, *, delta: float) -> float:
-    """The analytical epsilon of somebody so exposed, without amplification.
+    """The analytical epsilon at this exposure, without amplification.
 
-    An adaptive clip's count is a release of its own, fresh in every round; both together are one Gaussian mechanism.
+    An adaptive clip's count is a second release with independent noise; both together are one Gaussian mechanism.
     """
     if not exposure.times:
         return 0.0

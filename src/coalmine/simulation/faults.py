@@ -19,9 +19,10 @@ from coalmine.audit.signatures import SIGNATURES, Signature, likely_faults
 from coalmine.audit.verdict import Claim
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.simulation.config import CanarySettings, ParticipationSettings, PrivacySettings, RunConfig
+from coalmine.simulation.dp_fedavg import Steps, clients_part
 from coalmine.simulation.engines import ClientSettings
-from coalmine.simulation.run import prepared
-from coalmine.simulation.training import Steps, average, clients_part, gaussian_noise
+from coalmine.simulation.noise_addition import gaussian_noise, noised_average
+from coalmine.simulation.training_run import prepared
 from coalmine.storage.rounds_file import WithoutOthers
 
 
@@ -266,7 +267,7 @@ def _on_larger_half() -> Steps:
 
     def aggregate(clients: Tensor, canaries: Tensor, noise: Tensor, count: float, clip_norm: float) -> Tensor:
         large = clients.abs() > clients.abs().median()
-        return average(clients, canaries, math.sqrt(2) * noise * large, count, clip_norm)
+        return noised_average(clients, canaries, math.sqrt(2) * noise * large, count, clip_norm)
 
     return Steps(aggregate=aggregate)
 
@@ -274,7 +275,7 @@ def _on_larger_half() -> Steps:
 def _times_signal() -> Steps:
     def aggregate(clients: Tensor, canaries: Tensor, noise: Tensor, count: float, clip_norm: float) -> Tensor:
         signal = clients.abs() / clients.square().mean().sqrt()
-        return average(clients, canaries, noise * signal, count, clip_norm)
+        return noised_average(clients, canaries, noise * signal, count, clip_norm)
 
     return Steps(aggregate=aggregate)
 
@@ -294,7 +295,7 @@ def _half_of_canaries_lost() -> Steps:
     arrive = itertools.cycle([True, False])
 
     def aggregate(clients: Tensor, canaries: Tensor, noise: Tensor, count: float, clip_norm: float) -> Tensor:
-        return average(clients, canaries * next(arrive), noise / math.sqrt(2), count, clip_norm)
+        return noised_average(clients, canaries * next(arrive), noise / math.sqrt(2), count, clip_norm)
 
     return Steps(aggregate=aggregate)
 
@@ -312,7 +313,7 @@ def _others_incomplete() -> Steps:
 
     def aggregate(clients: Tensor, canaries: Tensor, noise: Tensor, count: float, clip_norm: float) -> Tensor:
         lengths.append(float(torch.linalg.vector_norm(noise)))
-        return average(clients, canaries, noise / 2, count, clip_norm)
+        return noised_average(clients, canaries, noise / 2, count, clip_norm)
 
     def others(clients: Tensor, count: float) -> Tensor:
         missing = math.sqrt(1 - 1 / 4) * lengths[-1] / float(torch.linalg.vector_norm(clients))
@@ -361,7 +362,7 @@ def _noise_after_adam() -> Steps:
 
 
 def _canaries_twice() -> Steps:
-    return Steps(aggregate=lambda clients, canaries, *rest: average(clients, 2 * canaries, *rest))
+    return Steps(aggregate=lambda clients, canaries, *rest: noised_average(clients, 2 * canaries, *rest))
 
 
 def _by_examples() -> Steps:

@@ -1,4 +1,4 @@
-"""Who takes part in which round: a function of the round number and the run's seed, so that a run can be resumed."""
+"""The participants of each round, a function of the round number and the run's seed, so that a run can be resumed."""
 
 import hashlib
 from collections import deque
@@ -21,21 +21,21 @@ class Participation(Protocol):
     """Which of the participants 0 to n − 1 take part in a round."""
 
     def participants(self, round_number: int) -> Indices:
-        """Those of round `round_number`, counted from 1; nobody twice."""
+        """The participants of round `round_number`, counted from 1, each once."""
         ...
 
     @property
     def expected_size(self) -> float:
-        """How many take part in a round on average."""
+        """The average number of participants of a round."""
         ...
 
 
 @dataclass(frozen=True)
 class ShuffledEpochs:
-    """All participants in a random order, `size` a round; a new order when all have had their turn (Section 5).
+    """All participants in a random order, `size` per round; a new order in each epoch (Section 5).
 
-    The last round of an epoch takes those who are left, so everybody takes part once in each epoch. The order of one epoch
-    is remembered, 8 bytes for each participant.
+    The last round of an epoch takes the remaining participants, so each takes part once per epoch. The order of one epoch
+    is kept in memory, 8 bytes per participant.
     """
 
     population: int
@@ -52,7 +52,7 @@ class ShuffledEpochs:
 
     def _order(self, epoch: int) -> Indices:
         if epoch not in self._orders:
-            self._orders.clear()  # before the next is drawn: two would be twice the memory
+            self._orders.clear()  # before the next one, so that only one is in memory
             self._orders[epoch] = numpy_stream(self.seed, "shuffled epochs", epoch).permutation(self.population)
         return self._orders[epoch]
 
@@ -68,7 +68,7 @@ class ShuffledEpochs:
 
 @dataclass(frozen=True)
 class Poisson:
-    """Everybody takes part in a round with the same probability, on their own."""
+    """Each participant takes part in a round independently, with the same probability."""
 
     population: int
     probability: float
@@ -80,7 +80,7 @@ class Poisson:
 
     def participants(self, round_number: int) -> Indices:
         rng = numpy_stream(self.seed, "poisson", round_number)
-        # A binomial number of them, then who: the same law, without a draw for each of the absent.
+        # A binomial count, then that many participants: the same law, with fewer draws.
         return _some(rng, self.population, int(rng.binomial(self.population, self.probability)))
 
     @property
@@ -90,7 +90,7 @@ class Poisson:
 
 @dataclass(frozen=True)
 class FixedSize:
-    """`size` different participants, drawn anew in each round."""
+    """`size` different participants, sampled independently in each round."""
 
     population: int
     size: int
@@ -109,9 +109,9 @@ class FixedSize:
 
 @dataclass(frozen=True)
 class LimitedCheckIns:
-    """As FixedSize, but whoever took part waits until `separation` rounds later (Section 5.3).
+    """As FixedSize, but a participant can return only `separation` rounds later (Section 5.3).
 
-    Remembers the last rounds only; asked for a round that does not follow the last one, it goes through them again.
+    Only the last rounds are kept; for a round that does not follow the last one, earlier rounds are sampled again.
     """
 
     population: int
@@ -153,13 +153,13 @@ class LimitedCheckIns:
         absent = np.sort(np.concatenate(waiting)) if waiting else np.zeros(0, dtype=np.int64)
         rng = numpy_stream(self.seed, "limited check-ins", round_number)
         rank = _some(rng, self.population - len(absent), self.size)
-        # The participant of a rank among those who may come: skip every absent one below it.
+        # From the rank among eligible participants to the participant: skip every absent one below it.
         return rank + np.searchsorted(absent - np.arange(len(absent)), rank, side="right")
 
 
 @dataclass(frozen=True)
 class RoundsFromFile:
-    """The rounds that a file names, one to a line."""
+    """The rounds that a file lists, one per line."""
 
     rounds: tuple[Indices, ...]
 
@@ -185,7 +185,7 @@ def read_rounds(path: Path, *, clients: int, canaries: int = 0) -> RoundsFromFil
     for number, line in enumerate(lines, start=1):
         present = [_participant(word, f"{path}, line {number}", clients, canaries) for word in line.split()]
         if len(set(present)) < len(present):
-            raise ValueError(f"{path}, line {number}: somebody is named twice")
+            raise ValueError(f"{path}, line {number}: a participant is listed twice")
         rounds.append(np.array(present, dtype=np.int64))
     if not rounds:
         raise ValueError(f"{path} has no rounds")
@@ -193,7 +193,7 @@ def read_rounds(path: Path, *, clients: int, canaries: int = 0) -> RoundsFromFil
 
 
 def rounds_digest(path: Path) -> str:
-    """The SHA-256 of a file of rounds, by which a run knows it again."""
+    """The SHA-256 of a file of rounds, which a run stores."""
     return hashlib.sha256(_file_of_rounds(path)).hexdigest()
 
 

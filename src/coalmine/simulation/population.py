@@ -1,4 +1,4 @@
-"""Who has which examples. A population answers for the clients that are asked for and stores nothing for the others."""
+"""Which client has which examples. A population computes them per client and stores nothing for the others."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,7 +18,7 @@ class Population(Protocol):
     def __len__(self) -> int: ...
 
     def examples(self, client: int) -> Indices:
-        """Which examples are this client's: their numbers in the training set."""
+        """Indices of this client's examples in the training set."""
         ...
 
     @property
@@ -47,7 +47,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Consecutive:
-    """Clients whose examples follow each other: client c has starts[c] to starts[c + 1] − 1."""
+    """Clients with consecutive examples: client c has starts[c] to starts[c + 1] − 1."""
 
     starts: Indices
 
@@ -76,7 +76,9 @@ def random_partition(examples: int, clients: int, *, seed: int) -> Partition:
     """
     clients = whole_number("clients", clients, minimum=1)
     if clients > examples:
-        raise ValueError(f"{examples} examples do not go round {clients} clients; virtual clients share examples")
+        raise ValueError(
+            f"{examples} examples are too few for {clients} clients; use virtual clients, which share examples"
+        )
     rng = numpy_stream(seed, "partition")
     starts = np.linspace(0, examples, clients + 1)
     if examples >= 4 * clients:
@@ -86,7 +88,7 @@ def random_partition(examples: int, clients: int, *, seed: int) -> Partition:
 
 @dataclass(frozen=True)
 class VirtualClients:
-    """Any number of clients, each with `each` examples drawn from the pool by its own number: nothing is stored."""
+    """Any number of clients, each with `each` examples sampled from the pool by its index: nothing is stored."""
 
     count: int
     pool: int

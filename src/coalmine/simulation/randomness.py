@@ -1,6 +1,6 @@
-"""Every random number of a run: a function of the run's seed, what it is for, and when.
+"""Every random number of a run: a function of the run's seed, its purpose, and numbers such as the round.
 
-Nothing is carried from round to round, so a run that was killed goes on with the numbers it would have drawn.
+Nothing is carried from round to round, so a resumed run draws the same numbers as a run that was never stopped.
 """
 
 import zlib
@@ -10,12 +10,12 @@ import torch
 
 
 def numpy_stream(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
-    """The generator of (seed, purpose, numbers): for instance of the noise of round 3."""
+    """The generator for (seed, purpose, numbers), for instance for the batches of round 3."""
     return np.random.Generator(np.random.Philox(_sequence(seed, purpose, numbers)))
 
 
 def torch_stream(seed: int, purpose: str, *numbers: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """The same for tensors, drawn on their device. The numbers are not those of another kind of device."""
+    """The same for tensors on a device. CPUs and GPUs give different numbers."""
     generator = torch.Generator(device)
     words = _sequence(seed, purpose, numbers).generate_state(2, np.uint32)
     return generator.manual_seed(int(words[0]) | int(words[1]) << 32)

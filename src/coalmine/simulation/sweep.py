@@ -1,4 +1,4 @@
-"""A grid of runs, each in a directory of its own: finished ones are left alone, stopped ones go on."""
+"""A grid of runs, each in its own directory: finished runs are skipped, stopped ones are resumed."""
 
 import hashlib
 import itertools
@@ -10,9 +10,12 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, wait
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +24,13 @@ import torch
 from coalmine.canaries.vectors import cores
 from coalmine.checks import shown, whole_number
 from coalmine.simulation.config import RunConfig, merged, read_config, task_defaults
-from coalmine.simulation.run import Progress, check_plans, resume, start
+from coalmine.simulation.training_run import Progress, check_plans, resume, start
 from coalmine.storage.files import write_atomically
 from coalmine.storage.run_directory import RunDirectory
 
 log = logging.getLogger("coalmine")
 LONGEST_NAME = 120
-UNSET = ("auto", 0, None)  # of the engine: what the machine gives
+UNSET = ("auto", 0, None)  # engine settings that the machine decides
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,12 @@ class Point:
 
 @dataclass(frozen=True)
 class SweepProgress:
-    """How far a sweep is. `seconds_left` counts rounds, as if they all took as long as those so far; None at first."""
+    """The progress of a sweep. `seconds_left` assumes that all rounds take as long as those so far; None at first."""
 
     done: int
     failed: int
     runs: int
-    current: str  # the run that moved last, "" at first
+    current: str  # the run that reported last, "" at first
     round_number: int
     rounds: int
     running: int
@@ -55,7 +58,7 @@ class SweepProgress:
 
 @dataclass(frozen=True)
 class SweepRun:
-    """What became of one run; `error` is None where it finished."""
+    """The outcome of one run; `error` is None where it finished."""
 
     point: Point
     directory: Path
@@ -63,9 +66,9 @@ class SweepRun:
 
 
 def read_sweep(path: Path) -> list[Point]:
-    """The runs of a TOML file: a run's config, and a section `sweep` of lists under dotted names; a ValueError if not.
+    """The runs of a TOML file: a run's config, and a section `sweep` of lists under dotted names.
 
-    The first name changes slowest. Every run's settings are checked here, before any of them starts.
+    The first name changes slowest. Every run's settings are validated here, before any run starts.
     """
     values = read_config(path)
     grid = values.pop("sweep", None)
@@ -96,7 +99,7 @@ def make_points(base: Mapping[str, Any], grid: Mapping[str, Any]) -> list[Point]
 
 
 def _flat(section: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names: TOML makes sections of those without quotes."""
+    """Dotted names; TOML makes sections of unquoted ones."""
     for name, value in section.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{before}{name}.")
@@ -126,13 +129,13 @@ def _config(base: Mapping[str, Any], values: Mapping[str, Any], name: str) -> Ru
 
 
 def _names(chosen: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A directory's name for each run: last parts of the settings' names, in full where two end alike, and values."""
+    """A directory name for each run: the last part of each setting's name, in full where ambiguous, and its value."""
     last = [name.rpartition(".")[2] for name in chosen[0]]
     short = {name: end if last.count(end) == 1 else name for name, end in zip(chosen[0], last, strict=True)}
     plain = [",".join(f"{short[name]}={_word(value)}" for name, value in values.items()) for values in chosen]
     found = []
     for name, values in zip(plain, chosen, strict=True):
-        if len(name) > LONGEST_NAME or plain.count(name) > 1:  # two values may look alike as file names
+        if len(name) > LONGEST_NAME or plain.count(name) > 1:  # different values may give the same file name
             digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:8]
             name = f"{name[:LONGEST_NAME]}~{digest}"
         found.append(name)
@@ -140,7 +143,7 @@ def _names(chosen: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _word(value: Any) -> str:
-    """A value as a file name can hold it."""
+    """A value in characters that suit a file name."""
     text = "+".join(map(_word, value)) if isinstance(value, list) else str(value)
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", text)
 
@@ -153,10 +156,10 @@ def run_sweep(
     plan: bytes | None = None,
     progress: Callable[[SweepProgress], None] = lambda _: None,
 ) -> list[SweepRun]:
-    """Run what is left of a sweep in `out`, `jobs` at a time; a run that fails is noted and the others go on.
+    """Run the unfinished runs of a sweep in `out`, `jobs` at a time; a failed run does not stop the others.
 
-    ValueError before anything starts if a directory there holds another run than the sweep's of this name. `plan`, the
-    sweep's file, is kept beside the runs.
+    A directory there that holds a different run is a ValueError before anything starts. `plan`, the content of the sweep's
+    file, is stored beside the runs.
     """
     count = whole_number("jobs", jobs, minimum=1)
     todo = [point for point in points if not is_finished(point, out / point.name)]
@@ -168,7 +171,7 @@ def run_sweep(
     if count == 1:
         for point in todo:
             try:
-                _go_on(point.config, out / point.name, lambda seen, name=point.name: board.moved(name, seen))  # type: ignore[misc]
+                _start_or_resume(point.config, out / point.name, partial(board.round_finished, point.name))
             except Exception as error:
                 failed[point.name] = _one_line(error)
             board.ended(point, point.name in failed)
@@ -181,7 +184,7 @@ def run_sweep(
 
 
 def is_finished(point: Point, directory: Path) -> bool:
-    """Whether the run's result is there; a ValueError where the directory holds another run."""
+    """Whether the run has a result; ValueError if the directory holds another run."""
     if not (directory / "config.toml").is_file():
         return False
     stored = RunDirectory(directory).read_config()
@@ -208,28 +211,28 @@ class _Board:
         self._seen: dict[str, int] = {}
         self._runs, self._done, self._failed = len(points), len(points) - len(todo), 0
         self._left = sum(self._rounds.values())
-        self._started: float | None = None  # when the first round was heard of
+        self._started: float | None = None  # when the first round was reported
         self._trained, self._current, self._progress = 0, "", progress
-        self._tell()
+        self._report()
 
-    def moved(self, name: str, round_number: int) -> None:
-        """A run has finished a round."""
-        before = self._seen.get(name, round_number - 1)  # the first one heard of tells where it went on
+    def round_finished(self, name: str, round_number: int) -> None:
+        """Count a finished round of a run."""
+        before = self._seen.get(name, round_number - 1)  # the first report shows where it resumed
         self._left -= round_number - self._seen.get(name, 0)
         if self._started is None:
             self._started = time.monotonic()
         else:
             self._trained += round_number - before
         self._seen[name], self._current = round_number, name
-        self._tell()
+        self._report()
 
     def ended(self, point: Point, failed: bool) -> None:
         self._left -= point.config.rounds - self._seen.pop(point.name, 0)
         self._done += not failed
         self._failed += failed
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         spent = 0.0 if self._started is None else time.monotonic() - self._started
         self._progress(
             SweepProgress(
@@ -245,11 +248,11 @@ class _Board:
         )
 
 
-def _go_on(config: RunConfig, directory: Path, moved: Callable[[int], None]) -> None:
-    """Start the run, or go on with it as it was begun: with the device and the threads it had."""
+def _start_or_resume(config: RunConfig, directory: Path, on_round: Callable[[int], None]) -> None:
+    """Start the run, or resume it with the device and the threads it was started with."""
 
     def follow(seen: Progress) -> None:
-        moved(seen.report.round_number)
+        on_round(seen.report.round_number)
 
     if (directory / "config.toml").is_file():
         resume(directory, progress=follow)
@@ -265,91 +268,63 @@ def _shared(point: Point, jobs: int) -> Point:
     return replace(point, config=replace(point.config, engine=replace(engine, threads=threads, workers=workers)))
 
 
-class _Worker:
-    """A process that runs one point after the other, and says so."""
-
-    def __init__(self, out: Path) -> None:
-        context = multiprocessing.get_context("spawn")  # a forked torch may hang
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, str(out)))
-        self.process.start()
-        theirs.close()
-        self.point: Point | None = None
-
-    def take(self, point: Point) -> None:
-        self.point = point
-        with suppress(OSError):  # it has died: what it says next is that
-            self.connection.send((point.name, point.config.to_dict()))
-
-    def said(self) -> tuple[str, Any]:
-        """A "round" and its number, or that the run "ended" or the process "died", with what went wrong."""
-        try:
-            kind, value = self.connection.recv()
-        except (EOFError, OSError):
-            self.process.join()
-            return "died", f"its process died (exit code {self.process.exitcode})"
-        return kind, value
-
-    def end(self) -> None:
-        self.process.terminate()
-        self.process.join()
-        self.connection.close()
-
-
 def _in_processes(todo: Sequence[Point], out: Path, jobs: int, board: _Board) -> Iterator[tuple[Point, str | None]]:
-    """Each run with what went wrong in it, None if nothing, as they end. A process that dies fails its run alone."""
+    """Each run with its error, or None, as it ends.
+
+    Each job is a pool of one process, so that a process that dies fails its run alone.
+    """
+    context = multiprocessing.get_context("spawn")  # a forked torch may hang
+    rounds = context.SimpleQueue()
+    parent, held = context.Pipe(duplex=False)  # nobody writes: it closes with this process, or at the end
     waiting = list(reversed(todo))
-    workers = [_Worker(out) for _ in range(min(jobs, len(todo)))]
+    running: dict[Future[None], tuple[Point, ProcessPoolExecutor]] = {}
+
+    def start_next(pool: ProcessPoolExecutor | None) -> None:
+        pool = pool or ProcessPoolExecutor(1, context, initializer=_begin_worker, initargs=(rounds, parent))
+        point = waiting.pop()
+        running[pool.submit(_run_in_worker, point.name, point.config.to_dict(), str(out))] = point, pool
+
     try:
-        for worker in workers:
-            worker.take(waiting.pop())
-        while any(worker.point for worker in workers):
-            busy = {worker.connection: worker for worker in workers if worker.point}
-            for connection in wait(list(busy)):
-                worker = busy[connection]  # type: ignore[index]
-                point = worker.point
-                assert point is not None
-                kind, value = worker.said()
-                if kind == "round":
-                    board.moved(point.name, value)
-                    continue
-                yield point, value
-                worker.point = None
-                if kind == "died":
-                    worker.end()
-                    workers[workers.index(worker)] = worker = _Worker(out)
+        for _ in range(min(jobs, len(todo))):
+            start_next(None)
+        while running:
+            ended, _ = wait(running, timeout=0.1, return_when=FIRST_COMPLETED)
+            while not rounds.empty():
+                board.round_finished(*rounds.get())
+            for future in ended:
+                point, pool = running.pop(future)
+                error = future.exception()
+                died = isinstance(error, BrokenProcessPool)
+                yield point, "its process died" if died else None if error is None else _one_line(error)
                 if waiting:
-                    worker.take(waiting.pop())
+                    start_next(None if died else pool)
+                else:
+                    pool.shutdown()
     finally:
-        for worker in workers:
-            worker.end()
+        held.close()
 
 
-def _work(connection: Connection, out: str) -> None:
-    """What a worker does until its parent ends it; it ends by itself if the parent is gone."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
+_rounds: Any = None  # of a worker: the queue for names and round numbers
 
-    def leave_with_the_parent() -> None:
-        wait([parent.sentinel])
+
+def _begin_worker(rounds: Any, parent: Connection) -> None:
+    """Prepare a worker: keep the queue, and end the process when the sweep ends or its process is gone."""
+    global _rounds
+    _rounds = rounds
+
+    def end_with_the_sweep() -> None:
+        with suppress(EOFError, OSError):
+            parent.recv()
         os._exit(1)
 
-    threading.Thread(target=leave_with_the_parent, daemon=True).start()
-    while True:
-        try:
-            name, values = connection.recv()
-        except (EOFError, KeyboardInterrupt):
-            return
-        try:
-            _go_on(RunConfig.from_dict(values), Path(out) / name, lambda number: connection.send(("round", number)))
-            connection.send(("ended", None))
-        except KeyboardInterrupt:
-            return
-        except Exception as error:
-            connection.send(("ended", _one_line(error)))
+    threading.Thread(target=end_with_the_sweep, daemon=True).start()
 
 
-def _one_line(error: Exception) -> str:
+def _run_in_worker(name: str, values: dict[str, Any], out: str) -> None:
+    _start_or_resume(RunConfig.from_dict(values), Path(out) / name, lambda number: _rounds.put((name, number)))
+
+
+def _one_line(error: BaseException) -> str:
     log.debug("a run of the sweep failed", exc_info=error)
     text = " ".join(str(error).split())
     return text if isinstance(error, ValueError | OSError | ImportError) else f"{type(error).__name__}: {text}"

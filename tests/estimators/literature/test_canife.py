@@ -43,7 +43,7 @@ def from_renyi(divergences, orders, delta):
 
 
 @pytest.mark.parametrize("epsilons", [[4.0], [1.0, 2.0, 3.0]])
-def test_without_sampling_it_is_the_composition_of_gaussian_mechanisms(epsilons):
+def test_without_sampling_it_composes_gaussian_mechanisms(epsilons):
     delta, noises = 1e-5, [noise_of(epsilon, 1e-5) for epsilon in epsilons]
     orders = np.arange(1.01, 200, 0.01)
     wanted = from_renyi([sum(order / (2 * noise**2) for noise in noises) for order in orders], orders, delta)
@@ -51,7 +51,7 @@ def test_without_sampling_it_is_the_composition_of_gaussian_mechanisms(epsilons)
     assert wanted - 1e-9 <= found <= wanted * 1.01  # an accountant's grid of orders is coarser
 
 
-def test_with_sampling_it_is_the_renyi_composition_of_the_sampled_mechanisms():
+def test_with_sampling_it_composes_sampled_mechanisms_by_renyi_dp():
     delta, probability, rounds = 1e-5, 0.05, 60
     epsilons = [1.5, 3.0, 2.0]
     noises = [noise_of(epsilon, delta) for epsilon in epsilons]
@@ -64,7 +64,7 @@ def test_with_sampling_it_is_the_renyi_composition_of_the_sampled_mechanisms():
     assert found == pytest.approx(wanted, rel=0.02)
 
 
-def test_each_audited_round_stands_for_an_equal_share():
+def test_each_audited_round_represents_an_equal_share():
     settings = {"delta": 1e-5, "sampling_probability": 0.1}
     assert canife_epsilon([1.0, 3.0], rounds=6, **settings) == canife_epsilon([1.0] * 3 + [3.0] * 3, **settings)
     assert canife_epsilon([2.0], rounds=7, **settings) == canife_epsilon([2.0] * 7, **settings)
@@ -91,7 +91,7 @@ def test_a_rounds_epsilon_is_a_lower_bound_at_the_most_accurate_threshold():
         assert found[round_number] == pytest.approx(wanted, abs=1e-9)
 
 
-def test_the_row_says_what_it_lacks_and_composes_what_it_has():
+def test_the_row_has_a_value_or_states_what_it_needs():
     rng = np.random.default_rng(0)
     scores = rng.normal(3, 1, (5, 100)), rng.normal(0, 1, (5, 100))
     assert "round by round" in canife_row(None, delta=1e-5).needs
@@ -112,6 +112,6 @@ def test_the_row_says_what_it_lacks_and_composes_what_it_has():
         ([1.0], {"sampling_probability": 1.5}, r"sampling_probability must lie in \[0, 1\]"),
     ],
 )
-def test_bad_input_is_refused(epsilons, settings, message):
+def test_bad_input_is_rejected(epsilons, settings, message):
     with pytest.raises(ValueError, match=message):
         canife_epsilon(epsilons, **{"delta": 1e-5, "sampling_probability": 0.1} | settings)

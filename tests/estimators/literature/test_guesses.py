@@ -35,7 +35,7 @@ def test_tied_scores_count_against_the_test():
     assert (guesses.tolist(), mistakes.tolist()) == ([0, 8], [0, 4])
 
 
-def test_the_larger_side_is_thinned_and_order_plays_no_part():
+def test_the_larger_side_is_thinned_independently_of_order():
     rng = np.random.default_rng(3)
     observed, unobserved = rng.normal(2, 1, 50), rng.normal(0, 1, 400)
     first, second = fair_halves(observed, unobserved)
@@ -60,6 +60,6 @@ def test_numbers_of_guesses_fixed_in_advance():
         ((5, -1, 10), "mistakes must be at least 0, got -1"),
     ],
 )
-def test_impossible_counts_are_refused(counts, message):
+def test_impossible_counts_are_rejected(counts, message):
     with pytest.raises(ValueError, match=message):
         checked_counts(*counts)

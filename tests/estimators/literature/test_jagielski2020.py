@@ -22,7 +22,7 @@ def brute_force(observed, unobserved, delta, confidence):
 
 @pytest.mark.parametrize("shift", [0.0, 1.0, 5.0])
 @pytest.mark.parametrize("sizes", [(20, 20), (15, 60)])
-def test_the_best_threshold_is_that_of_brute_force(shift, sizes):
+def test_the_best_threshold_equals_brute_force(shift, sizes):
     rng = np.random.default_rng(1)
     observed, unobserved = rng.normal(shift, 1, sizes[0]).round(1), rng.normal(0, 1, sizes[1]).round(1)
     row = jagielski2020_row(observed, unobserved, delta=1e-3, confidence=0.9)
@@ -30,7 +30,7 @@ def test_the_best_threshold_is_that_of_brute_force(shift, sizes):
     assert (row.kind, row.confidence) == ("heuristic", 0.9)
 
 
-def test_splitting_keeps_its_promise_where_the_best_threshold_does_not():
+def test_splitting_has_its_stated_coverage_and_the_best_threshold_does_not():
     """When nothing leaks, how often each lies above 0 in 400 runs."""
     rng = np.random.default_rng(2)
     above = {"best": 0, "split": 0}

@@ -25,7 +25,7 @@ def test_rows_are_jagielski_2020_on_the_combined_scores():
     assert (delta_row.receives, delta_row.kind) == ("intermediate models", "heuristic")
 
 
-def test_checkpoints_tell_more_than_the_last_model():
+def test_checkpoints_give_a_larger_epsilon_than_the_last_model():
     """A canary that rose early drowns in what came after, unless its rise is looked at where it happened."""
     rng = np.random.default_rng(1)
     observed, unobserved = (walks(rng, checkpoints=30, canaries=1_000, jump=jump) for jump in (5.0, 0.0))
@@ -39,18 +39,18 @@ def test_checkpoints_tell_more_than_the_last_model():
     ("checkpoints", "needs"),
     [(None, "needs scores at several checkpoints"), ((np.zeros((1, 20)), np.zeros((1, 20))), "got one")],
 )
-def test_what_is_missing_is_said(checkpoints, needs):
+def test_a_row_without_input_states_what_it_needs(checkpoints, needs):
     for row in jagielski2023_rows(checkpoints, delta=1e-6):
         assert row.value is None
         assert needs in row.needs
 
 
-def test_too_few_canaries_are_refused():
-    with pytest.raises(ValueError, match="at least 10 scores a row"):
+def test_too_few_canaries_are_rejected():
+    with pytest.raises(ValueError, match="at least 10 scores per row"):
         jagielski2023_rows((np.zeros((3, 5)), np.zeros((3, 20))), delta=1e-6)
 
 
-def test_one_checkpoint_after_another_is_as_good_as_a_table():
+def test_checkpoints_one_by_one_give_the_same_rows_as_a_table():
     rng = np.random.default_rng(2)
     tables = [walks(rng, checkpoints=7, canaries=60, jump=jump) for jump in (3.0, 0.0)]
     rises = [rises_of(iter(table)) for table in tables]

@@ -51,7 +51,7 @@ def test_every_estimator_is_in_the_study(results):
 
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
-def test_valid_bounds_hold_where_what_they_assume_is_so(results, mechanism):
+def test_valid_bounds_hold_under_their_assumptions(results, mechanism):
     cell = results[f"{mechanism}/eps=2.3"]
     allowed = 0.05 + 4 * math.sqrt(0.05 * 0.95 / cell["runs"])
     for name, kind in kinds(results, mechanism).items():
@@ -59,7 +59,7 @@ def test_valid_bounds_hold_where_what_they_assume_is_so(results, mechanism):
             assert cell["rows"][name]["above"] <= allowed, name
 
 
-def test_a_gaussian_reading_of_laplace_noise_is_wrong(results):
+def test_bounds_that_assume_gaussian_noise_fail_on_laplace_noise(results):
     for name in ("Xiang 2025", "Nasr 2023, all thresholds", "Mahloujifar 2024, fixed guesses"):
         assert results["laplace/eps=2.3"]["rows"][name]["above"] > 0.5
 
@@ -76,7 +76,7 @@ def test_the_laplace_scores_have_the_true_epsilon():
     assert observed.mean() - unobserved.mean() == pytest.approx(2.3, abs=4 * 2 / math.sqrt(1_000))
 
 
-def test_the_page_has_every_estimator_and_no_hole(results):
+def test_the_page_has_a_value_for_every_estimator(results):
     page = study.page(results, compared())
     for name in kinds(results, "gaussian"):
         assert page.count(f"| {name} |") >= 2, name
@@ -84,7 +84,7 @@ def test_the_page_has_every_estimator_and_no_hole(results):
     assert "nan" not in page
 
 
-def test_bold_is_what_breaks_its_promise(results):
+def test_methods_without_their_stated_coverage_are_bold(results):
     cell = {"runs": 1_000, "rows": {"a": {"above": 0.09}, "b": {"above": 0.06}}}
     assert study.shown_rate(cell, "a", "heuristic") == "**9.0 %**"
     assert study.shown_rate(cell, "a", "estimate") == "9.0 %"
@@ -103,7 +103,7 @@ def test_bold_is_what_breaks_its_promise(results):
         ("gaussian/eps=2.3", "Nasr 2023, best threshold", 0.5, False),
     ],
 )
-def test_a_bound_that_breaks_its_promise_fails_the_study(results, cell, method, rate, found):
+def test_a_bound_without_its_stated_coverage_fails_the_study(results, cell, method, rate, found):
     """Where what it assumes is so; heuristics promise nothing."""
     changed = copy.deepcopy(results)
     for each in changed.values():
@@ -117,7 +117,7 @@ def test_a_bound_that_breaks_its_promise_fails_the_study(results, cell, method, 
     assert all(line.startswith(f"{cell}: {method} lies above the truth in") for line in lines)
 
 
-def test_the_bar_is_the_binomial_tail():
+def test_the_limit_is_a_binomial_tail():
     def more_than(count):
         return sum(math.comb(1_000, i) * 0.05**i * 0.95 ** (1_000 - i) for i in range(count + 1, 1_001))
 
@@ -125,7 +125,7 @@ def test_the_bar_is_the_binomial_tail():
     assert more_than(most) <= 1e-3 < more_than(most - 1)
 
 
-def test_the_study_fails_where_a_bar_is_missed(results, monkeypatch, tmp_path, capsys):
+def test_the_study_fails_if_a_limit_is_exceeded(results, monkeypatch, tmp_path, capsys):
     changed = copy.deepcopy(results)
     for cell in changed.values():
         cell["runs"] = 1_000
@@ -153,7 +153,7 @@ def test_a_package_that_differs_fails_the_study(theirs, monkeypatch, tmp_path, c
     assert "differ: Mahloujifar 2024, ROC hull reads 1.5, theirs " in capsys.readouterr().out
 
 
-def test_a_package_that_cannot_be_had_fails_the_study(monkeypatch, tmp_path, capsys):
+def test_a_missing_package_fails_the_study(monkeypatch, tmp_path, capsys):
     def refused(home, *pins):
         raise subprocess.CalledProcessError(1, ["pip", "install", *pins])
 
@@ -165,7 +165,7 @@ def test_a_package_that_cannot_be_had_fails_the_study(monkeypatch, tmp_path, cap
     assert not (tmp_path / "found.json").exists()
 
 
-def test_a_package_is_asked_once_for_the_same_scores(monkeypatch, tmp_path):
+def test_a_package_is_called_once_for_the_same_scores(monkeypatch, tmp_path):
     first, second = list(packages._count_cases())[:2]
     asked = []
 

@@ -45,7 +45,7 @@ def largest_chance(mu, guesses, mistakes, total):
 
 
 @pytest.mark.parametrize(("guesses", "mistakes", "total"), [(12, 1, 20), (10, 0, 10), (16, 4, 40)])
-def test_the_bound_is_just_not_refuted(guesses, mistakes, total):
+def test_the_bound_is_the_largest_refuted_epsilon(guesses, mistakes, total):
     epsilon = f_dp_epsilon(guesses, mistakes, delta=1e-5, total=total, confidence=0.9)
     mu = 1 / mechanism_noise(epsilon, delta=1e-5)
     assert largest_chance(mu, guesses, mistakes, total) == pytest.approx(0.1, rel=1e-3)
@@ -65,14 +65,14 @@ def refuted_share(bound, *, shift, draws):
 
 
 @pytest.mark.parametrize("shift", [0.5, 1.0, 2.0])
-def test_canaries_may_leak_together(shift):
+def test_the_bound_holds_if_canaries_leak_together(shift):
     cache = {u: f_dp_epsilon(400, u, delta=1e-5, total=400) for u in range(401)}
     assert refuted_share(cache.__getitem__, shift=shift, draws=5000) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 5000)
     cache = {u: one_run_epsilon(400, u, delta=1e-5, total=400) for u in range(401)}
     assert refuted_share(cache.__getitem__, shift=shift, draws=5000) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 5000)
 
 
-def test_it_sees_more_than_one_epsilon_does():
+def test_it_is_larger_than_a_bound_from_one_epsilon():
     """Where the mechanism is Gaussian, and the gap to Steinke's bound is the whole trade-off function."""
     for guesses, mistakes, total in [(100, 10, 1000), (2500, 364, 10_000)]:
         steinke = one_run_epsilon(guesses, mistakes, delta=1e-5, total=total)
@@ -87,7 +87,7 @@ def test_one_guess_by_hand():
     )
 
 
-def test_edges():
+def test_edge_cases():
     assert f_dp_epsilon(10, 10, delta=1e-6, total=20) == 0
     assert f_dp_epsilon(10, 5, delta=1e-6, total=20) == 0
     assert f_dp_epsilon(4, 0, delta=1e-6, total=20) == 0
@@ -95,7 +95,7 @@ def test_edges():
 
 
 @pytest.mark.parametrize(("row", "tests"), [(mahloujifar_row, 3), (mahloujifar_fixed_row, 4)])
-def test_edges_of_the_rows(row, tests):
+def test_edge_cases_of_the_rows(row, tests):
     assert row(np.ones(20), np.ones(20), delta=1e-6).value == 0
     assert row(QUANTILES, QUANTILES[::20], delta=1e-6).value == 0
     apart = row(np.arange(100) + 1000, np.arange(100), delta=1e-6).value
@@ -104,13 +104,13 @@ def test_edges_of_the_rows(row, tests):
     assert row(np.arange(100), np.arange(100) + 1000, delta=1e-6).value == 0
 
 
-def test_what_the_rows_say_of_themselves():
+def test_the_fields_of_the_rows():
     rows = [row(QUANTILES + 2, QUANTILES, delta=1e-6) for row in (mahloujifar_row, mahloujifar_fixed_row)]
     assert [row.kind for row in rows] == ["heuristic", "valid bound"]
     assert all("a Gaussian mechanism" in row.assumptions for row in rows)
 
 
-def test_bad_input_is_refused():
+def test_bad_input_is_rejected():
     with pytest.raises(ValueError, match="delta must lie in"):
         f_dp_epsilon(10, 1, delta=1.0, total=10)
     with pytest.raises(ValueError, match="at least 10 unobserved scores"):

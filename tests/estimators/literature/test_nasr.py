@@ -28,7 +28,7 @@ def brute_force(observed, unobserved, delta, confidence):
 
 
 @pytest.mark.parametrize("shift", [0.0, 1.0, 5.0])
-def test_the_best_threshold_is_that_of_brute_force(shift):
+def test_the_best_threshold_equals_brute_force(shift):
     rng = np.random.default_rng(1)
     observed, unobserved = rng.normal(shift, 1, 25).round(1), rng.normal(0, 1, 60).round(1)
     row = nasr_row(observed, unobserved, delta=1e-3, confidence=0.9)
@@ -41,12 +41,12 @@ def test_every_threshold_of_a_gaussian_mechanism_has_its_mu(mu):
     np.testing.assert_allclose(gdp_mu(norm.logsf(thresholds), norm.logcdf(thresholds - mu)), mu, rtol=1e-9)
 
 
-def test_a_test_worse_than_chance_shows_nothing():
+def test_a_test_worse_than_chance_gives_zero():
     assert gdp_mu(math.log(0.6), math.log(0.7)) == 0
     assert gdp_mu(0.0, math.log(0.5)) == 0
 
 
-def test_corrected_for_its_threshold_it_is_a_bound_and_else_it_is_none():
+def test_only_the_corrected_row_is_a_bound():
     """Gaussian mechanism, true epsilon 4.9, in 1,000 runs."""
     rng, runs = np.random.default_rng(5), 1_000
     mu = brentq(lambda m: gaussian_mechanism_epsilon(m, 1e-6) - 4.9, 0.1, 2.0)

@@ -53,13 +53,13 @@ def oracle(outcomes, order, failing):
 
 @pytest.mark.parametrize("order", [1, 2, 4])
 @pytest.mark.parametrize(("rate", "spread"), [(0.5, 1e9), (0.5, 2.0), (0.05, 5.0), (0.98, 20.0)])
-def test_bounds_are_those_of_moments_by_enumeration(order, rate, spread):
+def test_bounds_equal_those_from_enumerated_moments(order, rate, spread):
     outcomes = draw(np.random.default_rng(order), 30, 5, rate, spread)
     low, high = xbern_bounds(outcomes, order=order, failing=0.05)
     assert (low, high) == pytest.approx(oracle(outcomes, order, 0.05), abs=1e-9)
 
 
-def test_the_variance_of_a_share_of_pairs_is_what_order_4_takes_it_for():
+def test_the_variance_assumed_by_order_4_is_exact():
     """A mixture of two rates, its moments in closed form, against a million simulated runs."""
     k, rates = 6, np.array([0.2, 0.9])
     mu = {j: np.mean(rates**j) for j in range(1, 5)}
@@ -85,7 +85,7 @@ def test_bounds_hold_with_many_runs(order, spread):
         assert np.mean(bounds[:50, 1] - bounds[:50, 0]) < np.mean(first[:, 1] - first[:, 0])
 
 
-def test_wilson_of_order_one_is_wilsons():
+def test_order_1_is_wilsons_interval():
     """statistical textbook: (p + z²/2n ± z√(p(1-p)/n + z²/4n²)) / (1 + z²/n), here for 3 of 40."""
     z, p, n = norm.isf(0.025), 3 / 40, 40
     reach = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
@@ -120,7 +120,7 @@ def test_rows_test_a_threshold_that_other_runs_chose():
         ((np.zeros((20, 3)), np.zeros((20, 5))), "needs at least 4 canaries a run"),
     ],
 )
-def test_what_is_missing_is_said(trials, needs):
+def test_a_row_without_input_states_what_it_needs(trials, needs):
     row = pillutla_rows(trials, delta=1e-5)[-1]
     assert row.value is None
     with pytest.raises(AssertionError, match=needs):
@@ -131,11 +131,11 @@ def test_what_is_missing_is_said(trials, needs):
     ("trials", "message"),
     [
         ((np.zeros(20), np.zeros((20, 5))), "trials: observed scores must be a table"),
-        ((np.zeros((20, 5)), np.zeros((21, 5))), "as many rows, got 20 observed and 21 unobserved"),
+        ((np.zeros((20, 5)), np.zeros((21, 5))), "the same number of rows, got 20 observed and 21 unobserved"),
         ((np.full((20, 5), np.nan), np.zeros((20, 5))), "trials: observed scores must be finite"),
     ],
 )
-def test_tables_that_do_not_fit_are_refused(trials, message):
+def test_tables_of_different_shape_are_rejected(trials, message):
     with pytest.raises(ValueError, match=message):
         pillutla_rows(trials, delta=1e-5)
 
@@ -148,6 +148,6 @@ def test_tables_that_do_not_fit_are_refused(trials, message):
         (np.ones((5, 3)), 4, "order 4 needs at least 4 canaries"),
     ],
 )
-def test_outcomes_that_are_none_are_refused(outcomes, order, message):
+def test_invalid_outcomes_are_rejected(outcomes, order, message):
     with pytest.raises(ValueError, match=message):
         xbern_bounds(outcomes, order=order, failing=0.05)

@@ -34,7 +34,7 @@ def worst_p_value(epsilon, guesses, mistakes, delta, total):
     ("guesses", "mistakes", "delta", "total"),
     [(100, 10, 1e-5, 1000), (2500, 364, 1e-5, 10_000), (30, 0, 1e-3, 40), (50, 12, 1e-9, 50), (400, 20, 1e-4, 800)],
 )
-def test_the_bound_is_just_not_refuted(guesses, mistakes, delta, total):
+def test_the_bound_is_the_largest_refuted_epsilon(guesses, mistakes, delta, total):
     epsilon = one_run_epsilon(guesses, mistakes, delta=delta, total=total)
     assert worst_p_value(epsilon, guesses, mistakes, delta, total) == pytest.approx(0.05, rel=1e-5)
     assert worst_p_value(epsilon - 1e-3, guesses, mistakes, delta, total) < 0.05
@@ -45,7 +45,7 @@ def test_without_delta_it_is_clopper_pearson():
     assert one_run_epsilon(30, 3, delta=1e-300, total=30) == pytest.approx(math.log(rate / (1 - rate)), rel=1e-9)
 
 
-def test_a_mechanism_that_gives_ten_canaries_away_at_once():
+def test_a_mechanism_that_exposes_ten_canaries_at_once():
     """Each canary with probability delta, ten together: the true epsilon, 1, is refuted in at most 5 % of runs."""
     total, together, delta, epsilon = 100, 10, 0.004, 1.0
     correct = stats.binom(together, 1 / (1 + math.exp(-epsilon)))
@@ -60,7 +60,7 @@ def test_a_mechanism_that_gives_ten_canaries_away_at_once():
     assert refuted(1e-12) > 0.05
 
 
-def test_edges():
+def test_edge_cases():
     assert one_run_epsilon(10, 10, delta=1e-6, total=20) == 0
     assert one_run_epsilon(10, 5, delta=1e-6, total=20) == 0
     assert one_run_epsilon(4, 0, delta=1e-6, total=20) == 0  # 2^-4 is more than 5 %
@@ -69,7 +69,7 @@ def test_edges():
 
 
 @pytest.mark.parametrize(("row", "tests"), [(steinke_row, 3), (steinke_fixed_row, 4)])
-def test_edges_of_the_rows(row, tests):
+def test_edge_cases_of_the_rows(row, tests):
     assert row(np.ones(20), np.ones(20), delta=1e-6).value == 0
     assert row(QUANTILES, QUANTILES[::20], delta=1e-6).value == 0  # twenty observed to one: still nothing leaks
     apart = row(np.arange(100) + 1000, np.arange(100), delta=1e-6).value
@@ -78,14 +78,14 @@ def test_edges_of_the_rows(row, tests):
     assert row(np.arange(100), np.arange(100) + 1000, delta=1e-6).value == 0  # high scores mean present
 
 
-def test_what_the_rows_say_of_themselves():
+def test_the_fields_of_the_rows():
     rows = [row(QUANTILES + 2, QUANTILES, delta=1e-6, confidence=0.9) for row in (steinke_row, steinke_fixed_row)]
     assert [row.kind for row in rows] == ["heuristic", "valid bound"]
     assert {row.confidence for row in rows} == {0.9}
     assert {(row.controls, row.receives) for row in rows} == {("train data", "final model")}  # Table 1
 
 
-def test_bad_input_is_refused():
+def test_bad_input_is_rejected():
     with pytest.raises(ValueError, match="delta must lie in"):
         one_run_epsilon(10, 1, delta=0.0, total=10)
     with pytest.raises(ValueError, match="confidence must lie in"):
@@ -104,7 +104,7 @@ def test_the_fixed_row_is_a_bound_on_a_gaussian_mechanism(epsilon):
 
 
 @pytest.mark.slow
-def test_bonferroni_over_the_hull_is_no_bound():
+def test_bonferroni_over_the_hull_is_not_a_bound():
     """Fair coins, nothing leaks, delta = 0: why the row on the hull is called a heuristic."""
     rng = np.random.default_rng(6)
     refuted = 0

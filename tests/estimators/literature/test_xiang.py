@@ -52,7 +52,7 @@ def test_all_guesses_are_a_coin_of_known_rate():
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.8, 2.3, 4.9])
-def test_it_is_a_bound_where_canaries_leak_independently(epsilon):
+def test_it_is_a_bound_if_canaries_leak_independently(epsilon):
     """At most 5 % of 200 runs exceed the truth, give or take three standard errors; and it is not loose."""
     shift = 1 / mechanism_noise(epsilon, delta=1e-6) if epsilon else 0.0
     rng = np.random.default_rng(13)
@@ -64,7 +64,7 @@ def test_it_is_a_bound_where_canaries_leak_independently(epsilon):
         assert np.mean(values > epsilon) > 0.01
 
 
-def test_it_is_no_bound_where_canaries_leak_together():
+def test_it_is_not_a_bound_if_canaries_leak_together():
     """One |privacy loss| for all canaries: to each of them exactly a Gaussian mechanism, and the bound fails."""
     rng, shift = np.random.default_rng(14), 1.0
     losses = shift * np.abs(rng.normal(shift / 2, 1, 5000))
@@ -74,7 +74,7 @@ def test_it_is_no_bound_where_canaries_leak_together():
     assert np.mean([bounds[u] > truth for u in mistakes]) > 0.25
 
 
-def test_edges():
+def test_edge_cases():
     assert order_statistics_epsilon(10, 10, delta=1e-6, total=20) == 0
     assert order_statistics_epsilon(10, 5, delta=1e-6, total=20) == 0
     assert order_statistics_epsilon(4, 0, delta=1e-6, total=20) == 0
@@ -87,13 +87,13 @@ def test_edges():
     assert xiang_row(np.arange(100) + 1000, np.arange(100), delta=1e-6, confidence=0.99).value < apart
 
 
-def test_what_the_row_says_of_itself():
+def test_the_fields_of_the_row():
     row = xiang_row(QUANTILES + 2, QUANTILES, delta=1e-6)
     assert (row.kind, row.confidence) == ("valid bound", 0.95)
     assert "leak independently" in row.assumptions
 
 
-def test_bad_input_is_refused():
+def test_bad_input_is_rejected():
     with pytest.raises(ValueError, match="confidence must lie in"):
         xiang_row(QUANTILES, QUANTILES, delta=1e-6, confidence=0.0)
     with pytest.raises(ValueError, match="mistakes must be at most the guesses"):

@@ -60,7 +60,7 @@ def test_quantiles_are_those_of_draws_from_the_posterior(counts, quantile):
     ("counts", "published"),
     [((3, 10, 2, 10), 0.35003391576), ((0, 10, 1, 10), 1.87161984283), ((60, 100, 5, 100), 1.39084648784)],
 )
-def test_it_agrees_with_the_authors_package(counts, published):
+def test_values_agree_with_the_authors_package(counts, published):
     """privacy-estimates 0.1.0.post1, Beta(counts).eps_lo(delta=1e-5, alpha=0.05, xtol=1e-3)."""
     assert posterior_epsilon(*counts, delta=1e-5, quantile=0.05) == pytest.approx(published, abs=1e-3)
 
@@ -78,7 +78,7 @@ def test_the_row_is_the_largest_over_thresholds(shift):
     assert (row.kind, row.threshold) == ("heuristic", "chosen on the same data, not corrected")
 
 
-def test_the_coarse_rule_is_as_near_as_it_is_taken_to_be():
+def test_the_coarse_rule_is_within_its_stated_error():
     rng = np.random.default_rng(3)
     for count, unobserved in [(10, 10), (1_000, 1_000), (10_000, 10_000), (1_000, 10_000), (50, 2_000)]:
         fn, fp = rng.integers(0, count + 1, 120), rng.integers(0, unobserved + 1, 120)
@@ -88,7 +88,7 @@ def test_the_coarse_rule_is_as_near_as_it_is_taken_to_be():
             assert np.abs(coarse - region_mass(epsilon, fn, count, fp, unobserved, delta=1e-6)).max() < COARSE_ERROR
 
 
-def test_the_credible_interval_never_holds_zero():
+def test_the_credible_interval_never_contains_zero():
     """At any threshold: the two rates of a test that shows nothing never add up to 1 exactly."""
     assert posterior_epsilon(500, 1_000, 500, 1_000, delta=1e-6, quantile=0.05) > 0
 
@@ -101,6 +101,6 @@ def test_the_credible_interval_never_holds_zero():
         ((1.5, 10, 2, 10), "false_negatives must be a whole number"),
     ],
 )
-def test_impossible_counts_are_refused(arguments, message):
+def test_impossible_counts_are_rejected(arguments, message):
     with pytest.raises(ValueError, match=message):
         posterior_epsilon(*arguments, delta=1e-6, quantile=0.05)

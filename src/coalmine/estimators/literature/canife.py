@@ -1,8 +1,8 @@
 """CANIFE (Maddock et al. 2022, arXiv 2210.02912): an epsilon for some rounds, composed into one for the whole run.
 
-Each audited round gives its own epsilon, that gives the noise multiplier of a Gaussian mechanism that leaks as much
-(σ̂), and an accountant composes the rounds as Poisson-sampled Gaussian mechanisms. So the value is the accountant's as
-much as the attack's: it stands for rounds that nobody audited and takes their noise to be fresh and Gaussian.
+Each audited round gives an epsilon, which is converted into the noise multiplier σ̂ of a Gaussian mechanism with the same
+epsilon. An accountant composes the rounds as Poisson-sampled Gaussian mechanisms. So the value depends on the accountant
+as much as on the attack: it extends to rounds that were not audited, and assumes independent Gaussian noise in each.
 """
 
 import math
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from coalmine.checks import Floats, finite_array, one_number, shown, unit_interval, whole_number
 from coalmine.estimators.bounds import FEWEST
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import clopper_pearson, error_counts, score_tables
 from coalmine.estimators.mechanism import mechanism_noise
 from coalmine.estimators.rates import epsilon_from_rates
@@ -28,10 +28,10 @@ def canife_row(
     sampling_probability: float | None = None,
     rounds: int | None = None,
 ) -> LiteratureRow:
-    """CANIFE's epsilon of the run: each audited round's lower bound, taken for that round's epsilon and composed.
+    """CANIFE's epsilon of the run: the lower bounds of the audited rounds, composed as if they were their epsilons.
 
-    `audited_rounds` holds two tables, observed and unobserved scores, with a row for each audited round in order. `rounds`
-    is how many rounds the run had (default: all were audited), `sampling_probability` a client's chance to be in one.
+    `audited_rounds` holds two tables, observed and unobserved scores, with a row per audited round in order. `rounds` is
+    the number of rounds of the run (default: all were audited); `sampling_probability` is that of a client per round.
     """
     value, needs = None, "needs scores round by round (audited_rounds=)"
     if audited_rounds is not None and sampling_probability is None:
@@ -71,8 +71,8 @@ def canife_epsilon(
 ) -> float:
     """Epsilon of a run from those of its audited rounds, by dp-accounting's Rényi accountant.
 
-    The audited rounds come in order, and each stands for an equal share of all `rounds` (default: as many as there are).
-    A round without any error to bound, epsilon inf, makes the whole inf.
+    The audited rounds come in order, and each represents an equal share of all `rounds` (default: all were audited). A
+    round with infinite epsilon makes the result infinite.
 
     >>> round(canife_epsilon([4.89] * 10, delta=1e-6, sampling_probability=0.01, rounds=1_000), 2)
     2.44

@@ -1,7 +1,7 @@
-"""Guesses at who was observed, for the audits by one run: some made, the rest left open, and how many were mistakes.
+"""Guesses about which canaries were observed, as used by one-run audits: guesses, abstentions and mistakes.
 
-The one-run methods play one game: each of `total` canaries is observed or not by its own fair coin, an auditor who has
-not seen the coins guesses some of them, and more correct guesses than an epsilon allows refute it.
+The one-run methods share one game. A fair coin decides for each of `total` canaries whether it is observed. An auditor
+who has not seen the coins guesses some of them. More correct guesses than an epsilon allows refute that epsilon.
 """
 
 from typing import NamedTuple, SupportsIndex
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from coalmine.checks import Floats, whole_number
 from coalmine.estimators.bounds import FEWEST
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import Counts, sorted_scores
 
 HULL = "the guesses are corrected for the corners of the ROC hull, not for finding them"
@@ -20,7 +20,7 @@ FIXED_HALVES = "a fair coin for each canary (here halves of fixed size, the larg
 
 
 class Games(NamedTuple):
-    """Games on the same `total` canaries: how many guesses each makes, and how many of them were mistakes."""
+    """Games on the same `total` canaries: the number of guesses of each, and of mistakes among them."""
 
     guesses: Counts
     mistakes: Counts
@@ -43,7 +43,7 @@ def fixed_games(observed: npt.ArrayLike, unobserved: npt.ArrayLike) -> Games:
 def games_row(
     name: str, value: float, *, reference: str, kind: str, confidence: float, assumptions: str
 ) -> LiteratureRow:
-    """What the best of several games says, each with its share of the failing probability."""
+    """The row of the best of several games, each with its share of the failing probability."""
     return LiteratureRow(
         name=name,
         reference=reference,
@@ -60,8 +60,8 @@ def games_row(
 def fair_halves(observed: npt.ArrayLike, unobserved: npt.ArrayLike) -> tuple[Floats, Floats]:
     """Equally many sorted scores of both sides: a seeded draw from the larger side, since the coins are fair.
 
-    With ten unobserved canaries to one observed, a blind guess "unobserved" is right in ten cases of eleven, and an
-    audit that takes the coins for fair would call that a leak.
+    With ten unobserved canaries per observed one, always guessing "unobserved" is right in ten of eleven cases. An audit
+    that assumes fair coins would take that for a leak.
     """
     present, absent = sorted_scores(observed, unobserved)
     size = min(present.size, absent.size)
@@ -73,7 +73,7 @@ def fair_halves(observed: npt.ArrayLike, unobserved: npt.ArrayLike) -> tuple[Flo
 def hull_guesses(observed: Floats, unobserved: Floats) -> tuple[Counts, Counts]:
     """Guesses and mistakes of "observed if the score is at least t" at the corners of the ROC curve's hull.
 
-    Only k+ guesses, no k-. Both ends are corners: no guess at all, and a guess at everyone. Scores must be sorted.
+    Only k+ guesses, no k-. Both ends are corners: no guesses, and guesses for all canaries. Scores must be sorted.
     """
     thresholds = np.append(np.inf, np.unique(np.concatenate([observed, unobserved]))[::-1])
     hits = observed.size - np.searchsorted(observed, thresholds)
@@ -85,8 +85,8 @@ def hull_guesses(observed: Floats, unobserved: Floats) -> tuple[Counts, Counts]:
 def mistakes_by_confidence(observed: Floats, unobserved: Floats) -> Counts:
     """Entry r: the mistakes among the r most confident guesses, k+ of "observed" and k- of "unobserved".
 
-    A guess says on which side of the median of all scores a canary lies, and is the more confident the farther it lies.
-    So neither guesses nor their order look at who was observed; where scores tie, mistakes come first.
+    A guess depends on which side of the median of all scores a canary lies; the farther it lies, the more confident the
+    guess. So neither the guesses nor their order depend on who was observed. At ties, mistakes come first.
     """
     scores = np.concatenate([observed, unobserved])
     present = np.repeat([True, False], [observed.size, unobserved.size])
@@ -105,7 +105,7 @@ def halvings(total: int) -> Counts:
 
 
 def checked_counts(guesses: SupportsIndex, mistakes: SupportsIndex, total: SupportsIndex) -> tuple[int, int, int]:
-    """The counts of one game, refused unless mistakes <= guesses <= total."""
+    """The counts of one game, rejected unless mistakes <= guesses <= total."""
     made = whole_number("guesses", guesses, minimum=1)
     wrong = whole_number("mistakes", mistakes, minimum=0)
     canaries = whole_number("total", total, minimum=1)

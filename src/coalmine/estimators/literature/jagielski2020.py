@@ -1,13 +1,14 @@
 """Jagielski et al. 2020 (arXiv 2006.07709): epsilon from Clopper-Pearson bounds on the error rates of one threshold test.
 
-As published, a first batch of trained models chooses the threshold and a second one tests it. Most who follow, the paper
-among them (Section 5), take the best threshold of the same scores, after which 95 % is no longer 95 %. Both are here.
+As published, a first batch of trained models chooses the threshold and a second one tests it. Most later
+work, including the paper (Section 5), takes the best threshold on the same scores, which invalidates the 95 %. Both
+variants are here.
 """
 
 import numpy.typing as npt
 
 from coalmine.estimators.bounds import epsilon_lower_bound
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.literature_row import LiteratureRow
 
 REFERENCE = "Jagielski et al. 2020, arXiv 2006.07709"
 
@@ -15,7 +16,7 @@ REFERENCE = "Jagielski et al. 2020, arXiv 2006.07709"
 def jagielski2020_row(
     observed: npt.ArrayLike, unobserved: npt.ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> LiteratureRow:
-    """Clopper-Pearson at the best threshold of the same scores, as the method is mostly used: no bound."""
+    """Clopper-Pearson at the best threshold of the same scores, as the method is mostly used: not a bound."""
     value = epsilon_lower_bound(observed, null=unobserved, delta=delta, confidence=confidence, method="clopper-pearson")
     return LiteratureRow(
         name="Jagielski 2020, best threshold",

@@ -1,8 +1,8 @@
-"""Jagielski et al. 2023 (arXiv 2205.06369): attacks on several checkpoints, combined into one score of each canary.
+"""Jagielski et al. 2023 (arXiv 2205.06369): attacks on several checkpoints, combined into one score per canary.
 
-What a canary's score does between two checkpoints tells more than where it ends: "delta" is its largest rise from one to
-the next, "back-front" its rise from the first to the last. They publish attacks, not epsilons; epsilon here is that of
-Jagielski 2020 on the combined scores.
+The change of a canary's score between checkpoints is more informative than its final value: "delta" is its largest
+increase from one checkpoint to the next, "back-front" its increase from the first to the last. The authors publish
+attacks, not epsilons; epsilon here is that of Jagielski 2020 on the combined scores.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from coalmine.checks import Floats
 from coalmine.estimators.bounds import FEWEST, epsilon_lower_bound
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import score_tables
 
 Checkpoints = tuple[npt.ArrayLike, npt.ArrayLike]
@@ -21,16 +21,16 @@ NEEDS = "needs scores at several checkpoints (checkpoints=)"
 
 
 class Rises(NamedTuple):
-    """What the scores of canaries did over the checkpoints: all that the two attacks look at."""
+    """How the canaries' scores changed over the checkpoints: the input of both attacks."""
 
-    delta: Floats  # the largest rise from one checkpoint to the next
-    back_front: Floats  # the rise from the first to the last
+    delta: Floats  # the largest increase from one checkpoint to the next
+    back_front: Floats  # the increase from the first to the last
 
 
 def jagielski2023_rows(
     checkpoints: Checkpoints | None, *, delta: float, confidence: float = 0.95
 ) -> tuple[LiteratureRow, ...]:
-    """Clopper-Pearson at the best threshold on the combined scores, one row for each way to combine: no bound.
+    """Clopper-Pearson at the best threshold on the combined scores, one row per combination: not a bound.
 
     `checkpoints` holds two tables, observed and unobserved scores, with a row for each checkpoint in order.
     """
@@ -46,7 +46,7 @@ def jagielski2023_rows(
 def jagielski2023_rises(
     observed: Rises, unobserved: Rises, *, delta: float, confidence: float = 0.95
 ) -> tuple[LiteratureRow, ...]:
-    """The same from rises, where a table of all checkpoints would be large: no bound."""
+    """As jagielski2023_rows, from increases that were computed one checkpoint at a time."""
     values = [
         epsilon_lower_bound(present, null=absent, delta=delta, confidence=confidence, method="clopper-pearson")
         for present, absent in zip(observed, unobserved, strict=True)
@@ -55,12 +55,12 @@ def jagielski2023_rises(
 
 
 def jagielski2023_missing(needs: str, *, confidence: float = 0.95) -> tuple[LiteratureRow, ...]:
-    """Both rows without a value, and what they need for one."""
+    """Both rows without a value; `needs` states the missing input."""
     return _rows((None, None), needs, confidence)
 
 
 def rises_of(checkpoints: Iterable[Floats]) -> Rises | None:
-    """What scores did, from those of one checkpoint after another; None where there are fewer than two of them."""
+    """The changes of scores over the checkpoints, given in order; None for fewer than two checkpoints."""
     first = last = largest = None
     for scores in checkpoints:
         if last is None:

@@ -1,8 +1,8 @@
 """Mahloujifar, Melis and Chaudhuri 2024 (arXiv 2410.22235): auditing f-differential privacy in one run.
 
 The same game as Steinke et al. 2023, tested against a whole trade-off function f at once, not one (epsilon, delta).
-Here f is the Gaussian one, so that a μ is refuted, and μ gives epsilon at any delta: more than Steinke's where the
-mechanism is Gaussian, and no bound where it is not.
+Here f is that of a Gaussian mechanism, so the test refutes values of μ, and μ gives epsilon at any delta. The result is
+larger than Steinke's if the mechanism is Gaussian, and is not a bound otherwise.
 """
 
 from typing import SupportsIndex
@@ -14,7 +14,7 @@ from scipy.special import ndtr, ndtri
 from coalmine.checks import Floats, unit_interval
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.estimators.literature.guesses import HULL, Games, checked_counts, fixed_games, games_row, hull_games
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import Counts
 
 tiny = np.finfo(np.float64).tiny
@@ -25,7 +25,7 @@ REFERENCE = "Mahloujifar, Melis and Chaudhuri 2024, arXiv 2410.22235"
 def mahloujifar_row(
     observed: npt.ArrayLike, unobserved: npt.ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> LiteratureRow:
-    """The best number of "observed" guesses on the ROC hull, Bonferroni over its corners: no proven bound."""
+    """The best number of "observed" guesses on the ROC hull, Bonferroni over its corners: not a proven bound."""
     value = _best_epsilon(hull_games(observed, unobserved), delta=delta, confidence=confidence)
     return games_row(
         f"{METHOD}, ROC hull",
@@ -85,14 +85,14 @@ def best_mu(guesses: Counts, mistakes: Counts, *, total: int, failing: float) ->
 
 
 def _ceilings(guesses: Counts, mistakes: Counts, total: int, failing: float) -> Floats:
-    """A μ that each game cannot refute: from there on its recursion stops at the first step."""
+    """For each game, a μ that it cannot refute: its recursion would stop at the first step."""
     right, wrong = failing * (guesses - mistakes) / total, failing * mistakes / total
     ceilings: Floats = np.where(mistakes > 0, ndtri(np.maximum(right, tiny)) - ndtri(np.maximum(wrong, tiny)), np.inf)
     return np.where(mistakes < guesses, ceilings, 0.0)
 
 
 def _largest_refuted(guesses: int, mistakes: int, total: int, failing: float, low: float) -> float:
-    """The largest μ >= low that is refuted, to twelve digits; `low` where even that one is not."""
+    """The largest μ >= low that is refuted, to twelve digits; `low` if not even that is refuted."""
     if not refuted(low, guesses, mistakes, total=total, failing=failing):
         return low
     high = max(1.0, 2 * low)
@@ -113,8 +113,8 @@ def refuted(mu: float, guesses: int, mistakes: int, *, total: int, failing: floa
     Let p_i be the probability of i correct guesses, and flip the coin of one canary drawn at random: where at least j
     guesses were correct and this one was, at least j - 1 are and this one is not. The first has probability
     Σ_{i >= j} p_i i / total, the second Σ_{i >= j - 1} p_i (guesses - i) / total, and the trade-off function says how
-    small the second may be. Beginning with p = failing at the count seen, each j asks for more p at j - 1, until more
-    is asked for than there are guesses, and μ is refuted, or nothing more is.
+    small the second may be. Beginning with p = failing at the observed count, each j requires more p at j - 1. μ is
+    refuted if more is required than there are guesses, and not refuted if nothing more is required.
     """
     correct = guesses - mistakes
     right, wrong, most = failing * correct / total, failing * mistakes / total, guesses / total

@@ -1,7 +1,7 @@
 """Nasr et al. 2023 (arXiv 2302.07956): bounds on the error rates, read as Gaussian differential privacy.
 
-A test of a μ-GDP mechanism has Φ⁻¹(1 - FPR) - Φ⁻¹(FNR) <= μ. Upper bounds on the two rates so give a lower bound on μ,
-and μ gives epsilon at any delta: tight where the mechanism is Gaussian, since it sees more than the one delta.
+A test of a μ-GDP mechanism has Φ⁻¹(1 - FPR) - Φ⁻¹(FNR) <= μ. So upper bounds on the two rates give a lower bound on μ,
+and μ gives epsilon at any delta. The bound is tight for a Gaussian mechanism, since it uses more than one delta.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from scipy.special import ndtri_exp
 from coalmine.checks import Floats, unit_interval
 from coalmine.estimators.bounds import Band, clopper_pearson_band, log_band, one_of_two, simultaneous_band
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import error_counts, sorted_scores
 
 REFERENCE = "Nasr et al. 2023, arXiv 2302.07956"
@@ -22,7 +22,7 @@ RECEIVES = "intermediate models"
 def nasr_row(
     observed: npt.ArrayLike, unobserved: npt.ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> LiteratureRow:
-    """μ from Clopper-Pearson bounds at the best threshold, then epsilon at delta: no bound, the threshold being chosen."""
+    """μ from Clopper-Pearson bounds at the best threshold, then epsilon: not a bound, as the threshold is chosen."""
     return LiteratureRow(
         name="Nasr 2023, best threshold",
         reference=REFERENCE,
@@ -39,7 +39,7 @@ def nasr_row(
 def nasr_simultaneous_row(
     observed: npt.ArrayLike, unobserved: npt.ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> LiteratureRow:
-    """μ from bounds that hold at every threshold together, then epsilon at delta: a bound if the mechanism is Gaussian."""
+    """μ from bounds that hold at all thresholds simultaneously, then epsilon: a bound if the mechanism is Gaussian."""
     return LiteratureRow(
         name="Nasr 2023, all thresholds",
         reference=REFERENCE,

@@ -1,9 +1,9 @@
-"""Pillutla et al. 2023 (arXiv 2305.18447): many canaries in each of several runs, whose outcomes correlate within a run.
+"""Pillutla et al. 2023 (arXiv 2305.18447): many canaries in each of several runs, with correlated outcomes within a run.
 
 The tests of one run's canaries are exchangeable, not independent. A run's share of detected canaries has a variance made
 of moments of that exchangeable law, μ_j = Pr(j given canaries are all detected), which are estimated from the same
-outcomes: the less the canaries correlate, the more each run is worth. Wilson's interval then has the variance at the
-bound itself. Order 1 takes the largest variance there can be, order 2 bounds μ₂, order 4 bounds it better by μ₃ and μ₄.
+outcomes: the weaker the correlation, the more informative each run. Wilson's interval then uses the variance at the bound
+itself. Order 1 takes the largest possible variance, order 2 bounds μ₂, and order 4 tightens that bound by μ₃ and μ₄.
 """
 
 import math
@@ -13,19 +13,19 @@ import numpy.typing as npt
 from scipy.special import ndtri
 
 from coalmine.checks import Floats, finite_array, unit_interval
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import score_tables
 from coalmine.estimators.rates import epsilon_from_rates
 
 ORDERS = (1, 2, 4)
-FEWEST_RUNS = 10  # below which a normal law says little
+FEWEST_RUNS = 10  # fewer are too few for a normal approximation
 THRESHOLDS = 500  # tried on the runs that choose one
 
 Trials = tuple[npt.ArrayLike, npt.ArrayLike]
 
 
 def pillutla_rows(trials: Trials | None, *, delta: float, confidence: float = 0.95) -> tuple[LiteratureRow, ...]:
-    """Epsilon from Wilson intervals of order 1, 2 and 4 over several runs; a row each.
+    """Epsilon from Wilson intervals of order 1, 2 and 4 over several runs, one row each.
 
     `trials` holds two tables, observed and unobserved scores, with a row for each run. The first half of the runs chooses
     the threshold, the second tests it.
@@ -88,7 +88,7 @@ def _bounds(shares: Floats, canaries: int, order: int, failing: float) -> tuple[
 def wilson(
     mean: npt.ArrayLike, runs: int, linear: float, constant: npt.ArrayLike, failing: float
 ) -> tuple[Floats, Floats]:
-    """The two μ at which (mean - μ)² is z²/runs times the variance linear·μ + constant - μ², or 1/4 where that is less."""
+    """The two μ at which (mean - μ)² is z²/runs times the variance linear·μ + constant - μ², or 1/4 if that is smaller."""
     centre, constant = np.asarray(mean, dtype=np.float64), np.asarray(constant, dtype=np.float64)
     z = -float(ndtri(failing))
     a, b, c = runs + z * z, runs * centre + z * z * linear / 2, runs * centre**2 - z * z * constant

@@ -1,8 +1,8 @@
 """Steinke, Nasr and Jagielski 2023 (arXiv 2305.08846): epsilon from the correct guesses in one training run.
 
-Under (epsilon, 0) each guess is right with probability at most e^ε / (1 + e^ε), whatever the others were, so that the
-number of correct guesses is at most binomial. Delta adds F correct guesses, with mean at most 2 δ times the number of
-canaries and otherwise of any law: all canaries may be given away at once.
+Under (epsilon, 0) each guess is right with probability at most e^ε / (1 + e^ε), whatever the others were, so the
+number of correct guesses is stochastically at most binomial. Delta adds F correct guesses, where F has mean at most 2 δ
+times the number of canaries and any distribution: all canaries may be exposed at once.
 """
 
 from typing import SupportsIndex
@@ -14,7 +14,7 @@ from scipy.special import betaincc, betainccinv, betaincinv, expit, gammaln, log
 
 from coalmine.checks import Floats, unit_interval
 from coalmine.estimators.literature.guesses import HULL, Games, checked_counts, fixed_games, games_row, hull_games
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import Counts
 
 METHOD = "Steinke 2023"
@@ -24,10 +24,10 @@ REFERENCE = "Steinke, Nasr and Jagielski 2023, arXiv 2305.08846"
 def steinke_row(
     observed: npt.ArrayLike, unobserved: npt.ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> LiteratureRow:
-    """The best number of "observed" guesses on the ROC hull, Bonferroni over its corners: no bound.
+    """The best number of "observed" guesses on the ROC hull, Bonferroni over its corners: not a bound.
 
-    The corners are found in the same scores, so a share of the failing probability for each of them does not cover all
-    thresholds: with fair coins, nothing leaking and a vanishing delta the value is above 0 in more than 5 % of runs.
+    The corners are found on the same scores, so the correction does not cover all thresholds: with fair coins, a vanishing
+    delta and no leak the value is above 0 in more than 5 % of runs.
     """
     value = _best_epsilon(hull_games(observed, unobserved), delta=delta, confidence=confidence)
     return games_row(
@@ -58,7 +58,7 @@ def steinke_fixed_row(
 def one_run_epsilon(
     guesses: SupportsIndex, mistakes: SupportsIndex, *, delta: float, total: SupportsIndex, confidence: float = 0.95
 ) -> float:
-    """A lower bound on epsilon from one run: `mistakes` in `guesses` at `total` canaries, the rest left open.
+    """A lower bound on epsilon from one run: `mistakes` in `guesses` at `total` canaries, and no guess for the others.
 
     Holds if the number of guesses was fixed before the coins were seen.
 
@@ -91,15 +91,15 @@ def pure_epsilon(guesses: Counts, mistakes: Counts, failing: float) -> Floats:
 
 
 def _inverted(guesses: int, mistakes: int, given_away: float, failing: float, low: float, high: float) -> float:
-    """The epsilon in [low, high] that is just not refuted; `low` where even that one is not."""
+    """The epsilon in [low, high] that is just not refuted; `low` if not even that is refuted."""
     wrong_guesses = np.arange(mistakes + 1, guesses + 1)
     log_ways = gammaln(guesses + 1) - gammaln(wrong_guesses + 1) - gammaln(guesses - wrong_guesses + 1)
     spread = np.arange(1, guesses - mistakes + 1)
 
     def excess(epsilon: float) -> float:
-        """How far the chance of so few mistakes, at its largest, lies above `failing`.
+        """The largest probability of at most this many mistakes, minus `failing`.
 
-        F of mean `given_away` does best on 0 and one other value i: it then gains Pr(i mistakes fewer would do) / i.
+        The worst F of mean `given_away` has only the values 0 and some i, and adds Pr(i fewer mistakes suffice) / i.
         """
         log_pmf = log_ways + wrong_guesses * log_expit(-epsilon) + (guesses - wrong_guesses) * log_expit(epsilon)
         gain = (np.cumsum(np.exp(log_pmf)) / spread).max()

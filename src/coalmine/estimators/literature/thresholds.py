@@ -1,4 +1,4 @@
-"""Threshold tests on two sets of scores: what most published estimators look at."""
+"""Threshold tests on two sets of scores, which most published estimators are based on."""
 
 from collections.abc import Sequence
 
@@ -6,14 +6,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import betainccinv
 
-from coalmine.checks import Floats, finite_array
+from coalmine.checks import Floats, WrongTypeError, finite_array
 from coalmine.estimators.bounds import score_array
 
 Counts = npt.NDArray[np.int64]
 
 
 def sorted_scores(observed: npt.ArrayLike, unobserved: npt.ArrayLike) -> tuple[Floats, Floats]:
-    """Both sets of scores in ascending order, refused unless each has at least ten finite numbers."""
+    """Both sets of scores in ascending order, rejected unless each has at least ten finite numbers."""
     return np.sort(score_array("observed", observed)), np.sort(score_array("unobserved", unobserved))
 
 
@@ -21,21 +21,20 @@ def score_tables(name: str, given: Sequence[npt.ArrayLike], *, fewest: int = 1) 
     """Scores with a row for each of several runs, checkpoints or rounds: equally many rows on both sides."""
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         came = f"{len(given)} things" if isinstance(given, (tuple, list)) else type(given).__name__
-        raise ValueError(f"{name} must be a pair of tables, observed and unobserved scores, got {came}")
+        raise WrongTypeError(f"{name} must be a pair of tables, observed and unobserved scores, got {came}")
     observed, unobserved = given
     tables = []
     for side, scores in (("observed", observed), ("unobserved", unobserved)):
         table = finite_array(f"{name}: {side} scores", scores)
         if table.ndim != 2 or table.shape[1] < fewest:
             raise ValueError(
-                f"{name}: {side} scores must be a table, a row each and at least {fewest} scores a row, "
-                f"got shape {table.shape}"
+                f"{name}: {side} scores must be a table with at least {fewest} scores per row, got shape {table.shape}"
             )
         tables.append(table)
     if tables[0].shape[0] != tables[1].shape[0]:
         raise ValueError(
-            f"{name}: both tables must have as many rows, got {tables[0].shape[0]} observed and {tables[1].shape[0]} "
-            "unobserved"
+            f"{name}: both tables must have the same number of rows, got {tables[0].shape[0]} observed and "
+            f"{tables[1].shape[0]} unobserved"
         )
     return tables[0], tables[1]
 
@@ -43,7 +42,7 @@ def score_tables(name: str, given: Sequence[npt.ArrayLike], *, fewest: int = 1) 
 def error_counts(observed: Floats, unobserved: Floats) -> tuple[Counts, Counts]:
     """False negatives and false positives of "observed if the score is at least t", t each observed score; both sorted.
 
-    Thresholds other than the observed scores need no look: moved up to the next one, neither count grows.
+    Only observed scores are tried as thresholds: moving another threshold up to the next score increases neither count.
     """
     false_negatives = np.searchsorted(observed, observed)
     false_positives = unobserved.size - np.searchsorted(unobserved, observed)

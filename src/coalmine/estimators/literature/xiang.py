@@ -5,8 +5,8 @@ trade-off function the privacy loss of each canary has a known law; its absolute
 value ℓ the guess is mistaken with probability 1 / (1 + e^ℓ). So the mistakes among the r most confident of n guesses
 have a known law as well. Here the trade-off function is the Gaussian one, and the law is evaluated exactly.
 
-This takes the canaries to leak independently. It is no bound for every mechanism with that trade-off function: if one
-draw of ℓ is shared by all canaries, each has the same privacy as before, and the value errs in a quarter of runs or
+This assumes that canaries leak independently. It is not a bound for every mechanism with that trade-off function: if all
+canaries share one draw of ℓ, each has the same privacy as before, but the value is too large in a quarter of the runs or
 more.
 """
 
@@ -21,7 +21,7 @@ from scipy.special import betaincc, betainccinv, betaincinv, log_ndtr, ndtr, xlo
 from coalmine.checks import Floats, unit_interval
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.estimators.literature.guesses import FIXED_HALVES, checked_counts, fair_halves, mistakes_by_confidence
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.literature_row import LiteratureRow
 
 REFERENCE = "Xiang et al. 2025, arXiv 2509.08704"
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(64)
@@ -33,7 +33,7 @@ def xiang_row(
 ) -> LiteratureRow:
     """The more confident half of the guesses, or all of them, Bonferroni over the two.
 
-    A half is the best number where little leaks, all are where much does. A bound if the mechanism is Gaussian and the
+    Half of the guesses work best if little leaks, all of them if much does. A bound if the mechanism is Gaussian and the
     canaries leak independently.
     """
     delta, failing = unit_interval("delta", delta), (1 - unit_interval("confidence", confidence)) / 2
@@ -119,7 +119,7 @@ def _log_densities(y: Floats, mu: float) -> tuple[Floats, Floats]:
 
 
 def _distance(share: float, mu: float) -> float:
-    """The distance beyond which lies `share` of the law, to six digits: it only limits an integral."""
+    """The distance beyond which lies `share` of the law, to six digits, as a limit of integration."""
 
     def excess(y: float) -> float:
         return math.erfc((y - mu / 2) / math.sqrt(2)) + math.erfc((y + mu / 2) / math.sqrt(2)) - 2 * share

@@ -1,8 +1,8 @@
 """Zanella-Béguelin et al. 2023 (arXiv 2206.05199): epsilon's posterior from the joint posterior of the two error rates.
 
-With Jeffreys' prior the rates of one threshold test are, after the scores were seen, independent Beta variables, and a
-test with rates (FNR, FPR) shows the epsilon of the smallest (epsilon, delta) region that holds it, on either side of
-FNR + FPR = 1. The posterior mass of that region is a smooth integral: Gauss-Legendre, no random numbers.
+With Jeffreys' prior, the posterior rates of one threshold test are independent Beta variables. A test with rates
+(FNR, FPR) has the epsilon of the smallest (epsilon, delta) region that contains it, on either side of FNR + FPR = 1. The
+posterior mass of that region is a smooth integral, computed by Gauss-Legendre quadrature without random numbers.
 """
 
 import math
@@ -15,13 +15,13 @@ from scipy.optimize import brentq
 from scipy.special import betainc, betaln, xlog1py, xlogy
 
 from coalmine.checks import Floats, unit_interval, whole_number
-from coalmine.estimators.literature.row import LiteratureRow
+from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import Counts, error_counts, sorted_scores
 from coalmine.estimators.rates import epsilon_from_rates
 
 FINE, COARSE = 96, 24  # nodes where both sides have as many scores
 COARSE_ERROR = 5e-3  # of a probability, at most
-REACH = 5.5  # times 1/√n: a posterior's mass beyond so far from its mode is below e^-30
+REACH = 5.5  # times 1/√n: the posterior mass beyond this distance from the mode is below e^-30
 CLOSE = 1e-9  # to which epsilon is solved for
 Rule = tuple[Floats, Floats]
 
@@ -29,9 +29,9 @@ Rule = tuple[Floats, Floats]
 def zanella_beguelin_row(
     observed: npt.ArrayLike, unobserved: npt.ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> LiteratureRow:
-    """The lower end of epsilon's one-sided credible interval, at the threshold where it is largest: no bound.
+    """The lower end of epsilon's one-sided credible interval, at the threshold where it is largest: not a bound.
 
-    Below-chance tests count as leaks too, so the interval never reaches 0, not even when nothing leaks.
+    Tests below chance count as leaks too, so the interval never contains 0, not even when nothing leaks.
     """
     present, absent = sorted_scores(observed, unobserved)
     failing = 1 - unit_interval("confidence", confidence)
@@ -54,7 +54,7 @@ def zanella_beguelin_row(
 def posterior_epsilon(
     false_negatives: int, count: int, false_positives: int, unobserved: int, *, delta: float, quantile: float
 ) -> float:
-    """A quantile of epsilon's posterior at one threshold, by its numbers of errors among so many scores."""
+    """A quantile of epsilon's posterior at one threshold, from the numbers of errors and of scores."""
     failing, delta = unit_interval("quantile", quantile), unit_interval("delta", delta)
     counts = [
         whole_number("count", count, minimum=1),
@@ -96,7 +96,7 @@ def _rule(nodes: int, count: int, unobserved: int) -> Rule:
 
 
 def _mass_below(epsilon: float, fn: Floats, tp: Floats, fp: Floats, tn: Floats, delta: float, rule: Rule) -> Floats:
-    """The mass of rates too good for (epsilon, delta): under the line through (0, 1 - delta), or under its mirror image.
+    """The mass of rates that (epsilon, delta) rules out: under the line through (0, 1 - delta), or under its mirror image.
 
     The two lines meet at rates equal to `corner`: the square up to it, and beside and above the square one line each.
     """
@@ -142,7 +142,7 @@ def _quantile(fn: int, count: int, fp: int, unobserved: int, delta: float, level
 
 
 def _largest_quantile(fn: Counts, count: int, fp: Counts, unobserved: int, delta: float, level: float) -> float:
-    """The largest over thresholds: the farthest above the best one so far is solved, until none is left above it."""
+    """The largest quantile over thresholds: solve for the most promising one until no other lies above the best."""
 
     def left(nodes: int, margin: float) -> Floats:
         nonlocal fn, fp

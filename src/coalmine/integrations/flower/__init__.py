@@ -2,9 +2,9 @@
 
 | canaries | clients | the server | audits also |
 |---|---|---|---|
-| are clients | `mods=[..., canary_mod]` | `AuditedStrategy(mode="client")`, `observer` | clip and noise of clients |
-| take the place of clients' replies | as ever | `AuditedStrategy(mode="replace")` | |
-| come beside them | as ever | `AuditedStrategy(mode="extra")` | |
+| are clients | `mods=[..., canary_mod]` | `audited(..., mode="client")`, `Observer` | clip and noise of clients |
+| take the place of clients' replies | unchanged | `audited(..., mode="replace")` | |
+| come beside them | unchanged | `audited(..., mode="extra")` | |
 """
 
 try:
@@ -12,11 +12,8 @@ try:
 except ImportError as error:
     raise ImportError("auditing Flower needs: pip install 'coalmine[flower]'") from error
 
-from coalmine.audit.audit import Audit
-from coalmine.integrations.flower.announcement import Announcement
-from coalmine.integrations.flower.audited import audited
-from coalmine.integrations.flower.mod import canary_mod
-from coalmine.integrations.flower.observer import Observer, observer
-from coalmine.integrations.flower.strategy import AuditedStrategy
+from coalmine.integrations.flower.canary_clients import Announcement, canary_mod
+from coalmine.integrations.flower.observer import Observer
+from coalmine.integrations.flower.strategy import AuditedStrategy, audited
 
-__all__ = ["Announcement", "Audit", "AuditedStrategy", "Observer", "audited", "canary_mod", "observer"]
+__all__ = ["Announcement", "AuditedStrategy", "Observer", "audited", "canary_mod"]

@@ -1,70 +1,173 @@
-"""An `evaluate_fn` that observes every global model: for strategies and workflows of their own, SecAgg+ among them."""
+"""The audit of a sequence of global models, and an `evaluate_fn` that makes one where the strategy cannot be wrapped."""
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from flwr.app import Array
 
 from coalmine.audit.audit import Audit
 from coalmine.audit.result import AuditResult
+from coalmine.audit.schedule import Indices
 from coalmine.audit.verdict import Claim
 from coalmine.checks import whole_number
-from coalmine.integrations.checks import nonnegative, positive
-from coalmine.integrations.flower.announcement import Announcement, checked_partitions, checked_seed
-from coalmine.integrations.flower.layout import Layout, as_record
-from coalmine.integrations.flower.recorder import Recorder, logger
+from coalmine.integrations.flower.arrays import Layout, Row, as_record, load_row, save_row
+from coalmine.integrations.flower.canary_clients import Announcement, checked_partitions, checked_seed
 from coalmine.integrations.flower.scope import UNKNOWN_TO_OBSERVER, observer_items
+from coalmine.integrations.journal import Journal
+from coalmine.integrations.setup import CLIP_SCALE, nonnegative, positive, refuse_finished
+
+logger = logging.getLogger("flwr.coalmine")  # shown where Flower shows its own
+INITIAL, FINAL = "audit/initial.npy", "model.npy"
 
 
-def observer(
-    audit: Audit,
-    evaluate_fn: Callable[..., Any] | None = None,
-    *,
-    clip_norm: float | None = None,
-    participants: int | None = None,
-    noise_multiplier: float | None = None,
-    present: Callable[[int], Iterable[int]] | None = None,
-) -> "Observer":
+class Recorder:
+    """Follows the global model from round to round. Rounds are counted on from where the audit's directory ends."""
+
+    def __init__(self, audit: Audit, initial: Mapping[str, Array], config: Mapping[str, Any]) -> None:
+        refuse_finished(audit)
+        self.audit = audit
+        self.layout = Layout.of(initial)
+        if self.layout.dim != audit.settings.dim:
+            raise ValueError(
+                f"the audit must have dim = {self.layout.dim}, as many as the model has fractional numbers, got {audit!r}"
+            )
+        self._journal = Journal(audit, config)
+        self.first_failure: str | None = None  # why the first reply that failed did so
+        self._before = audit.last_round
+        self.current = self.layout.row(initial)
+        self._initial = self._first_model()
+        self._tally: dict[str, int] = {}
+        self._accuracy: float | None = None
+        if audit.directory is not None and self._before:
+            self._count(audit.directory.read_metrics())
+
+    def number(self, server_round: int) -> int:
+        """The audit's number of a round that Flower counts from 1 after every start."""
+        return self._before + server_round
+
+    def observe(
+        self,
+        server_round: int,
+        model: Mapping[str, Array] | None,
+        present: Indices,
+        *,
+        clear: bool = True,
+        others: Row | None = None,
+        noise_std: float | None = None,
+        canary_norm: float | None = None,
+        scale: float = 1.0,
+        **counts: Any,
+    ) -> None:
+        """Record a round's new model. Without one, or if it is not `clear` who took part, the round counts as skipped.
+
+        `canary_norm` is the length of a clipped canary in the new model, `scale` how many times too long canaries were when
+        they entered the clip; `counts` go into the metrics.
+        """
+        number = self.number(server_round)
+        new = self.current if model is None else self.layout.row(model)
+        delta = new - self.current if clear else np.zeros_like(new)
+        skipped = not delta.any()
+        if skipped:
+            others = None
+        self.audit.observe_round(
+            number, delta, present=present, others=others, noise_std=noise_std, clip_norm=canary_norm, scale=scale
+        )
+        self.current = new
+        line = {"skipped": int(skipped), **counts}
+        self._journal.add_round(number, canaries=len(present), **line)
+        self._count([line])
+
+    def add_accuracy(self, server_round: int, value: float) -> None:
+        """Note the accuracy that the user's own evaluation measured after a round."""
+        self._accuracy = value
+        self._journal.add_round(self.number(server_round), accuracy=value)
+
+    def finish(self, claim: Claim | float | None, *, noise_multiplier: float | None, **more: Any) -> AuditResult:
+        """Observe the final model, and return and write the result; `more` are further arguments of `Journal.finish`."""
+        self._check_that_training_moved()
+        self.audit.rewind_to(self.audit.last_round)  # forget the final model of an earlier call
+        self.audit.observe_final(self.current, initial=self._initial)
+        if self.audit.directory is not None:
+            save_row(self.audit.directory.path / FINAL, self.current)
+        if any(self._tally.values()):
+            counts = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in self._tally.items())
+            logger.warning("the audit missed something: %s", counts)
+        known: dict[str, Any] = {"missed": dict(self._tally)}
+        if noise_multiplier is not None:
+            known["noise_multiplier"] = noise_multiplier
+        if self._accuracy is not None:
+            known["accuracy"] = self._accuracy
+        return self._journal.finish(claim, noise=noise_multiplier, **known, **more)
+
+    def _check_that_training_moved(self) -> None:
+        """Refuse to finish where no round changed the model; the reason of the first failed reply says why."""
+        if not np.array_equal(self.current, self._initial):
+            return
+        rounds = len(self.audit.log.numbers)
+        if rounds == 0:
+            raise ValueError("an audit needs at least one round, got none: start() with num_rounds of 1 or more")
+        why = self.first_failure or "look for errors in the clients' logs"
+        raise ValueError(f"every round was skipped ({rounds} of {rounds}), so there is nothing to audit: {why}")
+
+    def _first_model(self) -> Row:
+        """The model before round 1, from the directory where the server was restarted."""
+        if self.audit.directory is None:
+            return self.current
+        path = self.audit.directory.path / INITIAL
+        if self._before and path.exists():
+            return load_row(path, self.current)
+        save_row(path, self.current)
+        return self.current
+
+    def _count(self, lines: list[dict[str, Any]]) -> None:
+        for line in lines:
+            for name in ("skipped", "failed", "missing", "lost_canaries"):
+                self._tally[name] = self._tally.get(name, 0) + int(line.get(name, 0))
+
+
+class Observer:
     """An `evaluate_fn` for `Strategy.start`, or for a legacy strategy, that observes the model and then calls the user's.
 
     It sees models and nothing else. It warns of buffers, but cannot warn of unequal weights or of strategies that drop
     canaries. `present` returns the canaries of a round, counted from 1. The default is the audit's schedule if it has
     `rounds`, else all canaries in every round; that holds if every node has one canary, trains in every round and never
-    fails. Where nodes are sampled or may fail, use AuditedStrategy, which reads the canaries from the replies. With
+    fails. Where nodes are sampled or may fail, use `audited`, which reads the canaries from the replies. With
     `clip_norm`, `participants` (the number of updates that a round averages) and `noise_multiplier` the noise is gauged
-    too: its std is then noise_multiplier·clip_norm/participants.
+    too: its std is then noise_multiplier·clip_norm/participants. After training, call `audit.finish`. It takes `claim`, by
+    default that of the noise multiplier, and `task`, the name of what was trained.
     """
-    if noise_multiplier is not None and (clip_norm is None or participants is None):
-        raise ValueError("a noise_multiplier needs clip_norm and participants too, for they make the noise's std")
-    return Observer(audit, evaluate_fn, clip_norm, participants, noise_multiplier, present)
-
-
-class Observer:
-    """What `observer` returns. Call `finish` after training."""
 
     def __init__(
         self,
         audit: Audit,
-        evaluate_fn: Callable[..., Any] | None,
-        clip_norm: float | None,
-        participants: int | None,
-        noise_multiplier: float | None,
-        present: Callable[[int], Iterable[int]] | None,
+        evaluate_fn: Callable[..., Any] | None = None,
+        *,
+        clip_norm: float | None = None,
+        participants: int | None = None,
+        noise_multiplier: float | None = None,
+        present: Callable[[int], Iterable[int]] | None = None,
     ) -> None:
-        self._audit, self._evaluate = audit, evaluate_fn
+        if noise_multiplier is not None and (clip_norm is None or participants is None):
+            raise ValueError(
+                "noise_multiplier needs clip_norm and participants too: the noise's std follows from all three"
+            )
+        self.audit, self._evaluate = audit, evaluate_fn
         self._clip_norm = None if clip_norm is None else positive("clip_norm", clip_norm)
         self._participants = None if participants is None else whole_number("participants", participants, minimum=1)
         self._noise = None if noise_multiplier is None else nonnegative("noise_multiplier", noise_multiplier)
         self._present = present or self._default_present
         self._scale = 1.0
         self._recorder: Recorder | None = None
+        audit.finish_with(self._finish)
 
     def announce(
         self,
         initial: Any,
         *,
         seed: int | bytes | None = None,
-        scale: float = 10.0,
+        scale: float | None = None,
         canary_partitions: Iterable[int] | None = None,
     ) -> dict[str, Any]:
         """Entries for the train config, from which `canary_mod` knows what to send.
@@ -73,14 +176,14 @@ class Observer:
         A node with several canaries needs 'server-round' in the train config too.
         """
         if self._clip_norm is None:
-            raise ValueError("canaries are as long as the clip allows: give observer(..., clip_norm=)")
-        self._scale = positive("scale", scale)
+            raise ValueError("a canary is as long as the clip norm: give Observer(..., clip_norm=)")
+        self._scale = positive("scale", CLIP_SCALE if scale is None else scale)
         return Announcement.of(
-            self._audit,
+            self.audit,
             clip_norm=self._clip_norm,
             scale=self._scale,
             left_out=Layout.of(as_record(initial)).left_out,
-            seed=checked_seed(self._audit, seed),
+            seed=checked_seed(self.audit, seed),
             partitions=checked_partitions(canary_partitions),
         ).to_config()
 
@@ -90,9 +193,9 @@ class Observer:
             config = {
                 "trainer": "flower",
                 "privacy": {"clip_norm": self._clip_norm or 0.0, "noise_multiplier": self._noise or 0.0},
-                "canaries": {"count": self._audit.settings.canaries, "mode": "observer"},
+                "canaries": {"count": self.audit.settings.canaries, "mode": "observer"},
             }
-            self._recorder = Recorder(self._audit, model, config)
+            self._recorder = Recorder(self.audit, model, config)
             for text in self._recorder.layout.warnings:
                 logger.warning("%s", text)
         if server_round > 0:
@@ -110,8 +213,7 @@ class Observer:
             )
         return None if self._evaluate is None else self._evaluate(server_round, arrays, *rest)
 
-    def finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
-        """Observe the final model and return what was found; in a run directory, write it too, under the task's name."""
+    def _finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
         if self._recorder is None:
             raise ValueError("nothing was observed; was this observer given to start() as evaluate_fn?")
         warnings = [*self._recorder.layout.warnings, f"known-others was left out: {UNKNOWN_TO_OBSERVER}"]
@@ -120,6 +222,6 @@ class Observer:
         return self._recorder.finish(claim, noise_multiplier=self._noise, task=task, audited=items, warnings=warnings)
 
     def _default_present(self, round_number: int) -> Iterable[int]:
-        if self._audit.settings.rounds is not None:
-            return [int(index) for index in self._audit.canaries_in_round(round_number)]
-        return range(self._audit.settings.canaries)
+        if self.audit.settings.rounds is not None:
+            return [int(index) for index in self.audit.canaries_in_round(round_number)]
+        return range(self.audit.settings.canaries)

@@ -1,38 +1,36 @@
-"""The server's side: a strategy around the user's own that adds canaries, or reads them from replies, and observes."""
+"""The server's side: a strategy around the user's own that adds canaries, or reads them from replies, and observes.
 
-import logging
+`audited` makes one.
+"""
+
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import (
-    Bulyan,
-    FedAvg,
-    FedMedian,
-    FedTrimmedAvg,
-    Krum,
-    MultiKrum,
-    QFedAvg,
-    Result,
-    Strategy,
-)
+from flwr.serverapp.strategy import Bulyan, FedAvg, FedMedian, FedTrimmedAvg, Krum, MultiKrum, QFedAvg, Result, Strategy
 
 from coalmine.audit.audit import Audit
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
 from coalmine.audit.verdict import Claim
-from coalmine.integrations.checks import nonnegative, positive
-from coalmine.integrations.flower.announcement import PREFIX, REPLY, Announcement, checked_partitions, checked_seed
-from coalmine.integrations.flower.checkpoint import load_checkpoint, save_checkpoint
-from coalmine.integrations.flower.designation import Designation, Nodes
-from coalmine.integrations.flower.frozen import FrozenArrays
-from coalmine.integrations.flower.layout import Row, as_record
-from coalmine.integrations.flower.recorder import Recorder, refuse_finished
+from coalmine.checks import shown
+from coalmine.integrations.flower.arrays import FrozenArrays, Layout, Row, as_record, load_checkpoint, save_checkpoint
+from coalmine.integrations.flower.canary_clients import (
+    PREFIX,
+    REPLY,
+    Announcement,
+    Designation,
+    Nodes,
+    checked_partitions,
+    checked_seed,
+)
+from coalmine.integrations.flower.observer import Recorder, logger
 from coalmine.integrations.flower.scope import (
     CLIENT_CLIP,
     SAMPLER,
@@ -43,16 +41,51 @@ from coalmine.integrations.flower.scope import (
     tensors_item,
     weights_item,
 )
+from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, nonnegative, positive, refuse_finished, set_up_audit
 
-logger = logging.getLogger("flwr.coalmine")  # shown where Flower shows its own
 Mode = Literal["client", "replace", "extra"]
 DROPPING = (Krum, MultiKrum, Bulyan, FedTrimmedAvg, FedMedian, QFedAvg)
-BEFORE_CLIP = 10.0
 LONGEST_REASON = 400  # characters of a failed reply's reason
 NO_CANARY = (
     "no reply says that it is a canary, so none takes part: clients need canary_mod, last in their mods, and canary-id, "
     "canary_partitions or canary_nodes must name some of them"
 )
+
+
+def audited(
+    strategy: Strategy,
+    model: Any = None,
+    *,
+    mode: Mode = "client",
+    canaries: int | range | None = None,
+    unobserved: int | None = None,
+    seed: int | bytes | None = None,
+    seed_file: Path | str | None = None,
+    delta: float | None = None,
+    directory: Path | str | None = None,
+    audit: Audit | None = None,
+    scale: float | None = None,
+    **settings: Any,
+) -> "AuditedStrategy":
+    """The strategy in an `AuditedStrategy`, whose `audit` is made for the model that training starts from.
+
+    `model` is that model: an ArrayRecord, a torch Module or a state_dict. Each of its floating-point arrays gets a noise
+    gauge of its own. `canaries` is how many there are, or, in mode "client", the partition ids that are canaries in a
+    simulation. Give either `seed` or `seed_file`. In mode "client" a `seed` is announced to all clients. The seed in a
+    `seed_file` is announced to nobody: each canary node reads its own copy, `coalmine-seed-file` in its node config.
+    `unobserved`, `delta` and `directory` are those of `Audit`. An `audit` of your own takes the place of all of them, and
+    of the model; its seed may be given too, to be announced. `mode`, `scale` and `settings` are those of AuditedStrategy.
+    """
+    if not isinstance(strategy, Strategy):
+        raise TypeError(f"strategy must be a strategy of flwr.serverapp, got {shown(strategy)}")
+    if isinstance(canaries, range):
+        settings["canary_partitions"] = canaries
+        canaries = len(canaries)
+    layers = None if model is None else Layout.of(as_record(model)).layers
+    making: AuditSettings = {"canaries": canaries, "unobserved": unobserved, "delta": delta, "directory": directory}
+    making |= {"seed": seed if audit is None else None, "seed_file": seed_file, "audit": audit}
+    announced = seed if mode == "client" or audit is not None else None
+    return AuditedStrategy(strategy, set_up_audit(layers, **making), mode, seed=announced, scale=scale, **settings)
 
 
 @dataclass(frozen=True)
@@ -83,14 +116,18 @@ class AuditedStrategy(Strategy):
     updates, `noise_multiplier`. `scale` is how many times too long canaries are before a clip that they go through: 10, or
     1 where there is none. With `known_others` the server adds up the real updates for the rung of that name, which reads
     every reply once more. If the audit has a directory, a restarted ServerApp resumes after the last complete round. A
-    directory that holds a finished run is refused.
+    directory that holds a finished run is rejected.
+
+    `strategy.audit.finish` observes the final model and takes `claim` and `task`, the name of what was trained. The default
+    claim is that of the noise multiplier, for a client that takes part as often as the canaries did. Where clients weigh
+    differently, the claim is for the heaviest client.
     """
 
     def __init__(
         self,
         strategy: Strategy,
         audit: Audit,
-        mode: Mode = "replace",
+        mode: Mode = "client",
         *,
         canary_nodes: Nodes | None = None,
         canary_partitions: Iterable[int] | None = None,
@@ -136,8 +173,9 @@ class AuditedStrategy(Strategy):
         self._ratio = WeightRatio()
         self._frozen: FrozenArrays | None = None
         self._check_strategy()
+        audit.finish_with(self._finish)
 
-    # What the server is asked
+    # What Flower calls
 
     def start(
         self,
@@ -238,7 +276,7 @@ class AuditedStrategy(Strategy):
         logger.info("audited: %d canaries, mode %s", self.audit.settings.canaries, self.mode)
         self.strategy.summary()
 
-    # What the user asks
+    # The result
 
     @property
     def noise_multiplier(self) -> float | None:
@@ -247,12 +285,7 @@ class AuditedStrategy(Strategy):
             return self._given_noise
         return float(self._private.noise_multiplier)
 
-    def finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
-        """Observe the final model and return the result; in a run directory, write it too, under the task's name.
-
-        The default claim is that of the noise multiplier, for a client that takes part as often as the canaries did. Where
-        clients weigh differently, the claim is for the heaviest client.
-        """
+    def _finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
         if self._recorder is None:
             raise ValueError("there is nothing to finish: start() comes first")
         explained = self._canary_reported or self._failures
@@ -274,7 +307,7 @@ class AuditedStrategy(Strategy):
             claim,
             noise_multiplier=self.noise_multiplier,
             task=task,
-            heaviest=self._ratio.to_heaviest,
+            weight=self._ratio.to_heaviest,
             audited=self.audited_items(),
             warnings=list(self._warned),
             **more,
@@ -612,7 +645,7 @@ def _scale(given: float | None, mode: Mode, private: Any) -> float:
     if given is not None:
         return positive("scale", given)
     clipped = isinstance(private, SERVER_CLIP) or (mode == "client" and isinstance(private, CLIENT_CLIP))
-    return BEFORE_CLIP if clipped else 1.0
+    return CLIP_SCALE if clipped else 1.0
 
 
 def _weight_counts(weights: list[float], own: list[float]) -> dict[str, float]:

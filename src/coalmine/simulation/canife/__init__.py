@@ -1,14 +1,12 @@
 """CANIFE (Maddock et al. 2023, arXiv 2210.02912): canaries that are samples, crafted for one model and one round.
 
-The second way to make a canary. A random unit vector is nearly orthogonal to every gradient by itself; a sample is not,
-so one is looked for whose gradient is. Everything here works on several models of one architecture at once, one for
-each run of a study.
+A random unit vector is nearly orthogonal to every gradient by itself; a sample is not, so CANIFE optimises one whose
+gradient is. Everything here works on several models of one architecture at once, one for each run of a study.
 """
 
-from coalmine.simulation.canife.design import CraftedCanaries, craft_canaries, interference
+from coalmine.simulation.canife.crafting import CanifeSettings, CraftedCanaries, craft_canaries, interference
 from coalmine.simulation.canife.gradients import Gradients, SampleGradients, sample_gradients
-from coalmine.simulation.canife.rounds import drawn, mock_scores, noisy_sums, softened
-from coalmine.simulation.canife.settings import CanifeSettings
+from coalmine.simulation.canife.mock_rounds import mock_scores, noisy_sums, sample_batch, softened
 
 __all__ = [
     "CanifeSettings",
@@ -16,10 +14,10 @@ __all__ = [
     "Gradients",
     "SampleGradients",
     "craft_canaries",
-    "drawn",
     "interference",
     "mock_scores",
     "noisy_sums",
+    "sample_batch",
     "sample_gradients",
     "softened",
 ]

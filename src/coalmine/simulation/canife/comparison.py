@@ -1,6 +1,6 @@
-"""DP-SGD of several runs side by side, audited both ways: by crafted canaries, and by random ones as in the paper.
+"""DP-SGD of several runs in parallel, audited by crafted canaries and by random ones as in the paper.
 
-All runs are one batch of models, which is what makes 50 of them a matter of a minute on a GPU.
+All runs are one batch of models, so that 50 of them take about a minute on a GPU.
 """
 
 import math
@@ -14,23 +14,22 @@ import torch
 from torch import Tensor
 
 from coalmine.checks import Floats, one_number, whole_number
-from coalmine.simulation.canife.design import craft_canaries, interference
+from coalmine.simulation.canife.crafting import CanifeSettings, craft_canaries, interference
 from coalmine.simulation.canife.gradients import sample_gradients
-from coalmine.simulation.canife.rounds import drawn, mock_scores, softened
-from coalmine.simulation.canife.settings import CanifeSettings
+from coalmine.simulation.canife.mock_rounds import mock_scores, sample_batch, softened
 from coalmine.simulation.clipping import clip_factors
-from coalmine.simulation.models.base import accuracy
+from coalmine.simulation.models.model import accuracy
 from coalmine.simulation.randomness import numpy_stream, torch_stream
 from coalmine.simulation.tasks.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What is trained: `runs` models, with as many unobserved canaries as observed ones.
+    """The settings of a comparison: `runs` models, with as many unobserved canaries as observed ones.
 
     Every example comes once, in shuffled order, and every canary in one round drawn at random, on top of the batch. The
-    learning rate and the momentum are ours: the paper states none. With momentum, canaries are looked for in what the
-    model moves by, as Section 5.3 has it. `crafted` False leaves CANIFE out.
+    learning rate and the momentum are ours: the paper states none. With momentum, cosines are with the step of the
+    model, as in Section 5.3. `crafted` False leaves CANIFE out.
     """
 
     runs: int = 50
@@ -53,7 +52,7 @@ class Comparison:
             raise ValueError(f"momentum must lie in [0, 1), got {self.momentum}")
 
     def epoch(self, examples: int) -> int:
-        """The rounds of this comparison over so many examples."""
+        """The number of rounds over this many examples."""
         epoch = -(-examples // self.crafting.batch_size)
         if self.rounds is not None and self.rounds > epoch:
             raise ValueError(f"rounds must be at most {epoch}, one epoch, got {self.rounds}")
@@ -62,7 +61,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What the runs left: arrays that begin with the number of runs."""
+    """The results of the runs: arrays whose first axis is the run."""
 
     crafted_observed: Floats  # runs × audited rounds × scores
     crafted_unobserved: Floats
@@ -83,9 +82,9 @@ class Trained:
 def train(
     task: Task, plan: Comparison, *, device: str = "cpu", progress: Callable[[int, int], None] | None = None
 ) -> Trained:
-    """Every run of the comparison, audited by both kinds of canary. On a CPU it takes one thread.
+    """Every run of the comparison, audited by both kinds of canary. On a CPU it uses one thread.
 
-    Two threads wait for each other at its many small products, and take longer.
+    Its products are so small that two threads would take longer.
     """
     start, threads = time.monotonic(), torch.get_num_threads()
     torch.set_num_threads(1)
@@ -103,7 +102,7 @@ def train(
 
 
 class _Study:
-    """The models of all runs, on their way through one epoch."""
+    """The models of all runs and their audits, during one epoch."""
 
     def __init__(self, task: Task, plan: Comparison, device: torch.device) -> None:
         self.plan, self.settings, self.task = plan, plan.crafting, task.to(str(device))
@@ -132,7 +131,7 @@ class _Study:
         self.audits: list[dict[str, Tensor]] = []
 
     def train_round(self, round_number: int) -> None:
-        """One step of DP-SGD of every run, and what its delta says of each canary."""
+        """One step of DP-SGD of every run, and the cosine of its delta with each canary."""
         plan, settings = self.plan, self.settings
         start = (round_number - 1) * settings.batch_size
         index = self.orders[:, start : start + settings.batch_size]
@@ -153,7 +152,7 @@ class _Study:
         self.vectors += plan.learning_rate / settings.batch_size * self.velocity
 
     def _score_known(self, real: Tensor, total: Tensor, of_run: Tensor, present: Any, sent: Tensor) -> None:
-        """What somebody sees who knows the round and everybody else's part of it."""
+        """The cosines for an attacker who knows the round and all other updates."""
         canaries_sum = torch.zeros_like(total).index_add_(0, of_run, sent)
         alone = (total - real - canaries_sum)[of_run] + sent  # less everybody else, canaries too
         own = (alone * sent).sum(dim=1) / (alone.norm(dim=1) * sent.norm(dim=1))
@@ -174,7 +173,7 @@ class _Study:
         sample, label = self.held_out.inputs[first], self.held_out.labels[first]
         canaries = craft_canaries(self.gradients, self.vectors, pool, sample=sample, label=label, settings=settings)
         before = self.gradients(self.vectors, sample.unsqueeze(1), label.unsqueeze(1))
-        batch = drawn(self.examples, (self.plan.runs, settings.pool_size), stream)
+        batch = sample_batch(self.examples, (self.plan.runs, settings.pool_size), stream)
         trained_on = self.gradients(self.vectors, *batch)
         observed, unobserved = mock_scores(self.gradients, self.vectors, canaries, self.examples, settings, stream)
         self.audits.append(

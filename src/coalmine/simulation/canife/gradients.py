@@ -1,4 +1,4 @@
-"""Gradients of single samples at several models at once, and the three things that crafting and auditing ask of them.
+"""Gradients of single samples at several models at once: their norms, inner products and weighted sums.
 
 Shapes begin with the number of models, then the number of samples of each. A gradient of dense layers is a sum of
 outer products, so its norm, its product with another and a weighted sum of many need no gradient written out: for the
@@ -31,10 +31,6 @@ class Gradients(Protocol):
         """models × dim: the samples' gradients times their weights, added up."""
         ...
 
-    def detached(self) -> Self:
-        """The same, as numbers that nothing is differentiated through."""
-        ...
-
 
 SampleGradients = Callable[[Tensor, Tensor, Tensor], Gradients]
 
@@ -63,9 +59,6 @@ class Rows:
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return torch.bmm(weights.unsqueeze(1), self.rows).squeeze(1)
-
-    def detached(self) -> "Rows":
-        return Rows(self.rows.detach())
 
 
 @dataclass(frozen=True)
@@ -101,9 +94,6 @@ class Factors:
             weighted = slope * weights.unsqueeze(2)
             pieces += [torch.bmm(layer.transpose(1, 2), weighted).flatten(start_dim=1), weighted.sum(dim=1)]
         return torch.cat(pieces, dim=1)
-
-    def detached(self) -> "Factors":
-        return Factors(tuple(layer.detach() for layer in self.inputs), tuple(slope.detach() for slope in self.slopes))
 
 
 def _written_out(model: Model) -> SampleGradients:

@@ -1,19 +1,23 @@
-"""How the clients of a round are trained: together or one by one, whichever is faster for the model and the device."""
+"""Engines train the clients of a round, together or one by one, whichever is faster for the model and the device.
 
-from coalmine.simulation.engines.base import ClientSettings, Engine, Examples
-from coalmine.simulation.engines.convolutional import convolutional_step
-from coalmine.simulation.engines.dense import DenseTogether
-from coalmine.simulation.engines.one_by_one import OneByOne, autograd_step
-from coalmine.simulation.engines.per_example import PerExample
-from coalmine.simulation.engines.pictures import PicturesTogether
-from coalmine.simulation.engines.processes import Processes
-from coalmine.simulation.engines.text import TextTogether
-from coalmine.simulation.engines.vectorized import VectorizedTogether
+`plain` is the readable reference; `fast` holds hand-written versions for the paper's models.
+"""
+
+from coalmine.simulation.engines.fast.cnn_clients import CnnTogether
+from coalmine.simulation.engines.fast.cnn_step import convolutional_step
+from coalmine.simulation.engines.fast.dense_clients import DenseTogether
+from coalmine.simulation.engines.fast.lstm_clients import LstmTogether
+from coalmine.simulation.engines.fast.processes import Processes
+from coalmine.simulation.engines.plain.dp_sgd import PerExample
+from coalmine.simulation.engines.plain.engine import ClientSettings, Engine, Examples
+from coalmine.simulation.engines.plain.one_by_one import OneByOne, autograd_step
+from coalmine.simulation.engines.plain.vectorized import VectorizedTogether
 from coalmine.simulation.models import Convolutional, Model, Recurrent
 
 __all__ = ["ClientSettings", "Engine", "Examples", "client_engine", "example_engine"]
 
 ENGINES = ("auto", "together", "one-by-one")
+PRECISIONS = ("auto", "fp32", "tf32")
 
 
 def client_engine(
@@ -26,10 +30,10 @@ def client_engine(
     workers: int = 1,
     precision: str = "fp32",
 ) -> Engine:
-    """The engine of this name; "auto" takes the one that was measured faster (benchmarks/engine.py).
+    """The engine of this name; "auto" is the one measured to be faster (benchmarks/engine.py).
 
     Dense layers train together anywhere and everything trains together on a GPU; convolutions on a CPU are faster one
-    by one, in a process for each worker where there are several. `memory_limit` is in GiB.
+    by one, with several workers each in its own process. `memory_limit` is in GiB.
     """
     if name not in ENGINES:
         raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {name!r}")
@@ -39,9 +43,9 @@ def client_engine(
     if name == "together" and model.layers:
         return DenseTogether(model, examples, client, memory_limit=memory_limit)
     if name == "together" and isinstance(model.structure, Recurrent):
-        return TextTogether(model, examples, client, memory_limit=memory_limit, precision=precision)
+        return LstmTogether(model, examples, client, memory_limit=memory_limit, precision=precision)
     if name == "together" and isinstance(model.structure, Convolutional):
-        return PicturesTogether(model, examples, client, memory_limit=memory_limit, precision=precision)
+        return CnnTogether(model, examples, client, memory_limit=memory_limit, precision=precision)
     if name == "together":
         return VectorizedTogether(model, examples, client, memory_limit=memory_limit)
     step = convolutional_step if on_cpu and isinstance(model.structure, Convolutional) else autograd_step

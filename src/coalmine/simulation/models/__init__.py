@@ -1,8 +1,9 @@
-"""The models, each with exactly the parameters of the one it is named after."""
+"""The models, each with exactly the parameters of its original."""
 
 import re
 
-from coalmine.simulation.models.base import (
+from coalmine.simulation.models.architectures import character_lstm, cnn_dropout, mlp, recurrent, word_lstm
+from coalmine.simulation.models.model import (
     Convolutional,
     Dropout,
     Masks,
@@ -11,9 +12,6 @@ from coalmine.simulation.models.base import (
     Recurrent,
     accuracy,
 )
-from coalmine.simulation.models.convolutional import cnn_dropout, cnn_fedavg
-from coalmine.simulation.models.dense import mlp
-from coalmine.simulation.models.recurrent import character_lstm, recurrent, word_lstm
 
 __all__ = [
     "Convolutional",
@@ -25,7 +23,6 @@ __all__ = [
     "accuracy",
     "character_lstm",
     "cnn_dropout",
-    "cnn_fedavg",
     "mlp",
     "model_by_name",
     "recurrent",
@@ -34,11 +31,11 @@ __all__ = [
 
 
 def model_by_name(name: str) -> Model:
-    """The model that has this name, which says all there is to say of it."""
+    """The model of this name; the name determines it completely."""
     if match := re.fullmatch(r"mlp((?:-[1-9]\d*){2,})", name):
         return mlp(*map(int, match[1].split("-")[1:]))
-    if match := re.fullmatch(r"(cnn-dropout|cnn-fedavg|word-lstm)-([1-9]\d*)", name):
-        return {"cnn-dropout": cnn_dropout, "cnn-fedavg": cnn_fedavg, "word-lstm": word_lstm}[match[1]](int(match[2]))
+    if match := re.fullmatch(r"(cnn-dropout|word-lstm)-([1-9]\d*)", name):
+        return {"cnn-dropout": cnn_dropout, "word-lstm": word_lstm}[match[1]](int(match[2]))
     if name == "character-lstm":
         return character_lstm()
     raise ValueError(f"model must be like mlp-64-128-10, cnn-dropout-10 or word-lstm-10000, got {name!r}")

@@ -1,21 +1,17 @@
-"""The tasks: data of real people and things, split over clients, and the model that learns them."""
+"""The tasks: a data set, its split over clients, and the model."""
 
 import os
 from pathlib import Path
 
 from coalmine.data.folders import data_folder
 from coalmine.simulation.population import VirtualClients
-from coalmine.simulation.tasks.digits import digits
-from coalmine.simulation.tasks.emnist import emnist, emnist_digits
-from coalmine.simulation.tasks.mnist import fashion_mnist, mnist_by_writer
-from coalmine.simulation.tasks.shakespeare import shakespeare
-from coalmine.simulation.tasks.stackexchange import stackexchange
-from coalmine.simulation.tasks.stackoverflow import stackoverflow
+from coalmine.simulation.tasks.image_tasks import digits, emnist, emnist_digits, fashion_mnist, mnist_by_writer
 from coalmine.simulation.tasks.task import Task
+from coalmine.simulation.tasks.text_tasks import shakespeare, stackexchange, stackoverflow
 
 __all__ = ["TASKS", "Task", "load_task"]
 
-# What reads a task's files, and the folder that they lie in.
+# The function that reads a task's files, and their folder.
 _READERS = {
     "mnist-by-writer": (mnist_by_writer, "mnist-by-writer"),
     "fashion-mnist": (fashion_mnist, "fashion-mnist"),
@@ -29,10 +25,10 @@ TASKS = ("digits", *_READERS)
 
 
 def load_task(name: str, *, clients: int | None = None, data_dir: Path | None = None) -> Task:
-    """The task of this name, over its own clients or over `clients` of them.
+    """The task of this name, with its own clients or with `clients` virtual ones.
 
-    Where there are more clients than the task has of its own, they are virtual: each draws its examples from the pool by
-    its number, and none is stored. `data_dir` defaults to the folder that COALMINE_DATA_DIR names, or to the one into
+    A virtual client samples its examples from the pool by its index, so nothing is stored. There must be at least as many
+    as the task has clients. `data_dir` defaults to the folder that COALMINE_DATA_DIR names, or to the one into
     which `coalmine data get` puts what it fetches.
     """
     if name not in TASKS:
@@ -42,7 +38,7 @@ def load_task(name: str, *, clients: int | None = None, data_dir: Path | None = 
     if clients is None or clients == own:
         return task
     if clients < own:
-        raise ValueError(f"task {name} has {own} clients, which cannot be made {clients}: ask for {own} or more")
+        raise ValueError(f"task {name} has {own} clients, so task.clients must be at least {own}, got {clients}")
     return task.with_population(VirtualClients(clients, len(task.train), max(1, len(task.train) // own), seed=0))
 
 

@@ -1,4 +1,4 @@
-"""Arrays that are worked out once from large files, then mapped from disk: what is not looked at costs no memory."""
+"""Arrays computed once from large files, then memory-mapped from disk: unread parts use no memory."""
 
 import hashlib
 import json
@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,9 +16,10 @@ import numpy as np
 import torch
 
 from coalmine.data.folders import cache_folder
+from coalmine.simulation.population import Indices
 
-VERSION = 1  # of what lies in the folder; counted up, everything is worked out again
-HASHED = 64 << 20  # files up to this size are told apart by all they hold, larger ones by their ends
+VERSION = 1  # of the cache; raising it rebuilds everything
+HASHED = 64 << 20  # files up to this size are hashed completely, larger ones at their ends
 LARGE = 10**9
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class Writer:
         self._hashes: dict[str, Any] = {}
 
     def append(self, name: str, rows: "np.ndarray[Any, np.dtype[Any]]") -> None:
-        """Add rows to the array of this name; all of them have one type and one shape."""
+        """Add rows to the array of this name; all must have the same type and shape."""
         if name not in self._files:
             self._files[name] = (self._folder / f"{name}.bin").open("wb")
             self._kinds[name] = (rows.dtype, rows.shape[1:])
@@ -53,7 +54,7 @@ class Writer:
         self._rows[name] += len(rows)
 
     def finish(self) -> None:
-        """Write what is left, and what everything is."""
+        """Flush the arrays and write their index."""
         index = {}
         for name, file in self._files.items():
             file.flush()
@@ -73,10 +74,10 @@ class Writer:
 
 
 def cached_arrays(recipe: str, sources: Sequence[Path], build: Callable[[Writer], None]) -> Arrays:
-    """The arrays that `build` makes of the sources, made now or before, as read-only maps of files.
+    """The arrays that `build` makes from the sources, built now or read from the cache, as read-only memory maps.
 
-    They are made again when a source has another size, date or content, or when VERSION or the recipe, which names the
-    way they are made, has changed. Killed in the middle, nothing is left that a later call would take for whole.
+    They are rebuilt when a source's size, date or content, VERSION, or the recipe's name has changed. A process that is
+    killed leaves nothing that a later call would take for complete.
     """
     folder = cache_folder()
     entry = folder / f"{recipe}-{_key(recipe, sources)}"
@@ -93,6 +94,25 @@ def cached_arrays(recipe: str, sources: Sequence[Path], build: Callable[[Writer]
         ) from None
 
 
+def write_clients(writer: Writer, clients: Iterable[Arrays], *, source: Path) -> None:
+    """Append every client's arrays, and as `starts` where each client begins; clients without examples are left out."""
+    starts = [0]
+    for arrays in clients:
+        count = len(next(iter(arrays.values())))
+        if count:
+            for name, rows in arrays.items():
+                writer.append(name, rows)
+            starts.append(starts[-1] + count)
+    if len(starts) == 1:
+        raise ValueError(f"{source} has no examples")
+    writer.append("starts", np.array(starts, dtype=np.int64))
+
+
+def starts_of(arrays: Arrays) -> Indices:
+    """Where each client's examples start, in memory."""
+    return np.array(arrays["starts"], dtype=np.int64)
+
+
 def _made(entry: Path, sources: Sequence[Path], build: Callable[[Writer], None]) -> Arrays:
     size = sum(source.stat().st_size for source in sources)
     log.log(
@@ -102,7 +122,7 @@ def _made(entry: Path, sources: Sequence[Path], build: Callable[[Writer], None])
         entry,
     )
     draft = entry.with_name(f".{entry.name}.new")
-    shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed: the lock is ours
+    shutil.rmtree(draft, ignore_errors=True)  # left by a killed process: we hold the lock
     draft.mkdir()
     writer = Writer(draft)
     try:
@@ -120,14 +140,14 @@ def _made(entry: Path, sources: Sequence[Path], build: Callable[[Writer], None])
 
 
 def _opened(entry: Path) -> Arrays | None:
-    """The arrays of an entry, or None where it is not there or not whole."""
+    """The arrays of an entry, or None where it is missing or incomplete."""
     if not entry.is_dir():
         return None
     try:
         index = json.loads((entry / "index.json").read_text(encoding="utf-8"))
         return {name: _mapped(entry / f"{name}.bin", **kind) for name, kind in index.items()}
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        log.warning("%s is damaged (%s) and is made again", entry, error)
+        log.warning("%s is damaged (%s) and is rebuilt", entry, error)
         return None
 
 
@@ -151,7 +171,7 @@ def _key(recipe: str, sources: Sequence[Path]) -> str:
 
 
 def fingerprint(path: Path) -> tuple[int, int, str]:
-    """Size, date in nanoseconds, and sha256 of a file: of all it holds, or of its first and last MiB if it is large."""
+    """Size, date in nanoseconds, and sha256 of a file; of a large file, of its first and last MiB."""
     about = path.stat()
     digest = hashlib.sha256()
     with path.open("rb") as file:
@@ -166,10 +186,10 @@ def fingerprint(path: Path) -> tuple[int, int, str]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process at a time: a second one waits, then finds what the first has made."""
+    """Hold a lock: a second process waits, then finds what the first has built."""
     try:
         import fcntl
-    except ImportError:  # not to be had on Windows
+    except ImportError:  # not available on Windows
         yield
         return
     with path.open("ab") as held:
@@ -182,7 +202,7 @@ def _below(filename: Any, folder: Path) -> bool:
 
 
 def tensor(array: "np.ndarray[Any, np.dtype[Any]]") -> torch.Tensor:
-    """A tensor over the same memory as the array. Nobody writes to examples, so it may be a read-only map."""
+    """A tensor over the same memory as the array, which may be read-only, since examples are never written."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
         return torch.from_numpy(array)

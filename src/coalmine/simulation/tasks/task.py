@@ -1,18 +1,19 @@
-"""What a task is."""
+"""A task: a data set split over clients, and its model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from coalmine.simulation.engines.base import Examples
+from coalmine.simulation.engines.plain.engine import Examples
 from coalmine.simulation.models import Model
 from coalmine.simulation.population import Population
 
 
 @dataclass(frozen=True)
 class Task:
-    """Examples to learn from and to be tested on, who has which, and the model.
+    """Training and test examples, the clients who own them, and the model.
 
-    Examples of text are rows of symbols in 16 bits. `unscored_labels` are those that accuracy leaves out; `title` is what
-    results call the data, which says where it stands in for something else.
+    Text examples are rows of 16-bit symbols. Accuracy leaves out `unscored_labels`; `title` is what results call the data.
     """
 
     name: str
@@ -28,3 +29,11 @@ class Task:
 
     def to(self, device: str) -> "Task":
         return replace(self, train=self.train.to(device), test=self.test.to(device))
+
+
+def missing_files(folder: Path, names: Sequence[str], dataset: str) -> FileNotFoundError:
+    """The error that says which files a task could read, and how to get them."""
+    return FileNotFoundError(
+        f"{folder} holds none of {', '.join(names)}: `coalmine data get {dataset}`, or name the folder above by --data-dir "
+        "(docs/data.md)"
+    )

@@ -1,20 +1,24 @@
-"""Files of TensorFlow Federated and of fedjax, read one client at a time and without either of them.
+"""Files of TensorFlow Federated, read one client at a time and without TensorFlow.
 
-Three formats hold the same: for each client arrays with one entry for each example. HDF5 is that of TensorFlow Federated
-before April 2021, SQLite with a protobuf for each example its later one, and fedjax has its own SQLite.
+Two formats hold the same data: for each client, arrays with one entry per example. TensorFlow Federated used HDF5 before
+April 2021, and SQLite with one protobuf per example since then.
 """
 
 import sqlite3
 import struct
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
 import numpy as np
 
+from coalmine.simulation.population import Indices
+from coalmine.simulation.randomness import numpy_stream
+
+TEST_EXAMPLES = 10_000
 Values = Any  # an array of numbers, or a list of bytes
 
 
@@ -32,6 +36,56 @@ class ClientFile(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class Split:
+    """The file that holds the training or the test part of a data set, and the function that opens it."""
+
+    path: Path
+    open: Callable[[], ClientFile]
+
+    def read(self, *features: str) -> Iterator[tuple[str, dict[str, Values]]]:
+        """Each client's id and features, clients in the order of their ids."""
+        with closing(self.open()) as file:
+            for client in file.clients():
+                yield client, file.read(client, features)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """File names of a data set, training before test."""
+
+    hdf5: tuple[str, str]
+    sqlite: str
+    sqlite_splits: tuple[str, str]
+
+
+def find_splits(folder: Path, names: Names) -> tuple[Split, Split] | None:
+    """The training and the test split, from HDF5 files or else from SQLite; None where the folder has neither."""
+    if all((folder / name).is_file() for name in names.hdf5):
+        train, test = (folder / name for name in names.hdf5)
+        return Split(train, lambda: Hdf5Clients(train)), Split(test, lambda: Hdf5Clients(test))
+    if (path := folder / names.sqlite).is_file():
+        first, second = names.sqlite_splits
+        return Split(path, lambda: SqliteClients(path, first)), Split(path, lambda: SqliteClients(path, second))
+    if (path := folder / f"{names.sqlite}.lzma").is_file():
+        raise ValueError(f"{path} is still packed: unpack it to {names.sqlite} (`xz --format=lzma --decompress` does)")
+    return None
+
+
+def order_of_tests(clients: int) -> Indices:
+    """The order in which test clients are taken until there are enough examples, the same in every run."""
+    return numpy_stream(0, "test clients").permutation(clients).astype(np.int64)
+
+
+def chosen_for_tests(starts: Indices) -> Indices:
+    """Indices of the first 10,000 examples of the test clients in that order."""
+    order = order_of_tests(len(starts) - 1)
+    sizes = np.diff(starts)[order]
+    enough = int(np.searchsorted(np.cumsum(sizes), TEST_EXAMPLES)) + 1
+    chosen = [np.arange(starts[client], starts[client + 1]) for client in order[:enough].tolist()]
+    return np.concatenate([np.arange(0), *chosen])[:TEST_EXAMPLES]
+
+
 class Hdf5Clients:
     """examples/CLIENT/FEATURE, the first axis being the example."""
 
@@ -44,10 +98,10 @@ class Hdf5Clients:
         try:
             self._file = h5py.File(path, "r")
         except OSError as error:
-            raise ValueError(f"{path} is no whole HDF5 file ({error})") from None
+            raise ValueError(f"{path} is not a complete HDF5 file ({error})") from None
         if not isinstance(self._file.get("examples"), h5py.Group):
             self._file.close()
-            raise ValueError(f"{path} has no group `examples`, so it is not of TensorFlow Federated")
+            raise ValueError(f"{path} has no group `examples`, so it is not a file of TensorFlow Federated")
 
     def clients(self) -> list[str]:
         return sorted(self._file["examples"])
@@ -68,7 +122,7 @@ class Hdf5Clients:
 
 
 class SqliteClients:
-    """A row of `examples` for each example of each split: a tf.train.Example; `client_metadata` says who there is."""
+    """A row of `examples` for each example of each split: a tf.train.Example; `client_metadata` lists the clients."""
 
     def __init__(self, path: Path, split: str) -> None:
         self.path, self.split = path, split
@@ -99,37 +153,10 @@ class SqliteClients:
         self._database.close()
 
 
-class FedjaxClients:
-    """A row of `federated_data` for each client: a dict of arrays, packed by msgpack and zlib."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._database = _database(path, "federated_data")
-
-    def clients(self) -> list[str]:
-        with _named_errors(self.path):
-            found = self._database.execute("SELECT client_id FROM federated_data").fetchall()
-        return sorted(bytes(client).decode("latin-1") for (client,) in found)
-
-    def read(self, client: str, features: Sequence[str]) -> dict[str, Values]:
-        query = "SELECT data FROM federated_data WHERE client_id = ?"
-        with _named_errors(self.path, f" at client {client}"):
-            (blob,) = self._database.execute(query, (client.encode("latin-1"),)).fetchone()
-            arrays = read_msgpack(zlib.decompress(blob))
-        missing = [feature for feature in features if feature not in arrays]
-        if missing:
-            raise ValueError(f"{self.path}: client {client} has no {missing[0]}, but {', '.join(arrays)}")
-        found = {feature: _plain(arrays[feature]) for feature in features}
-        return _same_length(found, f"{self.path}: client {client}")
-
-    def close(self) -> None:
-        self._database.close()
-
-
 def _database(path: Path, *tables: str) -> sqlite3.Connection:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not there")
-    # Immutable: it may lie on a medium where SQLite could not write its lock.
+    # Immutable, since SQLite cannot write a lock on a read-only medium.
     database = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True)
     try:
         with _named_errors(path):
@@ -147,7 +174,7 @@ def _database(path: Path, *tables: str) -> sqlite3.Connection:
 def _named_errors(path: Path, where: str = "") -> Iterator[None]:
     try:
         yield
-    except (sqlite3.Error, zlib.error, ValueError) as error:
+    except (sqlite3.Error, ValueError) as error:
         raise ValueError(f"{path} is damaged{where} ({error})") from None
 
 
@@ -167,7 +194,7 @@ def _same_length(found: dict[str, Values], where: str) -> dict[str, Values]:
 
 
 def _stacked(values: list[Values]) -> Values:
-    """What all examples hold: texts as a list, single numbers as an array of them, several as a row for each."""
+    """The values of all examples: texts as a list, single numbers as an array, several numbers as rows."""
     if not values or isinstance(values[0], bytes):
         return values
     array = np.stack(values)
@@ -206,7 +233,7 @@ def _example(blob: bytes, wanted: Mapping[bytes, str]) -> dict[str, Values]:
 
 
 def _may_be_wanted(blob: bytes, start: int, wanted: Mapping[bytes, str]) -> bool:
-    """False where an entry begins, as all do that are known, with a short name that is none of those."""
+    """False if an entry begins with a short name, as all known ones do, that is not wanted."""
     head = blob[start : start + 2]
     if len(head) < 2 or head[0] != 0x0A or head[1] > 127:
         return True
@@ -289,84 +316,3 @@ def _varint(blob: bytes, place: int, end: int) -> tuple[int, int]:
             return number & 0xFFFF_FFFF_FFFF_FFFF, place
         shift += 7
     raise ValueError("a protobuf ends too early")
-
-
-# msgpack, as much of it as fedjax writes: maps, lists, texts, whole numbers, and two extensions that are arrays.
-
-NUMBERS, TEXTS = 1, 4
-
-
-def read_msgpack(blob: bytes) -> Mapping[str, Values]:
-    """The dict of arrays that fedjax packed."""
-    try:
-        found, place = _unpacked(blob, 0)
-    except (TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"a msgpack is damaged ({error})") from None
-    if place != len(blob) or not isinstance(found, dict):
-        raise ValueError("a client must be one dict of arrays")
-    return {name.decode("latin-1") if isinstance(name, bytes) else str(name): array for name, array in found.items()}
-
-
-def _unpacked(blob: bytes, place: int) -> tuple[Any, int]:
-    code, place = _number(blob, place, 1), place + 1
-    if code < 0x80 or code >= 0xE0:
-        return code if code < 0x80 else code - 256, place
-    if code < 0x90 or code in (0xDE, 0xDF):
-        count, place = (code & 15, place) if code < 0x90 else _counted(blob, place, 2 << (code - 0xDE))
-        entries, place = _several(blob, place, 2 * count)
-        return dict(zip(entries[::2], entries[1::2], strict=True)), place
-    if code < 0xA0 or code in (0xDC, 0xDD):
-        count, place = (code & 15, place) if code < 0xA0 else _counted(blob, place, 2 << (code - 0xDC))
-        return _several(blob, place, count)
-    if code < 0xC0:
-        return _taken(blob, place, code & 31)
-    if 0xC4 <= code <= 0xC6:
-        size, place = _counted(blob, place, 1 << (code - 0xC4))
-        return _taken(blob, place, size)
-    if 0xD9 <= code <= 0xDB:
-        size, place = _counted(blob, place, 1 << (code - 0xD9))
-        return _taken(blob, place, size)
-    if 0xCC <= code <= 0xD3:
-        width = 1 << ((code - 0xCC) & 3)
-        number, place = _counted(blob, place, width)
-        return number - (1 << 8 * width) if code >= 0xD0 and number >> (8 * width - 1) else number, place
-    if 0xC7 <= code <= 0xC9 or 0xD4 <= code <= 0xD8:
-        size, place = _counted(blob, place, 1 << (code - 0xC7)) if code <= 0xC9 else (1 << (code - 0xD4), place)
-        kind, place = _counted(blob, place, 1)
-        content, place = _taken(blob, place, size)
-        return _array(kind, content), place
-    raise ValueError(f"msgpack code {code:#x} is none that fedjax writes")
-
-
-def _several(blob: bytes, place: int, count: int) -> tuple[list[Any], int]:
-    items = []
-    for _ in range(count):
-        item, place = _unpacked(blob, place)
-        items.append(item)
-    return items, place
-
-
-def _taken(blob: bytes, place: int, size: int) -> tuple[bytes, int]:
-    if place + size > len(blob):
-        raise ValueError("a msgpack ends too early")
-    return blob[place : place + size], place + size
-
-
-def _number(blob: bytes, place: int, size: int) -> int:
-    return int.from_bytes(_taken(blob, place, size)[0], "big")
-
-
-def _counted(blob: bytes, place: int, size: int) -> tuple[int, int]:
-    return _number(blob, place, size), place + size
-
-
-def _array(kind: int, content: bytes) -> Values:
-    parts, _ = _unpacked(content, 0)
-    if kind == NUMBERS and isinstance(parts, list) and len(parts) == 3:
-        shape, name, values = parts
-        if name not in (b"float32", b"float64", b"int32", b"int64", b"uint8"):
-            raise ValueError(f"arrays must hold numbers, got {name!r}")
-        return np.frombuffer(values, dtype=np.dtype(name.decode()).newbyteorder("<")).reshape(shape)
-    if kind == TEXTS and isinstance(parts, list) and len(parts) == 2:
-        return np.array(parts[1], dtype=object)
-    raise ValueError(f"msgpack extension {kind} is none that fedjax writes")

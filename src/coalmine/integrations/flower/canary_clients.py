@@ -1,0 +1,324 @@
+"""Clients that are canaries: how a client learns that it is one, which one it is in a round, and the mod that sends it."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message
+
+from coalmine.audit.audit import Audit
+from coalmine.canaries import RotatedCanaries, SphereCanaries
+from coalmine.checks import one_number, shown, whole_number
+from coalmine.integrations.flower.arrays import Layout
+from coalmine.storage.files import write_atomically
+from coalmine.storage.record import Commitment, Settings
+from coalmine.storage.seed_file import read_seed
+
+if TYPE_CHECKING:
+    from flwr.clientapp.typing import ClientAppCallable
+
+PREFIX = "coalmine-"
+REPLY = "coalmine"  # the record in which a canary tells the server which one it is
+ASSIGNED = "audit/nodes.json"
+PART = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
+Nodes = float | Mapping[int, int | Iterable[int]]
+
+
+def canary_mod(message: Message, context: Context, call_next: "ClientAppCallable") -> Message:
+    """Send a canary in the place of a designated client's update, and tell the server which one; others train as ever.
+
+    Put it last in `mods`, so that clipping, local noise and secure aggregation treat a canary as any client's update. A
+    designated client trains too, so its reply has every record and metric that the strategy expects.
+    """
+    config = next((c for c in message.content.config_records.values() if PREFIX + "dim" in c), None)
+    if config is None or not message.metadata.message_type.startswith("train"):
+        return call_next(message, context)
+    announcement = Announcement.from_config(config)
+    index = announcement.index_of(config, context.node_config)
+    if index is None:
+        return call_next(message, context)
+    (received,) = message.content.array_records.values()
+    layout = Layout.of(received, announcement.left_out)
+    if layout.dim != announcement.dim:
+        raise ValueError(f"the audit is of {announcement.dim} numbers, but this model has {layout.dim}")
+    seed = announcement.seed_for(context.node_config)
+    update = announcement.update(index, seed, np.empty(0, layout.dtype))
+    sent = layout.moved(received, update)  # before the client trains, which may be in place
+    reply = call_next(message, context)
+    if reply.has_error():
+        return reply
+    (name,) = reply.content.array_records
+    reply.content[name] = sent
+    reply.content[REPLY] = ConfigRecord({"canary": index})
+    return reply
+
+
+@dataclass(frozen=True, kw_only=True)
+class Announcement:
+    """How to be a canary: send an update of `scale` times the clip norm, in the arrays that are not `left_out`.
+
+    `seed` generates the canaries. It is a secret, so omit it where canary nodes read it from a file (`coalmine-seed-file` in
+    their node config). `partitions`, first and past the last, are the partition ids that are canaries, in order. `record`
+    holds the audit's settings and its commitment. It is public, and a node uses it to check that its seed is the audit's.
+    `round_number` decides which of its canaries a node is, where it has several.
+    """
+
+    canaries: int
+    dim: int
+    kind: str
+    clip_norm: float
+    scale: float
+    left_out: tuple[str, ...] = ()
+    seed: int | bytes | None = None
+    partitions: tuple[int, int] | None = None
+    record: tuple[Settings, Commitment] | None = None
+    round_number: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        audit: Audit,
+        *,
+        clip_norm: float,
+        scale: float,
+        left_out: tuple[str, ...],
+        seed: int | bytes | None,
+        partitions: range | None,
+        round_number: int | None = None,
+    ) -> "Announcement":
+        """How to be one of the audit's canaries."""
+        settings = audit.settings
+        return cls(
+            canaries=settings.canaries,
+            dim=settings.dim,
+            kind=settings.kind,
+            clip_norm=clip_norm,
+            scale=scale,
+            left_out=left_out,
+            seed=seed,
+            partitions=None if partitions is None else (partitions.start, partitions.stop),
+            record=(settings, audit.commitment),
+            round_number=round_number,
+        )
+
+    def to_config(self) -> dict[str, Any]:
+        """Entries for a ConfigRecord: no lists, which the legacy API refuses."""
+        entries: dict[str, Any] = {
+            "canaries": self.canaries,
+            "dim": self.dim,
+            "kind": self.kind,
+            "clip-norm": self.clip_norm,
+            "scale": self.scale,
+            "left-out": json.dumps(self.left_out),
+        }
+        if self.seed is not None:
+            entries["seed"] = self.seed if isinstance(self.seed, bytes) else str(self.seed)
+        if self.partitions is not None:
+            entries["partitions"] = json.dumps(self.partitions)
+        if self.round_number is not None:
+            entries["round"] = self.round_number
+        if self.record is not None:
+            settings, commitment = self.record
+            entries["record"] = json.dumps({"settings": settings.to_dict(), "commitment": vars(commitment)})
+        return {PREFIX + name: value for name, value in entries.items()}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "Announcement":
+        """The inverse."""
+
+        def told(name: str) -> Any:
+            return config.get(PREFIX + name)
+
+        seed, partitions = told("seed"), json.loads(told("partitions") or "null")
+        number = told("round")
+        record = json.loads(told("record") or "null")
+        return cls(
+            canaries=int(told("canaries")),
+            dim=int(told("dim")),
+            kind=str(told("kind")),
+            clip_norm=float(told("clip-norm")),
+            scale=float(told("scale")),
+            left_out=tuple(json.loads(told("left-out"))),
+            seed=int(seed) if isinstance(seed, str) else seed,
+            partitions=None if partitions is None else (int(partitions[0]), int(partitions[1])),
+            record=record and (Settings.from_dict(record["settings"]), Commitment(**record["commitment"])),
+            round_number=None if number is None else int(number),
+        )
+
+    def index_of(self, config: Mapping[str, Any], node: Mapping[str, Any]) -> int | None:
+        """Which canary a node is in this round, None for a real client.
+
+        The server's choice comes first, then `canary-id` in the node config, then the partition id.
+        """
+        named = config.get(PREFIX + "canary", node.get("canary-id"))
+        if named is not None:
+            canaries = parse_canaries(named, count=self.canaries)
+            if len(canaries) == 1:
+                return canaries[0]
+            number = self.round_number or config.get("server-round")
+            if number is None:
+                raise ValueError(
+                    "a node with several canaries must know the round: send 'server-round' in the train config, or give "
+                    "the node one canary-id"
+                )
+            return canary_in_round(canaries, int(number))
+        partition = node.get("partition-id")
+        if partition is None or self.partitions is None:
+            return None
+        index = int(partition) - self.partitions[0]
+        return index if 0 <= index < min(self.canaries, self.partitions[1] - self.partitions[0]) else None
+
+    def seed_for(self, node: Mapping[str, Any]) -> int | bytes:
+        """The seed in the node's own file, else the announced one; refused where it is not the audit's seed."""
+        path = node.get(PREFIX + "seed-file")
+        if path is None:
+            if self.seed is None:
+                raise ValueError(
+                    "a canary needs the seed: set coalmine-seed-file='...' in its --node-config, or let the server "
+                    "announce it (seed= instead of seed_file=)"
+                )
+            return self.seed
+        seed = read_seed(Path(str(path)))
+        if self.record is None:
+            return seed
+        settings, commitment = self.record
+        if commitment.opens_to(seed, settings):
+            return seed
+        if commitment.opens_to(Path(str(path)).read_bytes(), settings):
+            raise ValueError(
+                f"seed file {path} must be read in the same way everywhere, but the server's audit took its raw bytes: use "
+                "audited(seed_file=...) or coalmine.read_seed there"
+            )
+        raise ValueError(
+            f"seed file {path} must hold the seed of the server's audit, got another: copy the server's file"
+        )
+
+    def update(self, index: int, seed: int | bytes | SupportsIndex, like: Any) -> Any:
+        """Canary `index` as an update of a client."""
+        kind = RotatedCanaries if self.kind == "rotated" else SphereCanaries
+        return kind(self.canaries, self.dim, seed=seed).canary(index, like=like) * (self.clip_norm * self.scale)
+
+
+def checked_seed(audit: Audit, seed: int | bytes | None) -> int | bytes | None:
+    """The seed to announce, refused unless it is the audit's: the audit cannot detect canaries of another seed."""
+    if seed is not None and not audit.commitment.opens_to(seed, audit.settings):
+        raise ValueError("seed must be the one that the audit was made with, got another: give both the same")
+    return seed
+
+
+def checked_partitions(ids: Iterable[int] | None) -> range | None:
+    """The partition ids of canaries, refused unless they are consecutive: clients are sent only the two ends."""
+    if ids is None:
+        return None
+    if not isinstance(ids, Iterable):
+        raise ValueError(f"canary_partitions must be a range or a list of partition ids, got {shown(ids)}")
+    listed = [whole_number("a partition id in canary_partitions", each, minimum=0) for each in ids]
+    if not listed or listed != list(range(listed[0], listed[-1] + 1)):
+        raise ValueError(f"canary_partitions must be consecutive, and one at least, got {shown(ids)}")
+    return range(listed[0], listed[-1] + 1)
+
+
+class Designation:
+    """Canaries by node id: as named, or a fraction of the nodes by a hash of their ids, keyed by the audit's commitment.
+
+    A named node may have several canaries; it takes their roles in turn, one in each round. A designated node keeps its
+    canaries, also over a restart of the server where the audit has a directory. A node that returns under another id is
+    another node and may get the next canary, until all are assigned.
+    """
+
+    def __init__(self, audit: Audit, nodes: Nodes | None) -> None:
+        self._key = audit.commitment.sha256.encode()[:64]
+        self._canaries = audit.settings.canaries
+        self._path: Path | None = None
+        self._given: dict[int, tuple[int, ...]] = {}
+        self._fraction = 0.0
+        if isinstance(nodes, Mapping):
+            self._given = {int(node): _listed(canaries) for node, canaries in nodes.items()}
+            if not self._fits(self._given):
+                raise ValueError(f"canary_nodes must name different canaries of 0..{self._canaries - 1}, got {nodes}")
+        elif nodes is not None:
+            self._fraction = one_number("canary_nodes", nodes)
+            if not 0 < self._fraction <= 1:
+                raise ValueError(f"canary_nodes must be a fraction in (0, 1] or name nodes, got {self._fraction}")
+            self._path = None if audit.directory is None else audit.directory.path / ASSIGNED
+            if self._path is not None and self._path.exists():
+                self._given = self._read(self._path)
+
+    def index_of(self, node: int, round_number: int) -> int | None:
+        """The canary whose role a node takes in a round, None for a real client."""
+        if node not in self._given:
+            if len(self._given) >= self._canaries or self._share(node) >= self._fraction:
+                return None
+            self._given[node] = (len(self._given),)
+            if self._path is not None:
+                assigned = {node: index for node, (index,) in self._given.items()}
+                write_atomically(self._path, (json.dumps(assigned) + "\n").encode())
+        return canary_in_round(self._given[node], round_number)
+
+    def _read(self, path: Path) -> dict[int, tuple[int, ...]]:
+        """The canaries that were assigned before a restart."""
+        text = path.read_text(errors="replace")
+        given: dict[int, tuple[int, ...]] | None
+        try:
+            given = {int(node): (int(index),) for node, index in json.loads(text).items()}
+        except (ValueError, TypeError, AttributeError):
+            given = None
+        if given is None or not self._fits(given):
+            raise ValueError(
+                f"{path} must name different canaries of 0..{self._canaries - 1} by node, got {shown(text)}; "
+                "remove it to assign canaries to nodes anew"
+            )
+        return given
+
+    def _fits(self, given: Mapping[int, tuple[int, ...]]) -> bool:
+        """Whether every node has at least one canary, all are canaries of this audit, and none is assigned twice."""
+        indices = [index for canaries in given.values() for index in canaries]
+        different = len(set(indices)) == len(indices)
+        return different and all(given.values()) and all(0 <= index < self._canaries for index in indices)
+
+    def _share(self, node: int) -> float:
+        """A number in [0, 1) that is the node's own."""
+        digest = hashlib.blake2b(str(node).encode(), key=self._key, digest_size=8).digest()
+        return int.from_bytes(digest) / 2**64
+
+
+def _listed(canaries: int | Iterable[int]) -> tuple[int, ...]:
+    """One canary or several, as a tuple."""
+    listed = canaries if isinstance(canaries, Iterable) else [canaries]
+    return tuple(whole_number("a canary in canary_nodes", index, minimum=0) for index in listed)
+
+
+def canary_in_round(canaries: Sequence[int], round_number: int) -> int:
+    """The canary whose role a node takes in a round, counted from 1: the first in round 1, then the next, and so on.
+
+    >>> [canary_in_round([4, 5, 6], number) for number in (1, 2, 3, 4)]
+    [4, 5, 6, 4]
+    """
+    return canaries[(round_number - 1) % len(canaries)]
+
+
+def parse_canaries(value: object, *, count: int) -> tuple[int, ...]:
+    """The canaries that `canary-id` names in a node config: 3, "3", "0-49" or "0,7,20-29"; `count` is how many exist.
+
+    >>> parse_canaries("0-2,7", count=10)
+    (0, 1, 2, 7)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"canary-id must be a number or text such as '0-49' or '0,3,7', got {shown(value)}")
+    found: list[int] = []
+    for part in str(value).split(","):
+        match = PART.fullmatch(part)
+        if match is None:
+            raise ValueError(f"canary-id must be a number or text such as '0-49' or '0,3,7', got {shown(value)}")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not first <= last < count:
+            raise ValueError(f"canary-id must lie in 0..{count - 1}, got {part.strip()}")
+        found.extend(range(first, last + 1))
+    if len(set(found)) < len(found):
+        raise ValueError(f"canary-id must name each canary once, got {shown(value)}")
+    return tuple(found)

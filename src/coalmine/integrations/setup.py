@@ -1,0 +1,86 @@
+"""What every integration does before the first round: check its settings, and make the audit or take the user's own."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from coalmine.audit.audit import Audit, Seed
+from coalmine.checks import nonnegative_array, one_number, positive_array, shown
+from coalmine.storage.seed_file import read_seed
+
+CLIP_SCALE = 10.0  # canaries are this many times longer than the clip norm when they enter a clip
+
+
+def positive(name: str, value: float) -> float:
+    """`value` as a float, rejected unless it is finite and above 0."""
+    return float(positive_array(name, one_number(name, value)))
+
+
+def nonnegative(name: str, value: float) -> float:
+    """`value` as a float, rejected unless it is finite and at least 0."""
+    return float(nonnegative_array(name, one_number(name, value)))
+
+
+class AuditSettings(TypedDict, total=False):
+    """Keywords of every `audited`: those of `Audit`, the seed or the file that holds it, or an audit of your own."""
+
+    canaries: int | None
+    unobserved: int | None
+    seed: Seed | None
+    seed_file: Path | str | None
+    delta: float | None
+    directory: Path | str | None
+    audit: Audit | None
+
+
+def set_up_audit(layers: Sequence[tuple[str, int]] | None, **settings: Unpack[AuditSettings]) -> Audit:
+    """The user's own audit, or a new one with a noise gauge for each of the `layers`, names and sizes.
+
+    A finished audit is rejected, before anything is written. `layers` may be None if the audit is the user's own.
+    """
+    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    unknown = given.keys() - AuditSettings.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"audited() got an unexpected keyword argument {min(unknown)!r}")
+    audit = given.pop("audit", None)
+    if audit is None:
+        if not {"canaries", "delta"} <= given.keys():
+            raise TypeError("audited() needs canaries and delta, or an audit of your own: audit=")
+        if layers is None:
+            raise TypeError("audited() needs the model that is trained, or an audit of your own: audit=")
+        seed = read_secret(given.pop("seed", None), given.pop("seed_file", None))
+        if "directory" in given:
+            refuse_result(given["directory"])
+        return Audit(sum(size for _, size in layers), seed=seed, layers=layers, **given)
+    if not isinstance(audit, Audit):
+        raise TypeError(f"audit must be a coalmine.Audit, got {shown(audit)}")
+    if given:
+        raise ValueError(f"audit= is an audit with settings of its own, so omit {', '.join(given)}")
+    dim = audit.settings.dim if layers is None else sum(size for _, size in layers)
+    if audit.settings.dim != dim:
+        raise ValueError(f"the audit must have dim = {dim}, the number of the model's parameters, got {audit!r}")
+    refuse_finished(audit)
+    return audit
+
+
+def read_secret(seed: Seed | None, seed_file: Path | str | None) -> Seed:
+    """The seed as given or as it is in the file: exactly one of the two."""
+    if seed is not None and seed_file is None:
+        return seed
+    if seed_file is None or seed is not None:
+        raise ValueError(f"exactly one of seed and seed_file must be given, got {'both' if seed_file else 'neither'}")
+    return read_seed(seed_file)
+
+
+def refuse_finished(audit: Audit) -> None:
+    """Reject an audit that is finished: its next round would be an error in the middle of training."""
+    if audit.directory is not None:
+        refuse_result(audit.directory.path)
+    elif audit.log.final is not None:
+        raise ValueError("this audit has observed its final model: make a new one, or rewind_to an earlier round")
+
+
+def refuse_result(directory: Path | str) -> None:
+    """Reject a directory that holds a result, which says nothing about further rounds."""
+    if (Path(directory) / "result.json").exists():
+        raise ValueError(f"{directory} holds a finished audit: name another directory, or remove it")

@@ -1,0 +1,237 @@
+"""DP-FedAvg with canaries (Algorithms 2 and 3), and DP-SGD, which is the same with examples for clients."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coalmine.audit.audit import Audit
+from coalmine.canaries.rotation_numpy import stay_in_one_thread
+from coalmine.simulation.batches import draw_batches
+from coalmine.simulation.clipping import Clipping, clip_factors
+from coalmine.simulation.cohorts import Cohort, Cohorts
+from coalmine.simulation.config import RunConfig
+from coalmine.simulation.engines import Engine
+from coalmine.simulation.models import accuracy
+from coalmine.simulation.noise_addition import Noise, gaussian_noise, noise_of, noise_spread, noised_average
+from coalmine.simulation.population import Population, single_examples
+from coalmine.simulation.randomness import numpy_stream, torch_stream
+from coalmine.simulation.server_optimizer import ServerSettings, State, server_step
+from coalmine.simulation.tasks import Task
+
+
+def equal_weights(examples: Tensor) -> Tensor:
+    """The weight of each update in the sum: 1, whatever its client's number of examples."""
+    return torch.ones_like(examples, dtype=torch.float32)
+
+
+def clients_part(clients: Tensor, count: float) -> Tensor:
+    """The real clients' part of ρ̄, which an attacker who knows all other updates subtracts."""
+    return clients / count
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of a round that privacy depends on. A self-test replaces one of them by a faulty one."""
+
+    weigh: Callable[[Tensor], Tensor] = equal_weights
+    clip: Callable[[Tensor, float], Tensor] = clip_factors
+    noise: Callable[[float, Tensor, torch.Generator], Tensor] = gaussian_noise
+    aggregate: Callable[[Tensor, Tensor, Tensor, float, float], Tensor] = noised_average
+    others: Callable[[Tensor, float], Tensor] = clients_part
+    server_step: Callable[[Tensor, State, int, ServerSettings], Tensor] = server_step
+
+
+@dataclass
+class TrainingState:
+    """Everything the next round needs: the content of a checkpoint."""
+
+    round_number: int  # of the last finished round
+    model_vector: Tensor
+    server: State
+    clip_norm: float
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """Statistics of one round."""
+
+    round_number: int
+    clients: int
+    canaries: int
+    clip_norm: float
+    clipped_share: float  # of the real clients
+    accuracy: float | None
+
+
+class Training:
+    """The training loop: one round at a time, each a function of the state before it and of the config."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        task: Task,
+        engine: Engine,
+        cohorts: Cohorts,
+        audit: Audit,
+        steps: Steps | None = None,
+    ) -> None:
+        self.config, self.task, self.engine, self.cohorts, self.audit = config, task, engine, cohorts, audit
+        self.steps = steps or Steps()
+        self.population: Population = (
+            task.population if config.task.level == "client" else single_examples(len(task.train))
+        )
+        self.clipping: Clipping = config.privacy.clipping_of(cohorts.expected_size)
+        self.noise: Noise = noise_of(config.noise_law())
+        self._second: Any = None
+        self._thread: ThreadPoolExecutor | None = None
+
+    def initial_vector(self) -> Tensor:
+        """θ₀."""
+        vector = self.task.model.initial(torch_stream(self.config.seed, "initial model"))
+        return vector.to(self.config.engine.device)
+
+    def initial_state(self) -> TrainingState:
+        vector = self.initial_vector()
+        server = self.config.server.initial_state(len(vector), vector.device)
+        return TrainingState(0, vector, server, self.config.privacy.clip_norm)
+
+    def rounds(self, state: TrainingState) -> Iterator[RoundReport]:
+        """Run the remaining rounds; `state` is up to date when a round's report is yielded."""
+        while state.round_number < self.config.rounds:
+            yield self.round(state)
+
+    def round(self, state: TrainingState) -> RoundReport:
+        """One round: train, clip, sum, add canaries and noise, divide, record for the audit, step (Algorithm 3)."""
+        number, clip_norm = state.round_number + 1, state.clip_norm
+        cohort = self.cohorts.of_round(number)
+        count = float(len(cohort) or 1) if self.config.privacy.divide_by == "actual" else self.cohorts.expected_size
+        join = self._begin_beside(lambda: self._canaries_sum(state.model_vector, cohort, clip_norm))
+        clients, norms = self._clients_sum(state.model_vector, cohort, number, clip_norm)
+        canaries, canary_norms = join()
+        noise_std = self.clipping.update_noise_multiplier * clip_norm
+        noise = self._noise(number, noise_std, state.model_vector)
+        model_delta = self.steps.aggregate(clients, canaries, noise, count, clip_norm)
+        self.audit.observe_round(
+            number,
+            model_delta,
+            present=cohort.canaries,
+            others=self.steps.others(clients, count)
+            if noise_std
+            else None,  # without noise, an attacker who knows all other updates sees the canary exactly
+            noise_std=noise_std * noise_spread(self.noise.law, number) / count,
+            clip_norm=clip_norm / count,
+            scale=self.config.canaries.scale,
+        )
+        state.model_vector += self.steps.server_step(model_delta, state.server, number, self.config.server)
+        below = int((norms <= clip_norm).sum()) + int((canary_norms <= clip_norm).sum())
+        state.clip_norm = self.clipping.next_norm(
+            clip_norm, below, count, torch_stream(self.config.seed, "count", number)
+        )
+        state.round_number = number
+        return RoundReport(
+            round_number=number,
+            clients=len(cohort.clients),
+            canaries=len(cohort.canaries),
+            clip_norm=clip_norm,
+            clipped_share=float((norms > clip_norm).float().mean()) if len(norms) else 0.0,
+            accuracy=self._accuracy(state),
+        )
+
+    def _begin_beside(self, work: Callable[[], tuple[Tensor, Tensor]]) -> Callable[[], tuple[Tensor, Tensor]]:
+        """Do some work in parallel with the training, on a GPU's second stream or in a thread; call the result to join.
+
+        On a GPU the training is queued first, so that the GPU does not wait for the host to queue both. Models of dense
+        layers train too fast for a thread to pay off.
+        """
+        if torch.device(self.config.engine.device).type == "cuda":
+            return self._on_second_stream(work)
+        if self.task.model.layers:
+            return work
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "coalmine-canaries", initializer=stay_in_one_thread)
+        return self._thread.submit(work).result
+
+    def _on_second_stream(self, work: Callable[[], tuple[Tensor, Tensor]]) -> Callable[[], tuple[Tensor, Tensor]]:
+        if self._second is None:
+            self._second = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        second, begun = self._second, torch.cuda.current_stream().record_event()
+
+        def join() -> tuple[Tensor, Tensor]:
+            second.wait_event(begun)
+            with torch.cuda.stream(second):
+                made = work()
+            torch.cuda.current_stream().wait_stream(second)
+            for tensor in made:
+                tensor.record_stream(torch.cuda.current_stream())
+            return made
+
+        return join
+
+    def _noise(self, number: int, std: float, like: Tensor) -> Tensor:
+        """Z(t): the run's kind of noise, made from independent normal numbers."""
+        return self.noise.of_round(
+            number, std, lambda size, index: self.steps.noise(size, like, self._stream("noise", index))
+        )
+
+    def _clients_sum(
+        self, model_vector: Tensor, cohort: Cohort, number: int, clip_norm: float
+    ) -> tuple[Tensor, Tensor]:
+        """The sum of the real clients' clipped updates, and their norms before clipping."""
+        client = self.config.client
+        by_example = self.config.task.level == "example"
+        owned = [self.population.examples(index) for index in cohort.clients.tolist()]
+        batches = draw_batches(
+            owned,
+            epochs=1 if by_example else client.epochs,
+            batch_size=1 if by_example else client.batch_size,
+            rng=numpy_stream(self.config.seed, "batches", number),
+            most=self.config.task.max_examples_per_client,
+        )
+        sizes = [self._declared(len(examples)) for examples in owned]
+        weights = self.steps.weigh(torch.tensor(sizes, device=model_vector.device))
+        total, norms, done = torch.zeros_like(model_vector), [model_vector.new_zeros(0)], 0
+        for updates in self.engine.updates(model_vector, batches):
+            norms.append(torch.linalg.vector_norm(updates, dim=1))
+            factors = self.steps.clip(norms[-1], clip_norm) * weights[done : done + len(updates)]
+            total += factors @ updates
+            done += len(updates)
+        return total, torch.cat(norms)
+
+    def _canaries_sum(self, model_vector: Tensor, cohort: Cohort, clip_norm: float) -> tuple[Tensor, Tensor]:
+        """The sum of the canaries' updates after the same weights and clip, and their norms before clipping.
+
+        Each canary sends `scale` times the clip norm, so all are clipped alike and one factor serves for their sum. Each
+        declares as many examples as the largest client has.
+        """
+        scale = self.config.canaries.scale
+        norms = torch.full((len(cohort.canaries),), scale * clip_norm, device=model_vector.device)
+        if not len(norms):
+            return torch.zeros_like(model_vector), norms
+        factors = self.steps.clip(norms, clip_norm) * self.steps.weigh(
+            torch.full_like(norms, self._declared(self.population.most_examples))
+        )
+        total = self.audit.updates(cohort.canaries, clip_norm, scale=scale, like=model_vector)
+        return total * factors[0], norms
+
+    def _declared(self, examples: int) -> int:
+        """The number of examples that a client declares: at most the number it may train on per round."""
+        return min(examples, self.config.task.max_examples_per_client or examples)
+
+    def _accuracy(self, state: TrainingState) -> float | None:
+        if state.round_number % self.config.evaluate_every and state.round_number != self.config.rounds:
+            return None
+        return self.evaluated(state)
+
+    def evaluated(self, state: TrainingState) -> float:
+        """The accuracy of the model on the test set."""
+        test = self.task.test
+        unscored = self.task.unscored_labels
+        return accuracy(self.task.model, state.model_vector, test.inputs, test.labels, unscored=unscored)
+
+    def _stream(self, purpose: str, number: int) -> torch.Generator:
+        return torch_stream(self.config.seed, purpose, number, device=self.config.engine.device)

@@ -1,0 +1,97 @@
+"""CUDA graphs, and the precision of matrix products on a GPU."""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coalmine.simulation.batches import Batches
+from coalmine.simulation.engines.plain.engine import chunks
+from coalmine.simulation.population import Indices
+
+
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """Multiply matrices in fp32, or with factors rounded to tf32 (10 bits) where the GPU supports it.
+
+    Weights and sums stay in fp32.
+    """
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def train_in_chunks(
+    train: Callable[[Tensor, Batches, Indices], Tensor],
+    model_vector: Tensor,
+    batches: Batches,
+    *,
+    size: int,
+    precision: str,
+) -> Iterator[Tensor]:
+    """The clients' updates in chunks of `size` clients, without autograd and at this precision of matrix products."""
+    for clients in chunks(len(batches), size):
+        with torch.no_grad(), matmul_precision(precision):
+            trained = train(model_vector, batches, clients)
+        yield trained
+
+
+class Graphs:
+    """Steps replayed as CUDA graphs, and the tensors they work on: many small calls become one.
+
+    On other devices a step is simply called.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, Tensor] = {}
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._pool: Any = None  # graphs that run one after another share the memory of their steps
+
+    def tensors(
+        self, wanted: Mapping[str, tuple[tuple[int, ...], torch.dtype]], device: torch.device
+    ) -> dict[str, Tensor]:
+        """Tensors of these shapes, in the same memory as long as none of them has to grow."""
+        if not all(self._fits(name, *kind) for name, kind in wanted.items()):
+            self.clear()
+            self._tensors = {
+                name: torch.zeros(shape, dtype=dtype, device=device) for name, (shape, dtype) in wanted.items()
+            }
+        return {name: self._tensors[name][: shape[0]] for name, (shape, _) in wanted.items()}
+
+    def _fits(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+        held = self._tensors.get(name)
+        return held is not None and held.dtype == dtype and held.shape[1:] == shape[1:] and len(held) >= shape[0]
+
+    def run(self, key: Hashable, step: Callable[[], None]) -> None:
+        """Run the step: replay its graph, or record one. A step reads and writes only tensors that stay in place."""
+        if next(iter(self._tensors.values())).device.type != "cuda":
+            step()
+            return
+        if key not in self._graphs:
+            self._record(key, step)
+        else:
+            self._graphs[key].replay()
+
+    def clear(self) -> None:
+        """Release graphs and tensors."""
+        self._graphs.clear()
+        self._pool = None
+        self._tensors.clear()
+
+    def _record(self, key: Hashable, step: Callable[[], None]) -> None:
+        """Run this step outside a graph, which also warms up the libraries, then record it for the next time."""
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            step()  # recorded, not run
+        self._pool = graph.pool()
+        self._graphs[key] = graph

@@ -1,0 +1,1 @@
+"""Engines by autograd and torch.func: the readable reference for every model."""

@@ -1,0 +1,490 @@
+"""A training run in a directory, with its audit and result. Killed at any moment, it can be resumed."""
+
+import io
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from coalmine.audit.audit import Audit
+from coalmine.audit.coverage import AuditedItem
+from coalmine.audit.result import AuditResult
+from coalmine.audit.vectors import NotFiniteError
+from coalmine.audit.verdict import Claim, Verdict
+from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.estimators.sampling import subsampled_epsilon
+from coalmine.simulation.cohorts import Cohorts, plan_cohorts
+from coalmine.simulation.config import RunConfig, TaskSettings
+from coalmine.simulation.dp_fedavg import RoundReport, Steps, Training, TrainingState
+from coalmine.simulation.engines import Engine, client_engine, example_engine
+from coalmine.simulation.exposure import CanaryExposures, Exposure, canary_exposures, exposed_epsilon, most_exposed
+from coalmine.simulation.participation import rounds_digest
+from coalmine.simulation.tasks import Task, load_task
+from coalmine.simulation.training_checkpoint import load_checkpoint, save_checkpoint
+from coalmine.storage.files import write_atomically
+from coalmine.storage.run_directory import RunDirectory
+
+log = logging.getLogger(__name__)
+ROUNDS_DIGEST = "rounds.sha256"  # of the file of rounds, as sha256sum writes it
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The progress of a run. `epsilon` is the analytical one of the most exposed canary so far."""
+
+    report: RoundReport
+    rounds: int
+    accuracy: float | None  # the last one known
+    epsilon: float
+    seconds_left: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOutcome:
+    """The outcome of a run.
+
+    `analytical` is the epsilon for `presentations` rounds, the most common number among the canaries; `client_epsilon` is
+    that of a client, who takes part in `client_rounds` on average. With `exact_client` (correlated noise, or rounds from a
+    file) both are the most exposed client's, counted in this run. An adaptive clip's count is a second release:
+    `update_epsilon` and `count_epsilon` are the parts of `analytical`, the latter None without a count. Under correlated
+    noise `analytical` is for `sensitivity`, the root mean square over such canaries. `if_claimed` is the verdict that a
+    claim of the analytical epsilon would get.
+    """
+
+    config: RunConfig
+    title: str  # what results call the data
+    result: AuditResult
+    accuracy: float
+    engine: str
+    analytical: float
+    presentations: int
+    sensitivity: float  # in clip norms; fresh noise: √presentations
+    update_noise_multiplier: float
+    update_epsilon: float
+    count_noise_multiplier: float | None
+    count_epsilon: float | None
+    population: int  # clients or examples, including those that canaries replace
+    client_rounds: int
+    client_epsilon: float
+    exact_client: bool
+    if_claimed: Verdict | None
+
+    def extra(self) -> dict[str, Any]:
+        """The fields that result.json has beside those of the audit."""
+        return {
+            "task": self.config.task.name,
+            "title": self.title,
+            "level": self.config.task.level,
+            "accuracy": self.accuracy,
+            "engine": self.engine,
+            "noise_multiplier": self.config.privacy.noise_multiplier,
+            "update_noise_multiplier": self.update_noise_multiplier,
+            "update_epsilon": self.update_epsilon,
+            "count_noise_multiplier": self.count_noise_multiplier,
+            "count_epsilon": self.count_epsilon,
+            "presentations": self.presentations,
+            "noise": self.config.privacy.noise,
+            "sensitivity": self.sensitivity,
+            "population": self.population,
+            "client_rounds": self.client_rounds,
+            "client_epsilon": self.client_epsilon,
+            "client_exposure": "most exposed" if self.exact_client else "average",
+            "secret_seed": self.config.canaries.seed_file is not None,
+            "if_analytical_were_claimed": None
+            if self.if_claimed is None
+            else {"verdict": self.if_claimed.outcome, "reason": self.if_claimed.reason},
+        }
+
+
+def start(
+    config: RunConfig,
+    directory: Path,
+    *,
+    progress: Callable[[Progress], None] = lambda _: None,
+    steps: Steps | None = None,
+) -> RunOutcome:
+    """Train with canaries in `directory` and return the outcome.
+
+    If the directory holds the same run, it is resumed from its checkpoint; another run there is a ValueError.
+    """
+    config = replace(config, engine=config.engine.resolved())
+    task = _loaded_task(config)
+    if not (directory / "config.toml").exists():
+        _planned(config, task, None)  # validate before creating the directory
+    home = RunDirectory(directory)
+    with _named_errors(directory):
+        try:
+            home.write_config(config.to_dict())
+            return _in_directory(config, home, task, progress, steps)
+        finally:
+            home.close()
+
+
+def resume(directory: Path, *, progress: Callable[[Progress], None] = lambda _: None) -> RunOutcome:
+    """Resume the run in `directory` from its checkpoint; the result is that of a run that was never stopped."""
+    if not (directory / "config.toml").is_file():
+        raise ValueError(f"{directory} holds no run: config.toml is missing")
+    return start(RunConfig.from_dict(RunDirectory(directory).read_config()), directory, progress=progress)
+
+
+def simulate(config: RunConfig, *, steps: Steps | None = None) -> RunOutcome:
+    """The same run in memory, without writing anything."""
+    config = replace(config, engine=config.engine.resolved())
+    with prepared(config, None, steps) as training:
+        state = training.initial_state()
+        accuracy = [report.accuracy for report in _rounds(training, state)][-1]
+        assert accuracy is not None  # the last round's is always evaluated
+        training.audit.observe_final(state.model_vector, initial=training.initial_vector())
+        return _outcome(training, accuracy)
+
+
+def _in_directory(
+    config: RunConfig, home: RunDirectory, task: Task, progress: Callable[[Progress], None], steps: Steps | None
+) -> RunOutcome:
+    digest = _unknown_rounds(config, home)
+    with prepared(config, home, steps, task=task) as training:
+        log.info("training %s", training.engine.description)
+        if digest is not None:  # only after validation, so that an invalid file can be corrected
+            write_atomically(home.path / ROUNDS_DIGEST, f"{digest}  {config.participation.file}\n".encode())
+        state = _last_state(training, home, config)
+        last_accuracy = _last_accuracy(home)
+        seen = _exposures(training, state.round_number)
+        started, first = time.monotonic(), state.round_number
+        for report in _rounds(training, state):
+            spent = time.monotonic() - started
+            last_accuracy = last_accuracy if report.accuracy is None else report.accuracy
+            home.append_metrics(_metrics(report, spent))
+            if report.round_number % config.checkpoint_every == 0 or report.round_number == config.rounds:
+                training.audit.flush()  # a checkpoint is never ahead of the audit
+                save_checkpoint(home.path, state, config)
+            seen.add(report.round_number, training.cohorts.of_round(report.round_number).canaries)
+            left = spent / (report.round_number - first) * (config.rounds - report.round_number)
+            progress(Progress(report, config.rounds, last_accuracy, _epsilon(training, seen.most), left))
+        with _explain_divergence(training):
+            training.audit.observe_final(state.model_vector, initial=training.initial_vector())
+        _save_model(home.path / "model.npy", state)
+        accuracy = _accuracy_after(config.rounds, home)
+        outcome = _outcome(training, training.evaluated(state) if accuracy is None else accuracy)
+        home.write_result(outcome.result, **outcome.extra())
+        return outcome
+
+
+def _unknown_rounds(config: RunConfig, home: RunDirectory) -> str | None:
+    """The digest of the run's file of rounds if it is not stored yet; ValueError if the stored one differs."""
+    if config.participation.file is None:
+        return None
+    found, remembered = rounds_digest(Path(config.participation.file)), home.path / ROUNDS_DIGEST
+    if not remembered.exists():
+        return found
+    if remembered.read_bytes().split()[:1] != [found.encode()]:
+        raise ValueError(
+            f"the file of rounds, {config.participation.file}, must be the one that {home.path} began with, got another "
+            f"({remembered.name} has its SHA-256); restore it from a copy, or start a new run in another directory"
+        )
+    return None
+
+
+def _last_state(training: Training, home: RunDirectory, config: RunConfig) -> TrainingState:
+    """The state of the checkpoint, or the initial one; audit and metrics are rewound to it."""
+    state = load_checkpoint(home.path, config, config.engine.device)
+    if state is not None and training.audit.last_round < state.round_number:
+        log.warning(
+            "%s: the audit's rounds end before the checkpoint, so training starts again from round 1", home.path
+        )
+        state = None
+    if state is None:
+        state = training.initial_state()
+    if state.round_number:
+        log.info("resuming after round %d", state.round_number)
+    training.audit.rewind_to(state.round_number)
+    home.rewind_metrics_to(state.round_number)
+    return state
+
+
+def _save_model(path: Path, state: TrainingState) -> None:
+    """The final model as one row, from which `coalmine verify --model` recomputes the cosines."""
+    content = io.BytesIO()
+    np.save(content, state.model_vector.cpu().numpy(), allow_pickle=False)
+    write_atomically(path, content.getvalue())
+
+
+def _last_accuracy(home: RunDirectory) -> float | None:
+    known = [line["accuracy"] for line in home.read_metrics() if line.get("accuracy") is not None]
+    return known[-1] if known else None
+
+
+def _accuracy_after(rounds: int, home: RunDirectory) -> float | None:
+    """The accuracy after the last round, None where its line is lost."""
+    return next((line.get("accuracy") for line in home.read_metrics() if line.get("round") == rounds), None)
+
+
+def _metrics(report: RoundReport, seconds: float) -> dict[str, Any]:
+    return {
+        "round": report.round_number,
+        "clients": report.clients,
+        "canaries": report.canaries,
+        "clip_norm": report.clip_norm,
+        "clipped_share": report.clipped_share,
+        "accuracy": report.accuracy,
+        "seconds": round(seconds, 3),
+    }
+
+
+def _rounds(training: Training, state: TrainingState) -> Iterator[RoundReport]:
+    with _explain_divergence(training):
+        yield from training.rounds(state)
+
+
+@contextmanager
+def _explain_divergence(training: Training) -> Iterator[None]:
+    """Turn a non-finite release into an error that says what to change."""
+    try:
+        yield
+    except NotFiniteError:
+        raise ValueError(
+            f"training has diverged: what round {training.audit.last_round + 1} released is not finite; lower "
+            "client.learning_rate or server.learning_rate"
+        ) from None
+
+
+@contextmanager
+def prepared(
+    config: RunConfig, home: RunDirectory | None, steps: Steps | None, *, task: Task | None = None
+) -> Iterator[Training]:
+    """The training with its task, engine and audit; resources are released at the end."""
+    task = (task or _loaded_task(config)).to(config.engine.device)
+    config, audit, cohorts = _planned(config, task, home)
+    _warn_of_many_canaries(config, cohorts)
+    engine = _engine(config, task)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.engine.threads)
+    try:
+        yield Training(config, task=task, engine=engine, cohorts=cohorts, audit=audit, steps=steps)
+    finally:
+        torch.set_num_threads(threads)
+        engine.close()
+
+
+def check_plans(configs: Mapping[str, RunConfig]) -> None:
+    """ValueError that names an invalid run: more clients per round than there are, or more canaries than dimensions."""
+    tasks: dict[TaskSettings, Task] = {}
+    for name, config in configs.items():
+        try:
+            task = tasks.get(config.task) or tasks.setdefault(config.task, _loaded_task(config))
+            _planned(config, task, None)
+        except ValueError as error:
+            raise ValueError(f"{name} cannot be run: {error}") from error
+
+
+def _planned(config: RunConfig, task: Task, home: RunDirectory | None) -> tuple[RunConfig, Audit, Cohorts]:
+    """The config with its number of canaries, the audit, and the cohorts."""
+    population = _population(config, task)
+    config = replace(config, canaries=config.canaries.with_count(population))
+    canaries = config.canaries
+    kind: Literal["rotated", "sphere"] = "rotated" if canaries.kind == "rotated" else "sphere"
+    audit = Audit(
+        task.model.dim,
+        canaries=canaries.count,
+        unobserved=canaries.unobserved,
+        seed=config.canary_seed(),
+        delta=config.privacy.delta,
+        kind=kind,
+        rounds=config.rounds if canaries.pattern == "spread" else None,
+        presentations=canaries.presentations,
+        layers=task.model.sizes,
+        noise=config.noise_law(),
+        directory=home,
+        deferred=not task.model.layers,  # small models finish before a thread would start
+    )
+    cohorts = plan_cohorts(config, population, audit.canaries_in_round)
+    config.privacy.clipping_of(cohorts.expected_size)  # validate now
+    return config, audit, cohorts
+
+
+def _loaded_task(config: RunConfig) -> Task:
+    data_dir = None if config.task.data_dir is None else Path(config.task.data_dir)
+    return load_task(config.task.name, clients=config.task.clients, data_dir=data_dir)
+
+
+def _population(config: RunConfig, task: Task) -> int:
+    return len(task.population) if config.task.level == "client" else len(task.train)
+
+
+def _warn_of_many_canaries(config: RunConfig, cohorts: Cohorts) -> None:
+    """Warn if canaries, all above or all below the clip norm, outnumber the adaptive clip's quantile of clients."""
+    share = cohorts.expected_canaries / cohorts.expected_size
+    always_above = config.canaries.scale > 1
+    outvoted = 1 - share < config.privacy.quantile if always_above else share > config.privacy.quantile
+    if config.privacy.clipping == "adaptive" and outvoted:
+        log.warning(
+            "%.0f %% of a round are canaries, too many for the adaptive clip's quantile: the clip norm will %s in "
+            "every round; use fewer canaries or more rounds",
+            100 * share,
+            "grow" if always_above else "shrink",
+        )
+
+
+def _engine(config: RunConfig, task: Task) -> Engine:
+    settings = config.engine
+    if config.task.level == "example":
+        return example_engine(task.model, task.train, memory_limit=settings.memory_limit or 1.0)
+    return client_engine(
+        settings.name,
+        task.model,
+        task.train,
+        config.client,
+        memory_limit=settings.memory_limit or 1.0,
+        workers=settings.workers,
+        precision="tf32" if settings.precision == "tf32" else "fp32",
+    )
+
+
+def _outcome(training: Training, accuracy: float) -> RunOutcome:
+    config = training.config
+    usual = _exposures(training, config.rounds).usual
+    presentations, analytical = usual.times, _epsilon(training, usual)
+    client = _client_exposure(training)
+    hypothetical, audited = None, _audited_items(training, usual, client)
+    if 0 < analytical < np.inf and config.claim.epsilon is None and not config.claim.analytical:
+        hypothetical = training.audit.result(claim=_made_claim(training, analytical, usual)).verdict
+    result = training.audit.result(
+        claim=_claim(training, analytical, usual), analytical_epsilon=float(analytical), audited=audited
+    )
+    delta, update_noise = config.privacy.delta, training.clipping.update_noise_multiplier
+    count_noise = training.clipping.count_noise_multiplier if config.privacy.clipping == "adaptive" else None
+    return RunOutcome(
+        config=config,
+        title=training.task.title or config.task.name,
+        result=result,
+        accuracy=accuracy,
+        engine=training.engine.description,
+        analytical=analytical,
+        presentations=presentations,
+        update_noise_multiplier=update_noise,
+        update_epsilon=float(mechanism_epsilon(update_noise / usual.sensitivity, delta=delta)),
+        count_noise_multiplier=count_noise,
+        count_epsilon=None
+        if count_noise is None
+        else float(mechanism_epsilon(count_noise, delta=delta, participations=presentations)),
+        sensitivity=usual.sensitivity,
+        population=len(training.population),
+        client_rounds=client.times,
+        client_epsilon=_epsilon(training, client),
+        exact_client=_counts_clients(training),
+        if_claimed=hypothetical,
+    )
+
+
+def _audited_items(training: Training, usual: Exposure, client: Exposure) -> list[AuditedItem]:
+    """Audit coverage that follows from this pipeline; the audit derives the rest from its rounds."""
+    who, pattern = training.config.task.level, training.config.canaries.pattern
+    weights = (
+        "every canary declares as many examples as the largest client, and so weighs as much"
+        if who == "client"
+        else "every canary weighs as much as an example"
+    )
+    sampler = (
+        f"the canaries' rounds are planned; how the {who}s were sampled is not tested"
+        if pattern == "spread"
+        else f"the canaries are sampled as the {who}s are, but the sampling itself is not tested"
+    )
+    items = [AuditedItem("weights", "checked", weights), AuditedItem("sampler", "not checked", sampler)]
+    if client.times > usual.times:
+        whom = f"the most exposed {who} in" if _counts_clients(training) else f"each {who} in about"
+        detail = (
+            f"a canary takes part in {usual.times} of the rounds, {whom} {client.times}: a verdict is for {usual.times}"
+        )
+        items.append(AuditedItem("participations", "not checked", detail))
+    return items
+
+
+def _exposures(training: Training, rounds: int) -> CanaryExposures:
+    """The canaries' exposures after `rounds` rounds."""
+    cohorts, count = training.cohorts, training.config.canaries.count
+    return canary_exposures(lambda number: cohorts.of_round(number).canaries, rounds, count, training.noise.law)
+
+
+def _counts_clients(training: Training) -> bool:
+    """Whether client exposures are counted exactly: under correlated noise, and for rounds from a file."""
+    return training.noise.law is not None or training.config.participation.kind == "file"
+
+
+def _client_exposure(training: Training) -> Exposure:
+    """A client's exposure: the average, or the largest of this run where clients are counted exactly."""
+    config, cohorts = training.config, training.cohorts
+    if _counts_clients(training):
+        present = (cohorts.of_round(number).clients for number in range(1, config.rounds + 1))
+        return most_exposed(present, training.noise.law)
+    replaced = config.canaries.count if config.canaries.pattern == "replace" else 0
+    share = (cohorts.expected_size - cohorts.expected_canaries) / (len(training.population) - replaced)
+    times = max(1, round(round(config.rounds * share, 9)))  # twice, so that an exact half is rounded as a half
+    return Exposure(times, times)
+
+
+def _epsilon(training: Training, exposure: Exposure) -> float:
+    return exposed_epsilon(exposure, training.clipping, delta=training.config.privacy.delta)
+
+
+def _made_claim(
+    training: Training, epsilon: float, usual: Exposure, accounting: Literal["mechanism", "amplified"] = "mechanism"
+) -> Claim:
+    """A claim for the most common exposure of the canaries."""
+    sensitivity = None if training.noise.law is None else usual.sensitivity
+    return Claim(epsilon=epsilon, accounting=accounting, participations=usual.times, sensitivity=sensitivity)
+
+
+def _claim(training: Training, analytical: float, usual: Exposure) -> Claim | None:
+    config = training.config
+    accounting: Literal["mechanism", "amplified"] = (
+        "amplified" if config.claim.accounting == "amplified" else "mechanism"
+    )
+    if config.claim.epsilon is not None:
+        return _made_claim(training, config.claim.epsilon, usual, accounting)
+    if not config.claim.analytical:
+        return None
+    if accounting == "mechanism":
+        return _analytical_claim(training, analytical, usual, accounting)
+    probability = config.participation.clients_per_round / len(training.population)
+    privacy = config.privacy
+    amplified = subsampled_epsilon(
+        privacy.noise_multiplier, sampling_probability=probability, rounds=config.rounds, delta=privacy.delta
+    )
+    return _analytical_claim(training, amplified, usual, accounting)
+
+
+def _analytical_claim(
+    training: Training, epsilon: float, usual: Exposure, accounting: Literal["mechanism", "amplified"]
+) -> Claim | None:
+    """The claim of the analytical epsilon; None where that is 0, which delta alone covers."""
+    if epsilon == 0:
+        log.warning("the analytical epsilon is 0 at this delta, so there is no claim to judge")
+        return None
+    return _made_claim(training, epsilon, usual, accounting)
+
+
+@contextmanager
+def _named_errors(directory: Path) -> Iterator[None]:
+    """Add to file system errors which run they stopped, and how to resume it."""
+    try:
+        yield
+    except OSError as error:
+        elsewhere = isinstance(error.filename, str) and not Path(error.filename).is_relative_to(directory)
+        if error.errno is None or elsewhere:
+            raise
+        started = _exists(directory / "config.toml")
+        resumable = f"nothing before this round is lost: `coalmine resume {directory}` continues the run"
+        advice = resumable if started else "name another directory by --out"
+        raise OSError(f"writing {directory} failed ({error.strerror}); {advice}") from error
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False

@@ -1,0 +1,52 @@
+import dataclasses
+
+import pytest
+import safetensors.torch
+import torch
+
+from coalmine.simulation import RunConfig
+from coalmine.simulation.dp_fedavg import TrainingState
+from coalmine.simulation.training_checkpoint import NAME, load_checkpoint, save_checkpoint
+
+
+@pytest.fixture
+def state() -> TrainingState:
+    vector = torch.randn(50, generator=torch.Generator().manual_seed(0))
+    return TrainingState(7, vector, {"velocity": vector * 2}, 0.1 + 0.2)
+
+
+def test_a_state_comes_back_bit_for_bit(tmp_path, state):
+    assert load_checkpoint(tmp_path, RunConfig(), "cpu") is None
+    save_checkpoint(tmp_path, state, RunConfig())
+    again = load_checkpoint(tmp_path, RunConfig(), "cpu")
+    assert again is not None
+    assert (again.round_number, again.clip_norm) == (7, 0.1 + 0.2)
+    assert torch.equal(again.model_vector, state.model_vector)
+    assert torch.equal(again.server["velocity"], state.server["velocity"])
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+
+
+def test_every_flipped_byte_and_truncation_is_detected(tmp_path, state):
+    save_checkpoint(tmp_path, state, RunConfig())
+    path = tmp_path / NAME
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 11):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match=r"schema version|damaged|another config"):
+            load_checkpoint(tmp_path, RunConfig(), "cpu")
+    for length in (0, 5, 100, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match="delete it to train again from round 1 with the same result"):
+            load_checkpoint(tmp_path, RunConfig(), "cpu")
+
+
+def test_checkpoint_of_another_run_is_rejected(tmp_path, state):
+    save_checkpoint(tmp_path, state, RunConfig())
+    with pytest.raises(ValueError, match="belongs to a run with another config"):
+        load_checkpoint(tmp_path, dataclasses.replace(RunConfig(), seed=2), "cpu")
+
+
+def test_file_of_another_kind_is_rejected(tmp_path):
+    safetensors.torch.save_file({"model": torch.zeros(3)}, tmp_path / NAME)
+    with pytest.raises(ValueError, match="has schema version None, this coalmine reads 1"):
+        load_checkpoint(tmp_path, RunConfig(), "cpu")
