@@ -10,8 +10,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.signatures import LENGTHS, SIGNATURES, Signature, likely_faults
 from coalmine.report import plots
-from coalmine.report.findings import Findings
-from coalmine.report.pictures import STYLE
+from coalmine.report.svg import STYLE
 from coalmine.simulation.faults import Trial, evidence, selftest_config, try_fault
 
 HERE = Path(__file__).parent
@@ -63,7 +62,7 @@ def picture(trial: Trial) -> Figure:
     """The ladder, the gauges that are a ratio to the claimed noise, and the gauges of the noise's law."""
     figure = Figure(figsize=(12, 3.2), layout="constrained")
     left, middle, right = figure.subplots(1, 3, width_ratios=[3, 2, 2])
-    plots.ladder(left, Findings.from_dict(trial.result.to_dict()))
+    plots.ladder(left, trial.result)
     gauges = [gauge for gauge in trial.result.gauges if gauge.name != "dilution"]
     lengths = [gauge for gauge in gauges if gauge.name in LENGTHS or gauge.name.startswith("layer ")]
     _ratios(middle, lengths)

@@ -13,8 +13,9 @@ import coalmine
 from coalmine.audit.views import views
 from coalmine.estimators.planning import plan_audit
 from coalmine.report import Run, plots, read_run
-from coalmine.report.checkpoints import estimates_during
-from coalmine.report.pictures import STYLE, overlay, presentation_bars
+from coalmine.report.epsilon_by_round import estimates_during
+from coalmine.report.figures import overlay, presentation_bars
+from coalmine.report.svg import STYLE
 
 HERE = Path(__file__).parent / "gallery"
 DIM, CLIENTS, CLIP_NORM, DELTA = 10_000, 100, 1.0, 1e-6
@@ -71,18 +72,18 @@ def make_gallery(out: Path) -> None:
             audited_run(Path(home) / f"noise {z:g}", z, presentations=(1, 2, 4, 8)) for z in (0.5, 1.0, 2.0, 4.0)
         ]
         for name, run in (("ladder", honest), ("ladder-halved-noise", halved)):
-            save(name, plots.ladder(new_axes(), run.findings), out)
+            save(name, plots.ladder(new_axes(), run.result), out)
         known = honest.scores[-1]
-        save("densities", plots.densities(new_axes(2.6), known, honest.findings.rows[-1]), out)
-        save("quantiles", plots.quantiles(new_axes(), known.observed, honest.findings.rows[-1]), out, legend=False)
-        analytical = honest.findings.analytical
+        last = honest.result["known-others"].headline
+        save("densities", plots.densities(new_axes(2.6), known, last), out)
+        save("quantiles", plots.quantiles(new_axes(), known.observed, last), out, legend=False)
+        analytical = honest.result.analytical_epsilon
         save("roc", plots.roc(new_axes(4.2), honest.scores, epsilon=analytical, delta=DELTA), out)
         assert honest.rounds is not None
-        assert honest.settings is not None
-        seen = list(views(honest.rounds.as_log, honest.settings, residual=True))
+        seen = list(views(honest.rounds.as_log, honest.result.settings, residual=True))
         save("rounds", plots.rounds(new_axes(), seen, canary=int(seen[4].present[0])), out)
         save("training", plots.training(new_axes(), estimates_during(honest), analytical=analytical), out)
-        save("noise", plots.noise(new_axes(), [(run.noise_multiplier or 0.0, run.findings) for run in grouped]), out)
+        save("noise", plots.noise(new_axes(), [(run.noise_multiplier or 0.0, run.result) for run in grouped]), out)
         save("presentations", plots.presentations(new_axes(), presentation_bars(grouped)), out)
         save("overlay", plots.overlayed_densities(new_axes(), overlay(grouped, "known-others")), out)
         plans = [plan_audit(count, dim=DIM, delta=DELTA) for count in (100, 300, 1_000, 3_000)]

@@ -6,7 +6,6 @@
 Every number on the page comes from those files. Of an experiment's two scales the paper's is shown where there is one.
 """
 
-import importlib
 import re
 import shutil
 import sys
@@ -14,11 +13,10 @@ from pathlib import Path
 
 from coalmine.cli.reproduce import EXPERIMENTS
 from coalmine.data.catalogue import DATASETS
-from coalmine.reproduction.bases import CHARACTERS_USERS, characters, words
-from coalmine.reproduction.experiment import Experiment, Found, Table
-from coalmine.reproduction.figures import save_figure
-from coalmine.reproduction.readings import read_json
-from coalmine.reproduction.setting import Setting
+from coalmine.reproduction.experiment import Experiment, Found, Table, load_experiment, save_figure
+from coalmine.reproduction.experiment_options import Options
+from coalmine.reproduction.run_numbers import read_json
+from coalmine.reproduction.training_configs import CHARACTERS_USERS, characters, words
 
 HERE = Path(__file__).parent
 FOLDER = HERE / "reproduction"
@@ -78,8 +76,8 @@ def make(*folders: Path) -> None:
 
 def _head() -> str:
     """The beginning, with the sizes that the configs have and a line for each experiment."""
-    setting = Setting(out=FOLDER, scale="paper")
-    words_run, characters_run = words(setting), characters(setting)
+    options = Options(out=FOLDER, scale="paper")
+    words_run, characters_run = words(options), characters(options)
     sizes = {
         "USERS": DATASETS["stackexchange"].users,
         "ROUNDS": words_run.rounds,
@@ -106,16 +104,11 @@ def _summary() -> Table:
             rows.append((f"`{name}`", "not run", "-", "-", "-"))
             continue
         found = read_json(path)
-        outcomes = [check.outcome for check in _experiment(name).checks(found)]
+        outcomes = [check.outcome for check in load_experiment(name).checks(found)]
         counts = [f"{outcomes.count(word)} {word}" for word in dict.fromkeys(outcomes)]
         minutes = f"{found['seconds'] / 60:.1f}" if found.get("seconds") else "-"
         rows.append((f"`{name}`", _scale(found), found.get("machine") or "-", minutes, ", ".join(counts)))
     return Table("", ("experiment", "scale", "on", "minutes of training", "claims"), tuple(rows), left=3)
-
-
-def _experiment(name: str) -> Experiment:
-    experiment: Experiment = importlib.import_module(f"coalmine.reproduction.{name.replace('-', '_')}").EXPERIMENT
-    return experiment
 
 
 def _file(name: str) -> Path | None:
@@ -134,9 +127,9 @@ def _section(name: str) -> str:
     path = _file(name)
     if path is None:
         return ""
-    experiment = _experiment(name)
+    experiment = load_experiment(name)
     found = read_json(path)
-    lines = [f"## {experiment.title}", "", _made_by(experiment, found, path), "", experiment.words(found), ""]
+    lines = [f"## {experiment.title}", "", _made_by(experiment, found, path), "", experiment.conclusion(found), ""]
     others = sorted(other for other in FOLDER.glob(f"{name}-paper-*.json") if FILES.fullmatch(other.stem))
     lines += [line for other in others for line in (_longer(other), "")]
     if experiment.draw is not None:

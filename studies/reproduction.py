@@ -18,7 +18,7 @@ from typing import Any
 
 from coalmine.cli.reproduce import EXPERIMENTS
 from coalmine.data.folders import data_folder
-from coalmine.reproduction.readings import read_json
+from coalmine.reproduction.run_numbers import read_json
 
 LONGEST = 180.0  # seconds
 READS_FILES = {"canife": "fashion-mnist"}

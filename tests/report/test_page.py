@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coalmine.report import write_report
-from coalmine.report.words import GLOSSARY
+from coalmine.report.sentences import GLOSSARY
 
 sys.path.insert(0, str(Path(__file__).parent))
 from chromium import Chromium

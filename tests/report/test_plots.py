@@ -14,7 +14,8 @@ from coalmine.audit.ladder import Scores
 from coalmine.audit.views import views
 from coalmine.estimators.planning import plan_audit
 from coalmine.report import plots, read_run
-from coalmine.report.pictures import needs_matplotlib, save_plot
+from coalmine.report.svg import needs_matplotlib, save_plot
+from coalmine.report.table_rows import all_rows, shown_rows
 
 sys.path.insert(0, str(Path(__file__).parent))
 from runs import make_run
@@ -56,9 +57,9 @@ def test_an_roc_curve_of_guessing_is_the_diagonal():
 
 
 def test_the_ladder_draws_one_line_for_each_attacker(ax, run):
-    plots.ladder(ax, run.findings)
-    rows = run.findings.shown_rows
-    assert len({row.rung for row in rows}) == len(rows) < len(run.findings.rows)
+    plots.ladder(ax, run.result)
+    rows = shown_rows(run.result)
+    assert len({row.rung for row in rows}) == len(rows) < len(all_rows(run.result))
     assert [label.get_text() for label in ax.get_yticklabels()] == [row.name for row in rows]
     marks = [line for line in ax.lines if line.get_marker() == "o"]
     assert [line.get_xdata()[0] for line in marks] == [row.epsilon for row in rows]
@@ -76,19 +77,20 @@ def test_epsilons_that_span_much_get_a_log_axis(ax, values, scale):
 
 
 def test_every_plot_draws_on_the_axes_it_is_given(run):
-    views_seen = list(views(run.rounds.as_log, run.settings))
+    views_seen = list(views(run.rounds.as_log, run.result.settings))
     bars = [plots.Bar("noise 1", 1, 3.0, 1.0), plots.Bar("noise 1", 2, math.inf, 2.0)]
     scores = run.scores[0]
+    row = run.result[scores.rung].headline
     calls = [
-        (plots.densities, scores, run.findings.rows[0]),
+        (plots.densities, scores, row),
         (plots.densities, scores),
-        (plots.overlayed_densities, {"a": scores, "b": run.findings.rows[0]}),
-        (plots.quantiles, scores.observed, run.findings.rows[0]),
+        (plots.overlayed_densities, {"a": scores, "b": row}),
+        (plots.quantiles, scores.observed, row),
         (plots.roc, run.scores),
         (plots.rounds, views_seen),
         (plots.gauge, run.gauges[0].values, run.rounds.numbers, run.gauges[0].limits),
         (plots.accuracy, run.accuracies),
-        (plots.noise, [(1.0, run.findings), (2.0, run.findings)]),
+        (plots.noise, [(1.0, run.result), (2.0, run.result)]),
         (plots.presentations, bars),
         (plots.plan, [plan_audit(count, dim=10_000, delta=1e-6) for count in (100, 1_000)]),
     ]
@@ -109,10 +111,10 @@ def test_a_smooth_density_is_one():
 
 def test_a_plot_can_be_a_file(run, tmp_path):
     for name, start in (("ladder.png", b"\x89PNG"), ("ladder.svg", b"<?xml"), ("ladder.pdf", b"%PDF")):
-        save_plot(tmp_path / name, plots.ladder, run.findings)
+        save_plot(tmp_path / name, plots.ladder, run.result)
         assert (tmp_path / name).read_bytes().startswith(start)
     with pytest.raises(ValueError, match=r"must end in .png, .svg or .pdf"):
-        save_plot(tmp_path / "ladder.doc", plots.ladder, run.findings)
+        save_plot(tmp_path / "ladder.doc", plots.ladder, run.result)
 
 
 def test_importing_the_report_loads_no_matplotlib():

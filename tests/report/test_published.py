@@ -18,6 +18,7 @@ from coalmine.estimators.literature.all_estimators import literature_rows
 from coalmine.estimators.literature.jagielski2020 import jagielski2020_row
 from coalmine.report import read_run
 from coalmine.report.document import report_text
+from coalmine.report.table_rows import strongest_row
 from coalmine.storage.record import checked_settings
 from coalmine.storage.rounds_file import Round, RoundLog
 
@@ -60,7 +61,7 @@ def run(tmp_path_factory):
 def expected(run):
     read = read_run(run)
     scores = next(each for each in read.scores if each.rung == "known-others")
-    return published_rows(scores, delta=1e-6, log=read.rounds.as_log, settings=read.settings)
+    return published_rows(scores, delta=1e-6, log=read.rounds.as_log, settings=read.result.settings)
 
 
 def test_the_page_shows_every_row(run, expected):
@@ -69,7 +70,7 @@ def test_the_page_shows_every_row(run, expected):
     heads, *rows = parser.rows
     assert heads == ["method", "ε", "kind", "auditor controls", "auditor receives", "threshold", "assumes"]
     own, rows = rows[:4], rows[4:]
-    strongest = read_run(run).findings.strongest
+    strongest = strongest_row(read_run(run).result)
     assert [row[0] for row in own] == [each.name for each in strongest.estimators]
     assert float(own[0][1]) == pytest.approx(strongest.epsilon, rel=0.01)
     assert {row[4] for row in own} == {"intermediate models"}
@@ -187,7 +188,7 @@ def test_a_round_that_was_not_observed_is_named():
 
 def test_what_canife_lacks_is_said_of_this_run(run):
     read = read_run(run)
-    few = canife_needs(read.rounds.as_log, read.settings)
+    few = canife_needs(read.rounds.as_log, read.result.settings)
     assert few.startswith("needs 10 or more scores with the canary in each audited round (here at most 9 canaries")
     assert "probability with which Poisson sampling puts a client into a round" in few
     settings = checked_settings(

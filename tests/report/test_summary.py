@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from coalmine.audit.gauge import Gauge
+from coalmine.audit.result import AuditResult
 from coalmine.report import read_run
 from coalmine.report.advice import GAUGE_ADVICE, gauge_steps
-from coalmine.report.findings import Findings, GaugeReading
+from coalmine.report.markdown import markdown
 from coalmine.report.page import run_page
-from coalmine.report.summary import coverage_lines, folded_line, gauge_lines, key_figures, note_lines
-from coalmine.report.text import markdown
-from coalmine.report.words import QUESTIONS, shown
+from coalmine.report.sentences import QUESTIONS, shown
+from coalmine.report.summary import coverage_lines, folded_line, gauge_lines, key_figures
+from coalmine.report.table_rows import all_rows, folded_rows, rung_verdict, shown_rows, top_row
+from coalmine.report.trainer_entries import client_exposure, note_lines
 
 sys.path.insert(0, str(Path(__file__).parent))
 from runs import make_run
@@ -31,109 +34,109 @@ def grouped(tmp_path_factory):
     return read_run(make_run(tmp_path_factory.mktemp("summary") / "grouped", **GROUPS))
 
 
-def changed(findings, **entries):
-    """The findings of the same result with other entries."""
-    return Findings.from_dict(json.loads(json.dumps(findings.raw | entries)))
+def changed(result, **entries):
+    """The same result with other entries."""
+    return AuditResult.from_dict(json.loads(json.dumps(result.to_dict() | entries)))
 
 
-def figures(findings):
-    return {figure.label: figure for figure in key_figures(findings)}
+def figures(result):
+    return {figure.label: figure for figure in key_figures(result)}
 
 
 def test_the_number_on_top_is_the_one_that_the_verdict_rests_on(grouped):
     """The canaries of four presentations are the claim's, though those of fewer come first in the result."""
-    findings = grouped.findings
-    assert findings.headline.participations == 4
-    top = figures(findings)["measured ε"]
-    assert top.value == findings.raw["headline"]["epsilon"] == findings.top.epsilon
-    low, high = findings.raw["headline"]["interval"]
+    result = grouped.result
+    assert result.headline.participations == 4
+    top = figures(result)["measured ε"]
+    assert top.value == result.epsilon == top_row(result).epsilon
+    low, high = result.interval
     assert f"95 % interval {shown(low)} … {shown(high)}" in top.detail
     assert "took part in 4 rounds" in top.detail
-    assert figures(findings)["claimed ε"].value == findings.claimed
+    assert figures(result)["claimed ε"].value == result.claim.epsilon
 
 
 def test_a_clients_own_epsilon_stands_next_to_the_measured_one(run):
     entries = {"client_rounds": 50, "client_epsilon": 96.7, "client_exposure": "average", "presentations": 1}
-    findings = changed(run.findings, **entries)
-    assert [figure.label for figure in key_figures(findings)][:2] == ["measured ε", "client's ε"]
-    client = figures(findings)["client's ε"]
+    result = changed(run.result, **entries)
+    assert [figure.label for figure in key_figures(result)][:2] == ["measured ε", "client's ε"]
+    client = figures(result)["client's ε"]
     assert client.value == 96.7
     assert client.detail == "analytical: a client takes part in about 50 rounds of this run, a canary in 1"
-    assert "client's ε" not in figures(changed(findings, client_epsilon=findings.analytical))
-    assert changed(findings, client_epsilon="much").client is None
+    assert "client's ε" not in figures(changed(result, client_epsilon=result.analytical_epsilon))
+    assert client_exposure(changed(result, client_epsilon="much")) is None
 
 
 def test_the_accountants_epsilon_is_shown_with_its_verdict(run):
     judged = {"verdict": "UNDERPOWERED", "reason": "it cannot be confirmed"}
-    findings = changed(run.findings, accounted_epsilon=2.5, if_accounted_were_claimed=judged)
-    found = figures(findings)["accountant's ε"]
+    result = changed(run.result, accounted_epsilon=2.5, if_accounted_were_claimed=judged)
+    found = figures(result)["accountant's ε"]
     assert (found.value, found.verdict) == (2.5, "UNDERPOWERED")
     assert "amplified by sampling; judged as a claim: UNDERPOWERED" in found.detail
-    page = run_page(dataclasses.replace(run, findings=findings))
+    page = run_page(dataclasses.replace(run, result=result))
     assert "judged as a claim: UNDERPOWERED" in page
     assert "if_accounted" not in page
 
 
 def test_what_was_audited_is_in_every_view(run):
-    assert [item.name for item in run.findings.audited] == list(QUESTIONS)
-    lines = coverage_lines(run.findings)
+    assert [item.name for item in run.result.audited] == list(QUESTIONS)
+    lines = coverage_lines(run.result)
     assert lines[0].startswith("checked: noise level, noise law")
     assert "tensors (dense, bias)" in lines[0]
     assert any(line.startswith("not checked: sampler (") for line in lines)
     page, text = run_page(run), markdown([run])
-    for item in run.findings.audited:
+    for item in run.result.audited:
         assert QUESTIONS[item.name] in page
         assert f"| {item.name} | {item.status} |" in text
 
 
 def test_one_row_for_each_attacker_and_the_rest_folded_away(grouped):
-    findings = grouped.findings
-    assert len(findings.rows) > 5
-    assert [row.rung for row in findings.shown_rows] == list(findings.raw["adversaries"])
-    assert {row.presentations for row in findings.shown_rows if row.rung.startswith("known")} == {4}
-    assert len(findings.shown_rows) + len(findings.folded_rows) == len(findings.rows)
-    assert folded_line(findings) == f"{len(findings.folded_rows)} more rows, one for each number of presentations"
+    result = grouped.result
+    assert len(all_rows(result)) > 5
+    assert [row.rung for row in shown_rows(result)] == list(result.adversaries)
+    assert {row.presentations for row in shown_rows(result) if row.rung.startswith("known")} == {4}
+    assert len(shown_rows(result)) + len(folded_rows(result)) == len(all_rows(result))
+    assert folded_line(result) == f"{len(folded_rows(result))} more rows, one for each number of presentations"
     text = markdown([grouped])
-    assert folded_line(findings) in text
+    assert folded_line(result) in text
     assert sum(line.startswith("| known-others") for line in text.splitlines()) == 1
     page = run_page(grouped)
-    before, after = page.split(f"<summary>{folded_line(findings)}</summary>")
+    before, after = page.split(f"<summary>{folded_line(result)}</summary>")
     assert "known-others 1×" not in before
     assert "known-others 1×" in after
 
 
 def test_a_pooled_headline_stands_in_the_place_of_its_rungs_row(grouped):
     pooled = {"rung": "known-others", "participations": 9, "epsilon": 7.25, "interval": [7.0, 8.0], "pooled": True}
-    findings = changed(grouped.findings, headline=pooled)
-    row = findings.shown_rows[-1]
+    result = changed(grouped.result, headline=pooled)
+    row = shown_rows(result)[-1]
     assert (row.rung, row.presentations, row.epsilon, row.interval) == ("known-others", 9, 7.25, (7.0, 8.0))
-    assert "for somebody who takes part in 9 rounds; fitted to all canaries" in figures(findings)["measured ε"].detail
-    assert sum(each.rung == "known-others" for each in findings.folded_rows) == 4
-    text = markdown([dataclasses.replace(grouped, findings=findings)])
+    assert "for somebody who takes part in 9 rounds; fitted to all canaries" in figures(result)["measured ε"].detail
+    assert sum(each.rung == "known-others" for each in folded_rows(result)) == 4
+    text = markdown([dataclasses.replace(grouped, result=result)])
     assert "| known-others 9×, pooled |" in text
-    assert "known-others 9×" in run_page(dataclasses.replace(grouped, findings=findings))
+    assert "known-others 9×" in run_page(dataclasses.replace(grouped, result=result))
 
 
 def test_a_rung_that_decided_is_shown_without_a_row_of_its_own(grouped):
     """Too few canaries of any one number of presentations, but enough in all."""
-    others = {name: found for name, found in grouped.findings.raw["adversaries"].items() if name != "known-others"}
+    others = {name: found for name, found in grouped.result.to_dict()["adversaries"].items() if name != "known-others"}
     pooled = {"rung": "known-others", "participations": 4, "epsilon": 7.25, "interval": None, "pooled": True}
-    findings = changed(grouped.findings, headline=pooled, adversaries=others)
-    assert findings.shown_rows[-1].rung == "known-others"
-    assert findings.rung_verdict("known-others") == findings.verdict
-    page = run_page(dataclasses.replace(grouped, findings=findings))
+    result = changed(grouped.result, headline=pooled, adversaries=others)
+    assert shown_rows(result)[-1].rung == "known-others"
+    assert rung_verdict(result, "known-others") == result.verdict.outcome
+    page = run_page(dataclasses.replace(grouped, result=result))
     assert "known-others 4×" in page
     assert "7.25" in page
 
 
 def test_a_fitted_standard_deviation_is_named_beside_the_estimate(run):
-    adversaries = json.loads(json.dumps(run.findings.raw["adversaries"]))
+    adversaries = json.loads(json.dumps(run.result.to_dict()["adversaries"]))
     warning = "the standard deviation was fitted to the 12 scores, as they spread 1.4 times as much as the null: …"
     for row in (adversaries["known-others"], adversaries["known-others"]["groups"][0]):
         row["warnings"] = [warning]
-    findings = changed(run.findings, adversaries=adversaries)
-    assert "the standard deviation was fitted" in figures(findings)["measured ε"].detail
-    few = dataclasses.replace(run, findings=findings)
+    result = changed(run.result, adversaries=adversaries)
+    assert "the standard deviation was fitted" in figures(result)["measured ε"].detail
+    few = dataclasses.replace(run, result=result)
     for text in (run_page(few), markdown([few])):
         assert "(std fitted)" in text
         assert warning in text
@@ -142,22 +145,22 @@ def test_a_fitted_standard_deviation_is_named_beside_the_estimate(run):
 def test_notes_of_a_trainer_are_notes_and_small_groups_one_line(run):
     small = [f"known-others: 3 canaries were presented {times} times, too few to say anything" for times in range(20)]
     entries = {"notes": ["an own note", *small], "trainer_notes": ["Opacus says so"], "warnings": ["no canary came"]}
-    findings = changed(run.findings, **entries)
-    assert note_lines(findings) == [
+    result = changed(run.result, **entries)
+    assert note_lines(result) == [
         "warning: no canary came",
         "an own note",
         "Opacus says so",
         "20 groups of canaries are too small for a row of their own",
     ]
-    page = run_page(dataclasses.replace(run, findings=findings))
+    page = run_page(dataclasses.replace(run, result=result))
     assert "warning: no canary came" in page
     assert "trainer_notes" not in page
     assert "presented 7 times" not in page
 
 
 def gauge(name, status):
-    return GaugeReading(
-        name=name, meaning="a share of something", smallest=0.5, largest=0.6, limits=(0.9, 1.1), flagged=(3, 4),
+    return Gauge(
+        name=name, smallest=0.5, largest=0.6, limits=(0.9, 1.1), flagged=(3, 4),
         status=status, noise_left=0.55 if status == "low" else None,
     )  # fmt: skip
 
@@ -176,30 +179,30 @@ def gauge(name, status):
         (("residual", "pooled residual"), "low", "less noise than stated"),
         (("repeat", "repeat of any"), "low", "seeded again in every round"),
         (("layer a", "layer b"), "low", "The noise is missing or too small there"),
-        (("a gauge of tomorrow",), "warning", "It measures: a share of something"),
+        (("a gauge of tomorrow",), "warning", "It measures: a gauge of tomorrow"),
     ],
 )
 def test_a_gauge_outside_its_limits_says_where_to_look(run, names, status, words):
-    findings = dataclasses.replace(run.findings, gauges=tuple(gauge(name, status) for name in names))
-    [step] = gauge_steps(findings)
+    result = dataclasses.replace(run.result, gauges=tuple(gauge(name, status) for name in names))
+    [step] = gauge_steps(result)
     assert words in step
     assert all(name.removeprefix("layer ") in step for name in names)
     assert "rivacy does not suffer" not in step
-    lines = gauge_lines(findings)
+    lines = gauge_lines(result)
     assert lines[0] == f"gauges: 0 of {len(names)} are within their limits"
     assert lines[1].startswith(f"gauge {names[0]} is {status}: 0.5 … 0.6, limits 0.9 … 1.1 in 2 rounds")
     assert ("at most 0.55 of the stated noise is left" in lines[1]) == (status == "low")
 
 
 def test_every_gauge_of_a_run_has_advice(run):
-    names = {each.name for each in run.findings.gauges if each.layer is None}
+    names = {each.name for each in run.result.gauges if not each.name.startswith("layer ")}
     assert names <= set(GAUGE_ADVICE)
 
 
 def test_tensors_within_their_limits_are_folded_away(run):
     many = tuple(gauge(f"layer block{number}.weight", "ok") for number in range(200))
-    findings = dataclasses.replace(run.findings, gauges=(*many, gauge("layer head.bias", "low"), gauge("noise", "ok")))
-    shown_run = dataclasses.replace(run, findings=findings)
+    result = dataclasses.replace(run.result, gauges=(*many, gauge("layer head.bias", "low"), gauge("noise", "ok")))
+    shown_run = dataclasses.replace(run, result=result)
     page = run_page(shown_run)
     before, after = page.split("<summary>200 tensors are within their limits</summary>")
     assert "layer head.bias" in before
@@ -210,4 +213,4 @@ def test_tensors_within_their_limits_are_folded_away(run):
     assert "| layer head.bias |" in text
     assert "200 of 201 tensors are within their limits: block0.weight, block1.weight" in text
     assert len(text.splitlines()) < 80
-    assert "block11.weight and 189 more)" in coverage_lines(findings)[0]
+    assert "block11.weight and 189 more)" in coverage_lines(result)[0]

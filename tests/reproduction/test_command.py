@@ -16,9 +16,15 @@ pytest.importorskip("matplotlib")
 
 from coalmine.cli import main as cli
 from coalmine.cli import reproduce as command
-from coalmine.reproduction import accuracy, beyond, emnist, multirun, normality, presentations, table_2
-from coalmine.reproduction.readings import read_json
-from coalmine.reproduction.setting import Setting
+from coalmine.reproduction import appendix_c_normality as normality
+from coalmine.reproduction import appendix_d_multirun as multirun
+from coalmine.reproduction import beyond, table_2
+from coalmine.reproduction import figures_1_to_3_presentations as presentations
+from coalmine.reproduction import table_3_accuracy as accuracy
+from coalmine.reproduction import table_5_emnist as emnist
+from coalmine.reproduction.experiment import load_experiment
+from coalmine.reproduction.experiment_options import Options
+from coalmine.reproduction.run_numbers import read_json
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = {module.EXPERIMENT.name: module.EXPERIMENT for module in (accuracy, presentations, normality)}
@@ -52,7 +58,7 @@ def test_a_table_piece_by_piece(capsys, tmp_path):
 
 
 def test_time_that_is_over_stops_at_a_checkpoint_and_the_same_command_goes_on(capsys, tmp_path, monkeypatch):
-    often = replace(emnist.characters(Setting(out=tmp_path, rounds=6)), checkpoint_every=2)
+    often = replace(emnist.characters(Options(out=tmp_path, rounds=6)), checkpoint_every=2)
     monkeypatch.setattr(emnist, "characters", lambda _: often)
     command = ("-q", "reproduce", "emnist", "--out", tmp_path, "--only", "0.16", "--json")
     code, text, err = coalmine(capsys, *command, "--minutes", 1e-9)
@@ -224,7 +230,7 @@ def test_a_table_2_that_is_not_the_papers_does_not_pass():
 def test_a_model_that_has_not_learnt_is_named(name):
     found = read_json(ROOT / f"docs/reproduction/{name}-paper.json")
     worst = min(found["readings"], key=lambda reading: reading["accuracy"])
-    text = importlib.import_module(f"coalmine.reproduction.{name}").said(found)
+    text = load_experiment(name).conclusion(found)
     lost = text.partition("Not every model learnt: ")[2].partition(", where")[0]
     assert lost.startswith(f"{worst['accuracy']:.1%} at noise {worst['noise_multiplier']:g} (clip norm at the end ")
     assert lost.count(" at noise ") == 1  # each task has a measure of its own: its best model
@@ -232,8 +238,8 @@ def test_a_model_that_has_not_learnt_is_named(name):
 
 def test_groups_with_fewer_canaries_than_the_papers_are_named():
     found = read_json(ROOT / "docs/reproduction/presentations-paper.json")
-    assert "Groups of handwriting have 250 canaries, fewer than the paper's 1,000." in presentations.said(found)
-    assert "Groups of next words" not in presentations.said(found)
+    assert "Groups of handwriting have 250 canaries, fewer than the paper's 1,000." in presentations.conclusion(found)
+    assert "Groups of next words" not in presentations.conclusion(found)
 
 
 def test_the_plan_of_beyond_says_which_runs_are_trained(capsys, tmp_path):
@@ -242,9 +248,9 @@ def test_the_plan_of_beyond_says_which_runs_are_trained(capsys, tmp_path):
     )
     assert code == 0
     asked = {row["run"] for row in json.loads(text) if row["asked"]}
-    setting = Setting(out=tmp_path)
-    assert {run.name for run in beyond.noise_runs(setting).values()} <= asked
-    assert len(asked) == len(beyond.plan(setting)) - 5  # those of the table's other noises
+    options = Options(out=tmp_path)
+    assert {run.name for run in beyond.noise_runs(options).values()} <= asked
+    assert len(asked) == len(beyond.plan(options)) - 5  # those of the table's other noises
 
 
 def fake_repeat(noise, number):

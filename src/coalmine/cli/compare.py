@@ -3,13 +3,14 @@
 import csv
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from coalmine.audit.ladder import RUNGS
+from coalmine.audit.result import AuditResult
 from coalmine.cli.exit_codes import BAD_INPUT
 from coalmine.cli.named_runs import find_runs, how_to_finish, is_finished, print_notes, print_problems, read_error
 from coalmine.cli.options import JSON, Command, argument
@@ -17,9 +18,7 @@ from coalmine.cli.output import print_json, print_table, shown_number
 from coalmine.storage.run_directory import RunDirectory
 
 logger = logging.getLogger("coalmine")
-FIRST = ("run", "task", "rounds", "noise_multiplier", "canaries", "presentations", "accuracy", "analytical_epsilon")
 FEW = 4  # numbers of presentations that a table lists
-TOPS = ("headline", "client_epsilon", "client_rounds", "accounted_epsilon")
 
 
 @click.command(cls=Command)
@@ -55,136 +54,159 @@ def compare(directories: tuple[Path, ...], as_csv: bool, plot: Path | None, as_j
     if as_csv and as_json:
         raise click.UsageError("--csv and --json are two ways to print the same: give one")
     named = find_runs(directories)
-    runs, unfinished, problems = _read_runs(named.runs)
+    results, unfinished, problems = _read_results(named.runs)
     problems += named.problems.values()
-    if runs:
+    if results:
         if plot is not None:
-            _plot(plot, [directory for directory, _ in runs])
-        _print([found for _, found in runs], as_csv=as_csv, as_json=as_json)
+            _plot(plot, [Path(name) for name in results])
+        _print(results, as_csv=as_csv, as_json=as_json)
     print_problems(unfinished)
     print_notes(f"{line}: left out" for line in named.ignored.values())
     print_problems(problems)
-    return 0 if runs and not problems else BAD_INPUT
+    return 0 if results and not problems else BAD_INPUT
 
 
-def _read_runs(directories: Sequence[Path]) -> tuple[list[tuple[Path, dict[str, Any]]], list[str], list[str]]:
-    """Summaries of the finished runs, a line for each unfinished run, and a line for each damaged one."""
-    runs, unfinished, problems = [], [], []
+def _read_results(directories: Sequence[Path]) -> tuple[dict[str, AuditResult], list[str], list[str]]:
+    """The results of the finished runs by their paths, a line for each unfinished run, and a line for each damaged one."""
+    results, unfinished, problems = {}, [], []
     for directory in directories:
         if not is_finished(directory):
             unfinished.append(f"{directory} is not finished and is left out: {how_to_finish(directory)}")
             continue
         try:
-            runs.append((directory, summary(directory)))
+            results[str(directory)] = read_result(directory)
         except (OSError, ValueError, RecursionError) as error:
             problems.append(read_error(directory, error))
-    return runs, unfinished, problems
+    return results, unfinished, problems
 
 
-def _print(runs: list[dict[str, Any]], *, as_csv: bool, as_json: bool) -> None:
+def read_result(directory: Path) -> AuditResult:
+    """The result in a run directory; ValueError where it cannot be read."""
+    if not directory.is_dir():
+        raise ValueError(f"{directory} is not a directory of a run")
+    values = RunDirectory(directory).read_result()
+    try:
+        return AuditResult.from_dict(values)
+    except ValueError:
+        path = directory / "result.json"
+        raise ValueError(f"{path} is not a result as an audit writes it; restore it from a copy") from None
+
+
+def _print(results: Mapping[str, AuditResult], *, as_csv: bool, as_json: bool) -> None:
+    records = [run_record(name, result) for name, result in results.items()]
     if as_json:
-        print_json(runs)
+        print_json(records)
     elif as_csv:
-        rows = [_flat(run) for run in runs]
+        rows = [_flat(record) for record in records]
         names = list(dict.fromkeys(name for row in rows for name in row))
         writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     else:
-        print_runs(runs)
+        print_results(results)
 
 
-def print_runs(runs: list[dict[str, Any]]) -> None:
-    """A table of summaries."""
-    shown = [name for name in RUNGS if any(name in run["adversaries"] for run in runs)]
-    several = len({run["delta"] for run in runs}) > 1
-    first = [*FIRST, "delta"] if several else list(FIRST)
-    tops = ["measured"] if any(run["headline"] for run in runs) else []
-    tops += ["client_epsilon"] if any(run["client_epsilon"] is not None for run in runs) else []
-    cells = [
-        [
-            *(_shown(run, name) for name in first),
-            *(_top(run, name) for name in tops),
-            *(_epsilon(run, name) for name in shown),
-            run["verdict"] or "-",
-        ]
-        for run in runs
-    ]
-    print_table([name.replace("_", " ") for name in [*first, *tops, *shown, "verdict"]], cells)
+def print_results(results: Mapping[str, AuditResult]) -> None:
+    """A table of runs by their names."""
+    every = list(results.values())
+    rungs = [name for name in RUNGS if any(name in result.adversaries for result in every)]
+    columns = ["task", "rounds", "noise multiplier", "canaries", "presentations", "accuracy", "analytical epsilon"]
+    several = len({result.settings.delta for result in every}) > 1
+    columns += ["delta"] if several else []
+    columns += ["measured"] if any(result.headline for result in every) else []
+    columns += ["client epsilon"] if any(result.extra.get("client_epsilon") is not None for result in every) else []
+    cells = []
+    for name, result in results.items():
+        named = _cells(result)
+        epsilons = [_epsilon(result, rung) for rung in rungs]
+        cells.append([name, *(named[column] for column in columns), *epsilons, _verdict(result)])
+    print_table(["run", *columns, *rungs, "verdict"], cells)
     if several:
         logger.warning("these runs have different deltas: their epsilons are not to be compared with each other")
 
 
-def _shown(run: dict[str, Any], name: str) -> str:
-    """A cell; for "presentations" every number of presentations, or of many the range, that of the epsilons first."""
-    if name != "presentations":
-        return _cell(run[name])
-    first = [] if run[name] is None else [run[name]]
-    others = [times for times in run["presented"] if times != run[name]]
+def _cells(result: AuditResult) -> dict[str, str]:
+    """The cells of a run by the heads of their columns."""
+    told, top = result.extra, result.headline
+    return {
+        "task": _cell(told.get("task")),
+        "rounds": _cell(result.rounds),
+        "noise multiplier": _cell(told.get("noise_multiplier")),
+        "canaries": _cell(result.settings.canaries),
+        "presentations": _presentations(result),
+        "accuracy": _cell(told.get("accuracy")),
+        "analytical epsilon": _cell(result.analytical_epsilon),
+        "delta": _cell(result.settings.delta),
+        "measured": "-" if top is None else _for_rounds(top.epsilon, top.participations),
+        "client epsilon": _for_rounds(told.get("client_epsilon"), told.get("client_rounds")),
+    }
+
+
+def _presentations(result: AuditResult) -> str:
+    """Every number of presentations, or of many the range; the one that the epsilons are for comes first."""
+    usual = result.extra.get("presentations")
+    others: list[Any] = [times for times in _presented(result) if times != usual]
     if len(others) > FEW:
         others = [f"{min(others)} … {max(others)}"]
-    return ", ".join(map(str, [*first, *others])) or "-"
+    return ", ".join(map(str, [*([] if usual is None else [usual]), *others])) or "-"
 
 
-def _top(run: dict[str, Any], name: str) -> str:
-    """One of the numbers on top, with the number of rounds that it is for."""
-    top = run["headline"] or {}
-    value, times = (
-        (top.get("epsilon"), top.get("participations"))
-        if name == "measured"
-        else (run["client_epsilon"], run["client_rounds"])
-    )
+def _presented(result: AuditResult) -> list[int]:
+    return sorted({row.presentations for each in result.adversaries.values() for row in each.rows if row.presentations})
+
+
+def _epsilon(result: AuditResult, rung: str) -> str:
+    return _cell(result[rung].headline.estimate.epsilon) if rung in result.adversaries else "-"
+
+
+def _verdict(result: AuditResult) -> str:
+    return "-" if result.verdict is None else str(result.verdict.outcome)
+
+
+def _for_rounds(value: Any, times: Any) -> str:
+    """An epsilon with the number of rounds that it is for."""
     return _cell(value) if times is None or value is None else f"{_cell(value)} ({times}×)"
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else shown_number(value) if isinstance(value, float) else str(value)
 
 
 def _plot(path: Path, directories: Sequence[Path]) -> None:
     from coalmine.report import plots, read_run
-    from coalmine.report.pictures import save_plot
+    from coalmine.report.svg import save_plot
 
-    found = [(run.noise_multiplier, run.findings) for run in map(read_run, directories)]
-    known = [(noise, findings) for noise, findings in found if noise is not None and findings is not None]
+    found = [(run.noise_multiplier, run.result) for run in map(read_run, directories)]
+    known = [(noise, result) for noise, result in found if noise is not None]
     if not known:
         raise ValueError("none of these runs says what its noise multiplier was, so there is nothing to plot")
     save_plot(path, plots.noise, known)
 
 
-def summary(directory: Path) -> dict[str, Any]:
-    """What is compared, from a run's result; what a trainer did not write is None."""
-    if not directory.is_dir():
-        raise ValueError(f"{directory} is not a directory of a run")
-    result = RunDirectory(directory).read_result()
-    try:
-        return _summary(directory, result)
-    except (AttributeError, KeyError, TypeError):
-        path = directory / "result.json"
-        raise ValueError(f"{path} is not a result as an audit writes it; restore it from a copy") from None
-
-
-def _summary(directory: Path, result: dict[str, Any]) -> dict[str, Any]:
-    first: dict[str, Any] = {name: result.get(name) for name in FIRST}
-    hash(result.get("delta"))  # print_runs puts the deltas into a set
-    adversaries = {
-        name: {key: found.get(key) for key in ("epsilon", "interval", "lower_bound", "verdict")}
-        for name, found in result.get("adversaries", {}).items()
+def run_record(name: str, result: AuditResult) -> dict[str, Any]:
+    """What is compared of a run, for JSON and CSV; what a trainer did not write is None."""
+    told, whole = result.extra, result.to_dict()
+    kept = ("epsilon", "interval", "lower_bound", "verdict")
+    return {
+        "run": name,
+        "task": told.get("task"),
+        "rounds": result.rounds,
+        "noise_multiplier": told.get("noise_multiplier"),
+        "canaries": result.settings.canaries,
+        "presentations": told.get("presentations"),
+        "accuracy": told.get("accuracy"),
+        "analytical_epsilon": result.analytical_epsilon,
+        "delta": result.settings.delta,
+        "claimed_epsilon": whole["claimed_epsilon"],
+        "verdict": whole["verdict"],
+        "headline": whole["headline"],
+        "client_epsilon": told.get("client_epsilon"),
+        "client_rounds": told.get("client_rounds"),
+        "accounted_epsilon": told.get("accounted_epsilon"),
+        "presented": _presented(result),
+        "audited": {item.name: item.status for item in result.audited},
+        "adversaries": {rung: {key: found[key] for key in kept} for rung, found in whole["adversaries"].items()},
     }
-    claim = {name: result.get(name) for name in ("delta", "claimed_epsilon", "verdict")}
-    verdicts = [claim["verdict"], *(found["verdict"] for found in adversaries.values())]
-    top = result.get("headline")
-    measured = [*adversaries.values(), *([] if top is None else [top])]
-    intervals = [found["interval"] for found in measured if found["interval"] is not None]
-    if any(not isinstance(each, str | None) for each in verdicts) or any(len(each) != 2 for each in intervals):
-        raise TypeError("a verdict is a word, and an interval is two numbers")
-    tops = {name: result.get(name) for name in TOPS}
-    statuses = {name: item["status"] for name, item in result.get("audited", {}).items()}
-    groups = [group for found in result.get("adversaries", {}).values() for group in found.get("groups", [])]
-    presented = sorted({group["presentations"] for group in groups if group.get("presentations")})
-    return (
-        first
-        | {"run": str(directory)}
-        | claim
-        | tops
-        | {"presented": presented, "audited": statuses, "adversaries": adversaries}
-    )
 
 
 def _flat(run: dict[str, Any]) -> dict[str, Any]:
@@ -199,12 +221,3 @@ def _flat(run: dict[str, Any]) -> dict[str, Any]:
         figures = {"epsilon": found["epsilon"], "low": low, "high": high, "lower_bound": found["lower_bound"]}
         flat |= {f"{name} {key}": value for key, value in figures.items()}
     return flat
-
-
-def _cell(value: Any) -> str:
-    return "-" if value is None else shown_number(value) if isinstance(value, float) else str(value)
-
-
-def _epsilon(run: dict[str, Any], name: str) -> str:
-    found = run["adversaries"].get(name)
-    return "-" if found is None else _cell(found["epsilon"])

@@ -86,8 +86,8 @@ def plan(
             plans.append(plan_audit(count, dim=dim, delta=delta, power=POWER))
             advance()
     if plot is not None:
-        from coalmine.report.pictures import save_plot
         from coalmine.report.plots import plan as plan_plot
+        from coalmine.report.svg import save_plot
 
         save_plot(plot, plan_plot, plans)
     deciding = None if claim is None else canaries_to_decide(claim, dim=dim, delta=delta, level=TEST_LEVEL, power=POWER)

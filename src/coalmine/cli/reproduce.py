@@ -1,6 +1,5 @@
 """`coalmine reproduce`: the paper's tables and figures beside our numbers, and experiments beyond the paper."""
 
-import importlib
 import math
 import platform
 import time
@@ -20,15 +19,15 @@ from coalmine.cli.options import DATA_DIR, JSON, Commands, FiniteRange, Verbosit
 from coalmine.cli.output import print_json, print_table, progress_bar, shows_bars, write_json
 from coalmine.cli.run import DEVICES, training_extra
 from coalmine.reproduction import table_2
+from coalmine.reproduction.experiment import Experiment, Found, load_experiment, save_figure
+from coalmine.reproduction.experiment_options import PAPER_ONLY, Options
 from coalmine.version import __version__
 
 if TYPE_CHECKING:
-    from coalmine.reproduction.experiment import Experiment, Found
-    from coalmine.reproduction.runs import PlannedRun
-    from coalmine.reproduction.setting import Setting
+    from coalmine.reproduction.run_grid import PlannedRun
     from coalmine.simulation.training_run import Progress
 
-EXPERIMENTS = {  # each a module of coalmine.reproduction
+EXPERIMENTS = {
     "accuracy": "Table 3: accuracy with and without canaries.",
     "cost": "Accuracy with and without canaries on handwriting, over several seeds.",
     "stackoverflow": "Epsilon against noise for next-word prediction with an LSTM.",
@@ -125,27 +124,25 @@ def _experiment(name: str, text: str) -> click.Command:
         as_json: bool,
         minutes: float | None,
         data_dir: Path | None,
-        **options: Any,
+        **given: Any,
     ) -> None:
         with training_extra():
-            module = importlib.import_module(f"coalmine.reproduction.{name}")
-            from coalmine.reproduction.setting import Setting
-        experiment: Experiment = module.EXPERIMENT
+            experiment = load_experiment(name)
         _check_options(experiment, context)
-        setting = Setting(
-            **options
+        options = Options(
+            **given
             | {
-                "only": _noises(options["only"]),
+                "only": _noises(given["only"]),
                 "data_dir": None if data_dir is None else str(data_dir.absolute()),
                 "ends": math.inf if minutes is None else time.monotonic() + 60 * minutes,
             }
         )
-        _check_only(experiment, setting)
+        _check_only(experiment, options)
         if plan:
-            _print_plan(experiment, setting, as_json=as_json)
+            _print_plan(experiment, options, as_json=as_json)
             return
-        found = _carried_out(experiment, setting, quiet=context.ensure_object(Verbosity).quiet)
-        _report(experiment, found, setting.file(experiment.name, "json"), as_json=as_json)
+        found = _carried_out(experiment, options, quiet=context.ensure_object(Verbosity).quiet)
+        _report(experiment, found, options.file(experiment.name, "json"), as_json=as_json)
 
     return command
 
@@ -163,52 +160,50 @@ def _noises(text: str | None) -> tuple[float, ...]:
         ) from None
 
 
-def _check_options(experiment: "Experiment", context: click.Context) -> None:
+def _check_options(experiment: Experiment, context: click.Context) -> None:
     """Reject options that the experiment does not use, at all or at this scale."""
-    from coalmine.reproduction.setting import PAPER_ONLY
-
     given = [name for name in OPTIONS if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
-    options = {param.name: param.opts[0] for param in context.command.params}
+    spelled = {param.name: param.opts[0] for param in context.command.params}
     for name in given:
         if name == "device" and context.params[name] in ("auto", "cpu"):
             continue  # where everything computes
         if name not in experiment.takes:
-            raise click.UsageError(f"{experiment.name} does not use {options[name]}: leave it out")
+            raise click.UsageError(f"{experiment.name} does not use {spelled[name]}: leave it out")
         if name in PAPER_ONLY and context.params["scale"] == "small":
-            raise click.UsageError(f"{options[name]} needs --scale paper, got scale small")
+            raise click.UsageError(f"{spelled[name]} needs --scale paper, got scale small")
 
 
-def _check_only(experiment: "Experiment", setting: "Setting") -> None:
+def _check_only(experiment: Experiment, options: Options) -> None:
     """Reject noise multipliers that the experiment does not have."""
-    if not setting.only:
+    if not options.only:
         return
-    noises = sorted({planned.asked_noise for planned in experiment.plan(setting)})
-    unknown = [noise for noise in setting.only if noise not in noises]
+    noises = sorted({planned.asked_noise for planned in experiment.plan(options)})
+    unknown = [noise for noise in options.only if noise not in noises]
     if unknown:
         raise click.BadParameter(
             f"must be among {', '.join(map('{:g}'.format, noises))}, got {unknown[0]:g}", param_hint="--only"
         )
 
 
-def _carried_out(experiment: "Experiment", setting: "Setting", *, quiet: bool) -> "Found":
+def _carried_out(experiment: Experiment, options: Options, *, quiet: bool) -> Found:
     """The experiment's numbers, with version, machine and checked claims."""
-    from coalmine.reproduction.runs import OutOfTimeError
+    from coalmine.reproduction.run_grid import OutOfTimeError
 
     started = time.monotonic()
     stopped = None
     assert experiment.gather is not None
-    with _following(experiment.plan(setting), quiet=quiet) as follow:
+    with _following(experiment.plan(options), quiet=quiet) as follow:
         try:
-            found = experiment.gather(setting, follow)
+            found = experiment.gather(options, follow)
         except OutOfTimeError as error:
             stopped = str(error)
     if stopped is not None:
         click.echo(f"{stopped}; the same command continues from there", err=True)
-        found = experiment.gather(_nothing_more(setting), lambda *_: None)
+        found = experiment.gather(_nothing_more(options), lambda *_: None)
     return _signed(experiment, found, started)
 
 
-def _signed(experiment: "Experiment", found: "Found", started: float) -> "Found":
+def _signed(experiment: Experiment, found: Found, started: float) -> Found:
     """The numbers with the experiment's name, version, machine, and which claims hold."""
     return found | {
         "name": experiment.name,
@@ -222,9 +217,9 @@ def _signed(experiment: "Experiment", found: "Found", started: float) -> "Found"
     }
 
 
-def _nothing_more(setting: "Setting") -> "Setting":
-    """The same setting with nothing to train: no run has a negative noise multiplier."""
-    return replace(setting, only=(-1.0,))
+def _nothing_more(options: Options) -> Options:
+    """The same options with nothing to train: no run has a negative noise multiplier."""
+    return replace(options, only=(-1.0,))
 
 
 @contextmanager
@@ -259,16 +254,16 @@ def _machine(device: str | None, trained_on: str | None = None) -> str:
     return f"CPU, {platform.machine()}"
 
 
-def _print_plan(experiment: "Experiment", setting: "Setting", *, as_json: bool) -> None:
-    from coalmine.reproduction.runs import distinct
+def _print_plan(experiment: Experiment, options: Options, *, as_json: bool) -> None:
+    from coalmine.reproduction.run_grid import distinct
 
     if experiment.repeats is not None:
-        _print_repeats(experiment, experiment.repeats(setting), as_json=as_json)
+        _print_repeats(experiment, experiment.repeats(options), as_json=as_json)
         return
-    runs = distinct(experiment.plan(setting))
+    runs = distinct(experiment.plan(options))
     rows: list[dict[str, Any]] = []
     for planned in runs:
-        done = planned.rounds_done(setting.out)
+        done = planned.rounds_done(options.out)
         config = planned.config
         rows.append(
             {
@@ -279,8 +274,8 @@ def _print_plan(experiment: "Experiment", setting: "Setting", *, as_json: bool) 
                 "clients": config.participation.clients_per_round,
                 "canaries": 0 if planned.without_canaries else config.canaries.count,
                 "presentations": list(config.canaries.presentations),
-                "done": "finished" if planned.finished(setting.out) else done,
-                "asked": setting.wanted(planned.asked_noise),
+                "done": "finished" if planned.finished(options.out) else done,
+                "asked": options.wanted(planned.asked_noise),
             }
         )
     if as_json:
@@ -309,7 +304,7 @@ def _print_plan(experiment: "Experiment", setting: "Setting", *, as_json: bool) 
     )
 
 
-def _print_repeats(experiment: "Experiment", repeats: list[dict[str, Any]], *, as_json: bool) -> None:
+def _print_repeats(experiment: Experiment, repeats: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
         print_json(repeats)
         return
@@ -317,7 +312,7 @@ def _print_repeats(experiment: "Experiment", repeats: list[dict[str, Any]], *, a
     print_table(["noise", "repeat", "done"], cells, title=f"{experiment.title}: {len(repeats)} repeats")
 
 
-def _report(experiment: "Experiment", found: "Found", path: Path, *, as_json: bool) -> None:
+def _report(experiment: Experiment, found: Found, path: Path, *, as_json: bool) -> None:
     """Write the numbers and the picture; print the tables and which claims hold."""
     written = _written(experiment, found, path)
     if as_json:
@@ -328,17 +323,15 @@ def _report(experiment: "Experiment", found: "Found", path: Path, *, as_json: bo
             print_table(table.columns, table.rows, title=table.title, left=range(table.left))
     for check in experiment.checks(found):
         click.echo(f"{check.outcome}: {check.claim} ({check.detail})")
-    click.echo(experiment.words(found))
+    click.echo(experiment.conclusion(found))
     if found.get("missing"):
         things = "runs" if experiment.repeats is None else "repeats"
         click.echo(f"not finished: {len(found['missing'])} of the {things}; see --plan")
     click.echo(f"written to {', '.join(map(str, written))}")
 
 
-def _written(experiment: "Experiment", found: "Found", path: Path) -> list[Path]:
+def _written(experiment: Experiment, found: Found, path: Path) -> list[Path]:
     """Write the numbers and the picture and return their paths; without a picture if `path` is a pipe or device."""
-    from coalmine.reproduction.figures import save_figure
-
     write_json(path, found)
     if experiment.draw is None or path.suffix != ".json":
         return [path]

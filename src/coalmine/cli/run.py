@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -290,26 +291,26 @@ def report(outcome: "RunOutcome", directory: Path, *, page: bool, as_json: bool,
 
 def _print_outcome(outcome: "RunOutcome", *, quiet: bool) -> None:
     """Print the key figures, one row per adversary, the verdict, its coverage and notes; if quiet, table and verdict."""
-    from coalmine.report.findings import Findings
-    from coalmine.report.summary import coverage_lines, folded_line, gauge_lines, key_figures, note_lines
-    from coalmine.report.words import shortened
+    from coalmine.report.sentences import shortened
+    from coalmine.report.summary import coverage_lines, folded_line, gauge_lines, key_figures
+    from coalmine.report.table_rows import row_warnings
+    from coalmine.report.trainer_entries import note_lines
 
-    result = outcome.result
-    findings = Findings.from_dict(result.to_dict() | outcome.extra())
+    result = replace(outcome.result, extra=outcome.extra())
     verdict = [] if result.verdict is None else [f"{result.verdict.outcome}: {shortened(result.verdict.reason)}"]
     print_title(_title(outcome))
     if not quiet:
-        figures = key_figures(findings)
+        figures = key_figures(result)
         print_columns([[figure.label, shown_number(figure.value, 3), figure.detail] for figure in figures])
     print_table(*result.table())
     if quiet:
         click.echo("\n".join(verdict), nl=bool(verdict))
         return
-    lines = [f"{line}; the rows are in result.json" for line in [folded_line(findings)] if line]
-    lines += [f"{', '.join(names)}: {warning}" for warning, names in findings.row_warnings.items()]
-    passed = findings.verdict == "PASS"
-    lines += [*verdict, *(["this PASS covers only what was checked:"] if passed else []), *coverage_lines(findings)]
-    for line in [*lines, *gauge_lines(findings), *_notes(outcome), *note_lines(findings)]:
+    lines = [f"{line}; the rows are in result.json" for line in [folded_line(result)] if line]
+    lines += row_warnings(result)
+    passed = result.verdict is not None and result.verdict.outcome == "PASS"
+    lines += [*verdict, *(["this PASS covers only what was checked:"] if passed else []), *coverage_lines(result)]
+    for line in [*lines, *gauge_lines(result), *_notes(outcome), *note_lines(result)]:
         click.echo(line)
 
 

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from coalmine.cli.compare import print_runs, summary
+from coalmine.audit.result import AuditResult
+from coalmine.cli.compare import print_results, read_result, run_record
 from coalmine.cli.exit_codes import BAD_INPUT, VERDICT_CODES
 from coalmine.cli.options import JSON, Command, Verbosity, argument
 from coalmine.cli.output import print_json, shows_bars
@@ -55,40 +56,40 @@ def sweep(verbosity: Verbosity, file: Path, out: Path | None, jobs: int, as_json
     home = out or Path("runs") / file.stem
     with _bar(hidden=verbosity.quiet) as progress:
         runs = run_sweep(points, home, jobs=jobs, plan=file.read_bytes(), progress=progress)
-    runs = [_with_read_error(run) for run in runs]
-    finished = [run for run in runs if run.error is None]
-    summaries = [summary(run.directory) | {"run": run.point.name} for run in finished]
+    results: dict[str, AuditResult] = {}
+    runs = [_read_into(results, run) for run in runs]
     if as_json:
-        print_json({"directory": str(home), "runs": [_run_dict(run, summaries) for run in runs]})
+        print_json({"directory": str(home), "runs": [_record(run, results) for run in runs]})
     else:
-        if summaries:
-            print_runs(summaries)
-        click.echo(f"{len(finished)} of {len(runs)} runs finished, in {home}; `coalmine report {home}` compares them")
+        if results:
+            print_results(results)
+        click.echo(f"{len(results)} of {len(runs)} runs finished, in {home}; `coalmine report {home}` compares them")
     for run in runs:
         if run.error is not None:
             click.echo(f"coalmine: {run.point.name} failed: {run.error}", err=True)
-    return BAD_INPUT if len(finished) < len(runs) else _worst_verdict(summaries)
+    return BAD_INPUT if len(results) < len(runs) else _worst_verdict(results)
 
 
-def _with_read_error(run: "SweepRun") -> "SweepRun":
-    """The run, marked as failed if its result cannot be read."""
+def _read_into(results: dict[str, AuditResult], run: "SweepRun") -> "SweepRun":
+    """The run, its result added to the others; or the run with what is wrong with its result."""
     try:
         if run.error is None:
-            summary(run.directory)
+            results[run.point.name] = read_result(run.directory)
     except ValueError as error:
         return replace(run, error=str(error))
     return run
 
 
-def _run_dict(run: "SweepRun", summaries: list[dict[str, Any]]) -> dict[str, Any]:
+def _record(run: "SweepRun", results: dict[str, AuditResult]) -> dict[str, Any]:
     """A run as JSON: its settings, and its result or why it failed."""
-    found = next((found for found in summaries if found["run"] == run.point.name), {})
+    name = run.point.name
+    found = run_record(name, results[name]) if name in results else {}
     about = {"run": run.point.name, "directory": str(run.directory), "settings": run.point.values}
     return found | about | {"error": run.error}
 
 
-def _worst_verdict(summaries: list[dict[str, Any]]) -> int:
-    verdicts = {found["verdict"] for found in summaries}
+def _worst_verdict(results: dict[str, AuditResult]) -> int:
+    verdicts = {str(result.verdict.outcome) for result in results.values() if result.verdict is not None}
     return next((VERDICT_CODES[name] for name in ("VIOLATION", "UNDERPOWERED") if name in verdicts), 0)
 
 

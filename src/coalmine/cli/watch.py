@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.live import Live
 
 from coalmine.cli.options import Command, FiniteRange, argument
+from coalmine.report.live_view import Frame, Watcher, screen
 from coalmine.report.trackers import MLflow, TensorBoard, Tracker
-from coalmine.report.watch import Frame, Watcher, screen
 from coalmine.storage.run_directory import is_run
 
 

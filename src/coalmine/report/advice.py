@@ -1,14 +1,14 @@
 """What to do about a result: the next steps after a verdict, and what each gauge points to."""
 
-import importlib
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from coalmine.audit.gauge import LAYER, Gauge
 from coalmine.audit.result import AuditResult
-from coalmine.report.findings import Findings, GaugeReading
-from coalmine.report.run import Run
-from coalmine.report.words import shortened, shown
+from coalmine.audit.signatures import likely_faults
+from coalmine.audit.verdict import Verdict
+from coalmine.report.sentences import shortened, shown
+from coalmine.report.stored_run import Run
+from coalmine.report.table_rows import strongest_row, top_row
 
 LESS_NOISE = (
     "There is less noise than stated. Compare the standard deviation of the noise that is drawn with the noise multiplier "
@@ -75,19 +75,15 @@ NAMED = 6  # tensors that are named in one step
 
 def next_steps(run: Run) -> list[str]:
     """What to do next, most pressing first."""
-    findings = run.findings
+    result = run.result
     steps = [] if run.finished else [_to_finish(run)]
-    if findings.verdict == "VIOLATION":
-        steps += _after_violation(findings)
-    elif findings.verdict == "UNDERPOWERED":
-        steps.append(_after_underpowered(findings))
-    elif findings.verdict == "PASS":
-        steps.append(_after_pass(findings))
+    if result.verdict is not None:
+        steps += _after_verdict(result, result.verdict)
     elif run.finished:
-        steps.append(_after_no_claim(findings))
-    steps += gauge_steps(findings)
-    steps += _stronger_audit(findings)
-    if findings.raw.get("secret_seed") is False:
+        steps.append(_after_no_claim(result))
+    steps += gauge_steps(result)
+    steps += _stronger_audit(result)
+    if result.extra.get("secret_seed") is False:
         steps.append(
             "The canaries' seed is the public demo seed. An audit that others are to trust needs a secret one: "
             "`coalmine seed FILE`, then `--seed-file FILE`."
@@ -95,36 +91,26 @@ def next_steps(run: Run) -> list[str]:
     return steps
 
 
-def gauge_steps(findings: Findings) -> list[str]:
+def gauge_steps(result: AuditResult) -> list[str]:
     """What each gauge outside its limits means and where to look, gauges with the same meaning in one step."""
-    grouped: dict[str, list[GaugeReading]] = {}
-    for gauge in findings.gauges:
+    grouped: dict[str, list[Gauge]] = {}
+    for gauge in result.gauges:
         if gauge.status != "ok":
             grouped.setdefault(gauge_advice(gauge), []).append(gauge)
     return [f"{_names(gauges)}: {advice}" for advice, gauges in grouped.items()]
 
 
-def gauge_advice(gauge: GaugeReading) -> str:
+def gauge_advice(gauge: Gauge) -> str:
     """What one gauge outside its limits means, and where to look."""
-    if gauge.layer is not None:
+    if gauge.name.startswith(LAYER):
         return LOW_LAYERS if gauge.status == "low" else LONG_LAYERS
     if gauge.name in ("residual", "pooled residual") and gauge.status == "warning":
         return LONG_RESIDUAL
     return GAUGE_ADVICE.get(gauge.name, f"It measures: {gauge.meaning}. An honest run stays within its limits.")
 
 
-def likely_faults(result: Mapping[str, Any]) -> list[str]:
-    """What is likely wrong, by the signatures of known faults; none where no signatures are at hand."""
-    try:
-        signatures = importlib.import_module("coalmine.audit.signatures")
-        found = signatures.likely_faults(AuditResult.from_dict(result))
-        return [f"{fault.title}. {fault.meaning} {fault.mend}" for fault in found]
-    except (ImportError, AttributeError, KeyError, ValueError):
-        return []
-
-
-def _names(gauges: Sequence[GaugeReading]) -> str:
-    layers = [gauge.layer for gauge in gauges if gauge.layer is not None]
+def _names(gauges: Sequence[Gauge]) -> str:
+    layers = [gauge.name.removeprefix(LAYER) for gauge in gauges if gauge.name.startswith(LAYER)]
     if layers:
         more = f" and {len(layers) - NAMED} more" if len(layers) > NAMED else ""
         return f"Tensor{'s' * (len(layers) > 1)} {', '.join(layers[:NAMED])}{more}"
@@ -142,15 +128,21 @@ def _to_finish(run: Run) -> str:
     return "The run is not finished: continue it with its own trainer."
 
 
-def _after_pass(findings: Findings) -> str:
-    rest = [item.name for item in findings.audited if item.status != "checked"]
+def _after_verdict(result: AuditResult, verdict: Verdict) -> list[str]:
+    if verdict.outcome == "VIOLATION":
+        return _after_violation(result)
+    return [_after_pass(result) if verdict.outcome == "PASS" else _after_underpowered(verdict)]
+
+
+def _after_pass(result: AuditResult) -> str:
+    rest = [item.name for item in result.audited if item.status != "checked"]
     named = f" Whoever quotes the verdict should add what was not checked: {', '.join(rest)}." if rest else ""
     return f"Keep this report with the model.{named}"
 
 
-def _after_violation(findings: Findings) -> list[str]:
-    rungs = [rung for rung, verdict in findings.verdicts.items() if verdict == "VIOLATION"]
-    low = [gauge.name for gauge in findings.gauges if gauge.status == "low"]
+def _after_violation(result: AuditResult) -> list[str]:
+    rungs = [each.name for each in result.adversaries.values() if each.verdict and each.verdict.outcome == "VIOLATION"]
+    low = [gauge.name for gauge in result.gauges if gauge.status == "low"]
     seen = []
     if rungs:
         seen.append(f"The claim is refuted by {', '.join(rungs)}.")
@@ -158,8 +150,8 @@ def _after_violation(findings: Findings) -> list[str]:
         named = f"{', '.join(low[:NAMED])}{f' and {len(low) - NAMED} more' if len(low) > NAMED else ''}"
         seen.append(f"Noise is missing by the gauge{'s' * (len(low) > 1)} {named}.")
     steps = [" ".join(["Do not release this model under the claimed ε.", *seen])]
-    faults = likely_faults(findings.raw)
-    steps += [f"Likely: {fault}" for fault in faults]
+    faults = likely_faults(result)
+    steps += [f"Likely: {fault.title}. {fault.meaning} {fault.mend}" for fault in faults]
     if not faults and not low:
         steps.append(
             "Look at clip and noise: is every update clipped before the average? Is the standard deviation of the noise the "
@@ -169,33 +161,32 @@ def _after_violation(findings: Findings) -> list[str]:
     return steps
 
 
-def _after_underpowered(findings: Findings) -> str:
-    decides = re.search(r"([\d,]+) canaries would decide", findings.reason)
-    if decides:
+def _after_underpowered(verdict: Verdict) -> str:
+    if verdict.code == "power" and verdict.canaries_needed is not None:
         return (
-            f"Audit again with {decides[1]} canaries: so many would decide the claim (this run had "
-            f"{findings.canaries:,})."
+            f"Audit again with {verdict.canaries_needed:,} canaries: so many would decide the claim (this run had "
+            f"{verdict.canaries:,})."
         )
-    if findings.code == "undetected":  # more of them would not help
-        return f"Find out first why the canaries are not detected: {shortened(findings.reason)}."
-    if findings.code == "gauge":
+    if verdict.code == "undetected":  # more of them would not help
+        return f"Find out first why the canaries are not detected: {shortened(verdict.reason)}."
+    if verdict.code == "gauge":
         return "Find out why the gauges named here left their limits, mend it or the stated noise, and audit again."
-    return f"What would decide: {findings.reason.rstrip('.')}."
+    return f"What would decide: {verdict.reason.rstrip('.')}."
 
 
-def _after_no_claim(findings: Findings) -> str:
-    hypothetical = findings.raw.get("if_analytical_were_claimed")
+def _after_no_claim(result: AuditResult) -> str:
+    hypothetical = result.extra.get("if_analytical_were_claimed")
     if hypothetical and isinstance(hypothetical, Mapping):
         return (
-            f"If the analytical ε = {shown(findings.analytical)} were claimed, the verdict would be "
+            f"If the analytical ε = {shown(result.analytical_epsilon)} were claimed, the verdict would be "
             f"{hypothetical.get('verdict')}: {hypothetical.get('reason')}. Claim it with `--claim analytical`."
         )
     return "Give the ε that you promise as a claim (`--claim`, or `audit.result(claim=…)`) to get a verdict on it."
 
 
-def _stronger_audit(findings: Findings) -> list[str]:
+def _stronger_audit(result: AuditResult) -> list[str]:
     """What would let the audit see more."""
-    steps, top, strongest = [], findings.top, findings.strongest
+    steps, top, strongest = [], top_row(result), strongest_row(result)
     if top is not None and not top.detected:
         steps.append(
             f"{top.rung} detected nothing: {top.canaries:,} canaries cannot see below ε = {shown(top.floor)}. More canaries "

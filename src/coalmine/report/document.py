@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from coalmine.report.run import Run, read_run, read_runs
-from coalmine.report.text import as_dict, markdown
+from coalmine.report.markdown import as_dict, markdown
+from coalmine.report.stored_run import Run, read_run, read_runs
 from coalmine.storage.files import json_ready, write_atomically
 from coalmine.storage.run_directory import runs_in
 
@@ -15,9 +15,13 @@ Format = Literal["html", "md", "json"]
 
 
 def write_report(directories: Sequence[Path | str], out: Path | str | None = None, *, kind: Format = "html") -> Path:
-    """The report of a run, or of several beside each other, as a file; its path comes back.
+    """Write the report of a run, or of several beside each other, into one file, and return its path.
 
-    By default it is `report.html` (`.md`, `.json`) in the run's own directory, and in the current one for several runs.
+    `directories` are run directories; a directory of runs, such as a sweep's, stands for all of them. `out` is the file; by
+    default it is `report.html` (`.md`, `.json`) in the run's directory, or in the current one for several runs. `kind` is
+    "html", which needs matplotlib (`pip install 'coalmine[report]'`), "md" or "json".
+
+    Raises ValueError if no run can be read, or if `out` is a file of the run itself.
     """
     paths = [Path(directory) for directory in directories]
     if not paths:
@@ -41,7 +45,7 @@ def _own_file(run: Path, target: Path) -> bool:
 
 
 def report_text(paths: Sequence[Path], *, kind: Format = "html") -> str:
-    """The same as text. A directory that holds runs, as that of a sweep, stands for them."""
+    """The report as text; a directory of runs, such as a sweep's, stands for all of them."""
     paths = [run for path in paths for run in runs_in(path)]
     runs, refused = read(paths)
     if kind == "md":

@@ -1,13 +1,13 @@
-"""The report's plots, for notebooks too: each draws on the Axes it is given and returns it.
+"""The report's plots as functions, for notebooks too: each draws on the matplotlib Axes it is given and returns it.
 
-In a notebook:
+They take an `AuditResult`, its rows, or what a `Run` holds (`read_run`):
 
     import matplotlib.pyplot as plt
     from coalmine.report import plots, read_run
 
     run = read_run("runs/digits-1")
     figure, ax = plt.subplots()
-    plots.ladder(ax, run.findings)
+    plots.ladder(ax, run.result)
 """
 
 import math
@@ -19,11 +19,12 @@ import numpy as np
 from scipy.special import ndtri
 
 from coalmine.audit.ladder import RUNGS, Scores
+from coalmine.audit.result import AuditResult, Row
 from coalmine.audit.views import View
 from coalmine.checks import Floats
 from coalmine.estimators.bounds import is_law, log_upper_tail
 from coalmine.estimators.gaussians import Gaussian
-from coalmine.report.findings import Finding, Findings
+from coalmine.report.table_rows import shown_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +42,7 @@ MOST_POINTS = 400  # of one line or cloud
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar of `presentations`: its group, and what so many presentations read there."""
+    """One bar of `presentations`: its group, a number of presentations, and the ε and the valid bound for it."""
 
     group: str
     presentations: int
@@ -49,14 +50,15 @@ class Bar:
     lower_bound: float
 
 
-def ladder(ax: "Axes", findings: Findings) -> "Axes":
-    """Every adversary as one line: estimate, interval, valid bound and floor, with the analytical and the claimed ε.
+def ladder(ax: "Axes", result: AuditResult) -> "Axes":
+    """One line for each adversary: estimate, interval, valid bound and floor, with the analytical and the claimed ε.
 
-    Of canaries shown unequally often, the row of the headline speaks, or the pooled headline itself.
+    If groups of canaries took part in different numbers of rounds, the row of the headline is drawn.
     """
-    rows = findings.shown_rows
+    rows, analytical = shown_rows(result), result.analytical_epsilon
+    claimed = None if result.claim is None else result.claim.epsilon
     drawn = [value for row in rows for value in (row.epsilon, row.lower_bound, row.floor, *(row.interval or ()))]
-    drawn += [value for value in (findings.analytical, findings.claimed) if value is not None]
+    drawn += [value for value in (analytical, claimed) if value is not None]
     right = epsilon_axis(ax, drawn, axis="x")
     for place, row in enumerate(rows):
         first = place == 0
@@ -75,10 +77,10 @@ def ladder(ax: "Axes", findings: Findings) -> "Axes":
             side = "left" if row.epsilon < right / 20 else "center"
             at = (min(row.epsilon, right), place)
             ax.annotate(_figure(row.epsilon), at, (0, 6), textcoords="offset points", ha=side)
-    if findings.analytical is not None and math.isfinite(findings.analytical):
-        ax.axvline(findings.analytical, color=ANALYTICAL, lw=1.5, label="analytical ε")
-    if findings.claimed is not None:
-        ax.axvline(findings.claimed, color=CLAIM, lw=1.5, ls="--", label="claimed ε")
+    if analytical is not None and math.isfinite(analytical):
+        ax.axvline(analytical, color=ANALYTICAL, lw=1.5, label="analytical ε")
+    if claimed is not None:
+        ax.axvline(claimed, color=CLAIM, lw=1.5, ls="--", label="claimed ε")
     ax.set_yticks(range(len(rows)), [row.name for row in rows])
     ax.set_ylim(len(rows) - 0.4, -0.7)  # the weakest attacker on top
     ax.set_xlabel("ε")
@@ -86,7 +88,7 @@ def ladder(ax: "Axes", findings: Findings) -> "Axes":
 
 
 def epsilon_axis(ax: "Axes", values: Sequence[float], *, axis: str) -> float:
-    """An axis of epsilons: linear, or logarithmic above 1 where they span much. Returns where infinity is drawn."""
+    """Set up an axis of epsilons: linear, or logarithmic above 1 if they span a wide range. Returns where ∞ is drawn."""
     finite = [value for value in values if math.isfinite(value)]
     top = max([*finite, 1.0])
     spread = top > 30 and min([value for value in finite if value > 0.01], default=top) < top / 15
@@ -104,8 +106,11 @@ def epsilon_axis(ax: "Axes", values: Sequence[float], *, axis: str) -> float:
     return end
 
 
-def densities(ax: "Axes", scores: Scores, finding: Finding | None = None) -> "Axes":
-    """Observed scores as a histogram over what unobserved ones read, with the normal law that was fitted to them."""
+def densities(ax: "Axes", scores: Scores, row: Row | None = None) -> "Axes":
+    """Histogram of observed scores over the null, with the normal law that was fitted to them.
+
+    `row` is the row of the result that rests on these scores; without it the law is fitted here.
+    """
     low, high = _span([scores.observed, scores.unobserved])
     edges = np.linspace(low, high, 51).tolist()
     grid = np.linspace(low, high, 201)
@@ -114,9 +119,9 @@ def densities(ax: "Axes", scores: Scores, finding: Finding | None = None) -> "Ax
         ax.hist(scores.unobserved, edges, density=True, color=NULL, histtype="step", lw=1.2, label="unobserved")
     else:
         ax.plot(grid, law_density(scores.null, grid), color=NULL, lw=1.5, label="null")
-    mean, std = (
-        (finding.mean, finding.std) if finding else (float(scores.observed.mean()), float(scores.observed.std()))
-    )
+    mean, std = float(scores.observed.mean()), float(scores.observed.std())
+    if row is not None:
+        mean, std = row.estimate.mean, row.estimate.std
     ax.plot(grid, normal_density(grid, mean, std), color=FITTED, lw=1.5, ls=(0, (4, 2)), label="fitted")
     ax.set_xlim(low, high)
     ax.set_yticks([])
@@ -125,23 +130,23 @@ def densities(ax: "Axes", scores: Scores, finding: Finding | None = None) -> "Ax
     return ax
 
 
-def overlayed_densities(ax: "Axes", groups: Mapping[str, Scores | Finding]) -> "Axes":
-    """Observed scores of several runs or groups over one null, as in the paper's density figure.
+def overlayed_densities(ax: "Axes", groups: Mapping[str, Scores | Row]) -> "Axes":
+    """Densities of the observed scores of several runs or groups, by their labels, over one null (Figure 1 of the paper).
 
-    A Finding stands for its fitted normal law.
+    A row of a result stands for its fitted normal law.
     """
     ends = [
         _span([group.observed])
         if isinstance(group, Scores)
-        else (group.mean - 4 * group.std, group.mean + 4 * group.std)
+        else (group.estimate.mean - 4 * group.estimate.std, group.estimate.mean + 4 * group.estimate.std)
         for group in groups.values()
     ]
     grid = np.linspace(min([-3.5, *(low for low, _ in ends)]), max([3.5, *(high for _, high in ends)]), 201)
     ax.plot(grid, normal_density(grid, 0.0, 1.0), color=NULL, lw=2, label="null")
     for place, (label, group) in enumerate(groups.items()):
         colour, stroke = series(place)
-        if isinstance(group, Finding):
-            density = normal_density(grid, group.mean, group.std)
+        if isinstance(group, Row):
+            density = normal_density(grid, group.estimate.mean, group.estimate.std)
         else:
             density = smooth_density(group.observed, grid)
         ax.plot(grid, density, color=colour, ls=stroke, lw=1.4, label=label)
@@ -151,8 +156,11 @@ def overlayed_densities(ax: "Axes", groups: Mapping[str, Scores | Finding]) -> "
     return ax
 
 
-def quantiles(ax: "Axes", observed: Floats, finding: Finding | None = None) -> "Axes":
-    """A Q–Q plot: the scores' own quantiles over those of a normal law; a straight line where they are normal."""
+def quantiles(ax: "Axes", observed: Floats, row: Row | None = None) -> "Axes":
+    """Q–Q plot of scores against a normal law: a straight line if they are normal.
+
+    With `row`, the row of the result that rests on these scores, it names the Anderson–Darling statistic.
+    """
     ordered = np.sort(observed)
     places = _spread(ordered.size)
     standard = ndtri((places + 0.5) / ordered.size)
@@ -160,18 +168,19 @@ def quantiles(ax: "Axes", observed: Floats, finding: Finding | None = None) -> "
     ends = np.array([standard[0], standard[-1]])
     ax.plot(ends, mean + std * ends, color=FITTED, lw=1.2)
     ax.plot(standard, ordered[places], ".", ms=3, color=OBSERVED)
-    if finding is not None:
-        text = f"A² = {finding.anderson_darling:.2f}, p {p_value(finding.p_value)}"
-        ax.text(0.04, 0.94, text, transform=ax.transAxes, va="top", color=ALARM if finding.p_value < 0.01 else None)
+    if row is not None:
+        test = row.estimate.anderson_darling
+        text = f"A² = {test.statistic:.2f}, p {p_value(test.p_value)}"
+        ax.text(0.04, 0.94, text, transform=ax.transAxes, va="top", color=ALARM if test.p_value < 0.01 else None)
     ax.set_xlabel("normal quantile")
     ax.set_ylabel("score")
     return ax
 
 
 def roc(ax: "Axes", rungs: Sequence[Scores], *, epsilon: float | None = None, delta: float = 0.0) -> "Axes":
-    """How many canaries each attacker recognises at how many false accusations, on log axes.
+    """ROC curves on log axes: true positive rate against false positive rate, one curve for each group of scores.
 
-    `epsilon` draws the most that (ε, δ) differential privacy allows.
+    With `epsilon` it also draws the largest true positive rate that (ε, δ) differential privacy allows.
     """
     least = 1e-4
     groups: dict[str, int] = {}
@@ -222,9 +231,9 @@ def _log_fpr(scores: Scores, thresholds: Floats) -> Floats:
 
 
 def rounds(ax: "Axes", seen: Sequence[View], *, canary: int | None = None) -> "Axes":
-    """Scores round by round: each present canary as a dot, over the range of nine in ten unobserved ones.
+    """Scores round by round: a dot for each canary that took part, over the range of nine in ten unobserved canaries.
 
-    `canary` is followed through all rounds, a ring around each round in which it took part.
+    `canary` is the index of a canary to follow through all rounds; rings mark the rounds in which it took part.
     """
     sampled = [seen[place] for place in _spread(len(seen))]
     numbers = [view.number for view in sampled]
@@ -245,7 +254,7 @@ def rounds(ax: "Axes", seen: Sequence[View], *, canary: int | None = None) -> "A
 
 
 def training(ax: "Axes", found: Mapping[str, Sequence[tuple[int, Any]]], *, analytical: float | None = None) -> "Axes":
-    """Epsilon as training goes: for each rung, round and estimate (an EpsilonEstimate) at some rounds."""
+    """Epsilon during training: for each rung, pairs of a round and an EpsilonEstimate (from `estimates_during`)."""
     drawn = [estimate.epsilon for points in found.values() for _, estimate in points]
     drawn += [line[-1][1].interval.high for line in found.values() if line[-1][1].interval]  # earlier ones are wider
     right = epsilon_axis(ax, [*drawn, *([analytical] if analytical is not None else [])], axis="y")
@@ -265,7 +274,7 @@ def training(ax: "Axes", found: Mapping[str, Sequence[tuple[int, Any]]], *, anal
 
 
 def gauge(ax: "Axes", values: Floats, numbers: Sequence[int], limits: tuple[float, float]) -> "Axes":
-    """One gauge over the rounds, with what an honest run keeps to."""
+    """One gauge over the rounds, with the limits that an honest run stays within."""
     numbers = list(numbers)[-len(values) :]
     low, high = limits
     places = _spread(len(values))
@@ -281,7 +290,7 @@ def gauge(ax: "Axes", values: Floats, numbers: Sequence[int], limits: tuple[floa
 
 
 def accuracy(ax: "Axes", points: Sequence[tuple[int, float]]) -> "Axes":
-    """Accuracy over the rounds."""
+    """Accuracy over the rounds, from pairs of a round and an accuracy."""
     kept = [points[place] for place in _spread(len(points))]
     ax.plot(*zip(*kept, strict=True), color=OBSERVED, lw=1.5, marker="o" if len(kept) < 60 else "", ms=3.5)
     ax.set_ylim(0, 1)
@@ -291,14 +300,15 @@ def accuracy(ax: "Axes", points: Sequence[tuple[int, float]]) -> "Axes":
     return ax
 
 
-def noise(ax: "Axes", runs: Sequence[tuple[float, Findings]]) -> "Axes":
-    """Epsilon against the noise multiplier, one line for each rung: the paper's tables as a plot."""
+def noise(ax: "Axes", runs: Sequence[tuple[float, AuditResult]]) -> "Axes":
+    """Epsilon against the noise multiplier, one line for each rung; `runs` are pairs of a noise multiplier and a result."""
     ordered = sorted(runs, key=lambda pair: pair[0])
-    every = [row.epsilon for _, findings in ordered for row in findings.shown_rows]
-    right = epsilon_axis(ax, [*every, *(f.analytical for _, f in ordered if f.analytical is not None)], axis="y")
-    names = dict.fromkeys(row.rung for _, findings in ordered for row in findings.shown_rows)
+    rows = [(z, row) for z, result in ordered for row in shown_rows(result)]
+    lines = [(z, result.analytical_epsilon) for z, result in ordered if result.analytical_epsilon is not None]
+    right = epsilon_axis(ax, [*(row.epsilon for _, row in rows), *(value for _, value in lines)], axis="y")
+    names = dict.fromkeys(row.rung for _, row in rows)
     for rung in names:
-        points = [(z, row) for z, findings in ordered for row in findings.shown_rows if row.rung == rung]
+        points = [(z, row) for z, row in rows if row.rung == rung]
         colour, stroke = series(RUNGS.index(rung) if rung in RUNGS else len(RUNGS))
         x = [z for z, _ in points]
         if len(set(x)) < len(x):
@@ -308,7 +318,6 @@ def noise(ax: "Axes", runs: Sequence[tuple[float, Findings]]) -> "Axes":
         for z, row in points:
             if row.interval is not None:
                 ax.plot([z, z], [min(end, right) for end in row.interval], color=colour, alpha=0.4, lw=2.5)
-    lines = [(z, findings.analytical) for z, findings in ordered if findings.analytical is not None]
     if len({z for z, _ in lines}) == len(lines) > 0:
         ax.plot([z for z, _ in lines], [min(value, right) for _, value in lines], color=ANALYTICAL, ls="--", lw=1.2,
                 label="analytical ε")  # fmt: skip
@@ -318,7 +327,7 @@ def noise(ax: "Axes", runs: Sequence[tuple[float, Findings]]) -> "Axes":
 
 
 def presentations(ax: "Axes", bars: Sequence[Bar]) -> "Axes":
-    """Epsilon against how often a canary is shown, with the valid bound as a tick: the paper's bar figure."""
+    """Epsilon against the number of presentations, with the valid bound as a tick: the paper's bar figure."""
     groups = list(dict.fromkeys(bar.group for bar in bars))
     times = sorted({bar.presentations for bar in bars})
     right = epsilon_axis(ax, [bar.epsilon for bar in bars], axis="y")
@@ -338,11 +347,11 @@ def presentations(ax: "Axes", bars: Sequence[Bar]) -> "Axes":
 
 
 def plan(ax: "Axes", plans: "Sequence[Plan]") -> "Axes":
-    """What a number of canaries can tell: the smallest ε told from 0, the floor, and the bound's ceiling."""
+    """Power against the number of canaries: smallest detectable ε, floor, and the ceiling of the lower bound."""
     ordered = sorted(plans, key=lambda each: each.canaries)
     counts = [each.canaries for each in ordered]
     lines = (
-        ("smallest ε told from 0", OBSERVED, "-", [each.detectable for each in ordered]),
+        ("smallest detectable ε", OBSERVED, "-", [each.detectable for each in ordered]),
         ("floor", NULL, ":", [each.floor.q95 for each in ordered]),
         ("ceiling of the bound", BOUND, "--", [each.ceiling for each in ordered]),
     )
@@ -376,10 +385,11 @@ def law_density(law: Any, grid: Floats) -> Floats:
 
 
 def smooth_density(values: Floats, grid: Floats) -> Floats:
-    """A kernel estimate of a density, as wide as Silverman's rule has it; drawn from at most 400 of the values."""
+    """A kernel estimate of a density, from at most 400 of the values, which must not all be equal."""
+    from scipy.stats import gaussian_kde  # imported on use: it takes half a second
+
     kept = np.sort(values)[np.linspace(0, values.size - 1, min(values.size, MOST_POINTS)).round().astype(int)]
-    width = 1.06 * max(float(kept.std()), 1e-12) * kept.size**-0.2
-    density: Floats = normal_density(grid[:, None], kept[None, :], width).mean(axis=1)
+    density: Floats = gaussian_kde(kept)(grid)
     return density
 
 

@@ -1,12 +1,16 @@
-"""A result in a few lines: the numbers on top with whose they are, what was audited, the gauges and the notes."""
+"""A result in a few lines: the numbers on top with whose they are, what was audited, and the gauges."""
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
+from coalmine.audit.coverage import AuditedItem
+from coalmine.audit.gauge import LAYER, Gauge
+from coalmine.audit.result import AuditResult
+from coalmine.audit.verdict import Claim
 from coalmine.report.advice import gauge_steps
-from coalmine.report.findings import Audited, Finding, Findings, GaugeReading
-from coalmine.report.words import interval_text, rounds_of, shown
+from coalmine.report.sentences import interval_text, rounds_of, shown
+from coalmine.report.table_rows import TableRow, folded_rows, top_row
+from coalmine.report.trainer_entries import accounted_epsilon, analytical_for, client_exposure, number, whole
 
 NAMED = 12  # tensors that are named in a line of text
 NOT_SEEN = "not seen: "
@@ -22,34 +26,24 @@ class KeyFigure:
     verdict: str = ""
 
 
-def key_figures(findings: Findings) -> list[KeyFigure]:
+def key_figures(result: AuditResult) -> list[KeyFigure]:
     """The numbers on top: the measured ε that the verdict rests on, and beside it a client's own where that differs."""
     found = []
-    if findings.top is not None:
-        found.append(
-            KeyFigure(
-                label="measured ε", value=findings.top.epsilon, detail=_measured(findings.top) + _decided(findings)
-            )
-        )
-    client = findings.client
+    top = top_row(result)
+    if top is not None:
+        found.append(KeyFigure(label="measured ε", value=top.epsilon, detail=_measured(top) + _decided(result)))
+    client = client_exposure(result)
     if client is not None:
         takes_part = f"takes part in {'' if client.exact else 'about '}{rounds_of(client.rounds)} of this run"
         who = f"the client who comes most often {takes_part}" if client.exact else f"a client {takes_part}"
-        found.append(
-            KeyFigure(label="client's ε", value=client.epsilon, detail=f"analytical: {who}{_canary(findings)}")
-        )
-    if findings.claimed is not None:
-        found.append(
-            KeyFigure(
-                label="claimed ε",
-                value=findings.claimed,
-                detail=_claimed(findings),
-                verdict=findings.verdict or "",
-            )
-        )
-    if not _claims_analytical(findings):
-        found += _analytical(findings)
-    accounted = findings.accounted
+        found.append(KeyFigure(label="client's ε", value=client.epsilon, detail=f"analytical: {who}{_canary(result)}"))
+    if result.claim is not None:
+        verdict = "" if result.verdict is None else str(result.verdict.outcome)
+        detail = _claimed(result.claim, _claims_analytical(result))
+        found.append(KeyFigure(label="claimed ε", value=result.claim.epsilon, detail=detail, verdict=verdict))
+    if not _claims_analytical(result):
+        found += _analytical(result)
+    accounted = accounted_epsilon(result)
     if accounted is not None:
         judged = f"; judged as a claim: {accounted.verdict}" if accounted.verdict else ""
         found.append(
@@ -57,13 +51,13 @@ def key_figures(findings: Findings) -> list[KeyFigure]:
                 label="accountant's ε",
                 value=accounted.epsilon,
                 detail=f"amplified by sampling{judged}",
-                verdict=accounted.verdict or "",
+                verdict=accounted.verdict,
             )
         )
     return found
 
 
-def _measured(row: Finding) -> str:
+def _measured(row: TableRow) -> str:
     """Who measured it, for whom, and how far it can be trusted."""
     parts = [row.rung]
     if row.pooled and row.presentations is not None:
@@ -82,71 +76,70 @@ def _measured(row: Finding) -> str:
     return "; ".join(parts)
 
 
-def _decided(findings: Findings) -> str:
+def _decided(result: AuditResult) -> str:
     """Whether something else than this number refuted the claim."""
-    by_gauge = findings.verdict == "VIOLATION" and findings.code == "gauge"
+    verdict = result.verdict
+    by_gauge = verdict is not None and verdict.outcome == "VIOLATION" and verdict.code == "gauge"
     return "; a gauge refutes the claim, not this number" if by_gauge else ""
 
 
-def _canary(findings: Findings) -> str:
-    times = findings.raw.get("presentations")
-    return f", a canary in {times:,}" if isinstance(times, int) and not isinstance(times, bool) else ""
+def _canary(result: AuditResult) -> str:
+    times = whole(result.extra.get("presentations"))
+    return "" if times is None else f", a canary in {times:,}"
 
 
-def _claimed(findings: Findings) -> str:
-    if findings.accounting == "amplified":
+def _claimed(claim: Claim, is_analytical: bool) -> str:
+    if claim.accounting == "amplified":
         return "amplified by sampling"
-    times = findings.participations
+    times = claim.participations
     who = (
         "for a client whose rounds are known"
         if times is None
         else f"for a client that takes part in {rounds_of(times)}"
     )
-    if findings.sensitivity is not None:
-        who = f"{who} and counts {shown(findings.sensitivity)} clip norms in all"
-    return f"{who}; this is the analytical ε" if _claims_analytical(findings) else who
+    if claim.sensitivity is not None:
+        who = f"{who} and counts {shown(claim.sensitivity)} clip norms in all"
+    return f"{who}; this is the analytical ε" if is_analytical else who
 
 
-def _claims_analytical(findings: Findings) -> bool:
+def _claims_analytical(result: AuditResult) -> bool:
     """Whether the analytical ε is what was claimed, for the same number of rounds as far as the trainer wrote it."""
-    if findings.claimed is None or findings.analytical is None or findings.accounting == "amplified":
+    if result.claim is None or result.analytical_epsilon is None or result.claim.accounting == "amplified":
         return False
-    return math.isclose(findings.claimed, findings.analytical, rel_tol=1e-9)
+    return math.isclose(result.claim.epsilon, result.analytical_epsilon, rel_tol=1e-9)
 
 
-def _analytical(findings: Findings) -> list[KeyFigure]:
+def _analytical(result: AuditResult) -> list[KeyFigure]:
     """The analytical ε of the canaries, that of the headline's participations first where the trainer wrote both."""
-    if findings.analytical is None:
+    if result.analytical_epsilon is None:
         return []
-    top, sensitivity = findings.top, findings.raw.get("sensitivity")
-    usual: Any = findings.raw.get("presentations")
-    if findings.raw.get("noise") not in (None, "gaussian") and isinstance(sensitivity, float):
-        detail = f"for canaries, which count {shown(sensitivity)} clip norms under this noise"
-        return [KeyFigure(label="analytical ε", value=findings.analytical, detail=detail)]
+    top, value = top_row(result), result.analytical_epsilon
+    sensitivity, usual = number(result.extra.get("sensitivity")), whole(result.extra.get("presentations"))
+    detail = "what the stated noise promises" if usual is None else f"for {rounds_of(usual)}"
     times = None if top is None else top.presentations
-    exact = findings.analytical_for(times)
-    if exact is not None and times is not None:
-        return [KeyFigure(label="analytical ε", value=exact, detail=f"for {rounds_of(times)}")]
-    known = isinstance(usual, int) and not isinstance(usual, bool)
-    detail = f"for {rounds_of(int(usual))}" if known else "what the stated noise promises"
-    return [KeyFigure(label="analytical ε", value=findings.analytical, detail=detail)]
+    exact = None if times is None else analytical_for(result, times)
+    if result.extra.get("noise") not in (None, "gaussian") and sensitivity is not None:
+        detail = f"for canaries, which count {shown(sensitivity)} clip norms under this noise"
+    elif exact is not None and times is not None:
+        value, detail = exact, f"for {rounds_of(times)}"
+    return [KeyFigure(label="analytical ε", value=value, detail=detail)]
 
 
-def coverage_lines(findings: Findings) -> list[str]:
+def coverage_lines(result: AuditResult) -> list[str]:
     """What was audited, in few lines: the checked items in one, and each of the others with its reason."""
-    checked = [_checked(item, findings) for item in findings.audited if item.status == "checked"]
+    checked = [_checked(item, result) for item in result.audited if item.status == "checked"]
     lines = [f"checked: {', '.join(checked)}"] if checked else []
     lines += [
         f"{item.status}: {item.name} ({item.detail})"
         for status in ("not checked", "cannot be checked")
-        for item in findings.audited
+        for item in result.audited
         if item.status == status
     ]
     return lines
 
 
-def _checked(item: Audited, findings: Findings) -> str:
-    layers = tensor_names(findings)
+def _checked(item: AuditedItem, result: AuditResult) -> str:
+    layers = tensor_names(result)
     if item.name == "tensors" and layers:
         more = f" and {len(layers) - NAMED} more" if len(layers) > NAMED else ""
         return f"tensors ({', '.join(layers[:NAMED])}{more})"
@@ -154,26 +147,26 @@ def _checked(item: Audited, findings: Findings) -> str:
     return f"{item.name} ({NOT_SEEN}{missing})" if missing else item.name
 
 
-def tensor_names(findings: Findings) -> list[str]:
+def tensor_names(result: AuditResult) -> list[str]:
     """Every tensor that has a gauge of its own."""
-    return [gauge.layer for gauge in findings.gauges if gauge.layer is not None]
+    return [gauge.name.removeprefix(LAYER) for gauge in result.gauges if gauge.name.startswith(LAYER)]
 
 
-def gauge_lines(findings: Findings) -> list[str]:
+def gauge_lines(result: AuditResult) -> list[str]:
     """How many gauges are within their limits, a line for each that is not, and what those mean."""
-    if not findings.gauges:
+    if not result.gauges:
         return []
-    odd = [gauge for gauge in findings.gauges if gauge.status != "ok"]
-    fine = len(findings.gauges) - len(odd)
+    odd = [gauge for gauge in result.gauges if gauge.status != "ok"]
+    fine = len(result.gauges) - len(odd)
     start = "all" if not odd else f"{fine} of"
     return [
-        f"gauges: {start} {len(findings.gauges)} are within their limits",
+        f"gauges: {start} {len(result.gauges)} are within their limits",
         *map(_reading, odd),
-        *gauge_steps(findings),
+        *gauge_steps(result),
     ]
 
 
-def _reading(gauge: GaugeReading) -> str:
+def _reading(gauge: Gauge) -> str:
     span = shown(gauge.smallest)
     if gauge.smallest != gauge.largest:
         span += f" … {shown(gauge.largest)}"
@@ -182,9 +175,9 @@ def _reading(gauge: GaugeReading) -> str:
     return f"gauge {gauge.name} is {gauge.status}: {span}, limits {interval_text(gauge.limits)}{where}{left}"
 
 
-def folded_line(findings: Findings) -> str:
+def folded_line(result: AuditResult) -> str:
     """How many rows a table of one row for each attacker leaves out; empty where it leaves out none."""
-    count = len(findings.folded_rows)
+    count = len(folded_rows(result))
     if not count:
         return ""
     return (
@@ -192,14 +185,3 @@ def folded_line(findings: Findings) -> str:
         if count == 1
         else (f"{count:,} more rows, one for each number of presentations")
     )
-
-
-def note_lines(findings: Findings) -> list[str]:
-    """Warnings first, then the notes of the audit and of the trainer."""
-    notes = [f"warning: {text}" for text in findings.trainer_warnings]
-    notes += findings.remarks
-    small = findings.small_groups
-    if small:
-        are = "group of canaries is" if small == 1 else "groups of canaries are"
-        notes.append(f"{small:,} {are} too small for a row of {'its' if small == 1 else 'their'} own")
-    return notes

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from coalmine.report.run import Run
-from coalmine.report.watch import metric_scalars
+from coalmine.report.live_view import metric_scalars
+from coalmine.report.stored_run import Run
+from coalmine.report.table_rows import all_rows
 
 Scalar = tuple[str, float, int]  # name, value, round
 
@@ -54,8 +55,8 @@ class MLflow:
 def result_scalars(run: Run) -> Iterator[Scalar]:
     """Everything of a finished run that is a number: metrics by round, and the result at the last round."""
     yield from metric_scalars(run.metrics)
-    last = run.findings.rounds + run.findings.skipped
-    for row in run.findings.rows:
+    last = run.result.rounds + run.result.skipped
+    for row in all_rows(run.result):
         for name, value in (("epsilon", row.epsilon), ("lower_bound", row.lower_bound), ("floor", row.floor)):
             if math.isfinite(value):
                 yield f"coalmine/{name}/{row.rung}" + f"/{row.presentations}" * bool(row.presentations), value, last

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 from coalmine.estimators.correlated import BandedNoise, CorrelatedNoise, TreeNoise
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.sampling import shuffled_epsilon
-from coalmine.reproduction import checks as claims
-from coalmine.reproduction import emnist
-from coalmine.reproduction.bases import WORDS_DELTA, with_canaries
+from coalmine.reproduction import paper_claims
+from coalmine.reproduction import table_5_emnist as emnist
 from coalmine.reproduction.epsilon_table import about, missing
 from coalmine.reproduction.experiment import RUNS, Check, Experiment, Found, Table, all_of, interval_shown, shown
+from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.paper import STACK_OVERFLOW
-from coalmine.reproduction.readings import Reading, not_learnt, read_finished, rung
-from coalmine.reproduction.runs import Follow, PlannedRun, carry_out, distinct
-from coalmine.reproduction.setting import Setting
+from coalmine.reproduction.run_grid import Follow, PlannedRun, carry_out, distinct
+from coalmine.reproduction.run_numbers import RunNumbers, not_learnt, read_finished, rung
+from coalmine.reproduction.training_configs import WORDS_DELTA, with_canaries
 from coalmine.simulation.clipping import AdaptiveClipping
 from coalmine.simulation.config import RunConfig
 
@@ -29,14 +29,14 @@ BANDS = 16
 WORD_ROUNDS = 2048
 
 
-def base(setting: Setting) -> RunConfig:
+def base(options: Options) -> RunConfig:
     """The run of the handwriting table with the least noise, which the others are varied from."""
-    return next(run.config for run in emnist.plan(setting) if run.noise_multiplier == NOISE)
+    return next(run.config for run in emnist.plan(options) if run.noise_multiplier == NOISE)
 
 
-def noise_runs(setting: Setting) -> dict[str, PlannedRun]:
+def noise_runs(options: Options) -> dict[str, PlannedRun]:
     """Fresh, tree and banded noise at the same analytical ε for whoever takes part once."""
-    config = base(setting)
+    config = base(options)
     tree = TreeNoise(rounds=config.rounds)
     banded = BandedNoise.for_prefix_sums(config.rounds, bands=BANDS, momentum=config.server.momentum)
     return {
@@ -57,10 +57,10 @@ def _with_noise_of(config: RunConfig, strength: float, **changes: Any) -> RunCon
     return replace(config, privacy=replace(config.privacy, noise_multiplier=total, **changes))
 
 
-def check_in_runs(setting: Setting) -> dict[str, PlannedRun]:
+def check_in_runs(options: Options) -> dict[str, PlannedRun]:
     """Canaries that come as clients do: drawn anew in every round, or after a pause."""
-    config = base(setting)
-    canaries, pauses = (60, (8, 20)) if setting.small else (100, (8, 15))
+    config = base(options)
+    canaries, pauses = (60, (8, 20)) if options.small else (100, (8, 15))
     config = replace(config, canaries=replace(config.canaries, count=canaries, pattern="clients"))
     found = {"any round": replace(config, participation=replace(config.participation, kind="fixed"))}
     for pause in pauses:
@@ -69,35 +69,35 @@ def check_in_runs(setting: Setting) -> dict[str, PlannedRun]:
     return {name: PlannedRun(config=changed) for name, changed in found.items()}
 
 
-def canary_runs(setting: Setting) -> dict[str, PlannedRun]:
+def canary_runs(options: Options) -> dict[str, PlannedRun]:
     """The same run with more and more canaries, and with none."""
-    config = base(setting)
-    counts = (30, 100, 300, 1_000) if setting.small else (100, 300, 1_000, 3_000)
+    config = base(options)
+    counts = (30, 100, 300, 1_000) if options.small else (100, 300, 1_000, 3_000)
     found = {str(count): PlannedRun(config=with_canaries(config, count)) for count in counts}
     return found | {"none": PlannedRun(config=config, without_canaries=True)}
 
 
-def plan(setting: Setting) -> list[PlannedRun]:
+def plan(options: Options) -> list[PlannedRun]:
     """All of them; the handwriting table's runs are shared with it."""
-    parts = (noise_runs(setting), check_in_runs(setting), canary_runs(setting))
-    return distinct([*emnist.plan(setting), *(run for part in parts for run in part.values())])
+    parts = (noise_runs(options), check_in_runs(options), canary_runs(options))
+    return distinct([*emnist.plan(options), *(run for part in parts for run in part.values())])
 
 
-def gather(setting: Setting, follow: Follow) -> Found:
+def gather(options: Options, follow: Follow) -> Found:
     """What the runs read, part by part, and the analytical ε of shuffling."""
-    asked = plan(setting)
-    done = carry_out(asked, setting, follow=follow)
+    asked = plan(options)
+    done = carry_out(asked, options, follow=follow)
     read = {name: read_finished(directory) | {"densities": []} for name, directory in done.items()}
 
     def part(runs: dict[str, PlannedRun]) -> dict[str, str]:
         return {label: run.name for label, run in runs.items() if run.name in read}
 
-    ladder = {f"{run.noise_multiplier:g}": run for run in emnist.plan(setting)}
-    return about(setting, list(read.values()), missing(asked, done)) | {
+    ladder = {f"{run.noise_multiplier:g}": run for run in emnist.plan(options)}
+    return about(options, list(read.values()), missing(asked, done)) | {
         "parts": {
-            "noises": part(noise_runs(setting)),
-            "check_ins": part(check_in_runs(setting)),
-            "canaries": part(canary_runs(setting)),
+            "noises": part(noise_runs(options)),
+            "check_ins": part(check_in_runs(options)),
+            "canaries": part(canary_runs(options)),
             "ladder": part(ladder),
         },
         "shuffled": shuffled(),
@@ -105,13 +105,13 @@ def gather(setting: Setting, follow: Follow) -> Found:
     }
 
 
-def _part(found: Found, name: str) -> dict[str, Reading]:
+def _part(found: Found, name: str) -> dict[str, RunNumbers]:
     """The readings of one question, by what its tables call them."""
     by_name = {reading["run"]: reading for reading in found["readings"]}
     return {label: by_name[run] for label, run in found["parts"][name].items()}
 
 
-def _ladder(found: Found) -> list[Reading]:
+def _ladder(found: Found) -> list[RunNumbers]:
     return list(_part(found, "ladder").values())
 
 
@@ -159,7 +159,7 @@ def tables(found: Found) -> list[Table]:
     ]
 
 
-def _noises(readings: dict[str, Reading]) -> Table:
+def _noises(readings: dict[str, RunNumbers]) -> Table:
     rows = []
     for name, reading in readings.items():
         others = rung(reading, "known-others")
@@ -185,7 +185,7 @@ def _limited_noise(items: Sequence[dict[str, Any]]) -> Table:
     return Table("What a pause between check-ins is worth under correlated noise, 500 rounds", columns, rows, left=1)
 
 
-def _check_ins(readings: dict[str, Reading]) -> Table:
+def _check_ins(readings: dict[str, RunNumbers]) -> Table:
     rows = []
     for name, reading in readings.items():
         least, most = reading["canary_rounds"]
@@ -204,7 +204,7 @@ def _check_ins(readings: dict[str, Reading]) -> Table:
     return Table("Limited check-ins: canaries that come as clients do", columns, tuple(rows), left=1)
 
 
-def _finals(readings: Sequence[Reading]) -> Table:
+def _finals(readings: Sequence[RunNumbers]) -> Table:
     rows = []
     for reading in readings:
         pair = [rung(reading, name) for name in ("final", "final-update")]
@@ -219,7 +219,7 @@ def _finals(readings: Sequence[Reading]) -> Table:
     return Table("Who knows the first model too: final against final-update", columns, tuple(rows))
 
 
-def _canaries(readings: dict[str, Reading]) -> Table:
+def _canaries(readings: dict[str, RunNumbers]) -> Table:
     rows = []
     baseline = readings.get("none")
     for name, reading in readings.items():
@@ -245,7 +245,7 @@ def width(row: dict[str, Any] | None) -> float:
     return math.nan if row is None or row["interval"] is None else float(row["interval"][1] - row["interval"][0])
 
 
-def _misleading(readings: Sequence[Reading]) -> Table:
+def _misleading(readings: Sequence[RunNumbers]) -> Table:
     rows = []
     for reading in readings:
         every, known = rung(reading, "all-iterates"), rung(reading, "known-round")
@@ -283,7 +283,7 @@ def _shuffled(items: Sequence[dict[str, float]]) -> Table:
 
 
 def checks(found: Found) -> list[Check]:
-    """The audit's claims under every noise, and what is said of each question."""
+    """The audit's claims under every noise, and the answer to each question."""
     noises = list(_part(found, "noises").values())
     wide = [
         (name, width(rung(reading, "known-others")))
@@ -310,8 +310,8 @@ def checks(found: Found) -> list[Check]:
     )
     exposed = _most_exposed(_part(found, "check_ins"))
     return [
-        claims.covers_analytical(noises),
-        claims.bounds_hold(noises),
+        paper_claims.covers_analytical(noises),
+        paper_claims.bounds_hold(noises),
         all_of(
             "the most canaries have a narrower interval of known-others than the fewest",
             narrower,
@@ -330,7 +330,7 @@ def checks(found: Found) -> list[Check]:
     ]
 
 
-def _most_exposed(readings: dict[str, Reading]) -> list[tuple[str, bool]]:
+def _most_exposed(readings: dict[str, RunNumbers]) -> list[tuple[str, bool]]:
     most = [(name, reading["canary_rounds"][1]) for name, reading in readings.items()]
     return [(f"{name}: {times}", times <= before) for (_, before), (name, times) in itertools.pairwise(most)]
 
@@ -351,7 +351,7 @@ def draw(figure: "Figure", found: Found) -> None:
     axes[3].legend(fontsize=7)
 
 
-def _draw_noises(ax: Any, readings: dict[str, Reading]) -> None:
+def _draw_noises(ax: Any, readings: dict[str, RunNumbers]) -> None:
     names = list(readings)
     ax.bar(range(len(names)), [100 * readings[name]["accuracy"] for name in names], color="#1d63b8", width=0.6)
     ax.set_xticks(range(len(names)), names, fontsize=8)
@@ -361,7 +361,7 @@ def _draw_noises(ax: Any, readings: dict[str, Reading]) -> None:
     ax.set_title("noise at equal analytical ε", fontsize=9)
 
 
-def _draw_canaries(ax: Any, readings: dict[str, Reading]) -> None:
+def _draw_canaries(ax: Any, readings: dict[str, RunNumbers]) -> None:
     counted = [(int(name), reading) for name, reading in readings.items() if name != "none"]
     ax.loglog([k for k, _ in counted], [width(rung(r, "known-others")) for _, r in counted], "o-", label="known-others")
     ax.loglog([k for k, _ in counted], [width(rung(r, "final")) for _, r in counted], "s--", label="final")
@@ -370,7 +370,7 @@ def _draw_canaries(ax: Any, readings: dict[str, Reading]) -> None:
     ax.legend(fontsize=7)
 
 
-def _draw_misleading(ax: Any, readings: Sequence[Reading]) -> None:
+def _draw_misleading(ax: Any, readings: Sequence[RunNumbers]) -> None:
     noisy = [reading for reading in readings if reading["noise_multiplier"] > 0]
     xs = [reading["noise_multiplier"] for reading in noisy]
     for name, mark in (("all-iterates", "o-"), ("known-round", "s-")):
@@ -383,7 +383,7 @@ def _draw_misleading(ax: Any, readings: Sequence[Reading]) -> None:
     ax.legend(fontsize=7)
 
 
-def said(found: Found) -> str:
+def conclusion(found: Found) -> str:
     """What it comes to, question by question."""
     lines = []
     noises = _part(found, "noises")
@@ -420,7 +420,7 @@ EXPERIMENT = Experiment(
     gather=gather,
     tables=tables,
     checks=checks,
-    words=said,
+    conclusion=conclusion,
     draw=draw,
     size=(15.0, 3.6),
 )

@@ -1,39 +1,39 @@
 """What canaries cost in accuracy, over seeds: on handwriting, where runs are short enough for many pairs."""
 
-from coalmine.reproduction.accuracy import (
+from coalmine.reproduction.experiment import RUNS, Experiment, Found
+from coalmine.reproduction.experiment_options import Options
+from coalmine.reproduction.run_grid import Follow, PlannedRun
+from coalmine.reproduction.table_3_accuracy import (
     Pair,
     checks,
+    conclusion_of_ours,
     draw,
     few_canaries,
     gather_pairs,
     pairs_of,
     runs_of,
-    said_of_ours,
     tables_of_ours,
 )
-from coalmine.reproduction.bases import characters, with_canaries
-from coalmine.reproduction.experiment import RUNS, Experiment, Found
-from coalmine.reproduction.runs import Follow, PlannedRun
-from coalmine.reproduction.setting import Setting
+from coalmine.reproduction.training_configs import characters, with_canaries
 
 SEEDS, SMALL_SEEDS = 10, 3  # 50 pairs at the paper's size: enough for an interval within 0.2 points
 FEW = 50  # of 34 · 500 slots: 0.3 %
 
 
-def pairs(setting: Setting) -> list[Pair]:
+def pairs(options: Options) -> list[Pair]:
     """The CNN's run at the noise multipliers of Table 3."""
-    base = few_canaries(setting) if setting.small else with_canaries(characters(setting), FEW)
-    return pairs_of(base, seeds=setting.seeds or (SMALL_SEEDS if setting.small else SEEDS))
+    base = few_canaries(options) if options.small else with_canaries(characters(options), FEW)
+    return pairs_of(base, seeds=options.seeds or (SMALL_SEEDS if options.small else SEEDS))
 
 
-def plan(setting: Setting) -> list[PlannedRun]:
+def plan(options: Options) -> list[PlannedRun]:
     """Both runs of every pair."""
-    return runs_of(pairs(setting))
+    return runs_of(pairs(options))
 
 
-def gather(setting: Setting, follow: Follow) -> Found:
+def gather(options: Options, follow: Follow) -> Found:
     """What the finished pairs came to."""
-    return gather_pairs(pairs(setting), setting, follow)
+    return gather_pairs(pairs(options), options, follow)
 
 
 EXPERIMENT = Experiment(
@@ -44,6 +44,6 @@ EXPERIMENT = Experiment(
     gather=gather,
     tables=tables_of_ours,
     checks=checks,
-    words=said_of_ours,
+    conclusion=conclusion_of_ours,
     draw=draw,
 )

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from coalmine.audit.ladder import RUNGS
-from coalmine.reproduction import checks
-from coalmine.reproduction.bases import WORDS_DELTA, with_noise
+from coalmine.reproduction import paper_claims
 from coalmine.reproduction.experiment import Check, Found, Table, beside, interval_shown, shown
+from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.paper import EpsilonRow
-from coalmine.reproduction.readings import Reading, not_learnt, read_finished, rung
-from coalmine.reproduction.runs import Follow, PlannedRun, carry_out
-from coalmine.reproduction.setting import Setting
+from coalmine.reproduction.run_grid import Follow, PlannedRun, carry_out
+from coalmine.reproduction.run_numbers import RunNumbers, not_learnt, read_finished, rung
+from coalmine.reproduction.training_configs import WORDS_DELTA, with_noise
 from coalmine.simulation.config import RunConfig
 
 if TYPE_CHECKING:
@@ -29,17 +29,17 @@ def grid(config: RunConfig, noises: Sequence[float]) -> list[PlannedRun]:
     ]
 
 
-def gather(plan: list[PlannedRun], setting: Setting, follow: Follow) -> Found:
+def gather(plan: list[PlannedRun], options: Options, follow: Follow) -> Found:
     """The readings of what is finished, in the order of the plan."""
-    done = carry_out(plan, setting, follow=follow)
+    done = carry_out(plan, options, follow=follow)
     readings = [read_finished(directory) for directory in done.values()]
-    return about(setting, readings, missing(plan, done))
+    return about(options, readings, missing(plan, done))
 
 
-def about(setting: Setting, readings: list[Reading], not_finished: list[str]) -> Found:
+def about(options: Options, readings: list[RunNumbers], not_finished: list[str]) -> Found:
     """What every experiment with runs says: the readings, what is missing, and how long it trained, on what."""
     return {
-        "scale": setting.scale,
+        "scale": options.scale,
         "seconds": sum(reading["seconds"] for reading in readings),
         "device": readings[0]["device"] if readings else None,
         "missing": not_finished,
@@ -47,7 +47,7 @@ def about(setting: Setting, readings: list[Reading], not_finished: list[str]) ->
     }
 
 
-def kind(reading: Reading) -> str:
+def kind(reading: RunNumbers) -> str:
     """Which of the paper's two tasks a run stands for: its delta tells."""
     return "next words" if reading["delta"] == WORDS_DELTA else "handwriting"
 
@@ -62,7 +62,7 @@ def tables(found: Found, paper: Mapping[float, EpsilonRow]) -> list[Table]:
     return [_papers_columns(found["readings"], paper), ladder_table(found["readings"])]
 
 
-def _papers_columns(readings: Sequence[Reading], paper: Mapping[float, EpsilonRow]) -> Table:
+def _papers_columns(readings: Sequence[RunNumbers], paper: Mapping[float, EpsilonRow]) -> Table:
     rows = []
     for reading in readings:
         theirs = paper.get(reading["noise_multiplier"])
@@ -83,7 +83,7 @@ def _papers_columns(readings: Sequence[Reading], paper: Mapping[float, EpsilonRo
     )
 
 
-def ladder_table(readings: Sequence[Reading], title: str = "coalmine's, all five rungs") -> Table:
+def ladder_table(readings: Sequence[RunNumbers], title: str = "coalmine's, all five rungs") -> Table:
     """Every rung of every run: estimate, interval, valid bound, floor, and what known-others should meet."""
     rows = []
     for reading in readings:
@@ -120,11 +120,11 @@ def checked(found: Found) -> list[Check]:
     """The claims of Section 5 and of the audit."""
     readings = found["readings"]
     return [
-        checks.covers_analytical(readings),
-        checks.bounds_hold(readings),
-        checks.known_others_falls(readings),
-        checks.final_falls(readings),
-        checks.final_below_all(readings),
+        paper_claims.covers_analytical(readings),
+        paper_claims.bounds_hold(readings),
+        paper_claims.known_others_falls(readings),
+        paper_claims.final_falls(readings),
+        paper_claims.final_below_all(readings),
     ]
 
 
@@ -161,7 +161,7 @@ def draw(figure: "Figure", found: Found, paper: Mapping[float, EpsilonRow]) -> N
     figure.legend(loc="outside right center")
 
 
-def said(found: Found, paper: Mapping[float, EpsilonRow], *, original: str) -> str:
+def conclusion(found: Found, paper: Mapping[float, EpsilonRow], *, original: str) -> str:
     """What agrees and what does not, in the numbers' own words."""
     readings = found["readings"]
     if not readings:

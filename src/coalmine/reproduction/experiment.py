@@ -3,23 +3,34 @@
 Tables, checks, pictures and words are functions of the numbers alone, so that they can be had from a JSON file too.
 """
 
+import importlib
+import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coalmine.reproduction.setting import Setting
+from coalmine.report.svg import STYLE, needs_matplotlib
+from coalmine.reproduction.experiment_options import Options
+from coalmine.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from coalmine.reproduction.runs import Follow, PlannedRun
+    from coalmine.reproduction.run_grid import Follow, PlannedRun
 
 Found = dict[str, Any]
+MODULES = {  # where each experiment is
+    "table-2": "table_2", "accuracy": "table_3_accuracy", "stackoverflow": "table_4_stackoverflow",
+    "emnist": "table_5_emnist", "presentations": "figures_1_to_3_presentations", "normality": "appendix_c_normality",
+    "multirun": "appendix_d_multirun", "canife": "section_5_3_canife", "cost": "cost", "beyond": "beyond",
+    "oddities": "oddities",
+}  # fmt: skip
 RUNS = ("device", "data_dir", "only", "rounds", "max_examples", "originals", "minutes")  # what grids of runs take
 
 
-def no_runs(setting: Setting) -> "list[PlannedRun]":
+def no_runs(options: Options) -> "list[PlannedRun]":
     """The plan of an experiment that trains nothing, or nothing that is kept."""
     return []
 
@@ -58,14 +69,47 @@ class Experiment:
     name: str
     title: str
     takes: tuple[str, ...] = ()
-    plan: "Callable[[Setting], list[PlannedRun]]" = no_runs
-    gather: "Callable[[Setting, Follow], Found] | None" = None
+    plan: "Callable[[Options], list[PlannedRun]]" = no_runs
+    gather: "Callable[[Options, Follow], Found] | None" = None
     tables: Callable[[Found], list[Table]]
     checks: Callable[[Found], list[Check]]
-    words: Callable[[Found], str]
+    conclusion: Callable[[Found], str]
     draw: "Callable[[Figure, Found], None] | None" = None
     size: tuple[float, float] = (9.0, 4.0)
-    repeats: Callable[[Setting], list[dict[str, Any]]] | None = None
+    repeats: Callable[[Options], list[dict[str, Any]]] | None = None
+
+
+def load_experiment(name: str) -> Experiment:
+    """The experiment of this name; its module is imported now."""
+    experiment: Experiment = importlib.import_module(f"coalmine.reproduction.{MODULES[name]}").EXPERIMENT
+    return experiment
+
+
+def save_figure(path: Path, experiment: Experiment, found: Found) -> None:
+    """The experiment's picture as a PNG, whole or not at all, the same bytes for the same numbers."""
+    needs_matplotlib()
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    assert experiment.draw is not None
+    with mpl.rc_context(STYLE | {"savefig.facecolor": "white"}):
+        figure = Figure(figsize=experiment.size, layout="constrained")
+        experiment.draw(figure, found)
+        _plain_numbers(figure)
+        content = io.BytesIO()
+        figure.savefig(content, format="png", dpi=90, metadata={"Software": None})
+    write_atomically(path, content.getvalue())
+
+
+def _plain_numbers(figure: "Figure") -> None:
+    """1,000 instead of 10³ on logarithmic axes."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    for ax in figure.axes:
+        for axis in (ax.xaxis, ax.yaxis):
+            if axis.get_scale() == "log":
+                axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+                axis.set_minor_formatter(NullFormatter())
 
 
 def shown(value: float | None, digits: int = 3) -> str:

@@ -1,11 +1,10 @@
 """What in the paper does not follow from its own text, each shown by a computation."""
 
-import importlib.util
 import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import log_ndtr
+from scipy.special import ndtri_exp
 from scipy.stats import binom
 
 from coalmine.data.catalogue import DATASETS
@@ -15,8 +14,8 @@ from coalmine.estimators.gaussian_fit import epsilon_estimate
 from coalmine.estimators.gaussians import Gaussian, gaussian_delta
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.normality import anderson_darling
-from coalmine.reproduction.bases import CHARACTERS_DELTA, CHARACTERS_USERS, WORDS_DELTA, WORDS_USERS
 from coalmine.reproduction.experiment import Check, Experiment, Found, Table, no_runs, shown
+from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.paper import (
     CANIFE_ANALYTICAL,
     CRITICAL_1,
@@ -28,8 +27,8 @@ from coalmine.reproduction.paper import (
     STACK_OVERFLOW,
     THREE_OF_FIFTEEN,
 )
-from coalmine.reproduction.runs import Follow
-from coalmine.reproduction.setting import Setting
+from coalmine.reproduction.run_grid import Follow
+from coalmine.reproduction.training_configs import CHARACTERS_DELTA, CHARACTERS_USERS, WORDS_DELTA, WORDS_USERS
 from coalmine.simulation.models import cnn_dropout, word_lstm
 
 if TYPE_CHECKING:
@@ -40,10 +39,10 @@ ROUNDS, CANARIES = 2048, 1000
 CANIFE_NOISE, FASHION_EXAMPLES = 0.2, 60_000
 
 
-def gather(setting: Setting, follow: Follow) -> Found:
+def gather(options: Options, follow: Follow) -> Found:
     """Every oddity as numbers; nothing is trained."""
     return {
-        "scale": setting.scale,
+        "scale": options.scale,
         "missing": [],
         "deltas": implied_deltas(),
         "three_of_fifteen": {str(least): float(binom.sf(least - 1, 15, 0.15)) for least in (1, 2, 3, 4)},
@@ -79,7 +78,7 @@ def _delta_of(noise: float, epsilon: float) -> float:
 
 
 def critical_values(samples: int, *, seed: int = 1) -> dict[str, Any]:
-    """How often normal samples of 1,000 exceed the paper's critical values, and which they exceed as often as said."""
+    """How often normal samples of 1,000 exceed the paper's critical values, and the values that they exceed that often."""
     rng = np.random.default_rng(seed)
     statistics = np.array([anderson_darling(rng.normal(size=SAMPLE_SIZE)).statistic for _ in range(samples)])
     return {
@@ -104,10 +103,8 @@ def canife_delta() -> dict[str, Any]:
     }
 
 
-def _renyi(delta: float) -> float | None:
-    """The bound that Rényi accounting gives for one participation; None without dp-accounting."""
-    if importlib.util.find_spec("dp_accounting") is None:
-        return None
+def _renyi(delta: float) -> float:
+    """The bound that Rényi accounting gives for one participation."""
     from dp_accounting import GaussianDpEvent
     from dp_accounting.rdp import RdpAccountant
 
@@ -145,17 +142,7 @@ def maxima(*, seed: int = 1) -> list[dict[str, float]]:
 
 def _largest(rng: np.random.Generator, count: int) -> Any:
     """The largest of `count` normals, by inverting its distribution function."""
-    return -_inverse_log_tail(np.log(-np.expm1(np.log(rng.random(CANARIES)) / count)))
-
-
-def _inverse_log_tail(log_tail: Any) -> Any:
-    """x with log Pr(N < x) = log_tail, by Newton's method."""
-    x = -np.sqrt(np.maximum(-2 * log_tail, 1e-12))
-    for _ in range(60):
-        value = log_ndtr(x)
-        slope = np.exp(-0.5 * x * x - 0.5 * math.log(2 * math.pi) - value)
-        x = x - (value - log_tail) / slope
-    return x
+    return -ndtri_exp(np.log(-np.expm1(np.log(rng.random(CANARIES)) / count)))
 
 
 def counts() -> list[dict[str, Any]]:
@@ -293,7 +280,7 @@ def checks(found: Found) -> list[Check]:
         ),
         Check(
             "CANIFE's 34.5, whose delta is not stated, is Rényi accounting of one participation at 1/60,000",
-            None if renyi is None else round(renyi, 1) == CANIFE_ANALYTICAL,
+            round(renyi, 1) == CANIFE_ANALYTICAL,
             f"Rényi {shown(renyi, 4)}, exact {shown(found['canife']['exact'], 4)}",
         ),
         Check(
@@ -338,7 +325,7 @@ def draw(figure: "Figure", found: Found) -> None:
     right.legend(fontsize=8)
 
 
-def said(found: Found) -> str:
+def conclusion(found: Found) -> str:
     """What they mean."""
     return (
         "None of these touches the method; each is a number in the paper that its text does not give. Where the paper's "
@@ -357,6 +344,6 @@ EXPERIMENT = Experiment(
     gather=gather,
     tables=tables,
     checks=checks,
-    words=said,
+    conclusion=conclusion,
     draw=draw,
 )

@@ -170,7 +170,7 @@ def checks(found: Found) -> list[Check]:
     return [all_of("with the null's std every cell is the paper's, to within four standard errors", cells, nothing="")]
 
 
-def said(found: Found) -> str:
+def conclusion(found: Found) -> str:
     """What it comes to."""
     off = max(_off(cell) for cell in found["table_2"])
     fitted = max(cell["sphere"]["fitted"]["mean"] - cell["sphere"]["analytical"] for cell in found["table_2"])
@@ -215,6 +215,6 @@ EXPERIMENT = Experiment(
     title="The Gaussian mechanism (Table 2)",
     tables=tables,
     checks=checks,
-    words=said,
+    conclusion=conclusion,
     draw=draw,
 )

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from coalmine.report import read_run
+from coalmine.report.live_view import Watcher, screen
 from coalmine.report.trackers import MLflow, TensorBoard, result_scalars
-from coalmine.report.watch import Watcher, screen
 from coalmine.storage.run_directory import RunDirectory
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from coalmine.reproduction.setting import Setting
+from coalmine.reproduction.experiment_options import Options
 from coalmine.simulation.config import (
     CanarySettings,
     ClaimSettings,
@@ -26,26 +26,26 @@ SMALL = (
 )
 
 
-def words(setting: Setting) -> RunConfig:
+def words(options: Options) -> RunConfig:
     """Next words with the LSTM of 4,050,748 parameters: 2,048 rounds of 167 clients, without noise.
 
     Stack Overflow has as many users as that takes; the 5,022 of Stack Exchange come again, at the earliest 30 rounds later,
     which is as rarely as 167 of them a round can.
     """
-    if setting.small:
-        return _small(setting, delta=WORDS_DELTA)
+    if options.small:
+        return _small(options, delta=WORDS_DELTA)
     participation = ParticipationSettings(kind="limited", clients_per_round=167, separation=30)
-    if setting.originals:
+    if options.originals:
         participation = ParticipationSettings(clients_per_round=167)
-    rounds = setting.rounds or 2048
+    rounds = options.rounds or 2048
     return RunConfig(
         rounds=rounds,
         evaluate_every=-(-rounds // 4),
         checkpoint_every=128,
         task=TaskSettings(
-            name="stackoverflow" if setting.originals else "stackexchange",
-            max_examples_per_client=setting.max_examples or EXAMPLES,
-            data_dir=setting.data_dir,
+            name="stackoverflow" if options.originals else "stackexchange",
+            max_examples_per_client=options.max_examples or EXAMPLES,
+            data_dir=options.data_dir,
         ),
         participation=participation,
         client=ClientSettings(epochs=1, batch_size=16, learning_rate=1.0),
@@ -54,26 +54,26 @@ def words(setting: Setting) -> RunConfig:
             noise_multiplier=0.0, delta=WORDS_DELTA, clipping="adaptive", clip_norm=0.1, count_noise=167 / 20
         ),
         canaries=CanarySettings(count=CANARIES, unobserved=CANARIES),
-        engine=EngineSettings(device=setting.device),
+        engine=EngineSettings(device=options.device),
     )
 
 
-def characters(setting: Setting) -> RunConfig:
+def characters(options: Options) -> RunConfig:
     """Handwriting with the CNN: 500 rounds of 34 clients, without noise.
 
     With the 3,383 users of the paper that is five epochs; the 539 writers of MNIST come about 31 times each.
     """
-    if setting.small:
-        return _small(setting, delta=CHARACTERS_DELTA)
-    rounds = setting.rounds or 500
+    if options.small:
+        return _small(options, delta=CHARACTERS_DELTA)
+    rounds = options.rounds or 500
     return RunConfig(
         rounds=rounds,
         evaluate_every=-(-rounds // 4),
         checkpoint_every=100,
         task=TaskSettings(
-            name="emnist" if setting.originals else "mnist-by-writer",
-            max_examples_per_client=setting.max_examples,
-            data_dir=setting.data_dir,
+            name="emnist" if options.originals else "mnist-by-writer",
+            max_examples_per_client=options.max_examples,
+            data_dir=options.data_dir,
         ),
         participation=ParticipationSettings(clients_per_round=34),
         client=ClientSettings(epochs=1, batch_size=16, learning_rate=0.031),
@@ -82,7 +82,7 @@ def characters(setting: Setting) -> RunConfig:
             noise_multiplier=0.0, delta=CHARACTERS_DELTA, clipping="adaptive", clip_norm=0.1, count_noise=34 / 20
         ),
         canaries=CanarySettings(count=CANARIES, unobserved=CANARIES),
-        engine=EngineSettings(device=setting.device),
+        engine=EngineSettings(device=options.device),
     )
 
 
@@ -106,11 +106,11 @@ def with_canaries(config: RunConfig, count: int) -> RunConfig:
     return replace(config, canaries=replace(config.canaries, count=count))
 
 
-def longer(config: RunConfig, setting: Setting) -> RunConfig:
+def longer(config: RunConfig, options: Options) -> RunConfig:
     """At scale small a run with room for canaries that come many times; the paper's runs as they are."""
-    if not setting.small:
+    if not options.small:
         return config
-    rounds = setting.rounds or 2 * config.rounds
+    rounds = options.rounds or 2 * config.rounds
     return replace(
         config,
         rounds=rounds,
@@ -120,9 +120,9 @@ def longer(config: RunConfig, setting: Setting) -> RunConfig:
     )
 
 
-def _small(setting: Setting, *, delta: float) -> RunConfig:
+def _small(options: Options, *, delta: float) -> RunConfig:
     """100 rounds of 10 clients, whose updates are few enough for the final model to tell something of a canary."""
-    rounds = setting.rounds or 100
+    rounds = options.rounds or 100
     return RunConfig(
         rounds=rounds,
         evaluate_every=rounds,
@@ -132,5 +132,5 @@ def _small(setting: Setting, *, delta: float) -> RunConfig:
         server=ServerSettings(learning_rate=0.5, momentum=0.9),
         privacy=PrivacySettings(noise_multiplier=0.0, delta=delta, clipping="adaptive", clip_norm=0.3, count_noise=0.5),
         canaries=CanarySettings(count=300, unobserved=CANARIES),
-        engine=EngineSettings(device="cpu" if setting.device == "auto" else setting.device, threads=1),
+        engine=EngineSettings(device="cpu" if options.device == "auto" else options.device, threads=1),
     )

@@ -10,12 +10,12 @@ from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.normality import anderson_darling
 from coalmine.estimators.null import CosineNull
 from coalmine.reproduction import epsilon_table
-from coalmine.reproduction.bases import CANARIES, longer, with_groups, words
 from coalmine.reproduction.experiment import RUNS, Check, Experiment, Found, Table, beside, shown
+from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.paper import CRITICAL_1, CRITICAL_15, NORMALITY, NORMALITY_TIMES
-from coalmine.reproduction.readings import Reading, not_learnt
-from coalmine.reproduction.runs import Follow, PlannedRun
-from coalmine.reproduction.setting import Setting
+from coalmine.reproduction.run_grid import Follow, PlannedRun
+from coalmine.reproduction.run_numbers import RunNumbers, not_learnt
+from coalmine.reproduction.training_configs import CANARIES, longer, with_groups, words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,17 +24,17 @@ DIM, SAMPLES, DRAWS = 1_000, 1_000_000, 20
 SMALL_CANARIES = 100
 
 
-def plan(setting: Setting) -> list[PlannedRun]:
+def plan(options: Options) -> list[PlannedRun]:
     """A run for each noise multiplier, with a group of canaries for each number of presentations."""
-    each = SMALL_CANARIES if setting.small else CANARIES
+    each = SMALL_CANARIES if options.small else CANARIES
     return epsilon_table.grid(
-        with_groups(longer(words(setting), setting), NORMALITY_TIMES, each=each), tuple(NORMALITY)
+        with_groups(longer(words(options), options), NORMALITY_TIMES, each=each), tuple(NORMALITY)
     )
 
 
-def gather(setting: Setting, follow: Follow) -> Found:
+def gather(options: Options, follow: Follow) -> Found:
     """What the runs read, and the exact null."""
-    return epsilon_table.gather(plan(setting), setting, follow) | {"null": exact_null(3 if setting.small else DRAWS)}
+    return epsilon_table.gather(plan(options), options, follow) | {"null": exact_null(3 if options.small else DRAWS)}
 
 
 def exact_null(draws: int, *, seed: int = 1) -> list[dict[str, float]]:
@@ -58,7 +58,7 @@ def sets(found: Found) -> list[dict[str, Any]]:
     ]
 
 
-def _groups(reading: Reading) -> list[dict[str, Any]]:
+def _groups(reading: RunNumbers) -> list[dict[str, Any]]:
     rows = [row for row in reading["rows"] if row["rung"] == "final" and row["presentations"]]
     return sorted(rows, key=lambda row: row["presentations"])
 
@@ -125,7 +125,7 @@ def draw(figure: "Figure", found: Found) -> None:
     figure.legend(loc="outside right center")
 
 
-def said(found: Found) -> str:
+def conclusion(found: Found) -> str:
     """What it comes to."""
     values = sets(found)
     null = [item["p_value"] for item in found["null"]]
@@ -154,6 +154,6 @@ EXPERIMENT = Experiment(
     gather=gather,
     tables=tables,
     checks=checks,
-    words=said,
+    conclusion=conclusion,
     draw=draw,
 )

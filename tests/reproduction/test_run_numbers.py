@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from coalmine.reproduction.readings import read_finished, read_json, rung, training_seconds
-from coalmine.reproduction.runs import PlannedRun, carry_out
-from coalmine.reproduction.setting import Setting
+from coalmine.reproduction.experiment_options import Options
+from coalmine.reproduction.run_grid import PlannedRun, carry_out
+from coalmine.reproduction.run_numbers import read_finished, read_json, rung, training_seconds
 from coalmine.simulation.config import (
     CanarySettings,
     EngineSettings,
@@ -34,7 +34,7 @@ def reading(tmp_path_factory):
     )
     out = tmp_path_factory.mktemp("readings")
     planned = PlannedRun(config=config)
-    return read_finished(carry_out([planned], Setting(out=out))[planned.name])
+    return read_finished(carry_out([planned], Options(out=out))[planned.name])
 
 
 def test_what_known_others_should_meet_is_that_of_its_presentations(reading):

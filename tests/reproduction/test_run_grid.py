@@ -1,7 +1,5 @@
 """Grids of runs: shared, resumed, read back; on a machine without tomli_w too."""
 
-import sys
-import tomllib
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +7,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from coalmine.reproduction import accuracy, beyond, emnist, runs, stackoverflow
-from coalmine.reproduction.runs import OutOfTimeError, PlannedRun, carry_out, toml_text
-from coalmine.reproduction.setting import Setting
+from coalmine.reproduction import beyond, run_grid
+from coalmine.reproduction import table_3_accuracy as accuracy
+from coalmine.reproduction import table_4_stackoverflow as stackoverflow
+from coalmine.reproduction import table_5_emnist as emnist
+from coalmine.reproduction.experiment_options import Options
+from coalmine.reproduction.run_grid import ROUNDS_FILE, OutOfTimeError, PlannedRun, carry_out
 from coalmine.simulation.config import (
     CanarySettings,
     EngineSettings,
@@ -33,19 +34,19 @@ TINY = RunConfig(
 )
 
 
-def setting(tmp_path, **changes) -> Setting:
-    return Setting(out=tmp_path, **changes)
+def options(tmp_path, **changes) -> Options:
+    return Options(out=tmp_path, **changes)
 
 
 def test_a_run_stopped_by_the_clock_ends_as_one_that_never_was(tmp_path):
     planned = PlannedRun(config=TINY)
     with pytest.raises(OutOfTimeError, match="after round 2"):
-        carry_out([planned], setting(tmp_path / "cut", ends=0.0))
+        carry_out([planned], options(tmp_path / "cut", ends=0.0))
     assert not planned.finished(tmp_path / "cut")
     assert planned.rounds_done(tmp_path / "cut") == 2
     seen = []
-    cut = carry_out([planned], setting(tmp_path / "cut"), follow=lambda _, p: seen.append(p.report.round_number))
-    whole = carry_out([planned], setting(tmp_path / "whole"))
+    cut = carry_out([planned], options(tmp_path / "cut"), follow=lambda _, p: seen.append(p.report.round_number))
+    whole = carry_out([planned], options(tmp_path / "whole"))
     assert seen == [3, 4, 5, 6]
     found = [RunDirectory(done[planned.name]).read_result() for done in (cut, whole)]
     assert found[0] == found[1]
@@ -56,47 +57,32 @@ def test_when_time_is_over_no_other_run_is_begun(tmp_path):
     whole = replace(TINY, checkpoint_every=TINY.rounds)
     first, second = (PlannedRun(config=replace(whole, seed=seed)) for seed in (1, 2))
     with pytest.raises(OutOfTimeError, match=f"{second.name} was not begun"):
-        carry_out([first, second], setting(tmp_path, ends=0.0))
+        carry_out([first, second], options(tmp_path, ends=0.0))
     assert first.finished(tmp_path)
     assert not second.directory(tmp_path).exists()
-    assert list(carry_out([first, second], setting(tmp_path, ends=0.0))) == [first.name, second.name]
+    assert list(carry_out([first, second], options(tmp_path, ends=0.0))) == [first.name, second.name]
 
 
 def test_finished_runs_are_not_trained_again_and_unasked_ones_not_at_all(tmp_path, monkeypatch):
     noisy = PlannedRun(config=TINY)
     quiet = PlannedRun(config=replace(TINY, privacy=replace(TINY.privacy, noise_multiplier=0.25)))
-    done = carry_out([noisy, quiet, noisy], setting(tmp_path, only=(0.5,)))
+    done = carry_out([noisy, quiet, noisy], options(tmp_path, only=(0.5,)))
     assert list(done) == [noisy.name]
-    monkeypatch.setattr(runs, "start", lambda *_, **__: pytest.fail("trained again"))
-    assert carry_out([noisy, quiet], setting(tmp_path, only=(0.5,))) == done
+    monkeypatch.setattr(run_grid, "start", lambda *_, **__: pytest.fail("trained again"))
+    assert carry_out([noisy, quiet], options(tmp_path, only=(0.5,))) == done
 
 
 def test_without_canaries_the_same_clients_train_in_the_same_rounds(tmp_path):
     mixed, without = PlannedRun(config=TINY), PlannedRun(config=TINY, without_canaries=True)
-    done = carry_out([mixed, without], setting(tmp_path))
+    done = carry_out([mixed, without], options(tmp_path))
     clients = [[line["clients"] for line in RunDirectory(done[run.name]).read_metrics()] for run in (mixed, without)]
     assert clients[0] == clients[1]
     assert [line["canaries"] for line in RunDirectory(done[without.name]).read_metrics()] == [0] * TINY.rounds
     assert sum(line["canaries"] for line in RunDirectory(done[mixed.name]).read_metrics()) == TINY.canaries.count
-    rows = (done[without.name] / runs.ROUNDS_FILE).read_text().splitlines()
+    rows = (done[without.name] / ROUNDS_FILE).read_text().splitlines()
     assert len(rows) == TINY.rounds
     everybody = np.concatenate([np.array(row.split(), dtype=int) for row in rows])
     assert len(set(everybody.tolist())) == len(everybody) == 30  # shuffled epochs: 30 of 200, nobody twice
-
-
-def test_a_machine_without_tomli_w_writes_the_same_config(tmp_path, monkeypatch):
-    planned = PlannedRun(config=TINY)
-    plain = carry_out([planned], setting(tmp_path / "with"))[planned.name]
-    monkeypatch.setitem(sys.modules, "tomli_w", None)
-    bare = carry_out([planned], setting(tmp_path / "without"))[planned.name]
-    read = [tomllib.loads((folder / "config.toml").read_text()) for folder in (plain, bare)]
-    assert read[0] == read[1]
-    assert RunDirectory(plain).read_result() == RunDirectory(bare).read_result()
-
-
-def test_toml_of_odd_values():
-    values = {"a": 1, "b": 1e-06, "c": True, "d": [1, 2], "e": {"f": 'quo"te \\ ü', "g": float("inf"), "h": []}}
-    assert tomllib.loads(toml_text(values)) == values
 
 
 def test_a_runs_name_is_its_config_and_not_its_machine():
@@ -108,7 +94,7 @@ def test_a_runs_name_is_its_config_and_not_its_machine():
 
 @pytest.mark.parametrize("scale", ["small", "paper"])
 def test_experiments_share_the_runs_that_coincide(tmp_path, scale):
-    asked = setting(tmp_path, scale=scale)
+    asked = options(tmp_path, scale=scale)
     tables = {run.name for run in emnist.plan(asked)}
     assert tables < {run.name for run in beyond.plan(asked)}
     if scale == "paper":
@@ -117,7 +103,7 @@ def test_experiments_share_the_runs_that_coincide(tmp_path, scale):
 
 
 def test_the_papers_runs_have_the_papers_sizes(tmp_path):
-    words, characters = (module.plan(setting(tmp_path, scale="paper")) for module in (stackoverflow, emnist))
+    words, characters = (module.plan(options(tmp_path, scale="paper")) for module in (stackoverflow, emnist))
     assert [run.noise_multiplier for run in words] == [0, 0.0496, 0.0986, 0.2317]
     assert [run.noise_multiplier for run in characters] == [0, 0.16, 0.18, 0.195, 0.25, 0.315]
     config = words[0].config
@@ -130,12 +116,12 @@ def test_the_papers_runs_have_the_papers_sizes(tmp_path):
 
 def test_other_noises_are_at_the_same_analytical_epsilon(tmp_path):
     """‖Cu‖/z of the worst single round is 1/z of fresh noise, the clip's count left out."""
-    for kind, run in beyond.noise_runs(setting(tmp_path)).items():
+    for kind, run in beyond.noise_runs(options(tmp_path)).items():
         config = run.config
         law = config.noise_law()
         z = config.privacy.clipping_of(10).update_noise_multiplier
         worst = 1.0 if law is None else np.linalg.norm(law.matrix(), axis=0).max()
-        base = beyond.base(setting(tmp_path)).privacy.clipping_of(10).update_noise_multiplier
+        base = beyond.base(options(tmp_path)).privacy.clipping_of(10).update_noise_multiplier
         assert z / worst == pytest.approx(base, rel=1e-6), kind
 
 
@@ -150,7 +136,7 @@ def test_other_noises_are_at_the_same_analytical_epsilon(tmp_path):
 )
 def test_a_setting_that_cannot_be_is_refused(tmp_path, changes, words):
     with pytest.raises(ValueError, match=words):
-        setting(tmp_path, **changes)
+        options(tmp_path, **changes)
 
 
 @pytest.mark.parametrize(
@@ -167,10 +153,10 @@ def test_a_setting_that_cannot_be_is_refused(tmp_path, changes, words):
     ],
 )
 def test_what_was_changed_has_a_file_of_its_own(tmp_path, changes, name):
-    assert setting(tmp_path, **changes).file("emnist", "json") == tmp_path / name
+    assert options(tmp_path, **changes).file("emnist", "json") == tmp_path / name
 
 
 def test_noises_at_the_base_s_epsilon_are_asked_for_by_its_noise(tmp_path):
-    asked = setting(tmp_path, only=(beyond.NOISE,))
+    asked = options(tmp_path, only=(beyond.NOISE,))
     assert all(asked.wanted(run.asked_noise) for run in beyond.noise_runs(asked).values())
     assert not asked.wanted(beyond.noise_runs(asked)["tree"].noise_multiplier)

@@ -9,13 +9,13 @@ import numpy as np
 from scipy.special import stdtrit
 
 from coalmine.estimators.mechanism import mechanism_epsilon
-from coalmine.reproduction.bases import with_canaries, with_noise, words
 from coalmine.reproduction.epsilon_table import missing
 from coalmine.reproduction.experiment import RUNS, Check, Experiment, Found, Table, beside, shown
+from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.paper import ACCURACY
-from coalmine.reproduction.readings import FELL_APART, Reading, least_learnt, read_finished, rung
-from coalmine.reproduction.runs import Follow, PlannedRun, carry_out
-from coalmine.reproduction.setting import Setting
+from coalmine.reproduction.run_grid import Follow, PlannedRun, carry_out
+from coalmine.reproduction.run_numbers import FELL_APART, RunNumbers, least_learnt, read_finished, rung
+from coalmine.reproduction.training_configs import with_canaries, with_noise, words
 from coalmine.simulation.config import RunConfig
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ COLUMNS = ("noise", "analytical ε", "without canaries", "with", "cost", "pairs"
 MOST_POINTS, MOST_SHARE = 0.2, 0.3  # of accuracy, and of client slots, both in per cent
 
 
-def pairs(setting: Setting) -> list[Pair]:
+def pairs(options: Options) -> list[Pair]:
     """Next words with the paper's 1,000 canaries."""
-    base = few_canaries(setting) if setting.small else words(setting)
-    return pairs_of(base, seeds=setting.seeds or (SMALL_SEEDS if setting.small else 1))
+    base = few_canaries(options) if options.small else words(options)
+    return pairs_of(base, seeds=options.seeds or (SMALL_SEEDS if options.small else 1))
 
 
 def pairs_of(base: RunConfig, *, seeds: int) -> list[Pair]:
@@ -43,15 +43,15 @@ def pairs_of(base: RunConfig, *, seeds: int) -> list[Pair]:
     return [(PlannedRun(config=config, without_canaries=True), PlannedRun(config=config)) for config in configs]
 
 
-def few_canaries(setting: Setting) -> RunConfig:
+def few_canaries(options: Options) -> RunConfig:
     """Digits with 34 clients in each of 100 rounds, so that ten canaries are 0.3 % of the slots."""
-    base = with_canaries(words(setting), 10)
+    base = with_canaries(words(options), 10)
     return replace(base, participation=replace(base.participation, clients_per_round=34))
 
 
-def plan(setting: Setting) -> list[PlannedRun]:
+def plan(options: Options) -> list[PlannedRun]:
     """Both runs of every pair."""
-    return runs_of(pairs(setting))
+    return runs_of(pairs(options))
 
 
 def runs_of(asked: list[Pair]) -> list[PlannedRun]:
@@ -59,15 +59,15 @@ def runs_of(asked: list[Pair]) -> list[PlannedRun]:
     return [planned for pair in asked for planned in pair]
 
 
-def gather(setting: Setting, follow: Follow) -> Found:
+def gather(options: Options, follow: Follow) -> Found:
     """What the finished pairs came to."""
-    return gather_pairs(pairs(setting), setting, follow)
+    return gather_pairs(pairs(options), options, follow)
 
 
-def gather_pairs(asked: list[Pair], setting: Setting, follow: Follow) -> Found:
+def gather_pairs(asked: list[Pair], options: Options, follow: Follow) -> Found:
     """The accuracies of the pairs that are finished."""
     runs = runs_of(asked)
-    done = carry_out(runs, setting, follow=follow)
+    done = carry_out(runs, options, follow=follow)
     read = {name: read_finished(directory) for name, directory in done.items()}
     found = [
         _pair(read[without.name], read[mixed.name])
@@ -77,7 +77,7 @@ def gather_pairs(asked: list[Pair], setting: Setting, follow: Follow) -> Found:
     seconds = sum(reading["seconds"] for reading in read.values())
     first = next(iter(read.values()), None)
     return {
-        "scale": setting.scale,
+        "scale": options.scale,
         "pairs": found,
         "seconds": seconds,
         "data": first and first["data"],
@@ -89,7 +89,7 @@ def gather_pairs(asked: list[Pair], setting: Setting, follow: Follow) -> Found:
     }
 
 
-def _pair(without: Reading, mixed: Reading) -> dict[str, Any]:
+def _pair(without: RunNumbers, mixed: RunNumbers) -> dict[str, Any]:
     absent = rung(without, "final")
     return {
         "noise_multiplier": mixed["noise_multiplier"],
@@ -179,17 +179,17 @@ def draw(figure: "Figure", found: Found) -> None:
     figure.legend(loc="outside right center")
 
 
-def said(found: Found) -> str:
+def conclusion(found: Found) -> str:
     """What it comes to, beside the paper's."""
     worst = max(before - after for _, before, after in ACCURACY.values())
     text = (
         f"The paper has at most {worst:.1f} points. Its accuracies are of another data set and are not to be compared "
         "with these."
     )
-    return f"{said_of_ours(found)} {text}" if found["pairs"] else said_of_ours(found)
+    return f"{conclusion_of_ours(found)} {text}" if found["pairs"] else conclusion_of_ours(found)
 
 
-def said_of_ours(found: Found) -> str:
+def conclusion_of_ours(found: Found) -> str:
     """What it comes to."""
     if not found["pairs"]:
         return "Nothing is finished yet."
@@ -225,6 +225,6 @@ EXPERIMENT = Experiment(
     gather=gather,
     tables=tables,
     checks=checks,
-    words=said,
+    conclusion=conclusion,
     draw=draw,
 )

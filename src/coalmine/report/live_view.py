@@ -14,12 +14,12 @@ from rich.text import Text
 
 from coalmine.audit.gauges import read_gauges
 from coalmine.audit.ladder import RUNGS, ladder
+from coalmine.audit.result import AuditResult
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
-from coalmine.report.checkpoints import estimate_scores, largest_groups
-from coalmine.report.findings import Findings
-from coalmine.report.log import map_rounds
+from coalmine.report.epsilon_by_round import estimate_scores, largest_groups
+from coalmine.report.sentences import ATTACKERS, shortened, shown
 from coalmine.report.summary import coverage_lines, key_figures
-from coalmine.report.words import ATTACKERS, shortened, shown
+from coalmine.storage.mapped_rounds import map_rounds
 from coalmine.storage.record import Settings
 from coalmine.storage.run_directory import RunDirectory
 
@@ -41,7 +41,7 @@ class Frame:
     flagged: tuple[str, ...]
     finished: bool
     problem: str = ""
-    findings: Findings | None = None  # of a finished run
+    result: AuditResult | None = None  # of a finished run
 
     @property
     def scalars(self) -> Iterator[tuple[str, float, int]]:
@@ -66,7 +66,7 @@ class Watcher:
         home = RunDirectory(self.path)
         if not self.path.is_dir():
             raise ValueError(f"{self.path} is not a directory of a run")
-        metrics, problem, settings, rounds, numbers, findings = [], "", None, 0, 0, None
+        metrics, problem, settings, rounds, numbers, result = [], "", None, 0, 0, None
         finished = (self.path / "result.json").exists()
         try:
             metrics = home.read_metrics()
@@ -75,7 +75,7 @@ class Watcher:
                 rounds = self._look_at_log(settings)
             numbers = max((line.get("round", 0) for line in metrics), default=0)
             config = home.read_config() if (self.path / "config.toml").exists() else {}
-            findings = Findings.from_dict(home.read_result()) if finished else None
+            result = AuditResult.from_dict(home.read_result()) if finished else None
         except (ValueError, OSError, TypeError, AttributeError) as error:
             config, problem = {}, str(error)
         planned = config.get("rounds") or (settings.rounds if settings else None)
@@ -89,7 +89,7 @@ class Watcher:
             flagged=self._flagged,
             finished=finished,
             problem=problem,
-            findings=findings,
+            result=result,
         )
 
     def _look_at_log(self, settings: Settings) -> int:
@@ -141,19 +141,19 @@ def screen(frame: Frame) -> Group:
         parts.append(Text("gauges: " + "; ".join(frame.flagged), style="bold red"))
     if frame.problem:
         parts.append(Text(frame.problem, style="yellow"))
-    if frame.findings is not None:
-        parts += _result(frame.findings)
+    if frame.result is not None:
+        parts += _result(frame.result)
     if frame.finished:
         parts.append(Text(f"finished: coalmine report {frame.path}", style="green"))
     return Group(*parts)
 
 
-def _result(findings: Findings) -> list[Text]:
+def _result(result: AuditResult) -> list[Text]:
     """The numbers on top of a finished run, its verdict, and what was audited."""
-    lines = [f"{figure.label} {shown(figure.value)} ({figure.detail})" for figure in key_figures(findings)]
-    if findings.verdict:
-        lines.append(f"{findings.verdict}: {shortened(findings.reason)}")
-    return [Text(line) for line in [*lines, *coverage_lines(findings)]]
+    lines = [f"{figure.label} {shown(figure.value)} ({figure.detail})" for figure in key_figures(result)]
+    if result.verdict is not None:
+        lines.append(f"{result.verdict.outcome}: {shortened(result.verdict.reason)}")
+    return [Text(line) for line in [*lines, *coverage_lines(result)]]
 
 
 def _progress(frame: Frame) -> Any:

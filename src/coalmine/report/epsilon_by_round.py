@@ -4,15 +4,16 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from coalmine.audit.ladder import RUNGS, Scores, ladder
+from coalmine.audit.ladder import RUNGS, LadderReader, Scores
 from coalmine.audit.result import CONFIDENCE
+from coalmine.audit.views import looks
 from coalmine.estimators.all_iterates import estimate_from_iterates
 from coalmine.estimators.gaussian_fit import EpsilonEstimate, epsilon_estimate
 from coalmine.estimators.variance import Variance
-from coalmine.report.run import Run
+from coalmine.report.stored_run import Run
 
 POINTS = 8
-MOST = 8_000_000  # cosines read at each point
+MOST = 8_000_000  # cosines that are read
 
 
 def estimates_during(run: Run, points: int = POINTS) -> dict[str, list[tuple[int, EpsilonEstimate]]]:
@@ -20,19 +21,23 @@ def estimates_during(run: Run, points: int = POINTS) -> dict[str, list[tuple[int
 
     Of canaries shown unequally often so far, the largest group speaks. The std is the null's or fitted as in the result.
     """
-    if run.rounds is None or run.settings is None or not run.rounds.kept:
+    if run.rounds is None or not run.rounds.kept:
         return {}
-    rounds, settings = run.rounds.thinned(run.settings, most=MOST)
+    rounds, settings = run.rounds.thinned(run.result.settings, most=MOST)
     numbers = [item.number for item in rounds.kept]
-    used = {row.rung: row.variance for row in run.findings.largest_rows}
+    used = {name: adversary.headline.estimate.variance.used for name, adversary in run.result.adversaries.items()}
     places = np.unique(np.linspace(len(numbers) / points - 1, len(numbers) - 1, points).round().astype(int))
-    found: dict[str, list[tuple[int, EpsilonEstimate]]] = {}
-    for number in (numbers[place] for place in places if place >= 0):
-        for rung, scores in largest_groups(ladder(rounds.until(number).as_log, settings)).items():
+    stops = {numbers[place] for place in places if place >= 0}
+    reader, found = LadderReader(rounds.as_log, settings), dict[str, list[tuple[int, EpsilonEstimate]]]()
+    for look in looks(rounds.as_log, settings):
+        reader.add(look)
+        if look.item.number not in stops:
+            continue
+        for rung, scores in largest_groups(reader.scores()).items():
             variance: Variance = "fitted" if used.get(rung) == "fitted" else "null"
             estimate = estimate_scores(scores, settings.delta, variance)
             if estimate is not None and rung in RUNGS:
-                found.setdefault(rung, []).append((number, estimate))
+                found.setdefault(rung, []).append((look.item.number, estimate))
     return {rung: line for rung, line in found.items() if len(line) > 1}
 
 

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from coalmine.audit.ladder import ladder
-from coalmine.report import Findings, read_run, write_report
-from coalmine.report.checkpoints import estimates_during
+from coalmine.audit.result import AuditResult
+from coalmine.report import read_run, write_report
 from coalmine.report.document import report_text
-from coalmine.report.log import map_rounds
-from coalmine.report.run import read_runs
+from coalmine.report.epsilon_by_round import estimates_during
+from coalmine.report.stored_run import read_runs
+from coalmine.report.table_rows import main_rows, strongest_row
+from coalmine.storage.mapped_rounds import map_rounds
 from coalmine.storage.run_directory import RunDirectory
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -39,13 +41,12 @@ def test_the_scores_are_those_of_the_audit(run):
         np.testing.assert_array_equal(ours.observed, theirs.observed)
         np.testing.assert_array_equal(ours.unobserved, theirs.unobserved)
     for scores in read.scores:
-        row = next(row for row in read.findings.rows if row.rung == scores.rung)
-        assert row.mean == pytest.approx(scores.observed.mean(), rel=1e-12)
+        assert read.result[scores.rung].headline.estimate.mean == pytest.approx(scores.observed.mean(), rel=1e-12)
 
 
 def test_thinning_keeps_the_observed_scores(run):
     read = read_run(run)
-    thin, fewer = read.rounds.thinned(read.settings, most=12 * 250)
+    thin, fewer = read.rounds.thinned(read.result.settings, most=12 * 250)
     assert fewer.unobserved == 150
     for ours, whole in zip(ladder(thin.as_log, fewer), read.scores, strict=True):
         np.testing.assert_array_equal(ours.observed, whole.observed)
@@ -58,31 +59,22 @@ def test_epsilon_during_training_ends_where_the_result_is(run):
     assert set(lines) == {"all-iterates", "known-round", "known-others"}
     for rung, line in lines.items():
         assert [number for number, _ in line] == [4, 8, 12]
-        assert line[-1][1].epsilon == next(row.epsilon for row in read.findings.rows if row.rung == rung)
+        assert line[-1][1].epsilon == read.result[rung].headline.estimate.epsilon
 
 
-def test_findings_are_those_of_the_result(run):
+def test_rows_are_those_of_the_stored_result(run):
     stored = json.loads((run / "result.json").read_text())
-    findings = read_run(run).findings
-    assert findings.strongest.rung == "known-others"
-    assert [row.rung for row in findings.headlines] == list(stored["adversaries"])
-    for row in findings.headlines:
+    result = read_run(run).result
+    assert strongest_row(result).rung == "known-others"
+    assert [row.rung for row in main_rows(result)] == list(stored["adversaries"])
+    for row in main_rows(result):
         found = stored["adversaries"][row.rung]
         assert row.epsilon == found["epsilon"]
         assert row.lower_bound == found["lower_bound"]
         assert row.floor == found["floor"]["q95"]
-    assert {each.name: each.kind for each in findings.strongest.estimators} == {
+    assert {each.name: each.kind for each in strongest_row(result).estimators} == {
         "estimate": "estimate", "lower bound": "valid bound", "paper's ε": "estimate", "paper's ε_lo": "heuristic",
     }  # fmt: skip
-
-
-def test_rows_of_other_estimators_are_shown_with_their_kind(run):
-    stored = json.loads((run / "result.json").read_text())
-    row = {"name": "Somebody 2030", "value": 1.25, "kind": "valid bound", "assumptions": "none"}
-    stored["adversaries"]["final"]["groups"][0]["estimators"] = [row]
-    (run / "result.json").write_text(json.dumps(stored))
-    found = read_run(run).findings.rows[0].estimators[-1]
-    assert (found.name, found.value, found.kind) == ("Somebody 2030", 1.25, "valid bound")
 
 
 def test_an_unfinished_run_is_reported_as_far_as_it_went(run):
@@ -91,8 +83,8 @@ def test_an_unfinished_run_is_reported_as_far_as_it_went(run):
     log.write_bytes(log.read_bytes()[:-5_000])  # torn in the last record
     read = read_run(run)
     assert not read.finished
-    assert read.findings.rounds == 12
-    assert read.findings.verdict is None
+    assert read.result.rounds == 12
+    assert read.result.verdict is None
     assert "not finished" in write_report([run]).read_text()
 
 
@@ -137,7 +129,7 @@ def test_a_log_cut_short_leaves_the_result(run, cut):
 def test_a_damaged_part_is_named_and_the_rest_shown(run, name, content):
     (run / name).write_bytes(content)
     read = read_run(run)
-    assert read.findings.verdict == "PASS"
+    assert read.result.verdict.outcome == "PASS"
     if name != "metrics.jsonl" or b"not json" in content:
         assert any(Path(name).name in problem or "record" in problem for problem in read.problems)
     text = report_text([run], kind="md")
@@ -150,7 +142,7 @@ def test_a_damaged_result_is_derived_again_without_its_claim(run):
     read = read_run(run)
     assert not read.finished
     assert any("not a result of an audit" in problem for problem in read.problems)
-    assert read.findings.strongest.epsilon > 0
+    assert strongest_row(read.result).epsilon > 0
 
 
 def test_a_flipped_bit_is_found(run):
@@ -202,14 +194,14 @@ def test_one_bad_directory_among_several_is_named(run, tmp_path):
     "place", [("delta",), ("adversaries", "final", "groups", 0, "epsilon"), ("gauges", "noise", "limits")]
 )
 @pytest.mark.parametrize("value", ["text", [], {}, True, [None, None, None]])
-def test_findings_refuse_what_is_no_number(run, place, value):
+def test_a_result_whose_numbers_are_not_numbers_is_refused(run, place, value):
     stored = json.loads((run / "result.json").read_text())
     inner = stored
     for key in place[:-1]:
         inner = inner[key]
     inner[place[-1]] = value
     with pytest.raises(ValueError, match="not a result of an audit"):
-        Findings.from_dict(stored)
+        AuditResult.from_dict(stored)
 
 
 def test_an_empty_log_has_no_rounds(tmp_path):

@@ -1,10 +1,8 @@
 """The comparison with CANIFE (Section 5.3): DP-SGD on Fashion-MNIST, one epoch, audited by crafted and by random canaries.
 
-What was trained is kept as scores in a file, and the numbers are made of those: so a machine without dp-accounting can
-train, and another one compose.
+What was trained is kept as scores in a file, and the numbers are made of those.
 """
 
-import importlib.util
 import io
 import json
 import math
@@ -27,13 +25,13 @@ from coalmine.estimators.literature.zanella_beguelin import posterior_epsilon
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.null import CosineNull
 from coalmine.reproduction.experiment import Check, Experiment, Found, Table, all_of, no_runs, shown
+from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.paper import CANIFE_ANALYTICAL
-from coalmine.reproduction.runs import Follow
-from coalmine.reproduction.setting import Scale, Setting
+from coalmine.reproduction.run_grid import Follow
 from coalmine.simulation.canife.comparison import Comparison, Trained, train
 from coalmine.simulation.config import EngineSettings
 from coalmine.simulation.tasks import load_task
-from coalmine.storage.files import json_ready, write_atomically
+from coalmine.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,64 +47,43 @@ RENYI = "one participation, Rényi"
 TICKS = (0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
 
-def comparison(setting: Setting) -> Comparison:
+def comparison(options: Options) -> Comparison:
     """50 runs as in the paper; at scale small three, with fewer canaries, a smaller pool and fewer steps of crafting."""
-    plan = Comparison(rounds=setting.rounds)
-    if setting.small:
+    plan = Comparison(rounds=options.rounds)
+    if options.small:
         crafting = replace(plan.crafting, pool_size=256, design_steps=400)
         plan = replace(plan, runs=3, canaries=250, crafting=crafting)
-    return plan if setting.seeds is None else replace(plan, runs=setting.seeds)
+    return plan if options.seeds is None else replace(plan, runs=options.seeds)
 
 
-def run(
-    *,
-    out: Path,
-    scale: Scale = "small",
-    device: str = "auto",
-    data_dir: str | None = None,
-    runs: int | None = None,
-    rounds: int | None = None,
-) -> Found:
-    """Train what is not trained yet, and write the numbers to `canife-SCALE.json` in `out`."""
-    setting = Setting(out=out, scale=scale, device=device, data_dir=data_dir, seeds=runs, rounds=rounds)
-    found = gather(setting)
-    text = json.dumps(json_ready(found), indent=1, allow_nan=False) + "\n"
-    write_atomically(setting.file("canife", "json"), text.encode())
-    return found
-
-
-def gather(
-    setting: Setting, follow: Follow | None = None, *, progress: Callable[[int, int], None] | None = None
-) -> Found:
+def gather(options: Options, follow: Follow) -> Found:
     """The numbers of all runs, trained now or before."""
-    plan = comparison(setting)
+    plan = comparison(options)
     others = [
         replace(plan, learning_rate=rate, momentum=momentum, crafted=False, runs=max(1, plan.runs // 5))
         for rate, momentum in UNSTATED
     ]
-    kept = _trained([plan, *others], setting, progress)
+    kept = _trained([plan, *others], options)
     return readings(kept[0], plan) | {
         "accountants": accountants(plan, kept[0]),
         "unstated": [_unstated(trained, other) for trained, other in zip(kept, [plan, *others], strict=True)],
         "seconds": sum(trained.seconds for trained in kept),
-        "scale": setting.scale,
+        "scale": options.scale,
     }
 
 
-def _trained(
-    plans: Sequence[Comparison], setting: Setting, progress: Callable[[int, int], None] | None
-) -> list[Trained]:
+def _trained(plans: Sequence[Comparison], options: Options) -> list[Trained]:
     """What each plan left, from its file where it was trained before."""
     task, kept = None, []
     for plan in plans:
         name = "canife-scores" if plan.crafted else f"canife-scores-{plan.learning_rate:g}-{plan.momentum:g}"
-        path = setting.file(name, "npz")
+        path = options.file(name, "npz")
         trained = load(path, plan)
         if trained is None:
-            device = EngineSettings(device=setting.device).resolved().device
-            data_dir = None if setting.data_dir is None else Path(setting.data_dir)
+            device = EngineSettings(device=options.device).resolved().device
+            data_dir = None if options.data_dir is None else Path(options.data_dir)
             task = task or load_task("fashion-mnist", data_dir=data_dir).to(device)
-            trained = train(task, plan, device=device, progress=progress)
+            trained = train(task, plan, device=device)
             save(path, trained, plan)
         kept.append(trained)
     return kept
@@ -146,7 +123,7 @@ _NUMBERS = tuple(name for name in Trained.__dataclass_fields__ if name != "devic
 
 
 def readings(trained: Trained, plan: Comparison) -> Found:
-    """Every estimate of every run. What only dp-accounting can tell is None where it is not installed."""
+    """Every estimate of every run."""
     delta = 1 / trained.examples
     rounds = trained.data_norms.shape[1]
     probability = plan.crafting.batch_size / trained.examples
@@ -234,12 +211,10 @@ def _crafted(trained: Trained, name: str, *, delta: float, probability: float, r
     tables = zip(trained.crafted_observed, trained.crafted_unobserved, strict=True)
     per_round = [_per_round(observed, unobserved, name, delta) for observed, unobserved in tables]
 
-    def composed(epsilons: Sequence[float]) -> float | None:
-        if not _can_compose():
-            return None
+    def composed(epsilons: Sequence[float]) -> float:
         return canife_epsilon(epsilons, delta=delta, sampling_probability=probability, rounds=rounds)
 
-    def ceiling(count: int) -> dict[str, float | None]:
+    def ceiling(count: int) -> dict[str, float]:
         apart = np.repeat([[1.0], [0.0]], count, axis=1)
         most = _per_round(apart[:1], apart[1:], name, delta)
         return {"scores": count, "per_round": most[0], "composed": composed(most)}
@@ -291,8 +266,6 @@ def analytical(noise: float, *, probability: float, rounds: int, examples: int) 
     exact = {name: float(mechanism_epsilon(noise, delta=delta)) for name, delta in deltas.items()}
     there = float(gaussian_delta(Gaussian(0, 1), Gaussian(1 / noise, 1), epsilon=CANIFE_ANALYTICAL))
     rows = [{"accountant": "one participation, exact", "epsilon": exact, "delta": there}]
-    if not _can_compose():
-        return rows
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
     from dp_accounting.pld import PLDAccountant
     from dp_accounting.rdp import RdpAccountant
@@ -308,10 +281,6 @@ def analytical(noise: float, *, probability: float, rounds: int, examples: int) 
         epsilons = {label: float(accountant.get_epsilon(delta)) for label, delta in deltas.items()}
         rows.append({"accountant": name, "epsilon": epsilons, "delta": float(accountant.get_delta(CANIFE_ANALYTICAL))})
     return rows
-
-
-def _can_compose() -> bool:
-    return importlib.util.find_spec("dp_accounting") is not None
 
 
 # Tables, checks, words, a picture: functions of the numbers alone
@@ -381,25 +350,23 @@ def tables(found: Found) -> list[Table]:
     ]
 
 
-def _line(name: str, values: Sequence[float | None], paper: tuple[float, float] | None) -> tuple[str, str, str]:
+def _line(name: str, values: Sequence[float], paper: tuple[float, float] | None) -> tuple[str, str, str]:
     return name, _spread(values), "-" if paper is None else f"{paper[0]} ± {paper[1]}"
 
 
-def _spread(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    if len(known) < 2:
-        return shown(known[0]) if known else "-"
-    return f"{shown(float(np.mean(known)))} ± {shown(float(np.std(known)), 2)}"
+def _spread(values: Sequence[float]) -> str:
+    if len(values) < 2:
+        return shown(values[0]) if values else "-"
+    return f"{shown(float(np.mean(values)))} ± {shown(float(np.std(values)), 2)}"
 
 
-def _renyi(found: Found) -> float | None:
-    return next((row["epsilon"]["1/m"] for row in found["accountants"] if row["accountant"] == RENYI), None)
+def _renyi(found: Found) -> float:
+    return next(float(row["epsilon"]["1/m"]) for row in found["accountants"] if row["accountant"] == RENYI)
 
 
 def checks(found: Found) -> list[Check]:
     """What the comparison must show, whatever its scale."""
     renyi = _renyi(found)
-    printed = None if renyi is None else round(renyi, 1) == CANIFE_ANALYTICAL
     start, crafted, trained_on = found["crafting"]["interference"]
     detail = f"mean |cosine| {start:.3f} before, {crafted:.4f} after with the pool, {trained_on:.4f} with training data"
     intervals, truth = found["known_others_99"], found["analytical"]
@@ -409,8 +376,8 @@ def checks(found: Found) -> list[Check]:
     return [
         Check(
             f"Rényi accounting of one participation at delta 1/m gives the paper's {CANIFE_ANALYTICAL}",
-            printed,
-            "dp-accounting is not installed" if renyi is None else shown(renyi, 4),
+            round(renyi, 1) == CANIFE_ANALYTICAL,
+            shown(renyi, 4),
         ),
         Check("a crafted canary is far more orthogonal to the pool than a sample is", crafted < start / 10, detail),
         Check(
@@ -425,15 +392,12 @@ def checks(found: Found) -> list[Check]:
 
 def _below(found: Found, name: str, words: str) -> Check:
     """The paper's point: CANIFE reads less than a lower bound does."""
-    composed = [value for value in found["canife"][name]["composed"] if value is not None]
-    claim = f"CANIFE, rounds by {words}, lies below ε_lo"
-    if not composed:
-        return Check(claim, None, "dp-accounting is not installed")
+    composed, claim = found["canife"][name]["composed"], f"CANIFE, rounds by {words}, lies below ε_lo"
     detail = f"{_spread(composed)} against {_spread(found['lower_bound'])}"
     return Check(claim, bool(np.mean(composed) < np.mean(found["lower_bound"])), detail)
 
 
-def said(found: Found) -> str:
+def conclusion(found: Found) -> str:
     """What it comes to."""
     crafting, scores = found["crafting"], found["scores"]
     noise = found["plan"]["crafting"]["noise_multiplier"]
@@ -451,12 +415,11 @@ def said(found: Found) -> str:
             "So the canary is nearly as good as can be: what keeps CANIFE low is that so few scores say little of a round, "
             "and a composition in which a client is in a round by chance only."
         )
-    if ceilings["credible"]["composed"] is not None:
-        parts.append(
-            f"With Clopper-Pearson bounds of {ceilings['credible']['scores']} scores a side it can read at most "
-            f"{shown(ceilings['clopper_pearson']['composed'])}, below the paper's {PAPER['canife'][0]}; with the credible "
-            f"interval at most {shown(ceilings['credible']['composed'])}."
-        )
+    parts.append(
+        f"With Clopper-Pearson bounds of {ceilings['credible']['scores']} scores a side it can read at most "
+        f"{shown(ceilings['clopper_pearson']['composed'])}, below the paper's {PAPER['canife'][0]}; with the credible "
+        f"interval at most {shown(ceilings['credible']['composed'])}."
+    )
     parts.append(
         f"Our largest cosines are {scores['observed']['mean']:.2f} ± {scores['observed']['std']:.2f} for observed and "
         f"{scores['unobserved']['mean']:.2f} ± {scores['unobserved']['std']:.2f} for unobserved canaries, in units of one "
@@ -470,8 +433,7 @@ def draw(figure: "Figure", found: Found) -> None:
     """Every run's estimates on one axis, the paper's beside them; and a crafted canary."""
     left, right = figure.subplots(1, 2, width_ratios=[3, 1])
     rows: list[tuple[str, list[float], tuple[float, float] | None]] = [
-        (f"CANIFE, {words}", _known(found["canife"][name]["composed"]), PAPER["canife"])
-        for name, words in PER_ROUND.items()
+        (f"CANIFE, {words}", found["canife"][name]["composed"], PAPER["canife"]) for name, words in PER_ROUND.items()
     ]
     rows += [
         ("ε_lo, the paper's bound", found["lower_bound"], PAPER["lower_bound"]),
@@ -500,10 +462,6 @@ def draw(figure: "Figure", found: Found) -> None:
     figure.legend(loc="outside lower center", ncols=3)
 
 
-def _known(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
 EXPERIMENT = Experiment(
     name="canife",
     title="CANIFE's crafted canaries against random ones (Section 5.3)",
@@ -512,6 +470,6 @@ EXPERIMENT = Experiment(
     gather=gather,
     tables=tables,
     checks=checks,
-    words=said,
+    conclusion=conclusion,
     draw=draw,
 )

@@ -13,7 +13,7 @@ PAPER_ONLY = ("max_examples", "originals")  # scale small has its own few exampl
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class Options:
     """What `coalmine reproduce` was asked for. None or empty means: as the scale has it.
 
     `only` are the noise multipliers to train with; what other runs have finished is still read. `max_examples` is the

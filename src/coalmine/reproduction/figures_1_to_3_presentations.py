@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from coalmine.reproduction import checks, epsilon_table
-from coalmine.reproduction.bases import CANARIES, characters, longer, with_groups, words
+from coalmine.reproduction import epsilon_table, paper_claims
 from coalmine.reproduction.epsilon_table import kind
 from coalmine.reproduction.experiment import RUNS, Check, Experiment, Found, Table, interval_shown, shown
+from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.paper import STACK_OVERFLOW
-from coalmine.reproduction.readings import Reading, not_learnt
-from coalmine.reproduction.runs import Follow, PlannedRun
-from coalmine.reproduction.setting import Setting
+from coalmine.reproduction.run_grid import Follow, PlannedRun
+from coalmine.reproduction.run_numbers import RunNumbers, not_learnt
+from coalmine.reproduction.training_configs import CANARIES, characters, longer, with_groups, words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,17 +25,17 @@ SMALL_CANARIES = 100
 COLOURS = ("#9ecae1", "#4f9bd0", "#1d63b8", "#0b2f5e")
 
 
-def plan(setting: Setting) -> list[PlannedRun]:
+def plan(options: Options) -> list[PlannedRun]:
     """Next words, the noise multipliers of Table 4; then handwriting, those of Figure 3."""
-    large, small = (SMALL_CANARIES,) * 2 if setting.small else (CANARIES, CHARACTER_CANARIES)
-    runs = epsilon_table.grid(with_groups(longer(words(setting), setting), TIMES, each=large), tuple(STACK_OVERFLOW))
-    config = with_groups(longer(characters(setting), setting), TIMES, each=small)
+    large, small = (SMALL_CANARIES,) * 2 if options.small else (CANARIES, CHARACTER_CANARIES)
+    runs = epsilon_table.grid(with_groups(longer(words(options), options), TIMES, each=large), tuple(STACK_OVERFLOW))
+    config = with_groups(longer(characters(options), options), TIMES, each=small)
     return runs + epsilon_table.grid(replace(config, seed=config.seed + len(runs)), CHARACTER_NOISES)
 
 
-def gather(setting: Setting, follow: Follow) -> Found:
+def gather(options: Options, follow: Follow) -> Found:
     """What the runs read, by group."""
-    return epsilon_table.gather(plan(setting), setting, follow)
+    return epsilon_table.gather(plan(options), options, follow)
 
 
 def tables(found: Found) -> list[Table]:
@@ -43,7 +43,7 @@ def tables(found: Found) -> list[Table]:
     return [_table(found["readings"], "final"), _table(found["readings"], "known-others")]
 
 
-def _table(readings: Sequence[Reading], name: str) -> Table:
+def _table(readings: Sequence[RunNumbers], name: str) -> Table:
     rows = [
         (
             f"{kind(reading)}, {reading['task']}",
@@ -65,7 +65,7 @@ def _table(readings: Sequence[Reading], name: str) -> Table:
     return Table(f"{name}, by presentations; ε_est and ε_lo are the paper's estimators", columns, tuple(rows), left=1)
 
 
-def _groups(reading: Reading, name: str) -> list[dict[str, Any]]:
+def _groups(reading: RunNumbers, name: str) -> list[dict[str, Any]]:
     rows = [row for row in reading["rows"] if row["rung"] == name and row["presentations"]]
     return sorted(rows, key=lambda row: row["presentations"])
 
@@ -74,9 +74,9 @@ def checked(found: Found) -> list[Check]:
     """More presentations, more epsilon; and known-others where it should be for every group."""
     readings = found["readings"]
     return [
-        checks.grows_with_presentations(readings),
-        checks.covers_analytical(readings),
-        checks.bounds_hold(readings),
+        paper_claims.grows_with_presentations(readings),
+        paper_claims.covers_analytical(readings),
+        paper_claims.bounds_hold(readings),
     ]
 
 
@@ -105,7 +105,7 @@ def draw(figure: "Figure", found: Found) -> None:
         figure.legend(loc="outside right upper")
 
 
-def said(found: Found) -> str:
+def conclusion(found: Found) -> str:
     """What it comes to."""
     if not found["readings"]:
         return "Nothing is finished yet."
@@ -113,7 +113,7 @@ def said(found: Found) -> str:
     for reading in found["readings"]:
         values = [shown(row["paper_epsilon"]) for row in _groups(reading, "final")]
         parts.append(f"{kind(reading)} at noise {reading['noise_multiplier']:g}: {', '.join(values)}")
-    rises = checks.grows_with_presentations(found["readings"]).outcome
+    rises = paper_claims.grows_with_presentations(found["readings"]).outcome
     lines = [
         f"ε_est-final at {', '.join(map(str, TIMES))} presentations: {'; '.join(parts)}. The paper's Figures 1 to 3 print "
         f"no numbers, so only their shape can be compared: that ε rises with presentations {rises}. All groups are "
@@ -137,7 +137,7 @@ EXPERIMENT = Experiment(
     gather=gather,
     tables=tables,
     checks=checked,
-    words=said,
+    conclusion=conclusion,
     draw=draw,
     size=(15.0, 5.0),
 )

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from coalmine.reproduction.experiment import Check, all_of, interval_shown, shown
-from coalmine.reproduction.readings import Reading, rung
+from coalmine.reproduction.run_numbers import RunNumbers, rung
 
 WITHOUT_NOISE = "no run with noise is finished"
 
 
-def covers_analytical(readings: Sequence[Reading]) -> Check:
+def covers_analytical(readings: Sequence[RunNumbers]) -> Check:
     """The 99 % interval of known-others contains the analytical epsilon of the updates' share of the noise."""
     cases = []
     for reading, row in _rows(readings, "known-others"):
@@ -21,7 +21,7 @@ def covers_analytical(readings: Sequence[Reading]) -> Check:
     return all_of(claim, cases, nothing=WITHOUT_NOISE)
 
 
-def bounds_hold(readings: Sequence[Reading]) -> Check:
+def bounds_hold(readings: Sequence[RunNumbers]) -> Check:
     """No valid lower bound, of any rung, exceeds the analytical epsilon."""
     cases = []
     for reading, row in _rows(readings):
@@ -31,7 +31,7 @@ def bounds_hold(readings: Sequence[Reading]) -> Check:
     return all_of("no valid lower bound exceeds the analytical ε, on any rung", cases, nothing=WITHOUT_NOISE)
 
 
-def final_falls(readings: Sequence[Reading]) -> Check:
+def final_falls(readings: Sequence[RunNumbers]) -> Check:
     """ε-final falls with noise until it meets the floor.
 
     Estimates have an error: a step up counts against it only where the two 95 % intervals are apart, and from the least
@@ -52,7 +52,7 @@ def final_falls(readings: Sequence[Reading]) -> Check:
     return all_of(claim, cases, nothing="")
 
 
-def final_below_all(readings: Sequence[Reading]) -> Check:
+def final_below_all(readings: Sequence[RunNumbers]) -> Check:
     """The final model alone gives away less than all iterates, wherever these give away anything."""
     cases = []
     for reading in readings:
@@ -63,7 +63,7 @@ def final_below_all(readings: Sequence[Reading]) -> Check:
     return all_of("ε-final lies below ε-all", cases, nothing="all-iterates detected nothing")
 
 
-def known_others_falls(readings: Sequence[Reading]) -> Check:
+def known_others_falls(readings: Sequence[RunNumbers]) -> Check:
     """More noise, less epsilon, where the analytical epsilon is about what is measured."""
     found = [(reading, rung(reading, "known-others")) for reading in sorted(readings, key=_noise)]
     rows = [(reading, row) for reading, row in found if row is not None]
@@ -74,7 +74,7 @@ def known_others_falls(readings: Sequence[Reading]) -> Check:
     return all_of("more noise, less ε of known-others", cases, nothing="fewer than two noise levels are finished")
 
 
-def grows_with_presentations(readings: Sequence[Reading]) -> Check:
+def grows_with_presentations(readings: Sequence[RunNumbers]) -> Check:
     """More presentations, more ε-final: from the fewest to the most, and no step down beyond the intervals."""
     cases = []
     for reading in readings:
@@ -92,7 +92,7 @@ def grows_with_presentations(readings: Sequence[Reading]) -> Check:
     return all_of("more presentations, more ε-final", cases, nothing="no run with groups is finished")
 
 
-def _rows(readings: Sequence[Reading], name: str | None = None) -> list[tuple[Reading, dict[str, Any]]]:
+def _rows(readings: Sequence[RunNumbers], name: str | None = None) -> list[tuple[RunNumbers, dict[str, Any]]]:
     """Rows of the runs with noise."""
     return [
         (reading, row)
@@ -112,10 +112,10 @@ def _at_floor(row: dict[str, Any]) -> bool:
     return bool(row["epsilon"] <= row["floor"])
 
 
-def _noise(reading: Reading) -> float:
+def _noise(reading: RunNumbers) -> float:
     return float(reading["noise_multiplier"])
 
 
-def _named(reading: Reading, row: dict[str, Any]) -> str:
+def _named(reading: RunNumbers, row: dict[str, Any]) -> str:
     times = "" if row["presentations"] is None else f" {row['presentations']}×"
     return f"noise {_noise(reading):g}, {row['rung']}{times}:"

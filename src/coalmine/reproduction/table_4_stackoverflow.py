@@ -3,21 +3,21 @@
 from functools import partial
 
 from coalmine.reproduction import epsilon_table
-from coalmine.reproduction.bases import words
 from coalmine.reproduction.experiment import RUNS, Experiment, Found
+from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.paper import STACK_OVERFLOW
-from coalmine.reproduction.runs import Follow, PlannedRun
-from coalmine.reproduction.setting import Setting
+from coalmine.reproduction.run_grid import Follow, PlannedRun
+from coalmine.reproduction.training_configs import words
 
 
-def plan(setting: Setting) -> list[PlannedRun]:
+def plan(options: Options) -> list[PlannedRun]:
     """A run for each of the paper's noise multipliers."""
-    return epsilon_table.grid(words(setting), tuple(STACK_OVERFLOW))
+    return epsilon_table.grid(words(options), tuple(STACK_OVERFLOW))
 
 
-def gather(setting: Setting, follow: Follow) -> Found:
+def gather(options: Options, follow: Follow) -> Found:
     """What the runs read."""
-    return epsilon_table.gather(plan(setting), setting, follow)
+    return epsilon_table.gather(plan(options), options, follow)
 
 
 EXPERIMENT = Experiment(
@@ -28,6 +28,6 @@ EXPERIMENT = Experiment(
     gather=gather,
     tables=partial(epsilon_table.tables, paper=STACK_OVERFLOW),
     checks=epsilon_table.checked,
-    words=partial(epsilon_table.said, paper=STACK_OVERFLOW, original="Stack Overflow"),
+    conclusion=partial(epsilon_table.conclusion, paper=STACK_OVERFLOW, original="Stack Overflow"),
     draw=partial(epsilon_table.draw, paper=STACK_OVERFLOW),
 )

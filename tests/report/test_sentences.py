@@ -4,16 +4,17 @@ import dataclasses
 import json
 import math
 import sys
-import types
 from pathlib import Path
 
 import pytest
 
+from coalmine.audit.verdict import UNDERPOWERED, VIOLATION, Verdict
 from coalmine.report import read_run
-from coalmine.report.advice import likely_faults, next_steps
+from coalmine.report.advice import next_steps
+from coalmine.report.markdown import as_dict, markdown
 from coalmine.report.page import run_page
-from coalmine.report.text import as_dict, markdown
-from coalmine.report.words import meaning, percent, scope_sentence, shown, suspicion, verdict_sentence
+from coalmine.report.sentences import meaning, percent, scope_sentence, shown, suspicion, verdict_sentence
+from coalmine.report.table_rows import strongest_row
 
 sys.path.insert(0, str(Path(__file__).parent))
 from runs import HOSTILE, make_run
@@ -67,18 +68,20 @@ def test_a_damaged_result_is_no_unfinished_run(tmp_path):
 
 def test_canaries_that_are_not_detected_come_before_more_canaries(tmp_path):
     run = read_run(make_run(tmp_path / "run"))
-    reason = "the mean score per presentation 0.001 is no more than chance, where the claim implies 1: either …"
-    changed = dataclasses.replace(run.findings, verdict="UNDERPOWERED", reason=reason, code="undetected")
-    silent = dataclasses.replace(run, findings=changed)
+    silent = judged(run, Verdict(outcome=UNDERPOWERED, code="undetected", score=0.001, claimed_score=1.0))
     assert "why the canaries are not detected" in next_steps(silent)[0]
     assert "the canaries were not detected" in verdict_sentence(silent)
+
+
+def judged(run, verdict):
+    """The same run with another verdict."""
+    return dataclasses.replace(run, result=dataclasses.replace(run.result, verdict=verdict))
 
 
 @pytest.mark.parametrize(("code", "words"), [("gauge", "does not look as stated"), ("new code", "cannot confirm it")])
 def test_underpowered_says_what_is_missing(tmp_path, code, words):
     run = read_run(make_run(tmp_path / "run"))
-    changed = dataclasses.replace(run.findings, verdict="UNDERPOWERED", code=code)
-    assert words in verdict_sentence(dataclasses.replace(run, findings=changed))
+    assert words in verdict_sentence(judged(run, Verdict(outcome=UNDERPOWERED, code=code)))
 
 
 def test_a_violation_names_rung_gauge_and_what_to_look_at(tmp_path):
@@ -90,30 +93,18 @@ def test_a_violation_names_rung_gauge_and_what_to_look_at(tmp_path):
     assert "Likely:" in steps
 
 
-def test_signatures_of_faults_are_used_where_there_are_any(tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, "coalmine.audit.signatures", raising=False)
-    module = types.ModuleType("coalmine.audit.signatures")
-    fault = types.SimpleNamespace(title="half the noise", meaning="There is too little.", mend="Add more.")
-    module.likely_faults = lambda result: [fault] if result["verdict"] == "VIOLATION" else []
-    monkeypatch.setitem(sys.modules, "coalmine.audit.signatures", module)
-    run = read_run(make_run(tmp_path / "half", noise=lambda t, rng, dim: rng.normal(size=dim) / 2))
-    assert "Likely: half the noise. There is too little. Add more." in next_steps(run)
-    monkeypatch.setitem(sys.modules, "coalmine.audit.signatures", None)  # not installed
-    assert likely_faults(run.findings.raw) == []
-
-
 def test_underpowered_names_the_number_of_canaries_that_would_decide(tmp_path):
     run = read_run(make_run(tmp_path / "weak", noise_multiplier=4.0, canaries=20))
-    assert run.findings.verdict == "UNDERPOWERED"
+    assert run.result.verdict.outcome == UNDERPOWERED
     assert "too weak to confirm" in verdict_sentence(run)
     needed = next(step for step in next_steps(run) if "Audit again with" in step)
     assert "(this run had 20)" in needed
-    assert needed.split()[3].replace(",", "") in run.findings.reason.replace(",", "")
+    assert needed.split()[3] == f"{run.result.verdict.canaries_needed:,}"
 
 
 def test_below_the_floor_nothing_was_detected(tmp_path):
     run = read_run(make_run(tmp_path / "quiet", noise_multiplier=100.0, claim=False, canaries=50))
-    strongest = run.findings.strongest
+    strongest = strongest_row(run.result)
     assert strongest.epsilon <= strongest.floor
     assert f"cannot see below ε = {shown(strongest.floor)}" in verdict_sentence(run)
     assert any("known-others detected nothing: 50 canaries" in step for step in next_steps(run))
@@ -123,7 +114,7 @@ def test_without_a_claim_there_is_no_verdict(tmp_path):
     run = read_run(make_run(tmp_path / "free", claim=False))
     assert verdict_sentence(run).startswith("Nothing was claimed, so there is no verdict: known-others measures ε")
     more = {"if_analytical_were_claimed": {"verdict": "PASS", "reason": "so it is"}}
-    hypothetical = dataclasses.replace(run, findings=dataclasses.replace(run.findings, raw=run.findings.raw | more))
+    hypothetical = dataclasses.replace(run, result=dataclasses.replace(run.result, extra=run.result.extra | more))
     assert "the verdict would be PASS: so it is" in next_steps(hypothetical)[0]
 
 
@@ -135,7 +126,7 @@ def test_markdown_and_json_hold_the_same(tmp_path):
     assert "&lt;b&gt;" in text
     rows = [line for line in text.splitlines() if line.startswith("| known-others")]
     assert len(rows) == 2
-    assert shown(runs[0].findings.strongest.epsilon) in rows[0]
+    assert shown(strongest_row(runs[0].result).epsilon) in rows[0]
     again = json.loads(json.dumps(as_dict(runs)))
     assert again["runs"][0]["result"]["verdict"] == "PASS"
     assert again["runs"][0]["sentence"] == verdict_sentence(runs[0])
@@ -143,17 +134,17 @@ def test_markdown_and_json_hold_the_same(tmp_path):
 
 def test_a_pass_names_what_it_covers_and_what_not(tmp_path):
     run = read_run(make_run(tmp_path / "run"))
-    said = scope_sentence(run.findings)
+    said = scope_sentence(run.result)
     assert said.startswith("This PASS covers: noise level, noise law, ")
     covered, rest = said.split(" It does not cover: ")
     assert rest == "clipping, weights, tensors, sampler."
-    assert {item.name for item in run.findings.audited if item.status == "checked"} == set(
+    assert {item.name for item in run.result.audited if item.status == "checked"} == set(
         covered.removeprefix("This PASS covers: ").removesuffix(".").split(", ")
     )
     for text in (run_page(run), markdown([run]), json.dumps(as_dict([run]))):
         assert said in text
         assert "speaks of" not in text
-    assert scope_sentence(dataclasses.replace(run.findings, verdict="VIOLATION")) == ""
+    assert scope_sentence(dataclasses.replace(run.result, verdict=Verdict(outcome=VIOLATION))) == ""
 
 
 def test_where_the_secret_lies_is_not_told(tmp_path):

@@ -1,4 +1,7 @@
-"""A finished run as plain numbers: what tables, pictures and checks are made of, and what is kept of it."""
+"""The numbers that an experiment publishes of a finished run, taken from its result and its log.
+
+Tables, pictures and checks are made of these alone. docs/reproduction holds them for runs that took a GPU and are not kept.
+"""
 
 import json
 import math
@@ -7,40 +10,37 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from scipy.stats import gaussian_kde
 
 from coalmine.audit.ladder import Scores, ladder, presented_times
+from coalmine.audit.result import AuditResult, Row
 from coalmine.data.catalogue import DATASETS
 from coalmine.estimators.gaussian_fit import epsilon_estimate
+from coalmine.estimators.intervals import Interval
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.storage.record import Settings
 from coalmine.storage.rounds_file import RoundLog
 from coalmine.storage.run_directory import RunDirectory
 
-Reading = dict[str, Any]
+RunNumbers = dict[str, Any]
 POINTS = 61  # of a density
 DIGITS = "scikit-learn's handwritten digits"
 FELL_APART = "An adaptive clip and the noise that goes with it can drive each other."
 
 
-def read_finished(directory: Path) -> Reading:
-    """Everything an experiment says of a run."""
+def read_finished(directory: Path) -> RunNumbers:
+    """Everything that an experiment publishes of a run."""
     home = RunDirectory(directory)
-    config, result, log = home.read_config(), home.read_result(), home.read_log()
+    config, metrics, log = home.read_config(), home.read_metrics(), home.read_log()
     seen = [] if log.final is None else log.numbers  # the final model is the last record
     _check_whole(directory / "audit" / "rounds.log", seen, config["rounds"])
-    _check_whole(directory / "metrics.jsonl", [line["round"] for line in home.read_metrics()], config["rounds"])
-    settings, _ = home.read_record()
-    result = numbers(result)
-    noise, update_noise = float(result["noise_multiplier"]), float(result["update_noise_multiplier"])
+    _check_whole(directory / "metrics.jsonl", [line["round"] for line in metrics], config["rounds"])
+    result = AuditResult.from_dict(home.read_result())
+    settings, told = result.settings, numbers(dict(result.extra))
+    update_noise = float(told["update_noise_multiplier"])
     scores = {(item.rung, item.presentations): item for item in ladder(log, settings)}
-    rows = [
-        _row(rung, row, scores.get((rung, row["presentations"])), settings, update_noise, result)
-        for rung, found in result["adversaries"].items()
-        for row in found["groups"]
-    ]
-    task = config["task"]["name"]
-    times = presented_times(log, settings)
+    task, times = config["task"]["name"], presented_times(log, settings)
     return {
         "run": directory.name,
         "task": task,
@@ -53,24 +53,28 @@ def read_finished(directory: Path) -> Reading:
         "unobserved": settings.unobserved,
         "canary_slots": int(times.sum()),
         "canary_rounds": [int(times.min()), int(times.max())],  # of the least and of the most often shown
-        "client_slots": sum(line["clients"] for line in home.read_metrics()),
+        "client_slots": sum(line["clients"] for line in metrics),
         "noise": config["privacy"]["noise"],
-        "noise_multiplier": noise,
+        "noise_multiplier": float(told["noise_multiplier"]),
         "update_noise_multiplier": update_noise,
-        "presentations": result["presentations"],
-        "analytical": result["analytical_epsilon"],
-        "update_epsilon": result["update_epsilon"],
-        "client_rounds": result["client_rounds"],
-        "client_epsilon": result["client_epsilon"],
-        "accuracy": result["accuracy"],
-        "verdict": result["verdict"],
-        "engine": result["engine"],
+        "presentations": told["presentations"],
+        "analytical": result.analytical_epsilon,
+        "update_epsilon": told["update_epsilon"],
+        "client_rounds": told["client_rounds"],
+        "client_epsilon": told["client_epsilon"],
+        "accuracy": told["accuracy"],
+        "verdict": None if result.verdict is None else str(result.verdict.outcome),
+        "engine": told["engine"],
         "device": config["engine"]["device"],
         "precision": config["engine"].get("precision"),
         "seconds": training_seconds(home),
-        "clip_norms": _clip_norms(home),
-        "rows": rows,
-        "densities": _densities(log, settings),
+        "clip_norms": _clip_norms(metrics),
+        "rows": [
+            _row(name, row, scores.get((name, row.presentations)), settings.delta, update_noise, told["presentations"])
+            for name, adversary in result.adversaries.items()
+            for row in adversary.rows
+        ],
+        "densities": _densities(log, settings, times),
     }
 
 
@@ -84,37 +88,41 @@ def _check_whole(path: Path, numbers: Sequence[int], rounds: int) -> None:
 
 
 def _row(
-    rung: str, row: dict[str, Any], scores: Scores | None, settings: Settings, update_noise: float, result: Reading
+    rung: str, row: Row, scores: Scores | None, delta: float, update_noise: float, presentations: int
 ) -> dict[str, Any]:
-    times = row["presentations"] or result["presentations"]
-    sensitivity = row.get("sensitivity") or math.sqrt(times)
-    wide = None
+    """A row of the result, with a wider interval and the analytical epsilon that known-others should meet."""
+    estimate, wide = row.estimate, None
     if rung == "known-others" and scores is not None and scores.null is not None:
-        found = epsilon_estimate(
-            scores.observed, null=scores.null, delta=settings.delta, confidence=0.99, null_dof=scores.null_dof
-        )
-        wide = None if found.interval is None else [float(found.interval.low), float(found.interval.high)]
+        wide = epsilon_estimate(
+            scores.observed, null=scores.null, delta=delta, confidence=0.99, null_dof=scores.null_dof
+        ).interval
+    sensitivity = row.sensitivity or math.sqrt(row.presentations or presentations)
+    test = estimate.anderson_darling
     return {
         "rung": rung,
-        "presentations": row["presentations"],
-        "canaries": row["canaries"],
-        "epsilon": row["epsilon"],
-        "interval": row["interval"],
-        "interval_99": wide,
-        "lower_bound": row["lower_bound"],
-        "paper_epsilon": row["paper"]["epsilon"],
-        "paper_lower_bound": row["paper"]["lower_bound"],
-        "floor": row["floor"]["q95"],
-        "anderson_darling": row["anderson_darling"],
-        "mean": row["mean"],
-        "std": row["std"],
-        "null_mean": row["null_mean"],
-        "null_std": row["null_std"],
-        "analytical": float(mechanism_epsilon(update_noise / sensitivity, delta=settings.delta)),
+        "presentations": row.presentations,
+        "canaries": row.canaries,
+        "epsilon": estimate.epsilon,
+        "interval": _ends(estimate.interval),
+        "interval_99": _ends(wide),
+        "lower_bound": row.lower_bound,
+        "paper_epsilon": row.paper_epsilon,
+        "paper_lower_bound": row.paper_lower_bound,
+        "floor": estimate.floor.q95,
+        "anderson_darling": {"statistic": test.statistic, "p_value": test.p_value},
+        "mean": estimate.mean,
+        "std": estimate.std,
+        "null_mean": estimate.null_mean,
+        "null_std": estimate.null_std,
+        "analytical": float(mechanism_epsilon(update_noise / sensitivity, delta=delta)),
     }
 
 
-def rung(reading: Reading, name: str, presentations: int | None = None) -> dict[str, Any] | None:
+def _ends(interval: Interval | None) -> list[float] | None:
+    return None if interval is None else [float(interval.low), float(interval.high)]
+
+
+def rung(reading: RunNumbers, name: str, presentations: int | None = None) -> dict[str, Any] | None:
     """The row of this adversary: that of the most canaries, or of a group."""
     rows = [row for row in reading["rows"] if row["rung"] == name]
     if presentations is not None:
@@ -127,7 +135,7 @@ def least_learnt(accuracies: Iterable[float]) -> float:
     return max(accuracies, default=0.0) / 2
 
 
-def not_learnt(readings: Sequence[Reading]) -> str:
+def not_learnt(readings: Sequence[RunNumbers]) -> str:
     """A sentence about models of one task that have not learnt; empty if there are none."""
     least = least_learnt(reading["accuracy"] for reading in readings)
     lost = [
@@ -152,18 +160,17 @@ def training_seconds(home: RunDirectory) -> float:
     return total + last
 
 
-def _clip_norms(home: RunDirectory) -> list[float]:
+def _clip_norms(metrics: Sequence[dict[str, Any]]) -> list[float]:
     """The clip norm in the first, the middle and the last round."""
-    norms = [float(line["clip_norm"]) for line in home.read_metrics()]
+    norms = [float(line["clip_norm"]) for line in metrics]
     return [norms[0], norms[len(norms) // 2], norms[-1]] if norms else []
 
 
-def _densities(log: RoundLog, settings: Settings) -> list[dict[str, Any]]:
+def _densities(log: RoundLog, settings: Settings, times: npt.NDArray[np.int64]) -> list[dict[str, Any]]:
     """Smoothed densities of the cosines with the final model times √d, so that the null is N(0, 1) (Figure 1)."""
     if log.final is None:
         return []
     cosines = np.asarray(log.final.cosines, dtype=np.float64)[: settings.canaries] * math.sqrt(settings.dim)
-    times = presented_times(log, settings)
     found = []
     for number in np.unique(times[times > 0]):
         group = cosines[times == number]

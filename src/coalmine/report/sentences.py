@@ -2,8 +2,10 @@
 
 import math
 
-from coalmine.report.findings import Finding, Findings
-from coalmine.report.run import Run
+from coalmine.audit.result import AuditResult
+from coalmine.estimators.literature.literature_row import LiteratureRow
+from coalmine.report.stored_run import Run
+from coalmine.report.table_rows import TableRow, top_row
 
 ATTACKERS = {
     "final": "sees the final model",
@@ -155,14 +157,14 @@ def meaning(epsilon: float, delta: float) -> str:
 
 def verdict_sentence(run: Run) -> str:
     """What the audit came to, in one sentence."""
-    findings, top = run.findings, run.findings.top
-    claim = shown(findings.claimed)
-    if findings.verdict == "PASS":
-        return f"PASS: nothing contradicts the claimed ε = {claim}, and this audit would have caught twice as much."
-    if findings.verdict == "VIOLATION":
-        return f"VIOLATION: this training gives away more than the claimed ε = {claim}."
-    if findings.verdict == "UNDERPOWERED":
-        why = UNDECIDED.get(findings.code, "this audit cannot confirm it")
+    result, top = run.result, top_row(run.result)
+    if result.claim is not None and result.verdict is not None:
+        claim, outcome = shown(result.claim.epsilon), result.verdict.outcome
+        if outcome == "PASS":
+            return f"PASS: nothing contradicts the claimed ε = {claim}, and this audit would have caught twice as much."
+        if outcome == "VIOLATION":
+            return f"VIOLATION: this training gives away more than the claimed ε = {claim}."
+        why = UNDECIDED.get(result.verdict.code, "this audit cannot confirm it")
         return f"UNDERPOWERED: nothing refutes the claimed ε = {claim}, but {why}."
     if top is None:
         return "Nothing was claimed, and no attacker could be tried: there is no result."
@@ -172,7 +174,7 @@ def verdict_sentence(run: Run) -> str:
     return f"{start}: {top.rung} measures ε = {shown(top.epsilon)}{whose(top)}."
 
 
-def whose(row: Finding) -> str:
+def whose(row: TableRow) -> str:
     """Whose ε a row is, to be put after the number."""
     if row.presentations is None:
         return ""
@@ -188,14 +190,15 @@ def rounds_of(count: int) -> str:
     return "1 round" if count == 1 else f"{count:,} rounds"
 
 
-def scope_sentence(findings: Findings) -> str:
-    """What a PASS covers and what it does not; empty where the result has no list of what was audited."""
-    if findings.verdict != "PASS" or not findings.audited:
-        return ""
-    checked = [item.name for item in findings.audited if item.status == "checked"]
-    rest = [item.name for item in findings.audited if item.status != "checked"]
-    text = f"This PASS covers: {', '.join(checked) or 'the canaries alone'}."
-    return f"{text} It does not cover: {', '.join(rest)}." if rest else text
+def scope_sentence(result: AuditResult) -> str:
+    """What a PASS covers and what it does not; empty without a PASS, or a list of what was audited."""
+    passed = result.verdict is not None and result.verdict.outcome == "PASS"
+    return result.scope if passed and result.audited else ""
+
+
+def printable(text: str) -> str:
+    """Text with a space for each letter that cannot be printed."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def shortened(text: str, most: int = 300) -> str:
@@ -209,7 +212,12 @@ def shortened(text: str, most: int = 300) -> str:
     return f"{text[:most].rpartition(' ')[0]} …"
 
 
-def interval_words(row: Finding) -> str:
+def assumptions(row: LiteratureRow) -> str:
+    """What a published estimator assumes, or why it does not apply."""
+    return row.assumptions if row.needs is None else f"not applicable: {row.needs}"
+
+
+def interval_words(row: TableRow) -> str:
     """The interval in brackets, or nothing."""
     return "" if row.interval is None else f" (95 % interval {interval_text(row.interval)})"
 

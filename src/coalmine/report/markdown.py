@@ -4,11 +4,24 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from coalmine.audit.gauge import LAYER
+from coalmine.audit.result import AuditResult
 from coalmine.report.advice import next_steps
-from coalmine.report.findings import Findings
-from coalmine.report.run import Run
-from coalmine.report.summary import folded_line, key_figures, note_lines, tensor_names
-from coalmine.report.words import ATTACKERS, interval_text, meaning, scope_sentence, shortened, shown, verdict_sentence
+from coalmine.report.sentences import (
+    ATTACKERS,
+    assumptions,
+    interval_text,
+    meaning,
+    printable,
+    scope_sentence,
+    shortened,
+    shown,
+    verdict_sentence,
+)
+from coalmine.report.stored_run import Run
+from coalmine.report.summary import folded_line, key_figures, tensor_names
+from coalmine.report.table_rows import published_row, row_warnings, rung_verdict, shown_rows, top_row
+from coalmine.report.trainer_entries import client_exposure, note_lines
 from coalmine.version import __version__
 
 
@@ -32,13 +45,13 @@ def as_dict(runs: Sequence[Run], refused: Sequence[str] = ()) -> dict[str, Any]:
                 "path": str(run.path),
                 "finished": run.finished,
                 "sentence": verdict_sentence(run),
-                "scope": scope_sentence(run.findings),
-                "figures": [vars(figure) for figure in key_figures(run.findings)],
+                "scope": scope_sentence(run.result),
+                "figures": [vars(figure) for figure in key_figures(run.result)],
                 "next_steps": next_steps(run),
                 "problems": list(run.problems),
                 "commitment": None if run.commitment is None else vars(run.commitment),
                 "config": run.config,
-                "result": run.findings.raw,
+                "result": run.result.to_dict(),
             }
             | ({"estimators": [vars(row) for row in run.published]} if len(runs) == 1 else {})
             for run in runs
@@ -47,28 +60,29 @@ def as_dict(runs: Sequence[Run], refused: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _run_markdown(run: Run, *, published: bool) -> str:
-    findings = run.findings
+    result, top = run.result, top_row(run.result)
+    reason = "" if result.verdict is None else result.verdict.reason
     parts = [f"## {plain(run.name)}", f"**{plain(verdict_sentence(run))}**"]
-    parts += [plain(text) for text in (shortened(findings.reason), scope_sentence(findings)) if text]
-    figures = [[figure.label, shown(figure.value), figure.detail] for figure in key_figures(findings)]
+    parts += [plain(text) for text in (shortened(reason), scope_sentence(result)) if text]
+    figures = [[figure.label, shown(figure.value), figure.detail] for figure in key_figures(result)]
     if figures:
         parts.append(_table(["number", "ε", "whose it is"], figures))
-    if findings.audited:
+    if result.audited:
         parts.append("What was audited:")
-        cells = [[item.name, item.status, item.detail] for item in findings.audited]
+        cells = [[item.name, item.status, item.detail] for item in result.audited]
         parts.append(_table(["item", "status", "why"], cells))
-    if findings.top is not None:
-        parts.append(meaning(findings.top.epsilon, findings.delta))
-    parts += _attackers(findings)
-    parts += _gauges(findings)
+    if top is not None:
+        parts.append(meaning(top.epsilon, result.settings.delta))
+    parts += _attackers(result)
+    parts += _gauges(result)
     if published and run.published:
-        row = findings.published_row
+        row = published_row(result)
         parts.append(f"Every published estimator on the scores of {plain(row.name) if row else ''}:")
         parts.append(_published(run))
     steps = next_steps(run)
     if steps:
         parts.append("What to do next:\n\n" + "\n".join(f"- {_keeping_code(step)}" for step in steps))
-    notes = note_lines(findings)
+    notes = note_lines(result)
     if notes:
         parts.append("Notes:\n\n" + "\n".join(f"- {_keeping_code(note)}" for note in notes))
     if run.commitment is not None:
@@ -79,7 +93,7 @@ def _run_markdown(run: Run, *, published: bool) -> str:
     return "\n\n".join(parts)
 
 
-def _attackers(findings: Findings) -> list[str]:
+def _attackers(result: AuditResult) -> list[str]:
     """One row for each attacker, how many rows are left out, and the warnings of those that are shown."""
     heads = [
         "adversary",
@@ -102,25 +116,25 @@ def _attackers(findings: Findings) -> list[str]:
             shown(row.floor),
             shown(row.paper_epsilon),
             shown(row.paper_lower_bound),
-            findings.rung_verdict(row.rung),
+            rung_verdict(result, row.rung),
         ]
-        for row in findings.shown_rows
+        for row in shown_rows(result)
     ]
     parts = [_table(heads, rows)]
-    folded = folded_line(findings)
+    folded = folded_line(result)
     if folded:
         parts.append(f"{folded}: `coalmine report --format json` and result.json have them.")
-    warnings = [f"{', '.join(names)}: {warning}" for warning, names in findings.row_warnings.items()]
+    warnings = row_warnings(result)
     if warnings:
         parts.append("\n".join(f"- {_keeping_code(line)}" for line in warnings))
     return parts
 
 
-def _gauges(findings: Findings) -> list[str]:
+def _gauges(result: AuditResult) -> list[str]:
     """Every gauge, but of the tensors within their limits the names alone."""
-    if not findings.gauges:
+    if not result.gauges:
         return []
-    quiet = [gauge for gauge in findings.gauges if gauge.layer is not None and gauge.status == "ok"]
+    quiet = [gauge for gauge in result.gauges if gauge.name.startswith(LAYER) and gauge.status == "ok"]
     cells = [
         [
             gauge.name,
@@ -129,27 +143,18 @@ def _gauges(findings: Findings) -> list[str]:
             " … ".join(map(shown, gauge.limits)),
             gauge.status,
         ]
-        for gauge in findings.gauges
+        for gauge in result.gauges
         if gauge not in quiet
     ]
     parts = [_table(["gauge", "smallest", "largest", "limits", "status"], cells)] if cells else []
     if quiet:
-        names = ", ".join(gauge.layer or "" for gauge in quiet)
-        parts.append(plain(f"{len(quiet)} of {len(tensor_names(findings))} tensors are within their limits: {names}"))
+        names = ", ".join(gauge.name.removeprefix(LAYER) for gauge in quiet)
+        parts.append(plain(f"{len(quiet)} of {len(tensor_names(result))} tensors are within their limits: {names}"))
     return parts
 
 
 def _published(run: Run) -> str:
-    cells = [
-        [
-            row.name,
-            shown(row.value),
-            row.kind,
-            row.threshold,
-            row.assumptions if row.needs is None else f"not applicable: {row.needs}",
-        ]
-        for row in run.published
-    ]
+    cells = [[row.name, shown(row.value), row.kind, row.threshold, assumptions(row)] for row in run.published]
     return _table(["method", "ε", "kind", "threshold", "assumes"], cells)
 
 
@@ -167,17 +172,16 @@ def _overview(runs: Sequence[Run]) -> str:
     ]
     rows = []
     for run in runs:
-        findings = run.findings
-        top, client = findings.top, findings.client
+        top, client, verdict = top_row(run.result), client_exposure(run.result), run.result.verdict
         accuracy = "–" if run.accuracy is None else f"{run.accuracy:.1%}"
         figures = ["–"] * 3 if top is None else [top.name, shown(top.epsilon), shown(top.lower_bound)]
         rows.append(
             [
                 run.name,
-                findings.verdict or "–",
+                "–" if verdict is None else str(verdict.outcome),
                 shown(run.noise_multiplier),
                 accuracy,
-                shown(findings.analytical),
+                shown(run.result.analytical_epsilon),
                 "–" if client is None else f"{shown(client.epsilon)} ({client.rounds}×)",
                 *figures,
             ]
@@ -196,7 +200,7 @@ def plain(text: str) -> str:
     >>> print(plain("a|b <script> `x`"))
     a\|b &lt;script&gt; \`x\`
     """
-    one_line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    one_line = " ".join(printable(text).split())
     escaped = re.sub(r"([\\`*_|\[\]#])", r"\\\1", one_line)
     return escaped.replace("<", "&lt;").replace(">", "&gt;")
 

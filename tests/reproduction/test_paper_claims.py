@@ -9,7 +9,9 @@ from scipy import stats
 pytest.importorskip("torch")
 
 from coalmine.estimators.mechanism import mechanism_epsilon
-from coalmine.reproduction import accuracy, checks, multirun
+from coalmine.reproduction import appendix_d_multirun as multirun
+from coalmine.reproduction import paper_claims
+from coalmine.reproduction import table_3_accuracy as accuracy
 from coalmine.reproduction.experiment import all_of, shown
 
 
@@ -33,20 +35,22 @@ def reading(noise, *rows):
 
 def test_the_interval_of_known_others_must_contain_the_analytical_epsilon():
     good, bad = row("known-others", 10.5), row("known-others", 13.0)
-    assert checks.covers_analytical([reading(0.5, good)]).holds
-    check = checks.covers_analytical([reading(0.5, good), reading(1.0, bad)])
+    assert paper_claims.covers_analytical([reading(0.5, good)]).holds
+    check = paper_claims.covers_analytical([reading(0.5, good), reading(1.0, bad)])
     assert check.holds is False
     assert "noise 1, known-others" in check.detail
-    assert checks.covers_analytical([reading(0.0, bad)]).holds is None  # without noise there is nothing to meet
+    assert paper_claims.covers_analytical([reading(0.0, bad)]).holds is None  # without noise there is nothing to meet
 
 
 def test_no_bound_may_exceed_what_its_presentations_allow():
     once = row("known-others", 10.0, lower_bound=9.0)
     often = row("known-others", 30.0, lower_bound=25.0, presentations=4, analytical=28.0)
     pooled = row("final", 20.0, lower_bound=20.0)
-    assert checks.bounds_hold([reading(0.5, once, often, pooled)]).holds  # those shown four times may give 20 away
-    assert checks.bounds_hold([reading(0.5, once, pooled)]).holds is False
-    assert checks.bounds_hold([reading(0.5, row("known-others", 30.0, lower_bound=10.1))]).holds is False
+    assert paper_claims.bounds_hold(
+        [reading(0.5, once, often, pooled)]
+    ).holds  # those shown four times may give 20 away
+    assert paper_claims.bounds_hold([reading(0.5, once, pooled)]).holds is False
+    assert paper_claims.bounds_hold([reading(0.5, row("known-others", 30.0, lower_bound=10.1))]).holds is False
 
 
 @pytest.mark.parametrize(
@@ -62,32 +66,32 @@ def test_no_bound_may_exceed_what_its_presentations_allow():
 )
 def test_final_falls_with_noise(finals, holds):
     readings = [reading(number / 10, row("final", value)) for number, value in enumerate(finals)]
-    assert checks.final_falls(readings[::-1]).holds is holds
+    assert paper_claims.final_falls(readings[::-1]).holds is holds
 
 
 def test_final_lies_below_all_iterates_wherever_these_see_anything():
     below = reading(0.1, row("final", 1.0), row("all-iterates", 50.0))
     above = reading(0.2, row("final", 60.0), row("all-iterates", 50.0))
     blind = reading(0.3, row("final", 0.5), row("all-iterates", 0.3))
-    assert checks.final_below_all([below, blind]).holds
-    assert checks.final_below_all([below, above]).holds is False
-    assert checks.final_below_all([blind]).holds is None
+    assert paper_claims.final_below_all([below, blind]).holds
+    assert paper_claims.final_below_all([below, above]).holds is False
+    assert paper_claims.final_below_all([blind]).holds is None
 
 
 def test_more_noise_less_epsilon():
     readings = [reading(noise, row("known-others", 3 / noise)) for noise in (0.3, 0.1, 0.2)]
-    assert checks.known_others_falls(readings).holds
-    assert checks.known_others_falls([*readings, reading(0.4, row("known-others", 99.0))]).holds is False
+    assert paper_claims.known_others_falls(readings).holds
+    assert paper_claims.known_others_falls([*readings, reading(0.4, row("known-others", 99.0))]).holds is False
 
 
 def test_more_presentations_more_epsilon():
     def groups(*values):
         return reading(0.1, *(row("final", value, presentations=2**place) for place, value in enumerate(values)))
 
-    assert checks.grows_with_presentations([groups(1.0, 2.0, 4.0, 8.0)]).holds
-    assert checks.grows_with_presentations([groups(1.0, 2.0, 0.9, 8.0)]).holds is False
-    assert checks.grows_with_presentations([groups(3.0, 2.9, 2.9)]).holds is False
-    assert checks.grows_with_presentations([reading(0.1, row("final", 1.0))]).holds is None
+    assert paper_claims.grows_with_presentations([groups(1.0, 2.0, 4.0, 8.0)]).holds
+    assert paper_claims.grows_with_presentations([groups(1.0, 2.0, 0.9, 8.0)]).holds is False
+    assert paper_claims.grows_with_presentations([groups(3.0, 2.9, 2.9)]).holds is False
+    assert paper_claims.grows_with_presentations([reading(0.1, row("final", 1.0))]).holds is None
 
 
 def test_a_check_names_what_fails():
@@ -134,7 +138,7 @@ def test_a_pair_in_which_training_fell_apart_is_named_and_left_out_of_the_cost()
     assert accuracy.tables(found)[0].rows[-1][-2:] == ("- / 0.1", "0 of 1")
     epsilon = shown(float(mechanism_epsilon(0.234, delta=1e-6)))
     assert accuracy.tables_of_ours(found)[0].rows[-1] == ("0.234", epsilon, "1.8", "14.3", "-", "0 of 1")
-    assert "1.8% without canaries and 14.3% with them at noise 0.234" in accuracy.said(found)
+    assert "1.8% without canaries and 14.3% with them at noise 0.234" in accuracy.conclusion(found)
 
 
 def test_one_run_against_ten_is_welchs_interval():

@@ -5,7 +5,6 @@ A run's directory is named after its config, so that experiments which ask for t
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,14 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from coalmine.reproduction.setting import Setting
+from coalmine.reproduction.experiment_options import Options
 from coalmine.simulation.cohorts import plan_cohorts
 from coalmine.simulation.config import ClaimSettings, RunConfig
 from coalmine.simulation.participation import write_rounds
 from coalmine.simulation.tasks import load_task
 from coalmine.simulation.training_run import Progress, start
-from coalmine.storage.files import write_atomically
-from coalmine.storage.record import SCHEMA_VERSION
 from coalmine.storage.run_directory import RunDirectory
 
 ROUNDS_FILE = "rounds.txt"
@@ -76,15 +73,15 @@ class PlannedRun:
 Follow = Callable[[PlannedRun, Progress], None]
 
 
-def carry_out(runs: Iterable[PlannedRun], setting: Setting, *, follow: Follow = lambda *_: None) -> dict[str, Path]:
+def carry_out(runs: Iterable[PlannedRun], options: Options, *, follow: Follow = lambda *_: None) -> dict[str, Path]:
     """Train what is asked for and not finished, and return the directories of all that is, by the runs' names."""
     runs = distinct(runs)
-    waiting = [run for run in runs if setting.wanted(run.asked_noise) and not run.finished(setting.out)]
+    waiting = [run for run in runs if options.wanted(run.asked_noise) and not run.finished(options.out)]
     for place, planned in enumerate(waiting):
-        if place and setting.over:  # the first is begun in any case, so that every call gets on
+        if place and options.over:  # the first is begun in any case, so that every call gets on
             raise OutOfTimeError(f"{planned.name} was not begun")
-        _train(planned, setting.out, _stopping(follow, setting))
-    return {planned.name: planned.directory(setting.out) for planned in runs if planned.finished(setting.out)}
+        _train(planned, options.out, _stopping(follow, options))
+    return {planned.name: planned.directory(options.out) for planned in runs if planned.finished(options.out)}
 
 
 def distinct(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
@@ -92,14 +89,14 @@ def distinct(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
     return list({planned.name: planned for planned in runs}.values())
 
 
-def _stopping(follow: Follow, setting: Setting) -> Follow:
+def _stopping(follow: Follow, options: Options) -> Follow:
     """`follow`, and an end where time is over: at a checkpoint, so that nothing is trained twice."""
 
     def watch(planned: PlannedRun, progress: Progress) -> None:
         follow(planned, progress)
         number = progress.report.round_number
         saved = number % planned.config.checkpoint_every == 0 and number < planned.config.rounds
-        if saved and setting.over:
+        if saved and options.over:
             raise OutOfTimeError(f"{planned.name} was stopped after round {number}")
 
     return watch
@@ -115,7 +112,6 @@ def _train(planned: PlannedRun, out: Path, follow: Follow) -> None:
         config = RunConfig.from_dict(home.read_config())
     else:
         config = replace(config, engine=config.engine.resolved())
-        _write_config(directory, config)
     start(config, directory, progress=lambda progress: follow(planned, progress))
 
 
@@ -145,29 +141,3 @@ def _comparable(values: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in values.items() if name not in ("engine", "claim")}
     kept["task"] = {name: value for name, value in kept["task"].items() if name != "data_dir"}
     return kept
-
-
-def _write_config(directory: Path, config: RunConfig) -> None:
-    """config.toml as `start` writes it, on a machine that has no tomli_w to write it with."""
-    try:
-        import tomli_w  # noqa: F401
-    except ImportError:
-        text = toml_text({"schema_version": SCHEMA_VERSION} | config.to_dict())
-        write_atomically(directory / "config.toml", text.encode())
-
-
-def toml_text(values: Mapping[str, Any]) -> str:
-    """A config as TOML: plain values and lists of them, then its sections."""
-    sections = {name: value for name, value in values.items() if isinstance(value, Mapping)}
-    lines = [f"{name} = {_toml(value)}" for name, value in values.items() if name not in sections]
-    for name, section in sections.items():
-        lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in section.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_toml(item) for item in value)}]"
-    if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else str(value)
-    return json.dumps(value, ensure_ascii=False)

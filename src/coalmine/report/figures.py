@@ -1,42 +1,27 @@
-"""Pictures of a report: figures as inline SVG in the page's colours, each with words for those who cannot see it."""
+"""The figures of the report's page: what each plots, its caption, and a text for those who cannot see it."""
 
-import io
 import math
-import re
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.ladder import RUNGS, Scores
+from coalmine.audit.result import AuditResult, Row
 from coalmine.audit.views import views
 from coalmine.report import plots
-from coalmine.report.checkpoints import estimates_during
-from coalmine.report.findings import Finding, Findings
-from coalmine.report.run import MOST_SIDE_BY_SIDE, Run
-from coalmine.report.words import interval_words, shown
+from coalmine.report.epsilon_by_round import estimates_during
+from coalmine.report.sentences import interval_words, printable, shown
+from coalmine.report.stored_run import MOST_SIDE_BY_SIDE, Run
+from coalmine.report.svg import draw, one_axes, themed
+from coalmine.report.table_rows import all_rows, main_rows, row_of, shown_rows
+from coalmine.report.trainer_entries import whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WIDTH = 5.4  # inches: 389 units of the picture, about as many pixels on a phone
-INK, GRID = "#1b2430", "#d4dae2"
-VARIABLES = {
-    INK: "ink", GRID: "grid", plots.OBSERVED: "observed", plots.FITTED: "fitted", plots.NULL: "null",
-    plots.BOUND: "bound", plots.ANALYTICAL: "analytical", plots.CLAIM: "claim", plots.FLOOR: "floor",
-    plots.ALARM: "alarm", plots.SERIES[5]: "teal", plots.SERIES[6]: "olive",
-}  # fmt: skip
-STYLE: Any = {
-    "font.size": 10, "font.family": ["DejaVu Sans"], "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK,
-    "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8,
-    "axes.titlesize": 10, "axes.titlelocation": "left", "axes.grid": True, "axes.grid.axis": "both", "grid.color": GRID,
-    "grid.linewidth": 0.6, "axes.axisbelow": True, "legend.frameon": False, "legend.fontsize": 9, "xtick.labelsize": 9,
-    "ytick.labelsize": 9, "svg.fonttype": "none", "svg.hashsalt": "coalmine", "text.parse_math": False,
-    "path.simplify": True, "axes.unicode_minus": True, "text.usetex": False,
-}  # fmt: skip
 MOST_GAUGES = 12
 
 
@@ -51,72 +36,9 @@ class Picture:
     caption: str
 
 
-def needs_matplotlib() -> None:
-    """ImportError in one line where matplotlib is missing."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise ImportError("the report's pictures need: pip install 'coalmine[report]'") from error
-
-
-def draw(paint: "Callable[[Figure], None]", *, height: float) -> str:
-    """A figure as SVG without a size or colours of its own."""
-    needs_matplotlib()
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    with mpl.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)  # the browser has the glyph
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
-        paint(figure)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    return file.getvalue()
-
-
-def themed(svg: str, name: str, alt: str) -> str:
-    """The SVG element alone: colours as the page's variables, ids of its own, as wide as there is room, said in words."""
-    body = svg[svg.index("<svg") :]
-    body = re.sub(r"<metadata>.*?</metadata>\s*", "", body, flags=re.DOTALL)
-    body = re.sub(r"<!--.*?-->\s*", "", body, flags=re.DOTALL)
-    head, rest = body.split(">", 1)
-    box = re.search(r'viewBox="[^"]*"', head)
-    for colour, variable in VARIABLES.items():
-        rest = rest.replace(colour, f"var(--{variable})")
-    rest = re.sub(r' id="(?![mp][0-9a-f]{10}")[^"]*"', "", rest)  # only markers and clips are referred to
-    rest = re.sub(r'( id="|url\(#|href="#)', rf"\1{name}-", rest)
-    rest = rest.replace("'DejaVu Sans'", "system-ui, sans-serif")
-    return f'<svg {box[0] if box else ""} role="img" aria-label="{escape(alt)}">{rest.rstrip()}'
-
-
 def make(name: str, title: str, paint: "Callable[[Figure], None]", *, height: float, alt: str, caption: str) -> Picture:
     """A picture, drawn."""
     return Picture(name, title, themed(draw(paint, height=height), name, alt), alt, caption)
-
-
-def one_axes(plot: Callable[..., Any], *arguments: Any, legend: int = 0, **named: Any) -> "Callable[[Figure], None]":
-    """A figure of one plot, with a legend of so many columns below it."""
-
-    def paint(figure: "Figure") -> None:
-        plot(figure.add_subplot(), *arguments, **named)
-        if legend:
-            figure.legend(loc="outside lower center", ncols=legend)
-
-    return paint
-
-
-def save_plot(path: Path, plot: Callable[..., Any], *arguments: Any, legend: int = 3, **named: Any) -> None:
-    """A file of one plot, PNG, SVG or PDF by its name; `arguments` are the plot's, after its Axes."""
-    needs_matplotlib()
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    with mpl.rc_context(STYLE | {"savefig.facecolor": "white", "savefig.dpi": 150}):
-        figure = Figure(figsize=(WIDTH, 3.8), layout="constrained")
-        one_axes(plot, *arguments, legend=legend, **named)(figure)
-        if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-            raise ValueError(f"{path} must end in .png, .svg or .pdf")
-        figure.savefig(path)
 
 
 # One run
@@ -124,45 +46,47 @@ def save_plot(path: Path, plot: Callable[..., Any], *arguments: Any, legend: int
 
 def run_pictures(run: Run) -> list[Picture]:
     """Every picture that the run's files allow."""
-    findings = run.findings
-    found = [ladder_picture(findings)] if findings.shown_rows else []
+    result = run.result
+    found = [ladder_picture(result)] if shown_rows(result) else []
     scores = [group for group in run.shown_scores if group.observed.size >= 2]
     if scores:
         found += [
-            densities_picture(findings, scores),
-            roc_picture(findings, scores),
-            quantiles_picture(findings, scores),
+            densities_picture(result, scores),
+            roc_picture(result, scores),
+            quantiles_picture(result, scores),
         ]
-    found += [picture for picture in (_rounds(run), _training(run), _gauges(run), _accuracy(run)) if picture]
+    found += [picture for picture in (_rounds(run), _training(run), _accuracy(run), _gauges(run)) if picture]
     return found
 
 
-def ladder_picture(findings: Findings) -> Picture:
+def ladder_picture(result: AuditResult) -> Picture:
     """Every attacker as one line."""
     said = "; ".join(
         f"{row.name}: ε {shown(row.epsilon)}{interval_words(row)}, at least {shown(row.lower_bound)}, "
         f"floor {shown(row.floor)}"
-        for row in findings.shown_rows
+        for row in shown_rows(result)
     )
-    analytical = "" if findings.analytical is None else f" The analytical ε is {shown(findings.analytical)}."
+    analytical = (
+        "" if result.analytical_epsilon is None else f" The analytical ε is {shown(result.analytical_epsilon)}."
+    )
     return make(
         "ladder",
         "The ladder of attackers",
-        one_axes(plots.ladder, findings, legend=3),
-        height=1.6 + 0.46 * len(findings.shown_rows),
+        one_axes(plots.ladder, result, legend=3),
+        height=1.6 + 0.46 * len(shown_rows(result)),
         alt=f"Each attacker's ε as one line. {said}.{analytical}",
         caption="From the weakest attacker to the strongest. A dot left of the end of its grey bar detects nothing; a "
         "triangle right of the claimed ε is proof.",
     )
 
 
-def densities_picture(findings: Findings, scores: Sequence[Scores]) -> Picture:
+def densities_picture(result: AuditResult, scores: Sequence[Scores]) -> Picture:
     """Histograms, a panel for each rung; panels in the same units share their axis."""
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots(len(scores), squeeze=False)[:, 0]
         for place, (ax, group) in enumerate(zip(axes, scores, strict=True)):
-            plots.densities(ax, group, finding_of(findings, group))
+            plots.densities(ax, group, row_of(result, group))
             ax.set_title(plots.group_name(group))
             ax.grid(visible=False)
             if place < len(scores) - 1 and (group.null is None) == (scores[place + 1].null is None):
@@ -188,7 +112,7 @@ def densities_picture(findings: Findings, scores: Sequence[Scores]) -> Picture:
     )
 
 
-def roc_picture(findings: Findings, scores: Sequence[Scores]) -> Picture:
+def roc_picture(result: AuditResult, scores: Sequence[Scores]) -> Picture:
     """All rungs' ROC curves."""
     said = "; ".join(
         f"{plots.group_name(group)}: {plots.true_positive_rate(group, 0.01):.1%} at 1 % and "
@@ -198,14 +122,14 @@ def roc_picture(findings: Findings, scores: Sequence[Scores]) -> Picture:
     return make(
         "roc",
         "What an attacker recognises",
-        one_axes(plots.roc, scores, epsilon=findings.analytical, delta=findings.delta, legend=3),
+        one_axes(plots.roc, scores, epsilon=result.analytical_epsilon, delta=result.settings.delta, legend=3),
         height=4.4,
         alt=f"True positive rate against false positive rate on log axes. {said}.",
         caption="Higher is worse for privacy, most of all on the left, where an attacker is nearly certain.",
     )
 
 
-def quantiles_picture(findings: Findings, scores: Sequence[Scores]) -> Picture:
+def quantiles_picture(result: AuditResult, scores: Sequence[Scores]) -> Picture:
     """Q–Q plots, a panel for each rung."""
     rows = (len(scores) + 1) // 2
 
@@ -216,7 +140,7 @@ def quantiles_picture(findings: Findings, scores: Sequence[Scores]) -> Picture:
                 ax.remove()
                 continue
             group = scores[place]
-            plots.quantiles(ax, group.observed, finding_of(findings, group))
+            plots.quantiles(ax, group.observed, row_of(result, group))
             ax.set_title(plots.group_name(group))
             if place < len(scores) - 2:
                 ax.set_xlabel("")
@@ -224,8 +148,9 @@ def quantiles_picture(findings: Findings, scores: Sequence[Scores]) -> Picture:
                 ax.set_ylabel("")
 
     said = "; ".join(
-        f"{row.name}: statistic {row.anderson_darling:.2f}, p {plots.p_value(row.p_value)}"
-        for row in findings.headlines
+        f"{each.name}: statistic {test.statistic:.2f}, p {plots.p_value(test.p_value)}"
+        for each in main_rows(result)
+        if each.row is not None and (test := each.row.estimate.anderson_darling)
     )
     return make(
         "quantiles",
@@ -239,9 +164,9 @@ def quantiles_picture(findings: Findings, scores: Sequence[Scores]) -> Picture:
 
 
 def _rounds(run: Run) -> Picture | None:
-    if run.rounds is None or run.settings is None:
+    if run.rounds is None:
         return None
-    rounds, settings = run.rounds.thinned(run.settings, most=MOST_SIDE_BY_SIDE)
+    rounds, settings = run.rounds.thinned(run.result.settings, most=MOST_SIDE_BY_SIDE)
     for residual in (True, False):
         seen = list(views(rounds.as_log, settings, residual=residual, whitened=False))
         if seen:
@@ -271,7 +196,7 @@ def _training(run: Run) -> Picture | None:
     return make(
         "training",
         "ε during training",
-        one_axes(plots.training, found, analytical=run.findings.analytical, legend=2),
+        one_axes(plots.training, found, analytical=run.result.analytical_epsilon, legend=2),
         height=3.4,
         alt=f"The estimate of ε from the rounds so far. {said}.",
         caption="What each attacker would have read had training stopped there, with its 95 % interval.",
@@ -315,9 +240,9 @@ def _gauges(run: Run) -> Picture | None:
 
 
 def _has_rounds(gauge: Gauge, rounds: int) -> bool:
-    """Whether a gauge has a value for every round, in the units of its limits."""
+    """Whether a gauge has one value for each round, or for each round but the first, in the units of its limits."""
     values = gauge.values
-    if values.size < 2 or values.size < rounds - 1:
+    if values.size < 2 or values.size not in (rounds - 1, rounds):  # some have one for each pair of rounds
         return False
     return math.isclose(values.min(), gauge.smallest) and math.isclose(values.max(), gauge.largest)
 
@@ -342,9 +267,9 @@ def _accuracy(run: Run) -> Picture | None:
 def comparison_pictures(runs: Sequence[Run]) -> list[Picture]:
     """Several runs in one picture each: against noise, against presentations, and their densities."""
     found = []
-    noisy = [(run.noise_multiplier, run.findings) for run in runs if run.noise_multiplier is not None]
+    noisy = [(run.noise_multiplier, run.result) for run in runs if run.noise_multiplier is not None]
     if len({noise for noise, _ in noisy}) > 1:
-        found.append(_noise([(noise, findings) for noise, findings in noisy if noise is not None]))
+        found.append(_noise([(noise, result) for noise, result in noisy if noise is not None]))
     bars = presentation_bars(runs)
     if len({bar.presentations for bar in bars}) > 1:
         found.append(_presentations(bars))
@@ -356,10 +281,10 @@ def comparison_pictures(runs: Sequence[Run]) -> list[Picture]:
     return found
 
 
-def _noise(runs: Sequence[tuple[float, Findings]]) -> Picture:
+def _noise(runs: Sequence[tuple[float, AuditResult]]) -> Picture:
     said = "; ".join(
-        f"at {shown(noise)}: " + ", ".join(f"{row.rung} {shown(row.epsilon)}" for row in findings.shown_rows)
-        for noise, findings in sorted(runs, key=lambda pair: pair[0])
+        f"at {shown(noise)}: " + ", ".join(f"{row.rung} {shown(row.epsilon)}" for row in shown_rows(result))
+        for noise, result in sorted(runs, key=lambda pair: pair[0])
     )
     return make(
         "noise",
@@ -377,10 +302,10 @@ def presentation_bars(runs: Sequence[Run]) -> list[plots.Bar]:
     bars: dict[tuple[str, int], plots.Bar] = {}
     for run in sorted(runs, key=lambda run: (run.noise_multiplier is not None, run.noise_multiplier or 0.0)):
         group = "" if run.noise_multiplier is None else f"noise {shown(run.noise_multiplier)}"
-        rows = [row for row in run.findings.rows if row.rung == rung]
+        rows = [row for row in all_rows(run.result) if row.rung == rung]
         grouped = [row for row in rows if row.presentations is not None]
         for row in grouped or rows:
-            times = row.presentations or _whole(run.findings.raw.get("presentations"))
+            times = row.presentations or whole(run.result.extra.get("presentations"))
             if times:
                 bars.setdefault((group, times), plots.Bar(group, times, row.epsilon, row.lower_bound))
     groups = list(dict.fromkeys(bar.group for bar in bars.values()))[:8]
@@ -404,19 +329,20 @@ def _presentations(bars: Sequence[plots.Bar]) -> Picture:
 
 def shared_rung(runs: Sequence[Run]) -> str | None:
     """The strongest rung that every run has; not the maximum over rounds, whose scores have no common unit."""
-    have = [{row.rung for row in run.findings.rows} for run in runs]
-    shared = [rung for rung in RUNGS if rung != "all-iterates" and all(rung in each for each in have)]
+    shared = [rung for rung in RUNGS if rung != "all-iterates" and all(rung in run.result.adversaries for run in runs)]
     return shared[-1] if shared else None
 
 
-def overlay(runs: Sequence[Run], rung: str) -> dict[str, Scores | Finding]:
+def overlay(runs: Sequence[Run], rung: str) -> dict[str, Scores | Row]:
     """The scores of one rung, run by run and group by group, under short names; without scores, the fitted laws."""
-    groups: dict[str, Scores | Finding] = {}
+    groups: dict[str, Scores | Row] = {}
     for place, run in enumerate(runs, start=1):
-        own: list[Scores | Finding] = [
-            group for group in run.few_scores if group.rung == rung and group.observed.size >= 10
+        own: list[Scores | Row] = [
+            group
+            for group in run.few_scores
+            if group.rung == rung and group.observed.size >= 10 and np.ptp(group.observed) > 0
         ]
-        own = own or [row for row in run.findings.rows if row.rung == rung]
+        own = own or [*run.result[rung].rows]
         if len(runs) > 2:  # one line for each run: those shown most often
             own = sorted(own, key=lambda group: group.presentations or 0)[-1:]
         for group in own:
@@ -425,12 +351,12 @@ def overlay(runs: Sequence[Run], rung: str) -> dict[str, Scores | Finding]:
     return dict(list(groups.items())[:24])
 
 
-def _overlay(groups: dict[str, Scores | Finding], rung: str) -> Picture:
+def _overlay(groups: dict[str, Scores | Row], rung: str) -> Picture:
     means = {
-        name: group.mean if isinstance(group, Finding) else group.observed.mean() for name, group in groups.items()
+        name: group.estimate.mean if isinstance(group, Row) else group.observed.mean() for name, group in groups.items()
     }
     said = "; ".join(f"{name}: mean {mean:.3g}" for name, mean in means.items())
-    fitted = any(isinstance(group, Finding) for group in groups.values())
+    fitted = any(isinstance(group, Row) for group in groups.values())
     return make(
         "overlay",
         f"Densities of {rung}",
@@ -442,17 +368,7 @@ def _overlay(groups: dict[str, Scores | Finding], rung: str) -> Picture:
     )
 
 
-def finding_of(findings: Findings, scores: Scores) -> Finding | None:
-    """The row of the result that rests on these scores."""
-    same = (row for row in findings.rows if row.rung == scores.rung and row.presentations == scores.presentations)
-    return next(same, None)
-
-
 def _short(name: str) -> str:
     """A name as a picture can hold it."""
-    plain = "".join(letter if letter.isprintable() else " " for letter in name)
+    plain = printable(name)
     return plain if len(plain) <= 24 else f"{plain[:12]}…{plain[-10:]}"
-
-
-def _whole(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -21,10 +21,10 @@ from scipy.special import stdtrit
 from coalmine.audit.audit import Audit
 from coalmine.audit.ladder import Scores, ladder
 from coalmine.estimators.gaussian_fit import epsilon_estimate
-from coalmine.reproduction.bases import WORDS_DELTA
 from coalmine.reproduction.experiment import Check, Experiment, Found, Table, no_runs, shown
-from coalmine.reproduction.runs import Follow, OutOfTimeError
-from coalmine.reproduction.setting import Setting
+from coalmine.reproduction.experiment_options import Options
+from coalmine.reproduction.run_grid import Follow, OutOfTimeError
+from coalmine.reproduction.training_configs import WORDS_DELTA
 from coalmine.simulation.config import (
     CanarySettings,
     EngineSettings,
@@ -117,56 +117,56 @@ def _epsilon(observed: Any, like: Scores) -> float:
     return epsilon_estimate(observed, null=like.null, delta=WORDS_DELTA, variance="fitted", confidence=None).epsilon
 
 
-def repeats(setting: Setting) -> list[dict[str, Any]]:
+def repeats(options: Options) -> list[dict[str, Any]]:
     """Every repeat that is asked for, and whether it is done."""
-    done = {(line["noise_multiplier"], line["repeat"]) for line in _read(setting.file("multirun", "jsonl"))}
-    numbers = range(setting.seeds or (SMALL_REPEATS if setting.small else REPEATS))
+    done = {(line["noise_multiplier"], line["repeat"]) for line in _read(options.file("multirun", "jsonl"))}
+    numbers = range(options.seeds or (SMALL_REPEATS if options.small else REPEATS))
     return [
         {"noise": noise, "repeat": number, "done": (noise, number) in done} for number in numbers for noise in NOISES
     ]
 
 
-def gather(setting: Setting, follow: Follow) -> Found:
+def gather(options: Options, follow: Follow) -> Found:
     """Every repeat that is done, after those that were not have been."""
-    path = setting.file("multirun", "jsonl")
+    path = options.file("multirun", "jsonl")
     _cut_torn_line(path)
-    setting.out.mkdir(parents=True, exist_ok=True)
-    for line in _results(_waiting(setting), setting):
+    options.out.mkdir(parents=True, exist_ok=True)
+    for line in _results(_waiting(options), options):
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-    if left := _waiting(setting):
+    if left := _waiting(options):
         raise OutOfTimeError(f"{len(left)} repeats were not begun")
-    asked = repeats(setting)
+    asked = repeats(options)
     numbers = {item["repeat"] for item in asked}
     kept = [line for line in _read(path) if line["repeat"] in numbers]
     return {
-        "scale": setting.scale,
+        "scale": options.scale,
         "repeats": sorted(kept, key=lambda line: (line["noise_multiplier"], line["repeat"])),
         "missing": [f"noise {item['noise']:g}, repeat {item['repeat']}" for item in asked if not item["done"]],
     }
 
 
-def _waiting(setting: Setting) -> list[tuple[float, int]]:
+def _waiting(options: Options) -> list[tuple[float, int]]:
     """What is to be trained and not done."""
-    asked = [(item["noise"], item["repeat"]) for item in repeats(setting) if not item["done"]]
-    return [pair for pair in asked if setting.wanted(pair[0])]
+    asked = [(item["noise"], item["repeat"]) for item in repeats(options) if not item["done"]]
+    return [pair for pair in asked if options.wanted(pair[0])]
 
 
-def _results(waiting: list[tuple[float, int]], setting: Setting) -> Iterator[dict[str, Any]]:
+def _results(waiting: list[tuple[float, int]], options: Options) -> Iterator[dict[str, Any]]:
     """One repeat after another; when time is over, those that are trained still end, and no other one is begun."""
-    if setting.processes == 1 or len(waiting) < 2:
+    if options.processes == 1 or len(waiting) < 2:
         for place, pair in enumerate(waiting):
-            if place and setting.over:
+            if place and options.over:
                 return
             yield repeat(*pair)
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     rest = iter(waiting)
-    with ProcessPoolExecutor(setting.processes) as pool:
-        running = {pool.submit(repeat, *pair) for pair in islice(rest, setting.processes)}
+    with ProcessPoolExecutor(options.processes) as pool:
+        running = {pool.submit(repeat, *pair) for pair in islice(rest, options.processes)}
         while running:
             done, running = wait(running, return_when=FIRST_COMPLETED)
-            if not setting.over:
+            if not options.over:
                 running |= {pool.submit(repeat, *pair) for pair in islice(rest, len(done))}
             yield from (future.result() for future in done)
 
@@ -253,7 +253,7 @@ def draw(figure: "Figure", found: Found) -> None:
     figure.legend(loc="outside right center")
 
 
-def said(found: Found) -> str:
+def conclusion(found: Found) -> str:
     """What it comes to."""
     parts = []
     for noise in NOISES:
@@ -261,7 +261,7 @@ def said(found: Found) -> str:
         if item is not None:
             parts.append(f"{item[0]:+.0%} at noise {noise:g} (95 % interval {item[1]:+.0%} to {item[2]:+.0%})")
     return (
-        f"On a small model, said so: the digits of scikit-learn over {CLIENTS:,} virtual clients, each in one of {ROUNDS} "
+        f"On a small model: the digits of scikit-learn over {CLIENTS:,} virtual clients, each in one of {ROUNDS} "
         f"rounds, 9,610 parameters, where {CANARIES:,} canaries are {CANARIES / (CLIENTS + CANARIES):.0%} of all who take "
         f"part. Beside one run, ten read on average {', '.join(parts) or 'not to be had yet'}. The paper's figure has no "
         "numbers to compare."
@@ -276,7 +276,7 @@ EXPERIMENT = Experiment(
     gather=gather,
     tables=tables,
     checks=checks,
-    words=said,
+    conclusion=conclusion,
     draw=draw,
     repeats=repeats,
 )

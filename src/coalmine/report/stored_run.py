@@ -1,4 +1,4 @@
-"""A run's directory, read for a report: whatever of it can be read, and what could not be."""
+"""A run directory, read for a report as far as it can be read."""
 
 import logging
 from collections.abc import Callable
@@ -12,9 +12,11 @@ from coalmine.audit.gauge import Gauge
 from coalmine.audit.gauges import read_gauges
 from coalmine.audit.ladder import Scores, ladder
 from coalmine.audit.published import published_rows
+from coalmine.audit.result import CONFIDENCE, AuditResult
 from coalmine.estimators.literature.literature_row import LiteratureRow
-from coalmine.report.findings import Findings, optional_number
-from coalmine.report.log import Rounds, map_rounds
+from coalmine.report.table_rows import main_rows, published_row
+from coalmine.report.trainer_entries import number
+from coalmine.storage.mapped_rounds import Rounds, map_rounds
 from coalmine.storage.record import FEWEST, Commitment, Settings
 from coalmine.storage.run_directory import RunDirectory
 
@@ -27,12 +29,22 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What is known of a run. `problems` say what could not be read; `finished` is False where no result could be."""
+    """What is known of a run; `read_run` makes it.
+
+    Attributes:
+        path: The run directory.
+        result: The stored result; of an unfinished run the result that follows from the rounds so far, without a claim.
+        finished: Whether a stored result could be read.
+        commitment: The commitment to the seed and the settings that was published before round 1.
+        rounds: The rounds of the log, or None if there is no log or it is damaged.
+        config: The trainer's config, empty if there is none.
+        metrics: The trainer's metrics, one mapping for each round.
+        problems: A sentence for each file that could not be read.
+    """
 
     path: Path
-    findings: Findings
+    result: AuditResult
     finished: bool
-    settings: Settings | None = None
     commitment: Commitment | None = None
     rounds: Rounds | None = field(default=None, repr=False)
     config: dict[str, Any] = field(default_factory=dict)
@@ -45,18 +57,18 @@ class Run:
 
     @property
     def has_result_file(self) -> bool:
-        """Whether a result was written, be it readable or not."""
+        """Whether result.json exists, readable or not."""
         return (self.path / "result.json").exists()
 
     @cached_property
     def scores(self) -> list[Scores]:
-        """The scores of every rung, from the log; none where there is no log."""
+        """The scores of every rung, from the log; empty without a log."""
         return [] if self._thinned is None else ladder(self._thinned[0].as_log, self._thinned[1])
 
     @property
     def shown_scores(self) -> list[Scores]:
         """One group of scores for each rung, that of the row which tables show; of a pooled headline the largest group."""
-        wanted = {row.rung: row.presentations for row in self.findings.headlines}
+        wanted = {row.rung: row.presentations for row in main_rows(self.result)}
         found: dict[str, Scores] = {}
         for group in self.scores:
             if group.rung not in found or _better(group, found[group.rung], wanted.get(group.rung)):
@@ -66,9 +78,7 @@ class Run:
     @cached_property
     def _thinned(self) -> tuple[Rounds, Settings] | None:
         """As much of the log as is read whole."""
-        if self.rounds is None or self.settings is None:
-            return None
-        return self.rounds.thinned(self.settings, most=MOST)
+        return None if self.rounds is None else self.rounds.thinned(self.result.settings, most=MOST)
 
     @cached_property
     def few_scores(self) -> list[Scores]:
@@ -76,19 +86,20 @@ class Run:
 
         None where they would take too long: the pictures then have the fitted laws of the result.
         """
-        if self.rounds is None or self.settings is None:
+        if self.rounds is None:
             return []
-        repeated = sum(item.present.size for item in self.rounds.kept) > self.settings.canaries
-        if repeated and len(self.rounds.kept) ** 2 * self.settings.canaries > MOST_PRODUCTS:
+        canaries = self.result.settings.canaries
+        repeated = sum(item.present.size for item in self.rounds.kept) > canaries
+        if repeated and len(self.rounds.kept) ** 2 * canaries > MOST_PRODUCTS:
             return []
         least = None if repeated else FEWEST  # what rounds share is learnt from the unobserved; else they are not drawn
-        rounds, settings = self.rounds.thinned(self.settings, most=MOST_SIDE_BY_SIDE, least=least)
+        rounds, settings = self.rounds.thinned(self.result.settings, most=MOST_SIDE_BY_SIDE, least=least)
         return ladder(rounds.as_log, settings)
 
     @cached_property
     def published(self) -> tuple[LiteratureRow, ...]:
         """What every published estimator says of the canaries behind the number on top; none where there is no log."""
-        row = self.findings.published_row
+        row = published_row(self.result)
         if row is None or self._thinned is None:
             return ()
         of_row = [each for each in self.scores if (each.rung, each.presentations) == (row.rung, row.presentations)]
@@ -96,30 +107,32 @@ class Run:
             return ()
         rounds, settings = self._thinned
         return published_rows(
-            of_row[0], delta=self.findings.delta, confidence=row.confidence, log=rounds.as_log, settings=settings
+            of_row[0], delta=settings.delta, confidence=CONFIDENCE, log=rounds.as_log, settings=settings
         )
 
     @cached_property
     def gauges(self) -> list[Gauge]:
-        """The gauges with their value in each round, from the log."""
-        return [] if self.rounds is None or self.settings is None else read_gauges(self.rounds.as_log, self.settings)
+        """The gauges with their values in each round, from the log; empty without a log."""
+        return [] if self.rounds is None else read_gauges(self.rounds.as_log, self.result.settings)
 
     @property
     def noise_multiplier(self) -> float | None:
+        """The noise multiplier that the trainer wrote into the result or the config."""
         privacy = self.config.get("privacy")
         configured = privacy.get("noise_multiplier") if isinstance(privacy, dict) else None
-        found = self.findings.noise_multiplier
-        return _number(configured) if found is None else found
+        found = number(self.result.extra.get("noise_multiplier"))
+        return number(configured) if found is None else found
 
     @property
     def accuracies(self) -> list[tuple[int, float]]:
-        """Round and accuracy, where the trainer wrote them."""
-        pairs = [(_number(line.get("round")), _number(line.get("accuracy"))) for line in self.metrics]
-        return [(int(number), value) for number, value in pairs if number is not None and value is not None]
+        """Round and accuracy of each evaluation that the trainer wrote down."""
+        pairs = [(number(line.get("round")), number(line.get("accuracy"))) for line in self.metrics]
+        return [(int(place), value) for place, value in pairs if place is not None and value is not None]
 
     @property
     def accuracy(self) -> float | None:
-        told = _number(self.findings.raw.get("accuracy"))
+        """The accuracy of the final model, or else the last one in the metrics."""
+        told = number(self.result.extra.get("accuracy"))
         return self.accuracies[-1][1] if told is None and self.accuracies else told
 
 
@@ -130,15 +143,16 @@ def _better(group: Scores, other: Scores, presentations: int | None) -> bool:
 
 
 def read_run(path: Path | str) -> Run:
-    """The run in a directory; ValueError where neither its result nor its rounds can be read.
+    """Read the run in a directory, as far as it can be read.
 
-    The log's digests are checked once, so pictures and, where no result was written, the numbers rest on what was observed.
+    A file that is missing or damaged is named in `Run.problems`. The digests of the log are checked. Raises ValueError if
+    neither the result nor the rounds can be read.
     """
     return _read(Path(path), checked=True)
 
 
 def read_runs(paths: list[Path]) -> tuple[list[Run], list[str]]:
-    """Several runs to be compared, and a line for each that cannot be read; logs are drawn from, not checked."""
+    """Several runs, and a line for each that cannot be read; the digests of their logs are not checked."""
     runs, refused = [], []
     for path in paths:
         try:
@@ -168,24 +182,24 @@ def _read(path: Path, *, checked: bool) -> Run:
     metrics = attempt(home.read_metrics, "metrics.jsonl") or []
     record = attempt(home.read_record, "audit/record.json")
     log_file = path / "audit" / "rounds.log"
+    result = attempt(lambda: AuditResult.from_dict(home.read_result()), "result.json")
+    settings = result.settings if result else record[0] if record else None
     sound: bool | None = True
     if (checked or not (path / "result.json").exists()) and log_file.exists():
         sound = attempt(lambda: _is_sound(home), "audit/rounds.log")
-    rounds = attempt(lambda: map_rounds(log_file), "audit/rounds.log") if sound and record else None
-    if record is not None and rounds is not None and not _fits(rounds, record[0]):
-        problems.append(f"{log_file} does not fit audit/record.json; is one of them from another run?")
+    rounds = attempt(lambda: map_rounds(log_file), "audit/rounds.log") if sound and settings else None
+    if settings is not None and rounds is not None and not _fits(rounds, settings):
+        problems.append(f"{log_file} does not fit the settings of this run; is it from another run?")
         rounds = None
-    result = attempt(lambda: Findings.from_dict(home.read_result()), "result.json")
     finished = result is not None
-    if result is None and record and rounds is not None and rounds.kept:
-        result = attempt(lambda: Findings.from_dict(derive_result(rounds.as_log, record[0]).to_dict()))
+    if result is None and settings is not None and rounds is not None and rounds.kept:
+        result = attempt(lambda: derive_result(rounds.as_log, settings))
     if result is None:
         raise ValueError(problems[0] if problems else _nothing_in(path))
     return Run(
         path=path,
-        findings=result,
+        result=result,
         finished=finished,
-        settings=record[0] if record else None,
         commitment=record[1] if record else None,
         rounds=rounds,
         config=config,
@@ -212,10 +226,3 @@ def _fits(rounds: Rounds, settings: Settings) -> bool:
     if rounds.final is not None:
         arrays += [rounds.final.cosines, rounds.final.update_cosines]
     return all(array is None or array.size == settings.total for array in arrays)
-
-
-def _number(value: Any) -> float | None:
-    try:
-        return optional_number(value)
-    except ValueError:
-        return None

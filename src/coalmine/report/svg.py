@@ -1,0 +1,93 @@
+"""Plots as inline SVG in the colours of the report's page, or as files."""
+
+import io
+import re
+import warnings
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coalmine.report import plots
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WIDTH = 5.4  # inches: 389 units of the picture, about as many pixels on a phone
+INK, GRID = "#1b2430", "#d4dae2"
+VARIABLES = {
+    INK: "ink", GRID: "grid", plots.OBSERVED: "observed", plots.FITTED: "fitted", plots.NULL: "null",
+    plots.BOUND: "bound", plots.ANALYTICAL: "analytical", plots.CLAIM: "claim", plots.FLOOR: "floor",
+    plots.ALARM: "alarm", plots.SERIES[5]: "teal", plots.SERIES[6]: "olive",
+}  # fmt: skip
+STYLE: Any = {
+    "font.size": 10, "font.family": ["DejaVu Sans"], "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK,
+    "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8,
+    "axes.titlesize": 10, "axes.titlelocation": "left", "axes.grid": True, "axes.grid.axis": "both", "grid.color": GRID,
+    "grid.linewidth": 0.6, "axes.axisbelow": True, "legend.frameon": False, "legend.fontsize": 9, "xtick.labelsize": 9,
+    "ytick.labelsize": 9, "svg.fonttype": "none", "svg.hashsalt": "coalmine", "text.parse_math": False,
+    "path.simplify": True, "axes.unicode_minus": True, "text.usetex": False,
+}  # fmt: skip
+
+
+def needs_matplotlib() -> None:
+    """ImportError in one line where matplotlib is missing."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise ImportError("the report's pictures need: pip install 'coalmine[report]'") from error
+
+
+def draw(paint: "Callable[[Figure], None]", *, height: float) -> str:
+    """A figure as SVG without a size or colours of its own."""
+    needs_matplotlib()
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)  # the browser has the glyph
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        paint(figure)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return file.getvalue()
+
+
+def themed(svg: str, name: str, alt: str) -> str:
+    """The SVG element alone: colours as the page's variables, ids of its own, as wide as there is room, said in words."""
+    body = svg[svg.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>\s*", "", body, flags=re.DOTALL)
+    body = re.sub(r"<!--.*?-->\s*", "", body, flags=re.DOTALL)
+    head, rest = body.split(">", 1)
+    box = re.search(r'viewBox="[^"]*"', head)
+    for colour, variable in VARIABLES.items():
+        rest = rest.replace(colour, f"var(--{variable})")
+    rest = re.sub(r' id="(?![mp][0-9a-f]{10}")[^"]*"', "", rest)  # only markers and clips are referred to
+    rest = re.sub(r'( id="|url\(#|href="#)', rf"\1{name}-", rest)
+    rest = rest.replace("'DejaVu Sans'", "system-ui, sans-serif")
+    return f'<svg {box[0] if box else ""} role="img" aria-label="{escape(alt)}">{rest.rstrip()}'
+
+
+def one_axes(plot: Callable[..., Any], *arguments: Any, legend: int = 0, **named: Any) -> "Callable[[Figure], None]":
+    """A figure of one plot, with a legend of so many columns below it."""
+
+    def paint(figure: "Figure") -> None:
+        plot(figure.add_subplot(), *arguments, **named)
+        if legend:
+            figure.legend(loc="outside lower center", ncols=legend)
+
+    return paint
+
+
+def save_plot(path: Path, plot: Callable[..., Any], *arguments: Any, legend: int = 3, **named: Any) -> None:
+    """A file of one plot, PNG, SVG or PDF by its name; `arguments` are the plot's, after its Axes."""
+    needs_matplotlib()
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(STYLE | {"savefig.facecolor": "white", "savefig.dpi": 150}):
+        figure = Figure(figsize=(WIDTH, 3.8), layout="constrained")
+        one_axes(plot, *arguments, legend=legend, **named)(figure)
+        if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+            raise ValueError(f"{path} must end in .png, .svg or .pdf")
+        figure.savefig(path)

@@ -1,0 +1,195 @@
+"""The rows of a result that tables and plots show: one for each adversary, and those that are folded away."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from coalmine.audit.ladder import RUNGS, Scores
+from coalmine.audit.result import CONFIDENCE, Adversary, AuditResult, Headline, Row
+
+Kind = Literal["estimate", "heuristic", "valid bound"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimator:
+    """One number that some method gives for the same scores, and what kind of number it is."""
+
+    name: str
+    value: float
+    kind: Kind
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableRow:
+    """A row of an adversary under the adversary's name, or the pooled headline in its place.
+
+    `row` is None where the headline is pooled and no row has as many presentations: what only a row knows is NaN then.
+    """
+
+    rung: str
+    row: Row | None
+    headline: Headline | None = None  # set where it is pooled: fitted to all canaries, however often they took part
+    canaries: int
+
+    @property
+    def pooled(self) -> bool:
+        return self.headline is not None
+
+    @property
+    def presentations(self) -> int | None:
+        if self.headline is not None:
+            return self.headline.participations
+        return None if self.row is None else self.row.presentations
+
+    @property
+    def name(self) -> str:
+        return self.rung if self.presentations is None else f"{self.rung} {self.presentations}×"
+
+    @property
+    def epsilon(self) -> float:
+        if self.headline is not None:
+            return self.headline.epsilon
+        return math.nan if self.row is None else self.row.estimate.epsilon
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        if self.headline is not None:
+            return self.headline.interval
+        interval = None if self.row is None else self.row.estimate.interval
+        return None if interval is None else (float(interval.low), float(interval.high))
+
+    @property
+    def lower_bound(self) -> float:
+        return math.nan if self.row is None else self.row.lower_bound
+
+    @property
+    def floor(self) -> float:
+        """95 % of estimates from as many canaries fall below this when nothing leaks."""
+        return math.nan if self.row is None else self.row.estimate.floor.q95
+
+    @property
+    def ceiling(self) -> float:
+        return math.nan if self.row is None else self.row.estimate.ceiling
+
+    @property
+    def paper_epsilon(self) -> float:
+        return math.nan if self.row is None else self.row.paper_epsilon
+
+    @property
+    def paper_lower_bound(self) -> float:
+        return math.nan if self.row is None else self.row.paper_lower_bound
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return () if self.row is None or self.pooled else self.row.warnings
+
+    @property
+    def detected(self) -> bool:
+        """Whether the estimate lies above the noise floor."""
+        return not self.epsilon <= self.floor
+
+    @property
+    def std_fitted(self) -> bool:
+        """Whether the estimate rests on a standard deviation that was fitted to few scores, as a warning of the row says."""
+        return any(warning.startswith("the standard deviation was fitted") for warning in self.warnings)
+
+    @property
+    def estimators(self) -> tuple[Estimator, ...]:
+        """Every number of this row with its kind."""
+        level = f"{CONFIDENCE:.0%}"
+        std = "the null's std" if self.row and self.row.estimate.variance.used == "null" else "its own fitted std"
+        chosen = f"each threshold at {level}, the best one chosen afterwards: no bound at {level}"
+        return (
+            Estimator(name="estimate", value=self.epsilon, kind="estimate", note=f"a normal law with {std}"),
+            Estimator(
+                name="lower bound", value=self.lower_bound, kind="valid bound", note=f"{level}, whatever the law"
+            ),
+            Estimator(name="paper's ε", value=self.paper_epsilon, kind="estimate", note="a normal law, its std fitted"),
+            Estimator(name="paper's ε_lo", value=self.paper_lower_bound, kind="heuristic", note=chosen),
+        )
+
+
+def all_rows(result: AuditResult) -> list[TableRow]:
+    """Every row of every adversary, weakest adversary first, most canaries first."""
+    return [_table_row(each, row) for each in result.adversaries.values() for row in each.rows]
+
+
+def main_rows(result: AuditResult) -> list[TableRow]:
+    """One row for each adversary: that of the headline's participations, or else the one with most canaries."""
+    times = None if result.headline is None else result.headline.participations
+    return [_table_row(each, each.row_for(times)) for each in result.adversaries.values()]
+
+
+def shown_rows(result: AuditResult) -> list[TableRow]:
+    """One row for each adversary as tables show it: a pooled headline stands in the place of its rung's row."""
+    top, rows = result.headline, main_rows(result)
+    if top is None or not (top.pooled or top.rung not in result.adversaries):
+        return rows
+    groups = result.adversaries[top.rung].rows if top.rung in result.adversaries else ()
+    same = next((row for row in groups if row.presentations == top.participations), None)
+    pooled = TableRow(rung=top.rung, row=same, headline=top, canaries=result.settings.canaries)
+    if top.rung not in result.adversaries:
+        return [*rows, pooled]
+    return [pooled if row.rung == top.rung else row for row in rows]
+
+
+def folded_rows(result: AuditResult) -> list[TableRow]:
+    """The other rows, one for each number of presentations, in the order of tables."""
+    rest, rungs = without(all_rows(result), shown_rows(result)), list(result.adversaries)
+    return sorted(rest, key=lambda row: (rungs.index(row.rung), row.presentations or 0))
+
+
+def without(rows: list[TableRow], others: list[TableRow]) -> list[TableRow]:
+    """The rows that are not among the others."""
+    return [row for row in rows if row not in others]
+
+
+def top_row(result: AuditResult) -> TableRow | None:
+    """The row of the number on top: the headline's, or without one that of the strongest adversary."""
+    if result.headline is None:
+        return strongest_row(result)
+    return next((row for row in shown_rows(result) if row.rung == result.headline.rung), None)
+
+
+def strongest_row(result: AuditResult) -> TableRow | None:
+    """The main row of the strongest adversary."""
+    known = [row for row in main_rows(result) if row.rung in RUNGS]
+    return max(known, key=lambda row: RUNGS.index(row.rung), default=None)
+
+
+def published_row(result: AuditResult) -> TableRow | None:
+    """The row on whose scores published estimators are tried: the headline's, or its rung's with most canaries."""
+    top = top_row(result)
+    if top is None or not top.pooled:
+        return top
+    return next((row for row in main_rows(result) if row.rung == top.rung), None)
+
+
+def row_of(result: AuditResult, scores: Scores) -> Row | None:
+    """The row of the result that rests on these scores."""
+    rows = result.adversaries[scores.rung].rows if scores.rung in result.adversaries else ()
+    return next((row for row in rows if row.presentations == scores.presentations), None)
+
+
+def rung_verdict(result: AuditResult, rung: str) -> str:
+    """The verdict on one rung, empty without a claim; of a rung without rows the run's, if that rung decided."""
+    adversary, verdict = result.adversaries.get(rung), None
+    if adversary is not None:
+        verdict = adversary.verdict
+    elif result.headline is not None and result.headline.rung == rung:
+        verdict = result.verdict
+    return "" if verdict is None else str(verdict.outcome)
+
+
+def row_warnings(result: AuditResult) -> list[str]:
+    """The warnings of the rows that are shown, each behind the names of the rows that it is about."""
+    found: dict[str, list[str]] = {}
+    for row in shown_rows(result):
+        for warning in row.warnings:
+            found.setdefault(warning, []).append(row.name)
+    return [f"{', '.join(names)}: {warning}" for warning, names in found.items()]
+
+
+def _table_row(adversary: Adversary, row: Row) -> TableRow:
+    return TableRow(rung=adversary.name, row=row, canaries=row.canaries)
