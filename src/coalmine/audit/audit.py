@@ -1,6 +1,5 @@
 """The object that users put into their training loop: canaries in, vectors observed, a ladder of adversaries out."""
 
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,7 @@ from coalmine.audit.noise_law import (
     resolution_of,
 )
 from coalmine.audit.result import AuditResult
-from coalmine.audit.schedule import Indices, sample_canaries, spread_schedule
+from coalmine.audit.schedule import Indices, sample_canaries, schedule_key, spread_schedule
 from coalmine.audit.vectors import (
     checked_length,
     copied,
@@ -43,7 +42,7 @@ from coalmine.canaries.rotation_numpy import stay_in_one_thread
 from coalmine.checks import Floats, one_number, positive_array, shown, whole_number
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.storage import saved_audit
-from coalmine.storage.record import Commitment, Settings, checked_settings, seed_bytes
+from coalmine.storage.record import Commitment, Settings, Statement, checked_settings, is_guessable
 from coalmine.storage.rounds_file import Final, Round, RoundLog, Singles
 from coalmine.storage.run_directory import RunDirectory
 
@@ -67,8 +66,10 @@ class Audit:
     names and sizes, give gauges of their own. `scores` are attacks of your own: each is called in every round as
     attack(round_number, model_delta, canaries, previous) and returns a score for every canary, observed first; `previous`
     is what it returned the round before, None at first. With a `directory` every round is on disk at once, and an audit
-    made again with the same arguments goes on where that directory ends. A `deferred` audit measures a round beside
-    whatever comes next, on its GPU or in a thread, and notes it when the next round comes, or on `flush`.
+    made again with the same arguments goes on where that directory ends. A `claim` given here is committed to before round 1
+    and judged by `result`; of one that is given only there nobody can verify that it was made in advance. A `deferred` audit
+    measures a round beside whatever comes next, on its GPU or in a thread, and records it when the next round comes, or on
+    `flush`.
 
     >>> audit = Audit(dim=10_000, canaries=1_000, seed=b"a secret", delta=1e-6, rounds=2)
     >>> rng = np.random.default_rng(0)
@@ -96,6 +97,7 @@ class Audit:
         layers: Sequence[tuple[str, int]] | None = None,
         scores: Mapping[str, Attack] | None = None,
         directory: "RunDirectory | Path | str | None" = None,
+        claim: Claim | float | None = None,
         deferred: bool = False,
     ) -> None:
         settings = checked_settings(
@@ -112,14 +114,22 @@ class Audit:
         )
         checked_attacks(scores)  # validate before creating the directory
         home = directory if isinstance(directory, RunDirectory) or directory is None else RunDirectory(Path(directory))
-        commitment = home.commit(seed, settings) if home else Commitment.to(seed, settings)
+        promised = Claim.of(claim)
+        stated = None if promised is None else vars(promised)
+        statement = Statement(claim=stated, demonstration=is_guessable(seed))
+        if home is None:
+            commitment = Commitment.to(seed, settings, statement)
+        else:
+            commitment = home.commit(seed, settings, stated)
+            statement = home.read_statement()
         log = RoundLog() if home is None else home.open_log()
-        self._set_up(settings, seed, commitment, log, scores, home)
+        self._set_up(settings, statement, seed, commitment, log, scores, home)
         self._deferred = deferred
 
     def _set_up(
         self,
         settings: Settings,
+        statement: Statement,
         seed: Seed,
         commitment: Commitment,
         log: RoundLog,
@@ -127,17 +137,19 @@ class Audit:
         directory: RunDirectory | None,
     ) -> None:
         self.settings = settings
+        self._statement = statement
         self.commitment = commitment
         self.directory = directory
         kind = RotatedCanaries if settings.kind == "rotated" else SphereCanaries
         self._canaries = kind(settings.total, settings.dim, seed=seed)
-        self._key = hashlib.sha256(seed_bytes(seed)).digest()
+        self._key = schedule_key(seed)
         self._log = log
         self._attacks = checked_attacks(scores)
         self._parts = NoiseParts.of(settings.layers, settings.dim)
         self._before: _Before | None = None
         self._last_sum: tuple[list[int], Any] | None = None
         self._deferred = False
+        self._claim = None if statement.claim is None else Claim(**statement.claim)
         self._pending: _Pending | None = None
         self._beside: ThreadPoolExecutor | None = None
         self._finisher: Callable[..., AuditResult] | None = None
@@ -171,6 +183,11 @@ class Audit:
         """Everything observed so far."""
         self.flush()
         return self._log
+
+    @property
+    def log_digest(self) -> str:
+        """A digest of all rounds recorded so far: note it elsewhere, and nobody can change them unnoticed."""
+        return self._log.digest
 
     @property
     def last_round(self) -> int:
@@ -406,7 +423,7 @@ class Audit:
         of `coverage.ITEMS` the audit covers or leaves out, and why.
         """
         self.flush()
-        asked = claim if claim is None or isinstance(claim, Claim) else Claim(epsilon=claim)
+        asked = self._claim if claim is None else Claim.of(claim)
         return derive_result(
             self._log,
             self.settings,
@@ -436,16 +453,16 @@ class Audit:
     def save(self, path: Path | str) -> None:
         """Everything but the seed, in one file: written whole or not at all, hashed, no pickle."""
         self.flush()
-        saved_audit.save(Path(path), self.settings, self.commitment, self._log)
+        saved_audit.save(Path(path), self.settings, self._statement, self.commitment, self._log)
 
     @classmethod
     def load(cls, path: Path | str, *, seed: Seed, scores: Mapping[str, Attack] | None = None) -> "Audit":
         """The audit that was saved, to go on bit for bit; the seed must be the one it committed to."""
-        settings, commitment, log = saved_audit.load(Path(path))
-        if not commitment.opens_to(seed, settings):
+        settings, statement, commitment, log = saved_audit.load(Path(path))
+        if not commitment.opens_to(seed, settings, statement):
             raise ValueError(f"{path}: this is not the seed that the audit committed to")
         audit = cls.__new__(cls)
-        audit._set_up(settings, seed, commitment, log, scores, None)
+        audit._set_up(settings, statement, seed, commitment, log, scores, None)
         return audit
 
     def _observed_indices(self, present: Iterable[SupportsIndex]) -> list[int]:

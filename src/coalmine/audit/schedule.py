@@ -3,13 +3,19 @@
 import hashlib
 import itertools
 from collections.abc import Sequence
+from typing import SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.storage.record import presentation_counts
+from coalmine.storage.record import presentation_counts, seed_bytes
 
 Indices = npt.NDArray[np.int32]
+
+
+def schedule_key(seed: SupportsIndex | bytes) -> bytes:
+    """What the canaries' rounds follow from."""
+    return hashlib.sha256(seed_bytes(seed)).digest()
 
 
 def spread_schedule(count: int, *, rounds: int, presentations: int | Sequence[int], key: bytes) -> list[Indices]:

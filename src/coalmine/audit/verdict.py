@@ -54,6 +54,11 @@ class Claim:
     participations: int | None = None
     sensitivity: float | None = None
 
+    @classmethod
+    def of(cls, claim: "Claim | float | None") -> "Claim | None":
+        """A claim as it may be given: a number is the epsilon of the mechanism."""
+        return claim if claim is None or isinstance(claim, Claim) else cls(epsilon=claim)
+
     def __post_init__(self) -> None:
         epsilon = one_number("claim", self.epsilon)
         if epsilon <= 0:

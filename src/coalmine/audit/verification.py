@@ -1,6 +1,12 @@
-"""Verify a finished audit: the seed must match the commitment, and the stored rounds must give the result."""
+"""Verify a finished audit: what was committed to before round 1, what the rounds say, and what follows from them.
+
+A check holds, does not hold, or could not be made. An audit is verified only if every check holds. A check that could not be
+made says what is missing.
+"""
 
 import json
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,18 +15,23 @@ import numpy as np
 
 from coalmine.audit.derivation import derive_result
 from coalmine.audit.result import AuditResult
+from coalmine.audit.schedule import schedule_key, spread_schedule
 from coalmine.canaries import RotatedCanaries, SphereCanaries
+from coalmine.checks import Floats
 from coalmine.storage.files import json_ready
-from coalmine.storage.record import Settings
-from coalmine.storage.rounds_file import RoundLog
+from coalmine.storage.record import Settings, Statement
+from coalmine.storage.rounds_file import Final, RoundLog
 from coalmine.storage.run_directory import RunDirectory
 
-MATCHES = "the seed and the settings match the commitment published before round 1"
+MATCHES = "the seed, the settings and the statement match the commitment published before round 1"
 DIFFERS = (
-    "the seed and the settings do not match the commitment published before round 1: this is another seed, or the settings "
-    "were changed afterwards"
+    "the seed, the settings or the statement do not match the commitment published before round 1: this is another seed, or "
+    "they were changed afterwards"
 )
-TOLERANCE = 1e-5  # of a cosine, in units of its null std: cosines are stored in single precision
+COSINE_TOLERANCE = 1e-5  # of a cosine, in units of its null std: cosines are stored in single precision
+TOLERANCE = 1e-9  # relative, of the numbers of a result: processors and libraries differ in the last digits
+SUM_TOLERANCE = 1e-3  # relative, of the final update along all canaries against the sum of the rounds
+DERIVED = ("reason",)  # entries that are made of others when they are shown
 
 
 @dataclass(frozen=True)
@@ -32,56 +43,155 @@ class Check:
     detail: str
 
 
-def verify_run(path: Path, seed: int | bytes, *, model: Path | None = None) -> list[Check]:
-    """Every check on a run directory. `model` is the final model as one .npy row, to recompute its cosines."""
+@dataclass(frozen=True)
+class _Evidence:
+    """What the directory holds, read once."""
+
+    settings: Settings
+    statement: Statement
+    log: RoundLog
+    stored: dict[str, Any]
+    config: dict[str, Any] | None
+    config_sha256: str | None
+    seed: int | bytes
+
+
+def verify_run(
+    path: Path,
+    seed: int | bytes,
+    *,
+    model: Path | None = None,
+    commitment: str | None = None,
+    log_digest: str | None = None,
+) -> list[Check]:
+    """Every check on a run directory.
+
+    `model` is the final model as one .npy row. `commitment` and `log_digest` are what somebody wrote down elsewhere, before
+    round 1 and after the last: without them, whoever holds the directory could have made all of it up later.
+    """
     run = RunDirectory(path)
-    settings, commitment = run.read_record()
-    opens = commitment.opens_to(seed, settings)
-    checks = [Check("commitment", opens, MATCHES if opens else DIFFERS)]
-    log = run.read_log()
+    settings, published = run.read_record()
+    statement = run.read_statement()
+    config = run.read_config() if (path / "config.toml").exists() else None
+    known = _Evidence(settings, statement, run.read_log(), run.read_result(), config, run.config_sha256(), seed)
+    opens = published.opens_to(seed, settings, statement)
+    return [
+        Check("commitment", opens, MATCHES if opens else DIFFERS),
+        _secrecy(statement),
+        _noted("commitment date", commitment, published.statement_sha256, "before round 1", "the commitment"),
+        _noted("log date", log_digest, known.log.digest, "when the run ended", "the digest of the log"),
+        _claim(known),
+        _rounds(known),
+        _schedule(known),
+        *_model_checks(known, model),
+        _trainer(known),
+        _derived(known),
+    ]
+
+
+def _secrecy(statement: Statement) -> Check:
+    if statement.demonstration:
+        return Check(
+            "seed",
+            None,
+            "a demonstration: the seed is so short that others could guess it before the run ended; make one with "
+            "`coalmine seed`",
+        )
+    return Check("seed", True, "the seed is too long to guess")
+
+
+def _noted(name: str, noted: str | None, there: str, when: str, what: str) -> Check:
+    """Whether a digest is the one that somebody noted elsewhere."""
+    option = "--commitment" if name.startswith("commitment") else "--log-digest"
+    if noted is None:
+        return Check(
+            name,
+            None,
+            f"give {what} as it was noted elsewhere {when} ({option}); without it everything here could have been written "
+            "later",
+        )
+    same = noted.strip().lower() == there
+    return Check(name, same, f"{what} is {'' if same else 'not '}the one that was noted elsewhere")
+
+
+def _claim(known: _Evidence) -> Check:
+    """Whether the claim that was judged is the one that was made before round 1, by itself or in a committed config."""
+    try:
+        judged = AuditResult.from_dict(known.stored).claim
+    except ValueError as error:
+        return Check("claim", False, f"result.json cannot be read: {error}")
+    configured = (known.config or {}).get("claim") if known.statement.config_sha256 else None
+    promised = known.statement.claim or (configured if isinstance(configured, dict) else None)
+    if promised is None:
+        detail = "no claim was made before round 1, so nobody can tell whether it was fitted to the result"
+        return Check("claim", None if judged else True, detail if judged else "nothing was claimed")
+    wanted = promised.get("epsilon") is not None or promised.get("analytical") is True
+    if judged is None:
+        removed = "a claim was made before round 1, and the result judges none: it was removed"
+        return Check("claim", not wanted, removed if wanted else "nothing was claimed")
+    if not wanted:
+        return Check("claim", False, "nothing was claimed before round 1, and the result judges a claim")
+    asked = {name: value for name, value in promised.items() if name != "analytical" and value is not None}
+    different = [name for name, value in asked.items() if not _alike(getattr(judged, name, None), value)]
+    if promised.get("analytical") is True and judged.accounting == "mechanism":
+        told = known.stored.get("analytical_epsilon")
+        different += [] if _alike(told, judged.epsilon) else ["epsilon"]
+    if different:
+        return Check("claim", False, f"the claim was changed after round 1: it differs in {', '.join(different)}")
+    return Check("claim", True, "the claim is the one made before round 1")
+
+
+def _rounds(known: _Evidence) -> Check:
+    """Whether all planned rounds are there."""
+    planned = known.settings.rounds or (known.config or {}).get("rounds")
+    numbers = known.log.numbers
+    if not isinstance(planned, int):
+        return Check(
+            "rounds", None, f"the audit has {len(numbers)} rounds; nobody said before round 1 how many there would be"
+        )
+    if numbers == list(range(1, planned + 1)):
+        return Check("rounds", True, f"all {planned} planned rounds are there")
+    missing = planned - len(set(numbers) & set(range(1, planned + 1)))
+    return Check("rounds", False, f"{missing} of {planned} planned rounds are missing")
+
+
+def _schedule(known: _Evidence) -> Check:
+    """Whether canaries took part when the seed says that they do, where the verdict counts on that."""
+    settings = known.settings
+    if settings.rounds is None:
+        return Check(
+            "schedule", True, "the pipeline chose the canaries' rounds, and the verdict does not count on a schedule"
+        )
+    key = schedule_key(known.seed)
+    planned = spread_schedule(settings.canaries, rounds=settings.rounds, presentations=settings.presentations, key=key)
+    wrong = [
+        entry.number
+        for entry in known.log.observed
+        if entry.number > len(planned) or not np.array_equal(np.sort(entry.present), planned[entry.number - 1])
+    ]
+    if not wrong:
+        return Check("schedule", True, "the canaries took part in the rounds that the seed gives them")
+    item = known.stored.get("audited", {}).get("participations", {})
+    counted = isinstance(item, dict) and item.get("status") == "checked"
+    detail = f"in {len(wrong)} rounds, first in round {wrong[0]}, other canaries took part than the seed says"
+    if counted:
+        return Check("schedule", False, f"{detail}, though the result counts on the audit's own schedule")
+    return Check("schedule", None, f"{detail}: the pipeline chose them itself")
+
+
+def _model_checks(known: _Evidence, model: Path | None) -> Iterator[Check]:
+    final, settings = known.log.final, known.settings
     kind = RotatedCanaries if settings.kind == "rotated" else SphereCanaries
     try:
-        canaries = kind(settings.total, settings.dim, seed=seed)
+        canaries = kind(settings.total, settings.dim, seed=known.seed)
     except ValueError as error:  # settings that were tampered with
-        checks.append(
-            Check("cosines", False, f"the recorded settings allow no canaries ({error}), so they were changed")
-        )
-    else:
-        checks.append(_recomputed(canaries, log.final, model, settings.dim))
-    return [*checks, _derived(run.read_result(), log, settings)]
+        yield Check("cosines", False, f"the recorded settings allow no canaries ({error}), so they were changed")
+        return
+    yield _recomputed(canaries, final, model, settings.dim)
+    yield _summed(known, final)
 
 
-def _derived(stored: dict[str, Any], log: RoundLog, settings: Settings) -> Check:
-    """Recompute the result from the stored rounds and compare it with result.json."""
-    try:
-        told = AuditResult.from_dict(stored)
-        derived = derive_result(
-            log,
-            settings,
-            claim=told.claim,
-            analytical_epsilon=told.analytical_epsilon,
-            clients=told.clients,
-            audited=[item for item in told.audited if item.source == "pipeline"],
-        )
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        return Check(
-            "result",
-            False,
-            f"the result cannot be recomputed: nothing follows from the stored rounds, settings and claim ({error}); one of "
-            "them was changed",
-        )
-    again: dict[str, Any] = json.loads(json.dumps(json_ready(derived.to_dict())))
-    changed = [name for name, value in again.items() if stored.get(name) != value]
-    detail = "recomputing the result from the stored rounds gives result.json"
-    if changed:
-        detail = (
-            f"result.json differs in {', '.join(changed)} from the result recomputed from the stored rounds: one of them "
-            "was changed, or another version of coalmine wrote them"
-        )
-    return Check("result", not changed, detail)
-
-
-def _recomputed(canaries: Any, final: Any, model: Path | None, dim: int) -> Check:
+def _recomputed(canaries: Any, final: Final | None, model: Path | None, dim: int) -> Check:
     if final is None or model is None:
         missing = (
             "the audit observed no final model, so there are no cosines to recompute"
@@ -105,10 +215,117 @@ def _recomputed(canaries: Any, final: Any, model: Path | None, dim: int) -> Chec
     compared = (
         f"the cosines of the given model differ from the stored ones by at most {off:.2g} null standard deviations"
     )
-    if off < TOLERANCE * dim**0.5 + 1e-4:
+    if off < COSINE_TOLERANCE * dim**0.5 + 1e-4:
         return Check("cosines", True, f"{compared}, which is rounding")
     return Check(
         "cosines",
         False,
         f"{compared}, more than by rounding: this is another model or another seed, or the stored cosines were changed",
     )
+
+
+def _summed(known: _Evidence, final: Final | None) -> Check:
+    """Whether the rounds add up to the final model's update along the canaries, as they do if the server is linear."""
+    if final is None or final.update_cosines is None or final.update_norm is None:
+        return Check("sum", None, "the audit does not know the initial model, so the rounds cannot be added up")
+    server = (known.config or {}).get("server")
+    server = server if isinstance(server, dict) else None
+    if server is not None and server.get("optimizer", "sgd") != "sgd":
+        return Check(
+            "sum", None, f"the server's optimizer ({server['optimizer']}) is not linear, so rounds do not add up"
+        )
+    update = np.asarray(final.update_cosines, np.float64) * final.update_norm
+    total = _weighted_sum(known.log, momentum=float(server.get("momentum", 0.0)) if server else 0.0)
+    if total is None or total.shape != update.shape:
+        return Check("sum", False, "the rounds' cosines do not fit the final model's: one of them was changed")
+    rate = max(float(total @ update), 0.0) / max(float(total @ total), 1e-300)
+    if server is not None and isinstance(server.get("learning_rate"), int | float):
+        rate = float(server["learning_rate"])
+    off = float(np.linalg.norm(update - rate * total)) / max(float(np.linalg.norm(update)), 1e-300)
+    if off < SUM_TOLERANCE:
+        return Check("sum", True, f"the rounds add up to the final update, to {off:.1g} of its length")
+    detail = f"the rounds do not add up to the final update: {off:.2g} of its length is missing or too much"
+    if server is None:
+        return Check(
+            "sum", None, f"{detail}. A linear server (no Adam, no decay) must add up; nobody said what this one is"
+        )
+    return Check("sum", False, f"{detail}: rounds were replaced, dropped or changed, or the model was")
+
+
+def _weighted_sum(log: RoundLog, momentum: float) -> Floats | None:
+    """What the rounds add to the model along all canaries; a server with momentum adds a round again, ever less of it."""
+    last = max(log.numbers, default=0)
+    total: Floats | None = None
+    for item in log.rounds():
+        left = last - item.number + 1
+        weight = float(left) if momentum == 1 else (1 - momentum**left) / (1 - momentum)
+        along = weight * item.norm * np.asarray(item.cosines, np.float64)
+        total = along if total is None else total + along
+    return total
+
+
+def _trainer(known: _Evidence) -> Check:
+    """Whether the trainer's own entries are those that the log ended with, and its config the one of the commitment."""
+    if known.statement.config_sha256 is not None and known.config_sha256 != known.statement.config_sha256:
+        return Check("trainer", False, "config.toml is not the one that was committed to before round 1")
+    noted = known.log.outcome
+    if noted is None:
+        return Check("trainer", None, "the log does not end with the trainer's own entries, such as the accuracy")
+    changed = [name for name, value in noted.items() if not _alike(known.stored.get(name), value)]
+    if changed:
+        return Check("trainer", False, f"result.json differs in {', '.join(changed)} from what the log ended with")
+    privacy = (known.config or {}).get("privacy")
+    if isinstance(privacy, dict) and "noise_multiplier" in privacy:
+        told, configured = known.stored.get("noise_multiplier"), privacy["noise_multiplier"]
+        if told is not None and not _alike(told, configured):
+            return Check(
+                "trainer", False, f"the noise multiplier is {told} in the result and {configured} in the config"
+            )
+    if not _alike(known.stored.get("log_digest"), known.log.digest):
+        return Check("trainer", False, "result.json holds another log digest than the log has")
+    return Check("trainer", True, "accuracy and other entries of the trainer are those that the log ended with")
+
+
+def _derived(known: _Evidence) -> Check:
+    """Recompute the result from the stored rounds and compare it with result.json."""
+    stored = known.stored
+    try:
+        told = AuditResult.from_dict(stored)
+        derived = derive_result(
+            known.log,
+            known.settings,
+            claim=told.claim,
+            analytical_epsilon=told.analytical_epsilon,
+            clients=told.clients,
+            audited=[item for item in told.audited if item.source == "pipeline"],
+        )
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        return Check(
+            "result",
+            False,
+            f"the result cannot be recomputed: nothing follows from the stored rounds, settings and claim ({error}); one of "
+            "them was changed",
+        )
+    again: dict[str, Any] = json.loads(json.dumps(json_ready(derived.to_dict())))
+    changed = [name for name, value in again.items() if name not in DERIVED and not _alike(stored.get(name), value)]
+    detail = "recomputing the result from the stored rounds gives result.json"
+    if changed:
+        detail = (
+            f"result.json differs in {', '.join(changed)} from the result recomputed from the stored rounds: one of them "
+            "was changed, or another version of coalmine wrote them"
+        )
+    return Check("result", not changed, detail)
+
+
+def _alike(one: Any, two: Any) -> bool:
+    """Whether two values of JSON are the same, numbers but for the last digits."""
+    if isinstance(one, bool) or isinstance(two, bool):
+        return one is two
+    if isinstance(one, int | float) and isinstance(two, int | float):
+        return one == two or math.isclose(one, two, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    if isinstance(one, dict) and isinstance(two, dict):
+        names = (one.keys() | two.keys()) - set(DERIVED)
+        return all(name in one and name in two and _alike(one[name], two[name]) for name in names)
+    if isinstance(one, list | tuple) and isinstance(two, list | tuple):
+        return len(one) == len(two) and all(_alike(a, b) for a, b in zip(one, two, strict=True))
+    return bool(one == two)

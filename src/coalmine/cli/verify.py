@@ -20,22 +20,33 @@ from coalmine.storage.seed_file import read_seed, write_seed
     type=click.Path(path_type=Path),
     help="Final model as one .npy row; its cosines with the canaries are recomputed.",
 )
+@click.option(
+    "--commitment",
+    metavar="HEX",
+    help="Commitment that was noted elsewhere before round 1 (statement_sha256 of audit/record.json).",
+)
+@click.option("--log-digest", metavar="HEX", help="Digest of the log that was noted elsewhere when the run ended.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
-def verify(directory: Path, seed_file: Path, model: Path | None, as_json: bool) -> int:
-    """Verify an audit against its committed seed.
+def verify(
+    directory: Path, seed_file: Path, model: Path | None, commitment: str | None, log_digest: str | None, as_json: bool
+) -> int:
+    """Verify an audit: what was committed to before round 1, its rounds, and the result that follows from them.
 
-    Three checks: the seed and the settings match the commitment published before round 1; the final model has the
-    stored cosines (with --model); the stored rounds give the stored result. Exit code 1 if any check fails.
+    A check holds, does not hold, or could not be made. Give the final model, and the two digests that somebody noted
+    elsewhere when the run began and ended, to have every check made.
+
+    Exit codes: 0 if every check holds, 1 if one does not, 3 if none fails but some could not be made.
     """
     if not seed_file.is_file():
         raise ValueError(f"{seed_file} does not exist: --seed-file must be the one that the audit was begun with")
-    checks = verify_run(directory, read_seed(seed_file), model=model)
-    words = {True: "holds", False: "DOES NOT HOLD", None: "not checked"}
+    checks = verify_run(directory, read_seed(seed_file), model=model, commitment=commitment, log_digest=log_digest)
+    words = {True: "holds", False: "DOES NOT HOLD", None: "NOT CHECKED"}
     if as_json:
         print_json({check.name: {"held": check.held, "detail": check.detail} for check in checks})
     else:
         print_columns([[check.name, words[check.held], check.detail] for check in checks])
-    return int(any(check.held is False for check in checks))
+    held = [check.held for check in checks]
+    return 1 if False in held else 3 if None in held else 0
 
 
 @click.command(cls=Command)

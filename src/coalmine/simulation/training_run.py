@@ -150,6 +150,7 @@ def _in_directory(
     digest = _unknown_rounds(config, home)
     with prepared(config, home, steps, task=task) as training:
         log.info("training %s", training.engine.description)
+        log.info("commitment, to be noted elsewhere before round 1: %s", training.audit.commitment.statement_sha256)
         if digest is not None:  # only after validation, so that an invalid file can be corrected
             write_atomically(home.path / ROUNDS_DIGEST, f"{digest}  {config.participation.file}\n".encode())
         state = _last_state(training, home, config)
@@ -159,7 +160,7 @@ def _in_directory(
         for report in _rounds(training, state):
             spent = time.monotonic() - started
             last_accuracy = last_accuracy if report.accuracy is None else report.accuracy
-            home.append_metrics(_metrics(report, spent))
+            home.append_metrics(_metrics(report, spent) | {"log_digest": training.audit.log_digest})
             if report.round_number % config.checkpoint_every == 0 or report.round_number == config.rounds:
                 training.audit.flush()  # a checkpoint is never ahead of the audit
                 save_checkpoint(home.path, state, config)
@@ -172,6 +173,7 @@ def _in_directory(
         accuracy = _accuracy_after(config.rounds, home)
         outcome = _outcome(training, training.evaluated(state) if accuracy is None else accuracy)
         home.write_result(outcome.result, **outcome.extra())
+        log.info("digest of the log, to be noted elsewhere now: %s", training.audit.log_digest)
         return outcome
 
 

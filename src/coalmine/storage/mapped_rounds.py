@@ -76,7 +76,7 @@ def map_rounds(path: Path) -> Rounds:
     for kind, item, _, _ in scan_records(window, size, path, checked=False):
         if kind == "final":
             final = item
-        else:
+        elif kind == "round":
             found.append(item)
     kept = tuple(item for item in found if not item.skipped)
     return Rounds(kept, final, tuple(item.number for item in found))

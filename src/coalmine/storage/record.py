@@ -20,6 +20,8 @@ FEWEST = 10  # canaries
 FEWEST_WITH_MOMENTUM = 200  # or with correlated noise
 UNOBSERVED_EACH = 10  # unobserved canaries for every observed one, where the dimension allows
 SCHEMA_VERSION = 1
+COMMITMENT_VERSION = 2  # 1 had the settings alone; sampling and layout will join
+GUESSABLE = 1 << 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,19 +157,67 @@ def seed_bytes(seed: SupportsIndex | bytes) -> bytes:
     return b"number:" + str(operator.index(seed)).encode()
 
 
+def is_guessable(seed: SupportsIndex | bytes) -> bool:
+    """Whether somebody could find the seed by trying: a whole number below 2^64, or fewer than 8 bytes.
+
+    A commitment hides only a seed that nobody can guess: salt and settings are public.
+    """
+    key_from_seed(seed)  # refuses what can be none, without showing it
+    if isinstance(seed, bytes | bytearray):
+        return len(seed) < 8 or (bytes(seed).isdigit() and int(seed) < GUESSABLE)
+    return abs(operator.index(seed)) < GUESSABLE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """What is committed to before round 1 beside seed and settings.
+
+    `claim` are the fields of the claim, None where nothing was claimed in advance. `config_sha256` is that of the trainer's
+    config.toml, where it was written before. `demonstration` says that the seed can be guessed, so that the audit convinces
+    nobody but its maker.
+    """
+
+    claim: dict[str, Any] | None = None
+    config_sha256: str | None = None
+    demonstration: bool = False
+
+
 @dataclass(frozen=True)
 class Commitment:
-    """A salted SHA-256 of seed and settings, published before round 1: it binds the auditor and tells nothing."""
+    """Salted digests, published before round 1: they bind the auditor and tell nothing.
+
+    `sha256` is of seed and settings, which a node that makes canaries can check. `statement_sha256` is of the statement too.
+    """
 
     salt: str
     sha256: str
+    statement_sha256: str = ""
+    version: int = COMMITMENT_VERSION
 
     @classmethod
-    def to(cls, seed: SupportsIndex | bytes, settings: Settings, *, salt: str | None = None) -> "Commitment":
+    def to(
+        cls,
+        seed: SupportsIndex | bytes,
+        settings: Settings,
+        statement: Statement | None = None,
+        *,
+        salt: str | None = None,
+    ) -> "Commitment":
         salt = secrets.token_hex(16) if salt is None else salt
-        text = json.dumps(settings.to_dict(), sort_keys=True, separators=(",", ":"))
-        return cls(salt, hashlib.sha256(b"\0".join([salt.encode(), text.encode(), seed_bytes(seed)])).hexdigest())
+        told = asdict(statement or Statement(demonstration=is_guessable(seed)))
+        everything = {"version": COMMITMENT_VERSION, "settings": settings.to_dict(), "statement": told}
+        return cls(salt, _salted_digest(salt, settings.to_dict(), seed), _salted_digest(salt, everything, seed))
 
-    def opens_to(self, seed: SupportsIndex | bytes, settings: Settings) -> bool:
-        opened = Commitment.to(seed, settings, salt=self.salt).sha256
-        return secrets.compare_digest(opened.encode(), self.sha256.encode())
+    def opens_to(self, seed: SupportsIndex | bytes, settings: Settings, statement: Statement | None = None) -> bool:
+        """Whether seed and settings are those committed to, and the statement too where it is given."""
+        opened = Commitment.to(seed, settings, statement, salt=self.salt)
+        pairs = [(opened.sha256, self.sha256)]
+        if statement is not None:
+            pairs.append((opened.statement_sha256, self.statement_sha256))
+        same = [secrets.compare_digest(ours.encode(), theirs.encode()) for ours, theirs in pairs]
+        return all(same) and self.version == COMMITMENT_VERSION
+
+
+def _salted_digest(salt: str, content: dict[str, Any], seed: SupportsIndex | bytes) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(b"\0".join([salt.encode(), text.encode(), seed_bytes(seed)])).hexdigest()

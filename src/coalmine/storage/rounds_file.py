@@ -81,6 +81,13 @@ class Final:
     update_cosines: Singles | None = None
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What the trainer wrote into the result beside the audit's own numbers, such as the accuracy; the last record."""
+
+    values: dict[str, Any]
+
+
 class Entry(NamedTuple):
     """What stays in memory of a round: its number, who was in it, what it was told, and where its record ends."""
 
@@ -110,6 +117,7 @@ class RoundLog:
         self._path = path
         self._read_only = read_only
         self._final: Final | None = None
+        self._outcome: Outcome | None = None
         self._entries: list[Entry] = []
         self._digests: list[bytes] = []
         self._end = len(MAGIC)
@@ -129,6 +137,11 @@ class RoundLog:
     @property
     def final(self) -> Final | None:
         return self._final
+
+    @property
+    def outcome(self) -> dict[str, Any] | None:
+        """What the trainer wrote into the result beside the audit's own numbers, None before that."""
+        return None if self._outcome is None else self._outcome.values
 
     @property
     def digest(self) -> str:
@@ -154,12 +167,18 @@ class RoundLog:
         self._write("final", item)
         self._final = item
 
+    def close_run(self, values: dict[str, Any]) -> None:
+        """Record what the trainer writes into the result, so that it can be verified; nothing where that is known."""
+        if self.outcome != values:
+            self._outcome = Outcome(values)
+            self._write("outcome", self._outcome)
+
     def rewind_to(self, number: int) -> None:
         """Forget the rounds after `number`, and the final model."""
         keep = sum(1 for entry in self._entries if entry.number <= number)
         self._end = self._entries[keep - 1].end if keep else len(MAGIC)
         os.ftruncate(self._open_handle(), self._end)
-        self._final = None
+        self._final = self._outcome = None
         del self._entries[keep:], self._digests[keep:]
 
     def close(self) -> None:
@@ -175,7 +194,7 @@ class RoundLog:
             raise ValueError(f"the log {self._path} is closed")
         return self._handle
 
-    def _write(self, kind: str, item: Round | Final) -> None:
+    def _write(self, kind: str, item: Round | Final | Outcome) -> None:
         if self._read_only:
             raise ValueError(f"the log {self._path} is open for reading alone")
         handle = self._open_handle()
@@ -200,8 +219,10 @@ class RoundLog:
             self._digests.append(digest)
             if kind == "round":
                 self._entries.append(Entry.of(item, end))
-            else:
+            elif kind == "final":
                 self._final = item
+            else:
+                self._outcome = item
         if size > self._end and not self._read_only:  # a reader may see a record that is being written
             logger.warning("%s: dropped %d bytes of a torn last record", self._path, size - self._end)
             os.ftruncate(handle, self._end)
@@ -268,7 +289,7 @@ class _Reader:
         return data
 
 
-def encode(kind: str, item: Round | Final, previous: bytes) -> tuple[bytes, bytes]:
+def encode(kind: str, item: Round | Final | Outcome, previous: bytes) -> tuple[bytes, bytes]:
     """A record as bytes, and its digest, chained to the `previous` one."""
     header: dict[str, Any] = {"kind": kind, "arrays": []}
     body = []
@@ -284,7 +305,7 @@ def encode(kind: str, item: Round | Final, previous: bytes) -> tuple[bytes, byte
     return TAG + LENGTHS.pack(len(head), len(arrays)) + head + arrays + digest, digest
 
 
-def _flat(item: Round | Final) -> Iterator[tuple[str, Any]]:
+def _flat(item: Round | Final | Outcome) -> Iterator[tuple[str, Any]]:
     for part in fields(item):
         value = getattr(item, part.name)
         if part.name == "scores":
@@ -293,7 +314,7 @@ def _flat(item: Round | Final) -> Iterator[tuple[str, Any]]:
             yield part.name, value
 
 
-def decode(head: bytes, body: bytes) -> tuple[str, Round | Final]:
+def decode(head: bytes, body: bytes) -> tuple[str, Round | Final | Outcome]:
     """The inverse of `encode`, for bytes whose digest was right."""
     header = json.loads(head)
     kind, start = header.pop("kind"), 0
@@ -310,6 +331,8 @@ def decode(head: bytes, body: bytes) -> tuple[str, Round | Final]:
         return kind, Round(**header, **values, scores=scores)
     if kind == "final":
         return kind, Final(**header, **values)
+    if kind == "outcome":
+        return kind, Outcome(**header)
     raise ValueError(f"unknown record {kind!r}; was this file written by a newer coalmine?")
 
 

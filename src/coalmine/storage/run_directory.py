@@ -10,6 +10,7 @@ One writer at a time holds the lock; readers take none. Every file is whole at a
 the two that grow, which a kill may tear and a reader drops.
 """
 
+import hashlib
 import json
 import logging
 import os
@@ -23,7 +24,7 @@ import msgspec
 import tomli_w
 
 from coalmine.storage.files import json_ready, lock_file, write_atomically
-from coalmine.storage.record import SCHEMA_VERSION, Commitment, Settings
+from coalmine.storage.record import SCHEMA_VERSION, Commitment, Settings, Statement, is_guessable
 from coalmine.storage.rounds_file import RoundLog
 
 logger = logging.getLogger("coalmine")
@@ -122,23 +123,43 @@ class RunDirectory:
         text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in kept)
         write_atomically(self.path / "metrics.jsonl", text.encode())
 
-    def commit(self, seed: SupportsIndex | bytes, settings: Settings) -> Commitment:
-        """Publish the commitment before round 1; in a directory that has one, seed and settings must open it."""
+    def commit(
+        self, seed: SupportsIndex | bytes, settings: Settings, claim: Mapping[str, Any] | None = None
+    ) -> Commitment:
+        """Publish the commitment before round 1; in a directory that has one, seed, settings and claim must open it."""
         self.lock()
         path = self.path / "audit" / "record.json"
         if path.exists():
             settings_there, commitment = self.read_record()
+            statement = self.read_statement()
             if settings_there != settings:
                 old, new = settings_there.to_dict(), settings.to_dict()
                 changed = [name for name in old | new if old.get(name) != new.get(name)]
                 raise ValueError(f"{self.path} holds an audit with other settings (it differs in {', '.join(changed)})")
-            if not commitment.opens_to(seed, settings):
+            if claim is not None and statement.claim != claim:
+                raise ValueError(f"{self.path} holds an audit that began with another claim; name another directory")
+            if not commitment.opens_to(seed, settings, statement):
                 raise ValueError(f"{self.path} holds an audit with another seed than this one")
             return commitment
-        commitment = Commitment.to(seed, settings)
-        record = {"schema_version": SCHEMA_VERSION, "settings": settings.to_dict(), "commitment": vars(commitment)}
+        statement = Statement(
+            claim=None if claim is None else dict(claim),
+            config_sha256=self.config_sha256(),
+            demonstration=is_guessable(seed),
+        )
+        commitment = Commitment.to(seed, settings, statement)
+        record = {
+            "schema_version": SCHEMA_VERSION,
+            "settings": settings.to_dict(),
+            "statement": vars(statement),
+            "commitment": vars(commitment),
+        }
         write_atomically(path, (json.dumps(record, indent=2) + "\n").encode())
         return commitment
+
+    def config_sha256(self) -> str | None:
+        """The SHA-256 of config.toml, None where there is none."""
+        path = self.path / "config.toml"
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
 
     def open_log(self) -> RoundLog:
         """The log of rounds, to append to."""
@@ -148,9 +169,18 @@ class RunDirectory:
         return self._log
 
     def write_result(self, result: "HasDict", **more: Any) -> None:
-        """Write what was found, an AuditResult, whole or not at all; `more` are the trainer's own entries."""
+        """Write what was found, an AuditResult, whole or not at all; `more` are the trainer's own entries.
+
+        The trainer's entries go into the log first, with what it told the audit, and the log's digest into the result.
+        """
         self.lock()
-        text = json.dumps(json_ready(result.to_dict() | more), indent=2, allow_nan=False) + "\n"
+        values = result.to_dict() | more
+        if (self.path / "audit" / "rounds.log").exists():
+            log = self.open_log()
+            told = {name: values.get(name) for name in ("analytical_epsilon", "claimed_epsilon", "clients")}
+            log.close_run(json_ready(told | more))
+            values["log_digest"] = log.digest
+        text = json.dumps(json_ready(values), indent=2, allow_nan=False) + "\n"
         write_atomically(self.path / "result.json", text.encode())
 
     # Reading
@@ -171,6 +201,14 @@ class RunDirectory:
         try:
             return Settings.from_dict(record["settings"]), msgspec.convert(record["commitment"], Commitment)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{self.path / 'audit/record.json'} is not a record of an audit ({error})") from None
+
+    def read_statement(self) -> Statement:
+        """What was committed to before round 1 beside seed and settings."""
+        record = self._json("audit/record.json")
+        try:
+            return msgspec.convert(record["statement"], Statement)
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"{self.path / 'audit/record.json'} is not a record of an audit ({error})") from None
 
     def read_log(self) -> RoundLog:

@@ -6,23 +6,28 @@ import json
 from pathlib import Path
 from typing import Any
 
+from msgspec import convert
+
 from coalmine.storage.files import write_atomically
-from coalmine.storage.record import SCHEMA_VERSION, Commitment, Settings
+from coalmine.storage.record import SCHEMA_VERSION, Commitment, Settings, Statement
 from coalmine.storage.rounds_file import RoundLog, encode, scan_records
 
 MAGIC = b"coalmine audit 1\n"
 DIGEST = 32
 
 
-def save(path: Path, settings: Settings, commitment: Commitment, log: RoundLog) -> None:
+def save(path: Path, settings: Settings, statement: Statement, commitment: Commitment, log: RoundLog) -> None:
     """Write it whole or not at all."""
     head: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "settings": settings.to_dict(),
+        "statement": vars(statement),
         "commitment": vars(commitment),
     }
     records, digest = [], b""
     for kind, item in log.records():
+        if kind == "outcome":
+            continue  # of a run, not of the audit
         data, digest = encode(kind, item, digest)
         records.append(data)
     text = json.dumps(head, sort_keys=True).encode()
@@ -30,7 +35,7 @@ def save(path: Path, settings: Settings, commitment: Commitment, log: RoundLog) 
     write_atomically(path, content + hashlib.blake2b(content, digest_size=DIGEST).digest())
 
 
-def load(path: Path) -> tuple[Settings, Commitment, RoundLog]:
+def load(path: Path) -> tuple[Settings, Statement, Commitment, RoundLog]:
     """The inverse of `save`; a corrupt, truncated or foreign file is refused."""
     data = path.read_bytes()
     if not data.startswith(MAGIC):
@@ -49,6 +54,7 @@ def load(path: Path) -> tuple[Settings, Commitment, RoundLog]:
     for kind, item, _, _ in scan_records(file, len(content), path):
         if kind == "round":
             log.append(item)
-        else:
+        elif kind == "final":
             log.finish(item)
-    return Settings.from_dict(head["settings"]), Commitment(**head["commitment"]), log
+    statement, commitment = convert(head["statement"], Statement), convert(head["commitment"], Commitment)
+    return Settings.from_dict(head["settings"]), statement, commitment, log

@@ -1,0 +1,237 @@
+"""Forgeries that verification must reject, and honest runs from other processors that it must accept."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+
+import numpy as np
+import pytest
+import tomli_w
+
+from coalmine import Audit, RunDirectory, read_seed, write_seed
+from coalmine.audit.verification import verify_run
+from coalmine.storage.rounds_file import Final, Round, RoundLog
+
+DIM, ROUNDS = 600, 6
+CONFIG = {
+    "trainer": "test",
+    "rounds": ROUNDS,
+    "server": {"optimizer": "sgd", "learning_rate": 0.5, "momentum": 0.5},
+    "privacy": {"noise_multiplier": 1.0},
+}
+
+
+def train(path, seed, *, rng_seed=1, claim=5.0):
+    """An honest run with a linear server that has momentum."""
+    home = RunDirectory(path)
+    home.write_config(CONFIG)
+    audit = Audit(DIM, canaries=30, seed=seed, delta=1e-6, rounds=ROUNDS, directory=home, claim=claim)
+    rng = np.random.default_rng(rng_seed)
+    initial = rng.normal(size=DIM)
+    model, velocity = initial.copy(), np.zeros(DIM)
+    for number in range(1, ROUNDS + 1):
+        present, others = audit.canaries_in_round(number), rng.normal(size=DIM)
+        delta = (others + audit.updates(present, 1.0) + rng.normal(size=DIM)) / 50
+        told = {"others": others / 50, "noise_std": 1 / 50, "clip_norm": 1 / 50}
+        audit.observe_round(number, delta, present=present, **told)
+        velocity = 0.5 * velocity + delta
+        model += 0.5 * velocity
+    audit.observe_final(model, initial=initial)
+    np.save(path / "model.npy", model)
+    result = audit.result(analytical_epsilon=5.0)
+    home.write_result(result, accuracy=0.8, noise_multiplier=1.0)
+    audit.close()
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("verification")
+    write_seed(folder / "seed")
+    train(folder / "run", read_seed(folder / "seed"))
+    return folder
+
+
+@pytest.fixture
+def run(honest, tmp_path):
+    shutil.copytree(honest / "run", tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def verified(honest, run):
+    """What verification says after a forgery: the names of the checks that fail, given all that it can be given."""
+    record, result = (json.loads((honest / "run" / name).read_text()) for name in ("audit/record.json", "result.json"))
+
+    def call(*, noted=True, **options):
+        known = (
+            {"commitment": record["commitment"]["statement_sha256"], "log_digest": result["log_digest"]}
+            if noted
+            else {}
+        )
+        options = {"model": honest / "run" / "model.npy"} | known | options
+        checks = verify_run(run, read_seed(honest / "seed"), **options)
+        return {check.name for check in checks if check.held is False}, {c.name for c in checks if c.held is None}
+
+    return call
+
+
+def edit_json(path, change):
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+
+
+def rewrite(run, change):
+    """The log with its rounds changed, and chained anew as a forger would."""
+    path = run / "audit" / "rounds.log"
+    old = RoundLog(path, read_only=True)
+    rounds, final, outcome = list(old.rounds()), old.final, old.outcome
+    path.unlink()
+    new = RoundLog(path)
+    for item in change(rounds):
+        new.append(item)
+    new.finish(final)
+    new.close_run(outcome)
+    digest = new.digest
+    new.close()
+    edit_json(run / "result.json", lambda values: values.update(log_digest=digest))
+
+
+def test_an_honest_run_is_verified(verified):
+    assert verified() == (set(), set())
+
+
+def test_without_what_was_noted_elsewhere_nothing_is_called_verified(verified):
+    assert verified(noted=False) == (set(), {"commitment date", "log date"})
+    assert verified(model=None) == (set(), {"cosines"})
+
+
+def test_rounds_of_another_run_are_rejected(verified, run, honest, tmp_path):
+    train(tmp_path / "other", read_seed(honest / "seed"), rng_seed=2)
+    others = list(RoundLog(tmp_path / "other" / "audit" / "rounds.log", read_only=True).rounds())
+    rewrite(run, lambda rounds: [*rounds[:3], *others[3:]])
+    assert verified(noted=False)[0] >= {"sum", "result"}
+    assert "log date" in verified()[0]
+
+
+def test_dropped_rounds_are_rejected(verified, run):
+    rewrite(run, lambda rounds: rounds[:-1])
+    assert verified(noted=False)[0] >= {"rounds", "sum"}
+
+
+def test_other_canaries_than_the_schedules_are_rejected(verified, run):
+    def swap(rounds):
+        first, second = rounds[0].present, rounds[1].present
+        fields = [vars(rounds[0]) | {"present": second}, vars(rounds[1]) | {"present": first}]
+        return [Round(**fields[0]), Round(**fields[1]), *rounds[2:]]
+
+    rewrite(run, swap)
+    assert "schedule" in verified(noted=False)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "check"),
+    [
+        ("claimed_epsilon", 50.0, "claim"),
+        ("claimed_epsilon", None, "claim"),
+        ("claim_accounting", "amplified", "claim"),
+        ("accuracy", 0.99, "trainer"),
+        ("noise_multiplier", 2.0, "trainer"),
+        ("analytical_epsilon", 1.0, "trainer"),
+        ("clients", 7, "trainer"),
+        ("verdict", "PASS", "result"),
+        ("rounds", 7, "result"),
+    ],
+)
+def test_an_edited_result_is_rejected(verified, run, name, value, check):
+    before = json.loads((run / "result.json").read_text())[name]
+    edit_json(run / "result.json", lambda values: values.update({name: value}))
+    if value != before:
+        assert check in verified(noted=False)[0]
+
+
+def test_an_edited_estimate_is_rejected(verified, run):
+    def lower(values):
+        values["adversaries"]["known-others"]["groups"][0]["epsilon"] *= 0.9
+
+    edit_json(run / "result.json", lower)
+    assert "result" in verified(noted=False)[0]
+
+
+def test_another_config_is_rejected(verified, run):
+    path = run / "config.toml"
+    config = tomllib.loads(path.read_text())
+    config["privacy"]["noise_multiplier"] = 2.0
+    path.write_text(tomli_w.dumps(config))
+    assert "trainer" in verified(noted=False)[0]
+
+
+@pytest.mark.parametrize("entry", ["settings", "statement"])
+def test_a_changed_record_is_rejected(verified, run, entry):
+    def change(values):
+        values[entry]["delta" if entry == "settings" else "claim"] = 1e-3 if entry == "settings" else None
+
+    edit_json(run / "audit" / "record.json", change)
+    assert "commitment" in verified(noted=False)[0]
+
+
+def test_a_seed_and_rounds_made_up_afterwards_are_rejected(verified, run, honest, tmp_path):
+    """Whoever has a model can make an audit that fits it; what was noted before round 1 gives it away."""
+    write_seed(tmp_path / "seed")
+    train(tmp_path / "invented", read_seed(tmp_path / "seed"), rng_seed=3)
+    record = json.loads((honest / "run" / "audit" / "record.json").read_text())
+    checks = verify_run(
+        tmp_path / "invented",
+        read_seed(tmp_path / "seed"),
+        model=tmp_path / "invented" / "model.npy",
+        commitment=record["commitment"]["statement_sha256"],
+    )
+    assert [check.name for check in checks if check.held is False] == ["commitment date"]
+
+
+def test_another_final_model_is_rejected(verified, run):
+    path = run / "audit" / "rounds.log"
+    log = RoundLog(path, read_only=True)
+    rounds, final, outcome = list(log.rounds()), log.final, log.outcome
+    path.unlink()
+    new = RoundLog(path)
+    for item in rounds:
+        new.append(item)
+    new.finish(Final(**vars(final) | {"update_cosines": -final.update_cosines}))
+    new.close_run(outcome)
+    new.close()
+    assert "sum" in verified(noted=False)[0]
+
+
+@pytest.mark.parametrize("seed", [271828, b"short", b"12345678", 2**63])
+def test_a_guessable_seed_is_called_a_demonstration(tmp_path, seed):
+    train(tmp_path / "run", seed)
+    checks = {check.name: check for check in verify_run(tmp_path / "run", seed)}
+    assert checks["seed"].held is None
+    assert "demonstration" in checks["seed"].detail
+    assert checks["commitment"].held
+
+
+@pytest.mark.parametrize("core", ["Haswell", "Prescott", "Sandybridge", "Nehalem"])
+def test_a_run_is_verified_on_other_processors(honest, core):
+    """OpenBLAS takes other kernels, whose sums differ in the last digits."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "coalmine",
+            "verify",
+            str(honest / "run"),
+            "--seed-file",
+            str(honest / "seed"),
+            "--json",
+        ],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OPENBLAS_CORETYPE": core},
+    )
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert json.loads(done.stdout)["result"]["held"]
