@@ -15,6 +15,7 @@ from rich.progress import Progress as Bar
 from coalmine.cli.exit_codes import VERDICT_CODES
 from coalmine.cli.options import DATA_DIR, JSON, Command, Verbosity, topic
 from coalmine.cli.output import print_columns, print_json, print_table, print_title, shown_number, shows_bars
+from coalmine.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from coalmine.simulation.training_run import Progress, RunOutcome
@@ -286,6 +287,9 @@ def report(outcome: "RunOutcome", directory: Path, *, page: bool, as_json: bool,
         _print_outcome(outcome, quiet=quiet)
         if not quiet:
             click.echo(f"written to {written}")
+            home = RunDirectory(directory)
+            commitment, digest = home.read_record()[1].statement_sha256, home.read_result()["log_digest"]
+            click.echo(f"note elsewhere, for `coalmine verify`: commitment {commitment}, log digest {digest}")
     return 0 if result.verdict is None else VERDICT_CODES[result.verdict.outcome]
 
 

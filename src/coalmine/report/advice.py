@@ -83,6 +83,11 @@ def next_steps(run: Run) -> list[str]:
         steps.append(_after_no_claim(result))
     steps += gauge_steps(result)
     steps += _stronger_audit(result)
+    if result.extra.get("secret_seed") is not False and run.demonstration:
+        steps.append(
+            "This audit is a demonstration: its seed is so short that others could guess it. An audit that others are to "
+            "trust needs a long one: `coalmine seed FILE`."
+        )
     if result.extra.get("secret_seed") is False:
         steps.append(
             "The canaries' seed is the public demo seed. An audit that others are to trust needs a secret one: "

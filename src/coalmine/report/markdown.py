@@ -87,8 +87,11 @@ def _run_markdown(run: Run, *, published: bool) -> str:
         parts.append("Notes:\n\n" + "\n".join(f"- {_keeping_code(note)}" for note in notes))
     if run.commitment is not None:
         parts.append(
-            f"Commitment to the seed: sha256 {plain(run.commitment.sha256)}, salt {plain(run.commitment.salt)}"
+            f"Commitment, published before round 1: {plain(run.commitment.statement_sha256)} (salt "
+            f"{plain(run.commitment.salt)})"
         )
+    if isinstance(digest := result.extra.get("log_digest"), str):
+        parts.append(f"Digest of the log when the run ended: {plain(digest)}")
     parts += [f"> not read: {plain(problem)}" for problem in run.problems]
     return "\n\n".join(parts)
 

@@ -105,6 +105,8 @@ def run_page(run: Run) -> str:
         published=_published(run),
         settings=_settings(run),
         commitment=run.commitment,
+        demonstration=run.demonstration,
+        log_digest=str(result.extra.get("log_digest", "not written yet")),
     )
 
 

@@ -36,6 +36,7 @@ class Run:
         result: The stored result; of an unfinished run the result that follows from the rounds so far, without a claim.
         finished: Whether a stored result could be read.
         commitment: The commitment to the seed and the settings that was published before round 1.
+        demonstration: Whether the seed can be guessed, so that the audit convinces nobody else.
         rounds: The rounds of the log, or None if there is no log or it is damaged.
         config: The trainer's config, empty if there is none.
         metrics: The trainer's metrics, one mapping for each round.
@@ -46,6 +47,7 @@ class Run:
     result: AuditResult
     finished: bool
     commitment: Commitment | None = None
+    demonstration: bool = False
     rounds: Rounds | None = field(default=None, repr=False)
     config: dict[str, Any] = field(default_factory=dict)
     metrics: list[dict[str, Any]] = field(default_factory=list, repr=False)
@@ -181,6 +183,7 @@ def _read(path: Path, *, checked: bool) -> Run:
     config = attempt(home.read_config, "config.toml") or {}
     metrics = attempt(home.read_metrics, "metrics.jsonl") or []
     record = attempt(home.read_record, "audit/record.json")
+    statement = attempt(home.read_statement, "audit/record.json") if record else None
     log_file = path / "audit" / "rounds.log"
     result = attempt(lambda: AuditResult.from_dict(home.read_result()), "result.json")
     settings = result.settings if result else record[0] if record else None
@@ -201,6 +204,7 @@ def _read(path: Path, *, checked: bool) -> Run:
         result=result,
         finished=finished,
         commitment=record[1] if record else None,
+        demonstration=statement is not None and statement.demonstration,
         rounds=rounds,
         config=config,
         metrics=[line for line in metrics if isinstance(line, dict)],
