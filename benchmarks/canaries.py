@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from coalmine.canaries import RotatedCanaries, SphereCanaries
-from coalmine.canaries.vectors import Array
+from coalmine.canaries.array_types import Array
 
 DIM = 4_050_748
 CANARIES = 2_000

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from coalmine.canaries.vectors import cores
+from coalmine.canaries.array_types import cores
 from coalmine.simulation.batches import Batches, draw_batches
 from coalmine.simulation.engines import ClientSettings, Engine, Examples, client_engine
 from coalmine.simulation.models import Model, cnn_dropout, mlp

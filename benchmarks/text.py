@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from coalmine.canaries.vectors import cores
+from coalmine.canaries.array_types import cores
 from coalmine.simulation.batches import Batches, draw_batches
 from coalmine.simulation.engines import ClientSettings, Examples, client_engine
 from coalmine.simulation.engines.fast.lstm_clients import LstmTogether

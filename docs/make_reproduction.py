@@ -104,7 +104,7 @@ def _summary() -> Table:
             rows.append((f"`{name}`", "not run", "-", "-", "-"))
             continue
         found = read_json(path)
-        outcomes = [check.outcome for check in load_experiment(name).checks(found)]
+        outcomes = [check.outcome for check in load_experiment(name).account.checks(found)]
         counts = [f"{outcomes.count(word)} {word}" for word in dict.fromkeys(outcomes)]
         minutes = f"{found['seconds'] / 60:.1f}" if found.get("seconds") else "-"
         rows.append((f"`{name}`", _scale(found), found.get("machine") or "-", minutes, ", ".join(counts)))
@@ -129,15 +129,15 @@ def _section(name: str) -> str:
         return ""
     experiment = load_experiment(name)
     found = read_json(path)
-    lines = [f"## {experiment.title}", "", _made_by(experiment, found, path), "", experiment.conclusion(found), ""]
+    lines = [f"## {experiment.title}", "", _made_by(experiment, found, path), "", experiment.account.conclusion(found), ""]
     others = sorted(other for other in FOLDER.glob(f"{name}-paper-*.json") if FILES.fullmatch(other.stem))
     lines += [line for other in others for line in (_longer(other), "")]
-    if experiment.draw is not None:
+    if experiment.account.draw is not None:
         picture = path.with_suffix(".png")
         save_figure(picture, experiment, found)
         lines += [f"![{experiment.title}](reproduction/{picture.name})", ""]
-    lines += [f"- **{check.outcome}**: {check.claim} ({check.detail})" for check in experiment.checks(found)]
-    for table in experiment.tables(found):
+    lines += [f"- **{check.outcome}**: {check.claim} ({check.detail})" for check in experiment.account.checks(found)]
+    for table in experiment.account.tables(found):
         if table.rows:
             lines += ["", f"{table.title}:", "", markdown(table)]
     return "\n".join(lines) + "\n"

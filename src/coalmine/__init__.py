@@ -4,7 +4,7 @@ import logging
 
 from coalmine.audit.audit import Audit
 from coalmine.audit.coverage import AuditedItem
-from coalmine.audit.gaussian_mechanism import GaussianMechanismAudit, audit_gaussian_mechanism
+from coalmine.audit.one_release import GaussianMechanismAudit, audit_gaussian_mechanism
 from coalmine.audit.result import AuditResult
 from coalmine.audit.verdict import Claim, Verdict
 from coalmine.canaries import RotatedCanaries, SphereCanaries

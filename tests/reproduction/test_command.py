@@ -230,7 +230,7 @@ def test_a_table_2_that_is_not_the_papers_does_not_pass():
 def test_a_model_that_has_not_learnt_is_named(name):
     found = read_json(ROOT / f"docs/reproduction/{name}-paper.json")
     worst = min(found["readings"], key=lambda reading: reading["accuracy"])
-    text = load_experiment(name).conclusion(found)
+    text = load_experiment(name).account.conclusion(found)
     lost = text.partition("Not every model learnt: ")[2].partition(", where")[0]
     assert lost.startswith(f"{worst['accuracy']:.1%} at noise {worst['noise_multiplier']:g} (clip norm at the end ")
     assert lost.count(" at noise ") == 1  # each task has a measure of its own: its best model

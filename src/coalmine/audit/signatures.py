@@ -96,6 +96,31 @@ FOLLOWS_SIGNAL = (
 )
 WRONG_OTHERS = ("high residual", "high layer", "low layer", "repeat", *BARE_LAW[:-1])
 
+
+def _bounded_noise(name: str, title: str) -> Signature:
+    return Signature(
+        name,
+        title,
+        "The noise has bounded support. A release outside of what it can reach proves that a client was there.",
+        "Draw the noise from a Gaussian: the accounting holds for no other law.",
+        ("light tails",),
+        ("few values", "bare coordinates", *FOLLOWS),
+        may_move=("distribution",),
+    )
+
+
+def _noise_of_the_signal(name: str, title: str) -> Signature:
+    return Signature(
+        name,
+        title,
+        "The noise follows the signal: coordinates with a small signal are released with little noise or none.",
+        "Add noise of the same std to every coordinate, whatever the clients sent.",
+        ("heavy tails", "noise follows others", "high layer"),
+        ("few values", "known-others"),
+        may_move=FOLLOWS_SIGNAL,
+    )
+
+
 SIGNATURES: tuple[Signature, ...] = (
     Signature("honest", "nothing is broken", "Every step does what it claims.", "Nothing to mend."),
     Signature(
@@ -224,24 +249,8 @@ SIGNATURES: tuple[Signature, ...] = (
         ("bare coordinates",),
         may_move=("grid", "repeated values"),
     ),
-    Signature(
-        "uniform-noise",
-        "uniform noise",
-        "The noise has bounded support. A release outside of what it can reach proves that a client was there.",
-        "Draw the noise from a Gaussian: the accounting holds for no other law.",
-        ("light tails",),
-        ("few values", "bare coordinates", *FOLLOWS),
-        may_move=("distribution",),
-    ),
-    Signature(
-        "truncated-noise",
-        "Gaussian noise without its tails",
-        "The noise has bounded support. A release outside of what it can reach proves that a client was there.",
-        "Draw the noise from a Gaussian: the accounting holds for no other law.",
-        ("light tails",),
-        ("few values", "bare coordinates", *FOLLOWS),
-        may_move=("distribution",),
-    ),
+    _bounded_noise("uniform-noise", "uniform noise"),
+    _bounded_noise("truncated-noise", "Gaussian noise without its tails"),
     Signature(
         "coarse-grid",
         "noise on a grid of 2 std",
@@ -275,24 +284,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "some rounds",
         ),
     ),
-    Signature(
-        "noise-on-larger-half",
-        "noise only on the larger half of the coordinates",
-        "The noise follows the signal: coordinates with a small signal are released with little noise or none.",
-        "Add noise of the same std to every coordinate, whatever the clients sent.",
-        ("heavy tails", "noise follows others", "high layer"),
-        ("few values", "known-others"),
-        may_move=FOLLOWS_SIGNAL,
-    ),
-    Signature(
-        "noise-times-signal",
-        "noise in proportion to the signal",
-        "The noise follows the signal: coordinates with a small signal are released with little noise or none.",
-        "Add noise of the same std to every coordinate, whatever the clients sent.",
-        ("heavy tails", "noise follows others", "high layer"),
-        ("few values", "known-others"),
-        may_move=FOLLOWS_SIGNAL,
-    ),
+    _noise_of_the_signal("noise-on-larger-half", "noise only on the larger half of the coordinates"),
+    _noise_of_the_signal("noise-times-signal", "noise in proportion to the signal"),
     Signature(
         "noise-key-reused",
         "one random key for all tensors",

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from coalmine.canaries import philox
+from coalmine.canaries.array_types import Array, euclidean_norm, is_tensor, working_dtype
 from coalmine.canaries.base import Canaries, usable
-from coalmine.canaries.vectors import Array, euclidean_norm, is_tensor, working_dtype
 
 if TYPE_CHECKING:
     import torch

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from coalmine.canaries.array_types import Array, cores
 from coalmine.canaries.rotation import Rotation, Stage
-from coalmine.canaries.vectors import Array, cores
 
 _CHUNK = 2**16  # numbers that one core works on at a time: a few buffers of them fit its cache
 _INNER_STEPS = 4  # steps per product within a chunk

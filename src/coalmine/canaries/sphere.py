@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coalmine.canaries import philox
+from coalmine.canaries.array_types import Array, cores, euclidean_norm, is_tensor
 from coalmine.canaries.base import Canaries, usable
-from coalmine.canaries.vectors import Array, cores, euclidean_norm, is_tensor
 from coalmine.checks import Floats
 
 if TYPE_CHECKING:

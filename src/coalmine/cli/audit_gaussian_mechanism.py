@@ -2,8 +2,8 @@
 
 import click
 
-from coalmine.audit.gaussian_mechanism import Kind
-from coalmine.audit.gaussian_mechanism import audit_gaussian_mechanism as audit
+from coalmine.audit.one_release import Kind
+from coalmine.audit.one_release import audit_gaussian_mechanism as audit
 from coalmine.cli.options import JSON, Command, Verbosity
 from coalmine.cli.output import print_json, print_table, progress_bar, shown_number, shown_spread
 

@@ -212,7 +212,7 @@ def _signed(experiment: Experiment, found: Found, started: float) -> Found:
         "wall_seconds": round(time.monotonic() - started, 1),
         "checks": [
             {"claim": check.claim, "outcome": check.outcome, "detail": check.detail}
-            for check in experiment.checks(found)
+            for check in experiment.account.checks(found)
         ],
     }
 
@@ -318,12 +318,12 @@ def _report(experiment: Experiment, found: Found, path: Path, *, as_json: bool) 
     if as_json:
         print_json(found)
         return
-    for table in experiment.tables(found):
+    for table in experiment.account.tables(found):
         if table.rows:
             print_table(table.columns, table.rows, title=table.title, left=range(table.left))
-    for check in experiment.checks(found):
+    for check in experiment.account.checks(found):
         click.echo(f"{check.outcome}: {check.claim} ({check.detail})")
-    click.echo(experiment.conclusion(found))
+    click.echo(experiment.account.conclusion(found))
     if found.get("missing"):
         things = "runs" if experiment.repeats is None else "repeats"
         click.echo(f"not finished: {len(found['missing'])} of the {things}; see --plan")
@@ -333,7 +333,7 @@ def _report(experiment: Experiment, found: Found, path: Path, *, as_json: bool) 
 def _written(experiment: Experiment, found: Found, path: Path) -> list[Path]:
     """Write the numbers and the picture and return their paths; without a picture if `path` is a pipe or device."""
     write_json(path, found)
-    if experiment.draw is None or path.suffix != ".json":
+    if experiment.account.draw is None or path.suffix != ".json":
         return [path]
     picture = path.with_suffix(".png")
     try:

@@ -10,7 +10,7 @@ from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.normality import anderson_darling
 from coalmine.estimators.null import CosineNull
 from coalmine.reproduction import epsilon_table
-from coalmine.reproduction.experiment import RUNS, Check, Experiment, Found, Table, beside, shown
+from coalmine.reproduction.experiment import RUNS, Account, Check, Experiment, Found, Table, beside, shown
 from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.paper import CRITICAL_1, CRITICAL_15, NORMALITY, NORMALITY_TIMES
 from coalmine.reproduction.run_grid import Follow, PlannedRun
@@ -152,8 +152,5 @@ EXPERIMENT = Experiment(
     takes=RUNS,
     plan=plan,
     gather=gather,
-    tables=tables,
-    checks=checks,
-    conclusion=conclusion,
-    draw=draw,
+    account=Account(tables, checks, conclusion, draw),
 )

@@ -21,7 +21,7 @@ from scipy.special import stdtrit
 from coalmine.audit.audit import Audit
 from coalmine.audit.ladder import Scores, ladder
 from coalmine.estimators.gaussian_fit import epsilon_estimate
-from coalmine.reproduction.experiment import Check, Experiment, Found, Table, no_runs, shown
+from coalmine.reproduction.experiment import Account, Check, Experiment, Found, Table, no_runs, shown
 from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.run_grid import Follow, OutOfTimeError
 from coalmine.reproduction.training_configs import WORDS_DELTA
@@ -274,9 +274,6 @@ EXPERIMENT = Experiment(
     takes=("seeds", "processes", "minutes"),
     plan=no_runs,
     gather=gather,
-    tables=tables,
-    checks=checks,
-    conclusion=conclusion,
-    draw=draw,
     repeats=repeats,
+    account=Account(tables, checks, conclusion, draw),
 )

@@ -12,7 +12,17 @@ from coalmine.estimators.sampling import shuffled_epsilon
 from coalmine.reproduction import paper_claims
 from coalmine.reproduction import table_5_emnist as emnist
 from coalmine.reproduction.epsilon_table import about, missing
-from coalmine.reproduction.experiment import RUNS, Check, Experiment, Found, Table, all_of, interval_shown, shown
+from coalmine.reproduction.experiment import (
+    RUNS,
+    Account,
+    Check,
+    Experiment,
+    Found,
+    Table,
+    all_of,
+    interval_shown,
+    shown,
+)
 from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.paper import STACK_OVERFLOW
 from coalmine.reproduction.run_grid import Follow, PlannedRun, carry_out, distinct
@@ -418,9 +428,6 @@ EXPERIMENT = Experiment(
     takes=RUNS,
     plan=plan,
     gather=gather,
-    tables=tables,
-    checks=checks,
-    conclusion=conclusion,
-    draw=draw,
     size=(15.0, 3.6),
+    account=Account(tables, checks, conclusion, draw),
 )

@@ -1,6 +1,6 @@
 """What canaries cost in accuracy, over seeds: on handwriting, where runs are short enough for many pairs."""
 
-from coalmine.reproduction.experiment import RUNS, Experiment, Found
+from coalmine.reproduction.experiment import RUNS, Account, Experiment, Found
 from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.run_grid import Follow, PlannedRun
 from coalmine.reproduction.table_3_accuracy import (
@@ -42,8 +42,5 @@ EXPERIMENT = Experiment(
     takes=(*RUNS, "seeds"),
     plan=plan,
     gather=gather,
-    tables=tables_of_ours,
-    checks=checks,
-    conclusion=conclusion_of_ours,
-    draw=draw,
+    account=Account(tables_of_ours, checks, conclusion_of_ours, draw),
 )

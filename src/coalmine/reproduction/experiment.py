@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coalmine.report.svg import STYLE, needs_matplotlib
 from coalmine.reproduction.experiment_options import Options
@@ -58,6 +58,15 @@ class Check:
         return {True: "holds", False: "does not hold", None: "not decided"}[self.holds]
 
 
+class Account(NamedTuple):
+    """What an experiment says of the numbers it found: tables, checks of the paper's claims, a conclusion, and a figure."""
+
+    tables: Callable[[Found], list[Table]]
+    checks: Callable[[Found], list[Check]]
+    conclusion: Callable[[Found], str]
+    draw: "Callable[[Figure, Found], None] | None" = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """One of the paper's experiments, or one beyond it.
@@ -71,10 +80,7 @@ class Experiment:
     takes: tuple[str, ...] = ()
     plan: "Callable[[Options], list[PlannedRun]]" = no_runs
     gather: "Callable[[Options, Follow], Found] | None" = None
-    tables: Callable[[Found], list[Table]]
-    checks: Callable[[Found], list[Check]]
-    conclusion: Callable[[Found], str]
-    draw: "Callable[[Figure, Found], None] | None" = None
+    account: Account
     size: tuple[float, float] = (9.0, 4.0)
     repeats: Callable[[Options], list[dict[str, Any]]] | None = None
 
@@ -91,10 +97,10 @@ def save_figure(path: Path, experiment: Experiment, found: Found) -> None:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    assert experiment.draw is not None
+    assert experiment.account.draw is not None
     with mpl.rc_context(STYLE | {"savefig.facecolor": "white"}):
         figure = Figure(figsize=experiment.size, layout="constrained")
-        experiment.draw(figure, found)
+        experiment.account.draw(figure, found)
         _plain_numbers(figure)
         content = io.BytesIO()
         figure.savefig(content, format="png", dpi=90, metadata={"Software": None})

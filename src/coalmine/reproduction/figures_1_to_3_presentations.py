@@ -8,7 +8,7 @@ import numpy as np
 
 from coalmine.reproduction import epsilon_table, paper_claims
 from coalmine.reproduction.epsilon_table import kind
-from coalmine.reproduction.experiment import RUNS, Check, Experiment, Found, Table, interval_shown, shown
+from coalmine.reproduction.experiment import RUNS, Account, Check, Experiment, Found, Table, interval_shown, shown
 from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.paper import STACK_OVERFLOW
 from coalmine.reproduction.run_grid import Follow, PlannedRun
@@ -135,9 +135,6 @@ EXPERIMENT = Experiment(
     takes=RUNS,
     plan=plan,
     gather=gather,
-    tables=tables,
-    checks=checked,
-    conclusion=conclusion,
-    draw=draw,
     size=(15.0, 5.0),
+    account=Account(tables, checked, conclusion, draw),
 )

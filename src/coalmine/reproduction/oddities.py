@@ -14,7 +14,7 @@ from coalmine.estimators.gaussian_fit import epsilon_estimate
 from coalmine.estimators.gaussians import Gaussian, gaussian_delta
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.normality import anderson_darling
-from coalmine.reproduction.experiment import Check, Experiment, Found, Table, no_runs, shown
+from coalmine.reproduction.experiment import Account, Check, Experiment, Found, Table, no_runs, shown
 from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.paper import (
     CANIFE_ANALYTICAL,
@@ -342,8 +342,5 @@ EXPERIMENT = Experiment(
     takes=(),
     plan=no_runs,
     gather=gather,
-    tables=tables,
-    checks=checks,
-    conclusion=conclusion,
-    draw=draw,
+    account=Account(tables, checks, conclusion, draw),
 )

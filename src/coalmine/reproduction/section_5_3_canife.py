@@ -24,7 +24,7 @@ from coalmine.estimators.literature.thresholds import error_counts
 from coalmine.estimators.literature.zanella_beguelin import posterior_epsilon
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.null import CosineNull
-from coalmine.reproduction.experiment import Check, Experiment, Found, Table, all_of, no_runs, shown
+from coalmine.reproduction.experiment import Account, Check, Experiment, Found, Table, all_of, no_runs, shown
 from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.paper import CANIFE_ANALYTICAL
 from coalmine.reproduction.run_grid import Follow
@@ -468,8 +468,5 @@ EXPERIMENT = Experiment(
     takes=("device", "data_dir", "rounds", "seeds"),
     plan=no_runs,
     gather=gather,
-    tables=tables,
-    checks=checks,
-    conclusion=conclusion,
-    draw=draw,
+    account=Account(tables, checks, conclusion, draw),
 )

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from coalmine.audit.gaussian_mechanism import GaussianMechanismAudit, Kind, audit_gaussian_mechanism
+from coalmine.audit.one_release import GaussianMechanismAudit, Kind, audit_gaussian_mechanism
 from coalmine.checks import whole_number
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
-from coalmine.reproduction.experiment import Check, Experiment, Found, Table, all_of, shown
+from coalmine.reproduction.experiment import Account, Check, Experiment, Found, Table, all_of, shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -213,8 +213,5 @@ def _moments(audit: Mapping[str, Any]) -> tuple[float, float]:
 EXPERIMENT = Experiment(
     name="table-2",
     title="The Gaussian mechanism (Table 2)",
-    tables=tables,
-    checks=checks,
-    conclusion=conclusion,
-    draw=draw,
+    account=Account(tables, checks, conclusion, draw),
 )

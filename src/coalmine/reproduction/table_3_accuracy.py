@@ -10,7 +10,7 @@ from scipy.special import stdtrit
 
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.reproduction.epsilon_table import missing
-from coalmine.reproduction.experiment import RUNS, Check, Experiment, Found, Table, beside, shown
+from coalmine.reproduction.experiment import RUNS, Account, Check, Experiment, Found, Table, beside, shown
 from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.paper import ACCURACY
 from coalmine.reproduction.run_grid import Follow, PlannedRun, carry_out
@@ -223,8 +223,5 @@ EXPERIMENT = Experiment(
     takes=(*RUNS, "seeds"),
     plan=plan,
     gather=gather,
-    tables=tables,
-    checks=checks,
-    conclusion=conclusion,
-    draw=draw,
+    account=Account(tables, checks, conclusion, draw),
 )

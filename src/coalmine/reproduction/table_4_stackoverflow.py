@@ -3,7 +3,7 @@
 from functools import partial
 
 from coalmine.reproduction import epsilon_table
-from coalmine.reproduction.experiment import RUNS, Experiment, Found
+from coalmine.reproduction.experiment import RUNS, Account, Experiment, Found
 from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.paper import STACK_OVERFLOW
 from coalmine.reproduction.run_grid import Follow, PlannedRun
@@ -26,8 +26,10 @@ EXPERIMENT = Experiment(
     takes=RUNS,
     plan=plan,
     gather=gather,
-    tables=partial(epsilon_table.tables, paper=STACK_OVERFLOW),
-    checks=epsilon_table.checked,
-    conclusion=partial(epsilon_table.conclusion, paper=STACK_OVERFLOW, original="Stack Overflow"),
-    draw=partial(epsilon_table.draw, paper=STACK_OVERFLOW),
+    account=Account(
+        partial(epsilon_table.tables, paper=STACK_OVERFLOW),
+        epsilon_table.checked,
+        partial(epsilon_table.conclusion, paper=STACK_OVERFLOW, original="Stack Overflow"),
+        partial(epsilon_table.draw, paper=STACK_OVERFLOW),
+    ),
 )

@@ -3,7 +3,7 @@
 from functools import partial
 
 from coalmine.reproduction import epsilon_table
-from coalmine.reproduction.experiment import RUNS, Experiment, Found
+from coalmine.reproduction.experiment import RUNS, Account, Experiment, Found
 from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.paper import EMNIST
 from coalmine.reproduction.run_grid import Follow, PlannedRun
@@ -26,8 +26,10 @@ EXPERIMENT = Experiment(
     takes=RUNS,
     plan=plan,
     gather=gather,
-    tables=partial(epsilon_table.tables, paper=EMNIST),
-    checks=epsilon_table.checked,
-    conclusion=partial(epsilon_table.conclusion, paper=EMNIST, original="EMNIST"),
-    draw=partial(epsilon_table.draw, paper=EMNIST),
+    account=Account(
+        partial(epsilon_table.tables, paper=EMNIST),
+        epsilon_table.checked,
+        partial(epsilon_table.conclusion, paper=EMNIST, original="EMNIST"),
+        partial(epsilon_table.draw, paper=EMNIST),
+    ),
 )

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from coalmine.canaries.vectors import cores
+from coalmine.canaries.array_types import cores
 from coalmine.checks import shown, whole_number
 from coalmine.simulation.config import RunConfig, merged, read_config, task_defaults
 from coalmine.simulation.training_run import Progress, check_plans, resume, start
