@@ -1,4 +1,7 @@
-"""Ten runs that were stored with their results: whatever is rebuilt, their logs give the same numbers to the last digit."""
+"""Ten runs that were stored with their results: whatever is rebuilt, their logs give the same numbers.
+
+Products of rounds with rounds have been made in double precision since, so numbers agree to 1e-6; all others to 1e-12.
+"""
 
 import json
 import math
@@ -15,6 +18,33 @@ from coalmine.storage.files import json_ready
 
 STORED = Path(__file__).parents[1] / "golden" / "stored"
 RUNS = sorted(path.name for path in STORED.iterdir() if path.is_dir())
+
+
+COMPARED = ("repeat", "rank", "repeat of any")
+
+
+class near:  # noqa: N801
+    """Equal to JSON whose numbers are this close."""
+
+    def __init__(self, value, rel=1e-12):
+        self.value, self.rel = value, rel
+
+    def __eq__(self, other):
+        if isinstance(self.value, dict):
+            return self.value.keys() == other.keys() and all(near(v, self.rel) == other[k] for k, v in self.value.items())
+        if isinstance(self.value, list):
+            return len(self.value) == len(other) and all(
+                near(v, self.rel) == o for v, o in zip(self.value, other, strict=True)
+            )
+        if isinstance(self.value, float) and isinstance(other, float):
+            return math.isclose(self.value, other, rel_tol=self.rel)
+        return self.value == other
+
+    def __hash__(self):
+        return hash(self.rel)
+
+    def __repr__(self):
+        return f"near({self.value!r})"
 
 
 def derived(name, **told):
@@ -41,12 +71,16 @@ def test_a_stored_log_gives_the_stored_result(name):
         audited=items,
     )
     again = json.loads(json.dumps(json_ready(result.to_dict())))
-    for entry in stored.keys() & again.keys() - {"adversaries"}:
-        assert again[entry] == stored[entry], entry
+    for entry in stored.keys() & again.keys() - {"adversaries", "gauges"}:
+        assert again[entry] == near(stored[entry]), entry
+    assert again["gauges"].keys() == stored["gauges"].keys()
+    for name, gauge in stored["gauges"].items():
+        assert again["gauges"][name] == near(gauge, 1e-6 if name in COMPARED else 1e-12), name
     assert again["adversaries"].keys() == stored["adversaries"].keys()
     for rung, entries in stored["adversaries"].items():
         for entry in entries.keys() - {"reason"}:
-            assert again["adversaries"][rung][entry] == entries[entry], (rung, entry)
+            found = again["adversaries"][rung][entry]
+            assert found == near(entries[entry], 1e-6 if rung == "known-round" else 1e-12), (rung, entry)
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.audit.views import SMALLEST, Look, View, read_log
+from coalmine.audit.views import SMALLEST, Look, View, read_log, sketch_columns
 from coalmine.checks import Floats
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.estimators.gaussians import Gaussian
@@ -319,11 +319,13 @@ class _SharedVariance:
 
     G_tt' is the cosine between the two rounds' vectors off the observed canaries, measured along the unobserved ones: exact
     where they fill the complement, else to √(2/m). All of G comes from the same directions, so that wᵀGw is a mean of
-    squares and stays one where rounds nearly cancel. Rounds are kept only if somebody in them comes more than once.
+    squares and stays one where rounds nearly cancel. Rounds are kept only if somebody in them comes more than once, and of
+    many rounds only as many directions as fit into memory.
     """
 
     def __init__(self, log: RoundLog, settings: Settings) -> None:
         self._settings, self._times = settings, presented_times(log, settings)
+        self._columns = sketch_columns(settings, len(log.numbers))
         self._weigh = _weights(log, residual=False)
         self._rows: list[npt.NDArray[np.float32]] = []
         self._weights: list[float] = []
@@ -333,7 +335,7 @@ class _SharedVariance:
         """Take the next round."""
         members = view.present[self._times[view.present] > 1]
         if members.size:
-            self._rows.append(view.unobserved.astype(np.float32))
+            self._rows.append(view.unobserved[: self._columns].astype(np.float32))
             self._weights.append(self._weigh(view))
             self._present.append(members)
 
@@ -342,7 +344,11 @@ class _SharedVariance:
         several = [members[times[members] > 1] for members in self._present]
         kept = [index for index, members in enumerate(several) if members.size]
         stacked = np.stack([self._rows[index] for index in kept])
-        gram = (stacked @ stacked.T).astype(np.float64) / self._settings.unobserved
+        gram = np.zeros((len(kept), len(kept)))
+        for start in range(0, self._columns, 1024):  # single precision would differ from processor to processor
+            block = stacked[:, start : start + 1024].astype(np.float64)
+            gram += block @ block.T
+        gram /= self._columns
         pattern = np.zeros((self._settings.canaries, len(kept)))
         for column, index in enumerate(kept):
             pattern[several[index], column] = self._weights[index]

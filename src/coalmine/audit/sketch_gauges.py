@@ -12,14 +12,13 @@ import numpy.typing as npt
 from scipy.special import chdtrc, chdtri, gammainc, ndtri
 
 from coalmine.audit.gauge import LEVEL, Gauge
-from coalmine.audit.views import Look
+from coalmine.audit.views import Look, sketch_columns
 from coalmine.checks import Floats
 from coalmine.estimators.null import CosineNull
 from coalmine.storage.record import Settings
 from coalmine.storage.rounds_file import Round
 
 EXPLAINED = 0.005  # share of the residual that `others` must explain to be called wrong
-SKETCH = 1 << 23  # numbers of a sketch that are held in memory for all rounds together
 RANK_LEVEL = 2e-3  # of the rank gauge, which only bars a PASS: at 12 rounds a fixed half of the dimensions hardly shows
 
 
@@ -32,7 +31,7 @@ class SketchReader:
 
     def __init__(self, settings: Settings, rounds: int) -> None:
         self._settings = settings
-        self._columns = max(min(settings.unobserved, SKETCH // max(rounds, 1)), min(settings.unobserved, 256))
+        self._columns = sketch_columns(settings, rounds)
         self._rows: list[npt.NDArray[np.float32]] = []
         self._numbers: list[int] = []
         self._products: list[float] = []
@@ -76,15 +75,16 @@ def _others_sketch(item: Round, canaries: int) -> Floats:
 
 def _repeats(sketch: npt.NDArray[np.float32], numbers: list[int], dof: float) -> Iterator[Gauge]:
     """Cosines of what is left between every two rounds: their largest, and the sum of their squares."""
-    sketch = sketch / np.linalg.norm(sketch, axis=1, keepdims=True)
-    count = len(sketch)
+    whole = sketch.astype(np.float64)  # products in single precision differ from processor to processor
+    whole /= np.linalg.norm(whole, axis=1, keepdims=True)
+    count = len(whole)
     pairs = count * (count - 1) // 2
     limit = float(-CosineNull(max(int(dof), 2)).ppf(LEVEL / (2 * pairs)))
     largest, squares = np.zeros(count), 0.0
     for start in range(0, count, 512):
-        block = sketch[start : start + 512] @ sketch[: start + 512].T
+        block = whole[start : start + 512] @ whole[: start + 512].T
         block[np.arange(len(block))[:, None] + start <= np.arange(block.shape[1])] = 0.0
-        squares += float(np.square(block, dtype=np.float64).sum())
+        squares += float(np.square(block).sum())
         places = np.abs(block).argmax(axis=1)
         largest[start : start + 512] = block[np.arange(len(block)), places]
     outside = np.abs(largest) > limit

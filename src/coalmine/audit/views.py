@@ -17,6 +17,8 @@ from coalmine.estimators.correlated import CorrelatedNoise, Encoder
 from coalmine.storage.record import Settings
 from coalmine.storage.rounds_file import Round, RoundLog
 
+SKETCH = 1 << 23  # numbers along unobserved canaries that are held in memory for all rounds together
+FEWEST_COLUMNS = 256  # of each round, however many there are
 SMALLEST = 1e-14  # of a squared length: without any noise nothing else is left of it
 
 
@@ -89,6 +91,11 @@ def looks(log: RoundLog, settings: Settings) -> Iterator[Look]:
             white_plain = None if plain is None else whiten[0].whiten(plain)
             white_residual = None if residual is None else whiten[1].whiten(residual)
         yield Look(item, plain, residual, white_plain, white_residual)
+
+
+def sketch_columns(settings: Settings, rounds: int) -> int:
+    """How many unobserved canaries are kept of each round where rounds are compared, so that all fit into memory."""
+    return min(settings.unobserved, max(SKETCH // max(rounds, 1), FEWEST_COLUMNS))
 
 
 def views(log: RoundLog, settings: Settings, *, residual: bool = False, whitened: bool | None = None) -> Iterator[View]:
