@@ -115,7 +115,7 @@ def section(fault: Signature, trial: Trial) -> str:
     caught = f"Caught by {seen}: {trial.outcome}." if seen else f"{trial.outcome}; nothing is raised."
     if fault.reason:
         caught = f"Cannot be detected: {fault.reason}."
-    likely = ", ".join(found.title for found in likely_faults(trial.result.to_dict()))
+    likely = ", ".join(found.title for found in likely_faults(trial.result))
     named = f" Named as likely: {likely}." if likely else ""
     alt = f"The ladder of adversaries and the gauges. Fault: {fault.title}"
     return f"""
