@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+import safetensors
 
 from coalmine.simulation.training_checkpoint import NAME, PREVIOUS
-from coalmine.storage.rounds_file import RoundLog
+from coalmine.storage.rounds_file import MAGIC, RoundLog
 from coalmine.storage.seed_file import DEMO_SEED
 
 pytest.importorskip("sklearn")
@@ -154,19 +155,20 @@ def lose_what_was_not_synced(folder: Path, chance: random.Random) -> None:
     """After a power cut: the end of files that grow is missing, or is there as zeros."""
     for path in [*folder.rglob("rounds.log"), *folder.rglob("metrics.jsonl")]:
         content = path.read_bytes()
-        covered = min(covered_by_checkpoint(path), len(content)) if path.name == "rounds.log" else 0
+        covered = synced_length(path) if path.name == "rounds.log" else 0
         kept = chance.randint(covered, len(content))
         lost = len(content) - kept
         path.write_bytes(content[:kept] + chance.choice((b"", bytes(lost))))
 
 
-def covered_by_checkpoint(log: Path) -> int:
-    """The length of the log up to the round of the newest checkpoint, which was synced before it."""
-    import safetensors
-
-    found = [log.parents[1] / name for name in (NAME, PREVIOUS) if (log.parents[1] / name).exists()]
+def synced_length(log: Path) -> int:
+    """The length of the log that was synced: up to the round of the newest checkpoint, or all of it under a result."""
+    home = log.parents[1]
+    if (home / "result.json").exists():
+        return log.stat().st_size
+    found = [home / name for name in (NAME, PREVIOUS) if (home / name).exists()]
     if not found:
-        return 18
+        return min(len(MAGIC), log.stat().st_size)
     with safetensors.safe_open(found[0], framework="pt") as file:
         round_number = int(file.metadata()["round_number"])
     return next(entry.end for entry in RoundLog(log, read_only=True).observed if entry.number == round_number)
