@@ -223,15 +223,17 @@ def test_another_config_in_the_same_directory_is_rejected_without_changes(finish
     assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
 
 
-def test_a_damaged_checkpoint_is_rejected_and_training_can_restart(finished, tmp_path):
+def test_damaged_checkpoints_are_rejected_and_training_can_restart(finished, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
-    checkpoint = folder / "checkpoint.safetensors"
-    content = bytearray(checkpoint.read_bytes())
-    content[-1] ^= 1
-    checkpoint.write_bytes(content)
+    checkpoints = [folder / "checkpoint.safetensors", folder / "checkpoint.previous.safetensors"]
+    for checkpoint in checkpoints:
+        content = bytearray(checkpoint.read_bytes())
+        content[-1] ^= 1
+        checkpoint.write_bytes(content)
     failed_with(coalmine("resume", folder), "checkpoint.safetensors is damaged", "delete it to train again")
-    checkpoint.unlink()
+    for checkpoint in checkpoints:
+        checkpoint.unlink()
     assert coalmine("resume", folder).returncode == 0
     assert (folder / "result.json").read_bytes() == (finished / "result.json").read_bytes()
 

@@ -6,7 +6,7 @@ import torch
 
 from coalmine.simulation import RunConfig
 from coalmine.simulation.dp_fedavg import TrainingState
-from coalmine.simulation.training_checkpoint import NAME, load_checkpoint, save_checkpoint
+from coalmine.simulation.training_checkpoint import NAME, PREVIOUS, load_checkpoint, save_checkpoint
 
 
 @pytest.fixture
@@ -50,3 +50,31 @@ def test_file_of_another_kind_is_rejected(tmp_path):
     safetensors.torch.save_file({"model": torch.zeros(3)}, tmp_path / NAME)
     with pytest.raises(ValueError, match="has schema version None, this coalmine reads 1"):
         load_checkpoint(tmp_path, RunConfig(), "cpu")
+
+
+def test_newest_usable_checkpoint_is_loaded(tmp_path, state, caplog):
+    for number in (3, 6, 9):
+        save_checkpoint(tmp_path, dataclasses.replace(state, round_number=number), RunConfig())
+    assert {path.name for path in tmp_path.iterdir()} == {NAME, PREVIOUS}
+
+    def loaded(rounds):
+        found = load_checkpoint(tmp_path, RunConfig(), "cpu", recorded_rounds=rounds)
+        return None if found is None else found.round_number
+
+    assert loaded(9) == 9
+    assert loaded(5) is None
+    assert "training starts again from round 1" in caplog.text
+    assert loaded(8) == 6
+    assert "is ahead of the recorded rounds; training continues from the previous checkpoint, round 6" in caplog.text
+    assert loaded(9) == 6  # the checkpoint that was ahead is gone
+    save_checkpoint(tmp_path, dataclasses.replace(state, round_number=9), RunConfig())
+    (tmp_path / NAME).write_bytes(b"damaged")
+    assert loaded(9) == 6
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+
+
+def test_drafts_of_killed_processes_are_removed(tmp_path, state):
+    save_checkpoint(tmp_path, state, RunConfig())
+    (tmp_path / f".{NAME}.0123abcd.new").write_bytes(b"half")
+    assert load_checkpoint(tmp_path, RunConfig(), "cpu") is not None
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]

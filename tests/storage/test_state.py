@@ -208,7 +208,9 @@ def test_metrics_config_and_result(tmp_path, caplog):
     path = tmp_path / "run" / "metrics.jsonl"
     path.write_bytes(path.read_bytes() + b'{"round": 4, "lo')
     assert [line["loss"] for line in run.read_metrics()] == ["inf", None, None]
-    assert "torn last line" in caplog.text
+    assert "skipped line 4, damaged or torn" in caplog.text
+    run.append_metrics({"round": 5, "loss": 1.0})
+    assert [line["round"] for line in run.read_metrics()] == [1, 2, 3, 5]
     run.rewind_metrics_to(2)
     assert [line["round"] for line in run.read_metrics()] == [1, 2]
     run.write_result(train(**SMALL).result(), accuracy=0.5)

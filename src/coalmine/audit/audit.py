@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any, Literal, SupportsIndex, TypeVar
+from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,9 +39,11 @@ from coalmine.audit.views import SMALLEST
 from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.canaries.base import usable
 from coalmine.canaries.rotation_numpy import stay_in_one_thread
+from coalmine.canaries.secret import SecretBytes, secret_seed
 from coalmine.checks import Floats, one_number, positive_array, shown, whole_number
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.storage import saved_audit
+from coalmine.storage.one_writer import OneWriter, refuse_copy
 from coalmine.storage.record import Commitment, Settings, Statement, checked_settings, is_guessable
 from coalmine.storage.rounds_file import Final, Round, RoundLog, Singles
 from coalmine.storage.run_directory import RunDirectory
@@ -49,7 +51,22 @@ from coalmine.storage.run_directory import RunDirectory
 Seed = SupportsIndex | bytes
 Attack = Callable[..., npt.ArrayLike]
 Vector = TypeVar("Vector")
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
 CREDIBLE_STDS = 4.0  # by which a canary's measured length may differ from the declared one
+
+
+def _one_thread(
+    method: Callable[Concatenate["Audit", Parameters], Returned],
+) -> Callable[Concatenate["Audit", Parameters], Returned]:
+    """A method that changes the audit: one thread at a time may call it, and no forked process."""
+
+    @wraps(method)
+    def guarded(self: "Audit", /, *arguments: Parameters.args, **options: Parameters.kwargs) -> Returned:
+        with self._writer:
+            return method(self, *arguments, **options)
+
+    return guarded
 
 
 class Audit:
@@ -100,6 +117,7 @@ class Audit:
         claim: Claim | float | None = None,
         deferred: bool = False,
     ) -> None:
+        seed = secret_seed(seed)  # a traceback may show this frame
         settings = checked_settings(
             dim,
             canaries=canaries,
@@ -142,7 +160,8 @@ class Audit:
         self.directory = directory
         kind = RotatedCanaries if settings.kind == "rotated" else SphereCanaries
         self._canaries = kind(settings.total, settings.dim, seed=seed)
-        self._key = schedule_key(seed)
+        self._key = SecretBytes(schedule_key(seed))
+        self._writer = OneWriter("the audit")
         self._log = log
         self._attacks = checked_attacks(scores)
         self._parts = NoiseParts.of(settings.layers, settings.dim)
@@ -169,13 +188,20 @@ class Audit:
 
     def close(self) -> None:
         """Record a round that is still being measured, and unlock the directory. A closed audit observes nothing more."""
+        if not self._writer.is_here:  # a forked process closes only itself
+            return
         try:
             self.flush()
         finally:
             if self.directory is not None:
                 self.directory.close()
 
+    def __reduce__(self) -> NoReturn:
+        refuse_copy("an Audit", "Audit.save it and Audit.load the copy, or make a second Audit with another directory")
+
     def __repr__(self) -> str:
+        if "_log" not in vars(self):
+            return "Audit(…)"  # in a traceback through its constructor
         return f"Audit(dim={self.settings.dim}, canaries={self.settings.canaries}, rounds={len(self._log.numbers)})"
 
     @property
@@ -236,6 +262,7 @@ class Audit:
         """One canary client's update, of norm scale·clip_norm."""
         return self.updates([index], clip_norm, scale=scale, like=like)
 
+    @_one_thread
     def observe_round(
         self,
         round_number: int,
@@ -287,11 +314,19 @@ class Audit:
             self._previous_scores |= {name: values.astype(np.float64) for name, values in own.items()}
         self._log.append(item)
 
-    def flush(self) -> None:
-        """Note the round that a `deferred` audit is still measuring; errors in it come now.
+    def flush(self, *, sync: bool = False) -> None:
+        """Record the round that a `deferred` audit is still measuring; errors in it come now.
 
-        A round that cannot be is forgotten; one that cannot be written, on a full disk say, is kept for the next try.
+        An invalid round is dropped; one that cannot be written, for example on a full disk, is kept for the next try. With
+        `sync` every round is on the disk itself when this returns: call it before you write a checkpoint that relies on it.
         """
+        if self._pending is not None:
+            self._record_pending()
+        if sync:
+            self._log.sync()
+
+    @_one_thread
+    def _record_pending(self) -> None:
         if self._pending is None:
             return
         try:
@@ -379,6 +414,7 @@ class Audit:
                     extra |= seen.resolution | self._law(noise, seen, exact=declared)
         return Round(**facts, norm=norm, rest=rest, cosines=cosines, **extra)
 
+    @_one_thread
     def observe_final(self, model: Any, *, initial: Any = None) -> None:
         """Take note of the final model (Algorithm 2) and, for `final-update`, of the initial one."""
         self.flush()
@@ -396,6 +432,7 @@ class Audit:
         update = np.asarray(numpy_vector(self._canaries.cosines(moved)), dtype=np.float32)
         self._log.finish(Final(norm=norm, cosines=cosines, update_norm=update_norm, update_cosines=update))
 
+    @_one_thread
     def rewind_to(self, round_number: int) -> None:
         """Forget every round after `round_number`, and the final model: for a trainer that resumes from a checkpoint."""
         number = whole_number("round_number", round_number, minimum=0)
@@ -458,6 +495,7 @@ class Audit:
     @classmethod
     def load(cls, path: Path | str, *, seed: Seed, scores: Mapping[str, Attack] | None = None) -> "Audit":
         """The audit that was saved, to go on bit for bit; the seed must be the one it committed to."""
+        seed = secret_seed(seed)
         settings, statement, commitment, log = saved_audit.load(Path(path))
         if not commitment.opens_to(seed, settings, statement):
             raise ValueError(f"{path}: this is not the seed that the audit committed to")

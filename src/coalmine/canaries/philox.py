@@ -6,12 +6,12 @@ counting blocks of four words, so that every index in every domain of every dim 
 """
 
 import hashlib
-import operator
 from typing import TYPE_CHECKING, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
+from coalmine.canaries.secret import SecretBytes, SecretInt, secret_seed
 from coalmine.checks import Floats
 
 if TYPE_CHECKING:
@@ -27,26 +27,23 @@ ROUNDS = 10
 _MASK = 2**64 - 1
 
 
-def key_from_seed(seed: SupportsIndex | bytes) -> int:
+def key_from_seed(seed: SupportsIndex | bytes) -> SecretInt:
     """The 128-bit Philox key of a seed: BLAKE2b of its bytes, tagged so that no integer collides with any bytes.
 
     Errors never show the seed: who knows it knows every canary.
     """
-    if isinstance(seed, bytes | bytearray):
+    seed = secret_seed(seed)
+    if isinstance(seed, bytes):
         if not seed:
             raise ValueError("seed must not be empty bytes; draw one with secrets.token_bytes(16)")
-        tagged = b"bytes:" + bytes(seed)
+        tagged = SecretBytes(b"bytes:" + seed)
     else:
-        try:
-            number = operator.index(seed)
-        except TypeError:
-            kind = type(seed).__name__
-            raise ValueError(f"seed must be an integer of up to 128 bits, or bytes, got {kind}") from None
-        if not 0 <= number < 2**128:
-            size = "a negative integer" if number < 0 else f"one of {number.bit_length()} bits"
+        if not 0 <= seed < 2**128:
+            size = "a negative integer" if seed < 0 else f"one of {seed.bit_length()} bits"
             raise ValueError(f"seed must be an integer from 0 to 2**128 - 1, got {size}; pass longer secrets as bytes")
-        tagged = b"integer:" + number.to_bytes(16, "little")
-    return int.from_bytes(hashlib.blake2b(tagged, digest_size=16, person=b"coalmine.canary").digest(), "little")
+        tagged = SecretBytes(b"integer:" + seed.to_bytes(16, "little"))
+    digest = hashlib.blake2b(tagged, digest_size=16, person=b"coalmine.canary").digest()
+    return SecretInt.from_bytes(digest, "little")
 
 
 def words(key: int, *, domain: int, dim: int, index: int = 0, start: int = 0, count: int) -> Words:

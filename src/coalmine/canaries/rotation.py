@@ -21,7 +21,7 @@ _BESIDE = 2**25  # from this dim on memory is dearer than time: one transform af
 _BLOCKS = 2**16  # the shuffle moves fewer blocks than this, so that its table is small and its copies are long
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)  # the canaries follow from it
 class Stage:
     """One stage of a rotation: what its signs and its shuffle are."""
 
@@ -38,7 +38,7 @@ class Stage:
         return places
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)  # the canaries follow from it
 class Rotation:
     """An orthogonal map of R^dim, drawn from a key: a product of stages, each of
 

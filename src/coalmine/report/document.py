@@ -10,7 +10,14 @@ from coalmine.report.stored_run import Run, read_run, read_runs
 from coalmine.storage.files import json_ready, write_atomically
 from coalmine.storage.run_directory import runs_in
 
-OWN_FILES = ("config.toml", "metrics.jsonl", "checkpoint.safetensors", "model.npy", "result.json")
+OWN_FILES = (
+    "config.toml",
+    "metrics.jsonl",
+    "checkpoint.safetensors",
+    "checkpoint.previous.safetensors",
+    "model.npy",
+    "result.json",
+)
 Format = Literal["html", "md", "json"]
 
 

@@ -1,7 +1,8 @@
-"""The training state on disk: one safetensors file with a digest of its content, written atomically."""
+"""The training state on disk: a safetensors file with a digest of its content, written atomically, and the one before it."""
 
 import hashlib
 import json
+import logging
 from pathlib import Path
 
 import safetensors
@@ -10,14 +11,17 @@ from safetensors import torch as safetensors_torch
 
 from coalmine.simulation.config import RunConfig
 from coalmine.simulation.dp_fedavg import TrainingState
-from coalmine.storage.files import write_atomically
+from coalmine.storage.files import remove_drafts, write_atomically
 
 NAME = "checkpoint.safetensors"
+PREVIOUS = "checkpoint.previous.safetensors"
 VERSION = "1"
+
+log = logging.getLogger(__name__)
 
 
 def save_checkpoint(folder: Path, state: TrainingState, config: RunConfig) -> None:
-    """Save the state in the run's folder, replacing the previous one."""
+    """Save the state in the run's folder; the checkpoint that was there becomes the previous one."""
     tensors = _tensors(state)
     metadata = {
         "schema_version": VERSION,
@@ -25,14 +29,46 @@ def save_checkpoint(folder: Path, state: TrainingState, config: RunConfig) -> No
         "config": config_digest(config),
     }
     metadata["sha256"] = _digest(tensors, metadata)
-    write_atomically(folder / NAME, safetensors_torch.save(tensors, metadata))
+    write_atomically(folder / NAME, safetensors_torch.save(tensors, metadata), keep=folder / PREVIOUS)
 
 
-def load_checkpoint(folder: Path, config: RunConfig, device: str) -> TrainingState | None:
-    """The saved state, or None; a damaged checkpoint, or that of another run, is a ValueError."""
-    path = folder / NAME
-    if not path.exists():
-        return None
+def load_checkpoint(
+    folder: Path, config: RunConfig, device: str, *, recorded_rounds: int | None = None
+) -> TrainingState | None:
+    """The newest checkpoint that is whole and no further than the recorded rounds, or None if there is none.
+
+    The previous one takes the place of a newer one that is damaged or ahead of the rounds. If none is usable and one is
+    damaged, or belongs to another run, that is a ValueError.
+    """
+    remove_drafts(folder / NAME)
+    failure: ValueError | None = None
+    ahead: Path | None = None
+    for path in (folder / NAME, folder / PREVIOUS):
+        if not path.exists():
+            continue
+        try:
+            state = _read(path, config, device)
+        except ValueError as error:
+            failure = failure or error
+            continue
+        if recorded_rounds is not None and state.round_number > recorded_rounds:
+            ahead = path
+            continue
+        if path.name == PREVIOUS:
+            reason = failure or (f"{ahead} is ahead of the recorded rounds" if ahead else f"{folder / NAME} is missing")
+            log.warning("%s; training continues from the previous checkpoint, round %d", reason, state.round_number)
+            path.replace(folder / NAME)
+        return state
+    if failure is not None:
+        raise failure
+    if ahead is not None:
+        log.warning(
+            "%s: the recorded rounds end before every checkpoint, so training starts again from round 1", folder
+        )
+    return None
+
+
+def _read(path: Path, config: RunConfig, device: str) -> TrainingState:
     advice = "restore it from a copy, or delete it to train again from round 1 with the same result"
     try:
         with safetensors.safe_open(path, framework="pt") as file:

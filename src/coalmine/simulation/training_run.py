@@ -27,7 +27,7 @@ from coalmine.simulation.exposure import CanaryExposures, Exposure, canary_expos
 from coalmine.simulation.participation import rounds_digest
 from coalmine.simulation.tasks import Task, load_task
 from coalmine.simulation.training_checkpoint import load_checkpoint, save_checkpoint
-from coalmine.storage.files import write_atomically
+from coalmine.storage.files import remove_drafts, write_atomically
 from coalmine.storage.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ def _in_directory(
             last_accuracy = last_accuracy if report.accuracy is None else report.accuracy
             home.append_metrics(_metrics(report, spent) | {"log_digest": training.audit.log_digest})
             if report.round_number % config.checkpoint_every == 0 or report.round_number == config.rounds:
-                training.audit.flush()  # a checkpoint is never ahead of the audit
+                training.audit.flush(sync=True)  # a checkpoint is never ahead of the audit, not even after a power cut
                 save_checkpoint(home.path, state, config)
             seen.add(report.round_number, training.cohorts.of_round(report.round_number).canaries)
             left = spent / (report.round_number - first) * (config.rounds - report.round_number)
@@ -193,13 +193,9 @@ def _unknown_rounds(config: RunConfig, home: RunDirectory) -> str | None:
 
 
 def _last_state(training: Training, home: RunDirectory, config: RunConfig) -> TrainingState:
-    """The state of the checkpoint, or the initial one; audit and metrics are rewound to it."""
-    state = load_checkpoint(home.path, config, config.engine.device)
-    if state is not None and training.audit.last_round < state.round_number:
-        log.warning(
-            "%s: the audit's rounds end before the checkpoint, so training starts again from round 1", home.path
-        )
-        state = None
+    """The state of the newest usable checkpoint, or the initial one; audit and metrics are rewound to it."""
+    recorded = training.audit.last_round
+    state = load_checkpoint(home.path, config, config.engine.device, recorded_rounds=recorded)
     if state is None:
         state = training.initial_state()
     if state.round_number:
@@ -211,6 +207,7 @@ def _last_state(training: Training, home: RunDirectory, config: RunConfig) -> Tr
 
 def _save_model(path: Path, state: TrainingState) -> None:
     """The final model as one row, from which `coalmine verify --model` recomputes the cosines."""
+    remove_drafts(path)
     content = io.BytesIO()
     np.save(content, state.model_vector.cpu().numpy(), allow_pickle=False)
     write_atomically(path, content.getvalue())

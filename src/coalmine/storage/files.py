@@ -3,8 +3,10 @@
 import errno
 import math
 import os
+import secrets
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 try:
     import fcntl
@@ -12,30 +14,101 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
     import msvcrt
 
+BINARY = getattr(os, "O_BINARY", 0)  # Windows translates line ends without it
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """`data` at `path`, whole or not at all, also across a crash; through a link, and into a pipe or a device."""
+
+def write_atomically(path: Path, data: bytes, *, keep: Path | None = None) -> None:
+    """`data` at `path`, whole or not at all, also across a crash; through a link, and into a pipe or a device.
+
+    The file that was there goes to `keep`, if that is given.
+    """
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory: name a file")
     if path.exists() and not path.is_file():
         path.write_bytes(data)
         return
-    path = Path(os.path.realpath(path))
+    given, path = path, Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.new")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
+    # nobody else's file, and through no link that somebody put there
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | BINARY
     try:
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        handle = os.open(draft, flags, 0o666)
+        try:
+            write_at(handle, data, 0)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        if keep is not None and path.exists():
+            path.replace(keep)
         draft.replace(path)
-    except BaseException:
+        sync_directory(path.parent)
+    except BaseException as error:
         draft.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(given)) from None
         raise
 
 
-def lock_file(path: Path) -> int | None:
-    """A handle that holds the lock of this file until it is closed; None where another process, or this one, holds it."""
+def remove_drafts(path: Path) -> None:
+    """Remove what processes that were killed left of `path`; for the one that alone writes it."""
+    for draft in path.parent.glob(f".{path.name}.*.new"):
+        draft.unlink(missing_ok=True)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory survive a power cut, where the system has a way to say so."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):  # some network file systems cannot
+            raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        os.close(handle)
+
+
+class FileLock:
+    """The lock of a file, held by the process that took it. A forked process neither holds nor releases it."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle: int | None = handle
+        self._process = os.getpid()
+        _held.add(self)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process took it."""
+        return self._process == os.getpid()
+
+    def release(self) -> None:
+        if self._handle is not None and self.is_here:
+            os.close(self._handle)
+            self._handle = None
+
+    def _let_go(self) -> None:
+        """In a forked process: its copy would keep the lock when the process that took it is gone."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+_held: "WeakSet[FileLock]" = WeakSet()
+
+
+def _after_fork() -> None:
+    for lock in list(_held):
+        lock._let_go()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def lock_file(path: Path) -> FileLock | None:
+    """The lock of this file until it is released; None where another process, or this one, holds it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         if fcntl is not None:
@@ -45,11 +118,18 @@ def lock_file(path: Path) -> int | None:
     except OSError:
         os.close(handle)
         return None
-    return handle
+    return FileLock(handle)
 
 
 def read_at(handle: int, size: int, place: int) -> bytes:
-    """Up to `size` bytes from a place of a file, whatever its own position."""
+    """`size` bytes from a place of a file, or all that there are, whatever its own position."""
+    data = _read_once(handle, size, place)
+    while data and len(data) < size and (more := _read_once(handle, size - len(data), place + len(data))):
+        data += more
+    return data
+
+
+def _read_once(handle: int, size: int, place: int) -> bytes:
     if hasattr(os, "pread"):
         return os.pread(handle, size, place)
     os.lseek(handle, place, os.SEEK_SET)
@@ -57,18 +137,24 @@ def read_at(handle: int, size: int, place: int) -> bytes:
 
 
 def write_at(handle: int, data: bytes, place: int) -> None:
-    """All of `data` at a place of a file in one write, so that a kill leaves a prefix of it; what does not fit is undone."""
+    """All of `data` at a place of a file, from its start on, so that a kill leaves a prefix; undone where not all fits."""
     try:
-        if hasattr(os, "pwrite"):
-            written = os.pwrite(handle, data, place)
-        else:
-            os.lseek(handle, place, os.SEEK_SET)
-            written = os.write(handle, data)
-        if written < len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        done = 0
+        while done < len(data):
+            written = _write_once(handle, data[done:] if done else data, place + done)
+            if not written:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            done += written
     except OSError:
         os.ftruncate(handle, place)  # a full disk must not leave half a record
         raise
+
+
+def _write_once(handle: int, data: bytes, place: int) -> int:
+    if hasattr(os, "pwrite"):
+        return os.pwrite(handle, data, place)
+    os.lseek(handle, place, os.SEEK_SET)
+    return os.write(handle, data)
 
 
 def json_ready(value: Any) -> Any:

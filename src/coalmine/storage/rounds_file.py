@@ -1,8 +1,8 @@
 """What an audit remembers: one record a round, in an append-only file that survives kill -9.
 
 A log file is a line of magic, then records. A record is a tag, the lengths of header and body, a JSON header, the arrays'
-bytes, and a digest chained to the record before. A record whose end is missing was torn by a kill and is dropped; a record
-that is there in full with a wrong digest is damage and is refused.
+bytes, and a digest chained to the record before. A record whose end is missing was torn by a kill and is dropped, and so is
+a damaged end of the file, which a power cut may leave, when it is opened for writing. Any other damage is refused.
 """
 
 import hashlib
@@ -14,12 +14,13 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.storage.files import read_at, write_at
+from coalmine.storage.files import BINARY, read_at, sync_directory, write_at
+from coalmine.storage.one_writer import OneWriter, refuse_copy
 
 MAGIC = b"coalmine rounds 1\n"
 TAG = b"REC\n"
@@ -114,6 +115,7 @@ class RoundLog:
 
     def __init__(self, path: Path | None = None, *, read_only: bool = False) -> None:
         self._handle: int | None = None
+        self._writer = OneWriter(f"the log {path}" if path else "the audit")
         self._path = path
         self._read_only = read_only
         self._final: Final | None = None
@@ -170,21 +172,38 @@ class RoundLog:
     def close_run(self, values: dict[str, Any]) -> None:
         """Record what the trainer writes into the result, so that it can be verified; nothing where that is known."""
         if self.outcome != values:
-            self._outcome = Outcome(values)
-            self._write("outcome", self._outcome)
+            outcome = Outcome(values)
+            self._write("outcome", outcome)
+            self._outcome = outcome
 
     def rewind_to(self, number: int) -> None:
         """Forget the rounds after `number`, and the final model."""
-        keep = sum(1 for entry in self._entries if entry.number <= number)
-        self._end = self._entries[keep - 1].end if keep else len(MAGIC)
-        os.ftruncate(self._open_handle(), self._end)
-        self._final = self._outcome = None
-        del self._entries[keep:], self._digests[keep:]
+        with self._writer:
+            keep = sum(1 for entry in self._entries if entry.number <= number)
+            end = self._entries[keep - 1].end if keep else len(MAGIC)
+            os.ftruncate(self._open_handle(), end)
+            self._end = end
+            self._final = self._outcome = None
+            del self._entries[keep:], self._digests[keep:]
+
+    def sync(self) -> None:
+        """Return when every record is on the disk itself, so that a power cut loses none of them."""
+        if self._path is None or self._read_only:
+            return
+        with self._writer:
+            try:
+                os.fsync(self._open_handle())
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(self._path)) from None
 
     def close(self) -> None:
-        if self._handle is not None:
+        """Close the file; in a forked process nothing, since it is the other one's."""
+        if self._handle is not None and self._writer.is_here:
             os.close(self._handle)
             self._handle = None
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy("a RoundLog", "read the file by RunDirectory(…).read_log(), or Audit.save it elsewhere")
 
     def __del__(self) -> None:
         self.close()
@@ -197,14 +216,15 @@ class RoundLog:
     def _write(self, kind: str, item: Round | Final | Outcome) -> None:
         if self._read_only:
             raise ValueError(f"the log {self._path} is open for reading alone")
-        handle = self._open_handle()
-        data, digest = encode(kind, item, self._digests[-1] if self._digests else b"")
-        try:
-            write_at(handle, data, self._end)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self._path)) from None
-        self._end += len(data)
-        self._digests.append(digest)
+        with self._writer:
+            handle = self._open_handle()
+            data, digest = encode(kind, item, self._digests[-1] if self._digests else b"")
+            try:
+                write_at(handle, data, self._end)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(self._path)) from None
+            self._end += len(data)
+            self._digests.append(digest)
 
     def _read_back(self) -> None:
         handle = self._open_handle()
@@ -214,7 +234,7 @@ class RoundLog:
             raise ValueError(
                 f"{self._path} is not a log of rounds; was it written by another program or a newer coalmine?"
             )
-        for kind, item, end, digest in scan_records(reader, size, self._path):
+        for kind, item, end, digest in scan_records(reader, size, self._path, lost_end=not self._read_only):
             self._end = end
             self._digests.append(digest)
             if kind == "round":
@@ -263,14 +283,19 @@ def _nameless_file() -> int:
 
 
 def _named_file(path: Path, read_only: bool) -> int:
-    binary = getattr(os, "O_BINARY", 0)  # Windows translates line ends without it
     if read_only:
-        return os.open(path, os.O_RDONLY | binary)
+        return os.open(path, os.O_RDONLY | BINARY)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | binary, 0o644)
-    if os.fstat(handle).st_size < len(MAGIC):
-        os.ftruncate(handle, 0)
-        write_at(handle, MAGIC, 0)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | BINARY, 0o644)
+    try:
+        if os.fstat(handle).st_size < len(MAGIC):
+            os.ftruncate(handle, 0)
+            write_at(handle, MAGIC, 0)
+            os.fsync(handle)
+            sync_directory(path.parent)
+    except OSError as error:
+        os.close(handle)
+        raise OSError(error.errno, error.strerror, str(path)) from None
     return handle
 
 
@@ -337,11 +362,12 @@ def decode(head: bytes, body: bytes) -> tuple[str, Round | Final | Outcome]:
 
 
 def scan_records(
-    file: Any, size: int, path: Path | None, *, checked: bool = True
+    file: Any, size: int, path: Path | None, *, checked: bool = True, lost_end: bool = False
 ) -> Iterator[tuple[str, Any, int, bytes]]:
     """Kind, record, offset after it and digest, for each whole record up to offset `size`; stops before a torn one.
 
-    Without `checked` digests are left alone, for a file whose digests were checked before.
+    Without `checked` digests are left alone, for a file whose digests were checked before. With `lost_end` it also stops
+    before a damaged record that no whole one follows: a power cut may keep a file's length and lose its end.
     """
     digest, number = b"", 0
     while True:
@@ -350,17 +376,19 @@ def scan_records(
         if len(start) < len(TAG) + LENGTHS.size:
             return
         head_size, body_size = LENGTHS.unpack(start[len(TAG) :])
-        if start[: len(TAG)] != TAG or head_size > LARGEST_HEADER:
+        is_record = start[: len(TAG)] == TAG and head_size <= LARGEST_HEADER
+        torn = is_record and file.tell() + head_size + body_size + DIGEST > size
+        if not is_record or torn:
+            rest = b"".join((start, file.read(size - file.tell())))
+            if (torn or lost_end) and not _record_follows(rest):  # else lengths are wrong, and nothing was torn
+                return
             raise ValueError(f"{path}: record {number} is damaged; restore the file from a copy")
-        if file.tell() + head_size + body_size + DIGEST > size:
-            if _record_follows(
-                bytes(file.read(size - file.tell()))
-            ):  # then its lengths are wrong, and nothing was torn
-                raise ValueError(f"{path}: record {number} is damaged; restore the file from a copy")
-            return
         head, body, stored = file.read(head_size), file.read(body_size), file.read(DIGEST)
         digest = hashlib.blake2b(digest + head + body, digest_size=DIGEST).digest() if checked else bytes(stored)
         if digest != stored:
+            rest = b"".join((head, body, stored, file.read(size - file.tell())))
+            if lost_end and not _record_follows(rest):
+                return
             raise ValueError(f"{path}: record {number} is damaged; restore the file from a copy")
         try:
             kind, item = decode(bytes(head), body)

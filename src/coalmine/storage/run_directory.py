@@ -16,14 +16,24 @@ import logging
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, SupportsIndex
+from typing import Any, NoReturn, Protocol, SupportsIndex
 
 import msgspec
 import tomli_w
 
-from coalmine.storage.files import json_ready, lock_file, write_atomically
+from coalmine.storage.files import (
+    BINARY,
+    FileLock,
+    json_ready,
+    lock_file,
+    read_at,
+    remove_drafts,
+    write_at,
+    write_atomically,
+)
+from coalmine.storage.one_writer import refuse_copy
 from coalmine.storage.record import SCHEMA_VERSION, Commitment, Settings, Statement, is_guessable
 from coalmine.storage.rounds_file import RoundLog
 
@@ -59,37 +69,49 @@ class RunDirectory:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self._lock: int | None = None
+        self._lock: FileLock | None = None
         self._log: RoundLog | None = None
 
     # Writing
 
     def lock(self) -> None:
-        """Become the one writer; refused while another process is."""
-        if self._lock is not None:
+        """Become the one writer; refused while another process is, and in a process forked by the one that is."""
+        if self._lock is not None and self._lock.is_here:
             return
+        if self._lock is not None:
+            raise RuntimeError(
+                f"{self.path} is locked by the process that this one was forked from, and may only be read here; write "
+                "there, or make a RunDirectory of another directory in this process"
+            )
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} must be a directory, got a file; name another")
         self.path.mkdir(parents=True, exist_ok=True)
-        handle = lock_file(self.path / ".lock")
-        if handle is None:
+        lock = lock_file(self.path / ".lock")
+        if lock is None:
             raise ValueError(
                 f"{self.path} is being written by another process, or by another audit of this one; wait for it, close() "
                 "its directory, or name another"
             )
-        self._lock = handle
+        self._lock = lock
+        for name in ("config.toml", "metrics.jsonl", "result.json", "audit/record.json"):
+            remove_drafts(self.path / name)
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Give the lock back. A forked process leaves it, and the log, to the process that it was forked from."""
+        if self._lock is not None and not self._lock.is_here:
+            return
         if self._log is not None:
             self._log.close()
             self._log = None
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.release()
             self._lock = None
 
     def __del__(self) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy("a RunDirectory", "make another of the same path to read it, or of another path to write")
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """The trainer's settings; refused if the directory holds other ones."""
@@ -110,14 +132,19 @@ class RunDirectory:
         """One line of metrics."""
         self.lock()
         line = json.dumps(json_ready({"schema_version": SCHEMA_VERSION} | dict(values)), allow_nan=False) + "\n"
-        handle = os.open(self.path / "metrics.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        path = self.path / "metrics.jsonl"
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | BINARY, 0o644)
         try:
-            os.write(handle, line.encode())
+            size = os.fstat(handle).st_size
+            torn = size > 0 and read_at(handle, 1, size - 1) != b"\n"
+            write_at(handle, ("\n" * torn + line).encode(), size)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from None
         finally:
             os.close(handle)
 
     def rewind_metrics_to(self, round_number: int) -> None:
-        """Forget the metrics of later rounds, and a torn last line."""
+        """Forget the metrics of later rounds, and damaged lines."""
         self.lock()
         kept = [line for line in self.read_metrics() if line.get("round", 0) <= round_number]
         text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in kept)
@@ -181,6 +208,8 @@ class RunDirectory:
             log.close_run(json_ready(told | more))
             values["log_digest"] = log.digest
         text = json.dumps(json_ready(values), indent=2, allow_nan=False) + "\n"
+        if self._log is not None:
+            self._log.sync()  # the result must not outlive the rounds that it follows from
         write_atomically(self.path / "result.json", text.encode())
 
     # Reading
@@ -192,9 +221,18 @@ class RunDirectory:
             raise ValueError(f"{self.path / 'config.toml'} is not TOML ({error}); restore it from a copy") from None
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Every whole line; a torn last one is dropped, and said."""
+        """Every whole line; a warning counts those that are damaged, which a kill or a power cut may leave."""
         path = self.path / "metrics.jsonl"
-        return list(self._lines(path)) if path.exists() else []
+        if not path.exists():
+            return []
+        found = [(number, _metrics(line)) for number, line in enumerate(path.read_bytes().split(b"\n"), 1) if line]
+        damaged = [number for number, values in found if values is None]
+        if damaged:
+            which = (
+                f"line {damaged[0]}" if len(damaged) == 1 else f"{len(damaged)} lines, the first of them {damaged[0]}"
+            )
+            logger.warning("%s: skipped %s, damaged or torn; the audit does not need it", path, which)
+        return [values for _, values in found if values is not None]
 
     def read_record(self) -> tuple[Settings, Commitment]:
         record = self._json("audit/record.json")
@@ -221,21 +259,6 @@ class RunDirectory:
     def read_result(self) -> dict[str, Any]:
         return self._json("result.json")
 
-    def _lines(self, path: Path) -> Iterator[dict[str, Any]]:
-        lines = path.read_bytes().split(b"\n")
-        for number, line in enumerate(lines, start=1):
-            if not line:
-                continue
-            try:
-                found = json.loads(line)
-                if not isinstance(found, dict):
-                    raise ValueError
-                yield found
-            except ValueError:
-                if number < len(lines):
-                    raise ValueError(f"{path}: line {number} is damaged; restore the file from a copy") from None
-                logger.warning("%s: dropped a torn last line", path)
-
     def _text(self, name: str) -> str:
         try:
             return (self.path / name).read_text(encoding="utf-8")
@@ -258,3 +281,17 @@ class RunDirectory:
         if version != SCHEMA_VERSION:
             raise ValueError(f"{self.path / name} has schema version {version}, this coalmine reads {SCHEMA_VERSION}")
         return found
+
+
+def _metrics(line: bytes) -> dict[str, Any] | None:
+    """A line of metrics, None where it is damaged."""
+
+    def refused(constant: str) -> NoReturn:
+        raise ValueError(constant)  # NaN and the infinities, which are not JSON
+
+    try:
+        values = json.loads(line, parse_constant=refused)
+    except (ValueError, RecursionError):
+        return None
+    number = values.get("round", 0) if isinstance(values, dict) else None
+    return values if isinstance(number, int | float) else None
