@@ -249,6 +249,11 @@ class Designation:
             if self._path is not None and self._path.exists():
                 self._given = self._read(self._path)
 
+    @property
+    def names_nodes(self) -> bool:
+        """Whether the server names the canary nodes; else nodes know by themselves that they are canaries."""
+        return bool(self._given) or self._fraction > 0
+
     def index_of(self, node: int, round_number: int) -> int | None:
         """The canary whose role a node takes in a round, None for a real client."""
         if node not in self._given:
