@@ -37,7 +37,7 @@ def test_simulation_with_50_nodes(tmp_path, example):
     assert result["rounds"] == 3
     assert result["task"] == "digits"
     assert (home / "digits.npz").exists()  # the app's own
-    assert result["missed"] == {"skipped": 0, "failed": 0, "missing": 0, "lost_canaries": 0}
+    assert result["missed"] == {"skipped": 0, "failed": 0, "missing": 0, "dropped": 0, "lost_canaries": 0}
     assert result["adversaries"]["known-round"]["canaries"] == 40
     assert result["adversaries"]["known-round"]["presentations"] == 3
     assert [check.held for check in verify_run(home, 7, model=home / "model.npy")] == [True, True, True]

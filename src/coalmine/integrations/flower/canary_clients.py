@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 PREFIX = "coalmine-"
 REPLY = "coalmine"  # the record in which a canary tells the server which one it is
 ASSIGNED = "audit/nodes.json"
+STRONG = "must be hard to guess, got a number below 2^64 or fewer than 8 bytes"
 PART = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
 Nodes = float | Mapping[int, int | Iterable[int]]
 
@@ -184,11 +186,12 @@ class Announcement:
                 )
             return self.seed
         seed = read_seed(Path(str(path)))
-        if self.record is None:
+        if self.record is None or self.record[1].opens_to(seed, self.record[0]):
+            refuse_guessable(
+                seed, f"seed file {path}", "make one with coalmine seed, for the server and all canary nodes"
+            )
             return seed
         settings, commitment = self.record
-        if commitment.opens_to(seed, settings):
-            return seed
         if commitment.opens_to(Path(str(path)).read_bytes(), settings):
             raise ValueError(
                 f"seed file {path} must be read in the same way everywhere, but the server's audit took its raw bytes: use "
@@ -202,6 +205,19 @@ class Announcement:
         """Canary `index` as an update of a client."""
         kind = RotatedCanaries if self.kind == "rotated" else SphereCanaries
         return kind(self.canaries, self.dim, seed=seed).canary(index, like=like) * (self.clip_norm * self.scale)
+
+
+def is_guessable(seed: SupportsIndex | bytes) -> bool:
+    """Whether the commitment can be opened by trying seeds: a whole number below 2^64, or fewer than 8 bytes."""
+    if isinstance(seed, bytes | bytearray):
+        return len(seed) < 8
+    return operator.index(seed) < 1 << 64
+
+
+def refuse_guessable(seed: SupportsIndex | bytes, name: str, remedy: str) -> None:
+    """Reject a seed that can be guessed; the error does not show it."""
+    if is_guessable(seed):
+        raise ValueError(f"{name} {STRONG}: {remedy}")
 
 
 def checked_seed(audit: Audit, seed: int | bytes | None) -> int | bytes | None:

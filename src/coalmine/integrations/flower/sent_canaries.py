@@ -23,39 +23,74 @@ FEWEST = 3  # canaries of which most can decide
 TELLING = 0.05  # cosine of a real update with the canaries' sum above which it holds canaries
 
 
-def wrong_canaries(
-    canaries: Mapping[int, Message],
-    audit: Audit,
-    layout: Layout,
-    current: Row,
-    *,
-    clip_norm: float,
-    scale: float,
-    noisy: bool,
-) -> dict[int, str]:
-    """The canaries whose reply is something else than the canary, with the reason.
+class CanaryCheck:
+    """Compares a round's replies with the canaries; `current` is the model that was sent."""
 
-    A canary may arrive clipped, or as long as it was sent, and if `noisy` with noise that clients add. It must be like most
-    of the others: one that is not clipped among clipped ones is wrong, since a missing clip would show in most.
-    """
-    if not canaries:
-        return {}
-    indices = sorted(canaries)
-    summed, update = np.zeros_like(current), np.empty_like(current)
-    for index in indices:
-        _update_into(update, canaries[index], layout, current)
-        summed += update
-    rounding = ROUNDING * _length(current)
-    total = audit.updates(_not_the_rounds_own(indices, audit), 1.0, like=current)
-    along, rest = _parts(summed, total)
-    most = LONGEST * scale * clip_norm + rounding
-    if SHORTEST * clip_norm <= along <= most and rest <= NOTICED * along + rounding * math.sqrt(len(indices)):
-        return {}
-    found = {}
-    for index in indices:
-        _update_into(update, canaries[index], layout, current)
-        found[index] = _parts(update, audit.update(index, 1.0, like=current))
-    return _unlike_most(found, len(current), clip_norm, most, rounding, few=len(found) < FEWEST and not noisy)
+    def __init__(self, audit: Audit, layout: Layout, current: Row) -> None:
+        self._audit, self._layout, self._current = audit, layout, current
+        self._sum: tuple[list[int], Row] | None = None
+
+    def wrong(self, canaries: Mapping[int, Message], *, clip_norm: float, scale: float, noisy: bool) -> dict[int, str]:
+        """The canaries whose reply is something else than the canary, with the reason.
+
+        A canary may arrive clipped, or as long as it was sent, and if `noisy` with noise that clients add. It must be like
+        most of the others: one that is not clipped among clipped ones is wrong, since a missing clip would show in most.
+        """
+        if not canaries:
+            return {}
+        indices, current = sorted(canaries), self._current
+        summed, update = np.zeros_like(current), np.empty_like(current)
+        for index in indices:
+            self._update_into(update, canaries[index])
+            summed += update
+        rounding = ROUNDING * _length(current)
+        along, rest = _parts(summed, self._sum_of(indices))
+        most = LONGEST * scale * clip_norm + rounding
+        if SHORTEST * clip_norm <= along <= most and rest <= NOTICED * along + rounding * math.sqrt(len(indices)):
+            return {}
+        found = {}
+        for index in indices:
+            self._update_into(update, canaries[index])
+            found[index] = _parts(update, self._audit.update(index, 1.0, like=current))
+        return _unlike_most(found, len(current), clip_norm, most, rounding, few=len(found) < FEWEST and not noisy)
+
+    def holding(self, others: Row, real: Sequence[Message], present: list[int]) -> list[Message]:
+        """The real replies that hold the present canaries, which only a client who knows the seed can send.
+
+        They raise the canaries' scores, and so frame an honest pipeline. Where most replies do, it is not one client's
+        doing. `others` is the sum of all real replies: where it shows nothing, none of them is looked at.
+        """
+        length = _length(others)
+        if not present or not length:
+            return []
+        total = self._sum_of(present)
+        unit = total / _length(total)
+        chance = 1 / math.sqrt(len(unit))
+        if float(np.vdot(others, unit)) <= SCREENED_STDS * chance * length:
+            return []
+        update, found = np.empty_like(self._current), []
+        for reply in real:
+            self._update_into(update, reply)
+            if float(np.vdot(update, unit)) > max(TELLING, STDS * chance) * _length(update):
+                found.append(reply)
+        return found if 2 * len(found) <= len(real) or len(real) == 1 else []
+
+    def _sum_of(self, indices: list[int]) -> Row:
+        """The sum of canaries, which the audit takes again itself in the rounds whose noise it measures by layers.
+
+        Without layers it measures less in some rounds; that it must not find the sum at hand leaves this as it is.
+        """
+        if self._sum is None or self._sum[0] != indices:
+            by_layers = bool(self._audit.settings.layers)
+            total = self._audit.updates(indices if by_layers else indices[::-1], 1.0, like=self._current)
+            if len(indices) == 1 and not by_layers:
+                self._audit.updates([], 1.0, like=self._current)
+            self._sum = indices, total
+        return self._sum[1]
+
+    def _update_into(self, out: Row, reply: Message) -> None:
+        (record,) = reply.content.array_records.values()
+        self._layout.update_into(out, record, self._current)
 
 
 def _unlike_most(
@@ -78,42 +113,6 @@ def _unlike_most(
                 f"{usual / clip_norm:.3g} long"
             )
     return wrong
-
-
-def hidden_canaries(
-    others: Row, real: Sequence[Message], present: Sequence[int], audit: Audit, layout: Layout, current: Row
-) -> list[Message]:
-    """The real replies that hold the present canaries, which only a client who knows the seed can send.
-
-    They raise the canaries' scores, and so frame an honest pipeline. Where most replies are so, it is not a client's doing.
-    """
-    length = _length(others)
-    if not len(present) or not length:
-        return []
-    total = audit.updates(_not_the_rounds_own(list(present), audit), 1.0, like=current)
-    unit = total / _length(total)
-    if float(np.vdot(others, unit)) <= SCREENED_STDS * length / math.sqrt(len(current)):
-        return []
-    telling = max(TELLING, STDS / math.sqrt(len(current)))
-    update, found = np.empty_like(current), []
-    for reply in real:
-        _update_into(update, reply, layout, current)
-        if float(np.vdot(update, unit)) > telling * _length(update):
-            found.append(reply)
-    return found if 2 * len(found) <= len(real) or len(real) == 1 else []
-
-
-def _not_the_rounds_own(indices: list[int], audit: Audit) -> list[int]:
-    """The canaries in an order that the audit uses again only where it takes their sum anyway.
-
-    An audit without layers takes the sum in some rounds, and measures less in the others.
-    """
-    return indices if audit.settings.layers else indices[::-1]
-
-
-def _update_into(out: Row, reply: Message, layout: Layout, current: Row) -> None:
-    (record,) = reply.content.array_records.values()
-    layout.update_into(out, record, current)
 
 
 def _parts(vector: Row, unit: Any) -> tuple[float, float]:

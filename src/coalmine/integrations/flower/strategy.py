@@ -25,11 +25,14 @@ from coalmine.integrations.flower.arrays import FrozenArrays, Layout, Row, as_re
 from coalmine.integrations.flower.canary_clients import (
     PREFIX,
     REPLY,
+    STRONG,
     Announcement,
     Designation,
     Nodes,
     checked_partitions,
     checked_seed,
+    is_guessable,
+    refuse_guessable,
 )
 from coalmine.integrations.flower.observer import Recorder, logger
 from coalmine.integrations.flower.replies import (
@@ -52,10 +55,12 @@ from coalmine.integrations.flower.scope import (
     tensors_item,
     weights_item,
 )
-from coalmine.integrations.flower.sent_canaries import hidden_canaries, wrong_canaries
+from coalmine.integrations.flower.sent_canaries import CanaryCheck
 from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, nonnegative, positive, refuse_finished, set_up_audit
+from coalmine.storage.seed_file import read_seed
 
 Mode = Literal["client", "replace", "extra"]
+DEPLOYED = ("HttpGrid", "GrpcGrid")  # by name: simulations have an InMemoryGrid, and flwr.superlink is not public
 DROPPING = (Krum, MultiKrum, Bulyan, FedTrimmedAvg, FedMedian, QFedAvg)
 LONGEST_REASON = 400  # characters of a failed reply's reason
 NO_CANARY = (
@@ -63,6 +68,7 @@ NO_CANARY = (
     "canary_partitions or canary_nodes must name some of them"
 )
 
+HOLDING = "it holds canaries though it claims to be none, so its node knows the seed"
 UNCLIPPED = (
     "most real clients sent updates longer than the clip norm, which clients must clip to, so such rounds cannot confirm a "
     "claim"
@@ -89,7 +95,8 @@ def audited(
     `model` is that model: an ArrayRecord, a torch Module or a state_dict. Each of its floating-point arrays gets a noise
     gauge of its own. `canaries` is how many there are, or, in mode "client", the partition ids that are canaries in a
     simulation. Give either `seed` or `seed_file`. In mode "client" a `seed` is announced to all clients. The seed in a
-    `seed_file` is announced to nobody: each canary node reads its own copy, `coalmine-seed-file` in its node config.
+    `seed_file` is announced to nobody: each canary node reads its own copy, `coalmine-seed-file` in its node config. A
+    deployment refuses a seed that can be guessed, and so does a seed file: a number below 2^64, or fewer than 8 bytes.
     `unobserved`, `delta` and `directory` are those of `Audit`. An `audit` of your own takes the place of all of them, and
     of the model; its seed may be given too, to be announced. `mode`, `scale` and `settings` are those of AuditedStrategy.
     """
@@ -102,7 +109,11 @@ def audited(
     making: AuditSettings = {"canaries": canaries, "unobserved": unobserved, "delta": delta, "directory": directory}
     making |= {"seed": seed if audit is None else None, "seed_file": seed_file, "audit": audit}
     announced = seed if mode == "client" or audit is not None else None
-    return AuditedStrategy(strategy, set_up_audit(layers, **making), mode, seed=announced, scale=scale, **settings)
+    if seed_file is not None and seed is None and audit is None:
+        refuse_guessable(read_seed(seed_file), f"seed file {seed_file}", f"make one with: coalmine seed {seed_file}")
+    made = AuditedStrategy(strategy, set_up_audit(layers, **making), mode, seed=announced, scale=scale, **settings)
+    made.guessable_seed = seed is not None and is_guessable(seed)
+    return made
 
 
 @dataclass(frozen=True)
@@ -178,6 +189,7 @@ class AuditedStrategy(Strategy):
         self._scale = _scale(scale, mode, self._private)
         self._designation = Designation(audit, canary_nodes)
         self._partitions, self._seed = checked_partitions(canary_partitions), checked_seed(audit, seed)
+        self.guessable_seed = seed is not None and is_guessable(seed)  # which a deployment refuses
         self._others_left_out = self._why_others_are_unknown(known_others)
         self._rng = rng
         self._recorder: Recorder | None = None
@@ -211,6 +223,7 @@ class AuditedStrategy(Strategy):
         `initial_arrays` may also be a torch Module or a state_dict.
         """
         refuse_finished(self.audit)
+        self._check_secrecy(grid)
         done, arrays = self._resumed(as_record(initial_arrays))
         self._recorder = self._new_recorder(arrays)
         left = max(num_rounds - done, 0)
@@ -374,7 +387,8 @@ class AuditedStrategy(Strategy):
 
         Replies that turn out to be bad are dropped, and the rest is examined again.
         """
-        canaries = self._reported(recorder, sent, found) if self.mode == "client" else {}
+        check = CanaryCheck(self.audit, recorder.layout, recorder.current)
+        canaries = self._reported(check, sent, found) if self.mode == "client" else {}
         chosen = self._chosen(sent) if self.mode == "extra" else None
         while True:
             if self.mode == "replace":
@@ -389,10 +403,10 @@ class AuditedStrategy(Strategy):
                 return canaries, None
             bad = self._too_long(recorder, sent, real, lengths)
             if 2 * len(bad) > len(real):  # no single client's doing: the canaries show whether clients clip
-                self._warn(f"{UNCLIPPED}, first node {bad[0][0].metadata.src_node_id} in round {sent.round_number}")
+                self._warn(UNCLIPPED)
                 return canaries, None
             if not bad and self.mode == "client":
-                bad = self._holding_canaries(recorder, real, sorted(canaries), others)
+                bad = [(reply, HOLDING) for reply in check.holding(others, real, sorted(canaries))]
             if not bad:
                 return canaries, others
             for reply, why in bad:
@@ -411,13 +425,6 @@ class AuditedStrategy(Strategy):
             if length > most
         ]
 
-    def _holding_canaries(
-        self, recorder: Recorder, real: list[Message], present: list[int], others: Row
-    ) -> list[tuple[Message, str]]:
-        """The real replies that hold canaries."""
-        found = hidden_canaries(others, real, present, self.audit, recorder.layout, recorder.current)
-        return [(reply, "it holds canaries though it claims to be none, so its node knows the seed") for reply in found]
-
     def _replaced(self, recorder: Recorder, sent: _Sent, valid: list[Message]) -> dict[int, Message]:
         """The replies of canary nodes, which become canaries on the server."""
         found = {}
@@ -428,19 +435,11 @@ class AuditedStrategy(Strategy):
                 found[index] = reply
         return found
 
-    def _reported(self, recorder: Recorder, sent: _Sent, found: RoundReplies) -> dict[int, Message]:
+    def _reported(self, check: CanaryCheck, sent: _Sent, found: RoundReplies) -> dict[int, Message]:
         """The replies that say that they are canaries, and are."""
         self._canary_reported |= any(REPLY in reply.content for reply in found.good)
         canaries = self._claims.read(found)
-        wrong = wrong_canaries(
-            canaries,
-            self.audit,
-            recorder.layout,
-            recorder.current,
-            clip_norm=sent.clip_norm,
-            scale=self._scale,
-            noisy=self._private is None,
-        )
+        wrong = check.wrong(canaries, clip_norm=sent.clip_norm, scale=self._scale, noisy=self._private is None)
         for index, why in wrong.items():
             found.drop(canaries.pop(index), why)
         self._claims.settle(canaries)
@@ -707,6 +706,15 @@ class AuditedStrategy(Strategy):
                 f"{name} does not average linearly, so the real clients' part cannot be subtracted from the new model"
             )
         return None
+
+    def _check_secrecy(self, grid: Grid) -> None:
+        """In a deployment, refuse a guessable seed, and warn of one that every client is told."""
+        if not any(kind.__name__ in DEPLOYED for kind in type(grid).__mro__):
+            return
+        if self.guessable_seed:
+            raise ValueError(f"the seed of a deployment {STRONG}: give seed_file=, made with: coalmine seed FILE")
+        if self._seed is not None:
+            self._warn("every client is told the seed, so a hostile one can imitate canaries: give seed_file= instead")
 
     def _check_strategy(self) -> None:
         if isinstance(self._innermost, DROPPING):
