@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.checks import one_number, shown, whole_number
 from coalmine.integrations.flower.arrays import Layout
 from coalmine.storage.files import write_atomically
-from coalmine.storage.record import Commitment, Settings
+from coalmine.storage.record import Commitment, Settings, is_guessable
 from coalmine.storage.seed_file import read_seed
 
 if TYPE_CHECKING:
@@ -205,13 +204,6 @@ class Announcement:
         """Canary `index` as an update of a client."""
         kind = RotatedCanaries if self.kind == "rotated" else SphereCanaries
         return kind(self.canaries, self.dim, seed=seed).canary(index, like=like) * (self.clip_norm * self.scale)
-
-
-def is_guessable(seed: SupportsIndex | bytes) -> bool:
-    """Whether the commitment can be opened by trying seeds: a whole number below 2^64, or fewer than 8 bytes."""
-    if isinstance(seed, bytes | bytearray):
-        return len(seed) < 8
-    return operator.index(seed) < 1 << 64
 
 
 def refuse_guessable(seed: SupportsIndex | bytes, name: str, remedy: str) -> None:

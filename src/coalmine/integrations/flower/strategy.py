@@ -31,7 +31,6 @@ from coalmine.integrations.flower.canary_clients import (
     Nodes,
     checked_partitions,
     checked_seed,
-    is_guessable,
     refuse_guessable,
 )
 from coalmine.integrations.flower.observer import Recorder, logger
@@ -57,6 +56,7 @@ from coalmine.integrations.flower.scope import (
 )
 from coalmine.integrations.flower.sent_canaries import CanaryCheck
 from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, nonnegative, positive, refuse_finished, set_up_audit
+from coalmine.storage.record import is_guessable
 from coalmine.storage.seed_file import read_seed
 
 Mode = Literal["client", "replace", "extra"]
@@ -112,7 +112,7 @@ def audited(
     if seed_file is not None and seed is None and audit is None:
         refuse_guessable(read_seed(seed_file), f"seed file {seed_file}", f"make one with: coalmine seed {seed_file}")
     made = AuditedStrategy(strategy, set_up_audit(layers, **making), mode, seed=announced, scale=scale, **settings)
-    made.guessable_seed = seed is not None and is_guessable(seed)
+    made._guessable |= seed is not None and is_guessable(seed)
     return made
 
 
@@ -189,7 +189,8 @@ class AuditedStrategy(Strategy):
         self._scale = _scale(scale, mode, self._private)
         self._designation = Designation(audit, canary_nodes)
         self._partitions, self._seed = checked_partitions(canary_partitions), checked_seed(audit, seed)
-        self.guessable_seed = seed is not None and is_guessable(seed)  # which a deployment refuses
+        stated = None if audit.directory is None else audit.directory.read_statement()
+        self._guessable = (stated is not None and stated.demonstration) or (seed is not None and is_guessable(seed))
         self._others_left_out = self._why_others_are_unknown(known_others)
         self._rng = rng
         self._recorder: Recorder | None = None
@@ -711,7 +712,7 @@ class AuditedStrategy(Strategy):
         """In a deployment, refuse a guessable seed, and warn of one that every client is told."""
         if not any(kind.__name__ in DEPLOYED for kind in type(grid).__mro__):
             return
-        if self.guessable_seed:
+        if self._guessable:
             raise ValueError(f"the seed of a deployment {STRONG}: give seed_file=, made with: coalmine seed FILE")
         if self._seed is not None:
             self._warn("every client is told the seed, so a hostile one can imitate canaries: give seed_file= instead")
