@@ -59,7 +59,7 @@ class RoundReplies:
     def drop(self, reply: Message, why: str) -> None:
         """Drop a reply that looked good at first, or that comes now."""
         self.good = [each for each in self.good if each is not reply]
-        self.dropped.append(DroppedReply(int(reply.metadata.src_node_id), self.round_number, why))
+        self.dropped.append(DroppedReply(reply.metadata.src_node_id, self.round_number, why))
 
     @property
     def lost(self) -> int:
@@ -100,6 +100,8 @@ def sort_replies(
             if reply.has_error():
                 found.failed.append(reply)
                 continue
+            if not reply.has_content():
+                raise BadReplyError("it holds neither content nor an error")
             if model is not None:
                 check_arrays(reply.content, model)
             check_metrics(reply.content, weight_key)

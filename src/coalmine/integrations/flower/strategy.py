@@ -730,7 +730,7 @@ class AuditedStrategy(Strategy):
     def _name_dropped(self, dropped: list[DroppedReply]) -> None:
         """Log each bad reply, and keep it for the result."""
         for each in dropped:
-            logger.warning("the reply of node %d in round %d was dropped: %s", each.node, each.round_number, each.why)
+            logger.warning("the reply of node %s in round %d was dropped: %s", each.node, each.round_number, each.why)
         self.dropped += dropped
 
     def _warn_of_failures(self, recorder: Recorder, sent: _Sent, failed: list[Message]) -> None:
