@@ -246,7 +246,7 @@ def test_an_error_reply_skips_the_private_round_and_is_counted(caplog):
     result = strategy.audit.finish()
     assert (result.rounds, result.skipped) == (2, 1)
     assert audit.last_round == 3
-    assert f"skipped 1, failed 1, missing 0, lost canaries {CANARIES}" in caplog.text
+    assert f"skipped 1, failed 1, missing 0, dropped 0, lost canaries {CANARIES}" in caplog.text
 
 
 def test_a_failed_canary_is_not_counted_as_present():
@@ -329,13 +329,18 @@ def test_equal_weights_raise_no_warning(wrapper):
     assert strategy._warned == []
 
 
-def test_a_round_with_one_canary_on_two_nodes_is_skipped(caplog):
+def test_replies_of_two_nodes_with_one_canary_are_dropped(caplog):
+    """The server cannot know whose canary it is. Both nodes are named in round 1, and the other canaries are audited."""
     audit = small_audit()
     doubled = [*nodes(), {"canary-id": 3}]
     strategy = audited(server_side(len(doubled)), audit=audit, mode="client", seed=SEED)
     small_run(strategy, LoopGrid(client_app([canary_mod]), doubled))
-    assert strategy.audit.finish().skipped == 3
-    assert "canary 3 came from two nodes" in caplog.text
+    assert [item.present.tolist() for item in audit.log.rounds()] == [[i for i in range(CANARIES) if i != 3]] * 3
+    first, second = REAL + 4, len(doubled)
+    told = "was dropped: canary 3 came from node {} too in this round: each node needs its own canary-id"
+    assert f"the reply of node {first} in round 1 {told.format(second)}" in caplog.text
+    assert f"the reply of node {second} in round 1 {told.format(first)}" in caplog.text
+    assert gauge(strategy.audit.finish(), "residual").status == "ok"  # noise for as many replies as were averaged
 
 
 def test_a_fraction_of_the_nodes_become_canaries():
@@ -408,7 +413,7 @@ def test_a_restarted_server_resumes_after_its_last_round(tmp_path):
     final = next(result.adversaries[name] for name in ["final-update"])
     assert final.headline.estimate.mean > 1  # √3 with the first model still known, about 0 without
     stored = json.loads((tmp_path / "result.json").read_text())
-    assert stored["missed"] == {"skipped": 1, "failed": 1, "missing": 0, "lost_canaries": len(first[0])}
+    assert stored["missed"] == {"skipped": 1, "failed": 1, "missing": 0, "dropped": 0, "lost_canaries": len(first[0])}
     assert strategy.audit.finish().to_dict() == result.to_dict()  # and again, in the same process
 
 
@@ -446,9 +451,13 @@ class Sent(LoopGrid):
 )
 @pytest.mark.parametrize("wrapper", [server_side, client_side])
 def test_others_are_the_clipped_average_of_the_real_clients(laid, wrapper, monkeypatch):
-    """However a reply's bytes lie, and although a strategy that clips puts other arrays into the replies meanwhile."""
+    """However a reply's bytes lie, and although a strategy that clips puts other arrays into the replies meanwhile.
+
+    Where clients must clip, a longer update would be dropped.
+    """
     rng = np.random.default_rng(4)
-    updates = rng.normal(size=(6, SMALL)) * np.array([0.1, 0.5, 1, 3, 10, 100])[:, None] / np.sqrt(SMALL)
+    lengths = np.array([0.1, 0.5, 1, 3, 10, 100]) if wrapper is server_side else np.full(6, 0.9)
+    updates = rng.normal(size=(6, SMALL)) * lengths[:, None] / np.sqrt(SMALL)
     audit, seen = small_audit(), []
     observe = audit.observe_round
     monkeypatch.setattr(
@@ -458,7 +467,7 @@ def test_others_are_the_clipped_average_of_the_real_clients(laid, wrapper, monke
     small_run(strategy, Sent(updates, laid), rounds=1)
     weights = np.arange(1, 7) / 21  # node 6 is a canary
     norms = np.linalg.norm(updates, axis=1)
-    assert (norms[:5] > 1).tolist() == [False, False, norms[2] > 1, True, True]
+    assert (norms[:5] > 1).any() == (wrapper is server_side)
     truth = sum(w * u * min(1, 1 / norm) for w, u, norm in zip(weights[:5], updates[:5], norms[:5], strict=True))
     (found,) = seen
     assert found.dtype == np.float32
@@ -476,7 +485,7 @@ def test_a_reply_of_another_size_is_refused():
 
 @pytest.mark.parametrize("known_others", [True, False])
 def test_number_of_transforms_on_clients_and_server(known_others, monkeypatch):
-    """A canary client takes one; the server one a round, and two more to know the others: their residual and its noise."""
+    """A canary client takes one; the server one a round, one to check what canaries sent, and two to know the others."""
     counts = {"combine": 0, "products": 0}
 
     def counted(name):
@@ -504,7 +513,7 @@ def test_number_of_transforms_on_clients_and_server(known_others, monkeypatch):
     assert len(each) == REAL + CANARIES
     for node, taken in each:
         assert taken == {"combine": int("canary-id" in node), "products": 0}
-    assert counts == {"combine": CANARIES + known_others, "products": 1 + known_others}
+    assert counts == {"combine": CANARIES + 1 + known_others, "products": 1 + known_others}
 
 
 @pytest.mark.parametrize(("mode", "canaries"), [("client", range(REAL, REAL + CANARIES)), ("extra", CANARIES)])
@@ -543,8 +552,9 @@ def test_the_run_directory_is_valid_and_verifies(tmp_path):
     assert stored["presentations"] == 3
     lines = audit.directory.read_metrics()
     assert [line["accuracy"] for line in lines if "accuracy" in line] == [0.25, 0.5, 0.75]
-    checks = verify_run(tmp_path, SEED, model=tmp_path / "model.npy")
-    assert [check.held for check in checks] == [True, True, True]
+    checks = {check.name: check.held for check in verify_run(tmp_path, SEED, model=tmp_path / "model.npy")}
+    assert False not in checks.values(), checks
+    assert checks["commitment"] and checks["cosines"] and checks["result"], checks
 
 
 def test_a_seed_in_a_node_file_is_never_sent(tmp_path):
@@ -553,10 +563,9 @@ def test_a_seed_in_a_node_file_is_never_sent(tmp_path):
     configs = [{**node, "coalmine-seed-file": str(secret)} if "canary-id" in node else node for node in nodes()]
     audit = small_audit()
     strategy = audited(server_side(REAL + CANARIES, noise=0.0), audit=audit, mode="client")
-    announced = config()
-    small_run(strategy, LoopGrid(client_app([canary_mod]), configs), train_config=announced)
+    small_run(strategy, LoopGrid(client_app([canary_mod]), configs))
     assert cosines(audit) == pytest.approx(cosines(by_clients()), abs=1e-5)
-    assert "coalmine-seed" not in announced
+    assert "coalmine-seed" not in strategy._sent.messages[0].content["config"]
 
 
 def test_a_canary_without_a_seed_is_an_error():

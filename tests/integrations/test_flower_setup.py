@@ -32,6 +32,7 @@ from flwr.app import Array, ArrayRecord  # noqa: E402
 from coalmine.integrations.flower import Announcement, Observer, audited, canary_mod  # noqa: E402
 from coalmine.integrations.flower.arrays import as_record  # noqa: E402
 from coalmine.integrations.flower.canary_clients import parse_canaries  # noqa: E402
+from coalmine.storage.seed_file import read_seed  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -105,16 +106,54 @@ def nodes_with(path):
     return [{**node, "coalmine-seed-file": str(path)} if "canary-id" in node else node for node in nodes()]
 
 
-@pytest.mark.parametrize("content", [SEED, SEED + b"\n", SEED + b"\r\n", b"1234\n"])
+@pytest.mark.parametrize("content", [SEED, SEED + b"\n", SEED + b"\r\n", b"%d\n" % 2**64])
 def test_server_and_nodes_read_the_same_seed_file(content, tmp_path):
     """With or without a line end; the seed itself is announced to nobody."""
     path = seed_file(tmp_path, content)
-    strategy, announced = client_audit(seed_file=path), config()
-    small_run(strategy, LoopGrid(client_app([canary_mod]), nodes_with(path)), train_config=announced)
+    strategy = client_audit(seed_file=path)
+    small_run(strategy, LoopGrid(client_app([canary_mod]), nodes_with(path)))
     assert [item.present.size for item in strategy.audit.log.rounds()] == [CANARIES] * 3
     assert cosines(strategy.audit)[:, :CANARIES] == pytest.approx(1 / np.sqrt(CANARIES), abs=0.01)
+    announced = strategy._sent.messages[0].content["config"]
+    assert "coalmine-canaries" in announced
     assert "coalmine-seed" not in announced
-    assert not any(SEED in str(value).encode() for value in announced.values())
+    assert not any(content.strip() in str(value).encode() for value in announced.values())
+
+
+@pytest.mark.parametrize("content", [b"7", b"%d" % (2**64 - 1), b"1234567", b"secret\n"])
+def test_guessable_seed_files_are_rejected(content, tmp_path):
+    """On the server before anything is written, and on a canary node."""
+    path, home = seed_file(tmp_path, content), tmp_path / "run"
+    with pytest.raises(
+        ValueError, match=r"seed file .*seed must be hard to guess, got .*: make one with: coalmine seed"
+    ):
+        client_audit(seed_file=path, directory=home)
+    assert not home.exists()
+    audit = small_audit(seed=read_seed(path))
+    strategy = audited(server_side(REAL + CANARIES), audit=audit)
+    with pytest.raises(ValueError, match=r"must be hard to guess, got .*: make one with coalmine seed, for the server"):
+        small_run(strategy, LoopGrid(client_app([canary_mod]), nodes_with(path)))
+
+
+class HttpGrid(LoopGrid):
+    """A grid of the name that Flower's has in a deployment."""
+
+
+@pytest.mark.parametrize("seed", [7, 2**64 - 1, b"1234567"])
+@pytest.mark.parametrize("mode", ["client", "extra"])
+def test_a_deployment_refuses_a_guessable_seed(seed, mode):
+    strategy = client_audit(seed=seed, mode=mode)
+    with pytest.raises(ValueError, match=r"the seed of a deployment must be hard to guess, got .*: give seed_file="):
+        small_run(strategy, HttpGrid(client_app([canary_mod]), nodes()))
+    small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()), rounds=1)  # a simulation takes it
+
+
+def test_a_deployment_warns_of_a_seed_that_all_clients_are_told():
+    strategy = client_audit(seed=SEED)
+    small_run(strategy, HttpGrid(client_app([canary_mod]), nodes()), rounds=1)
+    assert strategy._warned == [
+        "every client is told the seed, so a hostile one can imitate canaries: give seed_file= instead"
+    ]
 
 
 @pytest.mark.parametrize("given", [{}, {"seed": SEED, "seed_file": "seed"}])

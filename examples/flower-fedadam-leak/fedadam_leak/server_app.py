@@ -30,7 +30,7 @@ def main(grid: Grid, context: Context) -> None:
         clipping_norm=float(settings["clipping-norm"]),
         num_sampled_clients=nodes,
     )
-    strategy = audited(strategy, model, canaries=range(10, 50), seed=7, delta=1e-5, directory=directory)
+    strategy = audited(strategy, model, canaries=range(10, 50), seed=b"public example", delta=1e-5, directory=directory)
     result = strategy.start(
         grid,
         model,

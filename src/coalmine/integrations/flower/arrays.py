@@ -150,7 +150,7 @@ def array_values(array: Array) -> npt.NDArray[Any]:
     if array.data.startswith(NPY):
         length = len(NPY) + 2 + int.from_bytes(array.data[len(NPY) : len(NPY) + 2], "little")
         shape, order, dtype = _header(array.data[:length])
-        if dtype.kind == "f" and dtype.isnative:
+        if dtype.kind == "f" and dtype.isnative and min(shape, default=0) >= 0:  # numpy's own reader refuses others
             count = int(np.prod(shape, dtype=np.int64))
             return np.frombuffer(array.data, dtype, count, offset=length).reshape(shape, order=order)
     return array.numpy()

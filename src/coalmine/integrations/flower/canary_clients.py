@@ -16,7 +16,7 @@ from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.checks import one_number, shown, whole_number
 from coalmine.integrations.flower.arrays import Layout
 from coalmine.storage.files import write_atomically
-from coalmine.storage.record import Commitment, Settings
+from coalmine.storage.record import Commitment, Settings, is_guessable
 from coalmine.storage.seed_file import read_seed
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 PREFIX = "coalmine-"
 REPLY = "coalmine"  # the record in which a canary tells the server which one it is
 ASSIGNED = "audit/nodes.json"
+STRONG = "must be hard to guess, got a number below 2^64 or fewer than 8 bytes"
 PART = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
 Nodes = float | Mapping[int, int | Iterable[int]]
 
@@ -184,11 +185,12 @@ class Announcement:
                 )
             return self.seed
         seed = read_seed(Path(str(path)))
-        if self.record is None:
+        if self.record is None or self.record[1].opens_to(seed, self.record[0]):
+            refuse_guessable(
+                seed, f"seed file {path}", "make one with coalmine seed, for the server and all canary nodes"
+            )
             return seed
         settings, commitment = self.record
-        if commitment.opens_to(seed, settings):
-            return seed
         if commitment.opens_to(Path(str(path)).read_bytes(), settings):
             raise ValueError(
                 f"seed file {path} must be read in the same way everywhere, but the server's audit took its raw bytes: use "
@@ -202,6 +204,12 @@ class Announcement:
         """Canary `index` as an update of a client."""
         kind = RotatedCanaries if self.kind == "rotated" else SphereCanaries
         return kind(self.canaries, self.dim, seed=seed).canary(index, like=like) * (self.clip_norm * self.scale)
+
+
+def refuse_guessable(seed: SupportsIndex | bytes, name: str, remedy: str) -> None:
+    """Reject a seed that can be guessed; the error does not show it."""
+    if is_guessable(seed):
+        raise ValueError(f"{name} {STRONG}: {remedy}")
 
 
 def checked_seed(audit: Audit, seed: int | bytes | None) -> int | bytes | None:
@@ -248,6 +256,11 @@ class Designation:
             self._path = None if audit.directory is None else audit.directory.path / ASSIGNED
             if self._path is not None and self._path.exists():
                 self._given = self._read(self._path)
+
+    @property
+    def names_nodes(self) -> bool:
+        """Whether the server names the canary nodes; else nodes know by themselves that they are canaries."""
+        return bool(self._given) or self._fraction > 0
 
     def index_of(self, node: int, round_number: int) -> int | None:
         """The canary whose role a node takes in a round, None for a real client."""

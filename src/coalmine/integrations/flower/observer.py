@@ -53,23 +53,26 @@ class Recorder:
         model: Mapping[str, Array] | None,
         present: Indices,
         *,
-        clear: bool = True,
         others: Row | None = None,
         noise_std: float | None = None,
         canary_norm: float | None = None,
         scale: float = 1.0,
         **counts: Any,
     ) -> None:
-        """Record a round's new model. Without one, or if it is not `clear` who took part, the round counts as skipped.
+        """Record a round's new model. Without one, or if it holds NaN or infinity, the round counts as skipped.
 
         `canary_norm` is the length of a clipped canary in the new model, `scale` how many times too long canaries were when
         they entered the clip; `counts` go into the metrics.
         """
         number = self.number(server_round)
         new = self.current if model is None else self.layout.row(model)
-        delta = new - self.current if clear else np.zeros_like(new)
+        with np.errstate(all="ignore"):
+            delta = new - self.current
+        if not np.isfinite(delta).all():
+            logger.warning("the model of round %d holds NaN or infinity, so this round is not audited", number)
+            delta = np.zeros_like(new)
         skipped = not delta.any()
-        if skipped:
+        if skipped or (others is not None and np.array_equal(delta, others)):  # neither noise nor a canary is left
             others = None
         self.audit.observe_round(
             number, delta, present=present, others=others, noise_std=noise_std, clip_norm=canary_norm, scale=scale
@@ -123,7 +126,7 @@ class Recorder:
 
     def _count(self, lines: list[dict[str, Any]]) -> None:
         for line in lines:
-            for name in ("skipped", "failed", "missing", "lost_canaries"):
+            for name in ("skipped", "failed", "missing", "dropped", "lost_canaries"):
                 self._tally[name] = self._tally.get(name, 0) + int(line.get(name, 0))
 
 

@@ -18,19 +18,32 @@ from flwr.serverapp.strategy import Bulyan, FedAvg, FedMedian, FedTrimmedAvg, Kr
 from coalmine.audit.audit import Audit
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
+from coalmine.audit.schedule import Indices
 from coalmine.audit.verdict import Claim
 from coalmine.checks import shown
 from coalmine.integrations.flower.arrays import FrozenArrays, Layout, Row, as_record, load_checkpoint, save_checkpoint
 from coalmine.integrations.flower.canary_clients import (
     PREFIX,
     REPLY,
+    STRONG,
     Announcement,
     Designation,
     Nodes,
     checked_partitions,
     checked_seed,
+    refuse_guessable,
 )
 from coalmine.integrations.flower.observer import Recorder, logger
+from coalmine.integrations.flower.replies import (
+    CanaryClaims,
+    DroppedReply,
+    RoundReplies,
+    describe_dropped,
+    own_config,
+    printable,
+    reply_weight,
+    sort_replies,
+)
 from coalmine.integrations.flower.scope import (
     CLIENT_CLIP,
     SAMPLER,
@@ -41,14 +54,24 @@ from coalmine.integrations.flower.scope import (
     tensors_item,
     weights_item,
 )
+from coalmine.integrations.flower.sent_canaries import CanaryCheck
 from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, nonnegative, positive, refuse_finished, set_up_audit
+from coalmine.storage.record import is_guessable
+from coalmine.storage.seed_file import read_seed
 
 Mode = Literal["client", "replace", "extra"]
+DEPLOYED = ("HttpGrid", "GrpcGrid")  # by name: simulations have an InMemoryGrid, and flwr.superlink is not public
 DROPPING = (Krum, MultiKrum, Bulyan, FedTrimmedAvg, FedMedian, QFedAvg)
 LONGEST_REASON = 400  # characters of a failed reply's reason
 NO_CANARY = (
     "no reply says that it is a canary, so none takes part: clients need canary_mod, last in their mods, and canary-id, "
     "canary_partitions or canary_nodes must name some of them"
+)
+
+HOLDING = "it holds canaries though it claims to be none, so its node knows the seed"
+UNCLIPPED = (
+    "most real clients sent updates longer than the clip norm, which clients must clip to, so such rounds cannot confirm a "
+    "claim"
 )
 
 
@@ -72,7 +95,8 @@ def audited(
     `model` is that model: an ArrayRecord, a torch Module or a state_dict. Each of its floating-point arrays gets a noise
     gauge of its own. `canaries` is how many there are, or, in mode "client", the partition ids that are canaries in a
     simulation. Give either `seed` or `seed_file`. In mode "client" a `seed` is announced to all clients. The seed in a
-    `seed_file` is announced to nobody: each canary node reads its own copy, `coalmine-seed-file` in its node config.
+    `seed_file` is announced to nobody: each canary node reads its own copy, `coalmine-seed-file` in its node config. A
+    deployment refuses a seed that can be guessed, and so does a seed file: a number below 2^64, or fewer than 8 bytes.
     `unobserved`, `delta` and `directory` are those of `Audit`. An `audit` of your own takes the place of all of them, and
     of the model; its seed may be given too, to be announced. `mode`, `scale` and `settings` are those of AuditedStrategy.
     """
@@ -85,7 +109,11 @@ def audited(
     making: AuditSettings = {"canaries": canaries, "unobserved": unobserved, "delta": delta, "directory": directory}
     making |= {"seed": seed if audit is None else None, "seed_file": seed_file, "audit": audit}
     announced = seed if mode == "client" or audit is not None else None
-    return AuditedStrategy(strategy, set_up_audit(layers, **making), mode, seed=announced, scale=scale, **settings)
+    if seed_file is not None and seed is None and audit is None:
+        refuse_guessable(read_seed(seed_file), f"seed file {seed_file}", f"make one with: coalmine seed {seed_file}")
+    made = AuditedStrategy(strategy, set_up_audit(layers, **making), mode, seed=announced, scale=scale, **settings)
+    made._guessable |= seed is not None and is_guessable(seed)
+    return made
 
 
 @dataclass(frozen=True)
@@ -161,11 +189,15 @@ class AuditedStrategy(Strategy):
         self._scale = _scale(scale, mode, self._private)
         self._designation = Designation(audit, canary_nodes)
         self._partitions, self._seed = checked_partitions(canary_partitions), checked_seed(audit, seed)
+        stated = None if audit.directory is None else audit.directory.read_statement()
+        self._guessable = (stated is not None and stated.demonstration) or (seed is not None and is_guessable(seed))
         self._others_left_out = self._why_others_are_unknown(known_others)
         self._rng = rng
         self._recorder: Recorder | None = None
         self._sent: _Sent | None = None
-        self._unclear = False  # whether this round's canaries cannot be told apart
+        self._evaluated: tuple[Message, ...] = ()  # the messages of this round's evaluation
+        self._claims = CanaryClaims(audit.settings.canaries, self._designation)
+        self.dropped: list[DroppedReply] = []  # bad replies so far
         self._canary_reported = False  # whether a reply ever said that it is a canary
         self._warned: list[str] = []
         self._failures: set[str] = set()  # reasons of failed replies
@@ -192,6 +224,7 @@ class AuditedStrategy(Strategy):
         `initial_arrays` may also be a torch Module or a state_dict.
         """
         refuse_finished(self.audit)
+        self._check_secrecy(grid)
         done, arrays = self._resumed(as_record(initial_arrays))
         self._recorder = self._new_recorder(arrays)
         left = max(num_rounds - done, 0)
@@ -208,10 +241,10 @@ class AuditedStrategy(Strategy):
         if self._recorder is None:
             self._recorder = self._new_recorder(arrays)
         clip_norm, number = self._clip_norm(), self._recorder.number(server_round)
+        own = own_config(config)  # Flower logs the caller's at every start, and the announcement may hold the seed
         if self.mode == "client":
-            for name, value in self._announcement(clip_norm, number).to_config().items():
-                config[name] = value
-        configured = self.strategy.configure_train(server_round, arrays, config, grid)
+            own.update(self._announcement(clip_norm, number).to_config())
+        configured = self.strategy.configure_train(server_round, arrays, own, grid)
         messages = [self._designated(message, number) for message in configured]
         self._sent = _Sent(number, clip_norm, tuple(messages), len(list(grid.get_node_ids())))
         return messages
@@ -223,11 +256,10 @@ class AuditedStrategy(Strategy):
         recorder, sent = self._recorder, self._sent
         if recorder is None or sent is None:
             raise ValueError("aggregate_train came before configure_train")
-        received = list(replies)
-        valid = [reply for reply in received if not reply.has_error()]
-        self._warn_of_failures(recorder, sent, received)
-        self._unclear = False
-        canaries = self._canary_replies(recorder, sent, valid)
+        found = self._sorted(replies, sent)
+        self._warn_of_failures(recorder, sent, found.failed)
+        canaries, others = self._examined(recorder, sent, found)
+        valid = found.good
         ghosts = list(canaries.values()) if self.mode == "extra" else []
         counted = [*valid, *ghosts]
         mine = {id(reply) for reply in canaries.values()}
@@ -236,25 +268,27 @@ class AuditedStrategy(Strategy):
         self._warn_of_weights(weights, own)
         self._ratio.add(weights, own)
         real = [reply for reply in valid if id(reply) not in mine]
-        others = self._others(recorder, sent, real, sum(weights))
         self._note_frozen(recorder, sent, real)
+        self._name_dropped(found.dropped)
         growth = self._growth(valid, ghosts)
-        arrays, metrics = self._aggregated(server_round, [*received, *ghosts], growth)
+        kept = Fraction(len(valid), len(valid) + found.lost) if valid else Fraction(1)
+        arrays, metrics = self._aggregated(server_round, [*valid, *found.failed, *ghosts], growth * kept)
         released = arrays is not None
         noise, size = self.noise_multiplier, float(len(valid) * growth)
         recorder.observe(
             server_round,
             arrays,
             np.array(sorted(canaries) if released else [], dtype=np.int32),
-            clear=not self._unclear,
             others=others if released else None,
             noise_std=noise * sent.clip_norm / size if noise and counted else None,
             canary_norm=sent.clip_norm * (float(np.mean(own)) / sum(weights) if own else 1 / max(len(counted), 1)),
             scale=self._scale,
             clients=len(real),
             **_weight_counts(weights, own),
-            failed=len(received) - len(valid),
-            missing=len(sent.messages) - len(received),
+            failed=len(found.failed),
+            missing=found.silent,
+            dropped=len(found.dropped),
+            dropped_replies=[[each.node, each.why] for each in found.dropped] or None,
             lost_canaries=0 if released else len(canaries),
             clip_norm=sent.clip_norm,
         )
@@ -265,11 +299,16 @@ class AuditedStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The strategy's own."""
-        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+        configured = self.strategy.configure_evaluate(server_round, arrays, own_config(config), grid)
+        self._evaluated = tuple(configured)
+        return list(self._evaluated)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The strategy's own."""
-        return self.strategy.aggregate_evaluate(server_round, replies)
+        """The strategy's own, without bad replies."""
+        number = server_round if self._recorder is None else self._recorder.number(server_round)
+        found = self._sort(replies, self._evaluated, number, None)
+        self._name_dropped(found.dropped)
+        return self.strategy.aggregate_evaluate(server_round, [*found.good, *found.failed])
 
     def summary(self) -> None:
         """The strategy's own, and a line on the audit."""
@@ -309,7 +348,7 @@ class AuditedStrategy(Strategy):
             task=task,
             weight=self._ratio.to_heaviest,
             audited=self.audited_items(),
-            warnings=list(self._warned),
+            warnings=[*self._warned, *describe_dropped(self.dropped)],
             **more,
         )
 
@@ -326,12 +365,69 @@ class AuditedStrategy(Strategy):
 
     # Rounds
 
-    def _canary_replies(self, recorder: Recorder, sent: _Sent, valid: list[Message]) -> dict[int, Message]:
-        """The replies that are canaries, by canary: reported by clients, put in their place, or created."""
-        if self.mode == "client":
-            return self._reported(sent, valid)
-        if self.mode == "extra":
-            return self._ghosts(recorder, sent, valid)
+    def _sorted(self, replies: Iterable[Message], sent: _Sent) -> RoundReplies:
+        """The round's replies, sorted into good, failed and bad ones by what each of them holds."""
+        (model,) = sent.messages[0].content.array_records.values() if sent.messages else (None,)
+        return self._sort(replies, sent.messages, sent.round_number, model)
+
+    def _sort(
+        self, replies: Iterable[Message], messages: tuple[Message, ...], number: int, model: ArrayRecord | None
+    ) -> RoundReplies:
+        return sort_replies(
+            replies,
+            messages,
+            number,
+            model=model,
+            weight_key=self._weight_key,
+            uniform=hasattr(self._innermost, "weighted_by_key"),
+            equal_weights=model is not None and getattr(self._private, "accountant", None) is not None,
+        )
+
+    def _examined(self, recorder: Recorder, sent: _Sent, found: RoundReplies) -> tuple[dict[int, Message], Row | None]:
+        """The replies that are canaries, by canary, and the real clients' part of the average.
+
+        Replies that turn out to be bad are dropped, and the rest is examined again.
+        """
+        check = CanaryCheck(self.audit, recorder.layout, recorder.current)
+        canaries = self._reported(check, sent, found) if self.mode == "client" else {}
+        chosen = self._chosen(sent) if self.mode == "extra" else None
+        while True:
+            if self.mode == "replace":
+                canaries = self._replaced(recorder, sent, found.good)
+            elif chosen is not None:
+                canaries = self._ghosts(recorder, sent, found.good, chosen)
+            mine = {id(reply) for reply in canaries.values()}
+            ghosts = list(canaries.values()) if self.mode == "extra" else []
+            real = [reply for reply in found.good if id(reply) not in mine]
+            others, lengths = self._others(recorder, sent, real, sum(self._weights([*found.good, *ghosts])))
+            if others is None:
+                return canaries, None
+            bad = self._too_long(recorder, sent, real, lengths)
+            if 2 * len(bad) > len(real):  # no single client's doing: the canaries show whether clients clip
+                self._warn(UNCLIPPED)
+                return canaries, None
+            if not bad and self.mode == "client":
+                bad = [(reply, HOLDING) for reply in check.holding(others, real, sorted(canaries))]
+            if not bad:
+                return canaries, others
+            for reply, why in bad:
+                found.drop(reply, why)
+
+    def _too_long(
+        self, recorder: Recorder, sent: _Sent, real: list[Message], lengths: list[float]
+    ) -> list[tuple[Message, str]]:
+        """The real replies that are longer than the clip norm where clients must clip."""
+        if not isinstance(self._private, CLIENT_CLIP):
+            return []
+        most = 1.01 * sent.clip_norm + 1e-6 * float(np.linalg.norm(recorder.current))
+        return [
+            (reply, f"its update is {length / sent.clip_norm:.3g} clip norms long, but clients must clip")
+            for reply, length in zip(real, lengths, strict=True)
+            if length > most
+        ]
+
+    def _replaced(self, recorder: Recorder, sent: _Sent, valid: list[Message]) -> dict[int, Message]:
+        """The replies of canary nodes, which become canaries on the server."""
         found = {}
         for reply in valid:
             index = self._designation.index_of(reply.metadata.src_node_id, sent.round_number)
@@ -340,23 +436,17 @@ class AuditedStrategy(Strategy):
                 found[index] = reply
         return found
 
-    def _reported(self, sent: _Sent, valid: list[Message]) -> dict[int, Message]:
-        found: dict[int, Message] = {}
-        for reply in valid:
-            if REPLY not in reply.content:
-                continue
-            index = int(reply.content.config_records[REPLY]["canary"])  # type: ignore[arg-type]
-            del reply.content[REPLY]  # the strategy has no use for it
-            if index in found:
-                self._unclear = True
-                self._warn(
-                    f"canary {index} came from two nodes, so no such round is audited: each needs its own canary-id"
-                )
-            found[index] = reply
-        self._canary_reported |= bool(found)
-        if not found and self._has_canaries(sent, valid):
+    def _reported(self, check: CanaryCheck, sent: _Sent, found: RoundReplies) -> dict[int, Message]:
+        """The replies that say that they are canaries, and are."""
+        self._canary_reported |= any(REPLY in reply.content for reply in found.good)
+        canaries = self._claims.read(found)
+        wrong = check.wrong(canaries, clip_norm=sent.clip_norm, scale=self._scale, noisy=self._private is None)
+        for index, why in wrong.items():
+            found.drop(canaries.pop(index), why)
+        self._claims.settle(canaries)
+        if not canaries and not found.dropped and self._has_canaries(sent, found.good):
             self._warn(NO_CANARY)
-        return found
+        return canaries
 
     def _has_canaries(self, sent: _Sent, valid: list[Message]) -> bool:
         """Whether there must be canaries among the replies: nodes that the server named, or simply every node."""
@@ -364,18 +454,20 @@ class AuditedStrategy(Strategy):
         named = any(self._designation.index_of(node, number) is not None for node in nodes)
         return named or 0 < sent.available <= len(valid)
 
-    def _ghosts(self, recorder: Recorder, sent: _Sent, valid: list[Message]) -> dict[int, Message]:
-        if not valid:
-            return {}
+    def _chosen(self, sent: _Sent) -> Indices:
+        """The canaries that come beside the clients in this round."""
         settings = self.audit.settings
         if settings.rounds is not None:
-            chosen = self.audit.canaries_in_round(self.audit.last_round + 1)
-        else:
-            rate = min(1.0, len(sent.messages) / max(sent.available, 1))
-            if self._rng is None:
-                chosen = self.audit.sampled_canaries(self.audit.last_round + 1, rate)
-            else:
-                chosen = np.flatnonzero(self._rng.random(settings.canaries) < rate).astype(np.int32)
+            return self.audit.canaries_in_round(self.audit.last_round + 1)
+        rate = min(1.0, len(sent.messages) / max(sent.available, 1))
+        if self._rng is None:
+            return self.audit.sampled_canaries(self.audit.last_round + 1, rate)
+        return np.flatnonzero(self._rng.random(settings.canaries) < rate).astype(np.int32)
+
+    def _ghosts(self, recorder: Recorder, sent: _Sent, valid: list[Message], chosen: Indices) -> dict[int, Message]:
+        """Further replies that are canaries."""
+        if not valid:
+            return {}
         weight = self._largest_weight(valid)
         instructions = {message.metadata.dst_node_id: message for message in sent.messages}
         ghosts = {}
@@ -416,10 +508,12 @@ class AuditedStrategy(Strategy):
     def _aggregated(
         self, server_round: int, replies: list[Message], growth: Fraction | float
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The strategy's aggregation. The noise shrinks with the clients' share, as far as extra replies shrink that.
+        """The strategy's aggregation. The noise follows the clients' share, as far as extra and dropped replies change that.
 
         So the ratio of the two is what it is without the audit, also where the user's `num_sampled_clients` is wrong.
         """
+        if not replies:
+            return None, None
         if growth == 1 or self._private is None:
             return self.strategy.aggregate_train(server_round, replies)
         configured = self._private.num_sampled_clients
@@ -430,22 +524,27 @@ class AuditedStrategy(Strategy):
         finally:
             self._private.num_sampled_clients = configured
 
-    def _others(self, recorder: Recorder, sent: _Sent, real: list[Message], total: float) -> Row | None:
-        """The real clients' part of the average, clipped by us: what they sent is on trial, and so is the clip.
+    def _others(
+        self, recorder: Recorder, sent: _Sent, real: list[Message], total: float
+    ) -> tuple[Row | None, list[float]]:
+        """The real clients' part of the average, clipped by us, and the length of each update before that.
+
+        What they sent is on trial, and so is the clip.
 
         Each reply is read once, where it lies: update, length and share of the sum take no copy of it.
         """
         if self._others_left_out is not None:
-            return None
+            return None, []
         layout, current = recorder.layout, recorder.current
-        summed, update = np.zeros_like(current), np.empty_like(current)
+        summed, update, lengths = np.zeros_like(current), np.empty_like(current), []
         for reply, weight in zip(real, self._weights(real), strict=True):
             (record,) = reply.content.array_records.values()
             layout.update_into(update, record, current)
             square = float(np.vdot(update, update)) + self._left_out_square(sent, record, layout.left_out)
             update *= weight / total * min(1.0, sent.clip_norm / max(square**0.5, 1e-300))
             summed += update
-        return summed
+            lengths.append(square**0.5)
+        return summed, lengths
 
     def _left_out_square(self, sent: _Sent, record: ArrayRecord, names: tuple[str, ...]) -> float:
         """Flower's clip norm counts buffers too."""
@@ -469,11 +568,7 @@ class AuditedStrategy(Strategy):
         return str(getattr(self._innermost, "weighted_by_key", "num-examples"))
 
     def _weights(self, replies: list[Message]) -> list[float]:
-        found = []
-        for reply in replies:
-            (metrics,) = reply.content.metric_records.values()
-            found.append(float(metrics.get(self._weight_key, 1.0)))  # type: ignore[arg-type]
-        return found
+        return [reply_weight(reply, self._weight_key) for reply in replies]
 
     def _largest_weight(self, valid: list[Message]) -> float | None:
         weights = self._weights(valid)
@@ -613,6 +708,15 @@ class AuditedStrategy(Strategy):
             )
         return None
 
+    def _check_secrecy(self, grid: Grid) -> None:
+        """In a deployment, refuse a guessable seed, and warn of one that every client is told."""
+        if not any(kind.__name__ in DEPLOYED for kind in type(grid).__mro__):
+            return
+        if self._guessable:
+            raise ValueError(f"the seed of a deployment {STRONG}: give seed_file=, made with: coalmine seed FILE")
+        if self._seed is not None:
+            self._warn("every client is told the seed, so a hostile one can imitate canaries: give seed_file= instead")
+
     def _check_strategy(self) -> None:
         if isinstance(self._innermost, DROPPING):
             self._warn(
@@ -623,11 +727,15 @@ class AuditedStrategy(Strategy):
                 f"mode {self.mode!r} bypasses the clients' clip, so it is not audited: canary_mod on clients would"
             )
 
-    def _warn_of_failures(self, recorder: Recorder, sent: _Sent, received: list[Message]) -> None:
+    def _name_dropped(self, dropped: list[DroppedReply]) -> None:
+        """Log each bad reply, and keep it for the result."""
+        for each in dropped:
+            logger.warning("the reply of node %s in round %d was dropped: %s", each.node, each.round_number, each.why)
+        self.dropped += dropped
+
+    def _warn_of_failures(self, recorder: Recorder, sent: _Sent, failed: list[Message]) -> None:
         """Once for each reason."""
-        for reply in received:
-            if not reply.has_error():
-                continue
+        for reply in failed:
             reason = _reason(str(reply.error.reason))
             recorder.first_failure = recorder.first_failure or reason
             if reason not in self._failures:
@@ -659,8 +767,7 @@ def _reason(text: str) -> str:
     """A failed reply's reason on one line, without Flower's brackets around it: <class 'ValueError'>:<'text'>."""
     line = " ".join(text.split())
     match = re.fullmatch(r"<class '[^']*'>:<'(.*)'>", line)
-    line = line if match is None else match[1].strip()
-    return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 3] + "..."
+    return printable(line if match is None else match[1].strip(), LONGEST_REASON)
 
 
 def _private_wrapper(strategy: Any) -> Any:

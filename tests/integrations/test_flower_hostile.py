@@ -1,0 +1,350 @@
+"""Hostile clients: no reply raises on the server, frames an honest pipeline or hides a broken one; each is named."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from requires import require
+
+require("flwr")
+from flower_training import (  # noqa: E402
+    REAL,
+    SEED,
+    SMALL,
+    LoopGrid,
+    client_app,
+    client_side,
+    config,
+    fedavg,
+    new_audit,
+    nodes,
+    server_side,
+    small_audit,
+    small_run,
+)
+from flwr.app import ConfigRecord, MetricRecord  # noqa: E402
+from flwr.clientapp.mod import fixedclipping_mod  # noqa: E402
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClipping  # noqa: E402
+from hostile_clients import (  # noqa: E402
+    ARRAYS,
+    CANARY,
+    CLAIMS,
+    CLIENT,
+    MANY,
+    OWN,
+    RECORDS,
+    WEIGHTS,
+    as_another_node,
+    canary_update,
+    claiming,
+    failing,
+    hostile_grid,
+    in_turn,
+    late,
+    late_and_fresh,
+    sending,
+    twice,
+    with_weight,
+)
+
+from coalmine.integrations.flower import audited, canary_mod  # noqa: E402
+
+COUNT = REAL + MANY
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog):
+    caplog.set_level(logging.ERROR, logger="flwr")
+    caplog.set_level(logging.WARNING, logger="flwr.coalmine")
+
+
+def attacked(
+    attack, directory=None, *, node=CLIENT, side="server", wrapper=None, rounds=2, noise_for=COUNT, **settings
+):
+    """A run with one hostile node: the strategy, and its lines of metrics by round."""
+    audit = new_audit(canaries=MANY, dim=SMALL, directory=directory)
+    mods = [canary_mod] if side == "server" else [fixedclipping_mod, canary_mod]
+    inner = wrapper or (server_side if side == "server" else client_side)(noise_for)
+    strategy = audited(inner, audit=audit, mode="client", seed=SEED, **settings)
+    small_run(strategy, hostile_grid(attack, node=node, mods=mods), rounds=rounds)
+    return strategy
+
+
+def dropped(strategy):
+    """Round, node and reason of each dropped reply."""
+    return [(each.round_number, each.node, each.why) for each in strategy.dropped]
+
+
+def assert_named(result, node):
+    """The result names the node, and the verdict is not VIOLATION."""
+    assert result.verdict.outcome in ("PASS", "UNDERPOWERED"), result.verdict.reason
+    assert any(f"node {node}" in note for note in result.notes), result.notes
+
+
+@pytest.mark.parametrize("side", ["server", "client"])
+@pytest.mark.parametrize("group", [WEIGHTS, RECORDS, ARRAYS], ids=["weights", "records", "arrays"])
+def test_bad_replies_are_dropped_and_named(group, side, caplog, tmp_path):
+    """One kind in each round. The others' replies are aggregated as usual, so the verdict is the honest one."""
+    strategy = attacked(in_turn(group.values()), tmp_path, side=side, rounds=len(group))
+    kinds = dict(zip(range(1, len(group) + 1), group, strict=True))
+    found = {number: (node, why) for number, node, why in dropped(strategy)}
+    assert {kinds[number] for number in found} == set(group)
+    assert {node for node, _ in found.values()} == {CLIENT}
+    lines = [line for line in strategy.audit.directory.read_metrics() if "canaries" in line]
+    assert [line["dropped"] for line in lines] == [1] * len(group)
+    assert [line["canaries"] for line in lines] == [MANY] * len(group)
+    for number, (node, why) in found.items():
+        assert f"reply of node {node} in round {number} was dropped: {why}" in caplog.text
+        assert why.isprintable()
+        assert len(why) < 200
+    result = strategy.audit.finish()
+    assert_named(result, CLIENT)
+    assert result.verdict.outcome == "PASS", result.verdict.reason
+    stored = json.loads((tmp_path / "result.json").read_text())
+    assert stored["missed"]["dropped"] == len(group)
+    assert any(f"node {CLIENT}" in text for text in stored["warnings"])
+
+
+@pytest.mark.parametrize("node", [CLIENT, CANARY])
+def test_invalid_claims_to_be_a_canary_are_dropped(node):
+    """A record that is not one whole number in range, or that names another node's canary."""
+    strategy = attacked(in_turn(CLAIMS.values()), node=node, rounds=len(CLAIMS))
+    present = [item.present.size for item in strategy.audit.log.rounds()]
+    assert len(strategy.dropped) >= len(CLAIMS)
+    assert min(present) >= MANY - 2
+    assert max(present) <= MANY
+    assert_named(strategy.audit.finish(), node)
+
+
+def canary(index, length=1.0):
+    return canary_update(index, SEED) * length
+
+
+def noise(length):
+    """A fresh random update in each round."""
+    return lambda number: np.random.default_rng([5, number]).normal(size=SMALL) * length / np.sqrt(SMALL)
+
+
+def all_canaries(length):
+    return sum(canary(index) for index in range(MANY)) * length / np.sqrt(MANY)
+
+
+WRONG_CANARIES = {
+    "a normal update": sending(noise(0.01), OWN),
+    "a long update": sending(noise(10.0), OWN),
+    "zero": sending(np.zeros(SMALL), OWN),
+    "another canary": sending(canary(OWN + 2, 10.0), OWN),
+    "its negative": sending(canary(OWN, -10.0), OWN),
+    "1000 times too long": sending(canary(OWN, 10_000.0), OWN),
+    "a tenth of the clip norm": sending(canary(OWN, 0.1), OWN),
+    "something else beside it": sending(lambda number: canary(OWN, 10.0) + noise(30.0)(number), OWN),
+    "all canaries": sending(all_canaries(10.0), OWN),
+}
+
+
+@pytest.mark.parametrize("side", ["server", "client"])
+def test_a_canary_that_sends_something_else_is_dropped(side):
+    """The server knows every canary, so it sees at once what is none. The other canaries give the honest verdict."""
+    strategy = attacked(in_turn(WRONG_CANARIES.values()), node=CANARY, side=side, rounds=len(WRONG_CANARIES))
+    kinds = dict(zip(range(1, len(WRONG_CANARIES) + 1), WRONG_CANARIES, strict=True))
+    assert {kinds[number] for number, node, _ in dropped(strategy) if node == CANARY} == set(WRONG_CANARIES)
+    others = [index for index in range(MANY) if index != OWN]
+    assert [item.present.tolist() for item in strategy.audit.log.rounds()] == [others] * len(WRONG_CANARIES)
+    result = strategy.audit.finish()
+    assert_named(result, CANARY)
+    assert result.verdict.outcome == "PASS"
+
+
+@pytest.mark.parametrize("length", [10.0, 3.0, 1.5])
+def test_one_canary_that_does_not_clip_cannot_frame_clients_that_do(length):
+    """A missing clip would show in most canaries; in one of 24 it is that node's doing."""
+    strategy = attacked(sending(canary(OWN, length), OWN), node=CANARY, side="client")
+    assert [(node, why) for _, node, why in dropped(strategy)] == [
+        (CANARY, f"it sends canary {OWN} {length:g} clip norms long, where most canaries are 1 long")
+    ] * 2
+    assert_named(strategy.audit.finish(), CANARY)
+
+
+@pytest.mark.parametrize("noise_for", [COUNT, 3 * COUNT], ids=["honest", "broken"])
+@pytest.mark.parametrize(
+    ("node", "attack"),
+    [
+        (CANARY, sending(noise(0.01), OWN)),
+        (CLIENT, sending(noise(0.01), OWN)),
+        (CLIENT, sending(canary(OWN, 10.0), OWN)),
+        (CLIENT, sending(canary(OWN, -10.0), OWN)),
+    ],
+    ids=["a canary sends an update", "a client claims a canary", "with its canary", "with its negative"],
+)
+def test_a_canary_in_every_round_neither_frames_nor_hides(node, attack, noise_for):
+    """The honest pipeline gets no VIOLATION, and that with a third of the noise gets one."""
+    strategy = attacked(attack, node=node, rounds=3, noise_for=noise_for)
+    result = strategy.audit.finish()
+    assert any(f"node {node}" in note for note in result.notes)
+    assert result.verdict.outcome == ("PASS" if noise_for == COUNT else "VIOLATION"), result.verdict.reason
+
+
+@pytest.mark.parametrize("length", [1.0, -1.0, 0.3])
+def test_a_real_client_that_knows_the_seed_cannot_frame(length):
+    """It sends the sum of all canaries as its own update, which raises every score. 30 rounds are enough for a frame."""
+    strategy = attacked(sending(all_canaries(length)), rounds=30)
+    assert {node for _, node, _ in dropped(strategy)} == ({CLIENT} if length > 0 else set())
+    result = strategy.audit.finish()
+    assert result.verdict.outcome in ("PASS", "UNDERPOWERED"), result.verdict.reason
+
+
+@pytest.mark.parametrize("length", [np.sqrt(SMALL), 100.0, 1e6], ids=["as the noise", "long", "very long"])
+def test_a_client_that_does_not_clip_cannot_stand_in_for_missing_noise(length):
+    """Without the server's noise, an update of Gaussian numbers of its length would look like it."""
+    wrapper = client_side(1000 * COUNT)  # a thousandth of the noise
+    strategy = attacked(sending(noise(length)), side="client", wrapper=wrapper)
+    assert {node for _, node, _ in dropped(strategy)} == {CLIENT}
+    assert strategy.audit.finish().verdict.outcome == "VIOLATION"
+
+
+def test_rounds_in_which_most_clients_do_not_clip_confirm_nothing(caplog):
+    """Then it is the pipeline, so nothing is dropped; canaries that do clip leave it UNDERPOWERED, never PASS."""
+    audit = new_audit(canaries=MANY, dim=SMALL)
+    strategy = audited(client_side(COUNT), audit=audit, mode="client", seed=SEED)
+    app = client_app([fixedclipping_mod, canary_mod], update_norm=0.01)
+    loud = client_app([], update_norm=30.0)
+
+    def client(message, context):
+        return (app if "canary-id" in context.node_config else loud)(message, context)
+
+    small_run(strategy, LoopGrid(client, nodes(REAL, MANY)), rounds=2)
+    result = strategy.audit.finish()
+    assert strategy.dropped == []
+    assert result.verdict.outcome == "UNDERPOWERED"
+    assert caplog.text.count("most real clients sent updates longer than the clip norm") == 1
+
+
+@pytest.mark.parametrize(
+    ("attack", "why"),
+    [
+        (twice, "its node has replied already in this round"),
+        (late_and_fresh(), "it answers a message of another round"),
+        (as_another_node, "its node was not asked in this round"),
+    ],
+    ids=["twice", "late", "from a node that was not asked"],
+)
+def test_replies_that_nobody_asked_for_are_dropped(attack, why):
+    strategy = attacked(attack, rounds=3)
+    assert {reason for _, _, reason in dropped(strategy)} == {why}
+    assert len(strategy.dropped) >= 2
+    result = strategy.audit.finish()
+    assert result.verdict.outcome == "PASS"
+    assert strategy._recorder._tally["missing"] == 0
+    assert any(why in note for note in result.notes)
+
+
+def test_a_late_reply_is_missing_in_its_own_round():
+    """Flower divides by fewer replies and leaves the noise as it is: the gauge finds that, as for any silent node."""
+    strategy = attacked(late(), rounds=3)
+    assert dropped(strategy) == [(number, CLIENT, "it answers a message of another round") for number in (2, 3)]
+    assert strategy._recorder._tally["missing"] == 1
+
+
+def test_error_replies_name_the_node_on_one_line(caplog):
+    """Flower's wrapper skips such rounds. Control characters of the reason are escaped, and it is cut."""
+    strategy = attacked(in_turn([failing, lambda reply, message: [reply]]), rounds=2)
+    (told,) = strategy._warned
+    assert told.startswith(f"node {CLIENT} failed in round 1: \\x1b[31mno \\x1b[31mno")
+    assert told.isprintable()
+    assert len(told) < 500
+    result = strategy.audit.finish()
+    assert (result.rounds, result.skipped) == (1, 1)
+    assert result.verdict.outcome != "VIOLATION"
+
+
+def test_rounds_without_a_good_reply_are_skipped():
+    """Adaptive clipping divides by the number of replies, which is 0 here."""
+    wrapper = DifferentialPrivacyServerSideAdaptiveClipping(fedavg(), 1.0, 1, clipped_count_stddev=1.0)
+    strategy = audited(wrapper, audit=small_audit(), mode="extra")
+    grid = hostile_grid(with_weight(-1), node=1, canaries=0)
+    grid.contexts = {1: grid.contexts[1]}
+    wrapper.strategy.min_train_nodes = wrapper.strategy.min_available_nodes = 1
+    small_run(strategy, grid)
+    assert [each.node for each in strategy.dropped] == [1, 1, 1]
+    with pytest.raises(ValueError, match=r"every round was skipped \(3 of 3\)"):
+        strategy.audit.finish()
+
+
+def test_with_an_accountant_another_weight_than_most_is_dropped():
+    """Flower's accountant raises over unequal weights, and skips rounds with another number of replies."""
+    accounting = require("flwr.serverapp")
+    settings = accounting.PrivacyConfig(
+        target_delta=1e-5,
+        population_size=COUNT,
+        sampling_method=accounting.SamplingMethod.NO_AMPLIFICATION,
+        neighboring_relation=accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    )
+    wrapper = server_side(COUNT)
+    wrapper.accountant = accounting.RdpAccountant(settings)
+    strategy = attacked(with_weight(11), wrapper=wrapper)
+    assert [why for _, _, why in dropped(strategy)] == ["'num-examples' must be that of all others, 10, got 11"] * 2
+    result = strategy.audit.finish()
+    assert result.skipped == 0
+    assert_named(result, CLIENT)
+
+
+def test_a_claim_is_checked_against_the_servers_own_choice():
+    """canary_nodes names canaries 0..23. A node that claims another canary, or is none, is dropped."""
+    named = {REAL + 1 + index: index for index in range(MANY)}
+    for node, claim, truth in [(CANARY, OWN + 1, f"canary {OWN}"), (CLIENT, OWN, "no canary")]:
+        strategy = attacked(claiming(ConfigRecord({"canary": claim})), node=node, rounds=1, canary_nodes=named)
+        why = f"it claims to be canary {claim}, but the server named its node {truth}"
+        assert dropped(strategy) == [(1, node, why)]
+
+
+def test_the_node_that_had_a_canary_keeps_it():
+    """A client that claims it later is dropped alone."""
+    honest = lambda reply, message: [reply]  # noqa: E731
+    strategy = attacked(in_turn([honest, sending(canary(OWN, 10.0), OWN)]), rounds=2)
+    assert [(number, node) for number, node, _ in dropped(strategy)] == [(2, CLIENT)]
+    assert [item.present.size for item in strategy.audit.log.rounds()] == [MANY, MANY]
+
+
+@pytest.mark.parametrize("group", [WEIGHTS, RECORDS], ids=["weights", "records"])
+def test_bad_evaluation_replies_are_dropped(group):
+    app = client_app([canary_mod])
+
+    @app.evaluate()
+    def evaluate(message, context):
+        from flwr.app import Message, RecordDict
+
+        metrics = MetricRecord({"num-examples": 10, "loss": 1.0})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    kinds = {name: attack for name, attack in group.items() if not name.startswith("arrays")}
+    inner = fedavg()
+    inner.fraction_evaluate, inner.min_evaluate_nodes = 1.0, 2
+    strategy = audited(server_side(COUNT, inner=inner), audit=new_audit(canaries=MANY, dim=SMALL), seed=SEED)
+    grid = hostile_grid(in_turn(kinds.values()), mods=[canary_mod])
+    grid.app = app
+    result = small_run(strategy, grid, rounds=len(kinds))
+    assert len(result.evaluate_metrics_clientapp) == len(kinds)
+    assert all(metrics["loss"] == pytest.approx(1.0) for metrics in result.evaluate_metrics_clientapp.values())
+    assert {each.node for each in strategy.dropped} == {CLIENT}
+
+
+def test_the_callers_config_is_never_changed_and_the_seed_never_logged(caplog):
+    """Flower logs the train config at every start, so an announced seed must not end in it."""
+    secret = 987_654_321_987_654_321_987
+    caplog.set_level(logging.INFO, logger="flwr")
+    given, listed = config(rate=0.1, steps=[1, 2]), [1, 2]
+    for _ in range(2):
+        strategy = audited(server_side(COUNT), audit=small_audit(seed=secret), seed=secret)
+        small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()), rounds=1, train_config=given)
+        assert dict(given) == {"rate": 0.1, "steps": listed}
+    assert "ConfigRecord (train)" in caplog.text
+    assert str(secret) not in caplog.text
+    sent = strategy._sent.messages[0].content["config"]
+    assert sent["coalmine-seed"] == str(secret)
+    sent["steps"].append(3)
+    assert given["steps"] == listed
