@@ -3,14 +3,18 @@
 import errno
 import math
 import os
+import stat
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
     import msvcrt
+
+
+PIECE = 1 << 24  # bytes read at a time
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -24,7 +28,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        with draft.open("wb") as file:
+        with os.fdopen(_new_file(draft), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -32,6 +36,45 @@ def write_atomically(path: Path, data: bytes) -> None:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def _new_file(path: Path) -> int:
+    """A handle of a file that is made here: a link that somebody put in its place is removed, never followed."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    path.unlink(missing_ok=True)  # left by a process of the same number that was killed
+    return os.open(path, flags, 0o666)
+
+
+def open_regular(path: Path) -> int:
+    """A handle to read an ordinary file. A FIFO or a device, which might never end, is a ValueError."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise ValueError(f"{path} must be an ordinary file, got a pipe, a socket or a device")
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def read_regular(path: Path, *, most: int) -> bytes:
+    """The content of an ordinary file of at most `most` bytes; ValueError for anything else."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        return read_stream(str(path), file, most=most)
+
+
+def read_stream(name: str, stream: IO[bytes], *, most: int) -> bytes:
+    """Everything that a stream holds; ValueError if that is more than `most` bytes."""
+    pieces, size = [], 0
+    while piece := stream.read(PIECE):
+        pieces.append(piece)
+        size += len(piece)
+        if size > most:
+            raise ValueError(f"{name} must hold at most {most:,} bytes, got more")
+    return b"".join(pieces)
 
 
 def lock_file(path: Path) -> int | None:

@@ -14,12 +14,14 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.storage.files import read_at, write_at
+from coalmine.storage.files import open_regular, read_at, write_at
+from coalmine.storage.round_schema import check_types, check_values
 
 MAGIC = b"coalmine rounds 1\n"
 TAG = b"REC\n"
@@ -29,6 +31,7 @@ LARGEST_HEADER = 1 << 24
 
 logger = logging.getLogger("coalmine")
 Singles = npt.NDArray[np.float32]
+Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +247,7 @@ def _nameless_file() -> int:
 def _named_file(path: Path, read_only: bool) -> int:
     binary = getattr(os, "O_BINARY", 0)  # Windows translates line ends without it
     if read_only:
-        return os.open(path, os.O_RDONLY | binary)
+        return open_regular(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | binary, 0o644)
     if os.fstat(handle).st_size < len(MAGIC):
@@ -295,11 +298,11 @@ def _flat(item: Round | Final) -> Iterator[tuple[str, Any]]:
 
 def decode(head: bytes, body: bytes) -> tuple[str, Round | Final]:
     """The inverse of `encode`, for bytes whose digest was right."""
-    header = json.loads(head)
+    header = msgspec.convert(json.loads(head), dict[str, Any])
     kind, start = header.pop("kind"), 0
     values: dict[str, Any] = {}
     scores = {}
-    for name, dtype, size in header.pop("arrays"):
+    for name, dtype, size in msgspec.convert(header.pop("arrays"), list[tuple[str, str, Size]]):
         array = np.frombuffer(body, dtype=dtype, count=size, offset=start)
         start += array.nbytes
         if name.startswith("scores/"):
@@ -341,7 +344,10 @@ def scan_records(
             raise ValueError(f"{path}: record {number} is damaged; restore the file from a copy")
         try:
             kind, item = decode(bytes(head), body)
-        except (KeyError, TypeError, ValueError) as error:
+            check_types(item)
+            if checked:
+                check_values(item)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"{path}: record {number} cannot be read ({error})") from None
         yield kind, item, file.tell(), digest
 

@@ -19,14 +19,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, SupportsIndex
 
-import msgspec
 import tomli_w
 
-from coalmine.storage.files import json_ready, lock_file, write_atomically
+from coalmine.storage.files import json_ready, lock_file, read_regular, write_atomically
 from coalmine.storage.record import SCHEMA_VERSION, Commitment, Settings
 from coalmine.storage.rounds_file import RoundLog
 
 logger = logging.getLogger("coalmine")
+LARGEST = 1 << 30  # bytes of a file that is read whole
 
 
 def runs_in(directory: Path) -> list[Path]:
@@ -158,7 +158,7 @@ class RunDirectory:
     def read_config(self) -> dict[str, Any]:
         try:
             return self._checked_version(tomllib.loads(self._text("config.toml")), "config.toml")
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise ValueError(f"{self.path / 'config.toml'} is not TOML ({error}); restore it from a copy") from None
 
     def read_metrics(self) -> list[dict[str, Any]]:
@@ -169,8 +169,8 @@ class RunDirectory:
     def read_record(self) -> tuple[Settings, Commitment]:
         record = self._json("audit/record.json")
         try:
-            return Settings.from_dict(record["settings"]), msgspec.convert(record["commitment"], Commitment)
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            return Settings.from_dict(record["settings"]), Commitment.from_dict(record["commitment"])
+        except (KeyError, ValueError, RecursionError) as error:
             raise ValueError(f"{self.path / 'audit/record.json'} is not a record of an audit ({error})") from None
 
     def read_log(self) -> RoundLog:
@@ -184,7 +184,7 @@ class RunDirectory:
         return self._json("result.json")
 
     def _lines(self, path: Path) -> Iterator[dict[str, Any]]:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_regular(path, most=LARGEST).split(b"\n")
         for number, line in enumerate(lines, start=1):
             if not line:
                 continue
@@ -193,23 +193,24 @@ class RunDirectory:
                 if not isinstance(found, dict):
                     raise ValueError
                 yield found
-            except ValueError:
+            except (ValueError, RecursionError):
                 if number < len(lines):
                     raise ValueError(f"{path}: line {number} is damaged; restore the file from a copy") from None
                 logger.warning("%s: dropped a torn last line", path)
 
     def _text(self, name: str) -> str:
         try:
-            return (self.path / name).read_text(encoding="utf-8")
+            return read_regular(self.path / name, most=LARGEST).decode()
         except FileNotFoundError:
             raise ValueError(f"{self.path} is no finished run: {name} is missing") from None
         except UnicodeDecodeError:
             raise ValueError(f"{self.path / name} is not text; restore it from a copy") from None
 
     def _json(self, name: str) -> dict[str, Any]:
+        text = self._text(name)
         try:
-            found = json.loads(self._text(name))
-        except json.JSONDecodeError as error:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:  # also whole numbers of thousands of digits
             raise ValueError(f"{self.path / name} is not JSON ({error}); restore it from a copy") from None
         if not isinstance(found, dict):
             raise ValueError(f"{self.path / name} must hold an object, got {type(found).__name__}")

@@ -6,12 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from coalmine.storage.files import write_atomically
+import msgspec
+
+from coalmine.checks import shown
+from coalmine.storage.files import read_regular, write_atomically
 from coalmine.storage.record import SCHEMA_VERSION, Commitment, Settings
+from coalmine.storage.round_schema import check_fit
 from coalmine.storage.rounds_file import RoundLog, encode, scan_records
 
 MAGIC = b"coalmine audit 1\n"
 DIGEST = 32
+LARGEST = 1 << 36  # bytes
 
 
 def save(path: Path, settings: Settings, commitment: Commitment, log: RoundLog) -> None:
@@ -32,7 +37,7 @@ def save(path: Path, settings: Settings, commitment: Commitment, log: RoundLog) 
 
 def load(path: Path) -> tuple[Settings, Commitment, RoundLog]:
     """The inverse of `save`; a corrupt, truncated or foreign file is refused."""
-    data = path.read_bytes()
+    data = read_regular(path, most=LARGEST)
     if not data.startswith(MAGIC):
         raise ValueError(f"{path} is not a saved audit; was it written by another program or a newer coalmine?")
     content, digest = data[:-DIGEST], data[-DIGEST:]
@@ -40,15 +45,31 @@ def load(path: Path) -> tuple[Settings, Commitment, RoundLog]:
         raise ValueError(f"{path} is damaged or cut short; restore it from a copy")
     start = len(MAGIC) + 8
     size = int.from_bytes(data[len(MAGIC) : start], "little")
-    head = json.loads(data[start : start + size])
-    if head["schema_version"] != SCHEMA_VERSION:
-        raise ValueError(f"{path} has schema version {head['schema_version']}, this coalmine reads {SCHEMA_VERSION}")
+    settings, commitment = _read_head(path, data[start : start + size])
     log = RoundLog()
     file = io.BytesIO(content)
     file.seek(start + size)
     for kind, item, _, _ in scan_records(file, len(content), path):
+        try:
+            check_fit(item, settings)
+        except ValueError as error:
+            raise ValueError(f"{path} holds rounds of another audit: {error}") from None
+        if log.final is not None or (kind == "round" and item.number <= max(log.numbers, default=0)):
+            raise ValueError(f"{path} holds rounds that are not in order")
         if kind == "round":
             log.append(item)
         else:
             log.finish(item)
-    return Settings.from_dict(head["settings"]), Commitment(**head["commitment"]), log
+    return settings, commitment, log
+
+
+def _read_head(path: Path, text: bytes) -> tuple[Settings, Commitment]:
+    try:
+        head = msgspec.convert(json.loads(text), dict[str, Any])
+        if head.get("schema_version") != SCHEMA_VERSION:
+            raise ValueError(
+                f"schema version {shown(head.get('schema_version'))}, this coalmine reads {SCHEMA_VERSION}"
+            )
+        return Settings.from_dict(head["settings"]), Commitment.from_dict(head["commitment"])
+    except (KeyError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not a saved audit of this version ({error})") from None
