@@ -16,10 +16,19 @@ class WrongTypeError(TypeError, ValueError):
 
 def finite_array(name: str, value: npt.ArrayLike) -> Floats:
     """`value` as float64, rejected unless every entry is a finite number."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise WrongTypeError(
+            f"{name} must be numbers without a mask, got {shown(value)}; fill or drop the masked entries"
+        )
     try:
-        array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
+        given = np.asarray(value)
+        if given.dtype.kind not in "biufO":
+            raise TypeError
+        array = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError):
         raise WrongTypeError(f"{name} must be numbers, got {shown(value)}") from None
+    except OverflowError:
+        raise ValueError(f"{name} must be finite, got a number beyond the range of a float, {shown(value)}") from None
     if not np.isfinite(array).all():
         first = array[~np.isfinite(array)].flat[0]
         where = "" if array.ndim == 0 else f" ({(~np.isfinite(array)).sum()} of {array.size} values)"
@@ -92,9 +101,26 @@ def same_shape(**arrays: Floats) -> tuple[Floats, ...]:
 
 
 def shown(value: object) -> str:
-    """`value` as error messages print it, cut to 60 characters."""
-    text = repr(value)
+    """`value` as error messages print it, on one line and cut to 60 characters."""
+    try:
+        text = one_line(repr(value))
+    except (RecursionError, ValueError):  # lists nested too deeply; whole numbers of more than 4,300 digits
+        text = f"a value of type {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def printable(text: str) -> str:
+    r"""`text` with "�" for each character that a terminal might obey instead of printing, line ends included.
+
+    >>> printable("run \x1b[31m1")
+    'run �[31m1'
+    """
+    return "".join(mark if mark.isprintable() else "\N{REPLACEMENT CHARACTER}" for mark in text)
+
+
+def one_line(text: str) -> str:
+    """`text` on one line, without control characters."""
+    return printable(" ".join(text.split()))
 
 
 def count_of(number: int, noun: str) -> str:

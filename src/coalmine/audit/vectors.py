@@ -25,10 +25,27 @@ def checked_length(name: str, vector: Any, dim: int) -> None:
     """Refuse what is no row of `dim` numbers."""
     if not isinstance(vector, np.ndarray) and not is_tensor(vector):
         raise ValueError(f"{name} must be a numpy array or a torch tensor, got {shown(vector)}")
+    if problem := _unusable(vector):
+        raise ValueError(f"{name} must be a plain array, got {problem}")
     if tuple(vector.shape) != (dim,):
         raise ValueError(f"{name} must be one row of dim = {dim} numbers, got shape {tuple(vector.shape)}")
     if not (vector.is_floating_point() if is_tensor(vector) else vector.dtype.kind in "fiu"):
         raise ValueError(f"{name} must be real numbers, got {vector.dtype}")
+    if not is_tensor(vector) and vector.dtype.kind == "f" and vector.dtype.itemsize > 8:
+        raise ValueError(f"{name} must be float64 or smaller, got {vector.dtype}: convert it with .astype(float)")
+
+
+def _unusable(vector: Any) -> str | None:
+    """What keeps an array from being read as its numbers; None for a plain one."""
+    if isinstance(vector, np.ma.MaskedArray):
+        return "a masked array: fill its masked entries first"
+    if not is_tensor(vector):
+        return None
+    if vector.is_nested or vector.layout is not sys.modules["torch"].strided:
+        return "a sparse or nested tensor: call .to_dense() first"
+    if vector.is_meta:
+        return "a tensor on the meta device, which has no numbers"
+    return None
 
 
 def vector_norm(name: str, vector: Any) -> float:
@@ -38,10 +55,22 @@ def vector_norm(name: str, vector: Any) -> float:
         if not usable(norm):  # at the ends of float32's range squares are zero or infinite
             norm = float(sys.modules["torch"].linalg.vector_norm(vector.detach(), dtype=sys.modules["torch"].float64))
     else:
-        norm = float(np.sqrt(np.square(vector, dtype=np.float64).sum()))
+        norm = _array_norm(vector)
     if not np.isfinite(norm):
-        raise NotFiniteError(f"{name} must be finite, got NaN or infinity in it")
+        raise NotFiniteError(f"{name} must be finite, got NaN or infinity in it, or numbers too large to be squared")
     return norm
+
+
+def _array_norm(vector: Any) -> float:
+    """The length in float64; where squares would underflow or overflow, of the vector over its largest entry."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        norm = float(np.sqrt(np.square(vector, dtype=np.float64).sum()))
+        if 1e-150 < norm < 1e150:
+            return norm
+        largest = float(np.abs(vector).max(initial=0.0))
+        if largest == 0 or not np.isfinite(largest):
+            return largest
+        return float(largest * np.sqrt(np.square(vector / largest, dtype=np.float64).sum()))
 
 
 def _tensor_norm(vector: Any) -> Any:

@@ -11,6 +11,7 @@ import click
 
 from coalmine.audit.ladder import RUNGS
 from coalmine.audit.result import AuditResult
+from coalmine.checks import printable
 from coalmine.cli.exit_codes import BAD_INPUT
 from coalmine.cli.named_runs import find_runs, how_to_finish, is_finished, print_notes, print_problems, read_error
 from coalmine.cli.options import JSON, Command, argument
@@ -97,13 +98,18 @@ def _print(results: Mapping[str, AuditResult], *, as_csv: bool, as_json: bool) -
     if as_json:
         print_json(records)
     elif as_csv:
-        rows = [_flat(record) for record in records]
+        rows = [{printable(key): _csv_cell(value) for key, value in _flat(record).items()} for record in records]
         names = list(dict.fromkeys(name for row in rows for name in row))
         writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     else:
         print_results(results)
+
+
+def _csv_cell(value: Any) -> Any:
+    """Text without control characters, which a terminal would obey."""
+    return printable(value) if isinstance(value, str) else value
 
 
 def print_results(results: Mapping[str, AuditResult]) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from coalmine.cli.options import DATA_DIR, JSON, Commands, Verbosity, argument
-from coalmine.cli.output import print_json, print_table, shows_bars
+from coalmine.cli.output import PlainColumn, print_json, print_line, print_table, shows_bars
 from coalmine.data import DATASETS, Dataset, Fetched, data_folder, fetch
 from coalmine.data.fetch import Follower
 
@@ -65,7 +65,7 @@ def get(verbosity: Verbosity, name: str, data_dir: Path | None) -> None:
     with _progress(hidden=verbosity.quiet) as follow:
         fetched = fetch(DATASETS[name], folder, follow=follow)
     for file in fetched:
-        click.echo(f"{folder / DATASETS[name].folder / file.name}: {_description(file)}")
+        print_line(f"{folder / DATASETS[name].folder / file.name}: {_description(file)}")
 
 
 def _description(file: Fetched) -> str:
@@ -106,7 +106,7 @@ def _progress(*, hidden: bool) -> Iterator[Follower]:
     """Progress bars on stderr, one per file; shown in a terminal only."""
     console = Console(stderr=True)
     columns = (
-        TextColumn("{task.description}"),
+        PlainColumn("{task.description}"),
         BarColumn(bar_width=20),
         DownloadColumn(),
         TransferSpeedColumn(),

@@ -13,13 +13,16 @@ import click
 from rich.console import Console
 from rich.logging import RichHandler
 
+from coalmine.checks import one_line, printable
 from coalmine.cli.audit_gaussian_mechanism import audit_gaussian_mechanism
 from coalmine.cli.compare import compare
 from coalmine.cli.data import data
 from coalmine.cli.estimate import estimate
-from coalmine.cli.exit_codes import BAD_INPUT, INTERNAL_ERROR, INTERRUPTED
+from coalmine.cli.exit_codes import BAD_INPUT, INTERNAL_ERROR
+from coalmine.cli.interruption import interruption, stopping_signals
 from coalmine.cli.mechanism_epsilon import mechanism_epsilon
 from coalmine.cli.options import Commands, Verbosity
+from coalmine.cli.output import print_error
 from coalmine.cli.plan import plan
 from coalmine.cli.report import report
 from coalmine.cli.reproduce import reproduce
@@ -45,10 +48,12 @@ TOPICS = {
 class _ToAnyReader(io.FileIO):
     """An output whose reader may stop early: after `coalmine … | head` the exit code is still the command's own.
 
-    Any other failure to write is reported once. Without this, Python would try again when the process ends.
+    Any other failure to write to stdout is reported once; without this, Python would try again when the process ends. On
+    stderr a failure is not reported at all, since there is no other place for it: it must not change the exit code.
     """
 
     lost = False
+    reported = True
 
     def write(self, data: Any, /) -> int:
         size = memoryview(data).nbytes
@@ -58,7 +63,17 @@ class _ToAnyReader(io.FileIO):
             return size
         except OSError:
             self.lost = True
+            if not self.reported:
+                return size
             raise
+
+
+class _OneLine(logging.Filter):
+    """Control characters in a log message, from the name of a file say, never reach the terminal."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = one_line(record.getMessage()), ()
+        return True
 
 
 @click.group(cls=Commands, topics=TOPICS, context_settings=SETTINGS)
@@ -69,35 +84,49 @@ def app(context: click.Context) -> None:
 
     `coalmine run` audits a small built-in training run. `coalmine COMMAND --help` explains a command.
 
-    Exit codes: 0 success or PASS, 1 VIOLATION, 2 bad input, 3 UNDERPOWERED, 70 internal error, 130 interrupted.
+    Exit codes: 0 success or PASS, 1 VIOLATION, 2 bad input, 3 UNDERPOWERED, 70 internal error,
+    130 interrupted (by SIGTERM 143, by SIGHUP 129).
     """
     context.ensure_object(Verbosity).apply()
-    logger.handlers = [RichHandler(console=Console(stderr=True), show_path=False, show_time=False)]
+    handler = RichHandler(console=Console(stderr=True), show_path=False, show_time=False)
+    handler.addFilter(_OneLine())
+    logger.handlers = [handler]
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit with its code; an error is one line on stderr."""
-    _outlive_readers()
     try:
-        code = app.main(
-            args=None if arguments is None else list(arguments), prog_name="coalmine", standalone_mode=False
-        )
+        _outlive_readers()
+        with stopping_signals():
+            code = _run(None if arguments is None else list(arguments))
+    except (click.Abort, KeyboardInterrupt) as stop:
+        code, line = interruption(stop.__cause__ or stop)  # click raises Abort from it
+        print_error(line)
+    sys.exit(code)
+
+
+def _run(arguments: list[str] | None) -> int:
+    """The exit code of a command. Errors never leave it: Python would then exit with 1, which is VIOLATION."""
+    try:
+        code = app.main(args=arguments, prog_name="coalmine", standalone_mode=False)
         sys.stdout.flush()
-        sys.exit(code if isinstance(code, int) else 0)
+        return code if isinstance(code, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
-        sys.exit(BAD_INPUT)
+        return BAD_INPUT
     except click.ClickException as error:
-        _fail(BAD_INPUT, error.format_message())
-    except (click.Abort, KeyboardInterrupt):
-        _fail(INTERRUPTED, "interrupted")
+        return _failed(BAD_INPUT, error.format_message())
+    except click.Abort:
+        raise
+    except MemoryError:
+        return _failed(BAD_INPUT, "not enough memory for this input; give smaller numbers or files")
     except (ValueError, OSError, ImportError) as error:
         if logger.isEnabledFor(logging.INFO):  # -v or --verbose
-            traceback.print_exc()
-        _fail(BAD_INPUT, _message(error))
+            _print_traceback()
+        return _failed(BAD_INPUT, _message(error))
     except Exception as error:
-        traceback.print_exc()
-        _fail(
+        _print_traceback()
+        return _failed(
             INTERNAL_ERROR,
             f"internal error ({type(error).__name__}: {error}). This is a fault of coalmine {__version__}: please report it "
             "with the lines above and the command (see CONTRIBUTING.md)",
@@ -114,7 +143,9 @@ def _outlive_readers() -> None:
             continue
         stream.flush()
         lines = stream.line_buffering or stream.write_through
-        raw = io.BufferedWriter(_ToAnyReader(stream.fileno(), "w", closefd=False))
+        file = _ToAnyReader(stream.fileno(), "w", closefd=False)
+        file.reported = name == "stdout"
+        raw = io.BufferedWriter(file)
         errors = "replace" if stream.errors == "strict" else stream.errors  # a missing ε must not hide the verdict
         setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, errors, line_buffering=lines))
 
@@ -127,6 +158,11 @@ def _message(error: Exception) -> str:
     return f"{files or 'the output'}: {error.strerror}"
 
 
-def _fail(code: int, message: str) -> NoReturn:
-    click.echo(f"coalmine: {' '.join(message.split())}", err=True)
-    sys.exit(code)
+def _print_traceback() -> None:
+    for line in traceback.format_exc().splitlines():
+        click.echo(printable(line), err=True)
+
+
+def _failed(code: int, message: str) -> int:
+    print_error(message)
+    return code

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import click
-
+from coalmine.cli.output import print_error
 from coalmine.storage.run_directory import RunDirectory, is_run, runs_in
 
 
@@ -83,15 +82,10 @@ def read_error(run: Path, error: Exception) -> str:
 def print_problems(lines: Iterable[str]) -> None:
     """Print each line on stderr."""
     for line in lines:
-        click.echo(f"coalmine: {one_line(line)}", err=True)
+        print_error(line)
 
 
 def print_notes(lines: Iterable[str]) -> None:
     """Each as one line on stderr, unless -q was given."""
     if logging.getLogger("coalmine").isEnabledFor(logging.WARNING):
         print_problems(lines)
-
-
-def one_line(text: str) -> str:
-    """`text` without line breaks and control characters."""
-    return "".join(mark if mark.isprintable() else "�" for mark in " ".join(text.split()))

@@ -5,15 +5,32 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
-from coalmine.checks import Floats
+from coalmine.checks import Floats, one_line, printable
 from coalmine.storage.files import json_ready, write_atomically
+
+
+def print_line(text: str) -> None:
+    """Print one line to stdout. Control characters, from the name of a run say, never reach the terminal."""
+    click.echo(printable(text))
+
+
+def print_lines(text: str) -> None:
+    """Print text of several lines to stdout, as `print_line` does."""
+    for line in text.splitlines():
+        print_line(line)
+
+
+def print_error(text: str) -> None:
+    """Print one line to stderr that begins with the program's name."""
+    click.echo(f"coalmine: {one_line(text)}", err=True)
 
 
 def print_json(value: Any) -> None:
@@ -31,9 +48,10 @@ def print_table(
     """Print a table to stdout. Columns are aligned to the right, except those in `left`; colour only in a terminal."""
     table = Table()
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number in left else "right", overflow="fold")  # nothing is cut off
+        justify: Literal["left", "right"] = "left" if number in left else "right"
+        table.add_column(Text(printable(column)), justify=justify, overflow="fold")  # nothing is cut off
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(Text(printable(cell)) for cell in row))
     if title:
         print_title(title)
     _console().print(table)
@@ -41,7 +59,7 @@ def print_table(
 
 def print_title(title: str) -> None:
     """Print a line above a table; bold in a terminal."""
-    _console().print(title, style="bold", highlight=False, markup=False, soft_wrap=True)
+    _console().print(printable(title), style="bold", highlight=False, markup=False, soft_wrap=True)
 
 
 def _console() -> Console:
@@ -53,9 +71,10 @@ def _console() -> Console:
 
 def print_columns(rows: Sequence[Sequence[str]]) -> None:
     """Print one line per row, cells aligned to the left; never wrapped, so that scripts can read it line by line."""
+    rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print_line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def shown_number(value: float, digits: int = 4) -> str:
@@ -81,11 +100,21 @@ def shows_bars(console: Console) -> bool:
     return console.is_terminal and not console.no_color
 
 
+class PlainColumn(TextColumn):
+    """A column of a progress bar that takes text as it is: the name of a run may look like markup."""
+
+    def __init__(self, text_format: str) -> None:
+        super().__init__(text_format, markup=False)
+
+    def render(self, task: Task) -> Text:
+        return Text(printable(super().render(task).plain))
+
+
 @contextmanager
 def progress_bar(label: str, *, total: int, hidden: bool = False) -> Iterator[Callable[[], None]]:
     """A progress bar on stderr that the yielded function advances by one; shown in a terminal only."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (PlainColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=hidden or not shows_bars(console)) as progress:
         task = progress.add_task(label, total=total)
         yield lambda: progress.advance(task)

@@ -7,6 +7,7 @@ from typing import Literal
 import click
 
 from coalmine.cli.options import Command, argument
+from coalmine.cli.output import print_line, print_lines
 from coalmine.report.document import report_text, write_report
 
 
@@ -42,9 +43,9 @@ def report(directories: tuple[Path, ...], out: Path | None, kind: Literal["html"
     if kind != "html" and out is None:
         if show:
             raise click.UsageError("--open needs a file: give --out")
-        click.echo(report_text(directories, kind=kind), nl=False)
+        print_lines(report_text(directories, kind=kind))
         return
     path = write_report(directories, out, kind=kind)
-    click.echo(f"written to {path}")
+    print_line(f"written to {path}")
     if show:
         webbrowser.open(path.absolute().as_uri())

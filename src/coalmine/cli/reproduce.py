@@ -12,11 +12,20 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn
+from rich.progress import BarColumn
 from rich.progress import Progress as Bar
 
 from coalmine.cli.options import DATA_DIR, JSON, Commands, FiniteRange, Verbosity
-from coalmine.cli.output import print_json, print_table, progress_bar, shows_bars, write_json
+from coalmine.cli.output import (
+    PlainColumn,
+    print_error,
+    print_json,
+    print_line,
+    print_table,
+    progress_bar,
+    shows_bars,
+    write_json,
+)
 from coalmine.cli.run import DEVICES, training_extra
 from coalmine.reproduction import table_2
 from coalmine.reproduction.experiment import Experiment, Found, load_experiment, save_figure
@@ -198,7 +207,7 @@ def _carried_out(experiment: Experiment, options: Options, *, quiet: bool) -> Fo
         except OutOfTimeError as error:
             stopped = str(error)
     if stopped is not None:
-        click.echo(f"{stopped}; the same command continues from there", err=True)
+        print_error(f"{stopped}; the same command continues from there")
         found = experiment.gather(_nothing_more(options), lambda *_: None)
     return _signed(experiment, found, started)
 
@@ -227,7 +236,7 @@ def _following(plan: "list[PlannedRun]", *, quiet: bool) -> "Iterator[Callable[[
     """A progress line on stderr in a terminal; elsewhere a line for each finished run."""
     console = Console(stderr=True)
     names = {planned.name: number for number, planned in enumerate(plan, start=1)}
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=10))
+    columns = (PlainColumn("{task.description}"), BarColumn(bar_width=10))
     shown = shows_bars(console) and not quiet
     with Bar(*columns, console=console, transient=True, disable=not shown) as bar:
         task = bar.add_task("starting", total=1.0)
@@ -238,7 +247,7 @@ def _following(plan: "list[PlannedRun]", *, quiet: bool) -> "Iterator[Callable[[
             text = f"{place}, round {done}/{rounds}, {progress.seconds_left:.0f} s left  {planned.name}"
             bar.update(task, completed=done, total=rounds, description=text)
             if done == rounds and not shown and not quiet:
-                click.echo(f"{place} is trained: {planned.name}", err=True)
+                print_error(f"{place} is trained: {planned.name}")
 
         yield follow
 
@@ -282,7 +291,7 @@ def _print_plan(experiment: Experiment, options: Options, *, as_json: bool) -> N
         print_json(rows)
         return
     if not rows:
-        click.echo(f"{experiment.name} keeps no runs: it trains nothing, or small models that are not stored")
+        print_line(f"{experiment.name} keeps no runs: it trains nothing, or small models that are not stored")
         return
     cells = [
         [
@@ -322,12 +331,12 @@ def _report(experiment: Experiment, found: Found, path: Path, *, as_json: bool) 
         if table.rows:
             print_table(table.columns, table.rows, title=table.title, left=range(table.left))
     for check in experiment.account.checks(found):
-        click.echo(f"{check.outcome}: {check.claim} ({check.detail})")
-    click.echo(experiment.account.conclusion(found))
+        print_line(f"{check.outcome}: {check.claim} ({check.detail})")
+    print_line(experiment.account.conclusion(found))
     if found.get("missing"):
         things = "runs" if experiment.repeats is None else "repeats"
-        click.echo(f"not finished: {len(found['missing'])} of the {things}; see --plan")
-    click.echo(f"written to {', '.join(map(str, written))}")
+        print_line(f"not finished: {len(found['missing'])} of the {things}; see --plan")
+    print_line(f"written to {', '.join(map(str, written))}")
 
 
 def _written(experiment: Experiment, found: Found, path: Path) -> list[Path]:
@@ -339,7 +348,7 @@ def _written(experiment: Experiment, found: Found, path: Path) -> list[Path]:
     try:
         save_figure(picture, experiment, found)
     except ImportError as error:
-        click.echo(f"no picture: {error}", err=True)
+        print_error(f"no picture: {error}")
         return [path]
     return [path, picture]
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from coalmine.cli.interruption import resumable
 from coalmine.cli.options import JSON, Command, Verbosity, argument
 from coalmine.cli.run import PAGE, live_progress, report, training_extra
 from coalmine.storage.run_directory import RunDirectory
@@ -26,6 +27,7 @@ def resume(verbosity: Verbosity, directory: Path, page: bool, as_json: bool) -> 
         problem = "holds no run: config.toml is missing" if directory.is_dir() else "is not a run directory"
         raise ValueError(f"{directory} {problem}; name the --out of a `coalmine run`")
     rounds = RunDirectory(directory).read_config().get("rounds")
-    with live_progress(rounds if isinstance(rounds, int) else 0, hidden=verbosity.quiet) as progress:
+    known = rounds if isinstance(rounds, int) else 0
+    with resumable("coalmine resume", directory), live_progress(known, hidden=verbosity.quiet) as progress:
         outcome = resume_run(directory, progress=progress)
     return report(outcome, directory, page=page, as_json=as_json, quiet=verbosity.quiet)

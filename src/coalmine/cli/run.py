@@ -9,12 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn
+from rich.progress import BarColumn
 from rich.progress import Progress as Bar
 
 from coalmine.cli.exit_codes import VERDICT_CODES
+from coalmine.cli.interruption import resumable
 from coalmine.cli.options import DATA_DIR, JSON, Command, Verbosity, topic
-from coalmine.cli.output import print_columns, print_json, print_table, print_title, shown_number, shows_bars
+from coalmine.cli.output import (
+    PlainColumn,
+    print_columns,
+    print_error,
+    print_json,
+    print_line,
+    print_lines,
+    print_table,
+    print_title,
+    shown_number,
+    shows_bars,
+)
 from coalmine.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -237,7 +249,7 @@ def run(
     if options["claim_accounting"] is not None and config.claim.epsilon is None and not config.claim.analytical:
         raise click.UsageError("--claim-accounting needs --claim")
     directory = out or _new_directory(config.task.name)
-    with live_progress(config.rounds, hidden=verbosity.quiet) as progress:
+    with resumable("coalmine resume", directory), live_progress(config.rounds, hidden=verbosity.quiet) as progress:
         outcome = start(config, directory, progress=progress)
     return report(outcome, directory, page=page, as_json=as_json, quiet=verbosity.quiet)
 
@@ -255,7 +267,7 @@ def training_extra() -> Iterator[None]:
 def live_progress(rounds: int, *, hidden: bool) -> Iterator["Callable[[Progress], None]"]:
     """A progress line on stderr, with the analytical epsilon so far; shown in a terminal only."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=10))  # short, for terminals with 80 columns
+    columns = (PlainColumn("{task.description}"), BarColumn(bar_width=10))  # short, for terminals with 80 columns
     with Bar(*columns, console=console, transient=True, disable=hidden or not shows_bars(console)) as bar:
         task = bar.add_task("starting", total=rounds)
 
@@ -280,16 +292,16 @@ def report(outcome: "RunOutcome", directory: Path, *, page: bool, as_json: bool,
         except (OSError, ValueError) as error:
             reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else " ".join(str(error).split())
             said = f"report.html could not be written ({reason}); `coalmine report {directory}` writes it later"
-            click.echo(f"coalmine: {said}", err=True)
+            print_error(said)
     if as_json:
         print_json(result.to_dict() | outcome.extra())
     else:
         _print_outcome(outcome, quiet=quiet)
         if not quiet:
-            click.echo(f"written to {written}")
+            print_line(f"written to {written}")
             home = RunDirectory(directory)
             commitment, digest = home.read_record()[1].statement_sha256, home.read_result()["log_digest"]
-            click.echo(f"note elsewhere, for `coalmine verify`: commitment {commitment}, log digest {digest}")
+            print_line(f"note elsewhere, for `coalmine verify`: commitment {commitment}, log digest {digest}")
     return 0 if result.verdict is None else VERDICT_CODES[result.verdict.outcome]
 
 
@@ -308,14 +320,14 @@ def _print_outcome(outcome: "RunOutcome", *, quiet: bool) -> None:
         print_columns([[figure.label, shown_number(figure.value, 3), figure.detail] for figure in figures])
     print_table(*result.table())
     if quiet:
-        click.echo("\n".join(verdict), nl=bool(verdict))
+        print_lines("\n".join(verdict))
         return
     lines = [f"{line}; the rows are in result.json" for line in [folded_line(result)] if line]
     lines += row_warnings(result)
     passed = result.verdict is not None and result.verdict.outcome == "PASS"
     lines += [*verdict, *(["this PASS covers only what was checked:"] if passed else []), *coverage_lines(result)]
     for line in [*lines, *gauge_lines(result), *_notes(outcome), *note_lines(result)]:
-        click.echo(line)
+        print_line(line)
 
 
 def _page(directory: Path) -> Path:

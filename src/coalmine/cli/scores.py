@@ -15,10 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from coalmine.checks import Floats, finite_array, shown
+from coalmine.storage.files import read_regular, read_stream
 
 Role = Literal["observed", "unobserved"]
 Cells = npt.NDArray[Any]  # numbers or text; None or "" for a missing cell
 STDIN = "-"
+LARGEST = 4 << 30  # bytes of a score file
 SCORE_NAMES = ("score", "scores", "cosine", "cosines")
 INDEX_NAMES = ("canary", "index", "id", "", "unnamed: 0", "__index_level_0__")  # the last three are written by pandas
 ROLES: tuple[Role, Role] = ("observed", "unobserved")
@@ -53,13 +55,13 @@ def _opened(source: str) -> tuple[str, str, bytes]:
     if source == STDIN:
         if sys.stdin is None:
             raise ValueError("standard input is closed: pipe scores into it, or name a file")
-        content = sys.stdin.buffer.read()
+        content = read_stream("standard input", sys.stdin.buffer, most=LARGEST)
         suffix = next((suffix for magic, suffix in MAGIC.items() if content.startswith(magic)), ".csv")
         return "standard input", suffix, content
     suffix = Path(source).suffix.lower()
     if suffix not in READERS:
         raise ValueError(f"{source} must end in {', '.join(READERS)}, got {suffix or 'no extension'!r}")
-    return source, suffix, Path(source).read_bytes()
+    return source, suffix, read_regular(Path(source), most=LARGEST)
 
 
 def _by_role(name: str, columns: Mapping[str, Cells], role: Role) -> ScoreFile:

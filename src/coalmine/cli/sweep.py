@@ -1,5 +1,6 @@
 """`coalmine sweep`: train and audit a grid of settings, one run directory each."""
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -8,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn
+from rich.progress import BarColumn
 from rich.progress import Progress as Bar
 
 from coalmine.audit.result import AuditResult
 from coalmine.cli.compare import print_results, read_result, run_record
 from coalmine.cli.exit_codes import BAD_INPUT, VERDICT_CODES
+from coalmine.cli.interruption import resumable
 from coalmine.cli.options import JSON, Command, Verbosity, argument
-from coalmine.cli.output import print_json, shows_bars
+from coalmine.cli.output import PlainColumn, print_error, print_json, print_line, shows_bars
 from coalmine.cli.run import FILE, training_extra
 
 if TYPE_CHECKING:
@@ -54,7 +56,8 @@ def sweep(verbosity: Verbosity, file: Path, out: Path | None, jobs: int, as_json
 
     points = read_sweep(file)
     home = out or Path("runs") / file.stem
-    with _bar(hidden=verbosity.quiet) as progress:
+    again = f"coalmine sweep {shlex.quote(str(file))} --out"
+    with resumable(again, home), _bar(hidden=verbosity.quiet) as progress:
         runs = run_sweep(points, home, jobs=jobs, plan=file.read_bytes(), progress=progress)
     results: dict[str, AuditResult] = {}
     runs = [_read_into(results, run) for run in runs]
@@ -63,10 +66,10 @@ def sweep(verbosity: Verbosity, file: Path, out: Path | None, jobs: int, as_json
     else:
         if results:
             print_results(results)
-        click.echo(f"{len(results)} of {len(runs)} runs finished, in {home}; `coalmine report {home}` compares them")
+        print_line(f"{len(results)} of {len(runs)} runs finished, in {home}; `coalmine report {home}` compares them")
     for run in runs:
         if run.error is not None:
-            click.echo(f"coalmine: {run.point.name} failed: {run.error}", err=True)
+            print_error(f"{run.point.name} failed: {run.error}")
     return BAD_INPUT if len(results) < len(runs) else _worst_verdict(results)
 
 
@@ -97,7 +100,7 @@ def _worst_verdict(results: dict[str, AuditResult]) -> int:
 def _bar(*, hidden: bool) -> Iterator["Callable[[SweepProgress], None]"]:
     """A progress line on stderr: finished runs, the latest round, time left; shown in a terminal only."""
     console = Console(stderr=True)
-    columns = (BarColumn(bar_width=10), TextColumn("{task.description}"))
+    columns = (BarColumn(bar_width=10), PlainColumn("{task.description}"))
     with Bar(*columns, console=console, transient=True, disable=hidden or not shows_bars(console)) as bar:
         task = bar.add_task("starting", total=None)
 

@@ -13,7 +13,6 @@ from coalmine.cli.named_runs import (
     find_runs,
     how_to_finish,
     is_finished,
-    one_line,
     print_notes,
     print_problems,
     read_error,
@@ -110,4 +109,4 @@ def _cells(found: RunVerdict) -> list[str]:
     claim = "-"
     if found.claimed_epsilon is not None:
         claim = f"claimed ε {shown_number(found.claimed_epsilon)} ({found.claim_accounting})"
-    return [one_line(cell) for cell in (found.run, claim, found.verdict or "no verdict", found.reason or "")]
+    return [found.run, claim, found.verdict or "no verdict", found.reason or ""]

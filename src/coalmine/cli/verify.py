@@ -6,7 +6,7 @@ import click
 
 from coalmine.audit.verification import verify_run
 from coalmine.cli.options import Command, argument
-from coalmine.cli.output import print_columns, print_json
+from coalmine.cli.output import print_columns, print_json, print_line
 from coalmine.storage.seed_file import read_seed, write_seed
 
 
@@ -57,4 +57,4 @@ def seed(file: Path) -> None:
     The server and every node that makes canaries read the same file with `coalmine.read_seed`.
     """
     write_seed(file)
-    click.echo(f"wrote a new seed to {file}: keep it secret until the audit is over")
+    print_line(f"wrote a new seed to {file}: keep it secret until the audit is over")

@@ -21,5 +21,9 @@ def cache_folder() -> Path:
 
 
 def _home(variable: str, default: str) -> Path:
-    named = os.environ.get(variable)
-    return (Path(named) if named else Path.home() / default) / "coalmine"
+    if named := os.environ.get(variable):
+        return Path(named) / "coalmine"
+    try:
+        return Path.home() / default / "coalmine"
+    except RuntimeError:  # a container with a user that it does not know, and without HOME
+        return Path("/nonexistent") / default / "coalmine"

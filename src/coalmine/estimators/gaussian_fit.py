@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from coalmine.checks import Floats, one_number, unit_interval
 from coalmine.estimators.bounds import Null, is_law, lower_bound_ceiling, score_array
-from coalmine.estimators.intervals import Floor, Interval, epsilon_interval, noise_floor
+from coalmine.estimators.intervals import Floor, Interval, epsilon_interval, known_std_interval, noise_floor
 from coalmine.estimators.normality import AndersonDarling, anderson_darling
 from coalmine.estimators.variance import Sample, Variance, equal_std_p_value, null_std_range, point_epsilon
 
@@ -80,7 +80,10 @@ def epsilon_estimate(
     interval = None
     if confidence is not None:
         level = unit_interval("confidence", confidence)
-        interval = epsilon_interval(mean, std, sample=sample, delta=delta, confidence=level)
+        if variance == "null":  # the interval of the same model: its std is not in question
+            interval = known_std_interval(mean, sample=sample, delta=delta, confidence=level)
+        else:
+            interval = epsilon_interval(mean, std, sample=sample, delta=delta, confidence=level)
     unobserved = None if math.isinf(sample.null_count) else int(sample.null_count)
     return EpsilonEstimate(
         epsilon=point_epsilon(mean, std, sample=sample, delta=delta, variance=variance),

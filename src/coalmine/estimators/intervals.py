@@ -57,6 +57,21 @@ def epsilon_interval(
     return Interval(low.reshape(means.shape), high.reshape(means.shape))
 
 
+def known_std_interval(mean: float, *, sample: Sample, delta: float, confidence: float = 0.95) -> Interval:
+    """The smallest and the largest epsilon over the confidence interval of the mean, if the alternative has the null's std.
+
+    The fitted mean over the null's estimated std is a noncentral t variable; its noncentrality has the interval of
+    Abramowitz and Stegun 26.7.10, which for a std that is known exactly is the usual one of a normal mean.
+    """
+    spread = math.sqrt(1 / sample.count + 1 / sample.null_count)
+    t, z = mean / spread, float(ndtri((1 + confidence) / 2))
+    middle, reach = t * (1 - 1 / (4 * sample.null_dof)), z * math.sqrt(1 + t * t / (2 * sample.null_dof))
+    low, high = spread * (middle - reach), spread * (middle + reach)
+    means = np.array([max(low, -high, 0.0), max(-low, high)])
+    ends = gaussian_epsilon(Gaussian(0.0, 1.0), Gaussian(means, 1.0), delta=delta)
+    return Interval(float(ends[0]), float(ends[1]))
+
+
 def region_image(
     means: Floats, stds: Floats, *, sample: Sample, delta: float, threshold: float, grids: int = GRIDS
 ) -> tuple[Floats, Floats]:

@@ -11,9 +11,10 @@ from coalmine.audit.gauge import Gauge
 from coalmine.audit.ladder import RUNGS, Scores
 from coalmine.audit.result import AuditResult, Row
 from coalmine.audit.views import views
+from coalmine.checks import printable
 from coalmine.report import plots
 from coalmine.report.epsilon_by_round import estimates_during
-from coalmine.report.sentences import interval_words, printable, shown
+from coalmine.report.sentences import interval_words, shown
 from coalmine.report.stored_run import MOST_SIDE_BY_SIDE, Run
 from coalmine.report.svg import draw, one_axes, themed
 from coalmine.report.table_rows import all_rows, main_rows, row_of, shown_rows

@@ -15,6 +15,7 @@ from rich.text import Text
 from coalmine.audit.gauges import read_gauges
 from coalmine.audit.ladder import RUNGS, ladder
 from coalmine.audit.result import AuditResult
+from coalmine.checks import one_line
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.report.epsilon_by_round import estimate_scores, largest_groups
 from coalmine.report.sentences import ATTACKERS, shortened, shown
@@ -114,7 +115,7 @@ class Watcher:
 
 def screen(frame: Frame) -> Group:
     """A frame as rich shows it."""
-    parts: list[Any] = [Text(f"{frame.path}", style="bold"), _progress(frame)]
+    parts: list[Any] = [_text(f"{frame.path}", style="bold"), _progress(frame)]
     metrics = Table.grid(padding=(0, 2))
     for name in ("accuracy", "clip_norm", "clients", "canaries"):
         values = [line[name] for line in frame.metrics if _plottable(line.get(name))]
@@ -135,17 +136,22 @@ def screen(frame: Frame) -> Group:
             interval = (
                 "none" if found.interval is None else f"{shown(found.interval.low)} … {shown(found.interval.high)}"
             )
-            table.add_row(Text(rung), ATTACKERS.get(rung, ""), shown(found.epsilon), interval, shown(found.floor.q95))
+            table.add_row(_text(rung), ATTACKERS.get(rung, ""), shown(found.epsilon), interval, shown(found.floor.q95))
         parts.append(table)
     if frame.flagged:
-        parts.append(Text("gauges: " + "; ".join(frame.flagged), style="bold red"))
+        parts.append(_text("gauges: " + "; ".join(frame.flagged), style="bold red"))
     if frame.problem:
-        parts.append(Text(frame.problem, style="yellow"))
+        parts.append(_text(frame.problem, style="yellow"))
     if frame.result is not None:
         parts += _result(frame.result)
     if frame.finished:
-        parts.append(Text(f"finished: coalmine report {frame.path}", style="green"))
+        parts.append(_text(f"finished: coalmine report {frame.path}", style="green"))
     return Group(*parts)
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Text from a file or a name: neither markup nor control characters in it are obeyed."""
+    return Text(one_line(text), style=style)
 
 
 def _result(result: AuditResult) -> list[Text]:
@@ -153,7 +159,7 @@ def _result(result: AuditResult) -> list[Text]:
     lines = [f"{figure.label} {shown(figure.value)} ({figure.detail})" for figure in key_figures(result)]
     if result.verdict is not None:
         lines.append(f"{result.verdict.outcome}: {shortened(result.verdict.reason)}")
-    return [Text(line) for line in [*lines, *coverage_lines(result)]]
+    return [_text(line) for line in [*lines, *coverage_lines(result)]]
 
 
 def _progress(frame: Frame) -> Any:

@@ -6,13 +6,13 @@ from typing import Any
 
 from coalmine.audit.gauge import LAYER
 from coalmine.audit.result import AuditResult
+from coalmine.checks import one_line
 from coalmine.report.advice import next_steps
 from coalmine.report.sentences import (
     ATTACKERS,
     assumptions,
     interval_text,
     meaning,
-    printable,
     scope_sentence,
     shortened,
     shown,
@@ -203,8 +203,7 @@ def plain(text: str) -> str:
     >>> print(plain("a|b <script> `x`"))
     a\|b &lt;script&gt; \`x\`
     """
-    one_line = " ".join(printable(text).split())
-    escaped = re.sub(r"([\\`*_|\[\]#])", r"\\\1", one_line)
+    escaped = re.sub(r"([\\`*_|\[\]#])", r"\\\1", one_line(text))
     return escaped.replace("<", "&lt;").replace(">", "&gt;")
 
 

@@ -21,6 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from coalmine.audit.gauge import LAYER
 from coalmine.audit.result import AuditResult
+from coalmine.checks import printable
 from coalmine.report import plots
 from coalmine.report.advice import next_steps
 from coalmine.report.figures import comparison_pictures, run_pictures
@@ -32,7 +33,6 @@ from coalmine.report.sentences import (
     interval_text,
     meaning,
     percent,
-    printable,
     scope_sentence,
     shortened,
     shown,

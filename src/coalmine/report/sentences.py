@@ -196,11 +196,6 @@ def scope_sentence(result: AuditResult) -> str:
     return result.scope if passed and result.audited else ""
 
 
-def printable(text: str) -> str:
-    """Text with a space for each letter that cannot be printed."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
-
-
 def shortened(text: str, most: int = 300) -> str:
     """A text that fits a few lines: cut between two of its words, with dots for the rest.
 

@@ -18,6 +18,7 @@ from coalmine.report.table_rows import main_rows, published_row
 from coalmine.report.trainer_entries import number
 from coalmine.storage.mapped_rounds import Rounds, map_rounds
 from coalmine.storage.record import FEWEST, Commitment, Settings
+from coalmine.storage.round_schema import check_fit
 from coalmine.storage.run_directory import RunDirectory
 
 logger = logging.getLogger("coalmine")
@@ -225,8 +226,10 @@ def _nothing_in(path: Path) -> str:
 
 
 def _fits(rounds: Rounds, settings: Settings) -> bool:
-    """Whether every array has one entry for each canary of the record."""
-    arrays = [array for item in rounds.kept for array in (item.cosines, item.residual_cosines)]
-    if rounds.final is not None:
-        arrays += [rounds.final.cosines, rounds.final.update_cosines]
-    return all(array is None or array.size == settings.total for array in arrays)
+    """Whether every record can belong to an audit with these settings."""
+    try:
+        for item in (*rounds.kept, *([] if rounds.final is None else [rounds.final])):
+            check_fit(item, settings)
+    except ValueError:
+        return False
+    return list(rounds.numbers) == sorted(set(rounds.numbers))

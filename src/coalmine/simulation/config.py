@@ -22,9 +22,12 @@ from coalmine.simulation.noise_addition import NOISES, noise_law
 from coalmine.simulation.participation import PARTICIPATIONS
 from coalmine.simulation.server_optimizer import ServerSettings
 from coalmine.simulation.tasks import TASKS
+from coalmine.storage.files import read_regular
 from coalmine.storage.seed_file import DEMO_SEED, read_seed
 
 LEVELS = ("client", "example")
+PATHS = (("canaries", "seed_file"), ("participation", "file"), ("task", "data_dir"))
+LARGEST_CONFIG = 1 << 20  # bytes
 PATTERNS = ("spread", "clients", "replace")
 DIVISORS = ("actual", "expected")
 ACCOUNTINGS = ("mechanism", "amplified")
@@ -368,11 +371,19 @@ def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The content of a TOML file; RunConfig.from_dict validates it."""
+    """The content of a TOML file; RunConfig.from_dict validates it. Paths in it are relative to the file's folder."""
+    content = read_regular(path, most=LARGEST_CONFIG)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply to be a config") from None
+    for section, name in PATHS:
+        part = values.get(section)
+        if isinstance(part, dict) and isinstance(part.get(name), str):
+            part[name] = str(path.absolute().parent / part[name])
+    return values
 
 
 def _plain(value: Any) -> Any:
@@ -401,7 +412,7 @@ def _value(kind: Any, value: Any, name: str) -> Any:
         items = value if isinstance(value, list | tuple) else [value]
         return tuple(_value(typing.get_args(kind)[0], item, name) for item in items)
     if float in options and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return one_number(name, value)
     if not isinstance(value, tuple(options)) or (isinstance(value, bool) and bool not in options):
         wanted = " or ".join(option.__name__ for option in options if option is not types.NoneType)
         raise ValueError(f"{name} must be {wanted}, got {shown(value)}")

@@ -4,8 +4,9 @@ import errno
 import math
 import os
 import secrets
+import stat
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from weakref import WeakSet
 
 try:
@@ -15,6 +16,8 @@ except ImportError:  # Windows
     import msvcrt
 
 BINARY = getattr(os, "O_BINARY", 0)  # Windows translates line ends without it
+
+PIECE = 1 << 24  # bytes read at a time
 
 
 def write_atomically(path: Path, data: bytes, *, keep: Path | None = None) -> None:
@@ -105,6 +108,38 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def open_regular(path: Path) -> int:
+    """A handle to read an ordinary file. A FIFO or a device, which might never end, is a ValueError."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise ValueError(f"{path} must be an ordinary file, got a pipe, a socket or a device")
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def read_regular(path: Path, *, most: int) -> bytes:
+    """The content of an ordinary file of at most `most` bytes; ValueError for anything else."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        return read_stream(str(path), file, most=most)
+
+
+def read_stream(name: str, stream: IO[bytes], *, most: int) -> bytes:
+    """Everything that a stream holds; ValueError if that is more than `most` bytes."""
+    pieces, size = [], 0
+    while piece := stream.read(PIECE):
+        pieces.append(piece)
+        size += len(piece)
+        if size > most:
+            raise ValueError(f"{name} must hold at most {most:,} bytes, got more")
+    return b"".join(pieces)
 
 
 def lock_file(path: Path) -> FileLock | None:

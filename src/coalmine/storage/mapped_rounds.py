@@ -2,11 +2,13 @@
 
 import dataclasses
 import mmap
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from coalmine.storage.files import open_regular
 from coalmine.storage.record import Settings
 from coalmine.storage.rounds_file import MAGIC, Entry, Final, Round, RoundLog, scan_records
 
@@ -65,7 +67,7 @@ class Rounds:
 
 def map_rounds(path: Path) -> Rounds:
     """The rounds in a log file, skipped ones left out, up to a torn last record; ValueError where it is no log."""
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         size = file.seek(0, 2)
         if size < len(MAGIC):
             raise ValueError(f"{path} is empty or cut short")

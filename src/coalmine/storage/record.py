@@ -65,13 +65,25 @@ class Settings:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Settings":
-        noise = correlated_noise(values["noise"]) if values.get("noise") else None
+        """The inverse of `to_dict`; ValueError for anything that no audit can have been made with."""
+        values = msgspec.convert(values, dict[str, Any])
         types = get_type_hints(cls)
         unknown = sorted(values.keys() - types.keys())
         if unknown:
-            raise TypeError(f"unknown settings: {', '.join(unknown)}")
+            raise ValueError(f"unknown settings: {', '.join(unknown)}")
+        missing = sorted({"dim", "canaries", "unobserved", "delta"} - values.keys())
+        if missing:
+            raise ValueError(f"settings without {', '.join(missing)}")
+        try:
+            noise = correlated_noise(values["noise"]) if values.get("noise") else None
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise ValueError(f"noise must be what an audit writes, got {shown(values['noise'])} ({error})") from None
         plain = {name: msgspec.convert(value, types[name]) for name, value in values.items() if name != "noise"}
-        return cls(**plain, noise=noise)
+        found = cls(**plain, noise=noise)
+        again = checked_settings(found.dim, **{name: value for name, value in vars(found).items() if name != "dim"})
+        if again != found:
+            raise ValueError("settings that no audit writes")
+        return found
 
 
 def checked_settings(
@@ -207,6 +219,11 @@ class Commitment:
         told = asdict(statement or Statement(demonstration=is_guessable(seed)))
         everything = {"version": COMMITMENT_VERSION, "settings": settings.to_dict(), "statement": told}
         return cls(salt, _salted_digest(salt, settings.to_dict(), seed), _salted_digest(salt, everything, seed))
+
+    @classmethod
+    def from_dict(cls, values: Any) -> "Commitment":
+        """The commitment as a file holds it; ValueError for anything else."""
+        return msgspec.convert(values, cls)
 
     def opens_to(self, seed: SupportsIndex | bytes, settings: Settings, statement: Statement | None = None) -> bool:
         """Whether seed and settings are those committed to, and the statement too where it is given."""

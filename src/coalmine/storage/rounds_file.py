@@ -14,13 +14,15 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.storage.files import BINARY, read_at, sync_directory, write_at
+from coalmine.storage.files import BINARY, open_regular, read_at, sync_directory, write_at
 from coalmine.storage.one_writer import OneWriter, refuse_copy
+from coalmine.storage.round_schema import check_types, check_values
 
 MAGIC = b"coalmine rounds 1\n"
 TAG = b"REC\n"
@@ -30,6 +32,7 @@ LARGEST_HEADER = 1 << 24
 
 logger = logging.getLogger("coalmine")
 Singles = npt.NDArray[np.float32]
+Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,7 +287,7 @@ def _nameless_file() -> int:
 
 def _named_file(path: Path, read_only: bool) -> int:
     if read_only:
-        return os.open(path, os.O_RDONLY | BINARY)
+        return open_regular(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | BINARY, 0o644)
     try:
@@ -341,11 +344,11 @@ def _flat(item: Round | Final | Outcome) -> Iterator[tuple[str, Any]]:
 
 def decode(head: bytes, body: bytes) -> tuple[str, Round | Final | Outcome]:
     """The inverse of `encode`, for bytes whose digest was right."""
-    header = json.loads(head)
+    header = msgspec.convert(json.loads(head), dict[str, Any])
     kind, start = header.pop("kind"), 0
     values: dict[str, Any] = {}
     scores = {}
-    for name, dtype, size in header.pop("arrays"):
+    for name, dtype, size in msgspec.convert(header.pop("arrays"), list[tuple[str, str, Size]]):
         array = np.frombuffer(body, dtype=dtype, count=size, offset=start)
         start += array.nbytes
         if name.startswith("scores/"):
@@ -392,7 +395,10 @@ def scan_records(
             raise ValueError(f"{path}: record {number} is damaged; restore the file from a copy")
         try:
             kind, item = decode(bytes(head), body)
-        except (KeyError, TypeError, ValueError) as error:
+            check_types(item)
+            if checked:
+                check_values(item)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"{path}: record {number} cannot be read ({error})") from None
         yield kind, item, file.tell(), digest
 

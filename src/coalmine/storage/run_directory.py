@@ -29,6 +29,7 @@ from coalmine.storage.files import (
     json_ready,
     lock_file,
     read_at,
+    read_regular,
     remove_drafts,
     write_at,
     write_atomically,
@@ -38,6 +39,7 @@ from coalmine.storage.record import SCHEMA_VERSION, Commitment, Settings, Statem
 from coalmine.storage.rounds_file import RoundLog
 
 logger = logging.getLogger("coalmine")
+LARGEST = 1 << 30  # bytes of a file that is read whole
 
 
 def runs_in(directory: Path) -> list[Path]:
@@ -217,7 +219,7 @@ class RunDirectory:
     def read_config(self) -> dict[str, Any]:
         try:
             return self._checked_version(tomllib.loads(self._text("config.toml")), "config.toml")
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise ValueError(f"{self.path / 'config.toml'} is not TOML ({error}); restore it from a copy") from None
 
     def read_metrics(self) -> list[dict[str, Any]]:
@@ -225,7 +227,11 @@ class RunDirectory:
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return []
-        found = [(number, _metrics(line)) for number, line in enumerate(path.read_bytes().split(b"\n"), 1) if line]
+        found = [
+            (number, _metrics(line))
+            for number, line in enumerate(read_regular(path, most=LARGEST).split(b"\n"), 1)
+            if line
+        ]
         damaged = [number for number, values in found if values is None]
         if damaged:
             which = (
@@ -237,8 +243,8 @@ class RunDirectory:
     def read_record(self) -> tuple[Settings, Commitment]:
         record = self._json("audit/record.json")
         try:
-            return Settings.from_dict(record["settings"]), msgspec.convert(record["commitment"], Commitment)
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            return Settings.from_dict(record["settings"]), Commitment.from_dict(record["commitment"])
+        except (KeyError, ValueError, RecursionError) as error:
             raise ValueError(f"{self.path / 'audit/record.json'} is not a record of an audit ({error})") from None
 
     def read_statement(self) -> Statement:
@@ -261,16 +267,17 @@ class RunDirectory:
 
     def _text(self, name: str) -> str:
         try:
-            return (self.path / name).read_text(encoding="utf-8")
+            return read_regular(self.path / name, most=LARGEST).decode()
         except FileNotFoundError:
             raise ValueError(f"{self.path} is no finished run: {name} is missing") from None
         except UnicodeDecodeError:
             raise ValueError(f"{self.path / name} is not text; restore it from a copy") from None
 
     def _json(self, name: str) -> dict[str, Any]:
+        text = self._text(name)
         try:
-            found = json.loads(self._text(name))
-        except json.JSONDecodeError as error:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:  # also whole numbers of thousands of digits
             raise ValueError(f"{self.path / name} is not JSON ({error}); restore it from a copy") from None
         if not isinstance(found, dict):
             raise ValueError(f"{self.path / name} must hold an object, got {type(found).__name__}")

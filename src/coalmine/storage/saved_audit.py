@@ -6,14 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from msgspec import convert
+import msgspec
 
-from coalmine.storage.files import write_atomically
+from coalmine.checks import shown
+from coalmine.storage.files import read_regular, write_atomically
 from coalmine.storage.record import SCHEMA_VERSION, Commitment, Settings, Statement
+from coalmine.storage.round_schema import check_fit
 from coalmine.storage.rounds_file import RoundLog, encode, scan_records
 
 MAGIC = b"coalmine audit 1\n"
 DIGEST = 32
+LARGEST = 1 << 36  # bytes
 
 
 def save(path: Path, settings: Settings, statement: Statement, commitment: Commitment, log: RoundLog) -> None:
@@ -37,7 +40,7 @@ def save(path: Path, settings: Settings, statement: Statement, commitment: Commi
 
 def load(path: Path) -> tuple[Settings, Statement, Commitment, RoundLog]:
     """The inverse of `save`; a corrupt, truncated or foreign file is refused."""
-    data = path.read_bytes()
+    data = read_regular(path, most=LARGEST)
     if not data.startswith(MAGIC):
         raise ValueError(f"{path} is not a saved audit; was it written by another program or a newer coalmine?")
     content, digest = data[:-DIGEST], data[-DIGEST:]
@@ -45,16 +48,32 @@ def load(path: Path) -> tuple[Settings, Statement, Commitment, RoundLog]:
         raise ValueError(f"{path} is damaged or cut short; restore it from a copy")
     start = len(MAGIC) + 8
     size = int.from_bytes(data[len(MAGIC) : start], "little")
-    head = json.loads(data[start : start + size])
-    if head["schema_version"] != SCHEMA_VERSION:
-        raise ValueError(f"{path} has schema version {head['schema_version']}, this coalmine reads {SCHEMA_VERSION}")
+    settings, statement, commitment = _read_head(path, data[start : start + size])
     log = RoundLog()
     file = io.BytesIO(content)
     file.seek(start + size)
     for kind, item, _, _ in scan_records(file, len(content), path):
+        try:
+            check_fit(item, settings)
+        except ValueError as error:
+            raise ValueError(f"{path} holds rounds of another audit: {error}") from None
+        if log.final is not None or (kind == "round" and item.number <= max(log.numbers, default=0)):
+            raise ValueError(f"{path} holds rounds that are not in order")
         if kind == "round":
             log.append(item)
         elif kind == "final":
             log.finish(item)
-    statement, commitment = convert(head["statement"], Statement), convert(head["commitment"], Commitment)
-    return Settings.from_dict(head["settings"]), statement, commitment, log
+    return settings, statement, commitment, log
+
+
+def _read_head(path: Path, text: bytes) -> tuple[Settings, Statement, Commitment]:
+    try:
+        head = msgspec.convert(json.loads(text), dict[str, Any])
+        if head.get("schema_version") != SCHEMA_VERSION:
+            raise ValueError(
+                f"schema version {shown(head.get('schema_version'))}, this coalmine reads {SCHEMA_VERSION}"
+            )
+        statement = msgspec.convert(head["statement"], Statement)
+        return Settings.from_dict(head["settings"]), statement, Commitment.from_dict(head["commitment"])
+    except (KeyError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not a saved audit of this version ({error})") from None

@@ -4,6 +4,8 @@ import os
 import secrets
 from pathlib import Path
 
+from coalmine.storage.files import read_regular
+
 DEMO_SEED = 20240507  # not secret: everybody has it
 LARGEST = 4096  # bytes
 
@@ -17,7 +19,7 @@ def read_seed(path: str | Path) -> int | bytes:
     """
     path = Path(path)
     try:
-        content = path.read_bytes()
+        content = read_regular(path, most=LARGEST + 2)
     except FileNotFoundError:
         raise ValueError(f"seed file {path} is missing; make one with: coalmine seed {path}") from None
     except OSError as error:
@@ -30,7 +32,7 @@ def read_seed(path: str | Path) -> int | bytes:
     if len(text) > LARGEST:
         raise ValueError(f"seed file {path} must hold at most {LARGEST} bytes, got {len(text)}")
     if text.isdigit():
-        number = int(text)
+        number = int(text) if len(text) <= 39 else 1 << 128  # 2^128 has 39 digits
         if number >= 1 << 128:
             raise ValueError(f"seed file {path} must hold a number below 2^128, or other text")
         return number
@@ -43,5 +45,11 @@ def write_seed(path: str | Path) -> None:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         raise ValueError(f"seed file {path} exists already; a seed is never overwritten") from None
-    with os.fdopen(handle, "w") as file:
-        file.write(secrets.token_hex(16) + "\n")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(secrets.token_hex(16) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        Path(path).unlink(missing_ok=True)  # an empty or cut seed, on a full disk, would be taken for a whole one
+        raise

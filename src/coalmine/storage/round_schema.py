@@ -1,0 +1,85 @@
+"""What a record of a log must hold: the types that were written, finite numbers, and the sizes of the audit's settings."""
+
+import math
+from dataclasses import fields
+from functools import cache
+from types import UnionType
+from typing import Any, NamedTuple, get_args
+
+import msgspec
+import numpy as np
+
+from coalmine.storage.record import Settings
+
+MEASURED = ("cosines", "residual_cosines", "update_cosines", "layer_rests")  # arrays that results rest on
+PER_CANARY = ("cosines", "residual_cosines", "update_cosines")
+
+
+class _Schema(NamedTuple):
+    scalars: dict[str, Any]
+    arrays: dict[str, Any]  # by the type of their entries
+    optional: frozenset[str]
+
+
+@cache
+def _schema(kind: Any) -> _Schema:
+    """The fields of a record, from the annotations of its dataclass; `scores` is left to its own check."""
+    scalars: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
+    optional = set()
+    for part in fields(kind):
+        whole: Any = part.type
+        plain = get_args(whole)[0] if isinstance(whole, UnionType) else whole
+        if plain is not whole:
+            optional.add(part.name)
+        if part.name == "scores":
+            continue
+        if getattr(plain, "__origin__", None) is np.ndarray:
+            arrays[part.name] = np.dtype(get_args(get_args(plain)[1])[0])
+        else:
+            scalars[part.name] = whole
+    return _Schema(scalars, arrays, frozenset(optional))
+
+
+def check_types(item: Any) -> None:
+    """TypeError or ValueError if a field of a record has another type than the one that is written."""
+    kind_of_record: Any = type(item)
+    schema = _schema(kind_of_record)
+    for name, kind in schema.scalars.items():
+        value = getattr(item, name)
+        msgspec.convert(value, kind)
+        if isinstance(value, int | float) and not (math.isfinite(value) and abs(value) < 2**1000):
+            raise ValueError(f"{name} must be finite")
+    for name, dtype in schema.arrays.items():
+        value = getattr(item, name)
+        if (value is not None or name not in schema.optional) and getattr(value, "dtype", None) != dtype:
+            raise TypeError(f"{name} must be numbers of type {dtype}")
+    for name, value in getattr(item, "scores", {}).items():
+        if value.dtype != np.float32:
+            raise TypeError(f"scores of {name} must be numbers of type float32")
+
+
+def check_values(item: Any) -> None:
+    """ValueError if a number that results rest on is not finite."""
+    for name in MEASURED:
+        value = getattr(item, name, None)
+        if value is not None and not np.isfinite(value).all():
+            raise ValueError(f"{name} must be finite")
+
+
+def check_fit(item: Any, settings: Settings) -> None:
+    """ValueError if a record cannot belong to an audit with these settings."""
+    if getattr(item, "skipped", False):
+        return
+    for name in PER_CANARY:
+        value = getattr(item, name, None)
+        if value is not None and value.size != settings.total:
+            raise ValueError(f"{name} must be {settings.total} numbers, one for each canary, got {value.size}")
+    if any(value.size != settings.total for value in getattr(item, "scores", {}).values()):
+        raise ValueError(f"scores must be {settings.total} numbers, one for each canary")
+    present = getattr(item, "present", None)
+    if present is not None and present.size and (present.min() < 0 or present.max() >= settings.canaries):
+        raise ValueError(f"present must be canaries among 0..{settings.canaries - 1}")
+    rests = getattr(item, "layer_rests", None)
+    if rests is not None and rests.size != len(settings.layers):
+        raise ValueError(f"layer_rests must be {len(settings.layers)} numbers, one for each layer, got {rests.size}")
