@@ -25,6 +25,7 @@ from coalmine.estimators.null import CosineNull
 from coalmine.storage.record import Settings
 from coalmine.storage.rounds_file import Final, RoundLog
 
+SHARED = 1 << 24  # numbers that the correlation of rounds may take in memory
 RUNGS = ("final", "final-update", "all-iterates", "known-round", "known-others")
 
 
@@ -321,6 +322,10 @@ class _SharedVariance:
     where they fill the complement, else to √(2/m). All of G comes from the same directions, so that wᵀGw is a mean of
     squares and stays one where rounds nearly cancel. Rounds are kept only if somebody in them comes more than once, and of
     many rounds only as many directions as fit into memory.
+
+    Where G itself does not fit into `SHARED` numbers, no round is kept. wᵀGw is then the mean square of Σ w_t·row_t, which
+    is added up for each canary: the same number but for rounding. If there are too many canaries for that, fewer
+    directions are used, and the variance is approximate, to √(2/directions).
     """
 
     def __init__(self, log: RoundLog, settings: Settings) -> None:
@@ -330,17 +335,33 @@ class _SharedVariance:
         self._rows: list[npt.NDArray[np.float32]] = []
         self._weights: list[float] = []
         self._present: list[npt.NDArray[np.int32]] = []
+        several = np.flatnonzero(self._times > 1)
+        self._places = np.zeros(settings.canaries, dtype=np.int64)  # of a canary in the sums
+        self._places[several] = np.arange(several.size)
+        self._sums: Floats | None = None
+        rounds = sum(bool((self._times[entry.present] > 1).any()) for entry in log.observed)
+        if rounds * (rounds + 2 * settings.canaries) > SHARED:  # G, who was in which round, and the product of both
+            self._sums = np.zeros((several.size, max(min(settings.unobserved, SHARED // several.size), 1)))
 
     def add(self, view: View) -> None:
         """Take the next round."""
         members = view.present[self._times[view.present] > 1]
-        if members.size:
-            self._rows.append(view.unobserved[: self._columns].astype(np.float32))
-            self._weights.append(self._weigh(view))
-            self._present.append(members)
+        if not members.size:
+            return
+        if self._sums is not None:
+            row = self._weigh(view) * view.unobserved[: self._sums.shape[1]]
+            for place in self._places[members]:
+                self._sums[place] += row
+            return
+        self._rows.append(view.unobserved[: self._columns].astype(np.float32))
+        self._weights.append(self._weigh(view))
+        self._present.append(members)
 
     def variance(self, times: npt.NDArray[np.int64]) -> Floats:
         """Of each canary's score, from the rounds so far, in which it took part so many `times`."""
+        if self._sums is not None:
+            squares = np.einsum("cm,cm->c", self._sums, self._sums) / self._sums.shape[1]
+            return np.asarray(squares[self._places])
         several = [members[times[members] > 1] for members in self._present]
         kept = [index for index, members in enumerate(several) if members.size]
         stacked = np.stack([self._rows[index] for index in kept])

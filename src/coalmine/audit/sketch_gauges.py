@@ -12,13 +12,15 @@ import numpy.typing as npt
 from scipy.special import chdtrc, chdtri, gammainc, ndtri
 
 from coalmine.audit.gauge import LEVEL, Gauge
-from coalmine.audit.views import Look, sketch_columns
+from coalmine.audit.views import FEWEST_COLUMNS, SKETCH, Look, sketch_columns
 from coalmine.checks import Floats
 from coalmine.estimators.null import CosineNull
 from coalmine.storage.record import Settings
 from coalmine.storage.rounds_file import Round
 
 EXPLAINED = 0.005  # share of the residual that `others` must explain to be called wrong
+COMPARED = SKETCH // FEWEST_COLUMNS  # rounds: each one is compared with so many before it
+BLOCK = 512  # rounds that are compared at a time
 RANK_LEVEL = 2e-3  # of the rank gauge, which only bars a PASS: at 12 rounds a fixed half of the dimensions hardly shows
 
 
@@ -26,13 +28,14 @@ class SketchReader:
     """Takes one round after another, and has the gauges that compare rounds with each other and with `others` at the end.
 
     A sketch is a residual's scores along the unobserved canaries, with momentum undone and correlated noise whitened. It
-    costs nothing: the scores are in the log. `rounds` is how many there are, so that all sketches fit into memory.
+    costs nothing: the scores are in the log. `rounds` is how many there are, so that all sketches fit into memory. Of more
+    than 32,768 rounds, each is compared with as many before it, and not with those that came earlier still.
     """
 
     def __init__(self, settings: Settings, rounds: int) -> None:
         self._settings = settings
         self._columns = sketch_columns(settings, rounds)
-        self._rows: list[npt.NDArray[np.float32]] = []
+        self._pairs = _Pairs()
         self._numbers: list[int] = []
         self._products: list[float] = []
         self._lengths: list[float] = []
@@ -48,7 +51,7 @@ class SketchReader:
         if self._total is not None:
             self._with_before.append(float(own @ self._total) / float(np.linalg.norm(self._total)))
         self._total = own if self._total is None else self._total + own
-        self._rows.append(own[: self._columns].astype(np.float32))
+        self._pairs.add(own[: self._columns].astype(np.float32))
         self._numbers.append(view.number)
         clients = _others_sketch(look.item, self._settings.canaries)
         self._products.append(float(view.unobserved @ clients) / view.scale)
@@ -57,9 +60,9 @@ class SketchReader:
     def gauges(self) -> Iterator[Gauge]:
         """Every gauge that has its inputs."""
         settings = self._settings
-        if len(self._rows) > 1 and self._total is not None:
+        if len(self._numbers) > 1 and self._total is not None:
             dof = settings.unobserved_dof * (self._columns / settings.unobserved)
-            yield from _repeats(np.stack(self._rows), self._numbers, dof)
+            yield from _repeats(self._pairs, self._numbers, dof)
             yield _common(np.array(self._with_before), self._total, self._numbers, settings)
         if any(self._lengths):
             yield _others(np.array(self._products), np.array(self._lengths), settings)
@@ -73,20 +76,50 @@ def _others_sketch(item: Round, canaries: int) -> Floats:
     return np.asarray(whole - np.asarray(item.residual_cosines[canaries:], np.float64) * item.residual_norm)
 
 
-def _repeats(sketch: npt.NDArray[np.float32], numbers: list[int], dof: float) -> Iterator[Gauge]:
-    """Cosines of what is left between every two rounds: their largest, and the sum of their squares."""
-    whole = sketch.astype(np.float64)  # products in single precision differ from processor to processor
-    whole /= np.linalg.norm(whole, axis=1, keepdims=True)
-    count = len(whole)
-    pairs = count * (count - 1) // 2
-    limit = float(-CosineNull(max(int(dof), 2)).ppf(LEVEL / (2 * pairs)))
-    largest, squares = np.zeros(count), 0.0
-    for start in range(0, count, 512):
-        block = whole[start : start + 512] @ whole[: start + 512].T
-        block[np.arange(len(block))[:, None] + start <= np.arange(block.shape[1])] = 0.0
-        squares += float(np.square(block).sum())
+class _Pairs:
+    """Cosines between every two rounds, at most COMPARED apart: for each round the largest one, and the sum of squares."""
+
+    def __init__(self) -> None:
+        self._rows: list[npt.NDArray[np.float32]] = []  # the last ones
+        self._waiting = 0  # rows at the end that were not compared yet
+        self._largest: list[Floats] = []
+        self._squares, self._count = 0.0, 0
+
+    def add(self, row: npt.NDArray[np.float32]) -> None:
+        """Take the sketch of the next round."""
+        self._rows.append(row)
+        self._waiting += 1
+        if self._waiting == BLOCK:
+            largest, squares, count = self._compared()
+            self._largest.append(largest)
+            self._squares, self._count = self._squares + squares, self._count + count
+            self._rows, self._waiting = self._rows[-COMPARED:], 0
+
+    def found(self) -> tuple[Floats, float, int]:
+        """The cosine of each round with the one before that is most like it, the sum of squares, and how many pairs."""
+        largest, squares, count = self._compared()
+        return np.concatenate([*self._largest, largest]), self._squares + squares, self._count + count
+
+    def _compared(self) -> tuple[Floats, float, int]:
+        """The same for the rows that wait."""
+        if not self._waiting:
+            return np.zeros(0), 0.0, 0
+        whole = np.stack(self._rows).astype(
+            np.float64
+        )  # products in single precision differ from processor to processor
+        whole /= np.linalg.norm(whole, axis=1, keepdims=True)
+        before = len(whole) - self._waiting
+        block = whole[before:] @ whole.T
+        block[np.arange(len(block))[:, None] + before <= np.arange(block.shape[1])] = 0.0
         places = np.abs(block).argmax(axis=1)
-        largest[start : start + 512] = block[np.arange(len(block)), places]
+        pairs = self._waiting * before + self._waiting * (self._waiting - 1) // 2
+        return block[np.arange(len(block)), places], float(np.square(block).sum()), pairs
+
+
+def _repeats(compared: _Pairs, numbers: list[int], dof: float) -> Iterator[Gauge]:
+    """Cosines of what is left between every two rounds: their largest, and the sum of their squares."""
+    largest, squares, pairs = compared.found()
+    limit = float(-CosineNull(max(int(dof), 2)).ppf(LEVEL / (2 * pairs)))
     outside = np.abs(largest) > limit
     worst = float(np.abs(largest).max())
     certain = math.tanh(math.atanh(min(worst, 1 - 1e-12)) + float(ndtri(LEVEL / (2 * pairs))) / math.sqrt(dof))

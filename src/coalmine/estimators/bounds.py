@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import betaincinv, log_ndtr
 
-from coalmine.checks import Floats, finite_array, unit_interval
+from coalmine.checks import Floats, finite_array, unit_interval, whole_number
+from coalmine.estimators.best_threshold import Counts, best_threshold
 from coalmine.estimators.gaussians import Gaussian
-from coalmine.estimators.local_level import local_level, order_statistic_band
+from coalmine.estimators.local_level import local_level, order_statistic_bounds
 from coalmine.estimators.rates import epsilon_from_rates
 
 FEWEST = 10  # canaries; fewer allow no useful statement at 95 %
@@ -60,21 +61,12 @@ def epsilon_lower_bound(
     scores = np.sort(score_array("observed", observed))
     if is_law(null):
         _refuse_constant(scores)
-    return bound_of(scores, null=null, delta=delta, confidence=confidence, method=method)
+    return _bound(scores, null, delta, confidence, method)
 
 
 def bound_of(observed: Floats, *, null: Null, delta: float, confidence: float, method: str = "simultaneous") -> float:
     """As epsilon_lower_bound, but equal scores are allowed: without noise, all canaries have the same score."""
-    scores = np.sort(observed)
-    delta, failing = unit_interval("delta", delta), 1 - unit_interval("confidence", confidence)
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-    if not is_law(null):
-        null = np.sort(score_array("unobserved", null))
-        failing = failing if method == "paper" else one_of_two(failing)
-    if method == "split":
-        return _split_bound(scores, null, delta, failing)
-    return float(_epsilons(scores, scores, null, delta, BANDS[method], failing).max())
+    return _bound(np.sort(observed), null, delta, confidence, method)
 
 
 def lower_bound_ceiling(
@@ -89,10 +81,13 @@ def lower_bound_ceiling(
     """
     if unobserved is None:
         return math.inf
-    apart = np.repeat([0.0, 1.0], [unobserved, count])
-    return epsilon_lower_bound(
-        apart[unobserved:], null=apart[:unobserved], delta=delta, confidence=confidence, method=method
-    )
+    delta, failing = _checked_levels(delta, confidence, method, two_samples=True)
+    sizes = [_enough_scores("observed", count), _enough_scores("unobserved", unobserved)]
+    if method == "split":
+        sizes = [size - size // 2 for size in sizes]
+    band, none = BANDS.get(method, clopper_pearson_band), np.zeros(1, dtype=np.int64)
+    log_fnr, log_fpr = (log_rates(band, none, size, failing) for size in sizes)
+    return float(epsilon_from_rates(log_fpr, log_fnr, delta=delta)[0])
 
 
 def score_array(name: str, scores: Any) -> Floats:
@@ -102,8 +97,7 @@ def score_array(name: str, scores: Any) -> Floats:
         raise ValueError(
             f"{name} scores must be one row of numbers, got shape {array.shape}; pass one score per canary"
         )
-    if array.size < FEWEST:
-        raise ValueError(f"there must be at least {FEWEST} {name} scores, got {array.size}; audit with more canaries")
+    _enough_scores(name, array.size)
     return array
 
 
@@ -119,37 +113,42 @@ def one_of_two(failing: float) -> float:
 
 def log_band(upper_bounds: "Band", count: int, failing: float) -> Floats:
     """log upper bounds on an error rate, for 0, …, count errors among `count` scores."""
-    return np.append(np.log(np.minimum(upper_bounds(count, failing), 1.0)), 0.0)
+    return log_rates(upper_bounds, np.arange(count + 1), count, failing)
 
 
-def simultaneous_band(count: int, failing: float) -> Floats:
+def log_rates(upper_bounds: "Band", errors: Counts, count: int, failing: float) -> Floats:
+    """log upper bounds on an error rate, for each of these numbers of errors among `count` scores."""
+    some = np.minimum(errors, count - 1)
+    return np.where(errors < count, np.log(np.minimum(upper_bounds(some, count, failing), 1.0)), 0.0)
+
+
+def simultaneous_band(errors: Counts, count: int, failing: float) -> Floats:
     """With c errors below a threshold the error rate is at most U_(c+1), whose Beta bounds hold simultaneously."""
-    return order_statistic_band(count, local_level(count, failing))
+    return order_statistic_bounds(errors + 1, count, local_level(count, failing))
 
 
-def jeffreys_band(count: int, failing: float) -> Floats:
+def jeffreys_band(errors: Counts, count: int, failing: float) -> Floats:
     """Jeffreys' one-sided bound at each count of errors alone (Section 5)."""
-    errors = np.arange(float(count))
     band: Floats = betaincinv(errors + 0.5, count - errors + 0.5, 1 - failing)
     return band
 
 
-def clopper_pearson_band(count: int, failing: float) -> Floats:
+def clopper_pearson_band(errors: Counts, count: int, failing: float) -> Floats:
     """Clopper and Pearson's one-sided bound at each count of errors alone."""
-    return order_statistic_band(count, failing)
+    return order_statistic_bounds(errors + 1, count, failing)
 
 
-def bonferroni_band(count: int, failing: float) -> Floats:
+def bonferroni_band(errors: Counts, count: int, failing: float) -> Floats:
     """Clopper and Pearson's bounds, each with its share of the failing probability."""
-    return order_statistic_band(count, failing / count)
+    return order_statistic_bounds(errors + 1, count, failing / count)
 
 
-def dkw_band(count: int, failing: float) -> Floats:
+def dkw_band(errors: Counts, count: int, failing: float) -> Floats:
     """Dvoretzky, Kiefer and Wolfowitz with Massart's constant, which is one-sided up to a failing probability of 1/2."""
-    return np.arange(float(count)) / count + math.sqrt(-math.log(min(failing, 0.5)) / (2 * count))
+    return errors / count + math.sqrt(-math.log(min(failing, 0.5)) / (2 * count))
 
 
-Band = Callable[[int, float], Floats]
+Band = Callable[[Counts, int, float], Floats]
 BANDS: dict[str, Band] = {
     "simultaneous": simultaneous_band,
     "paper": jeffreys_band,
@@ -160,19 +159,47 @@ BANDS: dict[str, Band] = {
 METHODS = (*BANDS, "split")
 
 
-def _epsilons(thresholds: Floats, observed: Floats, null: Any, delta: float, band: Band, failing: float) -> Floats:
-    """Eq. 1 at each threshold; `observed`, and `null` where it is an array, are sorted.
+def _bound(observed: Floats, null: Null, delta: float, confidence: float, method: str) -> float:
+    """As bound_of, for sorted scores."""
+    delta, failing = _checked_levels(delta, confidence, method, two_samples=not is_law(null))
+    if not is_law(null):
+        null = np.sort(score_array("unobserved", null))
+    if method == "split":
+        return _split_bound(observed, null, delta, failing)
+    return _best_epsilon(observed, null, delta, BANDS[method], failing)[0]
+
+
+def _checked_levels(delta: float, confidence: float, method: str, *, two_samples: bool) -> tuple[float, float]:
+    """delta, and the failing probability of one rate."""
+    delta, failing = unit_interval("delta", delta), 1 - unit_interval("confidence", confidence)
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    return delta, one_of_two(failing) if two_samples and method != "paper" else failing
+
+
+def _enough_scores(name: str, count: int) -> int:
+    if whole_number(f"the number of {name} scores", count, minimum=0) < FEWEST:
+        raise ValueError(f"there must be at least {FEWEST} {name} scores, got {count}; audit with more canaries")
+    return count
+
+
+def _best_epsilon(observed: Floats, null: Any, delta: float, band: Band, failing: float) -> tuple[float, int]:
+    """Eq. 1 at its best threshold, and that threshold's place; `observed`, and `null` where it is an array, are sorted.
 
     Only observed scores are tried as thresholds: moving another threshold up to the next score increases neither rate.
     """
-    log_fnr = log_band(band, observed.size, failing)[np.searchsorted(observed, thresholds)]
+    return best_threshold(
+        lambda log_fpr, log_fnr: epsilon_from_rates(log_fpr, log_fnr, delta=delta),
+        observed,
+        log_fpr=lambda thresholds: _log_fpr(thresholds, null, band, failing),
+        log_fnr=lambda thresholds: log_rates(band, np.searchsorted(observed, thresholds), observed.size, failing),
+    )
+
+
+def _log_fpr(thresholds: Floats, null: Any, band: Band, failing: float) -> Floats:
     if is_law(null):
-        log_fpr = log_upper_tail(null, thresholds)
-    else:
-        false_positives = null.size - np.searchsorted(null, thresholds)
-        log_fpr = log_band(band, null.size, failing)[false_positives]
-    epsilons: Floats = epsilon_from_rates(log_fpr, log_fnr, delta=delta)
-    return epsilons
+        return log_upper_tail(null, thresholds)
+    return log_rates(band, null.size - np.searchsorted(null, thresholds), null.size, failing)
 
 
 def log_upper_tail(null: Law | Gaussian, scores: Floats) -> Floats:
@@ -186,9 +213,11 @@ def _split_bound(observed: Floats, null: Any, delta: float, failing: float) -> f
     rng = np.random.default_rng(SPLIT_SEED)
     choosing, testing = _halves(observed, rng)
     null_choosing, null_testing = (null, null) if is_law(null) else _halves(null, rng)
-    promised = _epsilons(choosing, choosing, null_choosing, delta, clopper_pearson_band, failing)
-    threshold = choosing[[promised.argmax()]]
-    return float(_epsilons(threshold, testing, null_testing, delta, clopper_pearson_band, failing)[0])
+    _, place = _best_epsilon(choosing, null_choosing, delta, clopper_pearson_band, failing)
+    threshold = choosing[[place]]
+    log_fpr = _log_fpr(threshold, null_testing, clopper_pearson_band, failing)
+    log_fnr = log_rates(clopper_pearson_band, np.searchsorted(testing, threshold), testing.size, failing)
+    return float(epsilon_from_rates(log_fpr, log_fnr, delta=delta)[0])
 
 
 def _halves(scores: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:

@@ -132,8 +132,18 @@ def noise_floor(*, sample: Sample, delta: float, variance: str = "auto") -> Floo
     return Floor(float(median), float(q95))
 
 
+@lru_cache(maxsize=32)
 def null_lattice(sample: Sample, size: int = LATTICE, step: int = LATTICE_STEP) -> tuple[Floats, Floats]:
-    """Fitted means and stds when nothing leaks: `size` equally likely points of their joint distribution."""
+    """Fitted means and stds when nothing leaks: `size` equally likely points of their joint distribution.
+
+    Cached, and therefore read-only: a search for the smallest detectable epsilon asks for the same points thirty times.
+    """
+    means, stds = _null_points(sample, size, step)
+    means.flags.writeable = stds.flags.writeable = False
+    return means, stds
+
+
+def _null_points(sample: Sample, size: int, step: int) -> tuple[Floats, Floats]:
     i = np.arange(size)
     first, second = (i + 0.5) / size, (i * step % size + 0.5) / size
     dof, null_dof = sample.count - 1, sample.null_dof

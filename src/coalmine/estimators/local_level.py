@@ -9,6 +9,7 @@ import math
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 from scipy.interpolate import BarycentricInterpolator
 from scipy.optimize import brentq
 from scipy.special import betainccinv, gammaln, log_ndtr, ndtr, ndtri, xlogy
@@ -16,6 +17,7 @@ from scipy.special import betainccinv, gammaln, log_ndtr, ndtr, ndtri, xlogy
 from coalmine.checks import Floats, unit_interval, whole_number
 
 EXACT = 2_000  # up to this count the local level is computed; beyond, it is interpolated
+KEPT = 20_000  # up to this count a band is computed whole and kept: the groups of a result share it
 REACH = 7.5  # standard deviations kept above the mean count: fewer than 1e-13 of the paths ever leave them
 
 TABLE_COUNT = np.array([1_000, 1_603, 6_506, 52_800, 411_500, 1_000_000])
@@ -74,6 +76,14 @@ def total_level(count: int, local: float) -> float:
     still_to_come = np.arange(count, 0, -1.0)
     log_rest = _log_poisson(still_to_come, count - expected) - _log_poisson(np.array(float(count)), float(count))
     return float(failing @ np.exp(log_rest))
+
+
+def order_statistic_bounds(ranks: npt.NDArray[np.int64], count: int, local: float) -> Floats:
+    """The entries of order_statistic_band for these ranks; above a count of 20,000 only those are computed."""
+    if count <= KEPT:
+        return order_statistic_band(count, local)[ranks - 1]
+    bounds: Floats = betainccinv(ranks.astype(np.float64), count - ranks + 1.0, local)
+    return bounds
 
 
 @lru_cache(maxsize=32)

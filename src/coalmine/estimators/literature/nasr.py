@@ -9,10 +9,11 @@ import numpy.typing as npt
 from scipy.special import ndtri_exp
 
 from coalmine.checks import Floats, unit_interval
-from coalmine.estimators.bounds import Band, clopper_pearson_band, log_band, one_of_two, simultaneous_band
+from coalmine.estimators.best_threshold import best_threshold
+from coalmine.estimators.bounds import Band, clopper_pearson_band, log_rates, one_of_two, simultaneous_band
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.estimators.literature.literature_row import LiteratureRow
-from coalmine.estimators.literature.thresholds import error_counts, sorted_scores
+from coalmine.estimators.literature.thresholds import sorted_scores
 
 REFERENCE = "Nasr et al. 2023, arXiv 2302.07956"
 CONTROLS = "train data, privacy noise, minibatch"
@@ -61,8 +62,10 @@ def gdp_mu(log_fpr: npt.ArrayLike, log_fnr: npt.ArrayLike) -> Floats:
 def _epsilon(observed: npt.ArrayLike, unobserved: npt.ArrayLike, delta: float, confidence: float, band: Band) -> float:
     present, absent = sorted_scores(observed, unobserved)
     failing = one_of_two(1 - unit_interval("confidence", confidence))
-    false_negatives, false_positives = error_counts(present, absent)
-    log_fnr = log_band(band, present.size, failing)[false_negatives]
-    log_fpr = log_band(band, absent.size, failing)[false_positives]
-    mu = float(gdp_mu(log_fpr, log_fnr).max())
+    mu, _ = best_threshold(
+        gdp_mu,
+        present,
+        log_fpr=lambda t: log_rates(band, absent.size - np.searchsorted(absent, t), absent.size, failing),
+        log_fnr=lambda t: log_rates(band, np.searchsorted(present, t), present.size, failing),
+    )
     return float(gaussian_epsilon(Gaussian(0.0, 1.0), Gaussian(mu, 1.0), delta=unit_interval("delta", delta)))

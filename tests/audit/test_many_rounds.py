@@ -1,0 +1,134 @@
+"""A result of many rounds takes no more memory than one of few, and reads the same."""
+
+import tracemalloc
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coalmine.audit import ladder as ladder_module
+from coalmine.audit import sketch_gauges, views
+from coalmine.audit.derivation import derive_result
+from coalmine.audit.ladder import ladder
+from coalmine.storage.record import Settings
+from coalmine.storage.rounds_file import Round, RoundLog
+
+DIM, CANARIES, UNOBSERVED = 6_000, 40, 400
+
+
+def settings(rounds: int) -> Settings:
+    return Settings(dim=DIM, canaries=CANARIES, unobserved=UNOBSERVED, delta=1e-6, rounds=rounds)
+
+
+def written_log(path: Path, rounds: int, *, others: bool = False) -> RoundLog:
+    """Rounds whose real updates are correlated, each with three canaries, so that everybody comes several times."""
+    rng, log = np.random.default_rng(rounds), RoundLog(path)
+    common = rng.standard_normal(CANARIES + UNOBSERVED)
+    for number in range(1, rounds + 1):
+        noise = rng.standard_normal(CANARIES + UNOBSERVED)
+        present = np.sort(rng.choice(CANARIES, 3, replace=False)).astype(np.int32)
+        cosines = ((0.3 * common + noise) / np.sqrt(DIM)).astype(np.float32)
+        cosines[present] += 0.5 / np.sqrt(DIM)
+        residual = {
+            "residual_norm": 1.0,
+            "residual_rest": 1.0,
+            "residual_cosines": (noise / DIM**0.5).astype(np.float32),
+        }
+        log.append(
+            Round(
+                number=number,
+                present=present,
+                norm=1.1,
+                rest=1.1,
+                cosines=cosines,
+                noise_std=1 / np.sqrt(DIM),
+                clip_norm=0.01,
+                **(residual if others else {}),
+            )
+        )
+    return log
+
+
+def known_round(log: RoundLog, rounds: int) -> list[np.ndarray]:
+    return [scores.observed for scores in ladder(log, settings(rounds)) if scores.rung == "known-round"]
+
+
+def test_scores_do_not_depend_on_how_the_correlation_of_rounds_is_added_up(tmp_path, monkeypatch):
+    """Sums over each canary's rounds give the variance that the Gram matrix of all rounds gives, but for rounding."""
+    with closing(written_log(tmp_path / "log", 100)) as log:
+        exact = known_round(log, 100)
+        monkeypatch.setattr(ladder_module, "SHARED", CANARIES * UNOBSERVED)
+        summed = known_round(log, 100)
+    assert len(exact) == len(summed) > 1
+    exact, summed = np.concatenate(exact), np.concatenate(summed)
+    assert (exact != summed).any()  # the other way was taken
+    np.testing.assert_allclose(summed, exact, rtol=1e-5)
+
+
+def test_fewer_unobserved_canaries_give_the_variance_to_their_sampling_error(tmp_path, monkeypatch):
+    with closing(written_log(tmp_path / "log", 100)) as log:
+        exact = np.concatenate(known_round(log, 100))
+        monkeypatch.setattr(ladder_module, "SHARED", CANARIES * 100)
+        ratio = np.concatenate(known_round(log, 100)) / exact
+    assert np.abs(ratio - 1).max() > 1e-3
+    assert np.abs(ratio**-2 - 1).max() < 5 * np.sqrt(2 / 100)
+
+
+def test_a_result_of_four_times_the_rounds_takes_as_much_memory(tmp_path, monkeypatch):
+    """0.34 MB a round, once. What is left is a few hundred numbers a round."""
+    monkeypatch.setattr(ladder_module, "SHARED", CANARIES * UNOBSERVED)
+    monkeypatch.setattr(views, "SKETCH", 1 << 16)
+    monkeypatch.setattr(sketch_gauges, "COMPARED", 64)
+    monkeypatch.setattr(sketch_gauges, "BLOCK", 16)
+    peaks = []
+    for rounds in (100, 400):
+        with closing(written_log(tmp_path / f"log{rounds}", rounds, others=True)) as log:
+            derive_result(log, settings(rounds))  # fills the caches
+            tracemalloc.start()
+            derive_result(log, settings(rounds))
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+    assert peaks[1] - peaks[0] < 300 * 5_000
+
+
+def brute_pairs(rows: np.ndarray, apart: int) -> tuple[np.ndarray, float, int]:
+    cosines = np.array([row / np.linalg.norm(row) for row in rows.astype(np.float64)])
+    cosines = cosines @ cosines.T
+    largest, squares, pairs = np.zeros(len(rows)), 0.0, 0
+    for this in range(len(rows)):
+        before = cosines[this, max(0, this - apart) : this]
+        if before.size:
+            largest[this] = before[np.abs(before).argmax()]
+        squares, pairs = squares + float(before @ before), pairs + before.size
+    return largest, squares, pairs
+
+
+@pytest.mark.parametrize("rounds", [1, 15, 16, 17, 50])
+def test_every_two_rounds_are_compared_once(rounds, monkeypatch):
+    monkeypatch.setattr(sketch_gauges, "BLOCK", 16)
+    rows = np.random.default_rng(rounds).standard_normal((rounds, 30)).astype(np.float32)
+    found = sketch_gauges._Pairs()
+    for row in rows:
+        found.add(row)
+    for _ in range(2):  # asking changes nothing
+        largest, squares, pairs = found.found()
+        wanted = brute_pairs(rows, rounds)
+        np.testing.assert_allclose(largest, wanted[0], atol=1e-6)
+        assert squares == pytest.approx(wanted[1], rel=1e-5)
+        assert pairs == wanted[2] == rounds * (rounds - 1) // 2
+
+
+def test_of_very_many_rounds_the_last_ones_are_compared(monkeypatch):
+    """A round is compared with at least COMPARED rounds before it, fewer than a block more."""
+    monkeypatch.setattr(sketch_gauges, "BLOCK", 16)
+    monkeypatch.setattr(sketch_gauges, "COMPARED", 48)
+    rows = np.random.default_rng(0).standard_normal((400, 30)).astype(np.float32)
+    rows[348] = rows[300]
+    found = sketch_gauges._Pairs()
+    for row in rows:
+        found.add(row)
+    largest, _, pairs = found.found()
+    assert largest[348] == pytest.approx(1)
+    assert brute_pairs(rows, 48)[2] <= pairs <= brute_pairs(rows, 48 + 15)[2]
+    assert len(found._rows) <= 48 + 16
