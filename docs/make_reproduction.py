@@ -129,7 +129,14 @@ def _section(name: str) -> str:
         return ""
     experiment = load_experiment(name)
     found = read_json(path)
-    lines = [f"## {experiment.title}", "", _made_by(experiment, found, path), "", experiment.account.conclusion(found), ""]
+    lines = [
+        f"## {experiment.title}",
+        "",
+        _made_by(experiment, found, path),
+        "",
+        experiment.account.conclusion(found),
+        "",
+    ]
     others = sorted(other for other in FOLDER.glob(f"{name}-paper-*.json") if FILES.fullmatch(other.stem))
     lines += [line for other in others for line in (_longer(other), "")]
     if experiment.account.draw is not None:

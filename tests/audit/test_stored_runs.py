@@ -31,7 +31,9 @@ class near:  # noqa: N801
 
     def __eq__(self, other):
         if isinstance(self.value, dict):
-            return self.value.keys() == other.keys() and all(near(v, self.rel) == other[k] for k, v in self.value.items())
+            return self.value.keys() == other.keys() and all(
+                near(v, self.rel) == other[k] for k, v in self.value.items()
+            )
         if isinstance(self.value, list):
             return len(self.value) == len(other) and all(
                 near(v, self.rel) == o for v, o in zip(self.value, other, strict=True)

@@ -14,7 +14,7 @@ from coalmine.audit.result import AuditResult
 from coalmine.checks import printable
 from coalmine.cli.exit_codes import BAD_INPUT
 from coalmine.cli.named_runs import find_runs, how_to_finish, is_finished, print_notes, print_problems, read_error
-from coalmine.cli.options import JSON, Command, argument
+from coalmine.cli.options import JSON, Command, run_directories
 from coalmine.cli.output import print_json, print_table, shown_number
 from coalmine.storage.run_directory import RunDirectory
 
@@ -23,13 +23,7 @@ FEW = 4  # numbers of presentations that a table lists
 
 
 @click.command(cls=Command)
-@argument(
-    "directories",
-    nargs=-1,
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Run directories; a directory of runs, such as that of a sweep, stands for all of them.",
-)
+@run_directories()
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV with each adversary's interval and lower bound.")
 @click.option(
     "--plot",

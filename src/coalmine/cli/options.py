@@ -53,9 +53,17 @@ class Argument(click.Argument):
         self.help = help
 
 
+ALL_OF_THEM = "Run directories; a directory of runs, such as that of a sweep, stands for all of them."
+
+
 def argument(name: str, *, help: str, **attributes: Any) -> Callable[[Decorated], Decorated]:  # noqa: A002
     """As click.argument, with a help text."""
     return click.argument(name, cls=Argument, help=help, **attributes)
+
+
+def run_directories(help: str = ALL_OF_THEM) -> Callable[[Decorated], Decorated]:  # noqa: A002
+    """The argument of a command that reads any number of run directories."""
+    return argument("directories", nargs=-1, required=True, type=click.Path(path_type=Path), help=help)
 
 
 class Command(click.Command):

@@ -6,19 +6,13 @@ from typing import Literal
 
 import click
 
-from coalmine.cli.options import Command, argument
+from coalmine.cli.options import Command, run_directories
 from coalmine.cli.output import print_line, print_lines
 from coalmine.report.document import report_text, write_report
 
 
 @click.command(cls=Command)
-@argument(
-    "directories",
-    nargs=-1,
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Run directories; several are compared in one report.",
-)
+@run_directories("Run directories; several are compared in one report.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),

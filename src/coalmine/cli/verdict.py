@@ -17,7 +17,7 @@ from coalmine.cli.named_runs import (
     print_problems,
     read_error,
 )
-from coalmine.cli.options import Command, argument
+from coalmine.cli.options import Command, run_directories
 from coalmine.cli.output import print_columns, print_json, shown_number
 from coalmine.storage.run_directory import RunDirectory
 
@@ -40,13 +40,7 @@ class RunVerdict:
 
 
 @click.command(cls=Command)
-@argument(
-    "directories",
-    nargs=-1,
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Run directories; a directory of runs, such as that of a sweep, stands for all of them.",
-)
+@run_directories()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
 def verdict(directories: tuple[Path, ...], as_json: bool) -> int:
     """Print the verdict of each run.

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,16 @@ OF_TWO_SETS: tuple[Callable[..., LiteratureRow], ...] = (  # these need the obse
 )
 
 
+class SeveralRuns(TypedDict, total=False):
+    """What some estimators need beside the scores of one run."""
+
+    trials: Trials | None
+    checkpoints: Checkpoints | None
+    audited_rounds: AuditedRounds | None
+    sampling_probability: float | None
+    rounds: int | None
+
+
 def compare_estimators(
     observed: npt.ArrayLike,
     unobserved: npt.ArrayLike | None,
@@ -44,11 +54,7 @@ def compare_estimators(
     confidence: float = 0.95,
     null: Null | None = None,
     null_dof: float = math.inf,
-    trials: Trials | None = None,
-    checkpoints: Checkpoints | None = None,
-    audited_rounds: AuditedRounds | None = None,
-    sampling_probability: float | None = None,
-    rounds: int | None = None,
+    **several: Unpack[SeveralRuns],
 ) -> tuple[LiteratureRow, ...]:
     """Every estimator on the same scores; coalmine's and the paper's own rows come first. High scores mean present.
 
@@ -67,17 +73,7 @@ def compare_estimators(
         *own_rows(
             observed, unobserved if null is None else null, delta=delta, confidence=confidence, null_dof=null_dof
         ),
-        *literature_rows(
-            observed,
-            unobserved,
-            delta=delta,
-            confidence=confidence,
-            trials=trials,
-            checkpoints=checkpoints,
-            audited_rounds=audited_rounds,
-            sampling_probability=sampling_probability,
-            rounds=rounds,
-        ),
+        *literature_rows(observed, unobserved, delta=delta, confidence=confidence, **several),
     )
 
 
@@ -144,19 +140,20 @@ def literature_rows(
     *,
     delta: float,
     confidence: float = 0.95,
-    trials: Trials | None = None,
-    checkpoints: Checkpoints | None = None,
-    audited_rounds: AuditedRounds | None = None,
-    sampling_probability: float | None = None,
-    rounds: int | None = None,
+    **several: Unpack[SeveralRuns],
 ) -> tuple[LiteratureRow, ...]:
     """The rows of the published estimators, without coalmine's and the paper's own."""
     level: dict[str, float] = {"delta": delta, "confidence": confidence}
     return (
         *_of_two_sets(observed, unobserved, level),
-        *pillutla_rows(trials, **level),
-        *jagielski2023_rows(checkpoints, **level),
-        canife_row(audited_rounds, sampling_probability=sampling_probability, rounds=rounds, **level),
+        *pillutla_rows(several.get("trials"), **level),
+        *jagielski2023_rows(several.get("checkpoints"), **level),
+        canife_row(
+            several.get("audited_rounds"),
+            sampling_probability=several.get("sampling_probability"),
+            rounds=several.get("rounds"),
+            **level,
+        ),
     )
 
 

@@ -4,6 +4,8 @@ The one-run methods share one game. A fair coin decides for each of `total` cana
 who has not seen the coins guesses some of them. More correct guesses than an epsilon allows refute that epsilon.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple, SupportsIndex
 
 import numpy as np
@@ -40,21 +42,54 @@ def fixed_games(observed: npt.ArrayLike, unobserved: npt.ArrayLike) -> Games:
     return Games(guesses, mistakes_by_confidence(present, absent)[guesses], total=2 * present.size)
 
 
-def games_row(
-    name: str, value: float, *, reference: str, kind: str, confidence: float, assumptions: str
-) -> LiteratureRow:
-    """The row of the best of several games, each with its share of the failing probability."""
-    return LiteratureRow(
-        name=name,
-        reference=reference,
-        value=value,
-        kind=kind,
-        confidence=confidence,
-        controls="train data",
-        receives="final model",
-        assumptions=f"{FIXED_HALVES}; {assumptions}",
-        threshold="chosen on the same data, corrected",
-    )
+@dataclass(frozen=True)
+class GuessingMethod:
+    """A published bound from guesses, each game with its share of the failing probability, and the rows that it gives.
+
+    `best` is the largest bound over games.
+    """
+
+    name: str
+    reference: str
+    best: Callable[..., float]
+
+    def hull_row(
+        self, observed: npt.ArrayLike, unobserved: npt.ArrayLike, *, delta: float, confidence: float, assumptions: str
+    ) -> LiteratureRow:
+        """The best number of "observed" guesses on the ROC hull, whose corners are found on the same scores."""
+        value = self.best(hull_games(observed, unobserved), delta=delta, confidence=confidence)
+        return self._row("ROC hull", value, "heuristic", confidence, assumptions)
+
+    def fixed_row(
+        self, observed: npt.ArrayLike, unobserved: npt.ArrayLike, *, delta: float, confidence: float, assumptions: str
+    ) -> LiteratureRow:
+        """The most confident half, quarter, ... of the guesses."""
+        value = self.best(fixed_games(observed, unobserved), delta=delta, confidence=confidence)
+        return self._row("fixed guesses", value, "valid bound", confidence, assumptions)
+
+    def epsilon(
+        self,
+        guesses: SupportsIndex,
+        mistakes: SupportsIndex,
+        *,
+        delta: float,
+        total: SupportsIndex,
+        confidence: float,
+    ) -> float:
+        """The bound from one game."""
+        made, wrong, canaries = checked_counts(guesses, mistakes, total)
+        return self.best(Games(np.array([made]), np.array([wrong]), canaries), delta=delta, confidence=confidence)
+
+    def _row(self, which: str, value: float, kind: str, confidence: float, assumptions: str) -> LiteratureRow:
+        return LiteratureRow(
+            name=f"{self.name}, {which}",
+            reference=self.reference,
+            value=value,
+            kind=kind,
+            confidence=confidence,
+            assumptions=f"{FIXED_HALVES}; {assumptions}",
+            threshold="chosen on the same data, corrected",
+        )
 
 
 def fair_halves(observed: npt.ArrayLike, unobserved: npt.ArrayLike) -> tuple[Floats, Floats]:

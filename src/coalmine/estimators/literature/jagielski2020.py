@@ -24,8 +24,6 @@ def jagielski2020_row(
         value=value,
         kind="heuristic",
         confidence=confidence,
-        controls="train data",
-        receives="final model",
         assumptions="independent scores; holds at one threshold, and the best of all is taken",
         threshold="chosen on the same data, not corrected",
     )
@@ -42,8 +40,6 @@ def jagielski2020_split_row(
         value=value,
         kind="valid bound",
         confidence=confidence,
-        controls="train data",
-        receives="final model",
         assumptions="independent scores; the threshold comes from one half of them, the rates from the other",
         threshold="fixed in advance",
     )

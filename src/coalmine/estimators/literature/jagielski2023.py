@@ -79,7 +79,6 @@ def _rows(values: tuple[float | None, float | None], needs: str | None, confiden
             value=value,
             kind="heuristic",
             confidence=confidence,
-            controls="train data",
             receives="intermediate models",
             assumptions="independent scores; holds at one threshold, and the best of all is taken",
             threshold="chosen on the same data, not corrected",

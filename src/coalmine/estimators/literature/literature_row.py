@@ -28,9 +28,9 @@ class LiteratureRow:
         str  # one of KINDS: a "valid bound" exceeds epsilon in at most 1 - confidence of runs, if its assumptions hold
     )
     confidence: float | None
-    controls: str
-    receives: str
     assumptions: str
+    controls: str = "train data"
+    receives: str = "final model"
     threshold: str  # one of THRESHOLDS: how the threshold between "observed" and "unobserved" was chosen
     needs: str | None = None
 

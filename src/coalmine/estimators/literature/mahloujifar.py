@@ -13,43 +13,29 @@ from scipy.special import ndtr, ndtri
 
 from coalmine.checks import Floats, unit_interval
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
-from coalmine.estimators.literature.guesses import HULL, Games, checked_counts, fixed_games, games_row, hull_games
+from coalmine.estimators.literature.guesses import HULL, Games, GuessingMethod
 from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import Counts
 
 tiny = np.finfo(np.float64).tiny
-METHOD = "Mahloujifar 2024"
-REFERENCE = "Mahloujifar, Melis and Chaudhuri 2024, arXiv 2410.22235"
+
+FIXED = "a Gaussian mechanism: for another it is no bound; canaries may leak together"
 
 
 def mahloujifar_row(
     observed: npt.ArrayLike, unobserved: npt.ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> LiteratureRow:
     """The best number of "observed" guesses on the ROC hull, Bonferroni over its corners: not a proven bound."""
-    value = _best_epsilon(hull_games(observed, unobserved), delta=delta, confidence=confidence)
-    return games_row(
-        f"{METHOD}, ROC hull",
-        value,
-        reference=REFERENCE,
-        kind="heuristic",
-        confidence=confidence,
-        assumptions=f"a Gaussian mechanism; {HULL}",
-    )
+    told = {"delta": delta, "confidence": confidence}
+    return METHOD.hull_row(observed, unobserved, assumptions=f"a Gaussian mechanism; {HULL}", **told)
 
 
 def mahloujifar_fixed_row(
     observed: npt.ArrayLike, unobserved: npt.ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> LiteratureRow:
     """The most confident half, quarter, ... of the guesses, Bonferroni over these: a bound for a Gaussian mechanism."""
-    value = _best_epsilon(fixed_games(observed, unobserved), delta=delta, confidence=confidence)
-    return games_row(
-        f"{METHOD}, fixed guesses",
-        value,
-        reference=REFERENCE,
-        kind="valid bound",
-        confidence=confidence,
-        assumptions="a Gaussian mechanism: for another it is no bound; canaries may leak together",
-    )
+    told = {"delta": delta, "confidence": confidence}
+    return METHOD.fixed_row(observed, unobserved, assumptions=FIXED, **told)
 
 
 def f_dp_epsilon(
@@ -62,8 +48,7 @@ def f_dp_epsilon(
     >>> round(f_dp_epsilon(100, 10, delta=1e-5, total=1000), 4)
     2.4564
     """
-    made, wrong, canaries = checked_counts(guesses, mistakes, total)
-    return _best_epsilon(Games(np.array([made]), np.array([wrong]), canaries), delta=delta, confidence=confidence)
+    return METHOD.epsilon(guesses, mistakes, delta=delta, total=total, confidence=confidence)
 
 
 def _best_epsilon(games: Games, *, delta: float, confidence: float) -> float:
@@ -127,3 +112,6 @@ def refuted(mu: float, guesses: int, mistakes: int, *, total: int, failing: floa
         if right + wrong > most:
             return True
     return False
+
+
+METHOD = GuessingMethod("Mahloujifar 2024", "Mahloujifar, Melis and Chaudhuri 2024, arXiv 2410.22235", _best_epsilon)

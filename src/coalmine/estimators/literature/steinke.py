@@ -13,12 +13,11 @@ from scipy.optimize import brentq
 from scipy.special import betaincc, betainccinv, betaincinv, expit, gammaln, log_expit
 
 from coalmine.checks import Floats, unit_interval
-from coalmine.estimators.literature.guesses import HULL, Games, checked_counts, fixed_games, games_row, hull_games
+from coalmine.estimators.literature.guesses import HULL, Games, GuessingMethod
 from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import Counts
 
-METHOD = "Steinke 2023"
-REFERENCE = "Steinke, Nasr and Jagielski 2023, arXiv 2305.08846"
+FIXED = "canaries may leak together"
 
 
 def steinke_row(
@@ -29,30 +28,16 @@ def steinke_row(
     The corners are found on the same scores, so the correction does not cover all thresholds: with fair coins, a vanishing
     delta and no leak the value is above 0 in more than 5 % of runs.
     """
-    value = _best_epsilon(hull_games(observed, unobserved), delta=delta, confidence=confidence)
-    return games_row(
-        f"{METHOD}, ROC hull",
-        value,
-        reference=REFERENCE,
-        kind="heuristic",
-        confidence=confidence,
-        assumptions=HULL,
-    )
+    told = {"delta": delta, "confidence": confidence}
+    return METHOD.hull_row(observed, unobserved, assumptions=HULL, **told)
 
 
 def steinke_fixed_row(
     observed: npt.ArrayLike, unobserved: npt.ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> LiteratureRow:
     """The most confident half, quarter, ... of the guesses, Bonferroni over these: a bound, as published."""
-    value = _best_epsilon(fixed_games(observed, unobserved), delta=delta, confidence=confidence)
-    return games_row(
-        f"{METHOD}, fixed guesses",
-        value,
-        reference=REFERENCE,
-        kind="valid bound",
-        confidence=confidence,
-        assumptions="canaries may leak together",
-    )
+    told = {"delta": delta, "confidence": confidence}
+    return METHOD.fixed_row(observed, unobserved, assumptions=FIXED, **told)
 
 
 def one_run_epsilon(
@@ -65,8 +50,7 @@ def one_run_epsilon(
     >>> round(one_run_epsilon(100, 10, delta=1e-5, total=1000), 4)
     1.6261
     """
-    made, wrong, canaries = checked_counts(guesses, mistakes, total)
-    return _best_epsilon(Games(np.array([made]), np.array([wrong]), canaries), delta=delta, confidence=confidence)
+    return METHOD.epsilon(guesses, mistakes, delta=delta, total=total, confidence=confidence)
 
 
 def _best_epsilon(games: Games, *, delta: float, confidence: float) -> float:
@@ -108,3 +92,6 @@ def _inverted(guesses: int, mistakes: int, given_away: float, failing: float, lo
     if excess(low) >= 0:
         return low
     return float(brentq(excess, low, high, xtol=1e-12)) if excess(high) > 0 else high
+
+
+METHOD = GuessingMethod("Steinke 2023", "Steinke, Nasr and Jagielski 2023, arXiv 2305.08846", _best_epsilon)

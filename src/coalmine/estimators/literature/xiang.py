@@ -49,8 +49,6 @@ def xiang_row(
         value=value,
         kind="valid bound",
         confidence=confidence,
-        controls="train data",
-        receives="final model",
         assumptions=(
             f"{FIXED_HALVES}; a Gaussian mechanism: for another it is no bound; canaries that leak independently"
         ),

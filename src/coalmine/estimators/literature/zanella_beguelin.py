@@ -44,8 +44,6 @@ def zanella_beguelin_row(
         ),
         kind="heuristic",
         confidence=confidence,
-        controls="train data",
-        receives="final model",
         assumptions="independent scores; a credible interval under Jeffreys' prior, never 0; the best threshold is taken",
         threshold="chosen on the same data, not corrected",
     )
