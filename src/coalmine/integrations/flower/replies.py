@@ -200,7 +200,7 @@ def _drop_unlike_most(found: RoundReplies, weight_key: str) -> None:
     for reply, kind in zip(list(found.good), kinds, strict=True):
         if kind != usual:
             odd = sorted({name for name, _ in set(kind[1]) ^ set(usual[1])}) or sorted(set(kind[0]) - set(usual[0]))
-            found.drop(reply, f"its records or metrics are not those of most replies: {', '.join(odd)}")
+            found.drop(reply, f"its records or metrics are not those of most replies: {', '.join(map(repr, odd))}")
 
 
 def _records_of(reply: Message) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
