@@ -196,6 +196,7 @@ WEIGHTS = {
     "weight zero": with_weight(0),
     "weight 1e7": with_weight(10**7),
     "weight 1e300": with_weight(1e300),
+    "weight 1e-300": with_weight(1e-300),
     "weight too long for a float": with_weight(10**400),
     "weight a list": with_weight([10, 10]),
     "weight an empty list": with_weight([]),

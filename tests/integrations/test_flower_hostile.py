@@ -21,13 +21,14 @@ from flower_training import (  # noqa: E402
     client_side,
     config,
     fedavg,
+    initial_arrays,
     new_audit,
     nodes,
     server_side,
     small_audit,
     small_run,
 )
-from flwr.app import ConfigRecord, MetricRecord  # noqa: E402
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict  # noqa: E402
 from flwr.clientapp.mod import fixedclipping_mod  # noqa: E402
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideAdaptiveClipping  # noqa: E402
 from hostile_clients import (  # noqa: E402
@@ -310,14 +311,33 @@ def test_the_node_that_had_a_canary_keeps_it():
     assert [item.present.size for item in strategy.audit.log.rounds()] == [MANY, MANY]
 
 
+def test_a_restarted_server_still_names_the_nodes(tmp_path):
+    attacked(with_weight(-1), tmp_path, rounds=1).audit.directory.close()
+    strategy = attacked(lambda reply, message: [reply], tmp_path, rounds=2)
+    assert dropped(strategy) == [(1, CLIENT, "'num-examples' must be finite and above 0, got -1")]
+    assert any(f"node {CLIENT}" in note for note in strategy.audit.finish().notes)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_canaries_of_models_in_another_precision_are_accepted(dtype):
+    """Half precision rounds a canary by far more than single precision does."""
+    arrays = ArrayRecord(
+        {name: Array(array.numpy().astype(dtype) * dtype(3)) for name, array in initial_arrays(SMALL).items()}
+    )
+    for canaries in (2, MANY):
+        strategy = audited(
+            server_side(REAL + canaries), audit=new_audit(canaries=MANY, dim=SMALL), seed=SEED, scale=1.0
+        )
+        small_run(strategy, LoopGrid(client_app([canary_mod]), nodes(REAL, canaries)), rounds=2, arrays=arrays)
+        assert strategy.dropped == []
+
+
 @pytest.mark.parametrize("group", [WEIGHTS, RECORDS], ids=["weights", "records"])
 def test_bad_evaluation_replies_are_dropped(group):
     app = client_app([canary_mod])
 
     @app.evaluate()
     def evaluate(message, context):
-        from flwr.app import Message, RecordDict
-
         metrics = MetricRecord({"num-examples": 10, "loss": 1.0})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 

@@ -16,7 +16,7 @@ from coalmine.checks import shown
 from coalmine.integrations.flower.arrays import array_values
 from coalmine.integrations.flower.canary_clients import REPLY, Designation
 
-HEAVIEST = 1000.0  # times the median weight of a round; a reply that says more is dropped
+UNEQUAL = 1000.0  # times the median weight of a round, or as small a part of it: no plausible number of examples
 LARGEST_SQUARE = 1e30  # of an array's length: in single precision, squares of longer ones overflow
 LARGEST_WHOLE = 2**63  # a metric beyond it does not travel, and beyond 1e308 it is no float
 NAMED_NODES, NAMED_ROUNDS = 20, 5  # in the result's warnings
@@ -113,7 +113,7 @@ def sort_replies(
     found.silent -= found.lost
     if uniform:
         _drop_unlike_most(found, weight_key)
-    _drop_heaviest(found, weight_key, equal_weights)
+    _drop_implausible_weights(found, weight_key, equal_weights)
     return found
 
 
@@ -200,7 +200,7 @@ def _drop_unlike_most(found: RoundReplies, weight_key: str) -> None:
     for reply, kind in zip(list(found.good), kinds, strict=True):
         if kind != usual:
             odd = sorted({name for name, _ in set(kind[1]) ^ set(usual[1])}) or sorted(set(kind[0]) - set(usual[0]))
-            found.drop(reply, f"its records or metrics are not those of most replies: {', '.join(odd)}")
+            found.drop(reply, f"its records or metrics are not those of most replies: {', '.join(map(repr, odd))}")
 
 
 def _records_of(reply: Message) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
@@ -211,15 +211,15 @@ def _records_of(reply: Message) -> tuple[tuple[str, ...], tuple[tuple[str, int],
     return names, tuple(sorted(listed))
 
 
-def _drop_heaviest(found: RoundReplies, weight_key: str, equal_weights: bool) -> None:
-    """Drop the replies with a weight far beyond that of others or, where weights must be equal, another than most."""
+def _drop_implausible_weights(found: RoundReplies, weight_key: str, equal_weights: bool) -> None:
+    """Drop the replies with a weight far from that of others or, where weights must be equal, another than most."""
     weights = [reply_weight(reply, weight_key) for reply in found.good]
     if len(set(weights)) < 2:
         return
     middle, (usual, count) = float(np.median(weights)), Counter(weights).most_common(1)[0]
     for reply, weight in zip(list(found.good), weights, strict=True):
-        if weight > HEAVIEST * middle:
-            found.drop(reply, f"{weight_key!r} is {weight:g}, more than {HEAVIEST:g} times the median of the round")
+        if not middle / UNEQUAL <= weight <= UNEQUAL * middle:
+            found.drop(reply, f"{weight_key!r} is {weight:g}, but {middle:g} in the middle of the round's replies")
         elif equal_weights and weight != usual and 2 * count > len(weights):
             found.drop(reply, f"{weight_key!r} must be that of all others, {usual:g}, got {weight:g}")
 

@@ -12,12 +12,12 @@ import numpy as np
 from flwr.app import Message
 
 from coalmine.audit.audit import Audit
-from coalmine.integrations.flower.arrays import Layout, Row
+from coalmine.integrations.flower.arrays import Layout, Row, array_values
 
 SHORTEST, LONGEST = 0.5, 1.02  # of the clip norm, and of the length that was announced
 ALIKE = 0.02  # by which canaries of one round may differ in length
 NOTICED = 0.3  # of one canary's length: a sum that is off by more is looked at canary by canary
-ROUNDING = 1e-6  # of the model's length: what single precision leaves of a short update
+ROUNDING = 8.0  # steps of the replies' precision, relative to the model: what rounding leaves of a short update
 STDS, SCREENED_STDS = 6.0, 4.0  # of chance
 FEWEST = 3  # canaries of which most can decide
 TELLING = 0.05  # cosine of a real update with the canaries' sum above which it holds canaries
@@ -43,7 +43,7 @@ class CanaryCheck:
         for index in indices:
             self._update_into(update, canaries[index])
             summed += update
-        rounding = ROUNDING * _length(current)
+        rounding = rounding_of(canaries[indices[0]], current)
         along, rest = _parts(summed, self._sum_of(indices))
         most = LONGEST * scale * clip_norm + rounding
         if SHORTEST * clip_norm <= along <= most and rest <= NOTICED * along + rounding * math.sqrt(len(indices)):
@@ -113,6 +113,14 @@ def _unlike_most(
                 f"{usual / clip_norm:.3g} long"
             )
     return wrong
+
+
+def rounding_of(reply: Message, current: Row) -> float:
+    """How long the error of an update is that comes from rounding the model, in the precision of a reply's arrays."""
+    (record,) = reply.content.array_records.values()
+    dtypes = {array_values(array).dtype for array in record.values()}
+    step = max((float(np.finfo(dtype).eps) for dtype in dtypes if dtype.kind == "f"), default=0.0)
+    return ROUNDING * step * _length(current)
 
 
 def _parts(vector: Row, unit: Any) -> tuple[float, float]:

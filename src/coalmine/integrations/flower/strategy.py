@@ -54,7 +54,7 @@ from coalmine.integrations.flower.scope import (
     tensors_item,
     weights_item,
 )
-from coalmine.integrations.flower.sent_canaries import CanaryCheck
+from coalmine.integrations.flower.sent_canaries import CanaryCheck, rounding_of
 from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, nonnegative, positive, refuse_finished, set_up_audit
 from coalmine.storage.record import is_guessable
 from coalmine.storage.seed_file import read_seed
@@ -417,9 +417,9 @@ class AuditedStrategy(Strategy):
         self, recorder: Recorder, sent: _Sent, real: list[Message], lengths: list[float]
     ) -> list[tuple[Message, str]]:
         """The real replies that are longer than the clip norm where clients must clip."""
-        if not isinstance(self._private, CLIENT_CLIP):
+        if not isinstance(self._private, CLIENT_CLIP) or not real:
             return []
-        most = 1.01 * sent.clip_norm + 1e-6 * float(np.linalg.norm(recorder.current))
+        most = 1.01 * sent.clip_norm + rounding_of(real[0], recorder.current)
         return [
             (reply, f"its update is {length / sent.clip_norm:.3g} clip norms long, but clients must clip")
             for reply, length in zip(real, lengths, strict=True)
@@ -644,6 +644,9 @@ class AuditedStrategy(Strategy):
             self._warn(text)
         if self.audit.directory is not None and self.audit.last_round:
             for line in self.audit.directory.read_metrics():  # the rounds before a restart
+                self.dropped += [
+                    DroppedReply(node, line["round"], why) for node, why in line.get("dropped_replies", ())
+                ]
                 if line.get("canaries"):
                     lightest, heaviest = line.get("lightest_canary", 1.0), line.get("heaviest_canary", 1.0)
                     self._ratio.add([line.get("heaviest_client", 1.0)], [lightest, heaviest])
