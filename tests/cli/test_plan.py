@@ -148,3 +148,11 @@ def test_plot_writes_a_picture(tmp_path):
         bad = coalmine("plan", "--dim", 10_000, "--delta", 1e-6, "--canaries", 100, "--plot", tmp_path / name)
         assert bad.returncode == 2
         assert "must end in .png, .svg or .pdf" in bad.stderr
+
+
+def test_a_hundred_million_canaries_are_planned_in_seconds():
+    """Neither time nor memory grows with the number of canaries."""
+    found = plan("--dim", 10**9, "--canaries", 10**8)["plans"][0]
+    assert found["unobserved"] == 900_000_000
+    assert 18 < found["ceiling"] < 19
+    assert found["detectable"] < 0.01

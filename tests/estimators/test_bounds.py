@@ -183,3 +183,22 @@ def test_bad_scores_are_rejected(observed, message):
 def test_bad_options_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         epsilon_lower_bound(QUANTILES, **{"null": Gaussian(0, 1), "delta": 1e-6} | options)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("count", "unobserved"), [(10, 10), (37, 1000), (1000, 11), (30_000, 25_000)])
+def test_the_ceiling_is_the_bound_at_perfect_separation(method, count, unobserved):
+    apart = epsilon_lower_bound(np.ones(count), null=np.zeros(unobserved), delta=1e-6, method=method)
+    assert lower_bound_ceiling(count, unobserved=unobserved, delta=1e-6, method=method) == apart
+
+
+def test_the_ceiling_of_a_billion_scores_is_quick():
+    started = time.process_time()
+    assert 18 < lower_bound_ceiling(10**8, unobserved=10**9, delta=1e-12) < 20
+    assert time.process_time() - started < 1
+
+
+@pytest.mark.parametrize(("count", "unobserved"), [(9, 100), (100, 9), (100, 10.5), (-1, 100)])
+def test_the_ceiling_of_too_few_scores_is_rejected(count, unobserved):
+    with pytest.raises(ValueError, match=r"must be at least|must be a whole number"):
+        lower_bound_ceiling(count, unobserved=unobserved, delta=1e-6)
