@@ -4,7 +4,7 @@ EXTRAS ?= simulation,report,parquet
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: run test check bench studies clean wheel
+.PHONY: run test check bench fuzz studies lowest newest clean wheel
 .DELETE_ON_ERROR:
 
 run: .venv/core.done
@@ -22,6 +22,10 @@ check: .venv/dev.done
 bench: .venv/dev.done
 	$(BIN)/python -m benchmarks
 
+# Random bad input for every way into the package: no traceback, no exit code 70, no hang.
+fuzz: .venv/dev.done
+	$(BIN)/python -m fuzz
+
 studies: .venv/dev.done
 	$(BIN)/python -m studies
 
@@ -35,6 +39,10 @@ wheel: .venv/wheel.done
 	build/wheel/venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt build/wheel/*.whl
 	cd build/wheel && venv/bin/python ../../tests/try_wheel.py
 	touch $@
+
+# The tests with the lowest versions that pyproject.toml allows, and with the newest there are: each in its own environment.
+lowest newest: .venv/dev.done
+	$(BIN)/python .ci/versions.py $@ --python $(PYTHON)
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info < (3, 14), f"coalmine needs Python 3.11 to 3.13, this is {sys.version.split()[0]}: make PYTHON=..."'

@@ -10,7 +10,7 @@ import click
 from coalmine.cli.main import app
 from fuzz.cases import Case, check_command
 from fuzz.configs import stop_before_training
-from fuzz.run_directories import RUNS
+from fuzz.run_directories import whole_runs
 from fuzz.values import number_text, text
 
 # Commands that train, download or open a browser whatever their options are.
@@ -29,7 +29,7 @@ def make_case(rng: random.Random, folder: Path) -> Case:
     scores = folder / "scores.csv"
     scores.write_text("\n".join(str(rng.gauss(1, 1)) for _ in range(50)))
     (folder / "seed").write_text("7\n")
-    shutil.copytree(rng.choice(RUNS), folder / "run")
+    shutil.copytree(rng.choice(whole_runs()), folder / "run")
     arguments = list(path)
     options = [each for each in command.params if isinstance(each, click.Option) and each.opts[-1] not in SKIPPED]
     chosen = [each for each in options if each.required and rng.random() < 0.9]
@@ -93,11 +93,7 @@ def _argument(path: tuple[str, ...], folder: Path, rng: random.Random) -> str:
     if rng.random() < 0.7:
         if path[-1] in fitting:
             return str(fitting[path[-1]])
-        return (
-            str(rng.choice(RUNS))
-            if path[-1] in ("report", "compare", "verdict", "verify", "watch")
-            else number_text(rng)
-        )
+        return str(folder / "run") if path[-1] in READERS else number_text(rng)
     return rng.choice(
         (
             number_text(rng),

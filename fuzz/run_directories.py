@@ -1,22 +1,28 @@
 """Run directories with edited, damaged, swapped or missing files, read by every command that reads them."""
 
+import atexit
 import hashlib
 import json
 import os
 import random
 import shutil
 import struct
+import tempfile
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import tomli_w
 
+from coalmine import Claim, RunDirectory
+from coalmine.audit.derivation import derive_result
+from coalmine.storage.files import json_ready
 from coalmine.storage.rounds_file import DIGEST, LENGTHS, MAGIC, TAG
 from fuzz.cases import SECONDS, Case, FaultError, check_command
 from fuzz.values import damaged, edited, plain_value, text
 
 STORED = Path(__file__).parents[1] / "tests" / "golden" / "stored"
-RUNS = sorted(path for path in STORED.iterdir() if path.is_dir())
+NAMES = sorted(path.name for path in STORED.iterdir() if path.is_dir())
 FILES = ("result.json", "result.json", "audit/record.json", "audit/rounds.log", "config.toml", "metrics.jsonl")
 METRICS = b"".join(
     json.dumps({"schema_version": 1, "round": t, "accuracy": t / 100, "seconds": 0.1 * t, "clip_norm": 0.5}).encode()
@@ -25,13 +31,31 @@ METRICS = b"".join(
 )
 
 
+@cache
+def whole_runs() -> list[Path]:
+    """The stored runs with the results that follow from their logs, which every command must be able to read."""
+    home = Path(tempfile.mkdtemp(prefix="coalmine-fuzz-runs-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    for name in NAMES:
+        run = Path(shutil.copytree(STORED / name, home / name))
+        stored = json.loads((run / "result.json").read_text())
+        settings, _ = RunDirectory(run).read_record()
+        claim = Claim(epsilon=stored["claimed_epsilon"], accounting=stored["claim_accounting"])
+        found = derive_result(RunDirectory(run).read_log(), settings, claim=claim, clients=stored["clients"])
+        (run / "result.json").write_text(json.dumps(json_ready(stored | found.to_dict())))
+        (run / "metrics.jsonl").write_bytes(METRICS)
+        for command in ("compare", "verdict"):
+            if check_command(command, str(run)).code == 2:
+                raise FaultError(f"`coalmine {command}` cannot read {name} as it was stored")
+    return [home / name for name in NAMES]
+
+
 def make_case(rng: random.Random, folder: Path) -> Case:
     """A copy of a stored run with one thing wrong, or two, and a command to read it."""
     name = text(rng) if rng.random() < 0.15 else "run"
     usable = name not in ("", "/", "-", "~", "*", "../..", "--json", "--", "-x") and len(name) < 200
     run = folder / (name if usable and "/" not in name else "run")
-    shutil.copytree(rng.choice(RUNS), run)
-    (run / "metrics.jsonl").write_bytes(METRICS)
+    shutil.copytree(rng.choice(whole_runs()), run)
     said = [spoil(run, rng) for _ in range(rng.choice((1, 1, 1, 2)))]
     (folder / "seed").write_text("7\n")
     arguments = _command(str(run), folder, rng)
@@ -54,7 +78,7 @@ def _command(run: str, folder: Path, rng: random.Random) -> list[str]:
         ["compare", run],
         ["compare", run, "--json"],
         ["compare", run, "--csv"],
-        ["compare", run, str(RUNS[0])],
+        ["compare", run, str(whole_runs()[0])],
         ["report", run, "--format", "md"],
         ["report", run, "--format", "json"],
         ["watch", run],
@@ -89,7 +113,7 @@ def spoil(run: Path, rng: random.Random) -> str:
         path.mkdir()
         return f"{name} is a directory"
     if kind == 2:
-        other = rng.choice(RUNS) / name
+        other = rng.choice(whole_runs()) / name
         if other.is_file():
             shutil.copy(other, path)
             return f"{name} of {other.parents[name.count('/')].name}"

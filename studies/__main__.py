@@ -16,6 +16,7 @@ STUDIES = [
     ["-m", "studies.opacus_faults"],
     ["-m", "studies.other_frameworks"],
     ["-m", "studies.reproduction"],
+    ["-m", "fuzz", "--cases", "100000", "--seed", "2"],
     ["-m", "pytest", "-m", "slow"],
 ]
 NO_TESTS = 5  # pytest's code when nothing is marked slow

@@ -25,6 +25,8 @@ from coalmine.audit.noise_law import (
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices, sample_canaries, schedule_key, spread_schedule
 from coalmine.audit.vectors import (
+    LONGEST,
+    SHORTEST,
     checked_length,
     copied,
     difference,
@@ -299,7 +301,7 @@ class Audit:
             "clip_norm": 1.0 if clip_norm is None else _clip_norm(clip_norm),
             "clip_declared": clip_norm is not None,
             "noise_std": None if noise_std is None else _noise_std(noise_std),
-            "scale": float(positive_array("scale", one_number("scale", scale))),
+            "scale": _usable_size("scale", scale),
         }
         self.flush()
         order = (
@@ -680,11 +682,18 @@ class _Pending:
 
 
 def _clip_norm(value: float) -> float:
-    return float(positive_array("clip_norm", one_number("clip_norm", value)))
+    return _usable_size("clip_norm", value)
 
 
 def _noise_std(value: float) -> float | None:
     number = one_number("noise_std", value)
     if number < 0:
         raise ValueError(f"noise_std must be at least 0, got {number}")
-    return number or None  # no noise was claimed: there is nothing to gauge
+    return _usable_size("noise_std", number) if number else None  # no noise was claimed: there is nothing to gauge
+
+
+def _usable_size(name: str, value: float) -> float:
+    number = float(positive_array(name, one_number(name, value)))
+    if not SHORTEST < number < LONGEST:
+        raise ValueError(f"{name} must lie between {SHORTEST:g} and {LONGEST:g}, got {number:g}")
+    return number

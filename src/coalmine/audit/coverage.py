@@ -10,7 +10,7 @@ from typing import Any, Literal
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.sketch_gauges import rank_power
 from coalmine.audit.views import Look
-from coalmine.checks import count_of
+from coalmine.checks import count_of, shown
 from coalmine.storage.record import Settings
 
 Status = Literal["checked", "not checked", "cannot be checked"]
@@ -69,6 +69,15 @@ class CoverageReader:
         self.with_noise += item.noise_std is not None
         self.scale = min(self.scale, item.scale) if item.present.size else self.scale
         self.tails |= item.law_tail is not None
+
+
+def checked_items(audited: Iterable[AuditedItem]) -> tuple[AuditedItem, ...]:
+    """The items that a pipeline tells of itself; ValueError for anything else."""
+    items = tuple(audited) if isinstance(audited, Iterable) else (audited,)
+    for item in items:
+        if not isinstance(item, AuditedItem) or item.name not in ITEMS:
+            raise ValueError(f"audited must list AuditedItems named as in ITEMS, got {shown(item)}")
+    return items
 
 
 def audited_items(

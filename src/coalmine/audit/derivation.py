@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from coalmine.audit.coverage import AuditedItem, CoverageReader, audited_items
+from coalmine.audit.coverage import AuditedItem, CoverageReader, audited_items, checked_items
 from coalmine.audit.gauges import GaugeReader
 from coalmine.audit.ladder import LadderReader, presented_times
 from coalmine.audit.result import Adversary, AuditResult, Row
@@ -11,7 +11,7 @@ from coalmine.audit.rows import make_headline, make_row
 from coalmine.audit.stated import StatedReader
 from coalmine.audit.verdict import Claim, Evidence, Verdict, judge
 from coalmine.audit.views import read_log
-from coalmine.checks import nonnegative_array, whole_number
+from coalmine.checks import nonnegative_array, one_number, whole_number
 from coalmine.storage.record import Settings, presentation_counts
 from coalmine.storage.rounds_file import RoundLog
 
@@ -27,8 +27,12 @@ def derive_result(
 ) -> AuditResult:
     """The result that follows from a log: the audit's own, and what `coalmine verify` derives again."""
     clients = None if clients is None else whole_number("clients", clients, minimum=0)
-    if analytical_epsilon is not None and analytical_epsilon != math.inf:
-        analytical_epsilon = float(nonnegative_array("analytical_epsilon", analytical_epsilon))
+    if analytical_epsilon is not None and not (
+        isinstance(analytical_epsilon, float) and analytical_epsilon == math.inf
+    ):
+        number = one_number("analytical_epsilon", analytical_epsilon)
+        analytical_epsilon = float(nonnegative_array("analytical_epsilon", number))
+    audited = checked_items(audited)
     rung_reader, gauge_reader = LadderReader(log, settings), GaugeReader(log, settings)
     told, facts = StatedReader(settings), CoverageReader()
     read_log(log, settings, rung_reader, gauge_reader, told, facts)

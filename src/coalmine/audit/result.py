@@ -11,7 +11,7 @@ from msgspec import convert
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.verdict import NO_VERDICT, Claim, Verdict
-from coalmine.checks import count_of
+from coalmine.checks import count_of, shown
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.estimators.intervals import Interval
 from coalmine.storage.record import SCHEMA_VERSION, Settings
@@ -319,7 +319,12 @@ def _verdict(values: Mapping[str, Any]) -> Verdict | None:
         return None
     facts = {name: _special(value) for name, value in _mapping(values["facts"]).items()}
     told = {"outcome": values["verdict"], "code": values["reason_code"], "rung": values["decided_by"]}
-    return convert({**told, **facts}, Verdict)
+    found = convert({**told, **facts}, Verdict)
+    try:
+        str(found.reason)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise ValueError(f"the facts of a verdict of code {shown(found.code)} make no sentence") from None
+    return found
 
 
 def _adversary(name: str, found: Mapping[str, Any]) -> Adversary:

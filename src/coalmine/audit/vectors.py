@@ -9,6 +9,7 @@ from coalmine.canaries.base import usable
 from coalmine.checks import Floats, shown
 
 _ROW = 4096
+SHORTEST, LONGEST = 1e-100, 1e100  # of a vector: products of lengths neither vanish nor overflow
 
 
 class NotFiniteError(ValueError):
@@ -58,6 +59,8 @@ def vector_norm(name: str, vector: Any) -> float:
         norm = _array_norm(vector)
     if not np.isfinite(norm):
         raise NotFiniteError(f"{name} must be finite, got NaN or infinity in it, or numbers too large to be squared")
+    if norm and not SHORTEST < norm < LONGEST:
+        raise ValueError(f"{name} must have a length between {SHORTEST:g} and {LONGEST:g}, got {norm:.3g}")
     return norm
 
 
@@ -65,7 +68,7 @@ def _array_norm(vector: Any) -> float:
     """The length in float64; where squares would underflow or overflow, of the vector over its largest entry."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         norm = float(np.sqrt(np.square(vector, dtype=np.float64).sum()))
-        if 1e-150 < norm < 1e150:
+        if SHORTEST < norm < LONGEST:
             return norm
         largest = float(np.abs(vector).max(initial=0.0))
         if largest == 0 or not np.isfinite(largest):

@@ -36,6 +36,7 @@ WEAKER = 0.9  # of the usual stated noise: rounds below it are tested together
 SHORT = 0.95  # of the declared length: canaries that arrive shorter were lost or cut
 EXCLUDED_LEVEL = 0.01  # at which scores exclude a noise multiplier that the stated noise suggests
 LENGTHS = ("noise", "difference", "residual", "pooled residual")  # gauges that less noise moves, and nothing else
+LARGEST_CLAIM = 1e100  # twice that is still a number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,8 @@ class Claim:
         epsilon = one_number("claim", self.epsilon)
         if epsilon <= 0:
             raise ValueError(f"claim must be above 0, got {epsilon}")
+        if epsilon > LARGEST_CLAIM:
+            raise ValueError(f"claim must be at most {LARGEST_CLAIM:g}, got {epsilon:g}")
         object.__setattr__(self, "epsilon", epsilon)  # a number of Python's own, whichever kind came
         if self.accounting not in ("mechanism", "amplified"):
             raise ValueError(f"accounting must be 'mechanism' or 'amplified', got {self.accounting!r}")

@@ -34,6 +34,7 @@ ACCOUNTINGS = ("mechanism", "amplified")
 FEWEST_CANARIES = 10
 LARGEST_CLIP = 1e30  # leaves single precision room for sums and products
 MOST_THREADS = 1_024
+MOST_ROUNDS = 10**9
 REPLACED_SHARE = 0.1  # default share of the clients that canaries replace
 
 
@@ -272,7 +273,8 @@ class RunConfig:
     engine: EngineSettings = field(default_factory=EngineSettings)
 
     def __post_init__(self) -> None:
-        whole_number("rounds", self.rounds, minimum=1)
+        if whole_number("rounds", self.rounds, minimum=1) > MOST_ROUNDS:
+            raise ValueError(f"rounds must be at most {MOST_ROUNDS:,}, got {shown(self.rounds)}")
         whole_number("seed", self.seed, minimum=0)
         whole_number("evaluate_every", self.evaluate_every, minimum=1)
         whole_number("checkpoint_every", self.checkpoint_every, minimum=1)

@@ -70,7 +70,7 @@ class Settings:
         types = get_type_hints(cls)
         unknown = sorted(values.keys() - types.keys())
         if unknown:
-            raise ValueError(f"unknown settings: {', '.join(unknown)}")
+            raise ValueError(f"unknown settings: {shown(unknown)}")
         missing = sorted({"dim", "canaries", "unobserved", "delta"} - values.keys())
         if missing:
             raise ValueError(f"settings without {', '.join(missing)}")

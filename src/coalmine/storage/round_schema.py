@@ -11,7 +11,7 @@ import numpy as np
 
 from coalmine.storage.record import Settings
 
-MEASURED = ("cosines", "residual_cosines", "update_cosines", "layer_rests")  # arrays that results rest on
+RESIDUAL = ("residual_norm", "residual_rest", "residual_cosines")
 PER_CANARY = ("cosines", "residual_cosines", "update_cosines")
 
 
@@ -60,11 +60,15 @@ def check_types(item: Any) -> None:
 
 
 def check_values(item: Any) -> None:
-    """ValueError if a number that results rest on is not finite."""
-    for name in MEASURED:
-        value = getattr(item, name, None)
+    """ValueError if a measured number is not finite, or if a part of the residual's measurement is missing."""
+    for name in _schema(type(item)).arrays:
+        value = getattr(item, name)
         if value is not None and not np.isfinite(value).all():
             raise ValueError(f"{name} must be finite")
+    if len({getattr(item, name, None) is None for name in RESIDUAL}) > 1:
+        raise ValueError(f"{', '.join(RESIDUAL)} must be given together")
+    if not getattr(item, "skipped", True) and (item.norm <= 0 or not np.any(item.cosines)):
+        raise ValueError("norm and cosines must not be 0")
 
 
 def check_fit(item: Any, settings: Settings) -> None:

@@ -1,0 +1,238 @@
+"""Faults that the fuzzer and hostile users found in what commands read and print; each has its regression test here."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from coalmine import Claim, RunDirectory
+from coalmine.audit.derivation import derive_result
+from coalmine.cli.main import app, main
+from coalmine.storage.files import json_ready, write_atomically
+from coalmine.storage.seed_file import read_seed, write_seed
+
+STORED = Path(__file__).parents[1] / "golden" / "stored"
+PROGRAM = [sys.executable, "-m", "coalmine"]
+ESCAPE = "\x1b[31mred"
+
+
+def answer(capsys, *arguments):
+    """The exit code of a command in this process, and what it printed."""
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    return end.value.code, *capsys.readouterr()
+
+
+def copied_run(folder, *, called="run"):
+    """A stored run with the result that follows from its log."""
+    run = Path(shutil.copytree(STORED / "digits", folder / called, dirs_exist_ok=True))
+    stored = json.loads((run / "result.json").read_text())
+    settings, _ = RunDirectory(run).read_record()
+    claim = Claim(epsilon=stored["claimed_epsilon"], participations=stored["claim_participations"])
+    found = derive_result(RunDirectory(run).read_log(), settings, claim=claim, clients=stored["clients"])
+    (run / "result.json").write_text(json.dumps(json_ready(stored | found.to_dict())))
+    return run
+
+
+@pytest.mark.parametrize("name", ["d[/b]", "[red]x", ESCAPE, "a\u202eb"])
+@pytest.mark.parametrize("command", ["compare", "verdict", "watch", "report --format md", "compare --csv"])
+def test_names_of_runs_are_neither_markup_nor_control_characters(command, name, tmp_path, capsys):
+    run = copied_run(tmp_path, called=name)
+    code, out, err = answer(capsys, *command.split(), str(run))
+    assert code in (0, 1, 3), err
+    assert "\x1b" not in out + err
+    assert "\u202e" not in out + err
+    if name == "d[/b]" and "report" not in command:
+        assert "d[/b]" in out
+
+
+def test_control_characters_in_the_task_and_in_an_error_are_replaced(tmp_path, capsys):
+    run = copied_run(tmp_path)
+    values = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(values | {"task": ESCAPE}))
+    code, out, _ = answer(capsys, "compare", str(run))
+    assert (code, "\x1b" in out, "[31mred" in out) == (0, False, True)
+    code, _, err = answer(capsys, "verdict", f"{ESCAPE}\nrun")
+    assert (code, len(err.splitlines()), "\x1b" in err) == (2, 1, False)
+
+
+@pytest.mark.parametrize("name", ["result.json", "audit/record.json", "config.toml", "audit/rounds.log"])
+@pytest.mark.parametrize("kind", ["fifo", "/dev/zero"])
+@pytest.mark.parametrize("command", ["verdict", "compare", "watch", "report --format md"])
+def test_pipes_and_devices_in_a_run_directory_are_refused(command, kind, name, tmp_path, capsys):
+    run = copied_run(tmp_path)
+    (run / name).unlink()
+    if kind == "fifo":
+        os.mkfifo(run / name)
+    else:
+        (run / name).symlink_to(kind)
+    code, _, err = answer(capsys, *command.split(), str(run))
+    assert code in (0, 1, 2, 3)
+    if name == "result.json" and command in ("verdict", "compare"):
+        assert code == 2
+        assert "must be an ordinary file" in err
+
+
+def test_a_seed_file_that_never_ends_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(ValueError, match="ordinary file"):
+            read_seed(path)
+
+
+def test_deeply_nested_and_huge_numbers_in_files_are_one_line(tmp_path, capsys):
+    run = copied_run(tmp_path)
+    for text in ("[" * 100_000, '{"schema_version": ' + "9" * 5_000 + "}", '{"a":' * 3_000):
+        (run / "result.json").write_text(text)
+        code, _, err = answer(capsys, "compare", str(run))
+        assert (code, len(err.splitlines())) == (2, 1)
+
+
+def test_a_damaged_record_is_one_line(tmp_path, capsys):
+    run = copied_run(tmp_path)
+    record = json.loads((run / "audit/record.json").read_text())
+    write_seed(tmp_path / "seed")
+    for settings in (3, {}, {"dim": "x"}, record["settings"] | {"dim": 10**30}, record["settings"] | {"noise": 3}):
+        (run / "audit/record.json").write_text(json.dumps(record | {"settings": settings}))
+        code, _, err = answer(capsys, "verify", str(run), "--seed-file", str(tmp_path / "seed"))
+        assert (code, len(err.splitlines())) == (2, 1), settings
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr", "both"])
+def test_a_full_disk_never_exits_with_the_code_of_a_verdict(stream, tmp_path):
+    with Path("/dev/full").open("w") as full:
+        streams = {name: full if stream in (name, "both") else subprocess.PIPE for name in ("stdout", "stderr")}
+        found = subprocess.run([*PROGRAM, "verdict", str(tmp_path / "none")], **streams)
+        assert found.returncode == 2
+        found = subprocess.run([*PROGRAM, "mechanism-epsilon", "--epsilon", "3", "--delta", "1e-6"], **streams)
+    assert found.returncode == (0 if stream == "stderr" else 2)
+
+
+def test_streams_closed_by_the_parent_never_give_the_code_of_a_verdict(tmp_path):
+    for closed in ("2>&-", ">&-", ">&- 2>&-"):
+        words = f"{sys.executable} -m coalmine verdict {tmp_path / 'none'} {closed}"
+        assert subprocess.run(["bash", "-c", words], capture_output=True).returncode == 2
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
+def test_a_signal_says_how_to_resume(name, tmp_path):
+    pytest.importorskip("torch")
+    run = tmp_path / "run"
+    words = [*PROGRAM, "run", "--rounds", "5000", "--canaries", "20", "--out", str(run), "-q"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (run / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    number = getattr(signal, name)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, err
+    assert err.strip().splitlines()[-1].endswith(f"continue with: coalmine resume {run}")
+
+
+def test_ignored_signals_stay_ignored(tmp_path):
+    code = (
+        "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "from coalmine.cli.interruption import stopping_signals\n"
+        "with stopping_signals(): sys.exit(signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_new_seed_leaves_nothing_on_a_full_disk(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("coalmine.storage.seed_file.os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_seed(tmp_path / "seed")
+    assert not (tmp_path / "seed").exists()
+
+
+def test_a_link_in_the_place_of_a_draft_is_not_followed(tmp_path):
+    (tmp_path / "victim").write_text("untouched")
+    (tmp_path / f".result.json.{os.getpid()}.new").symlink_to(tmp_path / "victim")
+    write_atomically(tmp_path / "result.json", b"new")
+    assert (tmp_path / "victim").read_text() == "untouched"
+    assert (tmp_path / "result.json").read_bytes() == b"new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["result.json", "victim"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
+def test_an_unknown_user_without_a_home_can_use_commands(tmp_path):
+    tmp_path.chmod(0o777)
+    environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "COALMINE_DATA_DIR")}
+    words = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", *PROGRAM]
+    found = subprocess.run(
+        [*words, "mechanism-epsilon", "--epsilon", "3", "--delta", "1e-6"],
+        env=environment,
+        cwd="/",
+        capture_output=True,
+        text=True,
+    )
+    if "Permission denied" in found.stderr or "No module named" in found.stderr:
+        pytest.skip("the interpreter is not readable by other users")
+    assert found.returncode == 0, found.stderr
+    found = subprocess.run([*words, "data", "list"], env=environment, cwd="/", capture_output=True, text=True)
+    assert (found.returncode, "COALMINE_DATA_DIR" in found.stderr) == (2, True)
+
+
+def test_a_relative_seed_file_is_found_beside_its_config(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    from coalmine.simulation.config import read_config
+
+    (tmp_path / "configs").mkdir()
+    path = tmp_path / "configs" / "run.toml"
+    path.write_text('[canaries]\nseed_file = "seed"\n[participation]\nfile = "/absolute"\n')
+    monkeypatch.chdir(tmp_path)
+    found = read_config(Path("configs/run.toml"))
+    assert found["canaries"]["seed_file"] == str(tmp_path / "configs" / "seed")
+    assert found["participation"]["file"] == "/absolute"
+
+
+@pytest.mark.parametrize(
+    "text", ["rounds = " + "[" * 5_000, "rounds = " + "9" * 400, "[privacy]\ndelta = 1" + "0" * 400]
+)
+def test_strange_configs_are_one_line(text, tmp_path, capsys):
+    pytest.importorskip("torch")
+    (tmp_path / "run.toml").write_text(text)
+    code, _, err = answer(capsys, "run", "--config", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run"))
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("spread", [0.4, 1.0, 2.5])
+def test_the_interval_of_the_null_variance_holds_its_estimate(spread, tmp_path):
+    scores = np.random.default_rng(1).normal(size=200) * spread + 1.0
+    np.save(tmp_path / "scores.npy", scores)
+    words = [
+        "estimate",
+        str(tmp_path / "scores.npy"),
+        "--null-std",
+        "1",
+        "--delta",
+        "1e-5",
+        "--variance",
+        "null",
+        "--json",
+    ]
+    found = json.loads(CliRunner().invoke(app, words, standalone_mode=False).stdout)
+    low, high = found["interval"]
+    assert low < found["epsilon"] < high
+
+
+def test_not_enough_memory_is_bad_input(monkeypatch, capsys):
+    def exhausted(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(app, "main", exhausted)
+    code, _, err = answer(capsys, "plan")
+    assert (code, len(err.splitlines())) == (2, 1)
