@@ -41,10 +41,13 @@ def _schema(kind: Any) -> _Schema:
     return _Schema(scalars, arrays, frozenset(optional))
 
 
+def _kind_of(item: Any) -> Any:
+    return type(item)
+
+
 def check_types(item: Any) -> None:
     """TypeError or ValueError if a field of a record has another type than the one that is written."""
-    kind_of_record: Any = type(item)
-    schema = _schema(kind_of_record)
+    schema = _schema(_kind_of(item))
     for name, kind in schema.scalars.items():
         value = getattr(item, name)
         msgspec.convert(value, kind)
@@ -61,7 +64,7 @@ def check_types(item: Any) -> None:
 
 def check_values(item: Any) -> None:
     """ValueError if a measured number is not finite, or if a part of the residual's measurement is missing."""
-    for name in _schema(type(item)).arrays:
+    for name in _schema(_kind_of(item)).arrays:
         value = getattr(item, name)
         if value is not None and not np.isfinite(value).all():
             raise ValueError(f"{name} must be finite")
