@@ -113,3 +113,21 @@ def test_bad_scores_are_rejected(observed, message):
 def test_bad_options_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         epsilon_estimate(QUANTILES, **{"null": Gaussian(0, 1), "delta": 1e-6} | options)
+
+
+@pytest.mark.parametrize("unit", [1e-300, 1e-200, 1e200, 1e300])
+def test_the_units_of_the_scores_make_no_difference(unit):
+    """Epsilon has no unit, also where the squares of scores overflow or vanish."""
+    scores = np.random.default_rng(3).normal(1.0, 1.0, 200)
+    here = epsilon_estimate(scores, null=Gaussian(0.0, 1.0), delta=1e-6)
+    there = epsilon_estimate(scores * unit, null=Gaussian(0.0, unit), delta=1e-6)
+    assert there.epsilon == pytest.approx(here.epsilon, rel=1e-9)
+    assert tuple(there.interval) == pytest.approx(tuple(here.interval), rel=1e-9)
+    assert there.anderson_darling.p_value == pytest.approx(here.anderson_darling.p_value, rel=1e-6)
+
+
+@pytest.mark.parametrize("unit", [1e-300, 1e-61, 1e61, 1e300])
+def test_scores_and_null_in_different_units_are_rejected(unit):
+    scores = np.random.default_rng(3).normal(1.0, 1.0, 200) * unit
+    with pytest.raises(ValueError, match=r"of the null's size, .* in the same units"):
+        epsilon_estimate(scores, null=Gaussian(0.0, 1.0), delta=1e-6)

@@ -281,8 +281,13 @@ def _checked(name: str, scores: Floats | None) -> Floats:
     farthest = float(np.abs(array).max())
     if farthest > LARGEST:
         raise ValueError(f"{name} scores must be at most {LARGEST:g} in size, got {farthest:.4g}")
-    if np.ptp(array) < max(1e-12 * farthest, SMALLEST):
+    apart = float(np.ptp(array))
+    if apart <= 1e-12 * farthest:
         raise ValueError(equal_scores(name, array))
+    if apart < SMALLEST:
+        raise ValueError(
+            f"{name} scores must differ by at least {SMALLEST:g}, got {apart:.4g}; give them in other units"
+        )
     return array
 
 

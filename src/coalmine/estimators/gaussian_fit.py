@@ -11,7 +11,16 @@ from coalmine.checks import Floats, one_number, unit_interval
 from coalmine.estimators.bounds import Null, is_law, lower_bound_ceiling, score_array
 from coalmine.estimators.intervals import Floor, Interval, epsilon_interval, known_std_interval, noise_floor
 from coalmine.estimators.normality import AndersonDarling, anderson_darling
-from coalmine.estimators.variance import Sample, Variance, equal_std_p_value, null_std_range, point_epsilon
+from coalmine.estimators.variance import (
+    Sample,
+    Variance,
+    equal_std_p_value,
+    in_safe_units,
+    null_std_range,
+    point_epsilon,
+)
+
+LARGEST = 1e60  # of a mean, a std or its inverse in units of the null's std: their squares do not overflow
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,11 @@ def epsilon_estimate(
     null_mean, null_std, sample = _fitted_null(null, scores.size, null_dof)
     raw_mean, raw_std = _fit("observed", scores)
     mean, std = (raw_mean - null_mean) / null_std, raw_std / null_std
+    if not (abs(mean) <= LARGEST and 1 / LARGEST <= std <= LARGEST):
+        raise ValueError(
+            f"observed scores must be of the null's size, got mean {raw_mean:.4g} and std {raw_std:.4g} against a null of "
+            f"mean {null_mean:.4g} and std {null_std:.4g}; give both in the same units"
+        )
     interval = None
     if confidence is not None:
         level = unit_interval("confidence", confidence)
@@ -110,10 +124,11 @@ def _fitted_null(null: Null, count: int, null_dof: float) -> tuple[float, float,
 
 
 def _fit(name: str, scores: Floats) -> tuple[float, float]:
-    mean, std = float(np.mean(scores)), float(np.std(scores))  # ddof=0: the paper divides by k (Algorithm 1, line 9)
+    units, exponent = in_safe_units(scores)
+    mean, std = float(np.mean(units)), float(np.std(units))  # ddof=0: the paper divides by k (Algorithm 1, line 9)
     if scores.min() == scores.max() or std == 0:
         raise ValueError(equal_scores(name, scores))
-    return mean, std
+    return math.ldexp(mean, exponent), math.ldexp(std, exponent)
 
 
 def equal_scores(name: str, scores: Floats) -> str:

@@ -9,6 +9,7 @@ from scipy.special import binom, log_ndtr
 
 from coalmine.checks import Floats, finite_array
 from coalmine.estimators.gaussians import Gaussian
+from coalmine.estimators.variance import in_safe_units
 
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(200)
 ANGLES, ANGLE_WEIGHTS = (NODES + 1) * math.pi / 4, WEIGHTS * math.pi / 4  # on (0, π/2)
@@ -38,6 +39,7 @@ def anderson_darling(values: npt.ArrayLike, *, normal: Gaussian | None = None) -
     if x[0] == x[-1]:
         raise ValueError(f"all {x.size} values are equal, so no normal law fits them")
     if normal is None:
+        x, _ = in_safe_units(x)
         statistic = _statistic((x - x.mean()) / x.std(ddof=1))
         return AndersonDarling(statistic, _fitted_p_value(statistic * (1 + 0.75 / x.size + 2.25 / x.size**2)))
     statistic = _statistic((x - normal.mean) / normal.std)

@@ -17,6 +17,7 @@ from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 
 LEVEL = 0.05  # of the F test; 1 % and 10 % both lose more where the stds are nearly, but not quite, equal
 Variance = Literal["auto", "fitted", "null"]
+SAFE_EXPONENT = 400  # of a power of two: squares of sums of such numbers neither overflow nor vanish
 
 
 @dataclass(frozen=True)
@@ -74,3 +75,11 @@ def equal_std_p_value(std: float, sample: Sample) -> float:
     ratio, dof = std * std * sample.variance_ratio_scale, sample.count - 1
     above = chdtrc(dof, ratio * dof) if math.isinf(sample.null_dof) else fdtrc(dof, sample.null_dof, ratio)
     return float(2 * min(above, 1 - above))
+
+
+def in_safe_units(scores: Floats) -> tuple[Floats, int]:
+    """The scores over 2^exponent, and the exponent: 0 unless squares of the scores would overflow or vanish."""
+    exponent = int(np.frexp(np.abs(scores).max())[1])
+    if abs(exponent) <= SAFE_EXPONENT:
+        return scores, 0
+    return np.ldexp(scores, -exponent), exponent
