@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import coalmine
 from coalmine import Claim, RunDirectory
 from coalmine.audit.derivation import derive_result
 from coalmine.cli.main import app, main
@@ -170,6 +171,7 @@ def test_a_link_in_the_place_of_a_draft_is_not_followed(tmp_path):
 def test_an_unknown_user_without_a_home_can_use_commands(tmp_path):
     tmp_path.chmod(0o777)
     environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "COALMINE_DATA_DIR")}
+    environment["PYTHONPATH"] = str(Path(coalmine.__file__).parents[1])
     words = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", *PROGRAM]
     found = subprocess.run(
         [*words, "mechanism-epsilon", "--epsilon", "3", "--delta", "1e-6"],
