@@ -32,7 +32,7 @@ class Canaries(ABC):
             raise ValueError(f"count must be at most dim, got {self.count} canaries in dimension {self.dim}")
         self._key = key_from_seed(seed)
 
-    def __repr__(self) -> str:  # the key stays out: who knows it knows every canary
+    def __repr__(self) -> str:  # without the key, from which anybody can make every canary
         return f"{type(self).__name__}(count={self.count}, dim={self.dim})"
 
     @overload

@@ -30,7 +30,7 @@ _MASK = 2**64 - 1
 def key_from_seed(seed: SupportsIndex | bytes) -> SecretInt:
     """The 128-bit Philox key of a seed: BLAKE2b of its bytes, tagged so that no integer collides with any bytes.
 
-    Errors never show the seed: who knows it knows every canary.
+    Errors never show the seed: whoever has it can make every canary.
     """
     seed = secret_seed(seed)
     if isinstance(seed, bytes):

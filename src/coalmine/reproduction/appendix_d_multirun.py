@@ -263,7 +263,7 @@ def conclusion(found: Found) -> str:
     return (
         f"On a small model: the digits of scikit-learn over {CLIENTS:,} virtual clients, each in one of {ROUNDS} "
         f"rounds, 9,610 parameters, where {CANARIES:,} canaries are {CANARIES / (CLIENTS + CANARIES):.0%} of all who take "
-        f"part. Beside one run, ten read on average {', '.join(parts) or 'not to be had yet'}. The paper's figure has no "
+        f"part. Beside one run, ten read on average {', '.join(parts) or 'nothing yet'}. The paper's figure has no "
         "numbers to compare."
     )
 
