@@ -22,6 +22,7 @@ from coalmine.report.sentences import ATTACKERS, shortened, shown
 from coalmine.report.summary import coverage_lines, key_figures
 from coalmine.storage.mapped_rounds import map_rounds
 from coalmine.storage.record import Settings
+from coalmine.storage.round_schema import check_fit, check_values
 from coalmine.storage.run_directory import RunDirectory
 
 MOST = 4_000_000  # cosines read for one frame
@@ -102,7 +103,11 @@ class Watcher:
         started = time.monotonic()
         if last == self._seen or started < self._next:
             return last
+        for item in mapped.kept:
+            check_fit(item, settings)
         rounds, fewer = mapped.thinned(settings, most=MOST)
+        for item in rounds.kept:
+            check_values(item)
         largest = largest_groups(ladder(rounds.as_log, fewer))
         found = {rung: estimate_scores(scores, settings.delta) for rung, scores in largest.items()}
         self._estimates = {rung: estimate for rung, estimate in found.items() if estimate is not None}
