@@ -46,7 +46,7 @@ def test_the_search_for_mu_equals_trying_every_threshold(scores, monkeypatch):
 
 
 def test_a_million_thresholds_need_few_looks():
-    """Rates of N(1, 1) against N(0, 1), whose epsilon changes little from one threshold to the next."""
+    """A smooth pair of error rates, whose epsilon changes little from one threshold to the next."""
     looked = 0
     ranks = np.arange(1_000_000.0)
 

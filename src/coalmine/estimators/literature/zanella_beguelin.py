@@ -22,6 +22,7 @@ from coalmine.estimators.rates import epsilon_from_rates
 FINE, COARSE = 96, 24  # nodes where both sides have as many scores
 COARSE_ERROR = 5e-3  # of a probability, at most
 REACH = 5.5  # times 1/√n: the posterior mass beyond this distance from the mode is below e^-30
+BLOCK = 16_384  # thresholds at a time: memory does not grow with their number
 CLOSE = 1e-9  # to which epsilon is solved for
 Rule = tuple[Floats, Floats]
 
@@ -81,9 +82,12 @@ def region_mass(
     """The posterior probability that the test is (epsilon, delta)-private, at each of several thresholds."""
     fn, fp = np.atleast_1d(false_negatives).astype(np.float64), np.atleast_1d(false_positives).astype(np.float64)
     rule = _rule(nodes, count, unobserved)
-    below = _mass_below(epsilon, fn, count - fn, fp, unobserved - fp, delta, rule)
-    above = _mass_below(epsilon, count - fn, fn, unobserved - fp, fp, delta, rule)
-    return np.clip(1 - below - above, 0.0, 1.0)
+    mass = np.empty(fn.size)
+    for start in range(0, fn.size, BLOCK):
+        part = slice(start, start + BLOCK)
+        a, b, c, d = fn[part], count - fn[part], fp[part], unobserved - fp[part]
+        mass[part] = 1 - _mass_below(epsilon, a, b, c, d, delta, rule) - _mass_below(epsilon, b, a, d, c, delta, rule)
+    return np.clip(mass, 0.0, 1.0)
 
 
 @lru_cache
