@@ -11,7 +11,7 @@ import numpy as np
 
 from coalmine import Audit
 from coalmine.storage.record import Commitment, Settings
-from coalmine.storage.saved_audit import DIGEST, MAGIC
+from coalmine.storage.audit_snapshot import DIGEST, MAGIC
 from fuzz.cases import Case, FaultError, allow
 from fuzz.run_directories import chained, split_records
 from fuzz.values import damaged, edited

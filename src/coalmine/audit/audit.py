@@ -44,7 +44,7 @@ from coalmine.canaries.rotation_numpy import stay_in_one_thread
 from coalmine.canaries.secret import SecretBytes, secret_seed
 from coalmine.checks import Floats, one_number, positive_array, shown, whole_number
 from coalmine.estimators.correlated import CorrelatedNoise
-from coalmine.storage import saved_audit
+from coalmine.storage import audit_snapshot
 from coalmine.storage.one_writer import OneWriter, refuse_copy
 from coalmine.storage.record import Commitment, Settings, Statement, checked_settings, is_guessable
 from coalmine.storage.rounds_file import Final, Round, RoundLog, Singles
@@ -492,13 +492,13 @@ class Audit:
     def save(self, path: Path | str) -> None:
         """Everything but the seed, in one file: written whole or not at all, hashed, no pickle."""
         self.flush()
-        saved_audit.save(Path(path), self.settings, self._statement, self.commitment, self._log)
+        audit_snapshot.save(Path(path), self.settings, self._statement, self.commitment, self._log)
 
     @classmethod
     def load(cls, path: Path | str, *, seed: Seed, scores: Mapping[str, Attack] | None = None) -> "Audit":
         """The audit that was saved, to go on bit for bit; the seed must be the one it committed to."""
         seed = secret_seed(seed)
-        settings, statement, commitment, log = saved_audit.load(Path(path))
+        settings, statement, commitment, log = audit_snapshot.load(Path(path))
         if not commitment.opens_to(seed, settings, statement):
             raise ValueError(f"{path}: this is not the seed that the audit committed to")
         audit = cls.__new__(cls)

@@ -12,7 +12,7 @@ from scipy.special import chdtri, fdtri, gammaln, nctdtr, ndtr
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.ladder import Scores
 from coalmine.audit.reasons import reason, times_of
-from coalmine.audit.stated import RoundScores, StatedNoise
+from coalmine.audit.stated_noise import RoundScores, StatedNoise
 from coalmine.checks import one_number, whole_number
 from coalmine.estimators.bounds import bound_of
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise

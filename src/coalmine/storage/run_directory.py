@@ -18,7 +18,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, SupportsIndex
+from typing import Any, NoReturn, SupportsIndex
 
 import msgspec
 import tomli_w
@@ -36,6 +36,7 @@ from coalmine.storage.files import (
 )
 from coalmine.storage.one_writer import refuse_copy
 from coalmine.storage.record import SCHEMA_VERSION, Commitment, Settings, Statement, is_guessable
+from coalmine.storage.result_file import HasDict, write_result_file
 from coalmine.storage.rounds_file import RoundLog
 
 logger = logging.getLogger("coalmine")
@@ -58,12 +59,6 @@ def is_run(path: Path) -> bool:
 def _natural(name: str) -> list[tuple[float, str]]:
     parts = re.findall(r"\d+(?:\.\d+)?|\D+", name)
     return [(float(part), "") if part[0].isdigit() else (-1.0, part) for part in parts]
-
-
-class HasDict(Protocol):
-    """What can be written as JSON."""
-
-    def to_dict(self) -> dict[str, Any]: ...
 
 
 class RunDirectory:
@@ -197,22 +192,14 @@ class RunDirectory:
             self._log = RoundLog(self.path / "audit" / "rounds.log")
         return self._log
 
-    def write_result(self, result: "HasDict", **more: Any) -> None:
+    def write_result(self, result: HasDict, **more: Any) -> None:
         """Write what was found, an AuditResult, whole or not at all; `more` are the trainer's own entries.
 
         The trainer's entries go into the log first, with what it told the audit, and the log's digest into the result.
         """
         self.lock()
-        values = result.to_dict() | more
-        if (self.path / "audit" / "rounds.log").exists():
-            log = self.open_log()
-            told = {name: values.get(name) for name in ("analytical_epsilon", "claimed_epsilon", "clients")}
-            log.close_run(json_ready(told | more))
-            values["log_digest"] = log.digest
-        text = json.dumps(json_ready(values), indent=2, allow_nan=False) + "\n"
-        if self._log is not None:
-            self._log.sync()  # the result must not outlive the rounds that it follows from
-        write_atomically(self.path / "result.json", text.encode())
+        log = self.open_log() if (self.path / "audit" / "rounds.log").exists() else self._log
+        write_result_file(self.path / "result.json", result, more, log)
 
     # Reading
 
