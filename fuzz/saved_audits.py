@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from coalmine import Audit
-from coalmine.storage.record import Commitment, Settings
 from coalmine.storage.audit_snapshot import DIGEST, MAGIC
+from coalmine.storage.record import Commitment, Settings
 from fuzz.cases import Case, FaultError, allow
 from fuzz.run_directories import chained, split_records
 from fuzz.values import damaged, edited

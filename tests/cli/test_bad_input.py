@@ -17,6 +17,7 @@ import coalmine
 from coalmine import Claim, RunDirectory
 from coalmine.audit.derivation import derive_result
 from coalmine.cli.main import app, main
+from coalmine.storage import files
 from coalmine.storage.files import json_ready, write_atomically
 from coalmine.storage.seed_file import read_seed, write_seed
 
@@ -158,13 +159,16 @@ def test_a_new_seed_leaves_nothing_on_a_full_disk(tmp_path, monkeypatch):
     assert not (tmp_path / "seed").exists()
 
 
-def test_a_link_in_the_place_of_a_draft_is_not_followed(tmp_path):
+def test_a_link_in_the_place_of_a_draft_is_not_followed(tmp_path, monkeypatch):
     (tmp_path / "victim").write_text("untouched")
-    (tmp_path / f".result.json.{os.getpid()}.new").symlink_to(tmp_path / "victim")
+    monkeypatch.setattr(files.secrets, "token_hex", lambda size: "guessed")
+    (tmp_path / ".result.json.guessed.new").symlink_to(tmp_path / "victim")
+    with pytest.raises(FileExistsError):
+        write_atomically(tmp_path / "result.json", b"new")
+    monkeypatch.undo()
     write_atomically(tmp_path / "result.json", b"new")
     assert (tmp_path / "victim").read_text() == "untouched"
     assert (tmp_path / "result.json").read_bytes() == b"new"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["result.json", "victim"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")

@@ -505,8 +505,9 @@ def test_an_amplified_claim_is_judged_on_the_final_model(tmp_path):
     assert result["adversaries"]["final"]["verdict"] == "UNDERPOWERED"
 
 
-def test_compare_lists_runs_side_by_side(finished):
-    table = coalmine("compare", finished, finished).stdout
+def test_compare_lists_runs_side_by_side(finished, tmp_path):
+    copy = shutil.copytree(finished, tmp_path / "copy")
+    table = coalmine("compare", finished, copy, finished).stdout  # a run that is named twice has one row
     assert table.count(str(finished)[:20]) == 2
     rows = list(csv.DictReader(io.StringIO(coalmine("compare", finished, "--csv").stdout)))
     result = json.loads((finished / "result.json").read_text())

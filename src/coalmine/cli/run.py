@@ -294,7 +294,7 @@ def report(outcome: "RunOutcome", directory: Path, *, page: bool, as_json: bool,
             said = f"report.html could not be written ({reason}); `coalmine report {directory}` writes it later"
             print_error(said)
     if as_json:
-        print_json(result.to_dict() | outcome.extra())
+        print_json(RunDirectory(directory).read_result())
     else:
         _print_outcome(outcome, quiet=quiet)
         if not quiet:
