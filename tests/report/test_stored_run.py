@@ -130,7 +130,7 @@ def test_a_damaged_part_is_named_and_the_rest_shown(run, name, content):
     (run / name).write_bytes(content)
     read = read_run(run)
     assert read.result.verdict.outcome == "PASS"
-    if name != "metrics.jsonl" or b"not json" in content:
+    if name != "metrics.jsonl":  # damaged lines are skipped with a warning
         assert any(Path(name).name in problem or "record" in problem for problem in read.problems)
     text = report_text([run], kind="md")
     assert "**PASS" in text

@@ -19,7 +19,7 @@ def read_seed(path: str | Path) -> int | bytes:
     """
     path = Path(path)
     try:
-        content = read_regular(path, most=LARGEST + 2)
+        content = read_regular(path, most=16 * LARGEST)
     except FileNotFoundError:
         raise ValueError(f"seed file {path} is missing; make one with: coalmine seed {path}") from None
     except OSError as error:
