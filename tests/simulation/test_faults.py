@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from coalmine.audit.gauge import Gauge
 from coalmine.audit.signatures import SIGNATURES, evidence_of, likely_faults
 from coalmine.simulation import faults
 from coalmine.simulation.dp_fedavg import Steps
@@ -246,7 +248,7 @@ def test_noise_that_is_missing_on_layers_is_named_so_whichever_they_are(monkeypa
 @pytest.mark.parametrize(("cosine", "named"), [(0.98, True), (-0.08, False)])
 def test_little_noise_repeats_only_where_its_rounds_are_nearly_the_same(cosine, named):
     gauges = {name: outside("low") for name in ("residual", "difference")}
-    result = result_with("known-others") | {"gauges": gauges | {"repeat": outside("low") | {"smallest": cosine}}}
+    result = made(shown("known-others") | {"gauges": gauges | {"repeat": outside("low") | {"smallest": cosine}}})
     assert ("repeat" in evidence_of(result)) == named
     assert ("noise-reused" in names(likely_faults(result))) == named
 
@@ -396,7 +398,26 @@ def outside(status):
     return {"status": status, "smallest": reading, "largest": reading, "limits": [0.9, 1.1], "flagged": []}
 
 
+def made(values):
+    """As much of an AuditResult as evidence is read from."""
+    plain = SimpleNamespace(std=1.0, null_std=1.0, mean=0.0)
+    row = SimpleNamespace(canaries=100, estimate=plain)
+    gauges = tuple(
+        Gauge(name=name, **(entry | {"limits": tuple(entry["limits"]), "flagged": tuple(entry["flagged"])}))
+        for name, entry in values["gauges"].items()
+    )
+    rungs = {
+        name: SimpleNamespace(verdict=SimpleNamespace(outcome=rung["verdict"]), headline=row)
+        for name, rung in values["adversaries"].items()
+    }
+    return SimpleNamespace(gauges=gauges, adversaries=rungs, rounds=values.get("rounds", 0))
+
+
 def result_with(*evidence):
+    return made(shown(*evidence))
+
+
+def shown(*evidence):
     """As much of a result as says this; the other gauges of an audit with `others` are in order."""
     rungs = [word for word in evidence if word in ("all-iterates", "known-round", "known-others")]
     gauges = {"repeat": "low", "residual": "warning"}
@@ -416,12 +437,12 @@ def test_a_reading_inside_the_evidence_threshold_does_not_name_a_fault():
         ("bare coordinates", 20.0, True),
         ("grid", 0.06, False),
     ):
-        result = {"adversaries": {}, "gauges": {name: outside("warning") | {"largest": reading}}}
+        result = made({"adversaries": {}, "gauges": {name: outside("warning") | {"largest": reading}}})
         assert (name in evidence_of(result)) == word
 
 
 def test_low_reading_counts_as_low_despite_wrong_others():
-    result = {"adversaries": {}, "gauges": {"residual": outside("low") | {"status": "warning"}}}
+    result = made({"adversaries": {}, "gauges": {"residual": outside("low") | {"status": "warning"}}})
     assert evidence_of(result) == {"low residual"}
 
 
