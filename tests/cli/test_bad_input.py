@@ -129,7 +129,8 @@ def test_a_signal_says_how_to_resume(name, tmp_path):
     pytest.importorskip("torch")
     run = tmp_path / "run"
     words = [*PROGRAM, "run", "--rounds", "5000", "--canaries", "20", "--out", str(run), "-q"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    heard = {"preexec_fn": lambda: signal.signal(getattr(signal, name), signal.SIG_DFL)}  # nohup may run the tests
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **heard)
     deadline = time.monotonic() + 120
     while not (run / "metrics.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.1)

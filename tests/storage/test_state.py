@@ -365,7 +365,12 @@ def test_verify_command(tmp_path):
 
     record = tmp_path / "run" / "audit" / "record.json"
     published = json.loads(record.read_text())
-    for name, value in (("canaries", 300), ("canaries", 30), ("canaries", 10), ("unobserved", 50)):
+    for name, value in (("canaries", 300), ("unobserved", 5)):  # which no audit can have
+        record.write_text(json.dumps(published | {"settings": published["settings"] | {name: value}}))
+        impossible = coalmine("verify", run, "--seed-file", str(seed_file))
+        assert impossible.returncode == 2
+        assert "is not a record of an audit" in impossible.stderr
+    for name, value in (("canaries", 30), ("canaries", 10), ("unobserved", 50)):
         record.write_text(json.dumps(published | {"settings": published["settings"] | {name: value}}))
         tampered = coalmine(
             "verify", run, "--seed-file", str(seed_file), "--model", str(tmp_path / "model.npy"), "--json"

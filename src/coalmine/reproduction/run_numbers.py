@@ -33,7 +33,7 @@ def read_finished(directory: Path) -> RunNumbers:
     """Everything that an experiment publishes of a run."""
     home = RunDirectory(directory)
     config, metrics, log = home.read_config(), home.read_metrics(), home.read_log()
-    seen = [] if log.final is None else log.numbers  # the final model is the last record
+    seen = [] if log.outcome is None else log.numbers  # which is the last record
     _check_whole(directory / "audit" / "rounds.log", seen, config["rounds"])
     _check_whole(directory / "metrics.jsonl", [line["round"] for line in metrics], config["rounds"])
     result = AuditResult.from_dict(home.read_result())
