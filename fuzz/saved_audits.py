@@ -8,10 +8,11 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from msgspec import convert
 
 from coalmine import Audit
 from coalmine.storage.audit_snapshot import DIGEST, MAGIC
-from coalmine.storage.record import Commitment, Settings
+from coalmine.storage.record import Commitment, Settings, Statement
 from fuzz.cases import Case, FaultError, allow
 from fuzz.run_directories import chained, split_records
 from fuzz.values import damaged, edited
@@ -83,8 +84,9 @@ def _edited_head(data: bytes, rng: random.Random) -> bytes:
     if rng.random() < 0.5:
         try:
             settings = Settings.from_dict(head["settings"])
-            head["commitment"] = vars(Commitment.to(SEED, settings))
-        except Exception:  # settings that cannot be read have no commitment
+            statement = convert(head["statement"], Statement)
+            head["commitment"] = vars(Commitment.to(SEED, settings, statement))
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError):  # then there is no commitment
             return _joined(head, records)
     return _joined(head, records)
 

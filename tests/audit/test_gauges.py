@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from coalmine import Audit, Claim
 from coalmine.audit.gauge import LEVEL, ratio_quantile
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -104,3 +105,19 @@ def test_dilution_is_what_the_signal_adds():
 def test_the_level_is_shared_over_rounds():
     found = gauges(train(**SMALL))["noise"]
     assert found.limits[0] == pytest.approx(ratio_quantile(LEVEL / 12, 3_800))
+
+
+@pytest.mark.parametrize("strength", [3.0, 10.0])
+def test_a_block_that_others_leave_out_is_no_violation(strength):
+    """One client moves 256 neighbouring coordinates and is missing from `others`: it repeats in every round."""
+    dim, rounds, rng = 4_096, 20, np.random.default_rng(3)
+    audit = Audit(dim, canaries=400, seed=3, delta=1e-6, rounds=rounds)
+    missing = np.zeros(dim)
+    missing[1_000:1_256] = strength
+    for number in range(1, rounds + 1):
+        present, others = audit.canaries_in_round(number), rng.normal(size=dim)
+        delta = others + missing + audit.updates(present, 1.0) + rng.normal(size=dim)
+        audit.observe_round(number, delta, present=present, others=others, noise_std=1.0, clip_norm=1.0)
+    result = audit.result(claim=Claim(epsilon=4.89, participations=1))
+    assert "shifted repeat" in {gauge.name for gauge in result.gauges if gauge.status == "warning"}
+    assert result.verdict.outcome == "UNDERPOWERED"

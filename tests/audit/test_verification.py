@@ -206,7 +206,7 @@ def test_another_final_model_is_rejected(verified, run):
     assert "sum" in verified(noted=False)[0]
 
 
-@pytest.mark.parametrize("seed", [271828, b"short", b"12345678", 2**63])
+@pytest.mark.parametrize("seed", [271828, b"short", b"12345678", b"0" * 30 + b"12", 2**63])
 def test_a_guessable_seed_is_called_a_demonstration(tmp_path, seed):
     train(tmp_path / "run", seed)
     checks = {check.name: check for check in verify_run(tmp_path / "run", seed)}

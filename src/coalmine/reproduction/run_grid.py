@@ -1,4 +1,4 @@
-"""Grids of training runs under one folder: finished ones are read back, killed ones gone on with.
+"""Grids of training runs in one folder: finished runs are read back, and interrupted runs are resumed.
 
 A run's directory is named after its config, so that experiments which ask for the same run share it.
 """

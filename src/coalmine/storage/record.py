@@ -176,7 +176,8 @@ def is_guessable(seed: SupportsIndex | bytes) -> bool:
     """
     key_from_seed(seed)  # refuses what can be none, without showing it
     if isinstance(seed, bytes | bytearray):
-        return len(seed) < 8 or (bytes(seed).isdigit() and int(seed) < GUESSABLE)
+        text = bytes(seed).lstrip(b"0")
+        return len(seed) < 8 or not text or (text.isdigit() and len(text) <= 20 and int(text) < GUESSABLE)
     return abs(operator.index(seed)) < GUESSABLE
 
 
