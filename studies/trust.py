@@ -318,7 +318,8 @@ class Summary:
         code = self.codes.most_common(1)[0][0] if self.codes else ""
         outcome, _, word = code.partition(" ")
         names = [deciding[word]] if outcome == "VIOLATION" and word in deciding else []
-        names += [name for name, count in self.gauges.most_common(3) if 2 * count > self.runs]
+        often = sorted(self.gauges.items(), key=lambda item: (-item[1], item[0]))[:3]
+        names += [name for name, count in often if 2 * count > self.runs]
         if not names and outcome == "UNDERPOWERED":
             names = [f"code `{word}`"]
         return ", ".join(names)

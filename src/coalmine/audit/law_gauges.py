@@ -415,8 +415,8 @@ def _shifted(rounds: list[Round], dim: int) -> Gauge:
     """Whether the largest values of a round stand in another round too, further along: noise cut twice from one source.
 
     At a given distance the signs of two rounds' largest values agree by chance, each with probability one half. The same
-    place is left out, as correlated noise may repeat there; the repeat gauges look at it. A client whose update fills a block
-    and is missing from `others` looks the same, so this bars a PASS and proves nothing.
+    place is left out, as correlated noise may repeat there; the repeat gauges look at it. A client that is missing from
+    `others` and whose update fills a block looks the same, so this bars a PASS and proves nothing.
     """
     found = [item for item in rounds if item.law_peaks is not None][:SHIFTED_ROUNDS]
     width = min(1 << (2 * dim - 1).bit_length(), SHIFTS)  # a power of 2: distances are told apart modulo it

@@ -62,7 +62,7 @@ GAUGE_ADVICE = {
     "shared draws": ONE_DRAW,
     "repeated values": ONE_DRAW,
     "shifted repeat": "The same noise stands in two rounds at different places. Look for noise that is cut from a "
-    "buffer that was drawn once, and draw fresh noise in every round. If `others` leaves out clients, their updates look the same.",
+    "buffer that was drawn once, and draw fresh noise in every round. Clients that `others` leaves out look the same.",
     "rounding": "The release is rounded too coarsely to see the noise. Pass model_delta as it was before it was rounded.",
 }
 LOW_LAYERS = "The noise is missing or too small there. Add noise to every tensor that is released, buffers included."
