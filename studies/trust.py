@@ -30,8 +30,8 @@ from scipy.stats import binom
 
 from coalmine import Claim, mechanism_epsilon
 from coalmine.canaries.rotation_numpy import stay_in_one_thread
+from coalmine.estimators.amplification import subsampled_epsilon
 from coalmine.estimators.correlated import BandedNoise, TreeNoise
-from coalmine.estimators.sampling import subsampled_epsilon
 from studies.noise_faults import BROKEN_LAWS, scaled
 from studies.pipelines import Noise, Pipeline, bfloat16, discrete_gaussian, fixed_point, half_precision
 

@@ -9,6 +9,7 @@ from coalmine.audit.result import AuditResult
 from coalmine.audit.verdict import Claim, Verdict
 from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.estimators.all_iterates import estimate_from_iterates
+from coalmine.estimators.amplification import shuffled_epsilon, subsampled_epsilon
 from coalmine.estimators.bounds import epsilon_lower_bound
 from coalmine.estimators.correlated import BandedNoise, TreeNoise, correlated_epsilon
 from coalmine.estimators.final_model import estimate_from_final
@@ -21,7 +22,6 @@ from coalmine.estimators.normality import AndersonDarling, anderson_darling
 from coalmine.estimators.null import CosineNull, conditional_null
 from coalmine.estimators.planning import Plan, canaries_for_power, canaries_to_detect, plan_audit, power_against_claim
 from coalmine.estimators.rates import epsilon_from_rates
-from coalmine.estimators.sampling import shuffled_epsilon, subsampled_epsilon
 from coalmine.storage.run_directory import RunDirectory
 from coalmine.storage.seed_file import read_seed, write_seed
 from coalmine.version import __version__

@@ -1,130 +1,157 @@
-"""Epsilon amplified by sampling: nobody knows in which rounds a client takes part.
+"""Sampling schemes: who takes part in which rounds, when nobody outside knows.
 
-These values are claims about the whole run. Against an attacker who knows the client's rounds, `mechanism_epsilon`
-applies instead.
+A scheme is what an accountant amplifies epsilon by. `amplification.py` has the epsilon of each.
 """
 
-import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar
 
-import numpy as np
-from scipy.optimize import brentq
-from scipy.special import gammaln, log_ndtr, logsumexp, ndtr
+import msgspec
 
-from coalmine.checks import Floats, delta_array, nonnegative_array, one_number, whole_number
-from coalmine.estimators.mechanism import mechanism_epsilon
-
-ORDERS = 128  # number of integer moments in the moment bound
+from coalmine.checks import one_number, shown, whole_number
 
 
-def subsampled_epsilon(noise_multiplier: float, *, sampling_probability: float, rounds: int, delta: float) -> float:
-    """Epsilon of `rounds` rounds of the Gaussian mechanism with Poisson sampling, by dp-accounting's PLD accountant.
+@dataclass(frozen=True)
+class Poisson:
+    """Everybody joins a round by their own coin, with this probability; the sum is divided by the expected number."""
 
-    An upper bound under add-or-remove-one adjacency, for an attacker who sees every round but not who was sampled.
+    probability: float
+    rounds: int
+
+    scheme: ClassVar[str] = "poisson"
+    title: ClassVar[str] = "Poisson sampling"
+    adjacency: ClassVar[str] = "add or remove one"
+
+    def __post_init__(self) -> None:
+        probability = one_number("probability", self.probability)
+        if not 0 < probability <= 1:
+            raise ValueError(f"probability must lie in (0, 1], got {probability}")
+        object.__setattr__(self, "probability", probability)
+        object.__setattr__(self, "rounds", whole_number("rounds", self.rounds, minimum=1))
+
+    @property
+    def rate(self) -> float:
+        """The share of rounds that somebody takes part in."""
+        return self.probability
+
+    @property
+    def total_rounds(self) -> int:
+        """Rounds of the whole run."""
+        return self.rounds
+
+    def __str__(self) -> str:
+        return f"{self.title} with probability {self.probability:g} in {self.rounds} rounds"
+
+
+@dataclass(frozen=True)
+class _Epochs:
+    """Everybody takes part once in each of `epochs` epochs of `rounds` rounds."""
+
+    rounds: int
+    epochs: int = 1
+
+    scheme: ClassVar[str]
+    title: ClassVar[str]
+    adjacency: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rounds", whole_number("rounds", self.rounds, minimum=1))
+        object.__setattr__(self, "epochs", whole_number("epochs", self.epochs, minimum=1))
+
+    @property
+    def rate(self) -> float:
+        """The share of rounds that somebody takes part in."""
+        return 1 / self.rounds
+
+    @property
+    def total_rounds(self) -> int:
+        """Rounds of the whole run."""
+        return self.rounds * self.epochs
+
+    def __str__(self) -> str:
+        over = f"{self.rounds} rounds" if self.epochs == 1 else f"{self.epochs} epochs of {self.rounds} rounds"
+        return f"{self.title} over {over}"
+
+
+@dataclass(frozen=True)
+class RandomAllocation(_Epochs):
+    """Everybody draws one round of each epoch, independently: cohort sizes vary. Also called balls-and-bins sampling."""
+
+    scheme: ClassVar[str] = "random_allocation"
+    title: ClassVar[str] = "random allocation"
+    adjacency: ClassVar[str] = "add or remove one"
+
+
+@dataclass(frozen=True)
+class Shuffled(_Epochs):
+    """Fixed cohorts cut from a permutation of everybody, a new one in each epoch: what most data loaders do.
+
+    This is not random allocation: an attacker who knows the others sees the gap that somebody leaves.
     """
-    noise, delta, rounds = _checked(noise_multiplier, delta, rounds)
-    probability = _probability(sampling_probability)
-    if probability == 0:
-        return 0.0
-    if noise == 0:
-        return math.inf
-    if probability == 1:
-        return float(mechanism_epsilon(noise, delta=delta, participations=rounds))
-    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
-    from dp_accounting.pld import PLDAccountant
 
-    event = SelfComposedDpEvent(PoissonSampledDpEvent(probability, GaussianDpEvent(noise)), rounds)
-    return float(PLDAccountant().compose(event).get_epsilon(delta))
+    scheme: ClassVar[str] = "shuffled"
+    title: ClassVar[str] = "shuffling"
+    adjacency: ClassVar[str] = "zero out one"
 
 
-def shuffled_epsilon(noise_multiplier: float, *, rounds: int, delta: float) -> float:
-    """An upper bound on epsilon when each client takes part once, in a round drawn uniformly from `rounds`.
+@dataclass(frozen=True)
+class FixedSize:
+    """`size` of `population` are drawn in each round, without replacement: Flower's default."""
 
-    This is random allocation, also called balls-and-bins sampling: its dominating pair is N(0, σ²I) and the mixture of
-    its `rounds` unit shifts (Chua et al. 2025, arXiv 2412.16802; Feldman and Shenfeld 2025, arXiv 2502.08202). Shuffling
-    clients into rounds of fixed size is similar, but no equally tight bound is known for it. The attacker sees every
-    round. The result is the smallest of three valid bounds: no amplification; exact integer moments of the likelihood
-    ratio; and, for little noise, a union bound over the round whose likelihood ratio dominates the sum. The reverse
-    direction is bounded by the geometric mean of the ratios. In (0, mechanism_epsilon].
-    """
-    noise, delta, rounds = _checked(noise_multiplier, delta, rounds)
-    unamplified = float(mechanism_epsilon(noise, delta=delta))
-    if rounds == 1 or math.isinf(unamplified):
-        return unamplified
-    removing = min(_by_moments(noise, rounds, delta), _by_largest_ratio(noise, rounds, delta, unamplified))
-    return min(unamplified, max(removing, _by_geometric_mean(noise, rounds, delta)))
+    size: int
+    population: int
+    rounds: int
 
+    scheme: ClassVar[str] = "fixed_size"
+    title: ClassVar[str] = "fixed-size sampling"
+    adjacency: ClassVar[str] = "replace one"
 
-def _by_moments(noise: float, rounds: int, delta: float) -> float:
-    """From E[(mean of T lognormal ratios)^α], α! times a coefficient of the T-th power of a series: exact."""
-    order = np.arange(0, min(rounds, ORDERS) + 1)
-    log_a = order * (order - 1) / (2 * noise * noise) - gammaln(order + 1)
-    log_b = np.zeros(order.size)
-    for n in order[1:]:
-        k = order[1 : n + 1]
-        log_b[n] = logsumexp(np.log(k * (rounds + 1.0) - n) + log_a[k] + log_b[n - k]) - math.log(n)
-    order = order[2:]
-    log_moment = log_b[2:] + gammaln(order + 1) - order * math.log(rounds)
-    slack = (order - 1) * np.log(order - 1) - order * np.log(order) - math.log(delta)
-    return float(np.maximum((log_moment + slack) / (order - 1), 0).min())
+    def __post_init__(self) -> None:
+        for name in ("size", "population", "rounds"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), minimum=1))
+        if self.size > self.population:
+            raise ValueError(f"size must be at most the population of {self.population}, got {self.size}")
 
+    @property
+    def rate(self) -> float:
+        """The share of rounds that somebody takes part in."""
+        return self.size / self.population
 
-def _by_largest_ratio(noise: float, rounds: int, delta: float, unamplified: float) -> float:
-    """E(mean - K)+ <= E(largest/T - (1-η)K)+ + E(second largest - ηK)+, each by a union bound; the best η."""
-    shift, log_rounds = 1 / noise, math.log(rounds)
-    log_shares = -np.geomspace(1e-3, 60, 80)  # log η
+    @property
+    def total_rounds(self) -> int:
+        """Rounds of the whole run."""
+        return self.rounds
 
-    def missed(epsilon: float) -> float:
-        level = epsilon + log_rounds + np.log(-np.expm1(log_shares))
-        first = _call(shift, level)
-        second = _second_largest(shift, log_rounds, epsilon + log_shares)
-        return float(np.min(first + second)) - delta
-
-    if missed(unamplified) > 0:
-        return unamplified
-    return float(brentq(missed, 0.0, unamplified, xtol=1e-9)) if missed(0.0) > 0 else 0.0
+    def __str__(self) -> str:
+        return f"{self.title} of {self.size} of {self.population} in {self.rounds} rounds"
 
 
-def _call(shift: float, level: Floats) -> Floats:
-    """E(W - e^level)+ for the lognormal likelihood ratio W: the Gaussian mechanism's delta at epsilon = level."""
-    edge = level / shift - shift / 2
-    return np.asarray(ndtr(-edge) - np.exp(level + log_ndtr(-edge - shift)))
+Sampling = Poisson | RandomAllocation | Shuffled | FixedSize
+SCHEMES: dict[str, type[Sampling]] = {kind.scheme: kind for kind in (Poisson, RandomAllocation, Shuffled, FixedSize)}
 
 
-def _second_largest(shift: float, log_rounds: float, log_floor: Floats) -> Floats:
-    """T²/2 times the integral of Pr(W > x)² from e^log_floor: bounds E(second largest - floor)+.
-
-    Pr(W > x) falls in x, so the left end of each of many small steps bounds the integral from above.
-    """
-    steps = np.linspace(0, 1, 801)
-    top = shift * shift / 2 + 40 * shift
-    u = log_floor[:, None] + np.maximum(top - log_floor, 1.0)[:, None] * steps
-    log_tail = log_ndtr(-(u / shift + shift / 2))
-    terms = 2 * log_tail[:, :-1] + u[:, 1:] + np.log(-np.expm1(u[:, :-1] - u[:, 1:]))
-    log_sum = np.asarray(logsumexp(terms, axis=1))
-    return np.asarray(np.exp(np.minimum(2 * log_rounds - math.log(2) + log_sum, 700.0)))
+def checked_sampling(sampling: Any) -> Sampling:
+    """`sampling`, or an error that names the schemes there are."""
+    if not isinstance(sampling, Poisson | RandomAllocation | Shuffled | FixedSize):
+        names = ", ".join(kind.__name__ for kind in SCHEMES.values())
+        raise TypeError(f"sampling must be one of {names}, got {shown(sampling)}")
+    return sampling
 
 
-def _by_geometric_mean(noise: float, rounds: int, delta: float) -> float:
-    """E(1 - e^epsilon·mean)+ <= E(1 - e^epsilon·geometric mean)+, and the log of that mean is Gaussian."""
-    mean, std = -1 / (2 * noise * noise), 1 / (noise * math.sqrt(rounds))
-
-    def missed(epsilon: float) -> float:
-        edge = (-epsilon - mean) / std
-        return float(ndtr(edge) - math.exp(epsilon + mean + std * std / 2 + float(log_ndtr(edge - std)))) - delta
-
-    if missed(0.0) <= 0:
-        return 0.0
-    high = -mean + 40 * std
-    return float(brentq(missed, 0.0, high, xtol=1e-9))
+def sampling_to_dict(sampling: Sampling) -> dict[str, Any]:
+    """A scheme as files hold it."""
+    return {"scheme": sampling.scheme, **asdict(sampling)}
 
 
-def _checked(noise_multiplier: float, delta: float, rounds: int) -> tuple[float, float, int]:
-    noise = float(nonnegative_array("noise_multiplier", one_number("noise_multiplier", noise_multiplier)))
-    return noise, float(delta_array(one_number("delta", delta))), whole_number("rounds", rounds, minimum=1)
-
-
-def _probability(sampling_probability: float) -> float:
-    probability = one_number("sampling_probability", sampling_probability)
-    if not 0 <= probability <= 1:
-        raise ValueError(f"sampling_probability must lie in [0, 1], got {probability}")
-    return probability
+def sampling_from_dict(values: Mapping[str, Any]) -> Sampling:
+    """The inverse of `sampling_to_dict`; ValueError for anything else."""
+    told = msgspec.convert(values, dict[str, Any])
+    name = told.pop("scheme", None)
+    if name not in SCHEMES:
+        raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {shown(name)}")
+    kind = SCHEMES[name]
+    unknown = sorted(told.keys() - {part.name for part in fields(kind)})
+    if unknown:
+        raise ValueError(f"unknown settings of {name}: {shown(unknown)}")
+    return msgspec.convert(told, kind)

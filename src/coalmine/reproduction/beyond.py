@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from coalmine.estimators.amplification import shuffled_epsilon
 from coalmine.estimators.correlated import BandedNoise, CorrelatedNoise, TreeNoise
 from coalmine.estimators.mechanism import mechanism_epsilon
-from coalmine.estimators.sampling import shuffled_epsilon
 from coalmine.reproduction import paper_claims
 from coalmine.reproduction import table_5_emnist as emnist
 from coalmine.reproduction.epsilon_table import about, missing

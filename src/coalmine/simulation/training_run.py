@@ -17,8 +17,8 @@ from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
 from coalmine.audit.vectors import NotFiniteError
 from coalmine.audit.verdict import Claim, Verdict
+from coalmine.estimators.amplification import subsampled_epsilon
 from coalmine.estimators.mechanism import mechanism_epsilon
-from coalmine.estimators.sampling import subsampled_epsilon
 from coalmine.simulation.cohorts import Cohorts, plan_cohorts
 from coalmine.simulation.config import RunConfig, TaskSettings
 from coalmine.simulation.dp_fedavg import RoundReport, Steps, Training, TrainingState
