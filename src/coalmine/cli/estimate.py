@@ -10,8 +10,9 @@ import click
 import numpy as np
 from rich.console import Console
 
+from coalmine.audit.claim import Claim
 from coalmine.audit.ladder import Scores
-from coalmine.audit.verdict import BOUND_CONFIDENCE, Claim, Evidence, Outcome, Verdict, judge
+from coalmine.audit.verdict import BOUND_CONFIDENCE, Evidence, Outcome, Verdict, judge
 from coalmine.checks import Floats, whole_number
 from coalmine.cli.exit_codes import VERDICT_CODES
 from coalmine.cli.options import JSON, Command, argument

@@ -51,7 +51,6 @@ NOISES = ("gaussian", "tree", "banded")
 CLIPPINGS = ("fixed", "adaptive")
 PATTERNS = ("spread", "clients", "replace")
 OPTIMIZERS = ("sgd", "adam")
-ACCOUNTINGS = ("mechanism", "amplified")
 DEVICES = ("auto", "cpu", "cuda")
 ENGINES = ("auto", "together", "one-by-one")
 PAGE = click.option(
@@ -176,13 +175,14 @@ PAGE = click.option(
     click.option(
         "--claim",
         metavar="E",
-        help="Claimed epsilon to judge the run against; `analytical` claims the epsilon of the accountant.",
+        help="Claimed epsilon to judge the run against: a number, `analytical` (the mechanism's, for an attacker who knows "
+        "a client's rounds) or `accountant` (the accountant's, amplified by sampling).",
     ),
     click.option(
-        "--claim-accounting",
-        type=click.Choice(ACCOUNTINGS),
-        help="What the claim holds for: an attacker who knows a client's rounds (mechanism), or one from whom sampling "
-        "hides them (amplified).  [default: mechanism]",
+        "--amplified",
+        is_flag=True,
+        default=None,
+        help="The claimed number is an accountant's: it counts on sampling, which hides a client's rounds.",
     ),
 )
 @topic(
@@ -246,8 +246,8 @@ def run(
     config = RunConfig.from_dict(merged(_without_rivals(defaults, changes), changes))
     if options["separation"] is not None and config.participation.kind != "limited":
         raise click.UsageError("--separation needs --participation limited")
-    if options["claim_accounting"] is not None and config.claim.epsilon is None and not config.claim.analytical:
-        raise click.UsageError("--claim-accounting needs --claim")
+    if options["amplified"] and config.claim.epsilon is None:
+        raise click.UsageError("--amplified needs a number as --claim")
     directory = out or _new_directory(config.task.name)
     with resumable("coalmine resume", directory), live_progress(config.rounds, hidden=verbosity.quiet) as progress:
         outcome = start(config, directory, progress=progress)
@@ -376,8 +376,9 @@ def _notes(outcome: "RunOutcome") -> list[str]:
 
 # Settings that exclude each other, as (section, key): giving the first drops the others from the config file.
 RIVALS = {
-    ("claim", "epsilon"): [("claim", "analytical")],
-    ("claim", "analytical"): [("claim", "epsilon")],
+    ("claim", "epsilon"): [("claim", "analytical"), ("claim", "accountant")],
+    ("claim", "analytical"): [("claim", "epsilon"), ("claim", "accountant")],
+    ("claim", "accountant"): [("claim", "epsilon"), ("claim", "analytical")],
     ("canaries", "count"): [("canaries", "fraction")],
     ("canaries", "fraction"): [("canaries", "count")],
     ("participation", "kind"): [("participation", "file"), ("participation", "separation")],
@@ -430,7 +431,7 @@ def _changes(options: dict[str, Any]) -> dict[str, Any]:
         "server_optimizer": ("server", "optimizer"),
         "server_learning_rate": ("server", "learning_rate"),
         "server_momentum": ("server", "momentum"),
-        "claim_accounting": ("claim", "accounting"),
+        "amplified": ("claim", "amplified"),
         "device": ("engine", "device"),
         "engine": ("engine", "name"),
         "jobs": ("engine", "workers"),
@@ -443,7 +444,8 @@ def _changes(options: dict[str, Any]) -> dict[str, Any]:
         if name == "presentations":
             plain = _numbers(plain)
         if name == "claim":
-            claim = {"analytical": True} if plain == "analytical" else {"epsilon": _number("--claim", plain)}
+            named = plain in ("analytical", "accountant")
+            claim = {plain: True} if named else {"epsilon": _number("--claim", plain)}
             changes.setdefault("claim", {}).update(claim)
         elif name in places:
             section, key = places[name]

@@ -3,10 +3,10 @@
 import math
 from dataclasses import dataclass
 
+from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.gauge import LAYER, Gauge
 from coalmine.audit.result import AuditResult
-from coalmine.audit.verdict import Claim
 from coalmine.report.advice import gauge_steps
 from coalmine.report.sentences import interval_text, rounds_of, shown
 from coalmine.report.table_rows import TableRow, folded_rows, top_row
@@ -89,7 +89,7 @@ def _canary(result: AuditResult) -> str:
 
 
 def _claimed(claim: Claim, is_analytical: bool) -> str:
-    if claim.accounting == "amplified":
+    if claim.amplified:
         return "amplified by sampling"
     times = claim.participations
     who = (
@@ -104,7 +104,7 @@ def _claimed(claim: Claim, is_analytical: bool) -> str:
 
 def _claims_analytical(result: AuditResult) -> bool:
     """Whether the analytical ε is what was claimed, for the same number of rounds as far as the trainer wrote it."""
-    if result.claim is None or result.analytical_epsilon is None or result.claim.accounting == "amplified":
+    if result.claim is None or result.analytical_epsilon is None or result.claim.amplified:
         return False
     return math.isclose(result.claim.epsilon, result.analytical_epsilon, rel_tol=1e-9)
 
