@@ -17,8 +17,9 @@ from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
 from coalmine.audit.vectors import NotFiniteError
 from coalmine.audit.verdict import Claim, Verdict
-from coalmine.estimators.amplification import subsampled_epsilon
+from coalmine.estimators.amplification import amplified_epsilon
 from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.estimators.sampling import Poisson
 from coalmine.simulation.cohorts import Cohorts, plan_cohorts
 from coalmine.simulation.config import RunConfig, TaskSettings
 from coalmine.simulation.dp_fedavg import RoundReport, Steps, Training, TrainingState
@@ -451,10 +452,9 @@ def _claim(training: Training, analytical: float, usual: Exposure) -> Claim | No
         return _analytical_claim(training, analytical, usual, accounting)
     probability = config.participation.clients_per_round / len(training.population)
     privacy = config.privacy
-    amplified = subsampled_epsilon(
-        privacy.noise_multiplier, sampling_probability=probability, rounds=config.rounds, delta=privacy.delta
-    )
-    return _analytical_claim(training, amplified, usual, accounting)
+    sampling = Poisson(probability, config.rounds)
+    amplified = amplified_epsilon(privacy.noise_multiplier, sampling, privacy.delta)
+    return _analytical_claim(training, float(amplified), usual, accounting)
 
 
 def _analytical_claim(
