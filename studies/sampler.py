@@ -251,19 +251,26 @@ def honest(arguments: tuple[str, tuple[int, int, float], float, int]) -> str:
     """One honest sampler claimed as it is: the tests that failed."""
     scheme, (k, rounds, rate), share, seed = arguments
     rng, length = np.random.default_rng((seed, 3)), int(rate)
-    people = k * POPULATION
+    people = k if share == 0 else k * POPULATION  # a share of 0: the canaries are everybody
+    claim: Sampling
     if scheme == "Poisson":
-        table, claim = coins(rng, people, rounds, share * rate), Poisson(rate, rounds)
+        present = [np.flatnonzero(row) for row in coins(rng, k, rounds, share * rate)]
+        sizes = [len(row) + int(rng.binomial(people - k, share * rate)) for row in present]
+        claim = Poisson(rate, rounds)
     elif scheme == "fixed size":
-        people = k if share == 0 else people  # a share of 0: the canaries are everybody
-        table = fixed_size(rng, people, rounds, rate)
-        claim = FixedSize(max(round(people * rate), 1), people, rounds)
-    elif scheme == "shuffling":
-        people = k if share == 0 else people
-        table, claim = shuffled(rng, people, rounds * length, rounds), Shuffled(rounds, length)
+        size = max(round(people * rate), 1)
+        counts = rng.hypergeometric(k, people - k, size, size=rounds)
+        present, sizes = [rng.permutation(k)[:count] for count in counts], [size] * rounds
+        claim = FixedSize(size, people, rounds)
     else:
-        table, claim = allocated(rng, people, rounds * length, rounds), RandomAllocation(rounds, length)
-    found = reading(table, k, claim, sizes=True)
+        make, claim = (
+            (shuffled, Shuffled(rounds, length))
+            if scheme == "shuffling"
+            else (allocated, RandomAllocation(rounds, length))
+        )
+        table = make(rng, people, rounds * length, rounds)
+        present, sizes = [np.flatnonzero(row[:k]) for row in table], table.sum(axis=1).tolist()
+    found = read_sampler(present, np.arange(1, len(present) + 1), k, claim, sizes)
     return ", ".join(test.name for test in found.failed)
 
 
@@ -317,12 +324,13 @@ def main() -> int:
         if told.honest:
             print("\n| honest | setting | share of the claimed rate | alarms | which |\n|---|---|---|---|---|")
             for scheme, setting, share in honest_cases():
-                runs = [(scheme, setting, share, seed) for seed in range(told.honest)]
+                count = told.honest // 5 if setting == SETTINGS[-1] else told.honest  # a reading takes 0.1 s there
+                runs = [(scheme, setting, share, seed) for seed in range(count)]
                 failed = Counter(pool.map(honest, runs, chunksize=20))
-                alarms = told.honest - failed.pop("", 0)
-                which = ", ".join(f"{name}: {count}" for name, count in failed.items())
-                print(f"| {scheme} | {setting} | {share:g} | {alarms} of {told.honest} | {which} |", flush=True)
-                fine &= alarms <= 0.003 * told.honest + 4 * np.sqrt(0.003 * told.honest)
+                alarms = count - failed.pop("", 0)
+                which = ", ".join(f"{name}: {times}" for name, times in failed.items())
+                print(f"| {scheme} | {setting} | {share:g} | {alarms} of {count} | {which} |", flush=True)
+                fine &= alarms <= 0.003 * count + 4 * np.sqrt(0.003 * count)
     return not fine
 
 

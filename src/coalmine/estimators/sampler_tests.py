@@ -8,7 +8,7 @@ on this.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from math import comb, perm, sqrt
@@ -32,7 +32,7 @@ LARGEST_SIDE = 2_000  # canaries compared with each other; more add cost and lit
 Ints = npt.NDArray[np.int64]
 Seen = Literal[
     "poisson", "random_allocation", "shuffled", "fixed_size", "random_allocation or shuffled",
-    "too many", "repeated order", "adjacent rounds", "clumped", "uneven", "changing rate", "other",
+    "too many", "repeated order", "spaced", "adjacent rounds", "clumped", "uneven", "changing rate", "other",
 ]  # fmt: skip
 
 MEANING: dict[Seen, str] = {
@@ -43,6 +43,7 @@ MEANING: dict[Seen, str] = {
     "fixed_size": "each round picks a fixed number, independently of the other rounds",
     "too many": "some canaries are picked more often than the scheme allows",
     "repeated order": "canaries return after a fixed number of rounds",
+    "spaced": "nobody returns before a number of rounds has passed",
     "adjacent rounds": "canaries that were picked are picked again in the next rounds",
     "clumped": "canaries are picked in groups",
     "uneven": "some canaries are picked more often than others",
@@ -327,7 +328,7 @@ def _tail(above: float, variance: float, third: float) -> tuple[float, float]:
 
 def _lattice_tails(seen: float, mean: float, variance: float, third: float) -> tuple[float, float]:
     """Pr(X <= seen) and Pr(X >= seen) for a whole number, with the correction for continuity."""
-    if variance <= 1e-9 * max(mean, 1.0) ** 2 * 1e-6:
+    if variance < 1e-9:
         return 1.0, 1.0
     return _tail(seen + 0.5 - mean, variance, third)[0], _tail(seen - 0.5 - mean, variance, third)[1]
 
@@ -452,9 +453,9 @@ def _shared_law(firsts: Ints, seconds: Ints, canaries: int, seen: int) -> tuple[
 def _tests(picks: _Picks, sampling: Sampling) -> list[SamplerTest]:
     """The tests of a claimed scheme."""
     if isinstance(sampling, Poisson):
-        own = [*_independent_round_tests(picks), *_poisson_cohort_tests(picks)]
+        own = [*_independent_round_tests(picks, sampling.rate), *_poisson_cohort_tests(picks)]
     elif isinstance(sampling, FixedSize):
-        own = [*_independent_round_tests(picks, sampling), *_constant_cohort_tests(picks, sampling)]
+        own = [*_independent_round_tests(picks, sampling.rate, sampling), *_constant_cohort_tests(picks, sampling)]
     else:
         own = _epoch_tests(picks, sampling.rounds)
         own += _allocation_tests(picks, sampling) if isinstance(sampling, RandomAllocation) else []
@@ -485,15 +486,44 @@ def _repeat_tests(picks: _Picks) -> list[SamplerTest]:
     ]
 
 
-def _independent_round_tests(picks: _Picks, fixed: FixedSize | None = None) -> list[SamplerTest]:
+def _independent_round_tests(picks: _Picks, rate: float, fixed: FixedSize | None = None) -> list[SamplerTest]:
     """Schemes whose rounds are independent of each other and treat all canaries alike."""
     return [
+        _most_picked_test(picks, rate),
         _canaries_test(picks, fixed),
         _rounds_test(picks, fixed),
+        _halves_test(picks),
         _adjacent_test(picks),
         _any_lag_test(picks),
         _together_test(picks),
     ]
+
+
+def _most_picked_test(picks: _Picks, rate: float) -> SamplerTest:
+    """The canary that is picked most often, corrected for the number of canaries."""
+    most = int(picks.per_canary.max())
+    return SamplerTest(
+        name="most picked",
+        title="rounds of the canary that is picked most often",
+        statistic=float(most),
+        expected=picks.rounds * rate,
+        p_value=min(1.0, picks.canaries * float(binom.sf(most - 1, picks.rounds, rate))),
+    )
+
+
+def _halves_test(picks: _Picks) -> SamplerTest:
+    """Picks in the first half of the rounds, given all picks."""
+    half = picks.rounds // 2
+    first, capacity = int(picks.per_round[:half].sum()), half * picks.canaries
+    lower = float(hypergeom.cdf(first, picks.cells, capacity, picks.total))
+    upper = float(hypergeom.sf(first - 1, picks.cells, capacity, picks.total))
+    return SamplerTest(
+        name="halves",
+        title="picks in the first half of the rounds: the rate changes",
+        statistic=float(first),
+        expected=picks.total * half / picks.rounds,
+        p_value=_two_sided((lower, upper)),
+    )
 
 
 def _canaries_test(picks: _Picks, fixed: FixedSize | None) -> SamplerTest:
@@ -573,31 +603,37 @@ def _lag_tails(picks: _Picks, lag: int) -> tuple[float, float, tuple[float, floa
     return seen, mean, _shared_law(firsts, seconds, picks.canaries, int(seen))
 
 
-def _lag_scores(picks: _Picks, ratio: float = 1.0) -> Floats:
-    """Standard scores of the lags 0, 1, ... up to half the run, given the sizes of rounds; lag 0 and empty ones have 0."""
+def _lag_moments(picks: _Picks) -> tuple[Floats, Floats, Floats]:
+    """Mean and second and third central moments of the returns after 0, 1, 2, ... rounds, given the sizes of rounds."""
     sizes, k = picks.per_round.astype(np.float64), picks.canaries
-    last = max(len(picks.in_time) // 2, 1)
-    mean = picks.lagged(sizes)[: last + 1] / k * ratio
-    variance = picks.lagged(sizes * (1 - sizes / k))[: last + 1] / max(k - 1, 1) * ratio
-    usable = variance > 1e-6
-    usable[0] = False
-    above = picks.by_lag[: len(mean)] - mean
-    return np.where(usable, above / np.sqrt(np.where(usable, variance, 1.0)), 0.0)
+    spread = sizes * (1 - sizes / k)
+    mean = picks.lagged(sizes) / k
+    variance = picks.lagged(spread) / max(k - 1, 1)
+    third = picks.lagged(spread * (1 - 2 * sizes / k)) / max(k - 1, 1) * k / max(k - 2, 1)
+    variance[0] = 0.0
+    return mean, variance, third
 
 
 def _any_lag_test(picks: _Picks) -> SamplerTest:
-    """The lag, from 2 to half the run, at which canaries return most unusually often; corrected for the number of lags."""
-    scores = _lag_scores(picks)
-    scores[:2] = 0.0
-    lags = int((scores != 0).sum())
-    best = int(np.argmax(scores))
-    seen, mean, tails = _lag_tails(picks, best) if lags and best > 1 else (0.0, 0.0, (1.0, 1.0))
+    """The lag from 2 on at which canaries return most unusually often; corrected for the number of lags."""
+    mean, variance, third = _lag_moments(picks)
+    usable = variance > 1e-6
+    usable[:2] = False
+    lags = np.flatnonzero(usable)
+    best, seen, expected, p_value = 0, 0.0, 0.0, 1.0
+    if len(lags):
+        deviation = np.sqrt(variance[lags])
+        scores = (picks.by_lag[lags] - 0.5 - mean[lags]) / deviation
+        shape = 4 / np.maximum(np.abs(third[lags]) / deviation**3, 1e-3) ** 2  # near enough to find the lag
+        best = int(lags[np.argmin(gammaincc(shape, np.maximum(shape + np.sqrt(shape) * scores, 0.0)))])
+        seen, expected, (_, upper) = _lag_tails(picks, best)
+        p_value = min(1.0, len(lags) * upper)
     return SamplerTest(
         name="any lag",
         title=f"canaries picked again {best} rounds later, the most unusual lag" if best else "canaries that return",
         statistic=seen,
-        expected=mean,
-        p_value=min(1.0, lags * tails[1]) if lags else 1.0,
+        expected=expected,
+        p_value=p_value,
     )
 
 
@@ -801,19 +837,23 @@ def _again_in_epoch(picks: _Picks, length: int) -> int:
     return picks.total - len(np.unique(epochs * picks.canaries + picks.canary))
 
 
-def _order_test(picks: _Picks, length: int) -> SamplerTest:
-    """The lag at which canaries return to a round of another epoch most unusually often; corrected for the lags."""
+def _order_counts(picks: _Picks, length: int) -> tuple[Ints, Ints]:
+    """Returns after 1, 2, ... rounds, and the picks after which a round of another epoch follows so much later."""
     span = len(picks.in_time)
     observed = picks.in_time >= 0
     sizes = np.where(observed, picks.per_round[picks.in_time], 0)
     epochs = (np.arange(span) + int(picks.numbers[0]) - 1) // length
-    np.arange(1, span)
     size = next_fast_len(2 * span, real=True)
     products = irfft(np.conj(rfft(sizes.astype(np.float64), size)) * rfft(observed.astype(np.float64), size), size)
     trials = np.rint(products[1:span]).astype(np.int64)
-    returns = picks.by_lag[1:span].astype(np.int64)
     for lag in range(1, min(length, span)):  # within an epoch nobody returns
         trials[lag - 1] -= int((sizes[:-lag] * observed[lag:])[epochs[:-lag] == epochs[lag:]].sum())
+    return picks.by_lag[1:span].astype(np.int64), trials
+
+
+def _order_test(picks: _Picks, length: int) -> SamplerTest:
+    """The lag at which canaries return to a round of another epoch most unusually often; corrected for the lags."""
+    returns, trials = _order_counts(picks, length)
     tails = np.where(trials > 0, binom.sf(returns - 1, np.maximum(trials, 1), 1 / length), 1.0)
     usable = int((trials > 0).sum())
     best = int(np.argmin(tails)) if usable else 0
@@ -866,25 +906,71 @@ def _recognise(picks: _Picks, claimed: Sampling) -> tuple[Seen, tuple[Sampling, 
     """The name of a sampler that is not the claimed one, and the schemes that fit it, by elimination."""
     if picks.repeated:
         return "too many", ()
-    length = _epoch_length(picks, claimed)
-    return _recognise_epochs(picks, claimed, length) if length else _recognise_rounds(picks, claimed)
+    found = _find_epochs(picks, claimed)
+    return _recognise_epochs(found[0], claimed, found[1]) if found else _recognise_rounds(picks, claimed)
 
 
-def _epoch_length(picks: _Picks, claimed: Sampling) -> int | None:
-    """The length of epochs in which nobody is picked twice, where coins would have picked many twice."""
+def _find_epochs(picks: _Picks, claimed: Sampling) -> tuple[_Picks, int] | None:
+    """The picks with rounds counted from the start of an epoch, and the epochs' length, where there are epochs.
+
+    Nobody is picked twice in an epoch, and coins would have picked many twice.
+    """
     if not picks.total:
         return None
     nearest = 1 / picks.rate
     lengths = [round(1 / claimed.rate), round(nearest), int(nearest), int(nearest) + 1]
     lengths += sorted(range(max(int(0.8 * nearest), 2), int(1.25 * nearest) + 2), key=lambda r: abs(r - nearest))[:60]
+    order = np.lexsort((picks.place, picks.canary))
+    times, canary = picks.numbers[picks.place[order]], picks.canary[order]
+    same = canary[1:] == canary[:-1]
+    firsts, gaps = times[:-1][same], np.diff(times)[same]
     for length in dict.fromkeys(lengths):
         if not 2 <= length <= int(picks.numbers[-1]):
             continue
-        _, per_epoch = np.unique((picks.numbers - 1) // length, return_counts=True)
-        expected = picks.canaries * float((per_epoch * (per_epoch - 1) / 2).sum()) * picks.rate**2
-        if expected > 12 and _again_in_epoch(picks, length) == 0:
-            return length
+        expected = picks.canaries * (picks.rounds / length) * (length * (length - 1) / 2) * picks.rate**2
+        if picks.rounds < length:
+            expected = picks.canaries * picks.rounds * (picks.rounds - 1) / 2 * picks.rate**2
+        start = _epoch_start(firsts[gaps < length], gaps[gaps < length], length)
+        if expected > 12 + np.log(length) and start is not None:
+            shift = (1 - start) % length
+            moved = replace(picks, numbers=picks.numbers + shift, cohort_numbers=picks.cohort_numbers + shift)
+            return moved, length
     return None
+
+
+def _epoch_start(firsts: Ints, gaps: Ints, length: int) -> int | None:
+    """A number, 1 where it can be, of the first round of an epoch, such that one starts between any two close picks."""
+    covered = np.zeros(2 * length + 1, dtype=np.int64)
+    begin = (firsts + 1) % length
+    np.add.at(covered, begin, 1)
+    np.add.at(covered, begin + gaps, -1)
+    covers = np.cumsum(covered)[: 2 * length]
+    fits = np.flatnonzero(covers[:length] + covers[length:] == len(firsts))
+    if not len(fits):
+        return None
+    return 1 if 1 % length in fits else int(fits[0])
+
+
+def _periodic(scores: Floats) -> bool:
+    """Whether returns peak at a lag of 2 or more and its multiples, far above the other lags' scatter; entry 0 is lag 1."""
+    lags = np.arange(1, len(scores) + 1)
+    best, period = 0.0, 0
+    for one in range(2, len(scores) + 1):
+        multiples = scores[one - 1 :: one]
+        if (strength := float(multiples.sum()) / sqrt(len(multiples))) > best:
+            best, period = strength, one
+    if best < 5:
+        return False
+    multiples, others = scores[period - 1 :: period], scores[lags % period != 0]
+    scatter = max(float(others[1:].std()), 1.0) / sqrt(len(multiples))  # lag 1 has a name of its own
+    return bool(multiples.mean() - others.mean() > 7 * scatter)
+
+
+def _in_bursts(picks: _Picks) -> bool:
+    """Whether rounds differ so much, and without a trend, that canaries must be picked in groups."""
+    share = picks.total / picks.rounds
+    varied = picks.rounds > 1 and float(picks.per_round.var(ddof=1)) > 3 * share * (1 - picks.rate)
+    return varied and not _drifts(picks.per_round)
 
 
 def _recognise_epochs(picks: _Picks, claimed: Sampling, length: int) -> tuple[Seen, tuple[Sampling, ...]]:
@@ -892,12 +978,18 @@ def _recognise_epochs(picks: _Picks, claimed: Sampling, length: int) -> tuple[Se
     epochs = max(-(-claimed.total_rounds // length), 1)
     allocation, shuffled = RandomAllocation(length, epochs), Shuffled(length, epochs)
     rounds = tests["rounds"]
-    if not tests["order"].passed:
+    returns, trials = _order_counts(picks, length)
+    variance = trials / length * (1 - 1 / length)
+    if not rounds.passed and _in_bursts(picks):
+        return "clumped", ()
+    if not tests["order"].passed and _periodic(_scores(returns - trials / length, variance)):
         return "repeated order", ()
-    if not tests["together"].passed or (not rounds.passed and rounds.high):
+    if not rounds.passed and rounds.high:
+        return ("changing rate" if _drifts(picks.per_round) else "clumped"), ()
+    if not tests["together"].passed or not tests["order"].passed:
         return "clumped", ()
     if not tests.get("positions", rounds).passed and rounds.passed:
-        return "other", ()
+        return "changing rate", ()
     if picks.cohorts is None:
         return ("random_allocation or shuffled", (allocation, shuffled)) if rounds.passed else ("shuffled", (shuffled,))
     cohorts = _allocation_tests(picks, allocation)[-1]
@@ -907,36 +999,57 @@ def _recognise_epochs(picks: _Picks, claimed: Sampling, length: int) -> tuple[Se
 
 
 def _recognise_rounds(picks: _Picks, claimed: Sampling) -> tuple[Seen, tuple[Sampling, ...]]:
-    tests = {test.name: test for test in [*_independent_round_tests(picks), *_poisson_cohort_tests(picks)]}
-    failed = {name for name, test in tests.items() if not test.passed}
+    own = [*_independent_round_tests(picks, picks.rate), *_poisson_cohort_tests(picks)]
+    tests = {test.name: test for test in own}
+    failed = {test.name for test in own if not test.passed}
     canaries, rounds = tests["canaries"], tests["rounds"]
-    uneven = "canaries" in failed and canaries.high
-    scores = _lag_scores(picks, max(canaries.statistic / canaries.expected, 1.0) if canaries.expected else 1.0)
-    later = scores[2:]
-    total_rounds = claimed.total_rounds
-    answer: tuple[Seen, tuple[Sampling, ...]] = ("other", ())
-    if "adjacent rounds" in failed and scores[1] > 4.5:
-        answer = ("adjacent rounds", ())
-    elif "any lag" in failed and len(later) and later.max() > 5:
-        answer = ("repeated order", ())
-    elif "rounds" in failed and rounds.high:
-        answer = ("changing rate" if _drifts(picks.per_round) else "clumped", ())
-    elif uneven:
+    # Uneven canaries return more often after any number of rounds; what matters here is whether one lag stands out.
+    ratio = max(canaries.statistic / canaries.expected, 1.0) if canaries.expected else 1.0
+    mean, variance, _ = _lag_moments(picks)
+    scores = _scores((picks.by_lag - ratio * mean)[1:], ratio * variance[1:])
+    if "rounds" in failed and _in_bursts(picks):
+        return "clumped", ()
+    if failed & {"any lag", "adjacent rounds"} and _periodic(scores):
+        return "repeated order", ()
+    if _spaced(picks.by_lag, mean):
+        return "spaced", ()
+    if "adjacent rounds" in failed and scores[0] > max(4.5, 4 * float(scores[len(scores) // 4 :].std())):
+        return "adjacent rounds", ()
+    if "rounds" in failed and rounds.high:
+        return ("changing rate" if _drifts(picks.per_round) else "clumped"), ()
+    # Uneven canaries meet more often too, in all pairs of rounds alike: by (ratio - 1) times the mean.
+    shared = ((ratio - 1) / picks.canaries) ** 2 * float((picks.per_round.astype(np.float64) ** 2).sum()) ** 2 / 2
+    if "together" in failed and tests["together"].statistic > 3 * shared:
+        return "clumped", ()
+    if "most picked" in failed or ("canaries" in failed and canaries.high):
         worst = picks.worst_rate
-        answer = ("uneven", (Poisson(worst, total_rounds),) if worst > claimed.rate else ())
-    elif "together" in failed:
-        answer = ("clumped", ())
-    elif "canaries" in failed or "adjacent rounds" in failed or "any lag" in failed:
-        answer = ("other", ())
-    elif "rounds" in failed or "same size" in failed or ("cohort sizes" in failed and not tests["cohort sizes"].high):
-        answer = ("fixed_size", (_fixed_size(picks, total_rounds),))
-    elif not failed:
-        answer = ("poisson", (Poisson(picks.rate, total_rounds),)) if picks.total else ("other", ())
-    return answer
+        return "uneven", ((Poisson(worst, claimed.total_rounds),) if worst > claimed.rate else ())
+    if "halves" in failed:
+        return "changing rate", ()
+    if failed & {"canaries", "adjacent rounds", "any lag"}:
+        return "other", ()
+    if failed & {"rounds", "same size"} or ("cohort sizes" in failed and not tests["cohort sizes"].high):
+        return "fixed_size", (_fixed_size(picks, claimed.total_rounds),)
+    if failed or not picks.total:
+        return "other", ()
+    return "poisson", (Poisson(picks.rate, claimed.total_rounds),)
+
+
+def _scores(above: Floats, variance: Floats) -> Floats:
+    """Standard scores; 0 where fewer than one return is expected, since such scores have long tails."""
+    usable = variance > 1
+    return np.where(usable, above / np.sqrt(np.where(usable, variance, 1.0)), 0.0)
+
+
+def _spaced(returns: Floats, expected: Floats) -> bool:
+    """Whether nobody returns within at least two rounds, where many would by chance."""
+    came_back = np.flatnonzero(returns[1:] > 0)
+    wait = int(came_back[0]) if len(came_back) else len(returns) - 1
+    return wait >= 2 and float(expected[1 : wait + 1].sum()) > 12
 
 
 def _drifts(counts: Ints) -> bool:
-    """Whether the canaries per round follow a trend: neighbouring tenths of the run are alike."""
+    """Whether the canaries per round follow a trend: neighbouring rounds are alike."""
     about = counts - counts.mean()
     spread = float((about**2).sum())
     return len(counts) > 3 and float((about[1:] * about[:-1]).sum()) > 4 * spread / sqrt(len(counts))
