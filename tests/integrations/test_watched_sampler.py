@@ -304,8 +304,8 @@ def test_a_row_picked_twice_counts_twice():
         errors = np.array([total @ direction for total in sums]) - times
         assert np.abs(errors).max() < 5  # the noise of 24 steps, with a standard deviation of 1
         assert abs(errors.mean()) < 4 / np.sqrt(len(errors))
-        with pytest.warns(UserWarning, match=r"picked a row more than once in 24 steps, up to \d+ times"):
-            training.audit.finish()
+    with pytest.warns(UserWarning, match=r"picked a row more than once in 24 steps, up to \d+ times"):
+        training.audit.finish()
 
 
 def test_distributed_samplers_in_one_process(tmp_path):

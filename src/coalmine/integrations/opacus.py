@@ -262,6 +262,9 @@ class _OptimizerAudit:
             return None
         return float(self._accountant.get_epsilon(self.audit.settings.delta))
 
+    def _accounted_steps(self) -> int | None:
+        return None if self._accountant is None else sum(int(part[2]) for part in self._accountant.history)
+
     def _accounted_claim(self, epsilon: float | None) -> Claim | None:
         """The claim that the accountant makes: its noise, rate and number of steps, if they were the same throughout."""
         if epsilon is None or not 0 < epsilon < math.inf or not self.audit.last_round:
@@ -269,8 +272,7 @@ class _OptimizerAudit:
         history = self._accountant.history if self._accountant is not None else []
         noise, rate, steps = min(self._noise_multipliers, default=0.0), self._probability, self.audit.last_round
         if history:
-            noise, rate = float(history[-1][0]), float(history[-1][1])
-            steps = sum(int(part[2]) for part in history)
+            noise, rate, steps = float(history[-1][0]), float(history[-1][1]), self._accounted_steps() or 0
         if len({(part[0], part[1]) for part in history}) > 1 or not noise:
             return None
         return Claim(
@@ -413,6 +415,12 @@ class _OptimizerAudit:
             warnings.append(
                 f"these parameters received noise although their gradient was 0 in every step: {zero}; to keep them fixed, "
                 "set requires_grad=False before make_private"
+            )
+        counted = self._accounted_steps()
+        if isinstance(self._draw, _Riders) and counted not in (None, self.audit.last_round):
+            warnings.append(
+                f"the accountant counted {count_of(counted, 'step')}, and the audit observed {self.audit.last_round}; "
+                "restore the accountant with the model after a restart, and audit from the first step"
             )
         if isinstance(self._draw, _Riders) and self._draw.steps_with_repeats:
             warnings.append(
