@@ -229,11 +229,55 @@ def test_gathered_batches_are_one_step():
 
 
 def test_evaluation_on_the_same_loader_is_not_a_step():
+    """Before an epoch or in the middle of one, a whole pass or a look at one batch; also under BatchMemoryManager."""
     training = Training(poisson=False, shuffle=True)
     for _ in range(2):
         assert len(list(training.loader)) == 6
         training.epoch()
+    for batch in training.loader:
+        next(iter(training.loader))
+        training.backward(*batch)
+        list(training.loader)
+        training.step()
+    manager = BatchMemoryManager(data_loader=training.loader, max_physical_batch_size=10, optimizer=training.optimizer)
+    with manager as smaller:
+        for batch in smaller:
+            training.backward(*batch)
+            next(iter(training.loader))
+            training.step()
+    assert len(training.expected) == 24
     training.check()
+
+
+def test_two_passes_at_once_are_an_error():
+    """Batches of one size, and nothing says which pass the loop trains on."""
+    training = Training(poisson=False, shuffle=True)
+    beside = iter(training.loader)
+    next(beside)
+    with pytest.raises(ValueError, match="batches of 20, 20; take a step for every batch"):
+        training.epoch()
+    training = Training(poisson=False, shuffle=True)
+    beside = iter(training.loader)
+    next(beside)
+    with (
+        BatchMemoryManager(
+            data_loader=training.loader, max_physical_batch_size=20, optimizer=training.optimizer
+        ) as smaller,
+        pytest.raises(ValueError, match="batches of 20, 20; take a step for every batch"),
+    ):
+        training.epoch(smaller)
+
+
+def test_the_loop_may_take_single_batches():
+    training = Training(poisson=False, shuffle=True)
+    for _ in range(3):
+        training.backward(*next(iter(training.loader)))
+        training.step()
+    training.check()
+    first, _ = next(iter(training.loader)), next(iter(training.loader))
+    training.backward(*first)
+    with pytest.raises(ValueError, match="batches of 20, 20; take a step for every batch"):
+        training.step()
 
 
 def test_a_batch_that_the_loop_leaves_out_is_known_by_its_size():

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from coalmine.checks import count_of, shown
 
 Rows = npt.NDArray[np.int64]
+MOST_NAMED = 8  # batch sizes in an error
 
 
 class _Batch(NamedTuple):
@@ -26,10 +27,14 @@ class _Batch(NamedTuple):
 
 
 class _Pass:
-    """One pass over the loader: the batches that its sampler picked and the loop has not got yet."""
+    """One pass over the loader: the batches that its sampler picked and the loop has not got yet.
+
+    It is `open` until it ends or nobody holds it any more.
+    """
 
     def __init__(self) -> None:
         self.picked: deque[_Batch] = deque()
+        self.open = True
 
 
 class PickedRows:
@@ -60,7 +65,7 @@ class PickedRows:
 
     def note_signal(self, *, ends_step: bool) -> None:
         """Take the message that the batch just picked by BatchMemoryManager ends a step, or does not."""
-        if self._foreign is None:
+        if self._foreign is None or not self._foreign.open:
             return  # the loop's own message, about batches that this loader delivers
         ahead = self._loader.num_workers * (self._loader.prefetch_factor or 0)
         if self._signals_waiting() > ahead + 1:
@@ -68,40 +73,35 @@ class PickedRows:
                 "BatchMemoryManager gave a batch without a step for the one before it; call optimizer.step() for every "
                 "batch, also for an empty one"
             )
-        if ends_step:
+        if ends_step and self._foreign.picked:
             self._whole.append(self._foreign.picked.popleft())
 
     def of_step(self, examples: int) -> Rows:
         """The rows in the step that holds the gradients of so many examples; a row picked twice is there twice."""
+        delivered, self._delivered = self._delivered, []
         if self._whole:
             batch = self._whole.popleft()
-            if batch.examples != examples:
-                raise self._out_of_step([batch], examples)
+            rivals = [other for taken, other in delivered if taken.open]  # of a pass beside BatchMemoryManager's
+            if batch.examples != examples or rivals:
+                raise _out_of_step([batch, *rivals], examples)
             return batch.rows
-        delivered, self._delivered = self._delivered, []
+        if self._foreign is not None and self._foreign.open and self._foreign.picked:
+            raise ValueError(
+                "another loader than data_loader gives the batches, so nobody knows which of them is in a step; loop over "
+                "data_loader itself or over BatchMemoryManager's"
+            )
         if not delivered:
-            raise self._nothing_delivered()
-        used = self._used(delivered, examples)
-        return np.concatenate([batch.rows for batch in used])
-
-    def _used(self, delivered: list[tuple[_Pass, _Batch]], examples: int) -> list[_Batch]:
-        """The batches whose gradients are in the step: all since the last step, or the last ones where that is certain."""
-        every = [batch for _, batch in delivered]
-        if _total(every) == examples:
-            return every
-        recent = [batch for taken, batch in delivered if taken is delivered[-1][0]]  # the loop started anew
-        if _total(recent) == examples:
-            return recent
-        last = [recent[i:] for i in range(len(recent)) if _total(recent[i:]) == examples]
-        first = any(_total(recent[:i]) == examples for i in range(1, len(recent)))
-        if not last or first:  # the loop may have skipped batches, or fetched some in advance
-            raise self._out_of_step(recent, examples)
-        return last[0]
+            raise ValueError(
+                "data_loader gave no batch for this step; it must be the loader that make_private returned and that the "
+                "loop uses, and every step needs a batch of its own"
+            )
+        return np.concatenate([batch.rows for batch in _used(delivered, examples)])
 
     def _deliver(self, start: Callable[[], Iterator[Any]]) -> "_Deliveries":
         """A pass of the loader itself."""
-        self._start_anew()
-        self._foreign, self._opening = None, _Pass()
+        if self._foreign is not None and not self._foreign.open:
+            self._check_left_early()
+        self._opening = _Pass()
         try:
             return _Deliveries(start(), self._opening, self._delivered_one)
         finally:
@@ -113,27 +113,31 @@ class PickedRows:
         self._delivered.append((taken, taken.picked.popleft()))
 
     def _pick(self, start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """A pass of the batch sampler."""
+        """A pass of the batch sampler, for this loader or for another one."""
         taken = self._opening
         if taken is None:
-            self._start_anew()
+            self._check_left_early()
             taken = self._foreign = _Pass()
+            self._whole.clear()
         return self._picked(start(), taken)
 
     def _picked(self, batches: Iterator[Any], taken: _Pass) -> Iterator[Any]:
-        for batch in batches:
-            rows = self._checked_rows(batch)
-            taken.picked.append(_Batch(rows, max(rows.size, 1) if self._fills_empty else rows.size))
-            yield batch
+        try:
+            for batch in batches:
+                rows = self._checked_rows(batch)
+                taken.picked.append(_Batch(rows, max(rows.size, 1) if self._fills_empty else rows.size))
+                yield batch
+        finally:
+            if taken is self._foreign:
+                taken.open = False
 
-    def _start_anew(self) -> None:
-        """Forget the batches of a pass that the loop left early. Opacus does not forget its own messages about them."""
+    def _check_left_early(self) -> None:
+        """A loop may leave early; but Opacus does not forget the messages about batches that workers had fetched."""
         if self._foreign is not None and self._signals_waiting():
             raise ValueError(
                 "the loop left BatchMemoryManager early, when workers had fetched more batches, so Opacus would mix the "
                 "batches of different steps; go through BatchMemoryManager to its end, or use a loader without workers"
             )
-        self._whole.clear()
 
     def _checked_rows(self, batch: Any) -> Rows:
         rows = np.asarray(batch.tolist() if hasattr(batch, "tolist") else list(batch))
@@ -142,24 +146,6 @@ class PickedRows:
         if rows.ndim != 1 or rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= self.count:
             raise ValueError(f"the batch sampler must pick rows among 0..{self.count - 1}, got {shown(batch)}")
         return rows.astype(np.int64)
-
-    def _nothing_delivered(self) -> ValueError:
-        if self._foreign is not None and self._foreign.picked:
-            return ValueError(
-                "another loader than data_loader gives the batches, so nobody knows which of them is in a step; loop over "
-                "data_loader itself or over BatchMemoryManager's"
-            )
-        return ValueError(
-            "data_loader gave no batch for this step; it must be the loader that make_private returned and that the loop "
-            "uses, and every step needs a batch of its own"
-        )
-
-    def _out_of_step(self, batches: list[_Batch], examples: int) -> ValueError:
-        sizes = ", ".join(str(batch.examples) for batch in batches)
-        return ValueError(
-            f"a step holds the gradients of {count_of(examples, 'example')}, but the data loader gave it batches of "
-            f"{sizes}; take a step for every batch before you fetch the next one, or leave data_loader out"
-        )
 
 
 class _Deliveries:
@@ -172,9 +158,16 @@ class _Deliveries:
         return self
 
     def __next__(self) -> Any:
-        batch = next(self._batches)
+        try:
+            batch = next(self._batches)
+        except BaseException:
+            self._taken.open = False
+            raise
         self._tell(self._taken)
         return batch
+
+    def __del__(self) -> None:
+        self._taken.open = False
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]
@@ -222,6 +215,34 @@ def _extend(thing: Any, passing: Callable[[Callable[[], Iterator[Any]]], Any]) -
 
 def _is_watched(thing: Any) -> bool:
     return "_picked_rows" in vars(type(thing))
+
+
+def _used(delivered: list[tuple[_Pass, _Batch]], examples: int) -> list[_Batch]:
+    """The batches whose gradients are in the step: all since the last step, or those that are certain.
+
+    Batches of a pass that is over were looked at and not trained on. In the pass that goes on, the loop may have left out
+    the first ones. But if it may as well have fetched the last ones in advance, nothing is certain.
+    """
+    every = [batch for _, batch in delivered]
+    if _total(every) == examples:
+        return every
+    going_on = [(taken, batch) for taken, batch in delivered if taken.open]
+    batches = [batch for _, batch in going_on]
+    last = [batches[i:] for i in range(len(batches)) if _total(batches[i:]) == examples]
+    first = any(_total(batches[:i]) == examples for i in range(1, len(batches)))
+    passes = {id(taken) for taken, _ in going_on}
+    if not last or (_total(batches) != examples and (first or len(passes) > 1)):
+        raise _out_of_step(every, examples)
+    return last[0]
+
+
+def _out_of_step(batches: list[_Batch], examples: int) -> ValueError:
+    sizes = ", ".join(str(batch.examples) for batch in batches[-MOST_NAMED:])
+    before = "… " if len(batches) > MOST_NAMED else ""
+    return ValueError(
+        f"a step holds the gradients of {count_of(examples, 'example')}, but the data loader gave it batches of "
+        f"{before}{sizes}; take a step for every batch before you fetch the next one, or leave data_loader out"
+    )
 
 
 def _total(batches: list[_Batch]) -> int:
