@@ -48,7 +48,7 @@ class NoiseSignal:
         bias = _mean_factor(dof) / _mean_factor(self.round_dof)
         spread = (self.round_dof / max(self.round_dof - 2, 0.5)) / (dof / max(dof - 2, 0.5))
         root = math.sqrt(self.weight / (spread * bias * bias))
-        return float(1 - nctdtr(dof, claimed * root, self.beta * bias * root))
+        return 1 - _noncentral_t(self.beta * bias * root, dof, claimed * root)
 
     def interval(self, confidence: float) -> tuple[float, float]:
         """The values of 1/z that the scores do not exclude, none below 0."""
@@ -67,6 +67,14 @@ class NoiseSignal:
         count = max(sum(s.observed.size for s in groups) - 1, 1)
         limit = math.sqrt(_f_quantile(count, self.dof, EVEN_LEVEL) * self.round_dof / max(self.round_dof - 2, 0.5))
         return math.sqrt(square / count), limit
+
+
+def _noncentral_t(value: float, dof: float, shift: float) -> float:
+    """The distribution function of noncentral t; far in its lower tail, where scipy has NaN, Johnson and Welch's (1940)."""
+    found = float(nctdtr(dof, shift, value))
+    if not math.isnan(found):
+        return found
+    return float(ndtr((value * (1 - 1 / (4 * dof)) - shift) / math.sqrt(1 + value**2 / (2 * dof))))
 
 
 def _f_quantile(count: float, dof: float, level: float) -> float:
