@@ -225,7 +225,8 @@ def _range(v: "Verdict") -> str:
 
 
 def _sampler(v: "Verdict") -> str:
-    return f"the sampler does not do what is claimed: {v.seen} ({v.test}, p = {v.p_value:.1g})"
+    like = f", as in {v.seen_scheme}" if v.seen_scheme else ""
+    return f"the sampler does not do what is claimed: {v.seen}{like} ({v.test}, p = {v.p_value:.1g})"
 
 
 def _unclear_sampler(v: "Verdict") -> str:
