@@ -308,7 +308,7 @@ def report(outcome: "RunOutcome", directory: Path, *, page: bool, as_json: bool,
 def _print_outcome(outcome: "RunOutcome", *, quiet: bool) -> None:
     """Print the key figures, one row per adversary, the verdict, its coverage and notes; if quiet, table and verdict."""
     from coalmine.report.sentences import shortened
-    from coalmine.report.summary import coverage_lines, folded_line, gauge_lines, key_figures
+    from coalmine.report.summary import coverage_lines, folded_line, gauge_lines, key_figures, legs_of
     from coalmine.report.table_rows import row_warnings
     from coalmine.report.trainer_entries import note_lines
 
@@ -325,7 +325,8 @@ def _print_outcome(outcome: "RunOutcome", *, quiet: bool) -> None:
     lines = [f"{line}; the rows are in result.json" for line in [folded_line(result)] if line]
     lines += row_warnings(result)
     passed = result.verdict is not None and result.verdict.outcome == "PASS"
-    lines += [*verdict, *(["this PASS covers only what was checked:"] if passed else []), *coverage_lines(result)]
+    lines += [*verdict, *(leg.line for leg in legs_of(result))]
+    lines += [*(["this PASS covers only what was checked:"] if passed else []), *coverage_lines(result)]
     for line in [*lines, *gauge_lines(result), *_notes(outcome), *note_lines(result)]:
         print_line(line)
 

@@ -181,6 +181,7 @@ def _view(run: Run) -> dict[str, Any]:
         "folded_rows": folded_rows(result),
         "folded_line": folded_line(result),
         "verdicts": {row.rung: rung_verdict(result, row.rung) for row in rows},
+        "legs": [leg.line for leg in legs_of(result)],
         "steps": next_steps(run),
         "commands": [*again, f"coalmine verify {where} --seed-file SEED", f"coalmine report {where}"],
     }

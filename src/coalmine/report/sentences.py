@@ -26,11 +26,11 @@ GLOSSARY = {
     "observed": "Canaries that took part in training.",
     "unobserved": "Canaries that took no part: they show what an absent one scores.",
     "presentations": "In how many rounds a canary took part. More rounds give more away.",
-    "adversary": "An attacker, named for what they get to see. Each in the list sees more than the one before.",
+    "adversary": "An attacker, named for what they get to see. The list goes from weak to strong.",
     "score": "How strongly a canary is present in what the attacker sees: its cosine with it, in units of the spread that "
     "an absent canary would have.",
     "estimate": "The most likely ε, from a normal law fitted to the scores. It may lie above or below the true one: an "
-    "estimate is never a bound.",
+    "estimate is never a bound. That of unknown-round is the accountant's ε at the measured noise.",
     "heuristic": "A number that does not have its stated coverage. Shown for comparison with the literature.",
     "valid bound": "The true ε of this attack is at least as large, with the stated confidence, under the assumptions "
     "stated beside it.",
