@@ -1,6 +1,5 @@
 """Unpacking of untrusted archives: no path outside the folder, no links, and a limit on the bytes written."""
 
-import lzma
 import os
 import shutil
 import tarfile
@@ -11,7 +10,6 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Protocol
 
 CHUNK = 1 << 20
-MEMORY = 1 << 30  # that an LZMA file may ask for
 ENTRIES = 100_000  # that an archive may have
 
 Progress = Callable[[int], None]  # bytes written so far
@@ -26,16 +24,16 @@ class Content(Protocol):
 def unpack(
     archive: Path, folder: Path, *, wanted: tuple[str, ...], limit: int, progress: Progress = lambda done: None
 ) -> None:
-    """Put the files `wanted` from an archive into `folder`: all of them, or none.
+    """Put the files `wanted` from a .tar.bz2 archive into `folder`: all of them, or none.
 
-    The kind follows from the name: .tar.bz2 holds several files, .lzma holds one. An archive with a path that leads
-    outside, a link or a device is rejected as a whole, even where that entry is not wanted.
+    An archive with a path that leads outside, a link or a device is rejected as a whole, even where that entry is not
+    wanted.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as draft, _named_errors(archive):
         found = set()
         budget = _Budget(archive.name, limit, progress)
-        for name, size, content in _members(archive, wanted):
+        for name, size, content in _members(archive):
             budget.announce(size)
             if name in wanted and content is not None:
                 _write(Path(draft) / name, content, budget)
@@ -68,21 +66,8 @@ class _Budget:
             raise ValueError(f"{self.archive} unpacks to more than {self.limit:,} bytes, so it is rejected")
 
 
-def _members(archive: Path, wanted: tuple[str, ...]) -> Iterator[tuple[str, int, Content | None]]:
+def _members(archive: Path) -> Iterator[tuple[str, int, Content | None]]:
     """Each regular file of an archive: its own name, the size that the archive states, its content."""
-    name = archive.name
-    if not archive.stat().st_size:
-        raise EOFError("it is empty")
-    if name.endswith(".tar.bz2"):
-        yield from _tar_members(archive)
-    elif name.endswith(".lzma"):
-        with archive.open("rb") as packed:
-            yield wanted[0], 0, _Lzma(packed)
-    else:
-        raise ValueError(f"{name} is not a known kind of archive: .tar.bz2 or .lzma")
-
-
-def _tar_members(archive: Path) -> Iterator[tuple[str, int, Content | None]]:
     with tarfile.open(archive, "r|bz2") as tar:
         for number, member in enumerate(tar):
             name = _safe_name(archive, member.name, number)
@@ -102,23 +87,6 @@ def _safe_name(archive: Path, path: str, number: int) -> str:
     return posix.name
 
 
-class _Lzma:
-    """The content of an .lzma file, decompressed within a memory limit."""
-
-    def __init__(self, packed: Content) -> None:
-        self._packed = packed
-        self._decompressor = lzma.LZMADecompressor(memlimit=MEMORY)
-
-    def read(self, size: int = CHUNK, /) -> bytes:
-        while not self._decompressor.eof:
-            packed = self._packed.read(CHUNK) if self._decompressor.needs_input else b""
-            if self._decompressor.needs_input and not packed:
-                raise EOFError("the file ends too early")
-            if content := self._decompressor.decompress(packed, max_length=size):
-                return content
-        return b""
-
-
 def _write(path: Path, content: Content, budget: _Budget) -> None:
     with path.open("wb") as output:
         while chunk := content.read(CHUNK):
@@ -132,7 +100,7 @@ def _write(path: Path, content: Content, budget: _Budget) -> None:
 def _named_errors(archive: Path) -> Iterator[None]:
     try:
         yield
-    except (EOFError, lzma.LZMAError, tarfile.TarError) as error:
+    except (EOFError, tarfile.TarError) as error:
         raise ValueError(f"{archive} cannot be unpacked ({error}); fetch it again") from None
     except OSError as error:
         if error.errno is None:  # bz2 raises a plain OSError
