@@ -278,7 +278,7 @@ def test_clients_and_canaries_declare_no_more_than_the_cap():
             rounds=2,
             canaries=CanarySettings(count=10),
             task=TaskSettings(max_examples_per_client=cap),
-            engine=EngineSettings(workers=1, threads=1),
+            engine=EngineSettings(jobs=1, threads=1),
         )
         declared.clear()
         simulate(config, steps=Steps(weigh=weigh))

@@ -98,7 +98,7 @@ class Watcher:
         path = self.path / "audit" / "rounds.log"
         if not path.exists():
             return 0
-        mapped = map_rounds(path)
+        mapped = map_rounds(path, checked=False)
         last = max(mapped.numbers, default=0)
         started = time.monotonic()
         if last == self._seen or started < self._next:
