@@ -95,10 +95,10 @@ def test_a_runs_name_is_its_config_and_not_its_machine():
 @pytest.mark.parametrize("scale", ["small", "paper"])
 def test_experiments_share_the_runs_that_coincide(tmp_path, scale):
     asked = options(tmp_path, scale=scale)
-    tables = {run.name for run in emnist.plan(asked)}
+    tables = {run.name for run in emnist.EXPERIMENT.plan(asked)}
     assert tables < {run.name for run in beyond.plan(asked)}
     if scale == "paper":
-        shared = {run.name for run in stackoverflow.plan(asked)} & {run.name for run in accuracy.plan(asked)}
+        shared = {run.name for run in stackoverflow.EXPERIMENT.plan(asked)} & {run.name for run in accuracy.plan(asked)}
         assert len(shared) == 1  # without noise, with canaries
 
 

@@ -111,11 +111,6 @@ def one_of_two(failing: float) -> float:
     return -math.expm1(math.log1p(-failing) / 2)
 
 
-def log_band(upper_bounds: "Band", count: int, failing: float) -> Floats:
-    """log upper bounds on an error rate, for 0, …, count errors among `count` scores."""
-    return log_rates(upper_bounds, np.arange(count + 1), count, failing)
-
-
 def log_rates(upper_bounds: "Band", errors: Counts, count: int, failing: float) -> Floats:
     """log upper bounds on an error rate, for each of these numbers of errors among `count` scores."""
     some = np.minimum(errors, count - 1)

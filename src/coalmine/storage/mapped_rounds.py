@@ -35,11 +35,6 @@ class Rounds:
     def as_log(self) -> RoundLog:
         return cast(RoundLog, self)
 
-    def until(self, number: int) -> "Rounds":
-        """The run as it stood after round `number`, its final model unknown."""
-        kept = tuple(item for item in self.kept if item.number <= number)
-        return Rounds(kept, None, tuple(seen for seen in self.numbers if seen <= number))
-
     def thinned(self, settings: Settings, *, most: int, least: int | None = None) -> tuple["Rounds", Settings]:
         """With fewer unobserved canaries, so that a pass over the rounds reads about `most` numbers.
 
