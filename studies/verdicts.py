@@ -21,8 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from coalmine.audit.claim import Claim
 from coalmine.audit.ladder import Scores
-from coalmine.audit.verdict import Claim, Evidence, judge
+from coalmine.audit.verdict import Evidence, judge
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
 from coalmine.estimators.null import CosineNull

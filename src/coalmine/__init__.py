@@ -3,10 +3,11 @@
 import logging
 
 from coalmine.audit.audit import Audit
+from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.one_release import GaussianMechanismAudit, audit_gaussian_mechanism
 from coalmine.audit.result import AuditResult
-from coalmine.audit.verdict import Claim, Verdict
+from coalmine.audit.verdict import Verdict
 from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.estimators.all_iterates import estimate_from_iterates
 from coalmine.estimators.amplification import shuffled_epsilon, subsampled_epsilon

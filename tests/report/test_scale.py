@@ -6,9 +6,9 @@ import time
 import numpy as np
 import pytest
 
+from coalmine.audit.claim import Claim
 from coalmine.audit.derivation import derive_result
 from coalmine.audit.schedule import spread_schedule
-from coalmine.audit.verdict import Claim
 from coalmine.report import write_report
 from coalmine.storage.record import checked_settings
 from coalmine.storage.rounds_file import Final, Round

@@ -11,6 +11,7 @@ from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.derivation import derive_result
 from coalmine.audit.ladder import RUNGS
@@ -23,7 +24,7 @@ from coalmine.audit.noise_law import (
     resolution_of,
 )
 from coalmine.audit.result import AuditResult
-from coalmine.audit.schedule import Indices, sample_canaries, schedule_key, spread_schedule
+from coalmine.audit.schedule import Indices, canary_schedule, sample_canaries, schedule_key
 from coalmine.audit.vectors import (
     LONGEST,
     SHORTEST,
@@ -36,7 +37,6 @@ from coalmine.audit.vectors import (
     on_gpu,
     vector_norm,
 )
-from coalmine.audit.verdict import Claim
 from coalmine.audit.views import SMALLEST
 from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.canaries.base import usable
@@ -44,6 +44,7 @@ from coalmine.canaries.rotation_numpy import stay_in_one_thread
 from coalmine.canaries.secret import SecretBytes, secret_seed
 from coalmine.checks import Floats, one_number, positive_array, shown, whole_number
 from coalmine.estimators.correlated import CorrelatedNoise
+from coalmine.estimators.sampling import Sampling
 from coalmine.storage import audit_snapshot
 from coalmine.storage.one_writer import OneWriter, refuse_copy
 from coalmine.storage.record import Commitment, Settings, Statement, checked_settings, is_guessable
@@ -78,17 +79,17 @@ class Audit:
     never do, and show what an absent canary scores; unobserved canary j borrows the rounds of observed canary j modulo
     `canaries`. `seed` makes them all and is a secret until the run is over; the audit publishes a commitment to it.
 
-    `rounds` and `presentations` are for `canaries_in_round`: each canary in `presentations` rounds, one in each of as
-    many periods; a sequence makes groups. `momentum` is the server's, and is undone where rounds are compared. `noise`
-    says how the noise of rounds is correlated: a TreeNoise or a BandedNoise of `coalmine.estimators.correlated`: the
-    attacker of known-others then whitens it. `layers`,
-    names and sizes, give gauges of their own. `scores` are attacks of your own: each is called in every round as
-    attack(round_number, model_delta, canaries, previous) and returns a score for every canary, observed first; `previous`
-    is what it returned the round before, None at first. With a `directory` every round is on disk at once, and an audit
-    made again with the same arguments goes on where that directory ends. A `claim` given here is committed to before round 1
-    and judged by `result`; of one that is given only there nobody can verify that it was made in advance. A `deferred` audit
-    measures a round beside whatever comes next, on its GPU or in a thread, and records it when the next round comes, or on
-    `flush`.
+    `rounds` and `presentations` are for `canaries_in_round`: each canary in `presentations` rounds, one in each of as many
+    periods; a sequence makes groups. `sampling`, a Poisson or another scheme, stands in their place where nobody knows who
+    takes part in which round: `canaries_in_round` follows it, and `result` has the rung unknown-round. `momentum` is the
+    server's, and is undone where rounds are compared. `noise` says how the noise of rounds is correlated: a TreeNoise or a
+    BandedNoise of `coalmine.estimators.correlated`: the attacker of known-others then whitens it. `layers`, names and
+    sizes, give gauges of their own. `scores` are attacks of your own: each is called in every round as attack(round_number,
+    model_delta, canaries, previous) and returns a score for every canary, observed first; `previous` is what it returned
+    the round before, None at first. With a `directory` every round is on disk at once, and an audit made again with the
+    same arguments goes on where that directory ends. A `claim` given here is committed to before round 1 and judged by
+    `result`; of one that is given only there nobody can verify that it was made in advance. A `deferred` audit measures a
+    round beside whatever comes next, on its GPU or in a thread, and records it when the next round comes, or on `flush`.
 
     >>> audit = Audit(dim=10_000, canaries=1_000, seed=b"a secret", delta=1e-6, rounds=2)
     >>> rng = np.random.default_rng(0)
@@ -113,6 +114,7 @@ class Audit:
         presentations: int | Sequence[int] = 1,
         momentum: float = 0.0,
         noise: CorrelatedNoise | None = None,
+        sampling: Sampling | None = None,
         layers: Sequence[tuple[str, int]] | None = None,
         scores: Mapping[str, Attack] | None = None,
         directory: "RunDirectory | Path | str | None" = None,
@@ -131,11 +133,12 @@ class Audit:
             momentum=momentum,
             layers=layers,
             noise=noise,
+            sampling=sampling,
         )
         checked_attacks(scores)  # validate before creating the directory
         home = directory if isinstance(directory, RunDirectory) or directory is None else RunDirectory(Path(directory))
         promised = Claim.of(claim)
-        stated = None if promised is None else vars(promised)
+        stated = None if promised is None else promised.to_dict()
         statement = Statement(claim=stated, demonstration=is_guessable(seed))
         if home is None:
             commitment = Commitment.to(seed, settings, statement)
@@ -170,7 +173,7 @@ class Audit:
         self._before: _Before | None = None
         self._last_sum: tuple[list[int], Any] | None = None
         self._deferred = False
-        self._claim = None if statement.claim is None else Claim(**statement.claim)
+        self._claim = None if statement.claim is None else Claim.from_dict(statement.claim)
         self._pending: _Pending | None = None
         self._beside: ThreadPoolExecutor | None = None
         self._finisher: Callable[..., AuditResult] | None = None
@@ -223,20 +226,19 @@ class Audit:
         return self._pending.number if self._pending else max(self._log.numbers, default=0)
 
     @cached_property
-    def _schedule(self) -> list[Indices]:
-        settings = self.settings
-        if settings.rounds is None:
-            raise ValueError("canaries_in_round needs to know how many rounds there are: give Audit(…, rounds=)")
-        return spread_schedule(
-            settings.canaries, rounds=settings.rounds, presentations=settings.presentations, key=self._key
-        )
+    def _schedule(self) -> Callable[[int], Indices]:
+        return canary_schedule(self.settings, self._key)
 
     def canaries_in_round(self, round_number: int) -> Indices:
-        """The canaries that take part in a round, counted from 1, when their rounds are spread over the run."""
-        number = whole_number("round_number", round_number, minimum=1)
-        if number > len(self._schedule):
-            raise ValueError(f"round_number must be at most rounds = {len(self._schedule)}, got {number}")
-        return self._schedule[number - 1]
+        """The canaries that take part in a round, counted from 1: by `sampling`, or spread over the run without it."""
+        number, rounds = whole_number("round_number", round_number, minimum=1), self.settings.rounds
+        if rounds is None:
+            raise ValueError(
+                "canaries_in_round needs to know how many rounds there are: give Audit(…, rounds=) or sampling="
+            )
+        if number > rounds:
+            raise ValueError(f"round_number must be at most rounds = {rounds}, got {number}")
+        return self._schedule(number)
 
     def sampled_canaries(self, round_number: int, sampling_probability: float) -> Indices:
         """The canaries that take part in a round under Poisson sampling: the same whenever it is asked."""
@@ -275,13 +277,15 @@ class Audit:
         noise_std: float | None = None,
         clip_norm: float | None = None,
         scale: float = 1.0,
+        participants: int | None = None,
     ) -> None:
         """Record what a round released (Algorithm 3): the noised average, before the server's optimiser.
 
         `others` is the clipped sum of the real clients without noise, `noise_std` the noise's stated standard deviation and
         `clip_norm` the most that one client adds, all three in the units of `model_delta`: divided by the same n. Without
         `clip_norm` the audit measures how much a canary adds, which is less precise. `scale` is how many times longer than
-        the clip norm the canaries were when they entered your clip; above 1, the clip is audited too. A delta of zeros is
+        the clip norm the canaries were when they entered your clip; above 1, the clip is audited too. `participants` is how
+        many clients took part, canaries included: cohort sizes tell fixed-size sampling from Poisson. A delta of zeros is
         recorded as a skipped round. After an error nothing is recorded.
         """
         number = whole_number("round_number", round_number, minimum=1)
@@ -302,6 +306,7 @@ class Audit:
             "clip_declared": clip_norm is not None,
             "noise_std": None if noise_std is None else _noise_std(noise_std),
             "scale": _usable_size("scale", scale),
+            "participants": None if participants is None else _cohort_size(participants, len(indices)),
         }
         self.flush()
         order = (
@@ -690,6 +695,13 @@ def _noise_std(value: float) -> float | None:
     if number < 0:
         raise ValueError(f"noise_std must be at least 0, got {number}")
     return _usable_size("noise_std", number) if number else None  # no noise was claimed: there is nothing to gauge
+
+
+def _cohort_size(participants: int, canaries: int) -> int:
+    number = whole_number("participants", participants, minimum=0)
+    if number < canaries:
+        raise ValueError(f"participants must count the {canaries} canaries of the round too, got {number}")
+    return number
 
 
 def _usable_size(name: str, value: float) -> float:

@@ -8,15 +8,17 @@ from typing import Any
 
 from msgspec import convert
 
+from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.gauge import Gauge
-from coalmine.audit.verdict import NO_VERDICT, Claim, Verdict
+from coalmine.audit.verdict import NO_VERDICT, Verdict
 from coalmine.checks import count_of, shown
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.estimators.intervals import Interval
 from coalmine.storage.record import SCHEMA_VERSION, Settings
 
 CONFIDENCE = 0.95
+OF_CLAIM = ("sensitivity", "sampling", "noise_multiplier", "sampler_observed")  # in result.json where a claim has them
 ON_TOP = ("dim", "delta", "canaries", "unobserved", "kind")  # settings that stand beside the numbers in result.json
 
 
@@ -144,8 +146,8 @@ class AuditResult:
 
     def to_dict(self) -> dict[str, Any]:
         """As docs/result.schema.json has it; inf and NaN are still floats here."""
-        sensitivity = None if self.claim is None else self.claim.sensitivity
-        accounted = {} if sensitivity is None else {"claim_sensitivity": sensitivity}
+        claim = {} if self.claim is None else self.claim.to_dict()
+        accounted = {f"claim_{name}": claim[name] for name in OF_CLAIM if claim.get(name)}
         plan = {name: value for name, value in self.settings.to_dict().items() if name not in ON_TOP}
         return {**self.extra, **accounted} | {
             "schema_version": SCHEMA_VERSION,
@@ -279,7 +281,7 @@ def _result_of(values: Mapping[str, Any]) -> AuditResult:
     adversaries = _mapping(values["adversaries"])
     known = {
         *AuditResult(settings=_EMPTY, rounds=0, skipped=0, adversaries={}, gauges=()).to_dict(),
-        "claim_sensitivity",
+        *(f"claim_{name}" for name in OF_CLAIM),
     }
     return AuditResult(
         settings=Settings.from_dict({**{name: values[name] for name in ON_TOP}, **_mapping(values["plan"])}),
@@ -306,12 +308,21 @@ _EMPTY = Settings(dim=2, canaries=1, unobserved=1, delta=0.5)
 def _claim(values: Mapping[str, Any]) -> Claim | None:
     if values["claimed_epsilon"] is None:
         return None
-    return Claim(
-        epsilon=convert(values["claimed_epsilon"], float),
-        accounting=values["claim_accounting"],
-        participations=convert(values["claim_participations"], int | None),
-        sensitivity=_maybe(values.get("claim_sensitivity")),
+    claim = Claim.from_dict(
+        {
+            "epsilon": convert(values["claimed_epsilon"], float),
+            "participations": convert(values["claim_participations"], int | None),
+            "sensitivity": _maybe(values.get("claim_sensitivity")),
+            "sampling": values.get("claim_sampling"),
+            "noise_multiplier": _maybe(values.get("claim_noise_multiplier")),
+            "sampler_observed": convert(values.get("claim_sampler_observed", False), bool),
+        }
     )
+    if values["claim_accounting"] != claim.accounting:
+        raise ValueError(
+            f"claim_accounting is {shown(values['claim_accounting'])} for a claim that is {claim.accounting}"
+        )
+    return claim
 
 
 def _verdict(values: Mapping[str, Any]) -> Verdict | None:

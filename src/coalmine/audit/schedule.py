@@ -2,13 +2,14 @@
 
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.storage.record import presentation_counts, seed_bytes
+from coalmine.estimators.sampling import FixedSize, Poisson, RandomAllocation, Sampling, Shuffled
+from coalmine.storage.record import Settings, presentation_counts, seed_bytes
 
 Indices = npt.NDArray[np.int32]
 
@@ -16,6 +17,15 @@ Indices = npt.NDArray[np.int32]
 def schedule_key(seed: SupportsIndex | bytes) -> bytes:
     """What the canaries' rounds follow from."""
     return hashlib.sha256(seed_bytes(seed)).digest()
+
+
+def canary_schedule(settings: Settings, key: bytes) -> Callable[[int], Indices]:
+    """The canaries of each round, counted from 1, as an audit with these settings plans them."""
+    assert settings.rounds is not None
+    if settings.sampling is not None:
+        return sampled_schedule(settings.canaries, settings.sampling, key=key)
+    rows = spread_schedule(settings.canaries, rounds=settings.rounds, presentations=settings.presentations, key=key)
+    return lambda number: rows[number - 1]
 
 
 def spread_schedule(count: int, *, rounds: int, presentations: int | Sequence[int], key: bytes) -> list[Indices]:
@@ -39,11 +49,47 @@ def spread_schedule(count: int, *, rounds: int, presentations: int | Sequence[in
     return [np.array(sorted(row), dtype=np.int32) for row in rows]
 
 
+def sampled_schedule(count: int, sampling: Sampling, *, key: bytes) -> Callable[[int], Indices]:
+    """The canaries of a round, counted from 1, as somebody who joins by this scheme is drawn. It follows from `key`."""
+    if isinstance(sampling, Poisson):
+        return lambda number: sample_canaries(count, sampling.probability, round_number=number, key=key)
+    if isinstance(sampling, FixedSize):
+        return lambda number: _sized_canaries(count, sampling, round_number=number, key=key)
+    if isinstance(sampling, Shuffled):
+        rows = spread_schedule(count, rounds=sampling.total_rounds, presentations=sampling.epochs, key=key)
+    else:
+        rows = _allocated(count, sampling, key=key)
+    return lambda number: rows[number - 1]
+
+
+def _allocated(count: int, sampling: RandomAllocation, *, key: bytes) -> list[Indices]:
+    """Each canary in one round of each epoch, drawn by itself."""
+    rng = _stream(key, b"allocated")
+    rows: list[Indices] = []
+    for _ in range(sampling.epochs):
+        places = np.floor(rng.random(count) * sampling.rounds).astype(np.int64)
+        order = np.argsort(places, kind="stable").astype(np.int32)
+        rows += np.split(order, np.searchsorted(places[order], np.arange(1, sampling.rounds)))
+    return rows
+
+
+def _sized_canaries(count: int, sampling: FixedSize, *, round_number: int, key: bytes) -> Indices:
+    """The canaries of one round where `size` of `population` are drawn, canaries among them."""
+    if count > sampling.population:
+        raise ValueError(f"canaries must be part of the population of {sampling.population}, got {count}")
+    rng = _stream(key + _number_bytes(round_number), b"sized")
+    drawn = int(rng.hypergeometric(count, sampling.population - count, sampling.size))
+    return np.sort(np.argsort(rng.random(count), kind="stable")[:drawn]).astype(np.int32)
+
+
 def sample_canaries(count: int, probability: float, *, round_number: int, key: bytes) -> Indices:
     """The canaries of one round under Poisson sampling: each is in it with this probability, whatever other rounds had."""
-    number = round_number.to_bytes(max(8, round_number.bit_length() // 8 + 1), "little")
-    drawn = _stream(key + number, b"sampled").random(count)
+    drawn = _stream(key + _number_bytes(round_number), b"sampled").random(count)
     return np.flatnonzero(drawn < probability).astype(np.int32)
+
+
+def _number_bytes(round_number: int) -> bytes:
+    return round_number.to_bytes(max(8, round_number.bit_length() // 8 + 1), "little")
 
 
 def _stream(key: bytes, purpose: bytes) -> np.random.Generator:

@@ -3,17 +3,17 @@
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import chdtri, fdtri, gammaln, nctdtr, ndtr
 
+from coalmine.audit.claim import Claim
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.ladder import Scores
 from coalmine.audit.reasons import reason, times_of
 from coalmine.audit.stated_noise import RoundScores, StatedNoise
-from coalmine.checks import one_number, whole_number
 from coalmine.estimators.bounds import bound_of
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
 from coalmine.estimators.planning import canaries_for_power, power_against_claim
@@ -36,46 +36,6 @@ WEAKER = 0.9  # of the usual stated noise: rounds below it are tested together
 SHORT = 0.95  # of the declared length: canaries that arrive shorter were lost or cut
 EXCLUDED_LEVEL = 0.01  # at which scores exclude a noise multiplier that the stated noise suggests
 LENGTHS = ("noise", "difference", "residual", "pooled residual")  # gauges that less noise moves, and nothing else
-LARGEST_CLAIM = 1e100  # twice that is still a number
-
-
-@dataclass(frozen=True, kw_only=True)
-class Claim:
-    """An epsilon that somebody claims.
-
-    accounting "mechanism": that of a client who took part `participations` times, its rounds known. The number may be left
-    out where the audit's own schedule was followed and every round was observed: then it is the schedule's. "amplified":
-    sampling or shuffling hides the rounds, so the claim says nothing of attackers who know them and is judged on the other
-    rungs alone. `sensitivity` is what the claim was accounted with, in clip norms (default: √participations; under
-    correlated noise that of the most exposed canary).
-    """
-
-    epsilon: float
-    accounting: Literal["mechanism", "amplified"] = "mechanism"
-    participations: int | None = None
-    sensitivity: float | None = None
-
-    @classmethod
-    def of(cls, claim: "Claim | float | None") -> "Claim | None":
-        """A claim as it may be given: a number is the epsilon of the mechanism."""
-        return claim if claim is None or isinstance(claim, Claim) else cls(epsilon=claim)
-
-    def __post_init__(self) -> None:
-        epsilon = one_number("claim", self.epsilon)
-        if epsilon <= 0:
-            raise ValueError(f"claim must be above 0, got {epsilon}")
-        if epsilon > LARGEST_CLAIM:
-            raise ValueError(f"claim must be at most {LARGEST_CLAIM:g}, got {epsilon:g}")
-        object.__setattr__(self, "epsilon", epsilon)  # a number of Python's own, whichever kind came
-        if self.accounting not in ("mechanism", "amplified"):
-            raise ValueError(f"accounting must be 'mechanism' or 'amplified', got {self.accounting!r}")
-        if self.participations is not None:
-            object.__setattr__(self, "participations", whole_number("participations", self.participations, minimum=1))
-        if self.sensitivity is not None:
-            sensitivity = one_number("sensitivity", self.sensitivity)
-            if sensitivity <= 0:
-                raise ValueError(f"sensitivity must be above 0, got {sensitivity}")
-            object.__setattr__(self, "sensitivity", sensitivity)
 
 
 class Outcome(StrEnum):
@@ -199,7 +159,7 @@ def _undetected(rungs: list[Scores], case: "_Case") -> str | None:
     as then there is no excess.
     """
     groups = [scores for scores in rungs if scores.rung == "known-others"]
-    if case.claim.accounting == "amplified" or all(np.ptp(scores.observed) == 0 for scores in groups):
+    if case.claim.amplified or all(np.ptp(scores.observed) == 0 for scores in groups):
         return None
     signal = _signal(groups)
     claimed = 1 / case.noise
@@ -276,7 +236,7 @@ class _Case:
 
     def epsilon(self, presentations: int | None, strength: float | None = None) -> float:
         """What is claimed for somebody who takes part so often, or is so exposed."""
-        if self.claim.accounting == "amplified":
+        if self.claim.amplified:
             return self.claim.epsilon
         if self.strongest is not None:
             return float(mechanism_epsilon(self.noise / math.sqrt(strength or self.strongest), delta=self.delta))
@@ -303,7 +263,7 @@ def _judge_run(by_rung: dict[str, Verdict], rungs: list[Scores], gauges: list[Ga
         return replace(by_rung[violated[-1]], evidence=tuple(also))
     if proofs:
         return _proof(proofs[0], case)
-    if case.claim.accounting == "amplified":
+    if case.claim.amplified:
         return Verdict(outcome=UNDERPOWERED, code="amplified")
     known = [by_rung[name] for name in KNOWN if name in by_rung]
     if not known:
@@ -323,7 +283,7 @@ def _proves(gauge: Gauge, case: _Case) -> bool:
         return False
     if gauge.noise_left < 1e-3:
         return True
-    if case.claim.accounting == "amplified" or not case.explicit:
+    if case.claim.amplified or not case.explicit:
         return False
     stated = case.evidence.stated
     if stated is None:
@@ -495,7 +455,7 @@ def _judge_rung(name: str, groups: list[Scores], case: _Case) -> Verdict:
 
 
 def _rung_facts(name: str, groups: list[Scores], case: _Case) -> Verdict:
-    if name in KNOWN and case.claim.accounting == "amplified":
+    if name in KNOWN and case.claim.amplified:
         return Verdict(outcome=UNDERPOWERED, code="rounds known")
     bound = _bound_above(groups, case)
     if bound:
@@ -593,7 +553,7 @@ def _bound_above(groups: list[Scores], case: _Case) -> Verdict | None:
 
     A claim amplified by sampling is about everybody, however often they were drawn: only scores of all canaries count.
     """
-    if case.claim.accounting == "amplified":
+    if case.claim.amplified:
         groups = [scores for scores in groups if scores.presentations is None]
     confidence = 1 - case.bound_level / max(len(groups), 1)
     for scores in groups:

@@ -15,7 +15,7 @@ import numpy as np
 
 from coalmine.audit.derivation import derive_result
 from coalmine.audit.result import AuditResult
-from coalmine.audit.schedule import schedule_key, spread_schedule
+from coalmine.audit.schedule import canary_schedule, schedule_key
 from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.checks import Floats
 from coalmine.storage.files import json_ready
@@ -131,11 +131,11 @@ def _claim(known: _Evidence) -> Check:
         return Check("claim", not wanted, removed if wanted else "nothing was claimed")
     if not wanted:
         return Check("claim", False, "nothing was claimed before round 1, and the result judges a claim")
+    told = judged.to_dict()
     asked = {name: value for name, value in promised.items() if name != "analytical" and value is not None}
-    different = [name for name, value in asked.items() if not _alike(getattr(judged, name, None), value)]
-    if promised.get("analytical") is True and judged.accounting == "mechanism":
-        told = known.stored.get("analytical_epsilon")
-        different += [] if _alike(told, judged.epsilon) else ["epsilon"]
+    different = [name for name, value in asked.items() if not _alike(told.get(name), value)]
+    if promised.get("analytical") is True and not judged.amplified:
+        different += [] if _alike(known.stored.get("analytical_epsilon"), judged.epsilon) else ["epsilon"]
     if different:
         return Check("claim", False, f"the claim was changed after round 1: it differs in {', '.join(different)}")
     return Check("claim", True, "the claim is the one made before round 1")
@@ -163,11 +163,11 @@ def _schedule(known: _Evidence) -> Check:
             "schedule", True, "the pipeline chose the canaries' rounds, and the verdict does not count on a schedule"
         )
     key = schedule_key(known.seed)
-    planned = spread_schedule(settings.canaries, rounds=settings.rounds, presentations=settings.presentations, key=key)
+    planned = canary_schedule(settings, key)
     wrong = [
         entry.number
         for entry in known.log.observed
-        if entry.number > len(planned) or not np.array_equal(np.sort(entry.present), planned[entry.number - 1])
+        if entry.number > settings.rounds or not np.array_equal(np.sort(entry.present), planned(entry.number))
     ]
     if not wrong:
         return Check("schedule", True, "the canaries took part in the rounds that the seed gives them")

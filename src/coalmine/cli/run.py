@@ -51,7 +51,6 @@ NOISES = ("gaussian", "tree", "banded")
 CLIPPINGS = ("fixed", "adaptive")
 PATTERNS = ("spread", "clients", "replace")
 OPTIMIZERS = ("sgd", "adam")
-ACCOUNTINGS = ("mechanism", "amplified")
 DEVICES = ("auto", "cpu", "cuda")
 ENGINES = ("auto", "together", "one-by-one")
 # Where a config has an option: under its own name, as the main key of the section that it names, or under its name without
@@ -61,14 +60,11 @@ SECTIONS = {
     "participation": ("clients_per_round", "separation", "rounds_file"),
     "privacy": ("noise_multiplier", "noise", "bands", "restart", "clipping", "clip_norm", "delta"),
     "canaries": ("presentations", "pattern", "replace_fraction", "seed_file"),
+    "claim": ("amplified",),
     "engine": ("device", "jobs"),
 }
 MAIN_KEYS = {"task": "name", "participation": "kind", "canaries": "count", "engine": "name"}
-PREFIXED = {
-    "client": ("learning_rate", "epochs"),
-    "server": ("optimizer", "learning_rate", "momentum"),
-    "claim": ("accounting",),
-}
+PREFIXED = {"client": ("learning_rate", "epochs"), "server": ("optimizer", "learning_rate", "momentum")}
 PAGE = click.option(
     "--page/--no-page", default=True, show_default=True, help="Write report.html into the run directory."
 )
@@ -191,13 +187,14 @@ PAGE = click.option(
     click.option(
         "--claim",
         metavar="E",
-        help="Claimed epsilon to judge the run against; `analytical` claims the epsilon of the accountant.",
+        help="Claimed epsilon to judge the run against: a number, `analytical` (the mechanism's, for an attacker who knows "
+        "a client's rounds) or `accountant` (the accountant's, amplified by sampling).",
     ),
     click.option(
-        "--claim-accounting",
-        type=click.Choice(ACCOUNTINGS),
-        help="What the claim holds for: an attacker who knows a client's rounds (mechanism), or one from whom sampling "
-        "hides them (amplified).  [default: mechanism]",
+        "--amplified",
+        is_flag=True,
+        default=None,
+        help="The claimed number is an accountant's: it counts on sampling, which hides a client's rounds.",
     ),
 )
 @topic(
@@ -256,8 +253,8 @@ def run(
     config = config_with(_changes(options), config_file)
     if options["separation"] is not None and config.participation.kind != "limited":
         raise click.UsageError("--separation needs --participation limited")
-    if options["claim_accounting"] is not None and config.claim.epsilon is None and not config.claim.analytical:
-        raise click.UsageError("--claim-accounting needs --claim")
+    if options["amplified"] and config.claim.epsilon is None:
+        raise click.UsageError("--amplified needs a number as --claim")
     directory = out or _new_directory(config.task.name)
     with resumable("coalmine resume", directory), live_progress(config.rounds, hidden=verbosity.quiet) as progress:
         outcome = start(config, directory, progress=progress)
@@ -353,7 +350,8 @@ def _changes(options: dict[str, Any]) -> dict[str, Any]:
         if name == "presentations":
             plain = _numbers(plain)
         if name == "claim":
-            claim = {"analytical": True} if plain == "analytical" else {"epsilon": _number("--claim", plain)}
+            named = plain in ("analytical", "accountant")
+            claim = {plain: True} if named else {"epsilon": _number("--claim", plain)}
             changes.setdefault("claim", {}).update(claim)
         elif name in places:
             section, key = places[name]

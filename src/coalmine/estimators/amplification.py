@@ -12,6 +12,7 @@ from scipy.special import gammaln, log_ndtr, logsumexp, ndtr
 
 from coalmine.checks import Floats, delta_array, nonnegative_array, one_number, whole_number
 from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.estimators.sampling import Poisson, Sampling
 
 ORDERS = 128  # number of integer moments in the moment bound
 
@@ -128,3 +129,12 @@ def _probability(sampling_probability: float) -> float:
     if not 0 <= probability <= 1:
         raise ValueError(f"sampling_probability must lie in [0, 1], got {probability}")
     return probability
+
+
+def amplified_epsilon(noise_multiplier: float, sampling: Sampling, delta: float) -> float:
+    """Epsilon of the scheme, by an accountant."""
+    if isinstance(sampling, Poisson):
+        return subsampled_epsilon(
+            noise_multiplier, sampling_probability=sampling.probability, rounds=sampling.rounds, delta=delta
+        )
+    raise ValueError(f"no accountant for {sampling}")

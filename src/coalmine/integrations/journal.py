@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from coalmine.audit.audit import Audit
+from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.ladder import presented_times
 from coalmine.audit.result import AuditResult
-from coalmine.audit.verdict import Claim
 from coalmine.estimators.mechanism import mechanism_epsilon
 
 
@@ -44,6 +44,7 @@ class Journal:
         noise: float | None = None,
         weight: float = 1.0,
         accounted_epsilon: float | None = None,
+        accounted: Claim | None = None,
         task: str | None = None,
         audited: Iterable[AuditedItem] = (),
         notes: Iterable[str] = (),
@@ -55,8 +56,10 @@ class Journal:
         `noise` is the noise multiplier, if all rounds had the same. It makes the default claim and the analytical epsilon,
         for the number of presentations that most canaries had. The epsilon of the canaries presented most often is a
         separate entry. `weight` is that of the heaviest client over that of a canary: the claim is for that client.
-        `accounted_epsilon` is the accountant's, judged as a claim amplified by sampling. `task` is the name of what was
-        trained, as `coalmine compare` shows it; the default is the trainer's name. `audited` says what the integration
+        `accounted_epsilon` is the accountant's, and `accounted` the claim of it, amplified by sampling. If the canaries
+        followed the pipeline's own sampler, that claim is judged by default, and the mechanism's is an entry beside it;
+        otherwise the other way round. `task` is the name of what was trained, as `coalmine compare` shows it; the default
+        is the trainer's name. `audited` says what the integration
         covers of the pipeline and what it leaves out. `notes` and `warnings` are printed with the result. In result.json
         both have entries of their own, because `coalmine verify` derives the entry `notes` from the rounds alone.
         """
@@ -70,21 +73,29 @@ class Journal:
                 for times in (usual, most)
             )
             counts["most_exposed_epsilon"] = largest
-            claim = noise_claim(self._audit, noise) if claim is None else claim
-        if claim is not None:
-            claim = claim_for_weight(self._audit, claim if isinstance(claim, Claim) else Claim(epsilon=claim), weight)
+        beside = accounted
+        if claim is None and noise:
+            claim = claim_for_weight(self._audit, noise_claim(self._audit, noise), weight)
+            if accounted is not None and accounted.sampler_observed:
+                claim, beside = accounted, claim
+        elif claim is not None:
+            claim = claim_for_weight(self._audit, claim if isinstance(claim, Claim) else Claim(claim), weight)
         result = self._audit.result(claim=claim, analytical_epsilon=analytical, audited=items)
         if accounted_epsilon is not None:
             more["accounted_epsilon"] = accounted_epsilon
-            text = f"accountant's epsilon {accounted_epsilon:.3g} (amplified by sampling)"
-            if accounted_epsilon == math.inf:
-                remarks.insert(0, f"{text}: it claims no privacy")
-            else:
-                amplified = Claim(epsilon=accounted_epsilon, accounting="amplified")
-                verdict = self._audit.result(claim=amplified, audited=items).verdict
-                assert verdict is not None
-                more["if_accounted_were_claimed"] = {"verdict": verdict.outcome, "reason": verdict.reason}
-                remarks.insert(0, f"{text}: {verdict.outcome}: {verdict.reason}")
+        if accounted_epsilon == math.inf:
+            remarks.insert(0, "accountant's epsilon inf (amplified by sampling): it claims no privacy")
+        if beside is not None:
+            verdict = self._audit.result(claim=beside, audited=items).verdict
+            assert verdict is not None
+            name = "accounted" if beside.amplified else "mechanism"
+            more[f"if_{name}_were_claimed"] = {"verdict": verdict.outcome, "reason": verdict.reason}
+            text = (
+                "accountant's epsilon {:.3g} (amplified by sampling)"
+                if beside.amplified
+                else "mechanism's epsilon {:.3g}"
+            )
+            remarks.insert(0, f"{text.format(beside.epsilon)}: {verdict.outcome}: {verdict.reason}")
         if self._audit.directory is not None:
             names = {"trainer": self._trainer, "task": task or self._trainer}
             added = {"trainer_notes": remarks, "warnings": cautions}
@@ -104,7 +115,7 @@ def noise_claim(audit: Audit, noise_multiplier: float) -> Claim:
 
 def claim_for_weight(audit: Audit, claim: Claim, weight: float) -> Claim:
     """The claim for a client that weighs `weight` times as much as a canary, and so is that much more exposed."""
-    if weight <= 1 or claim.accounting == "amplified" or claim.sensitivity is not None:
+    if weight <= 1 or claim.amplified or claim.sensitivity is not None:
         return claim
     times = claim.participations or most_presentations(audit)
     return replace(claim, sensitivity=weight * math.sqrt(times))

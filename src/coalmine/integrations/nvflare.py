@@ -27,9 +27,9 @@ except ImportError as error:
     raise ImportError("auditing NVFlare needs: pip install 'coalmine[nvflare]'") from error
 
 from coalmine.audit.audit import Audit, Seed
+from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
-from coalmine.audit.verdict import Claim
 from coalmine.canaries import RotatedCanaries
 from coalmine.checks import shown
 from coalmine.integrations.journal import Journal

@@ -21,9 +21,9 @@ except ImportError as error:
     raise ImportError("auditing pfl needs an environment of its own with: pip install 'coalmine[pfl]'") from error
 
 from coalmine.audit.audit import Audit
+from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
-from coalmine.audit.verdict import Claim
 from coalmine.checks import shown
 from coalmine.integrations.journal import Journal
 from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, nonnegative, positive, set_up_audit

@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.gauge import LAYER, Gauge
 from coalmine.audit.result import AuditResult
-from coalmine.audit.verdict import Claim
 from coalmine.report.advice import gauge_steps
 from coalmine.report.sentences import interval_text, rounds_of, shortened, shown
 from coalmine.report.table_rows import TableRow, folded_rows, row_warnings, top_row
@@ -97,7 +97,7 @@ def _canary(result: AuditResult) -> str:
 
 
 def _claimed(claim: Claim, is_analytical: bool) -> str:
-    if claim.accounting == "amplified":
+    if claim.amplified:
         return "amplified by sampling"
     times = claim.participations
     who = (
@@ -112,7 +112,7 @@ def _claimed(claim: Claim, is_analytical: bool) -> str:
 
 def _claims_analytical(result: AuditResult) -> bool:
     """Whether the analytical ε is what was claimed, for the same number of rounds as far as the trainer wrote it."""
-    if result.claim is None or result.analytical_epsilon is None or result.claim.accounting == "amplified":
+    if result.claim is None or result.analytical_epsilon is None or result.claim.amplified:
         return False
     return math.isclose(result.claim.epsilon, result.analytical_epsilon, rel_tol=1e-9)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from coalmine.estimators import sampling
 from coalmine.simulation.config import RunConfig
 from coalmine.simulation.participation import (
     FixedSize,
@@ -39,6 +40,19 @@ class Cohorts:
     of_round: Callable[[int], Cohort]
     expected_size: float
     expected_canaries: float
+
+
+def sampling_of(config: RunConfig, population: int) -> sampling.Sampling | None:
+    """The scheme by which clients take part, as an accountant names it; None for those that have no name."""
+    settings, rounds = config.participation, config.rounds
+    if settings.kind == "poisson":
+        return sampling.Poisson(settings.clients_per_round / population, rounds)
+    if settings.kind == "fixed":
+        return sampling.FixedSize(settings.clients_per_round, population, rounds)
+    if settings.kind == "shuffled":
+        epoch = -(-population // settings.clients_per_round)
+        return sampling.Shuffled(epoch, -(-rounds // epoch))
+    return None
 
 
 def plan_cohorts(config: RunConfig, population: int, spread: Callable[[int], npt.NDArray[np.integer[Any]]]) -> Cohorts:

@@ -30,7 +30,6 @@ PATHS = (("canaries", "seed_file"), ("participation", "rounds_file"), ("task", "
 LARGEST_CONFIG = 1 << 20  # bytes
 PATTERNS = ("spread", "clients", "replace")
 DIVISORS = ("actual", "expected")
-ACCOUNTINGS = ("mechanism", "amplified")
 FEWEST_CANARIES = 10
 LARGEST_CLIP = 1e30  # leaves single precision room for sums and products
 MOST_THREADS = 1_024
@@ -196,18 +195,34 @@ class CanarySettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimSettings:
-    """The epsilon that the verdict is about; without one there is no verdict."""
+    """The epsilon that the verdict is about; without one there is no verdict.
+
+    `analytical` claims the mechanism's own epsilon, for an attacker who knows a client's rounds. `accountant` claims the
+    accountant's, amplified because sampling hides them. `amplified` says that a claimed number is the accountant's.
+    """
 
     epsilon: float | None = None
-    analytical: bool = False  # claim the analytical epsilon instead
-    accounting: str = "mechanism"
+    analytical: bool = False
+    accountant: bool = False
+    amplified: bool = False
 
     def __post_init__(self) -> None:
-        _one_of("claim.accounting", self.accounting, ACCOUNTINGS)
         if self.epsilon is not None and not one_number("claim.epsilon", self.epsilon) > 0:
             raise ValueError(f"claim.epsilon must be above 0, got {self.epsilon}")
-        if self.epsilon is not None and self.analytical:
-            raise ValueError("claim either an epsilon or the analytical one, not both")
+        if (self.epsilon is not None) + self.analytical + self.accountant > 1:
+            raise ValueError("claim one of: an epsilon, the analytical one, the accountant's")
+        if self.amplified and self.epsilon is None:
+            raise ValueError("claim.amplified belongs to a claimed number: give claim.epsilon too")
+
+    @property
+    def counts_on_sampling(self) -> bool:
+        """Whether the claim is one that sampling amplifies."""
+        return self.accountant or self.amplified
+
+    @property
+    def computed(self) -> bool:
+        """Whether coalmine computes the claimed epsilon."""
+        return self.analytical or self.accountant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,19 +301,17 @@ class RunConfig:
             raise ValueError(
                 f"canaries.presentations must be at most rounds = {self.rounds}, got {max(self.canaries.presentations)}"
             )
-        if self.claim.analytical and not self.privacy.noise_multiplier:
-            raise ValueError(
-                "without noise the analytical epsilon is infinite, so it cannot be claimed: claim a number"
-            )
+        if self.claim.computed and not self.privacy.noise_multiplier:
+            raise ValueError("without noise the computed epsilon is infinite, so it cannot be claimed: claim a number")
         self.noise_law()
-        if self.claim.analytical and self.claim.accounting == "amplified" and self.privacy.noise != "gaussian":
+        if self.claim.counts_on_sampling and self.privacy.noise != "gaussian":
             raise ValueError(
-                f"sampling does not amplify noise {self.privacy.noise} by any bound known here: claim a number"
+                f"no accountant amplifies noise {self.privacy.noise} by sampling: claim the analytical epsilon"
             )
-        if self.claim.analytical and self.claim.accounting == "amplified" and self.participation.kind != "poisson":
+        if self.claim.counts_on_sampling and self.participation.kind not in ("poisson", "fixed", "shuffled"):
             raise ValueError(
-                "the analytical epsilon amplified by sampling is known for Poisson participation only, got "
-                f"{self.participation.kind}: claim a number"
+                f"no accountant amplifies participation {self.participation.kind}: use poisson, or claim the analytical "
+                "epsilon"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -369,8 +382,9 @@ _EXAMPLE_LEVEL: dict[str, Any] = {
 
 # Settings that exclude each other, as (section, key): giving the first drops the others from a config file or the defaults.
 RIVALS = {
-    ("claim", "epsilon"): [("claim", "analytical")],
-    ("claim", "analytical"): [("claim", "epsilon")],
+    ("claim", "epsilon"): [("claim", "analytical"), ("claim", "accountant")],
+    ("claim", "analytical"): [("claim", "epsilon"), ("claim", "accountant")],
+    ("claim", "accountant"): [("claim", "epsilon"), ("claim", "analytical")],
     ("canaries", "count"): [("canaries", "replace_fraction")],
     ("canaries", "replace_fraction"): [("canaries", "count")],
     ("participation", "kind"): [("participation", "rounds_file"), ("participation", "separation")],

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from coalmine.audit.claim import Claim
 from coalmine.audit.derivation import derive_result
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.result import AuditResult
 from coalmine.audit.signatures import SIGNATURES, Signature, likely_faults
-from coalmine.audit.verdict import Claim
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.simulation.config import CanarySettings, ParticipationSettings, PrivacySettings, RunConfig
 from coalmine.simulation.dp_fedavg import Steps, clients_part

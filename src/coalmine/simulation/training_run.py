@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from coalmine.audit.audit import Audit
+from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.vectors import NotFiniteError
-from coalmine.audit.verdict import Claim
-from coalmine.estimators.amplification import subsampled_epsilon
+from coalmine.estimators.amplification import amplified_epsilon
 from coalmine.estimators.mechanism import mechanism_epsilon
-from coalmine.simulation.cohorts import Cohorts, plan_cohorts
+from coalmine.simulation.cohorts import Cohorts, plan_cohorts, sampling_of
 from coalmine.simulation.config import RunConfig, TaskSettings
 from coalmine.simulation.dp_fedavg import RoundReport, Steps, Training, TrainingState
 from coalmine.simulation.engines import Engine, client_engine, example_engine
@@ -293,7 +293,7 @@ def _outcome(training: Training, accuracy: float) -> RunOutcome:
     presentations, analytical = usual.times, _epsilon(training, usual)
     client = _client_exposure(training)
     hypothetical, audited = None, _audited_items(training, usual, client)
-    if 0 < analytical < np.inf and config.claim.epsilon is None and not config.claim.analytical:
+    if 0 < analytical < np.inf and config.claim.epsilon is None and not config.claim.computed:
         hypothetical = training.audit.result(claim=_made_claim(training, analytical, usual)).verdict
     result = training.audit.result(
         claim=_claim(training, analytical, usual), analytical_epsilon=float(analytical), audited=audited
@@ -373,41 +373,34 @@ def _epsilon(training: Training, exposure: Exposure) -> float:
     return exposed_epsilon(exposure, training.clipping, delta=training.config.privacy.delta)
 
 
-def _made_claim(
-    training: Training, epsilon: float, usual: Exposure, accounting: Literal["mechanism", "amplified"] = "mechanism"
-) -> Claim:
+def _made_claim(training: Training, epsilon: float, usual: Exposure) -> Claim:
     """A claim for the most common exposure of the canaries."""
     sensitivity = None if training.noise.law is None else usual.sensitivity
-    return Claim(epsilon=epsilon, accounting=accounting, participations=usual.times, sensitivity=sensitivity)
+    return Claim(epsilon, participations=usual.times, sensitivity=sensitivity)
+
+
+def _amplified_claim(training: Training, epsilon: float | None) -> Claim:
+    """The claim of the accountant's epsilon, or of a number that is said to be one."""
+    config = training.config
+    scheme, noise = sampling_of(config, len(training.population)), config.privacy.noise_multiplier
+    assert scheme is not None  # RunConfig checks it
+    accounted = float(amplified_epsilon(noise, scheme, config.privacy.delta)) if epsilon is None else epsilon
+    observed = config.canaries.pattern != "spread"
+    return Claim(accounted, sampling=scheme, noise_multiplier=noise or None, sampler_observed=observed)
 
 
 def _claim(training: Training, analytical: float, usual: Exposure) -> Claim | None:
-    config = training.config
-    accounting: Literal["mechanism", "amplified"] = (
-        "amplified" if config.claim.accounting == "amplified" else "mechanism"
-    )
-    if config.claim.epsilon is not None:
-        return _made_claim(training, config.claim.epsilon, usual, accounting)
-    if not config.claim.analytical:
+    settings = training.config.claim
+    if settings.counts_on_sampling:
+        return _amplified_claim(training, settings.epsilon)
+    if settings.epsilon is not None:
+        return _made_claim(training, settings.epsilon, usual)
+    if not settings.analytical:
         return None
-    if accounting == "mechanism":
-        return _analytical_claim(training, analytical, usual, accounting)
-    probability = config.participation.clients_per_round / len(training.population)
-    privacy = config.privacy
-    amplified = subsampled_epsilon(
-        privacy.noise_multiplier, sampling_probability=probability, rounds=config.rounds, delta=privacy.delta
-    )
-    return _analytical_claim(training, amplified, usual, accounting)
-
-
-def _analytical_claim(
-    training: Training, epsilon: float, usual: Exposure, accounting: Literal["mechanism", "amplified"]
-) -> Claim | None:
-    """The claim of the analytical epsilon; None where that is 0, which delta alone covers."""
-    if epsilon == 0:
+    if analytical == 0:  # delta alone covers it
         log.warning("the analytical epsilon is 0 at this delta, so there is no claim to judge")
         return None
-    return _made_claim(training, epsilon, usual, accounting)
+    return _made_claim(training, analytical, usual)
 
 
 @contextmanager

@@ -15,12 +15,13 @@ import numpy.typing as npt
 from coalmine.canaries.philox import key_from_seed
 from coalmine.checks import delta_array, one_number, shown, whole_number
 from coalmine.estimators.correlated import BandedNoise, CorrelatedNoise, TreeNoise, correlated_noise
+from coalmine.estimators.sampling import Sampling, checked_sampling, sampling_from_dict, sampling_to_dict
 
 FEWEST = 10  # canaries
 FEWEST_WITH_MOMENTUM = 200  # or with correlated noise
 UNOBSERVED_EACH = 10  # unobserved canaries for every observed one, where the dimension allows
 SCHEMA_VERSION = 1
-COMMITMENT_VERSION = 2  # 1 had the settings alone; sampling and layout will join
+COMMITMENT_VERSION = 3  # 1 had the settings alone, 2 no sampling; the layout will join
 GUESSABLE = 1 << 64
 
 
@@ -28,7 +29,8 @@ GUESSABLE = 1 << 64
 class Settings:
     """An audit's settings: everything but the seed. `layers` are names and sizes, in the order of the vector.
 
-    `noise` says how the noise of rounds is correlated; None, it is fresh in every round.
+    `noise` says how the noise of rounds is correlated; None, it is fresh in every round. `sampling` is the scheme that
+    hides the clients' rounds, None where none was declared.
     """
 
     dim: int
@@ -41,6 +43,7 @@ class Settings:
     momentum: float = 0.0
     layers: tuple[tuple[str, int], ...] = ()
     noise: CorrelatedNoise | None = None
+    sampling: Sampling | None = None
 
     @property
     def total(self) -> int:
@@ -60,8 +63,11 @@ class Settings:
         return self.unobserved * self.dim / (self.unobserved + self.dim)
 
     def to_dict(self) -> dict[str, Any]:
-        values = asdict(self) | {"noise": self.noise and self.noise.to_dict()}
-        return {name: value for name, value in values.items() if name != "noise" or value}
+        values = asdict(self) | {
+            "noise": self.noise and self.noise.to_dict(),
+            "sampling": self.sampling and sampling_to_dict(self.sampling),
+        }
+        return {name: value for name, value in values.items() if name not in ("noise", "sampling") or value}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Settings":
@@ -78,8 +84,10 @@ class Settings:
             noise = correlated_noise(values["noise"]) if values.get("noise") else None
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"noise must be what an audit writes, got {shown(values['noise'])} ({error})") from None
-        plain = {name: msgspec.convert(value, types[name]) for name, value in values.items() if name != "noise"}
-        found = cls(**plain, noise=noise)
+        sampling = sampling_from_dict(values["sampling"]) if values.get("sampling") else None
+        objects = ("noise", "sampling")
+        plain = {name: msgspec.convert(value, types[name]) for name, value in values.items() if name not in objects}
+        found = cls(**plain, noise=noise, sampling=sampling)
         again = checked_settings(found.dim, **{name: value for name, value in vars(found).items() if name != "dim"})
         if again != found:
             raise ValueError("settings that no audit writes")
@@ -98,6 +106,7 @@ def checked_settings(
     momentum: float,
     layers: Sequence[tuple[str, int]] | None,
     noise: CorrelatedNoise | None = None,
+    sampling: Sampling | None = None,
 ) -> Settings:
     """The settings, or a ValueError that says which of them cannot be."""
     dim = whole_number("dim", dim, minimum=2)
@@ -133,6 +142,8 @@ def checked_settings(
     if named and sum(size for _, size in named) != dim:
         raise ValueError(f"layers must add up to dim = {dim}, got {sum(size for _, size in named)}")
     groups = tuple(presentations) if isinstance(presentations, Sequence) else (presentations,)
+    if sampling is not None:
+        rounds = _rounds_of(checked_sampling(sampling), rounds, groups)
     most = presentation_counts(canaries, groups).max()
     if rounds is not None and most > whole_number("rounds", rounds, minimum=1):
         raise ValueError(f"presentations must be at most rounds = {rounds}, got {most}")
@@ -147,7 +158,19 @@ def checked_settings(
         momentum=beta,
         layers=named,
         noise=noise,
+        sampling=sampling,
     )
+
+
+def _rounds_of(sampling: Sampling, rounds: int | None, groups: tuple[int, ...]) -> int:
+    """The rounds of a scheme, which decides when canaries take part; ValueError where other settings say otherwise."""
+    if groups != (1,):
+        raise ValueError(f"presentations must be left out where sampling is given, as {sampling} decides them")
+    if rounds is not None and rounds != sampling.total_rounds:
+        raise ValueError(
+            f"rounds must be the {sampling.total_rounds} of the sampling scheme, got {rounds}; leave it out"
+        )
+    return sampling.total_rounds
 
 
 def presentation_counts(count: int, presentations: int | Sequence[int]) -> npt.NDArray[np.int64]:

@@ -40,11 +40,12 @@ class Round:
     """One observed round: cosines of all canaries (observed first, then unobserved) and the lengths to go with them.
 
     `clip_norm` is what one client adds at most: in the units of the model delta where it was `clip_declared`. Canaries were
-    sent `scale` times longer than that. `norm` is the length of the model delta, `rest` its length off the observed
-    canaries. The `residual_` twins are those of the model delta less everybody else's part. The `law_` fields are what
-    `noise_law.measure_law` saw, `rounding` is the mean squared rounding error of release and `others`, `lattice` the mean
-    squared step where both are rounded, each where it was measured. Cosines are single precision here, and so in everything
-    that follows from them: a result can be derived again from the log, bit for bit.
+    sent `scale` times longer than that. `participants` is how many clients took part, where that was told. `norm` is the
+    length of the model delta, `rest` its length off the observed canaries. The `residual_` twins are those of the model
+    delta less everybody else's part. The `law_` fields are what `noise_law.measure_law` saw, `rounding` is the mean squared
+    rounding error of release and `others`, `lattice` the mean squared step where both are rounded, each where it was
+    measured. Cosines are single precision here, and so in everything that follows from them: a result can be derived again
+    from the log, bit for bit.
     """
 
     number: int
@@ -54,6 +55,7 @@ class Round:
     clip_declared: bool = False
     noise_std: float | None = None
     scale: float = 1.0
+    participants: int | None = None
     norm: float = 0.0
     rest: float = 0.0
     cosines: Singles = field(default_factory=lambda: np.zeros(0, np.float32))
@@ -100,14 +102,14 @@ class Entry(NamedTuple):
     present: npt.NDArray[np.int32]
     states_noise: bool
     has_others: bool
+    participants: int | None
     end: int
 
     @classmethod
     def of(cls, item: Round, end: int = 0) -> "Entry":
         present = np.array(item.present)  # not a window into the record
-        return cls(
-            item.number, item.skipped, present, item.noise_std is not None, item.residual_cosines is not None, end
-        )
+        told = (item.noise_std is not None, item.residual_cosines is not None, item.participants)
+        return cls(item.number, item.skipped, present, *told, end)
 
 
 class RoundLog:

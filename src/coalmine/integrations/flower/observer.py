@@ -8,9 +8,9 @@ import numpy as np
 from flwr.app import Array
 
 from coalmine.audit.audit import Audit
+from coalmine.audit.claim import Claim
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
-from coalmine.audit.verdict import Claim
 from coalmine.checks import whole_number
 from coalmine.integrations.flower.arrays import Layout, Row, as_record, load_row, save_row
 from coalmine.integrations.flower.canary_clients import Announcement, checked_partitions, checked_seed

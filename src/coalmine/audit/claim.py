@@ -1,0 +1,90 @@
+"""An epsilon that somebody claims, and what it is claimed for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from coalmine.checks import one_number, shown, whole_number
+from coalmine.estimators.sampling import Sampling, checked_sampling, sampling_from_dict, sampling_to_dict
+
+LARGEST_CLAIM = 1e100  # twice that is still a number
+
+
+@dataclass(frozen=True)
+class Claim:
+    """An epsilon that somebody claims.
+
+    Without `sampling` it is the mechanism's: that of a client who took part `participations` times, its rounds known. The
+    number may be left out where the audit's own schedule was followed and every round was observed: then it is the
+    schedule's. `sensitivity` is what the claim was accounted with, in clip norms (default: √participations; under
+    correlated noise that of the most exposed canary).
+
+    With `sampling` it is the accountant's, amplified because nobody knows in which rounds a client took part.
+    `noise_multiplier` is what it was accounted with; left out, it is the one that gives the claimed epsilon.
+    `sampler_observed` says that the canaries took part exactly when the pipeline's own sampler picked them.
+    """
+
+    epsilon: float
+    participations: int | None = None
+    sensitivity: float | None = None
+    sampling: Sampling | None = None
+    noise_multiplier: float | None = None
+    sampler_observed: bool = False
+
+    @classmethod
+    def of(cls, claim: "Claim | float | None") -> "Claim | None":
+        """A claim as it may be given: a number is the epsilon of the mechanism."""
+        return claim if claim is None or isinstance(claim, Claim) else cls(epsilon=claim)
+
+    def __post_init__(self) -> None:
+        epsilon = one_number("claim", self.epsilon)
+        if epsilon <= 0:
+            raise ValueError(f"claim must be above 0, got {epsilon}")
+        if epsilon > LARGEST_CLAIM:
+            raise ValueError(f"claim must be at most {LARGEST_CLAIM:g}, got {epsilon:g}")
+        object.__setattr__(self, "epsilon", epsilon)  # a number of Python's own, whichever kind came
+        if self.participations is not None:
+            object.__setattr__(self, "participations", whole_number("participations", self.participations, minimum=1))
+        for name in ("sensitivity", "noise_multiplier"):
+            value = getattr(self, name)
+            if value is not None:
+                number = one_number(name, value)
+                if number <= 0:
+                    raise ValueError(f"{name} must be above 0, got {number}")
+                object.__setattr__(self, name, number)
+        if not isinstance(self.sampler_observed, bool):
+            raise TypeError(f"sampler_observed must be True or False, got {shown(self.sampler_observed)}")
+        if self.sampling is None:
+            for name in ("noise_multiplier", "sampler_observed"):
+                if getattr(self, name):
+                    raise ValueError(f"{name} belongs to a claim amplified by sampling: give its sampling=… too")
+            return
+        checked_sampling(self.sampling)
+        for name in ("participations", "sensitivity"):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name} belongs to a claim about known rounds, sampling=… to one about hidden rounds: give one of them"
+                )
+
+    @property
+    def amplified(self) -> bool:
+        """Whether the claim is about an attacker who does not know the rounds."""
+        return self.sampling is not None
+
+    @property
+    def accounting(self) -> str:
+        """The claim's kind in one word: "mechanism" or "amplified"."""
+        return "amplified" if self.amplified else "mechanism"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, for JSON."""
+        told = {part.name: getattr(self, part.name) for part in fields(self)}
+        return told | {"sampling": None if self.sampling is None else sampling_to_dict(self.sampling)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Claim":
+        """The inverse of `to_dict`; ValueError or TypeError for anything else."""
+        told = dict(values)
+        if told.get("sampling") is not None:
+            told["sampling"] = sampling_from_dict(told["sampling"])
+        return cls(**told)
