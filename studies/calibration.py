@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from scipy.special import chdtri, log_ndtr, ndtr
 
-from coalmine.checks import Floats
+from coalmine.argument_checks import Floats
 from coalmine.estimators.bounds import BANDS, log_rates, one_of_two
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.estimators.intervals import region_image

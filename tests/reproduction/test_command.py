@@ -18,8 +18,9 @@ from coalmine.cli import main as cli
 from coalmine.cli import reproduce as command
 from coalmine.reproduction import appendix_c_normality as normality
 from coalmine.reproduction import appendix_d_multirun as multirun
-from coalmine.reproduction import beyond, table_2
+from coalmine.reproduction import beyond_the_paper as beyond
 from coalmine.reproduction import figures_1_to_3_presentations as presentations
+from coalmine.reproduction import table_2
 from coalmine.reproduction import table_3_accuracy as accuracy
 from coalmine.reproduction import table_5_emnist as emnist
 from coalmine.reproduction.experiment import load_experiment

@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from coalmine.reproduction import beyond, run_grid
+from coalmine.reproduction import beyond_the_paper as beyond
+from coalmine.reproduction import run_grid
 from coalmine.reproduction import table_3_accuracy as accuracy
 from coalmine.reproduction import table_4_stackoverflow as stackoverflow
 from coalmine.reproduction import table_5_emnist as emnist

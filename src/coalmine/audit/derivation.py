@@ -3,16 +3,16 @@
 import math
 from collections.abc import Iterable
 
+from coalmine.argument_checks import nonnegative_array, one_number, whole_number
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem, CoverageReader, audited_items, checked_items
-from coalmine.audit.gauges import GaugeReader
+from coalmine.audit.gauge_reader import GaugeReader
 from coalmine.audit.ladder import LadderReader, presented_times
 from coalmine.audit.result import Adversary, AuditResult, Row
 from coalmine.audit.result_rows import make_headline, make_row
 from coalmine.audit.stated_noise import StatedReader
 from coalmine.audit.verdict import Evidence, Verdict, judge
 from coalmine.audit.views import read_log
-from coalmine.checks import nonnegative_array, one_number, whole_number
 from coalmine.storage.record import Settings, presentation_counts
 from coalmine.storage.rounds_file import RoundLog
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from coalmine.argument_checks import Floats
 from coalmine.audit.claim import Claim
 from coalmine.audit.ladder import Scores
 from coalmine.audit.verdict import BOUND_CONFIDENCE, Evidence, Outcome, Verdict, judge
-from coalmine.checks import Floats
 from coalmine.estimators.bounds import epsilon_lower_bound, lower_bound_ceiling, score_array
 from coalmine.estimators.gaussian_fit import EpsilonEstimate, epsilon_estimate, equal_scores
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon

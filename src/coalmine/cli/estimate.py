@@ -10,6 +10,7 @@ import click
 import numpy as np
 from rich.console import Console
 
+from coalmine.argument_checks import Floats, whole_number
 from coalmine.audit.claim import Claim
 from coalmine.audit.score_result import (
     LARGEST,
@@ -19,7 +20,6 @@ from coalmine.audit.score_result import (
     checked_scores,
     estimate_from_scores,
 )
-from coalmine.checks import Floats, whole_number
 from coalmine.cli.exit_codes import VERDICT_CODES
 from coalmine.cli.options import JSON, Command, argument
 from coalmine.cli.output import print_json, print_table, shown_number, shows_bars

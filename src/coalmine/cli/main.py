@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.logging import RichHandler
 
-from coalmine.checks import one_line, printable
+from coalmine.argument_checks import one_line, printable
 from coalmine.cli.audit_gaussian_mechanism import audit_gaussian_mechanism
 from coalmine.cli.compare import compare
 from coalmine.cli.data import data

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import gammaln, log_ndtr, logsumexp, ndtr
 
-from coalmine.checks import Floats, delta_array, nonnegative_array, one_number, whole_number
+from coalmine.argument_checks import Floats, delta_array, nonnegative_array, one_number, whole_number
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.sampling import Poisson, Sampling
 

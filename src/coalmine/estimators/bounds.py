@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import betaincinv, log_ndtr
 
-from coalmine.checks import Floats, finite_array, unit_interval, whole_number
+from coalmine.argument_checks import Floats, finite_array, unit_interval, whole_number
 from coalmine.estimators.best_threshold import Counts, best_threshold
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.local_level import local_level, order_statistic_bounds

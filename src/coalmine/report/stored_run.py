@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from coalmine.audit.derivation import derive_result
 from coalmine.audit.gauge import Gauge
-from coalmine.audit.gauges import read_gauges
+from coalmine.audit.gauge_reader import read_gauges
 from coalmine.audit.ladder import Scores, ladder
 from coalmine.audit.published import published_rows
 from coalmine.audit.result import CONFIDENCE, AuditResult

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from coalmine.checks import shown, whole_number
+from coalmine.argument_checks import shown, whole_number
 
 Scale = Literal["small", "paper"]
 PAPER_ONLY = ("max_examples", "originals")  # scale small has its own few examples

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import torch
 
+from coalmine.argument_checks import delta_array, nonnegative_array, one_number, shown, unit_interval, whole_number
 from coalmine.canaries.array_types import cores
-from coalmine.checks import delta_array, nonnegative_array, one_number, shown, unit_interval, whole_number
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.simulation.clipping import CLIPPINGS, AdaptiveClipping, Clipping, FixedClipping
 from coalmine.simulation.engines import ENGINES, PRECISIONS, ClientSettings

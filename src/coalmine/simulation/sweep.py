@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
+from coalmine.argument_checks import shown, whole_number
 from coalmine.canaries.array_types import cores
-from coalmine.checks import shown, whole_number
 from coalmine.simulation.config import RunConfig, defaults_of, merged, read_config
 from coalmine.simulation.training_run import Progress, check_plans, resume, start
 from coalmine.storage.files import write_atomically
