@@ -104,7 +104,7 @@ def test_experiments_share_the_runs_that_coincide(tmp_path, scale):
 
 
 def test_the_papers_runs_have_the_papers_sizes(tmp_path):
-    words, characters = (module.plan(options(tmp_path, scale="paper")) for module in (stackoverflow, emnist))
+    words, characters = (module.EXPERIMENT.plan(options(tmp_path, scale="paper")) for module in (stackoverflow, emnist))
     assert [run.noise_multiplier for run in words] == [0, 0.0496, 0.0986, 0.2317]
     assert [run.noise_multiplier for run in characters] == [0, 0.16, 0.18, 0.195, 0.25, 0.315]
     config = words[0].config

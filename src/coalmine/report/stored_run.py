@@ -116,7 +116,11 @@ class Run:
     @cached_property
     def gauges(self) -> list[Gauge]:
         """The gauges with their values in each round, from the log; empty without a log."""
-        return [] if self.rounds is None else read_gauges(self.rounds.as_log, self.result.settings)
+        if self.rounds is None:
+            return []
+        if not self.finished:  # the result was derived just now, and its gauges have their values
+            return list(self.result.gauges)
+        return read_gauges(self.rounds.as_log, self.result.settings)
 
     @property
     def noise_multiplier(self) -> float | None:
