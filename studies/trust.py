@@ -28,9 +28,8 @@ from typing import Any, Literal
 import numpy as np
 from scipy.stats import binom
 
-from coalmine import Claim, mechanism_epsilon
+from coalmine import Claim, Poisson, amplified_epsilon, mechanism_epsilon
 from coalmine.canaries.rotation_numpy import stay_in_one_thread
-from coalmine.estimators.amplification import subsampled_epsilon
 from coalmine.estimators.correlated import BandedNoise, TreeNoise
 from studies.noise_faults import BROKEN_LAWS, scaled
 from studies.pipelines import Noise, Pipeline, bfloat16, discrete_gaussian, fixed_point, half_precision
@@ -172,7 +171,7 @@ def _honest_cases() -> Iterator[tuple[str, Pipeline, Claim | float | None]]:
     )
     yield "k = 1,000, d = 1,010, T = 20", Pipeline(canaries=1_000, dim=1_010), None
     one = Pipeline(rounds=1, sample=lambda audit, number, rng: audit.sampled_canaries(number, 0.02))
-    amplified = subsampled_epsilon(1.0, sampling_probability=0.02, rounds=1, delta=DELTA)
+    amplified = float(amplified_epsilon(1.0, Poisson(0.02, rounds=1), DELTA))
     yield "one Poisson round, q = 0.02, amplified claim", one, Claim(epsilon=amplified, accounting="amplified")
 
 

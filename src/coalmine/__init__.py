@@ -10,7 +10,7 @@ from coalmine.audit.result import AuditResult
 from coalmine.audit.verdict import Verdict
 from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.estimators.all_iterates import estimate_from_iterates
-from coalmine.estimators.amplification import shuffled_epsilon, subsampled_epsilon
+from coalmine.estimators.amplification import AmplifiedEpsilon, amplified_epsilon, amplified_noise
 from coalmine.estimators.bounds import epsilon_lower_bound
 from coalmine.estimators.correlated import BandedNoise, TreeNoise, correlated_epsilon
 from coalmine.estimators.final_model import estimate_from_final
@@ -23,11 +23,13 @@ from coalmine.estimators.normality import AndersonDarling, anderson_darling
 from coalmine.estimators.null import CosineNull, conditional_null
 from coalmine.estimators.planning import Plan, canaries_for_power, canaries_to_detect, plan_audit, power_against_claim
 from coalmine.estimators.rates import epsilon_from_rates
+from coalmine.estimators.sampling import FixedSize, Poisson, RandomAllocation, Shuffled
 from coalmine.storage.run_directory import RunDirectory
 from coalmine.storage.seed_file import read_seed, write_seed
 from coalmine.version import __version__
 
 __all__ = [
+    "AmplifiedEpsilon",
     "AndersonDarling",
     "Audit",
     "AuditResult",
@@ -36,16 +38,22 @@ __all__ = [
     "Claim",
     "CosineNull",
     "EpsilonEstimate",
+    "FixedSize",
     "Gaussian",
     "GaussianMechanismAudit",
     "LiteratureRow",
     "Plan",
+    "Poisson",
+    "RandomAllocation",
     "RotatedCanaries",
     "RunDirectory",
+    "Shuffled",
     "SphereCanaries",
     "TreeNoise",
     "Verdict",
     "__version__",
+    "amplified_epsilon",
+    "amplified_noise",
     "anderson_darling",
     "audit_gaussian_mechanism",
     "canaries_for_power",
@@ -65,8 +73,6 @@ __all__ = [
     "plan_audit",
     "power_against_claim",
     "read_seed",
-    "shuffled_epsilon",
-    "subsampled_epsilon",
     "write_seed",
 ]
 

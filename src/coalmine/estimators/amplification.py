@@ -1,140 +1,426 @@
-"""Epsilon amplified by sampling: nobody knows in which rounds a client takes part.
+"""Epsilon amplified by sampling: nobody outside knows in which rounds a client takes part.
 
-These values are claims about the whole run. Against an attacker who knows the client's rounds, `mechanism_epsilon`
-applies instead.
+These values hold for the whole run. Against an attacker who knows the client's rounds, `mechanism_epsilon` applies
+instead. The accounting is done by dp-accounting and PLD_accounting, which are imported on use.
 """
 
 import math
+import warnings
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any, Literal
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import gammaln, log_ndtr, logsumexp, ndtr
+from scipy.special import gammaln, log_ndtr, ndtri
 
-from coalmine.argument_checks import Floats, delta_array, nonnegative_array, one_number, whole_number
-from coalmine.estimators.mechanism import mechanism_epsilon
-from coalmine.estimators.sampling import Poisson, Sampling
+from coalmine.argument_checks import Floats, delta_array, nonnegative_array, one_number
+from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
+from coalmine.estimators.sampling import FixedSize, Poisson, RandomAllocation, Sampling, Shuffled, checked_sampling
 
-ORDERS = 128  # number of integer moments in the moment bound
+Kind = Literal["upper bound", "range", "estimate"]
+
+PLD, ALLOCATION, RDP = "dp-accounting PLD", "PLD_accounting", "dp-accounting RDP"
+UNAMPLIFIED = "Gaussian mechanism, no amplification"
+
+FINEST_INTERVAL = 1e-4  # of privacy loss, dp-accounting's default
+LARGEST_GRID = 1_000_000  # points of the composed privacy loss
+LONGEST_LOSS = 700.0  # log likelihood ratios in a wider range overflow
+GEOMETRIC_POINTS = 3_000  # the time grows with their square
+LINEAR_POINTS, LINEAR_POINTS_PER_ROUND = 30_000_000, 200_000
+TAIL = 1e-2  # probability that the grids leave out, in deltas
+COARSER = 5  # while the inverse is still far away
+MOST_EPOCHS = 300  # that a lower end looks at; leaving epochs out keeps it valid
 
 
-def subsampled_epsilon(noise_multiplier: float, *, sampling_probability: float, rounds: int, delta: float) -> float:
-    """Epsilon of `rounds` rounds of the Gaussian mechanism with Poisson sampling, by dp-accounting's PLD accountant.
+class AmplifiedEpsilon(float):
+    """An amplified epsilon that says where it comes from. Its value is the upper end of its range.
 
-    An upper bound under add-or-remove-one adjacency, for an attacker who sees every round but not who was sampled.
+    `kind` is "upper bound" for a tight accountant, where `low` shows how tight. It is "range" where no tight accountant is
+    known: epsilon then lies between `low` and `high`. It is "estimate" where the noise was measured.
     """
-    noise, delta, rounds = _checked(noise_multiplier, delta, rounds)
-    probability = _probability(sampling_probability)
-    if probability == 0:
-        return 0.0
-    if noise == 0:
-        return math.inf
-    if probability == 1:
-        return float(mechanism_epsilon(noise, delta=delta, participations=rounds))
+
+    low: float
+    accountant: str
+    adjacency: str
+    kind: Kind
+    note: str
+
+    def __new__(
+        cls, value: float, *, low: float | None = None, accountant: str, adjacency: str, kind: Kind, note: str = ""
+    ) -> "AmplifiedEpsilon":
+        made = super().__new__(cls, value)
+        made.low = float(value) if low is None else min(float(low), float(value))
+        made.accountant, made.adjacency, made.kind, made.note = accountant, adjacency, kind, note
+        return made
+
+    @property
+    def high(self) -> float:
+        """The upper end: the value itself."""
+        return float(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All that is known, as files hold it."""
+        return {"epsilon": float(self), **self._details()}
+
+    def _details(self) -> dict[str, Any]:
+        names = ("low", "accountant", "adjacency", "kind", "note")
+        return {name: getattr(self, name) for name in names}
+
+    def __getnewargs_ex__(self) -> tuple[tuple[float], dict[str, Any]]:
+        return (float(self),), self._details()
+
+    def __str__(self) -> str:
+        return float.__repr__(self)
+
+    def __repr__(self) -> str:
+        details = ", ".join(f"{name}={value!r}" for name, value in self._details().items())
+        return f"AmplifiedEpsilon({float.__repr__(self)}, {details})"
+
+
+def amplified_epsilon(noise_multiplier: float, sampling: Sampling, delta: float) -> AmplifiedEpsilon:
+    """Epsilon of a whole run for an attacker who sees every round and knows everybody else, but not the target's rounds.
+
+    Poisson: dp-accounting's PLD. Random allocation: PLD_accounting (Feldman and Shenfeld 2026, arXiv 2602.17284). Fixed
+    size: between Poisson's epsilon and dp-accounting's RDP. Shuffling: between a proven attack and no amplification. Noise
+    0 gives inf. Repeated calls are free.
+
+    >>> round(amplified_epsilon(1.0, Poisson(0.1, rounds=100), 1e-5), 2)
+    7.05
+    """
+    noise, delta = _checked(noise_multiplier, delta)
+    return _epsilon(noise, checked_sampling(sampling), delta)
+
+
+def amplified_noise(epsilon: float, sampling: Sampling, delta: float) -> float:
+    """The smallest noise multiplier whose amplified epsilon (upper end) is at most `epsilon`: the inverse.
+
+    The epsilon at that noise is within 0.01 % of `epsilon`. Epsilon inf gives 0. For shuffling, this is the noise without
+    amplification.
+
+    >>> round(amplified_noise(7.047, Poisson(0.1, rounds=100), 1e-5), 3)
+    1.0
+    """
+    wanted = math.inf if epsilon == math.inf else one_number("epsilon", epsilon)
+    if wanted <= 0:
+        raise ValueError(f"epsilon must be above 0, got {wanted:g}")
+    delta = float(delta_array(one_number("delta", delta)))
+    return _noise(wanted, checked_sampling(sampling), delta)
+
+
+def _checked(noise_multiplier: float, delta: float) -> tuple[float, float]:
+    noise = float(nonnegative_array("noise_multiplier", one_number("noise_multiplier", noise_multiplier)))
+    return noise, float(delta_array(one_number("delta", delta)))
+
+
+def _unamplified(noise: float, sampling: Sampling, delta: float) -> float:
+    """Epsilon if the rounds were known, in the scheme's adjacency; Poisson and fixed-size clients may be in all of them."""
+    if isinstance(sampling, FixedSize):
+        noise = noise / 2  # replacing one client moves the sum by two clip norms
+    times = sampling.rounds if isinstance(sampling, Poisson | FixedSize) else sampling.epochs
+    return float(mechanism_epsilon(noise, delta=delta, participations=times))
+
+
+@lru_cache(maxsize=4096)
+def _epsilon(noise: float, sampling: Sampling, delta: float) -> AmplifiedEpsilon:
+    unamplified = _unamplified(noise, sampling, delta)
+    exact = AmplifiedEpsilon(
+        unamplified, accountant=UNAMPLIFIED, adjacency=sampling.adjacency, kind="upper bound", note=""
+    )
+    if unamplified == 0 or math.isinf(unamplified) or sampling.rate == 1:
+        return exact
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # libraries warn of optional speedups, and of orders that overflow
+        match sampling:
+            case Poisson():
+                return _poisson(noise, sampling, delta, unamplified)
+            case RandomAllocation():
+                return _allocation(noise, sampling, delta, unamplified)
+            case Shuffled():
+                return _shuffled(noise, sampling, delta, unamplified)
+            case FixedSize():
+                return _fixed_size(noise, sampling, delta, unamplified)
+
+
+def _accountable(noise: float, sampling: Poisson | RandomAllocation, delta: float) -> bool:
+    """Whether the accountants can work at so little noise; settings decide, not the time that it takes."""
+    if isinstance(sampling, Poisson):
+        return 0.5 / noise**2 + 10 / noise < LONGEST_LOSS
+    return _log_length(noise, sampling, delta) < LONGEST_LOSS
+
+
+def _poisson(noise: float, sampling: Poisson, delta: float, unamplified: float) -> AmplifiedEpsilon:
+    if not _accountable(noise, sampling, delta):
+        return _not_amplified(unamplified, _attack_by_maximum(noise, sampling, delta), sampling)
+    value = min(unamplified, _poisson_pld(noise, sampling, delta))
+    return AmplifiedEpsilon(value, accountant=PLD, adjacency=sampling.adjacency, kind="upper bound")
+
+
+def _poisson_pld(noise: float, sampling: Poisson, delta: float, coarser: int = 1) -> float:
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
     from dp_accounting.pld import PLDAccountant
 
-    event = SelfComposedDpEvent(PoissonSampledDpEvent(probability, GaussianDpEvent(noise)), rounds)
-    return float(PLDAccountant().compose(event).get_epsilon(delta))
+    event = SelfComposedDpEvent(PoissonSampledDpEvent(sampling.probability, GaussianDpEvent(noise)), sampling.rounds)
+    accountant = PLDAccountant(value_discretization_interval=coarser * _interval(noise, sampling))
+    return float(accountant.compose(event).get_epsilon(delta))
 
 
-def shuffled_epsilon(noise_multiplier: float, *, rounds: int, delta: float) -> float:
-    """An upper bound on epsilon when each client takes part once, in a round drawn uniformly from `rounds`.
+def _interval(noise: float, sampling: Poisson) -> float:
+    """dp-accounting's default step of the privacy loss, or a coarser one where the composed grid would grow too large."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(64)
+    weights = weights / weights.sum()
+    probability = sampling.probability
 
-    This is random allocation, also called balls-and-bins sampling: its dominating pair is N(0, σ²I) and the mixture of
-    its `rounds` unit shifts (Chua et al. 2025, arXiv 2412.16802; Feldman and Shenfeld 2025, arXiv 2502.08202). Shuffling
-    clients into rounds of fixed size is similar, but no equally tight bound is known for it. The attacker sees every
-    round. The result is the smallest of three valid bounds: no amplification; exact integer moments of the likelihood
-    ratio; and, for little noise, a union bound over the round whose likelihood ratio dominates the sum. The reverse
-    direction is bounded by the geometric mean of the ratios. In (0, mechanism_epsilon].
-    """
-    noise, delta, rounds = _checked(noise_multiplier, delta, rounds)
-    unamplified = float(mechanism_epsilon(noise, delta=delta))
-    if rounds == 1 or math.isinf(unamplified):
-        return unamplified
-    removing = min(_by_moments(noise, rounds, delta), _by_largest_ratio(noise, rounds, delta, unamplified))
-    return min(unamplified, max(removing, _by_geometric_mean(noise, rounds, delta)))
+    def moment(power: int) -> float:
+        at = [(shift - 0.5) / noise**2 + nodes / noise for shift in (0, 1)]
+        losses = [np.logaddexp(np.log1p(-probability), math.log(probability) + x) for x in at]
+        absent, present = (float(weights @ loss**power) for loss in losses)
+        return (1 - probability) * absent + probability * present
 
-
-def _by_moments(noise: float, rounds: int, delta: float) -> float:
-    """From E[(mean of T lognormal ratios)^α], α! times a coefficient of the T-th power of a series: exact."""
-    order = np.arange(0, min(rounds, ORDERS) + 1)
-    log_a = order * (order - 1) / (2 * noise * noise) - gammaln(order + 1)
-    log_b = np.zeros(order.size)
-    for n in order[1:]:
-        k = order[1 : n + 1]
-        log_b[n] = logsumexp(np.log(k * (rounds + 1.0) - n) + log_a[k] + log_b[n - k]) - math.log(n)
-    order = order[2:]
-    log_moment = log_b[2:] + gammaln(order + 1) - order * math.log(rounds)
-    slack = (order - 1) * np.log(order - 1) - order * np.log(order) - math.log(delta)
-    return float(np.maximum((log_moment + slack) / (order - 1), 0).min())
+    mean, square = moment(1), moment(2)
+    spread = math.sqrt(sampling.rounds * max(square - mean * mean, 0.0))
+    one_round = 0.5 / noise**2 + 10 / noise
+    length = max(2 * one_round, 20 * spread + one_round)
+    return max(FINEST_INTERVAL, length / LARGEST_GRID)
 
 
-def _by_largest_ratio(noise: float, rounds: int, delta: float, unamplified: float) -> float:
-    """E(mean - K)+ <= E(largest/T - (1-η)K)+ + E(second largest - ηK)+, each by a union bound; the best η."""
-    shift, log_rounds = 1 / noise, math.log(rounds)
-    log_shares = -np.geomspace(1e-3, 60, 80)  # log η
-
-    def missed(epsilon: float) -> float:
-        level = epsilon + log_rounds + np.log(-np.expm1(log_shares))
-        first = _call(shift, level)
-        second = _second_largest(shift, log_rounds, epsilon + log_shares)
-        return float(np.min(first + second)) - delta
-
-    if missed(unamplified) > 0:
-        return unamplified
-    return float(brentq(missed, 0.0, unamplified, xtol=1e-9)) if missed(0.0) > 0 else 0.0
+def _allocation(noise: float, sampling: RandomAllocation, delta: float, unamplified: float) -> AmplifiedEpsilon:
+    low = max(_attack_by_maximum(noise, sampling, delta), _attack_by_sum(noise, sampling, delta))
+    if not _accountable(noise, sampling, delta):
+        return _not_amplified(unamplified, low, sampling)
+    low = max(low, _allocation_geometric(noise, sampling, delta, upper=False))
+    value = min(unamplified, _allocation_upper(noise, sampling, delta))
+    return AmplifiedEpsilon(value, low=low, accountant=ALLOCATION, adjacency=sampling.adjacency, kind="upper bound")
 
 
-def _call(shift: float, level: Floats) -> Floats:
-    """E(W - e^level)+ for the lognormal likelihood ratio W: the Gaussian mechanism's delta at epsilon = level."""
-    edge = level / shift - shift / 2
-    return np.asarray(ndtr(-edge) - np.exp(level + log_ndtr(-edge - shift)))
+def _allocation_upper(noise: float, sampling: RandomAllocation, delta: float, coarser: int = 1) -> float:
+    """PLD_accounting's upper bound, on the grid that rounds less; on both where they are alike."""
+    length = _log_length(noise, sampling, delta)
+    geometric = length * _stages(sampling) * coarser / GEOMETRIC_POINTS
+    linear = math.exp(min(length / 2, 700.0)) * sampling.rounds * coarser / _linear_points(sampling)
+    values = []
+    if linear < 4 * geometric:
+        values.append(_allocation_linear(noise, sampling, delta, coarser))
+    if geometric < 4 * linear:
+        values.append(_allocation_geometric(noise, sampling, delta, upper=True, coarser=coarser))
+    return min(values)
 
 
-def _second_largest(shift: float, log_rounds: float, log_floor: Floats) -> Floats:
-    """T²/2 times the integral of Pr(W > x)² from e^log_floor: bounds E(second largest - floor)+.
-
-    Pr(W > x) falls in x, so the left end of each of many small steps bounds the integral from above.
-    """
-    steps = np.linspace(0, 1, 801)
-    top = shift * shift / 2 + 40 * shift
-    u = log_floor[:, None] + np.maximum(top - log_floor, 1.0)[:, None] * steps
-    log_tail = log_ndtr(-(u / shift + shift / 2))
-    terms = 2 * log_tail[:, :-1] + u[:, 1:] + np.log(-np.expm1(u[:, :-1] - u[:, 1:]))
-    log_sum = np.asarray(logsumexp(terms, axis=1))
-    return np.asarray(np.exp(np.minimum(2 * log_rounds - math.log(2) + log_sum, 700.0)))
+def _log_length(noise: float, sampling: RandomAllocation, delta: float) -> float:
+    """From the smallest to the largest log likelihood ratio of one round that matters."""
+    return noise**-2 - 2 / noise * float(ndtri(TAIL * delta / (18 * sampling.total_rounds)))
 
 
-def _by_geometric_mean(noise: float, rounds: int, delta: float) -> float:
-    """E(1 - e^epsilon·mean)+ <= E(1 - e^epsilon·geometric mean)+, and the log of that mean is Gaussian."""
-    mean, std = -1 / (2 * noise * noise), 1 / (noise * math.sqrt(rounds))
-
-    def missed(epsilon: float) -> float:
-        edge = (-epsilon - mean) / std
-        return float(ndtr(edge) - math.exp(epsilon + mean + std * std / 2 + float(log_ndtr(edge - std)))) - delta
-
-    if missed(0.0) <= 0:
-        return 0.0
-    high = -mean + 40 * std
-    return float(brentq(missed, 0.0, high, xtol=1e-9))
+def _stages(sampling: RandomAllocation) -> int:
+    """Convolutions that share the step of a geometric grid: powers of two, and their sums."""
+    last = sampling.rounds - 1
+    return 1 + last.bit_length() + last.bit_count()
 
 
-def _checked(noise_multiplier: float, delta: float, rounds: int) -> tuple[float, float, int]:
-    noise = float(nonnegative_array("noise_multiplier", one_number("noise_multiplier", noise_multiplier)))
-    return noise, float(delta_array(one_number("delta", delta))), whole_number("rounds", rounds, minimum=1)
+def _allocation_geometric(
+    noise: float, sampling: RandomAllocation, delta: float, *, upper: bool, coarser: int = 1
+) -> float:
+    """On a geometric grid of likelihood ratios, of as many points at any noise: the time hardly depends on the settings."""
+    step = _log_length(noise, sampling, delta) * _stages(sampling) * coarser / GEOMETRIC_POINTS
+    return _from_library(noise, sampling, delta, upper=upper, loss_discretization=step)
 
 
-def _probability(sampling_probability: float) -> float:
-    probability = one_number("sampling_probability", sampling_probability)
-    if not 0 <= probability <= 1:
-        raise ValueError(f"sampling_probability must lie in [0, 1], got {probability}")
-    return probability
+def _allocation_linear(noise: float, sampling: RandomAllocation, delta: float, coarser: int = 1) -> float:
+    """On a linear grid of likelihood ratios, summed by FFT: better at large noise. Their range is exponential in 1/noise."""
+    from PLD_accounting import ConvolutionMethod
+
+    points = _linear_points(sampling)
+    step = min(5e-5, 2 * math.exp(_log_length(noise, sampling, delta) / 2) / points)
+    return _from_library(
+        noise,
+        sampling,
+        delta,
+        upper=True,
+        loss_discretization=min(1e-4, step * math.sqrt(sampling.epochs)) * coarser,
+        max_grid_fft=points // coarser,
+        convolution_method=ConvolutionMethod.FFT,
+    )
 
 
-def amplified_epsilon(noise_multiplier: float, sampling: Sampling, delta: float) -> float:
-    """Epsilon of the scheme, by an accountant."""
-    if isinstance(sampling, Poisson):
-        return subsampled_epsilon(
-            noise_multiplier, sampling_probability=sampling.probability, rounds=sampling.rounds, delta=delta
+def _linear_points(sampling: RandomAllocation) -> int:
+    return min(LINEAR_POINTS, LINEAR_POINTS_PER_ROUND * sampling.rounds)
+
+
+def _from_library(
+    noise: float, sampling: RandomAllocation, delta: float, *, upper: bool, loss_discretization: float, **grid: Any
+) -> float:
+    from PLD_accounting import (
+        AllocationSchemeConfig,
+        BoundType,
+        PrivacyParams,
+        gaussian_allocation_epsilon_configurable,
+    )
+
+    rounds, epochs = sampling.rounds, sampling.epochs
+    return float(
+        gaussian_allocation_epsilon_configurable(
+            params=PrivacyParams(sigma=noise, num_steps=rounds, num_epochs=epochs, delta=delta),
+            config=AllocationSchemeConfig(
+                loss_discretization=loss_discretization * epochs, tail_truncation=TAIL * delta, **grid
+            ),
+            bound_type=BoundType.DOMINATES if upper else BoundType.IS_DOMINATED,
         )
-    raise ValueError(f"no accountant for {sampling}")
+    )
+
+
+def _shuffled(noise: float, sampling: Shuffled, delta: float, unamplified: float) -> AmplifiedEpsilon:
+    """Between the lower bounds of two attacks and no amplification.
+
+    The lower end takes a pair of neighbours and a test (compare Chua et al. 2024, arXiv 2403.17673). All others send -u
+    for one unit vector u. The target sends u, and the neighbour zeroes the target out. Look at the projections on u. A
+    cohort of B clients without the target has the mean -B. The target's cohort has 2 - B, or 1 - B when zeroed out,
+    because the target displaces one of the others. The target's round is uniform among T. So, after adding B, one round
+    has mean 2 under the first data set and 1 under the second; the rest have mean 0.
+
+    The test asks whether the largest of the T rounds exceeds c. Its probabilities are p = 1 - Φ((c-2)/z)Φ(c/z)^(T-1)
+    and p' = 1 - Φ((c-1)/z)Φ(c/z)^(T-1). Every (ε, δ) that holds has p <= e^ε p' + δ, so ε >= log((p - δ)/p') for each c.
+    Epochs are independent, so the number of epochs that exceed c is binomial, and its tails are tests in the same way.
+    The second test is the sum over an epoch's rounds. It has means 2 and 1 and variance Tz²: the Gaussian mechanism
+    with noise z√T.
+
+    The upper end gives the attacker the permutations. They do not depend on the target's update, so epsilon is then
+    that of the Gaussian mechanism. Not knowing them cannot raise it.
+    """
+    low = max(_attack_by_maximum(noise, sampling, delta), _attack_by_sum(noise, sampling, delta))
+    return AmplifiedEpsilon(
+        unamplified,
+        low=low,
+        accountant=UNAMPLIFIED,
+        adjacency=sampling.adjacency,
+        kind="range",
+        note="no accountant is known to amplify shuffled cohorts of fixed size; the lower end is a proven attack",
+    )
+
+
+def _fixed_size(noise: float, sampling: FixedSize, delta: float, unamplified: float) -> AmplifiedEpsilon:
+    """Between Poisson's epsilon and RDP's for sampling without replacement.
+
+    The lower end: all others send 0 and the neighbour replaces the target by 0. Then a round has mean 1 with
+    probability size/population, as under Poisson sampling. The upper end: Theorem 27 of Wang, Balle and Kasiviswanathan
+    2019 (arXiv 1808.00087). Replacing one client moves the sum by up to two clip norms, so its noise multiplier is half.
+    """
+    from dp_accounting import GaussianDpEvent, SampledWithoutReplacementDpEvent, SelfComposedDpEvent
+    from dp_accounting.privacy_accountant import NeighboringRelation
+    from dp_accounting.rdp import RdpAccountant
+
+    low = _epsilon(noise, Poisson(sampling.rate, sampling.rounds), delta).low
+    event = SelfComposedDpEvent(
+        SampledWithoutReplacementDpEvent(sampling.population, sampling.size, GaussianDpEvent(noise / 2)),
+        sampling.rounds,
+    )
+    accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
+    value = float(accountant.compose(event).get_epsilon(delta))
+    if not value < unamplified:
+        note = "Rényi accounting gives more than no amplification, which bounds epsilon here"
+        return _not_amplified(unamplified, low, sampling, note)
+    return AmplifiedEpsilon(value, low=low, accountant=RDP, adjacency=sampling.adjacency, kind="range")
+
+
+def _not_amplified(unamplified: float, low: float, sampling: Sampling, note: str | None = None) -> AmplifiedEpsilon:
+    note = note or "not amplified: so little noise is beyond the accountants; the lower end is a proven attack"
+    return AmplifiedEpsilon(
+        unamplified, low=low, accountant=UNAMPLIFIED, adjacency=sampling.adjacency, kind="range", note=note
+    )
+
+
+def _attack_by_sum(noise: float, sampling: RandomAllocation | Shuffled, delta: float) -> float:
+    """The sum over an epoch's rounds moves by 1 under noise z√T: what is left of the Gaussian mechanism is a lower bound."""
+    return float(mechanism_epsilon(noise * math.sqrt(sampling.rounds), delta=delta, participations=sampling.epochs))
+
+
+def _attack_by_maximum(noise: float, sampling: Poisson | RandomAllocation | Shuffled, delta: float) -> float:
+    """The best log((p - δ)/p') for tests of whether the largest round of an epoch exceeds c: a lower bound on epsilon.
+
+    `_shuffled` derives it. Random allocation has means 1 and 0 in the place of 2 and 1, and so has each of Poisson's
+    rounds, with its probability.
+    """
+    top = 2.0 if isinstance(sampling, Shuffled) else 1.0
+    c = np.linspace(0, top + 8 * noise, 2001)
+    absent = log_ndtr(-c / noise)
+    if isinstance(sampling, Poisson):
+        q = sampling.probability
+        sampled = np.logaddexp(math.log1p(-q) + absent, math.log(q) + log_ndtr((1 - c) / noise))
+        all_rounds = math.log(sampling.rounds)
+        return _best_advantage(all_rounds + _log_rate(sampled), all_rounds + _log_rate(absent), 1, delta)
+    others = math.log(sampling.rounds - 1) + _log_rate(absent)
+    present, changed = (np.logaddexp(_log_rate(log_ndtr((mean - c) / noise)), others) for mean in (top, top - 1))
+    return _best_advantage(present, changed, min(sampling.epochs, MOST_EPOCHS), delta)
+
+
+def _log_rate(log_tail: Floats) -> Floats:
+    """log(-log(1 - p)) from log p: rates of independent rounds add up."""
+    usual = np.minimum(np.maximum(log_tail, -40.0), -1e-12)
+    return np.where(log_tail < -36, log_tail, np.log(-np.log1p(-np.exp(usual))))
+
+
+def _best_advantage(log_rate: Floats, changed_log_rate: Floats, epochs: int, delta: float) -> float:
+    """The largest log((P(K >= k) - δ)/P'(K >= k)) for the number K of epochs with an exceedance, over thresholds and k."""
+    k = np.arange(1, epochs + 1)[:, None]
+    log_ways = gammaln(epochs + 1) - gammaln(k + 1) - gammaln(epochs - k + 1)
+
+    def log_tails(rate: Floats) -> Floats:
+        log_hit = np.where(rate < -36, rate, np.log(-np.expm1(-np.exp(np.maximum(rate, -40.0)))))
+        terms = log_ways + k * log_hit - (epochs - k) * np.exp(rate)
+        return np.asarray(np.logaddexp.accumulate(terms[::-1], axis=0))
+
+    power = np.exp(log_tails(log_rate)) - delta
+    reached = power > 0
+    advantage = np.log(np.where(reached, power, 1.0)) - log_tails(changed_log_rate)
+    return float(np.max(advantage, where=reached, initial=0.0))
+
+
+@lru_cache(maxsize=4096)
+def _noise(epsilon: float, sampling: Sampling, delta: float) -> float:
+    if math.isinf(epsilon):
+        return 0.0
+    times = sampling.rounds if isinstance(sampling, Poisson | FixedSize) else sampling.epochs
+    enough = float(mechanism_noise(epsilon, delta=delta, participations=times))
+    enough = 2 * enough if isinstance(sampling, FixedSize) else enough
+    if isinstance(sampling, Shuffled) or sampling.rate == 1:
+        return enough
+    start, slope = math.log(enough) + 0.5 * math.log(sampling.rate), -1.5
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for coarser, tolerance in ((COARSER, 1e-2), (1, 1e-4)):
+            upper_end = partial(_upper_end, sampling=sampling, delta=delta, coarser=coarser)
+            start, slope = _search(upper_end, epsilon, enough, start, slope, tolerance)
+    return math.exp(start)
+
+
+def _upper_end(noise: float, sampling: Sampling, delta: float, coarser: int) -> float:
+    """`_epsilon` without its lower end, on coarser grids."""
+    unamplified = _unamplified(noise, sampling, delta)
+    if unamplified > 0 and isinstance(sampling, Poisson) and _accountable(noise, sampling, delta):
+        return min(unamplified, _poisson_pld(noise, sampling, delta, coarser))
+    if unamplified > 0 and isinstance(sampling, RandomAllocation) and _accountable(noise, sampling, delta):
+        return min(unamplified, _allocation_upper(noise, sampling, delta, coarser))
+    return float(_epsilon(noise, sampling, delta))
+
+
+def _search(
+    upper_end: Callable[[float], float], epsilon: float, enough: float, start: float, slope: float, tolerance: float
+) -> tuple[float, float]:
+    """The log noise at which `upper_end` lies within `tolerance` below `epsilon`, and its slope there; by secants of logs.
+
+    A bracket guards the secants. Where `upper_end` jumps over `epsilon`, the answer is the first noise behind the jump.
+    """
+    low, high = -math.inf, math.log(enough)
+    x, before = min(start, high), None
+    while True:
+        excess = math.log(max(upper_end(math.exp(x)), 1e-300) / epsilon)
+        if -tolerance <= excess <= 0 or (excess <= 0 and x - low < 1e-5):
+            return x, slope
+        if before is not None and before[0] != x:
+            slope = min(-0.1, max(-20.0, (excess - before[1]) / (x - before[0])))
+        before = (x, excess)
+        low, high = (x, high) if excess > 0 else (low, x)
+        if high - low < 1e-5:
+            return high, slope
+        step = (-tolerance / 2 - excess) / slope
+        following = x + max(-2.0, min(2.0, step))
+        inside = low < following < high
+        x = following if inside else (x - 1.0 if math.isinf(low) else (low + high) / 2)

@@ -1,4 +1,4 @@
-"""Beyond the paper: other noises, check-ins, rungs, numbers of canaries, and amplification by shuffling."""
+"""Beyond the paper: other noises, check-ins, rungs, numbers of canaries, and amplification by random rounds."""
 
 import itertools
 import math
@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from coalmine.estimators.amplification import shuffled_epsilon
+from coalmine.estimators.amplification import amplified_epsilon
 from coalmine.estimators.correlated import BandedNoise, CorrelatedNoise, TreeNoise
 from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.estimators.sampling import RandomAllocation, Shuffled
 from coalmine.reproduction import paper_claims
 from coalmine.reproduction import table_5_emnist as emnist
 from coalmine.reproduction.epsilon_table import about, missing
@@ -94,7 +95,7 @@ def plan(options: Options) -> list[PlannedRun]:
 
 
 def gather(options: Options, follow: Follow) -> Found:
-    """What the runs read, part by part, and the analytical ε of shuffling."""
+    """What the runs read, part by part, and the analytical ε of random rounds."""
     asked = plan(options)
     done = carry_out(asked, options, follow=follow)
     read = {name: read_finished(directory) | {"densities": []} for name, directory in done.items()}
@@ -110,7 +111,7 @@ def gather(options: Options, follow: Follow) -> Found:
             "canaries": part(canary_runs(options)),
             "ladder": part(ladder),
         },
-        "shuffled": shuffled(),
+        "random_rounds": random_rounds(),
         "limited_noise": limited_noise(),
     }
 
@@ -125,16 +126,24 @@ def _ladder(found: Found) -> list[RunNumbers]:
     return list(_part(found, "ladder").values())
 
 
-def shuffled() -> list[dict[str, float]]:
-    """The analytical ε of Stack Overflow's noises, without and with amplification by shuffling."""
-    return [
-        {
-            "noise_multiplier": noise,
-            "unamplified": float(mechanism_epsilon(noise, delta=WORDS_DELTA)),
-            "shuffled": shuffled_epsilon(noise, rounds=WORD_ROUNDS, delta=WORDS_DELTA),
-        }
-        for noise in (*(noise for noise in STACK_OVERFLOW if noise), 0.5, 1.0)
-    ]
+def random_rounds() -> list[dict[str, float]]:
+    """The analytical ε of Stack Overflow's noises: round known, round drawn by each client, and fixed shuffled cohorts.
+
+    Shuffling has a range. Its upper end is no amplification, its lower end a proven attack.
+    """
+    found = []
+    for noise in (*(noise for noise in STACK_OVERFLOW if noise), 0.5, 1.0):
+        allocated = amplified_epsilon(noise, RandomAllocation(WORD_ROUNDS), WORDS_DELTA)
+        shuffled = amplified_epsilon(noise, Shuffled(WORD_ROUNDS), WORDS_DELTA)
+        found.append(
+            {
+                "noise_multiplier": noise,
+                "unamplified": shuffled.high,
+                "allocated": allocated.high,
+                "shuffled_at_least": shuffled.low,
+            }
+        )
+    return found
 
 
 def limited_noise() -> list[dict[str, Any]]:
@@ -165,7 +174,7 @@ def tables(found: Found) -> list[Table]:
         _finals(_ladder(found)),
         _canaries(_part(found, "canaries")),
         _misleading(_ladder(found)),
-        _shuffled(found["shuffled"]),
+        _random_rounds(found["random_rounds"]),
     ]
 
 
@@ -278,18 +287,21 @@ def _misleading(readings: Sequence[RunNumbers]) -> Table:
     return Table("Where the maximum over rounds misleads, and known-round does not", columns, tuple(rows))
 
 
-def _shuffled(items: Sequence[dict[str, float]]) -> Table:
+def _random_rounds(items: Sequence[dict[str, float]]) -> Table:
     rows = tuple(
         (
             f"{item['noise_multiplier']:g}",
             shown(item["unamplified"], 4),
-            shown(item["shuffled"], 4),
-            f"{1 - item['shuffled'] / item['unamplified']:.0%}",
+            shown(item["allocated"], 4),
+            f"{1 - item['allocated'] / item['unamplified']:.0%}",
+            shown(item["shuffled_at_least"], 4),
         )
         for item in items
     )
     title = f"Analytical ε, each client once in one of {WORD_ROUNDS:,} rounds, delta {WORDS_DELTA:.3g}"
-    return Table(title, ("noise", "round known", "shuffled", "less by"), rows)
+    return Table(
+        title, ("noise", "round known", "random allocation, at most", "less by", "shuffled cohorts, at least"), rows
+    )
 
 
 def checks(found: Found) -> list[Check]:
@@ -333,8 +345,11 @@ def checks(found: Found) -> list[Check]:
             "a longer pause between check-ins, fewer rounds of the most exposed", exposed, nothing="nothing is finished"
         ),
         all_of(
-            "the shuffled ε is at most the unamplified one",
-            [(f"noise {i['noise_multiplier']:g}", i["shuffled"] <= i["unamplified"]) for i in found["shuffled"]],
+            "random allocation's ε is at most shuffling's lower end, and that at most the unamplified ε",
+            [
+                (f"noise {i['noise_multiplier']:g}", i["allocated"] <= i["shuffled_at_least"] <= i["unamplified"])
+                for i in found["random_rounds"]
+            ],
             nothing="",
         ),
     ]
@@ -346,17 +361,21 @@ def _most_exposed(readings: dict[str, RunNumbers]) -> list[tuple[str, bool]]:
 
 
 def draw(figure: "Figure", found: Found) -> None:
-    """Four pictures: noises, canaries, maximum against known-round, shuffling."""
+    """Four pictures: noises, canaries, maximum against known-round, random rounds."""
     axes = figure.subplots(1, 4)
     _draw_noises(axes[0], _part(found, "noises"))
     _draw_canaries(axes[1], _part(found, "canaries"))
     _draw_misleading(axes[2], _ladder(found))
-    items = found["shuffled"]
-    for key, mark in (("unamplified", "o-"), ("shuffled", "s--")):
+    items = found["random_rounds"]
+    for key, mark in (("unamplified", "o-"), ("shuffled_at_least", "^:"), ("allocated", "s--")):
         axes[3].loglog(
-            [item["noise_multiplier"] for item in items], [item[key] for item in items], mark, ms=4, label=key
+            [item["noise_multiplier"] for item in items],
+            [item[key] for item in items],
+            mark,
+            ms=4,
+            label=key.replace("_", " "),
         )
-    axes[3].set_title("shuffling", fontsize=9)
+    axes[3].set_title("random rounds", fontsize=9)
     axes[3].set_xlabel("noise multiplier")
     axes[3].legend(fontsize=7)
 
@@ -407,15 +426,17 @@ def conclusion(found: Found) -> str:
             f"Drawn anew in every round a canary takes part up to {first[1]['canary_rounds'][1]} times, {last[0]} up to "
             f"{last[1]['canary_rounds'][1]} times."
         )
-    gained = [item for item in found["shuffled"] if item["shuffled"] < 0.999 * item["unamplified"]]
+    gained = [item for item in found["random_rounds"] if item["allocated"] < 0.999 * item["unamplified"]]
     if gained:
-        most = max(gained, key=lambda item: 1 - item["shuffled"] / item["unamplified"])
+        most = max(gained, key=lambda item: 1 - item["allocated"] / item["unamplified"])
         own = [
-            1 - item["shuffled"] / item["unamplified"] for item in gained if item["noise_multiplier"] in STACK_OVERFLOW
+            1 - item["allocated"] / item["unamplified"] for item in gained if item["noise_multiplier"] in STACK_OVERFLOW
         ]
         lines.append(
-            f"Shuffling makes {shown(most['unamplified'])} into {shown(most['shuffled'])} at noise "
-            f"{most['noise_multiplier']:g}; at the paper's own noises it takes off {min(own):.0%} to {max(own):.0%}."
+            f"Random allocation makes {shown(most['unamplified'])} into {shown(most['allocated'])} at noise "
+            f"{most['noise_multiplier']:g}; at the paper's own noises it takes off {min(own):.0%} to {max(own):.0%}. "
+            f"Fixed shuffled cohorts leave at least {shown(most['shuffled_at_least'])} at noise "
+            f"{most['noise_multiplier']:g}."
         )
     if lost := not_learnt(found["readings"]):
         lines.append(lost)

@@ -25,6 +25,7 @@ EVERY = [
     "Xiang 2025",
     "Nasr 2023, best threshold",
     "Nasr 2023, all thresholds",
+    "Agrawal 2026, Bonferroni box",
     "Pillutla 2023, order 1",
     "Pillutla 2023, order 2",
     "Pillutla 2023, order 4",
@@ -41,8 +42,8 @@ def rows(*arguments, **settings):
 def test_every_estimator_has_a_row():
     found = rows(QUANTILES + 1, QUANTILES)
     assert list(found) == EVERY
-    assert all(row.value is not None for row in list(found.values())[:14])
-    assert all(row.needs for row in list(found.values())[14:])
+    assert all(row.value is not None for row in list(found.values())[:15])
+    assert all(row.needs for row in list(found.values())[15:])
 
 
 def test_own_rows_equal_the_estimate_and_bound_functions():
@@ -83,21 +84,21 @@ def test_a_known_null_replaces_unobserved_scores_in_own_rows_only():
     both = rows(scores, QUANTILES / 1_000, null=CosineNull(1_000_000))
     for name in EVERY[:4]:
         assert law[name].value == both[name].value
-    assert all(law[name].needs == "needs scores of unobserved canaries" for name in EVERY[4:14])
-    assert all(both[name].value is not None for name in EVERY[:14])
+    assert all(law[name].needs == "needs scores of unobserved canaries" for name in EVERY[4:15])
+    assert all(both[name].value is not None for name in EVERY[:15])
 
 
 @pytest.mark.parametrize("change", [lambda x: 3 * x - 7, lambda x: x / 1e6])
 def test_rows_do_not_depend_on_units(change):
     scores, others = (QUANTILES + 1)[::7], QUANTILES[::5]
     plain, changed = (rows(f(scores), f(others)) for f in (lambda x: x, change))
-    for name in EVERY[:14]:
+    for name in EVERY[:15]:
         assert changed[name].value == pytest.approx(plain[name].value, abs=1e-6), name
 
 
 def test_a_larger_leak_gives_larger_values():
     found = [rows(QUANTILES + shift, QUANTILES) for shift in (0.0, 0.5, 1.0, 2.0, 3.0)]
-    for name in EVERY[:14]:
+    for name in EVERY[:15]:
         values = [each[name].value for each in found]
         assert values == sorted(values), name
 

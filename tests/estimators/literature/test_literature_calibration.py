@@ -19,7 +19,7 @@ if not (ROOT / "studies" / "literature_calibration.py").exists():
 sys.path.insert(0, str(ROOT))
 study = importlib.import_module("studies.literature_calibration")
 packages = importlib.import_module("studies.literature_packages")
-GAUSSIAN_ONLY = ("Mahloujifar", "Xiang", "Nasr")
+GAUSSIAN_ONLY = ("Mahloujifar", "Xiang", "Nasr", "Agrawal")
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,13 @@ def test_valid_bounds_hold_under_their_assumptions(results, mechanism):
 
 
 def test_bounds_that_assume_gaussian_noise_fail_on_laplace_noise(results):
-    for name in ("Xiang 2025", "Nasr 2023, all thresholds", "Mahloujifar 2024, fixed guesses"):
+    names = (
+        "Xiang 2025",
+        "Nasr 2023, all thresholds",
+        "Mahloujifar 2024, fixed guesses",
+        "Agrawal 2026, Bonferroni box",
+    )
+    for name in names:
         assert results["laplace/eps=2.3"]["rows"][name]["above"] > 0.5
 
 
@@ -100,6 +106,8 @@ def test_methods_without_their_stated_coverage_are_bold(results):
         ("laplace/eps=2.3", "Steinke 2023, fixed guesses", 0.075, True),
         ("laplace/eps=2.3", "Jagielski 2020, split", math.nan, True),
         ("laplace/eps=2.3", "Xiang 2025", 1.0, False),
+        ("gaussian/eps=4.9", "Agrawal 2026, Bonferroni box", 0.075, True),
+        ("laplace/eps=2.3", "Agrawal 2026, Bonferroni box", 1.0, False),
         ("gaussian/eps=2.3", "Nasr 2023, best threshold", 0.5, False),
     ],
 )

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from coalmine.estimators.bounds import Null, epsilon_lower_bound, score_array
 from coalmine.estimators.gaussian_fit import epsilon_estimate
+from coalmine.estimators.literature.agrawal import agrawal_row
 from coalmine.estimators.literature.canife import AuditedRounds, canife_row
 from coalmine.estimators.literature.jagielski2020 import jagielski2020_row, jagielski2020_split_row
 from coalmine.estimators.literature.jagielski2023 import Checkpoints, jagielski2023_rows
@@ -33,6 +34,7 @@ OF_TWO_SETS: tuple[Callable[..., LiteratureRow], ...] = (  # these need the obse
     xiang_row,
     nasr_row,
     nasr_simultaneous_row,
+    agrawal_row,
 )
 
 
