@@ -43,13 +43,13 @@ def main(epochs: int, noise_multiplier: float, mode: str, out: Path) -> None:
     model, optimizer, *changed, loader = made
     loss = changed[0] if changed else loss  # ghost mode clips in the loss
     settings = {"canaries": 1_000, "seed": 7, "delta": DELTA, "directory": out}
-    optimizer = audited(optimizer, model, sampling_probability=1 / len(loader), **settings)
+    optimizer = audited(optimizer, model, data_loader=loader, **settings)
     for _ in range(epochs):
         for images, labels in loader:
             optimizer.zero_grad()
             loss(model(images), labels).backward()
             optimizer.step()
-    print(optimizer.audit.finish(accounted_epsilon=engine.get_epsilon(DELTA), task="digits"))
+    print(optimizer.audit.finish(task="digits"))
     correct = (model(test.tensors[0]).argmax(dim=1) == test.tensors[1]).float().mean()
     print(f"accuracy {correct:.1%}; epsilon {engine.get_epsilon(DELTA):.3g} by the accountant")
     out.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ import pytest
 
 from coalmine import Audit, Claim, mechanism_epsilon
 from coalmine.audit.ladder import ladder
-from coalmine.audit.verdict import _signal
+from coalmine.audit.noise_signal import NoiseSignal
 from coalmine.audit.verification import verify_run
 from coalmine.audit.views import views
 from coalmine.estimators.correlated import BandedNoise, TreeNoise
@@ -52,7 +52,7 @@ def unit_claim() -> Claim:
 def slope_error(audit) -> float:
     """How many standard errors known-others lies from the truth, all canaries with their own strengths."""
     groups = [scores for scores in ladder(audit.log, audit.settings) if scores.rung == "known-others"]
-    signal = _signal(groups)
+    signal = NoiseSignal.of(groups)
     error = np.sqrt(1 / signal.weight + 1 / (2 * signal.dof * NOISE**2))
     return float((signal.beta - 1 / NOISE) / error)
 

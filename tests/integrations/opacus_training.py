@@ -11,7 +11,16 @@ from coalmine.integrations.opacus import audited
 
 
 def make(
-    *, examples=1_000, batch=1_000, learnable=True, mode="hooks", noise_multiplier=1.0, clip_norm=1.0, seed=0, **more
+    *,
+    examples=1_000,
+    batch=1_000,
+    learnable=True,
+    mode="hooks",
+    noise_multiplier=1.0,
+    clip_norm=1.0,
+    seed=0,
+    poisson=None,
+    **more,
 ):
     """Model, optimizer, loss, loader and engine: 9,648 parameters, all examples in a step unless `batch` is smaller."""
     torch.manual_seed(seed)
@@ -21,7 +30,7 @@ def make(
         data += 3 * torch.randn(10, 50)[labels]
     model = nn.Sequential(nn.Linear(50, 158), nn.ReLU(), nn.Linear(158, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(TensorDataset(data, labels), batch_size=batch)
+    loader = DataLoader(TensorDataset(data, labels), batch_size=batch, shuffle=poisson is False)
     engine = PrivacyEngine()
     made = engine.make_private(
         module=model,
@@ -30,7 +39,7 @@ def make(
         criterion=nn.CrossEntropyLoss(),
         noise_multiplier=noise_multiplier,
         max_grad_norm=clip_norm,
-        poisson_sampling=batch < examples,
+        poisson_sampling=batch < examples if poisson is None else poisson,
         grad_sample_mode=mode,
         **more,
     )
@@ -61,22 +70,26 @@ def start(
     through_clip=None,
     seed=0,
     directory=None,
+    observe=False,
     **settings,
 ):
-    """A trained optimizer, its audit not finished, and the engine. `fault` changes the optimizer before the audit does."""
+    """A trained optimizer, its audit not finished, and the engine. `fault` changes the optimizer before the audit does.
+
+    With `observe` canaries ride with rows of the loader; otherwise a coin of their own decides.
+    """
     model, optimizer, loss, loader, engine = make(seed=seed, **settings)
     if fault:
         fault(optimizer)
+    coin = {"sampling_probability": sampling_probability, "rng": np.random.default_rng(seed)}
     optimizer = audited(
         optimizer,
         model,
         canaries=canaries,
         seed=bytes([seed]) + b"tests only",
         delta=1e-5,
-        sampling_probability=sampling_probability,
         through_clip=through_clip,
         directory=directory,
-        rng=np.random.default_rng(seed),
+        **({"data_loader": loader} if observe else coin),
     )
     audit = optimizer.audit
     while audit.last_round < steps:

@@ -25,7 +25,7 @@ from coalmine.audit.noise_law import (
     resolution_of,
 )
 from coalmine.audit.result import AuditResult
-from coalmine.audit.schedule import Indices, canary_schedule, sample_canaries, schedule_key
+from coalmine.audit.schedule import Indices, canary_schedule, rows_of_canaries, sample_canaries, schedule_key
 from coalmine.audit.vectors import (
     LONGEST,
     SHORTEST,
@@ -247,6 +247,13 @@ class Audit:
         if not 0 <= probability <= 1:
             raise ValueError(f"sampling_probability must lie in [0, 1], got {probability}")
         return sample_canaries(self.settings.canaries, probability, round_number=number, key=self._key)
+
+    def canary_rows(self, rows: int) -> npt.NDArray[np.int64]:
+        """For each canary a row of a data set with so many rows, secret as the seed is.
+
+        A canary that takes part exactly when the pipeline picks its row shows how the pipeline samples.
+        """
+        return rows_of_canaries(self.settings.canaries, whole_number("rows", rows, minimum=1), key=self._key)
 
     def updates(
         self, present: Iterable[SupportsIndex], clip_norm: float, *, scale: float = 1.0, like: Any = None

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from coalmine.argument_checks import count_of, shown
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.sketch_gauges import rank_power
+from coalmine.audit.verdict import Verdict
 from coalmine.audit.views import Look
 from coalmine.storage.record import Settings
 
@@ -89,11 +90,12 @@ def audited_items(
     participations: int | None,
     planned: int | None,
     shown: int,
+    sampling: Verdict | None = None,
     given: Iterable[AuditedItem] = (),
 ) -> tuple[AuditedItem, ...]:
     """The whole list, in the order of `ITEMS`; what the pipeline knows better stands in the place of the audit's own.
 
-    `unobserved` is the number of rounds that the audit did not see.
+    `unobserved` is the number of rounds that the audit did not see. `sampling` is the sampling leg of an amplified claim.
     """
     names = {gauge.name for gauge in gauges}
     if any(gauge.name == "rounding" and gauge.status != "ok" for gauge in gauges):
@@ -104,12 +106,12 @@ def audited_items(
         _clipping(facts),
         AuditedItem("weights", "not checked", "the canaries weigh what the pipeline gave them"),
         _tensors(facts, names, settings),
-        AuditedItem("sampler", "not checked", "the audit chose the canaries' rounds, or was told them"),
+        _sampler(sampling),
         _participations(participations, planned, shown),
         _others(facts, names),
     ]
     found = {item.name: replace(item, source="audit") for item in own}
-    found |= {item.name: item for item in given}
+    found |= {item.name: item for item in given if item.name != "sampler" or found["sampler"].status != "checked"}
     return tuple(found[name] for name in ITEMS)
 
 
@@ -174,6 +176,18 @@ def _tensors(facts: CoverageReader, names: set[str], settings: Settings) -> Audi
     listed = [name for name, _ in settings.layers]
     more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
     return AuditedItem("tensors", "checked", f"each by itself: {', '.join(listed[:NAMED])}{more}")
+
+
+def _sampler(sampling: Verdict | None) -> AuditedItem:
+    if sampling is None or sampling.code == "sampler not observed":
+        return AuditedItem("sampler", "not checked", "the audit chose the canaries' rounds, or was told them")
+    detail = f"it picked canaries {sampling.picks} times, and those picks were tested"
+    sizes = (
+        "cohort sizes too"
+        if sampling.cohorts_known
+        else "cohort sizes were not given, so fixed ones cannot be excluded"
+    )
+    return AuditedItem("sampler", "checked", f"{detail}; {sizes}")
 
 
 def _participations(claimed: int | None, planned: int | None, shown: int) -> AuditedItem:

@@ -3,18 +3,27 @@
 import math
 from collections.abc import Iterable
 
+import numpy as np
+
 from coalmine.argument_checks import nonnegative_array, one_number, whole_number
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem, CoverageReader, audited_items, checked_items
 from coalmine.audit.gauge_reader import GaugeReader
-from coalmine.audit.ladder import LadderReader, presented_times
+from coalmine.audit.ladder import LadderReader, Scores, presented_times
+from coalmine.audit.legs import SampledClaim, judge_sampled
+from coalmine.audit.noise_signal import NoiseSignal
 from coalmine.audit.result import Adversary, AuditResult, Row
-from coalmine.audit.result_rows import make_headline, make_row
+from coalmine.audit.result_rows import make_headline, make_row, make_sampled_row, sampled_headline
 from coalmine.audit.stated_noise import StatedReader
+from coalmine.audit.unknown_round import RUNG as UNKNOWN
+from coalmine.audit.unknown_round import UnknownRound, UnknownRoundReader, stated_multiplier
 from coalmine.audit.verdict import Evidence, Verdict, judge
 from coalmine.audit.views import read_log
-from coalmine.storage.record import Settings, presentation_counts
+from coalmine.storage.record import FEWEST, Settings, presentation_counts
 from coalmine.storage.rounds_file import RoundLog
+
+MOST_ROWS = 5  # of a rung where sampling decides how often a canary is presented
+BEFORE = ("final", "final-update", "all-iterates")  # rungs below unknown-round
 
 
 def derive_result(
@@ -36,32 +45,29 @@ def derive_result(
     audited = checked_items(audited)
     rung_reader, gauge_reader = LadderReader(log, settings), GaugeReader(log, settings)
     told, facts = StatedReader(settings), CoverageReader()
-    read_log(log, settings, rung_reader, gauge_reader, told, facts)
+    sampled: SampledClaim | None = None
+    if claim is not None and claim.amplified:
+        sampled = SampledClaim.of(claim, delta=settings.delta, last_round=max(log.numbers, default=0))
+    hidden, why = _unknown_rounds(log, settings, sampled)
+    read_log(log, settings, rung_reader, gauge_reader, told, facts, *([] if hidden is None else [hidden]))
     rungs, gauges = rung_reader.scores(log.final), gauge_reader.gauges()
+    unknown = None if hidden is None else hidden.reading()
+    if unknown is not None:
+        rungs.insert(next((n for n, s in enumerate(rungs) if s.rung not in BEFORE), len(rungs)), unknown.scores)
     evidence = _evidence(log, settings, told, clients)
     participations = evidence.planned if claim is None else claim.participations or evidence.planned
     verdict: Verdict | None = None
     by_rung: dict[str, Verdict] = {}
-    notes: list[str] = []
-    if claim is not None:
-        verdict, by_rung, notes = judge(claim, rungs, gauges, evidence)
-    adversaries = {}
-    for name in dict.fromkeys(scores.rung for scores in rungs):
-        rows: list[Row] = []
-        for scores in (scores for scores in rungs if scores.rung == name):
-            try:
-                row = make_row(scores, settings)
-            except ValueError as error:  # constant scores, say: the other rungs still have something to tell
-                notes.append(f"{name}: {error}")
-                continue
-            if row is None:
-                shown_times = f"{scores.observed.size} canaries were presented {scores.presentations} times"
-                notes.append(f"{name}: {shown_times}, too few to say anything")
-            else:
-                rows.append(row)
-        rows.sort(key=lambda row: (-row.canaries, -(row.presentations or 0)))
-        if rows:
-            adversaries[name] = Adversary(name=name, rows=tuple(rows), verdict=by_rung.get(name))
+    notes: list[str] = [] if why is None else [why]
+    legs: dict[str, Verdict] = {}
+    if claim is not None and sampled is None:
+        verdict, by_rung, more = judge(claim, rungs, gauges, evidence)
+        notes += more
+    elif sampled is not None:
+        verdict, by_rung, legs, more = judge_sampled(sampled, rungs, gauges, evidence, log, settings)
+        notes += more
+    adversaries, more = _adversaries(rungs, by_rung, unknown, settings)
+    notes += more
     observed = len(log.observed)
     return AuditResult(
         settings=settings,
@@ -73,7 +79,10 @@ def derive_result(
         claim=claim,
         clients=clients,
         verdict=verdict,
-        headline=make_headline(
+        legs=legs,
+        headline=sampled_headline(adversaries.get(UNKNOWN))
+        if sampled is not None and UNKNOWN in adversaries
+        else make_headline(
             rungs,
             settings,
             rung=None if verdict is None else verdict.rung,
@@ -88,10 +97,67 @@ def derive_result(
             participations=None if claim is None else claim.participations,
             planned=evidence.planned,
             shown=evidence.shown,
+            sampling=legs.get("sampling"),
             given=audited,
         ),
         notes=tuple(notes),
     )
+
+
+def _adversaries(
+    rungs: list[Scores], by_rung: dict[str, Verdict], unknown: UnknownRound | None, settings: Settings
+) -> tuple[dict[str, Adversary], list[str]]:
+    """A rung's rows, one for each number of presentations, and notes on those that say nothing.
+
+    Sampling gives every canary another number, so only the most common ones have a row there.
+    """
+    found: dict[str, Adversary] = {}
+    notes: list[str] = []
+    for name in dict.fromkeys(scores.rung for scores in rungs):
+        rows: list[Row] = []
+        groups = [scores for scores in rungs if scores.rung == name]
+        if unknown is not None and len(groups) > MOST_ROWS:
+            groups = sorted(groups, key=lambda scores: -scores.observed.size)[:MOST_ROWS]
+        for scores in groups:
+            try:
+                if unknown is not None and name == UNKNOWN:
+                    row = _sampled_row(unknown, rungs, settings)
+                else:
+                    row = make_row(scores, settings)
+            except ValueError as error:  # constant scores, say: the other rungs still have something to tell
+                notes.append(f"{name}: {error}")
+                continue
+            if row is not None:
+                rows.append(row)
+            elif name != UNKNOWN:
+                shown_times = f"{scores.observed.size} canaries were presented {scores.presentations} times"
+                notes.append(f"{name}: {shown_times}, too few to say anything")
+        rows.sort(key=lambda row: (-row.canaries, -(row.presentations or 0)))
+        if rows:
+            found[name] = Adversary(name=name, rows=tuple(rows), verdict=by_rung.get(name))
+    return found, notes
+
+
+def _unknown_rounds(
+    log: RoundLog, settings: Settings, sampled: SampledClaim | None
+) -> tuple[UnknownRoundReader | None, str | None]:
+    """The reader of the rung unknown-round where its scheme is declared, or why there is none."""
+    sampling = settings.sampling if sampled is None else sampled.sampling
+    if sampling is None:
+        return None, None
+    if settings.noise is not None:
+        return None, f"{UNKNOWN}: left out, as it is known for noise that is fresh in every round only"
+    noise = stated_multiplier(log) if sampled is None else sampled.noise
+    if noise is None:
+        return None, f"{UNKNOWN}: left out, as it needs the noise multiplier: pass noise_std and clip_norm, or claim it"
+    return UnknownRoundReader(settings, sampling, noise), None
+
+
+def _sampled_row(unknown: UnknownRound, rungs: list[Scores], settings: Settings) -> Row | None:
+    groups = [scores for scores in rungs if scores.rung == "known-others"]
+    if not groups or settings.canaries < FEWEST or all(np.ptp(scores.observed) == 0 for scores in groups):
+        return None
+    return make_sampled_row(unknown, NoiseSignal.of(groups), settings)
 
 
 def _evidence(log: RoundLog, settings: Settings, told: StatedReader, clients: int | None) -> Evidence:

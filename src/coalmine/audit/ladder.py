@@ -5,7 +5,8 @@
 | final | the final model (Algorithm 2) | cosine over its null std | closed form |
 | final-update | and knows the initial model | the same with their difference | closed form |
 | all-iterates | every model delta (Algorithm 3) | largest cosine over rounds | unobserved canaries |
-| known-round | and in which rounds the target was | standardised cosines of its rounds, combined | closed form; ghosts |
+| unknown-round | and everybody else's updates | log likelihood ratio of the sampling | its law |
+| known-round | every model delta, the target's rounds | standardised cosines of its rounds | closed form; ghosts |
 | known-others | and everybody else's updates | the same on what is left, correlated noise whitened | closed form |
 """
 
@@ -21,12 +22,13 @@ from coalmine.argument_checks import Floats
 from coalmine.audit.views import SMALLEST, Look, View, read_log, sketch_columns
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.estimators.gaussians import Gaussian
+from coalmine.estimators.loss_law import LossLaw
 from coalmine.estimators.null import CosineNull
 from coalmine.storage.record import Settings
 from coalmine.storage.rounds_file import Final, RoundLog
 
 SHARED = 1 << 24  # numbers that the correlation of rounds may take in memory
-RUNGS = ("final", "final-update", "all-iterates", "known-round", "known-others")
+RUNGS = ("final", "final-update", "all-iterates", "unknown-round", "known-round", "known-others")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,7 @@ class Scores:
     observed: Floats
     unobserved: Floats
     null: CosineNull | Gaussian | None = None
-    bound_null: CosineNull | Gaussian | None = None
+    bound_null: CosineNull | Gaussian | LossLaw | None = None
     bound_observed: Floats | None = None
     null_dof: float = math.inf
     round_dof: float = math.inf

@@ -1,5 +1,6 @@
 """The one place where a verdict's facts become a sentence."""
 
+import math
 from typing import TYPE_CHECKING
 
 from coalmine.audit.gauge import meaning_of
@@ -27,11 +28,18 @@ def times_of(number: int) -> str:
 
 
 def _passed(v: "Verdict") -> str:
+    if v.code in PASSED:
+        return PASSED[v.code](v)
     times = "" if v.participations is None else f" for a client that takes part {times_of(v.participations)}"
     return f"no excess{times}, and twice the claim would have been caught with probability {v.power:.1%}"
 
 
 def _refuted(v: "Verdict") -> str:
+    if v.code == "accounting":
+        return f"{_accounted(v)}, more than the claimed {v.claimed_epsilon:.4g}"
+    if v.code == "sampler":
+        low, _ = v.epsilon_range or (0.0, 0.0)
+        return f"{_sampler(v)}. That has an epsilon of at least {low:.3g}, above the claimed {v.claimed_epsilon:.4g}"
     if v.code == "bound":
         compared = f"lies above the claimed {v.claimed_epsilon:.3g}"
         return f"the lower bound {v.lower_bound:.3g} at {v.confidence:.2%} confidence {compared}"
@@ -79,13 +87,16 @@ def _undecided(v: "Verdict") -> str:
         "undetected": _undetected,
         "constant": _constant,
         "no closed form": _no_closed_form,
+        "range": _range,
+        "sampler": _unclear_sampler,
+        "picks": _few_picks,
+        "sampled power": _weak_noise,
     }[v.code](v)
 
 
 SENTENCES = {
-    "amplified": "nothing refutes the claim, but this audit can refute an amplified claim, not confirm it: judge the noise "
-    "itself by a mechanism claim",
-    "rounds known": "an amplified claim is not about an attacker who knows the rounds",
+    "sampler not observed": "nobody observed the pipeline's own sampler, so nobody knows who takes part in which round: "
+    "let the canaries take part when the sampler picks them, and say sampler_observed=True in the claim",
     "no canaries": "no round with a canary in it was observed, so nothing can be said of the noise",
     "hidden": "nothing refutes the claim, but real updates could stand in for missing noise, so these scores cannot confirm "
     "it",
@@ -194,3 +205,85 @@ def _no_closed_form(v: "Verdict") -> str:
         f"the lower bound at {(v.confidence or 0) * 100:g} % does not refute the claim{reach}, and unobserved scores alone "
         "cannot confirm a claim: give a null in closed form, --dim or --null-std"
     )
+
+
+def _accounted(v: "Verdict") -> str:
+    low, high = v.epsilon_range or (0.0, 0.0)
+    between = "" if math.isclose(low, high, rel_tol=0.05) else f" (at least {low:.4g})"
+    return (
+        f"{v.accountant} gives an epsilon of {v.epsilon:.4g}{between} for noise multiplier {v.claimed_noise:.4g} and "
+        f"{v.scheme}"
+    )
+
+
+def _range(v: "Verdict") -> str:
+    low, high = v.epsilon_range or (0.0, 0.0)
+    return (
+        f"the epsilon of {v.scheme} at noise multiplier {v.claimed_noise:.4g} lies between {low:.4g} and {high:.4g}, and "
+        f"nobody knows where: a claim of {v.claimed_epsilon:.4g} can be neither confirmed nor refuted"
+    )
+
+
+def _sampler(v: "Verdict") -> str:
+    return f"the sampler does not do what is claimed: {v.seen} ({v.test}, p = {v.p_value:.1g})"
+
+
+def _unclear_sampler(v: "Verdict") -> str:
+    low, high = v.epsilon_range or (0.0, 0.0)
+    text = f"{_sampler(v)}. The epsilon of what was seen lies between {low:.3g} and {high:.3g}"
+    advice = f"account for {v.seen_scheme}" if v.seen_scheme else "no accountant covers that"
+    return f"{text}, the claim is {v.claimed_epsilon:.4g}: {advice}"
+
+
+def _few_picks(v: "Verdict") -> str:
+    text = f"the sampler picked canaries {v.picks} times"
+    if v.detectable_rate is None:
+        return f"{text}, too few to see how often it picks them: use more canaries"
+    return (
+        f"{text}, too few: only a rate of {v.detectable_rate:.3g} would have been seen with probability {v.power:.0%}, and "
+        f"its epsilon is {v.detectable_epsilon:.3g}. Use more canaries"
+    )
+
+
+def _weak_noise(v: "Verdict") -> str:
+    return (
+        f"the scores are too few: only noise with an epsilon of {v.detectable_epsilon:.3g} would have been caught with "
+        f"probability {v.power:.0%}, more than twice the claimed {v.claimed_epsilon:.4g}. Use more canaries"
+    )
+
+
+def _three_legs(v: "Verdict") -> str:
+    return (
+        f"accounting, noise and sampling are as claimed for {v.scheme}: the accountant gives the claimed epsilon, the "
+        "rounds had the noise that it needs, and the pipeline's own sampler picked canaries as the scheme says"
+    )
+
+
+def _noise_as_claimed(v: "Verdict") -> str:
+    return (
+        f"the rounds had the noise that the claim needs, a multiplier of {v.claimed_noise:.4g}; noise with an epsilon of "
+        f"{v.detectable_epsilon:.3g} or more would have been caught with probability {v.power:.0%}"
+    )
+
+
+def _sampled_as_claimed(v: "Verdict") -> str:
+    text = f"the sampler picked canaries {v.picks} times, as {v.scheme} would"
+    if v.detectable_rate is not None:
+        text += f"; a rate of {v.detectable_rate:.3g} would have been seen with probability {v.power:.0%}"
+    return text if v.cohorts_known else f"{text}. Cohort sizes were not given, so fixed cohorts cannot be excluded"
+
+
+def _harmless_sampler(v: "Verdict") -> str:
+    _, high = v.epsilon_range or (0.0, 0.0)
+    return (
+        f"{_sampler(v)}. That is harmless: its epsilon is at most {high:.3g}, and the claim is {v.claimed_epsilon:.4g}"
+    )
+
+
+PASSED = {
+    "legs": _three_legs,
+    "accounted": lambda v: f"{_accounted(v)}, and the claim is {v.claimed_epsilon:.4g}",
+    "sampled power": _noise_as_claimed,
+    "sampled": _sampled_as_claimed,
+    "sampler allowed": _harmless_sampler,
+}

@@ -12,6 +12,7 @@ from coalmine.argument_checks import count_of, shown
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.gauge import Gauge
+from coalmine.audit.unknown_round import LossFit
 from coalmine.audit.verdict import NO_VERDICT, Verdict
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.estimators.intervals import Interval
@@ -27,6 +28,7 @@ class Row:
     """One adversary, for canaries presented equally often. `lower_bound` is valid; the paper's is not, by its own name.
 
     Under correlated noise the estimate is for somebody of this `sensitivity`, in clip norms: the canaries' root mean square.
+    `fit` is how well the scores of unknown-round follow the accountant's law.
     """
 
     presentations: int | None
@@ -37,10 +39,13 @@ class Row:
     paper_lower_bound: float
     warnings: tuple[str, ...] = ()
     sensitivity: float | None = None
+    fit: LossFit | None = None
 
     def to_dict(self) -> dict[str, Any]:
         found = self.estimate
-        exposed = {} if self.sensitivity is None else {"sensitivity": self.sensitivity}
+        exposed: dict[str, Any] = {} if self.sensitivity is None else {"sensitivity": self.sensitivity}
+        if self.fit is not None:
+            exposed["fit"] = {name: list(v) if isinstance(v, tuple) else v for name, v in vars(self.fit).items()}
         return exposed | {
             "presentations": self.presentations,
             "canaries": self.canaries,
@@ -76,6 +81,21 @@ class Adversary:
     def headline(self) -> Row:
         return self.rows[0]
 
+    @property
+    def epsilon(self) -> float:
+        """The estimate of the first row."""
+        return self.headline.estimate.epsilon
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The interval of `epsilon`."""
+        return interval_ends(self.headline.estimate.interval)
+
+    @property
+    def lower_bound(self) -> float:
+        """The valid lower bound of the first row."""
+        return self.headline.lower_bound
+
     def row_for(self, participations: int | None) -> Row:
         """The row of canaries presented so often, or else the one with most canaries."""
         return next((row for row in self.rows if row.presentations == participations), self.headline)
@@ -110,7 +130,8 @@ class Headline:
 class AuditResult:
     """Everything an audit found. Prints as a table, in a notebook too; `to_dict` is for JSON, and `from_dict` its inverse.
 
-    `verdict` is None where nothing was claimed. `extra` are entries that a trainer wrote beside the audit's own, such as the
+    `verdict` is None where nothing was claimed. `legs` are those of an amplified claim: accounting, noise and sampling.
+    `extra` are entries that a trainer wrote beside the audit's own, such as the
     accuracy: result.json has them all on one level.
     """
 
@@ -123,6 +144,7 @@ class AuditResult:
     claim: Claim | None = None
     clients: int | None = None
     verdict: Verdict | None = None
+    legs: dict[str, Verdict] = field(default_factory=dict)
     headline: Headline | None = None
     audited: tuple[AuditedItem, ...] = ()
     notes: tuple[str, ...] = ()
@@ -165,6 +187,7 @@ class AuditResult:
             "claim_participations": None if self.claim is None else self.claim.participations,
             "clients": self.clients,
             **(NO_VERDICT if self.verdict is None else self.verdict.to_dict()),
+            "legs": {name: leg.to_dict() for name, leg in self.legs.items()},
             "headline": None if self.headline is None else self.headline.to_dict(),
             "audited": {item.name: item.to_dict() for item in self.audited},
             "gauges": {gauge.name: gauge.to_dict() for gauge in self.gauges},
@@ -218,6 +241,7 @@ class AuditResult:
         if self.claim is not None and self.verdict is not None:
             claim = f"claimed epsilon {format_number(self.claim.epsilon)} ({self.claim.accounting})"
             texts += [f"{claim}: {self.verdict.outcome}", self.verdict.reason]
+            texts += [f"{name} leg: {leg.outcome}: {leg.reason}" for name, leg in self.legs.items()]
             texts += [self.scope] if self.verdict.outcome == "PASS" else []
         texts += [f"{item.name}: {item.status} ({item.detail})" for item in self.audited]
         for gauge in self.gauges:
@@ -293,6 +317,7 @@ def _result_of(values: Mapping[str, Any]) -> AuditResult:
         claim=_claim(values),
         clients=convert(values["clients"], int | None),
         verdict=_verdict(values),
+        legs={str(name): _leg(_mapping(leg)) for name, leg in _mapping(values["legs"]).items()},
         headline=None if values["headline"] is None else _headline(_mapping(values["headline"])),
         audited=tuple(
             convert({**_mapping(item), "name": name}, AuditedItem) for name, item in _mapping(values["audited"]).items()
@@ -338,6 +363,13 @@ def _verdict(values: Mapping[str, Any]) -> Verdict | None:
     return found
 
 
+def _leg(values: Mapping[str, Any]) -> Verdict:
+    found = _verdict(values)
+    if found is None:
+        raise ValueError("a leg has an outcome")
+    return found
+
+
 def _adversary(name: str, found: Mapping[str, Any]) -> Adversary:
     rows = tuple(_row(_mapping(row)) for row in _listed(found["groups"]))
     if not rows:
@@ -364,6 +396,7 @@ def _row(row: Mapping[str, Any]) -> Row:
         "paper_lower_bound": _number(row["paper"]["lower_bound"]),
         "warnings": row["warnings"],
         "sensitivity": _maybe(row.get("sensitivity")),
+        "fit": row.get("fit"),
     }
     return convert(shaped | {"estimate": whole}, Row)
 

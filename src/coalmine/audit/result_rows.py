@@ -6,14 +6,22 @@ import numpy as np
 from scipy.special import ndtri
 
 from coalmine.audit.ladder import RUNGS, Scores
-from coalmine.audit.result import CONFIDENCE, Headline, Row, interval_ends
+from coalmine.audit.noise_signal import NoiseSignal
+from coalmine.audit.result import CONFIDENCE, Adversary, Headline, Row, interval_ends
+from coalmine.audit.unknown_round import UnknownRound
 from coalmine.estimators.all_iterates import estimate_from_iterates
+from coalmine.estimators.amplification import AmplifiedEpsilon, amplified_epsilon
 from coalmine.estimators.bounds import epsilon_lower_bound
 from coalmine.estimators.final_model import estimate_from_final
-from coalmine.estimators.gaussian_fit import EpsilonEstimate, epsilon_estimate
+from coalmine.estimators.gaussian_fit import EpsilonEstimate, VarianceChoice, epsilon_estimate
 from coalmine.estimators.gaussians import Gaussian
+from coalmine.estimators.intervals import Floor, Interval
+from coalmine.estimators.normality import AndersonDarling
+from coalmine.estimators.sampling import Sampling
 from coalmine.storage.record import FEWEST, Settings
 
+POOR_FIT = 0.01  # p-value of the goodness of fit that is worth a warning
+SMALLEST_SIGNAL = 1e-4  # of 1/z: nothing leaks
 KNOWN_RUNGS = ("known-round", "known-others")
 
 
@@ -36,6 +44,63 @@ def make_row(scores: Scores, settings: Settings) -> Row | None:
         warnings=_warnings(scores, estimate),
         sensitivity=None if scores.strength is None else math.sqrt(scores.strength),
     )
+
+
+def make_sampled_row(reading: UnknownRound, signal: NoiseSignal, settings: Settings) -> Row:
+    """The figures of unknown-round: the accountant's epsilon at the measured noise, and the bound from the scores.
+
+    Epsilon falls as noise grows, so the interval of the noise maps to one of epsilon. It rests on the declared scheme.
+    """
+    delta, sampling = settings.delta, reading.sampling
+    low, high = signal.interval(CONFIDENCE)
+    silent = ndtri(0.95) / math.sqrt(signal.weight)  # of 1/z, when nothing leaks
+    floor = Floor(0.0, float(_accounted(silent, sampling, delta)))
+    best = _accounted(signal.beta, sampling, delta)
+    estimate = EpsilonEstimate(
+        epsilon=float(best),
+        interval=Interval(_accounted(low, sampling, delta).low, float(_accounted(high, sampling, delta))),
+        confidence=CONFIDENCE,
+        floor=floor,
+        ceiling=math.inf,
+        variance=VarianceChoice("accountant", f"the law of the scores is the accountant's for {sampling}"),
+        mean=float(reading.observed.mean()),
+        std=float(reading.observed.std()),
+        null_mean=reading.absent.mean,
+        null_std=reading.absent.std,
+        anderson_darling=AndersonDarling(math.nan, math.nan),
+    )
+    bounds = {
+        method: epsilon_lower_bound(
+            reading.observed, null=reading.absent, delta=delta, confidence=CONFIDENCE, method=method
+        )
+        for method in ("simultaneous", "paper")
+    }
+    found = [f"the estimate is the accountant's epsilon at the measured noise, for {sampling}"]
+    if best.low < best.high:
+        found.append(f"the accountant gives a range, {best.low:.3g} … {best.high:.3g}; the estimate is its upper end")
+    if reading.fit.p_value < POOR_FIT:
+        found.append(
+            f"the scores do not follow the accountant's law (Kolmogorov-Smirnov p = {reading.fit.p_value:.2g})"
+        )
+    if estimate.epsilon <= floor.q95:
+        found.append(f"nothing was detected: as many canaries read up to {floor.q95:.2g} when nothing leaks")
+    return Row(
+        presentations=None,
+        canaries=reading.observed.size,
+        estimate=estimate,
+        lower_bound=bounds["simultaneous"],
+        paper_epsilon=math.nan,
+        paper_lower_bound=bounds["paper"],
+        warnings=tuple(found),
+        fit=reading.fit,
+    )
+
+
+def _accounted(inverse_noise: float, sampling: Sampling, delta: float) -> AmplifiedEpsilon:
+    """The accountant's epsilon at noise multiplier 1/β; 0 without a signal."""
+    if inverse_noise <= SMALLEST_SIGNAL:
+        return AmplifiedEpsilon(0.0, low=0.0, accountant="", adjacency=sampling.adjacency, kind="upper bound")
+    return amplified_epsilon(1 / inverse_noise, sampling, delta)
 
 
 def _estimate(scores: Scores, settings: Settings) -> EpsilonEstimate | None:
@@ -83,6 +148,13 @@ def _warnings(scores: Scores, estimate: EpsilonEstimate) -> tuple[str, ...]:
     if estimate.epsilon <= estimate.floor.q95:
         found.append(f"nothing was detected: as many canaries read up to {estimate.floor.q95:.2g} when nothing leaks")
     return tuple(found)
+
+
+def sampled_headline(unknown: Adversary | None) -> Headline | None:
+    """The number on top of an amplified claim: what unknown-round reads."""
+    if unknown is None:
+        return None
+    return Headline(rung=unknown.name, participations=None, epsilon=unknown.epsilon, interval=unknown.interval)
 
 
 def make_headline(

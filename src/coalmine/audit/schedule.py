@@ -88,6 +88,13 @@ def sample_canaries(count: int, probability: float, *, round_number: int, key: b
     return np.flatnonzero(drawn < probability).astype(np.int32)
 
 
+def rows_of_canaries(count: int, rows: int, *, key: bytes) -> npt.NDArray[np.int64]:
+    """For each canary a row of its own, among so many rows of a data set. It follows from `key`."""
+    if count > rows:
+        raise ValueError(f"canaries must be at most the {rows} rows, one row for each, got {count}")
+    return np.argsort(_stream(key, b"rows").random(rows), kind="stable")[:count].astype(np.int64)
+
+
 def _number_bytes(round_number: int) -> bytes:
     return round_number.to_bytes(max(8, round_number.bit_length() // 8 + 1), "little")
 

@@ -7,16 +7,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import chdtri, fdtri, gammaln, nctdtr, ndtr
 
 from coalmine.audit.claim import Claim
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.ladder import Scores
+from coalmine.audit.noise_signal import NoiseSignal
 from coalmine.audit.reasons import reason, times_of
 from coalmine.audit.stated_noise import RoundScores, StatedNoise
+from coalmine.estimators.amplification import amplified_epsilon
 from coalmine.estimators.bounds import bound_of
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
-from coalmine.estimators.planning import canaries_for_power, power_against_claim
+from coalmine.estimators.planning import canaries_for_power, detectable_mean, power_against_claim
+from coalmine.estimators.sampling import Sampling
 from coalmine.storage.record import FEWEST
 
 # A true claim is called VIOLATION in at most 1 % of runs: two tests of the mean score, the bounds of all rungs together, a
@@ -25,13 +27,11 @@ TEST_LEVEL = 0.002
 BOUND_LEVEL = 0.004
 BOUND_CONFIDENCE = 1 - BOUND_LEVEL / 5  # on each of five rungs
 SCAN_LEVEL = 0.001
-MANY = 10_000  # dof from which on the scale is as good as known to the test
 POWER = 0.9
 KNOWN = ("known-round", "known-others")
 FEWEST_STDS, LOUD_STDS = 2.0, 4.0  # by which canaries must be detected; and where they cannot be missed at the claim
 DETECTED, UNDETECTED_LEVEL = 0.5, 1e-4  # below this share of the claim's signal, and so unlikely: worth a note
 ROUNDED = 1.005  # printed epsilons are rounded: a claim is refuted only beyond this
-EVEN_LEVEL = 1e-3  # of the test whether all canaries count alike
 WEAKER = 0.9  # of the usual stated noise: rounds below it are tested together
 SHORT = 0.95  # of the declared length: canaries that arrive shorter were lost or cut
 EXCLUDED_LEVEL = 0.01  # at which scores exclude a noise multiplier that the stated noise suggests
@@ -90,6 +90,19 @@ class Verdict:
     length: float | None = None  # of the canaries, over the declared one
     length_error: float | None = None
     correlated: bool | None = None  # whether the noise is
+    leg: str | None = None  # of a verdict on an amplified claim: accounting, noise or sampling
+    epsilon_range: tuple[float, float] | None = None  # that the accountant gives for a scheme
+    accountant: str | None = None
+    adjacency: str | None = None
+    scheme: str | None = None  # of sampling, as claimed
+    seen: str | None = None  # what the sampler was seen to do
+    seen_scheme: str | None = None  # the scheme to account for instead
+    test: str | None = None  # of the sampler, that failed most clearly
+    picks: int | None = None  # of canaries by the sampler
+    rate: float | None = None  # of those picks
+    cohorts_known: bool | None = None  # whether cohort sizes were given
+    detectable_rate: float | None = None  # that would have been seen, with probability `power`
+    detectable_epsilon: float | None = None  # likewise
     evidence: tuple[str, ...] = ()  # other rungs and gauges that say the same
 
     @property
@@ -141,15 +154,25 @@ class Evidence:
 
 
 def judge(
-    claim: Claim, rungs: list[Scores], gauges: list[Gauge], evidence: Evidence
+    claim: Claim,
+    rungs: list[Scores],
+    gauges: list[Gauge],
+    evidence: Evidence,
+    *,
+    sampled: tuple[float, Sampling] | None = None,
 ) -> tuple[Verdict, dict[str, Verdict], list[str]]:
-    """The verdict on the run, that of each rung, and notes; a true claim is called VIOLATION in at most 1 % of runs."""
+    """The verdict on the run, that of each rung, and notes; a true claim is called VIOLATION in at most 1 % of runs.
+
+    For an amplified claim `sampled` is the noise multiplier that it needs and its scheme, and the verdict is the one on the
+    noise alone; the rungs that know no rounds are compared with the claim itself.
+    """
     names = list(dict.fromkeys(scores.rung for scores in rungs))
-    case = _case_of(claim, rungs, gauges, evidence)
+    case = _case_of(claim, rungs, gauges, evidence, sampled)
     case = replace(case, bound_level=BOUND_LEVEL / max(len(names), 5))
     by_rung = {name: _judge_rung(name, [s for s in rungs if s.rung == name], case) for name in names}
     notes = [note for note in (_undetected(rungs, case), _more_often(case), *_less_noise(gauges, case)) if note]
-    return _judge_run(by_rung, rungs, gauges, case), by_rung, notes
+    judged = {name: verdict for name, verdict in by_rung.items() if sampled is None or name in KNOWN}
+    return _judge_run(judged, rungs, gauges, case), by_rung, notes
 
 
 def _undetected(rungs: list[Scores], case: "_Case") -> str | None:
@@ -159,9 +182,9 @@ def _undetected(rungs: list[Scores], case: "_Case") -> str | None:
     as then there is no excess.
     """
     groups = [scores for scores in rungs if scores.rung == "known-others"]
-    if case.claim.amplified or all(np.ptp(scores.observed) == 0 for scores in groups):
+    if all(np.ptp(scores.observed) == 0 for scores in groups):
         return None
-    signal = _signal(groups)
+    signal = NoiseSignal.of(groups)
     claimed = 1 / case.noise
     if signal.beta >= DETECTED * claimed or 1 - signal.p_value(claimed) > UNDETECTED_LEVEL:
         return None
@@ -172,13 +195,22 @@ def _undetected(rungs: list[Scores], case: "_Case") -> str | None:
     )
 
 
-def _case_of(claim: Claim, rungs: list[Scores], gauges: list[Gauge], evidence: Evidence) -> "_Case":
+def _case_of(
+    claim: Claim,
+    rungs: list[Scores],
+    gauges: list[Gauge],
+    evidence: Evidence,
+    sampled: tuple[float, Sampling] | None,
+) -> "_Case":
     strongest = max((s.largest_strength for s in rungs if s.largest_strength is not None), default=None)
     if evidence.correlated and strongest is None:
         strongest = (claim.sensitivity or 1.0) ** 2
     times = claim.participations or evidence.planned
     explicit = times is not None or claim.sensitivity is not None or evidence.correlated
-    noise = _claimed_noise(claim, times or 1, strongest, evidence.delta)
+    if sampled is None:
+        noise = _claimed_noise(claim, times or 1, strongest, evidence.delta)
+    else:  # everybody may be in any of the rounds
+        noise, times, explicit = sampled[0], sampled[1].total_rounds, True
     return _Case(
         claim,
         noise,
@@ -189,6 +221,7 @@ def _case_of(claim: Claim, rungs: list[Scores], gauges: list[Gauge], evidence: E
         noise_seen=max((float(np.median(gauge.values)) for gauge in gauges if gauge.name == "residual"), default=1.0),
         shortest=min((gauge.smallest for gauge in gauges if gauge.name == "residual"), default=1.0),
         others_wrong=next((g.largest for g in gauges if g.name == "others" and g.status != "ok"), None),
+        sampling=None if sampled is None else sampled[1],
     )
 
 
@@ -212,7 +245,7 @@ class _Case:
     `times` is None where nobody said so: then the noise multiplier is that of one participation, the least that the claim
     can mean, so that only what every reading of the claim excludes is a VIOLATION. `strongest` is the most exposed canary's
     ‖Cu‖² under correlated noise, `noise_seen` and `shortest` what the residual gauge usually and at least reads,
-    `others_wrong` the factor by which `others` is off.
+    `others_wrong` the factor by which `others` is off. `sampling` is the scheme of an amplified claim.
     """
 
     claim: Claim
@@ -225,6 +258,7 @@ class _Case:
     noise_seen: float = 1.0
     shortest: float = 1.0
     others_wrong: float | None = None
+    sampling: Sampling | None = None
 
     @property
     def delta(self) -> float:
@@ -236,7 +270,7 @@ class _Case:
 
     def epsilon(self, presentations: int | None, strength: float | None = None) -> float:
         """What is claimed for somebody who takes part so often, or is so exposed."""
-        if self.claim.amplified:
+        if self.sampling is not None and presentations is None:
             return self.claim.epsilon
         if self.strongest is not None:
             return float(mechanism_epsilon(self.noise / math.sqrt(strength or self.strongest), delta=self.delta))
@@ -247,12 +281,20 @@ class _Case:
         """The epsilon of the claim's own client under another noise multiplier in all of its rounds."""
         if multiplier <= 0 or math.isinf(multiplier):
             return 0.0 if multiplier > 0 else math.inf
+        if self.sampling is not None:
+            return amplified_epsilon(multiplier, self.sampling, self.delta).low
         exposure = self.claim.sensitivity or math.sqrt(self.strongest or self.times or 1)
         return float(mechanism_epsilon(multiplier / exposure, delta=self.delta))
 
     def refutes(self, multiplier: float) -> bool:
         """Whether so little noise in all rounds would mean more than the claimed epsilon."""
         return self.implied(multiplier) > ROUNDED * self.claim.epsilon
+
+    def permits(self, multiplier: float) -> bool:
+        """Whether the claim holds with so little noise in all rounds."""
+        if self.sampling is None or multiplier <= 0:
+            return not self.refutes(multiplier)
+        return amplified_epsilon(multiplier, self.sampling, self.delta).high <= ROUNDED * self.claim.epsilon
 
 
 def _judge_run(by_rung: dict[str, Verdict], rungs: list[Scores], gauges: list[Gauge], case: _Case) -> Verdict:
@@ -263,8 +305,6 @@ def _judge_run(by_rung: dict[str, Verdict], rungs: list[Scores], gauges: list[Ga
         return replace(by_rung[violated[-1]], evidence=tuple(also))
     if proofs:
         return _proof(proofs[0], case)
-    if case.claim.amplified:
-        return Verdict(outcome=UNDERPOWERED, code="amplified")
     known = [by_rung[name] for name in KNOWN if name in by_rung]
     if not known:
         return Verdict(outcome=UNDERPOWERED, code="no canaries")
@@ -278,12 +318,12 @@ def _judge_run(by_rung: dict[str, Verdict], rungs: list[Scores], gauges: list[Ga
 
 
 def _proves(gauge: Gauge, case: _Case) -> bool:
-    """Whether a gauge proves so little noise that the claim is wrong; for an amplified claim, only that none is left."""
+    """Whether a gauge proves so little noise that the claim is wrong."""
     if gauge.status != "low" or gauge.noise_left is None:
         return False
     if gauge.noise_left < 1e-3:
         return True
-    if case.claim.amplified or not case.explicit:
+    if not case.explicit:
         return False
     stated = case.evidence.stated
     if stated is None:
@@ -342,7 +382,7 @@ def _allowed(gauge: Gauge, case: _Case) -> bool:
     least = min(gauge.smallest, gauge.noise_left or 0.0) * 0.98  # the limit's own uncertainty
     if gauge.name == "difference" and least < 0.9 * case.shortest:
         return False  # less changes from round to round than there is noise: it is used again
-    return not case.refutes(stated.least(gauge.flagged) * stated.low * least)
+    return case.permits(stated.least(gauge.flagged) * stated.low * least)
 
 
 def _barred(rungs: list[Scores], gauges: list[Gauge], case: _Case) -> Verdict | None:
@@ -394,12 +434,12 @@ def _excluded(multiplier: float, stated: StatedNoise, case: _Case) -> bool:
     return 1 - signal.p_value(1 / multiplier) < EXCLUDED_LEVEL
 
 
-def _part_of(rounds: RoundScores, members: npt.NDArray[np.int64]) -> "_Signal":
+def _part_of(rounds: RoundScores, members: npt.NDArray[np.int64]) -> NoiseSignal:
     """The signal of some of the rounds."""
     weight = float(rounds.counts[members].sum())
     beta = float(rounds.counts[members] @ rounds.means[members]) / weight
     dof = float(rounds.dofs[members].min())
-    return _Signal(beta, weight, dof * len(members), dof, 0.0)
+    return NoiseSignal(beta, weight, dof * len(members), dof, 0.0)
 
 
 def _alarm(odd: list[Gauge]) -> Verdict:
@@ -426,7 +466,7 @@ def _uneven(rungs: list[Scores], case: _Case) -> Verdict | None:
     ]
     if not groups:
         return None
-    signal = _signal(groups)
+    signal = NoiseSignal.of(groups)
     spread, limit = signal.spread(groups)
     count = sum(scores.observed.size for scores in groups)
     if spread > limit:
@@ -455,8 +495,6 @@ def _judge_rung(name: str, groups: list[Scores], case: _Case) -> Verdict:
 
 
 def _rung_facts(name: str, groups: list[Scores], case: _Case) -> Verdict:
-    if name in KNOWN and case.claim.amplified:
-        return Verdict(outcome=UNDERPOWERED, code="rounds known")
     bound = _bound_above(groups, case)
     if bound:
         return bound
@@ -465,7 +503,7 @@ def _rung_facts(name: str, groups: list[Scores], case: _Case) -> Verdict:
     if all(np.ptp(scores.observed) == 0 for scores in groups):
         count = sum(scores.observed.size for scores in groups)
         return Verdict(outcome=UNDERPOWERED, code="constant", canaries=count, canaries_needed=FEWEST)
-    signal = _signal(groups)
+    signal = NoiseSignal.of(groups)
     p_value = signal.p_value(1 / case.noise)
     if p_value < TEST_LEVEL:
         return Verdict(
@@ -551,9 +589,10 @@ def _explained(name: str, detected: float, weight: float, case: _Case) -> bool:
 def _bound_above(groups: list[Scores], case: _Case) -> Verdict | None:
     """The verdict if the valid lower bound lies above the claim; groups share the level.
 
-    A claim amplified by sampling is about everybody, however often they were drawn: only scores of all canaries count.
+    A claim amplified by sampling is about everybody, however often they were drawn: where the rounds are not known, only
+    scores of all canaries count. Where they are, the bound is on the noise: compared with the mechanism's epsilon.
     """
-    if case.claim.amplified:
+    if case.sampling is not None and groups[0].rung not in KNOWN:
         groups = [scores for scores in groups if scores.presentations is None]
     confidence = 1 - case.bound_level / max(len(groups), 1)
     for scores in groups:
@@ -570,65 +609,6 @@ def _bound_above(groups: list[Scores], case: _Case) -> Verdict | None:
     return None
 
 
-@dataclass(frozen=True)
-class _Signal:
-    """β in score = β√R + noise over all canaries, ΣR, and the directions that the scores' scale rests on.
-
-    `dof` is that of all rounds together, `round_dof` that of one. `mean_square` is the mean of (β√R)².
-    """
-
-    beta: float
-    weight: float
-    dof: float
-    round_dof: float
-    mean_square: float
-
-    def p_value(self, claimed: float) -> float:
-        """Chance of a β as large under the claim: noncentral t, as the scale rests on dof directions; normal for many.
-
-        A round's scale is estimated from few directions in a small model: its scores are then too large on average and
-        spread more, which the two factors undo.
-        """
-        if self.dof > MANY and self.round_dof > MANY:
-            error = math.sqrt(1 / self.weight + claimed * claimed / (2 * self.dof))
-            return float(ndtr(-(self.beta - claimed) / error))
-        dof = min(self.dof, 1e7)
-        bias = _mean_factor(dof) / _mean_factor(self.round_dof)
-        spread = (self.round_dof / max(self.round_dof - 2, 0.5)) / (dof / max(dof - 2, 0.5))
-        root = math.sqrt(self.weight / (spread * bias * bias))
-        return float(1 - nctdtr(dof, claimed * root, self.beta * bias * root))
-
-    def spread(self, groups: list[Scores]) -> tuple[float, float]:
-        """The scores' standard deviation about β√R, and the most that canaries which all count alike keep to."""
-        square = sum(float(np.sum((s.observed - self.beta * math.sqrt(s.exposure)) ** 2)) for s in groups)
-        count = max(sum(s.observed.size for s in groups) - 1, 1)
-        limit = math.sqrt(_f_quantile(count, self.dof, EVEN_LEVEL) * self.round_dof / max(self.round_dof - 2, 0.5))
-        return math.sqrt(square / count), limit
-
-
-def _f_quantile(count: float, dof: float, level: float) -> float:
-    if math.isinf(dof) or dof > 1e9:
-        return float(chdtri(count, level)) / count
-    return float(fdtri(count, dof, 1 - level))
-
-
-def _mean_factor(dof: float) -> float:
-    """E[√(dof/χ²_dof)]: how much larger a score is on average for its estimated scale."""
-    if dof > 1e6:
-        return 1.0
-    return math.exp(0.5 * math.log(dof / 2) + float(gammaln((dof - 1) / 2) - gammaln(dof / 2)))
-
-
-def _signal(groups: list[Scores]) -> _Signal:
-    """The pooled signal of all groups; R is ‖Cu‖² under correlated noise."""
-    weight = float(sum(s.observed.size * s.exposure for s in groups))
-    beta = sum(math.sqrt(s.exposure) * float(s.observed.sum()) for s in groups) / weight
-    count = sum(s.observed.size for s in groups)
-    return _Signal(
-        beta, weight, min(s.null_dof for s in groups), min(s.round_dof for s in groups), beta * beta * weight / count
-    )
-
-
 def _more_often(case: _Case) -> str | None:
     """What to say where canaries took part more often than the claim speaks of."""
     claim, shown = case.claim, case.evidence.shown
@@ -640,7 +620,7 @@ def _more_often(case: _Case) -> str | None:
     )
 
 
-def _power_of(name: str, groups: list[Scores], case: _Case, signal: _Signal) -> Verdict:
+def _power_of(name: str, groups: list[Scores], case: _Case, signal: NoiseSignal) -> Verdict:
     """PASS if twice the claim would have been caught with 90 % probability, whatever real updates may hide.
 
     known-round sees the noise and the real clients' signal as one, so what the signal may be must be known: a signal in the
@@ -656,6 +636,8 @@ def _power_of(name: str, groups: list[Scores], case: _Case, signal: _Signal) -> 
     if name == "known-others" and case.evidence.stated is None and not case.evidence.vouched:
         return Verdict(outcome=UNDERPOWERED, code="noise_std")
     hidden = (case.evidence.most_hidden or 0.0) if name == "known-round" else 0.0
+    if case.sampling is not None:
+        return _sampled_power(case, case.sampling, signal, hidden)
     settings = {"delta": case.delta, "level": TEST_LEVEL, "dilution": hidden, "null_dof": signal.dof}
     power = power_against_claim(count, epsilon, **settings)
     passes = power >= POWER
@@ -666,6 +648,25 @@ def _power_of(name: str, groups: list[Scores], case: _Case, signal: _Signal) -> 
         participations=case.times if passes else None,
         canaries=count,
         canaries_needed=None if passes else canaries_for_power(epsilon, power=POWER, **settings),
+        claimed_noise=case.noise,
+        measured_noise=1 / signal.beta if signal.beta > 0 else None,
+    )
+
+
+def _sampled_power(case: _Case, sampling: Sampling, signal: NoiseSignal, hidden: float) -> Verdict:
+    """PASS if noise at which the accountant's epsilon is twice the claim would have been caught with 90 % probability."""
+    settings = {"level": TEST_LEVEL, "power": POWER, "null_dof": signal.dof}
+    faulty = detectable_mean(signal.weight, 1 / case.noise, **settings)
+    left = None if faulty is None else 1 / faulty**2 - hidden**2  # the squared noise that gives such scores
+    reached = math.inf if left is None or left <= 0 else amplified_epsilon(math.sqrt(left), sampling, case.delta).high
+    passes = reached <= 2 * ROUNDED * case.claim.epsilon
+    return Verdict(
+        outcome=PASS if passes else UNDERPOWERED,
+        code="sampled power",
+        power=POWER,
+        detectable_epsilon=reached,
+        claimed_epsilon=case.claim.epsilon,
+        canaries=round(signal.weight),
         claimed_noise=case.noise,
         measured_noise=1 / signal.beta if signal.beta > 0 else None,
     )

@@ -22,7 +22,8 @@ Kind = Literal["upper bound", "range", "estimate"]
 PLD, ALLOCATION, RDP = "dp-accounting PLD", "PLD_accounting", "dp-accounting RDP"
 UNAMPLIFIED = "Gaussian mechanism, no amplification"
 
-FINEST_INTERVAL = 1e-4  # of privacy loss, dp-accounting's default
+FINEST_INTERVAL = 1e-5  # of privacy loss
+GRID_ERROR = 2e-4  # of epsilon, which grows with the rounds and the square of the interval
 LARGEST_GRID = 1_000_000  # points of the composed privacy loss
 LONGEST_LOSS = 700.0  # log likelihood ratios in a wider range overflow
 GEOMETRIC_POINTS = 3_000  # the time grows with their square
@@ -165,7 +166,7 @@ def _poisson_pld(noise: float, sampling: Poisson, delta: float, coarser: int = 1
 
 
 def _interval(noise: float, sampling: Poisson) -> float:
-    """dp-accounting's default step of the privacy loss, or a coarser one where the composed grid would grow too large."""
+    """The step of the privacy loss: as coarse as the error allows, finer than a round's loss, and not too many of them."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(64)
     weights = weights / weights.sum()
     probability = sampling.probability
@@ -177,10 +178,12 @@ def _interval(noise: float, sampling: Poisson) -> float:
         return (1 - probability) * absent + probability * present
 
     mean, square = moment(1), moment(2)
-    spread = math.sqrt(sampling.rounds * max(square - mean * mean, 0.0))
+    one_loss = math.sqrt(max(square - mean * mean, 0.0))
+    spread = math.sqrt(sampling.rounds) * one_loss
     one_round = 0.5 / noise**2 + 10 / noise
     length = max(2 * one_round, 20 * spread + one_round)
-    return max(FINEST_INTERVAL, length / LARGEST_GRID)
+    precise = min(math.sqrt(2 * GRID_ERROR / sampling.rounds), 0.3 * one_loss)
+    return max(FINEST_INTERVAL, precise, length / LARGEST_GRID)
 
 
 def _allocation(noise: float, sampling: RandomAllocation, delta: float, unamplified: float) -> AmplifiedEpsilon:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 
 from coalmine.argument_checks import nonnegative_array, one_number, unit_interval, whole_number
@@ -169,7 +170,24 @@ def canaries_for_power(
     return _fewest(lambda count: _power(count, claimed, faulty, level, null_dof) >= power, MOST)
 
 
-def _power(count: int, claimed: float, faulty: float, level: float, null_dof: float) -> float:
+def detectable_mean(weight: float, claimed: float, *, level: float, power: float, null_dof: float) -> float | None:
+    """The smallest mean score that the z-test of a mean of `claimed` rejects with this power; None if it rejects none.
+
+    `weight` is the number of scores, or of presentations.
+    """
+
+    def missing(faulty: float) -> float:
+        return _power(weight, claimed, faulty, level, null_dof) - power
+
+    high = 2 * claimed
+    while missing(high) < 0:
+        high *= 2
+        if high > 1e6 * claimed:
+            return None
+    return float(brentq(missing, claimed, high))
+
+
+def _power(count: float, claimed: float, faulty: float, level: float, null_dof: float) -> float:
     spread_claimed, spread_faulty = (math.sqrt(1 / count + mean**2 / (2 * null_dof)) for mean in (claimed, faulty))
     critical = claimed - float(ndtri(level)) * spread_claimed
     return float(ndtr((faulty - critical) / spread_faulty))

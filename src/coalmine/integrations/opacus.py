@@ -1,17 +1,18 @@
 """Audit Opacus: canaries take part in steps as examples do, and every noised gradient is observed.
 
     model, optimizer, loader = PrivacyEngine().make_private(...)
-    optimizer = audited(optimizer, model, canaries=1_000, seed=..., delta=1e-5, sampling_probability=1 / len(loader))
+    optimizer = audited(optimizer, model, data_loader=loader, canaries=1_000, seed=..., delta=1e-5)
     ...  # train as usual
-    print(optimizer.audit.finish(accounted_epsilon=engine.get_epsilon(1e-5)))
+    print(optimizer.audit.finish())
 
-Each canary joins a step with the same probability as an example, so canaries take part in different numbers of steps. The
-audit judges the noise for each number. A step moves the model against its gradient, so canaries are subtracted from the
-gradient, and the audit observes minus the noised gradient.
+Each canary rides with one row of the data set, and is in a step exactly when the loader's sampler picks that row. So the
+audit checks the sampler too, and judges the accountant's epsilon. A step moves the model against its gradient, so canaries
+are subtracted from the gradient, and the audit observes minus the noised gradient.
 """
 
+import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, Unpack
 from warnings import warn
 
@@ -19,6 +20,7 @@ import numpy as np
 
 try:
     import torch
+    from opacus.accountants import IAccountant
     from opacus.optimizers import (
         AdaClipDPOptimizer,
         DistributedDPOptimizer,
@@ -31,20 +33,23 @@ try:
 except ImportError as error:
     raise ImportError("auditing Opacus needs: pip install 'coalmine[opacus]'") from error
 
-from coalmine.argument_checks import one_number, shown
+from coalmine.argument_checks import count_of, one_number, shown
 from coalmine.audit.audit import Audit
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
+from coalmine.estimators.sampling import Poisson
 from coalmine.integrations.journal import Journal
 from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, positive, set_up_audit
+from coalmine.integrations.watched_sampler import PickedRows, check_loader
 
 __all__ = ["audited", "named_layers", "unaudited"]
 DISTRIBUTED = (DistributedDPOptimizer, DistributedDPOptimizerFastGradientClipping, FSDPOptimizerFastGradientClipping)
 # Numbers in the canaries of one step up to which they go through the clip by default: 64 MB in single precision, and 0.2 to
 # 0.5 seconds a step on one core (a transform takes 8 to 33 ns per number).
 MOST_THROUGH_CLIP = 1 << 24
+USUAL_CANARIES = 1_000  # by default, if the data set has so many rows
 WRAPPERS = ("_module.", "_orig_mod.")  # GradSampleModule and torch.compile put these before a parameter's name
 Optimizer = TypeVar("Optimizer", bound=DPOptimizer)
 
@@ -53,7 +58,8 @@ def audited(
     optimizer: Optimizer,
     model: "torch.nn.Module | Mapping[str, torch.Tensor] | None" = None,
     *,
-    sampling_probability: float,
+    data_loader: "torch.utils.data.DataLoader[Any] | None" = None,
+    sampling_probability: float | None = None,
     scale: float | None = None,
     through_clip: bool | None = None,
     rng: np.random.Generator | None = None,
@@ -65,29 +71,47 @@ def audited(
     a noise gauge of its own. `settings` are `canaries`, `unobserved`, `delta` and `directory` as in `Audit`, and either
     `seed` or `seed_file`. An `audit` of your own takes the place of all of them; `named_layers` returns its layers.
 
-    `sampling_probability` is the probability that an example is in a step. With `through_clip`, canaries are rows of
-    `grad_sample`, `scale` (10) times longer than the clip norm, so the audit checks the clip too. This needs per-example
-    gradients and one clip norm (hooks mode, flat or adaptive clipping), and one transform for each canary in a step.
-    Otherwise canaries join the clipped sum at the clip norm, which works in every mode. By default, canaries go through a
-    flat clip where a step's canaries hold at most `MOST_THROUGH_CLIP` numbers. An adaptive clip would count them as clipped
-    examples, so there you must ask for it. The audit's seed decides which canaries are in a step, or `rng` does. The
-    accountant's step hook is still called.
+    `data_loader` is the loader that `make_private` returned and that the loop uses, itself or in a `BatchMemoryManager`.
+    Each canary rides with one row of its data set, and is in a step exactly when the loader's sampler picks that row.
+    `canaries` are then at most the rows, 1,000 by default. Without `data_loader` the sampler is not observed: each canary
+    is in a step with `sampling_probability`, that of an example. The audit's seed decides, or `rng` does.
 
-    `optimizer.audit.finish` takes `claim` (by default the optimizer's noise multiplier in every step), `accounted_epsilon`,
-    the accountant's epsilon, which gets a verdict of its own, `initial`, the model before training, needed for
-    `final-update` after a restart, and `task`, the name of what was trained.
+    With `through_clip`, canaries are rows of `grad_sample`, `scale` (10) times longer than the clip norm, so the audit
+    checks the clip too. This needs per-example gradients and one clip norm (hooks mode, flat or adaptive clipping), and one
+    transform for each canary in a step. Otherwise canaries join the clipped sum at the clip norm, which works in every
+    mode. By default, canaries go through a flat clip where a step's canaries hold at most `MOST_THROUGH_CLIP` numbers. An
+    adaptive clip would count them as clipped examples, so there you must ask for it. The accountant's step hook is still
+    called.
+
+    `optimizer.audit.finish` takes `accounted_epsilon`, by default that of the accountant which `make_private` attached,
+    `claim`, `initial`, the model before training, needed for `final-update` after a restart, and `task`, the name of what
+    was trained. With `data_loader` the accountant's epsilon is the default claim, and the mechanism's has a verdict beside
+    it. Without, the default claim is the optimizer's noise multiplier in every step, and an `accounted_epsilon` has a
+    verdict beside it.
     """
     _check_optimizer(optimizer, through_clip)
+    dim = sum(p.numel() for p in optimizer.params)
+    if data_loader is not None:
+        sampling_probability = _loader_rate(data_loader, sampling_probability, rng)
+        if settings.get("audit") is None and settings.get("canaries") is None:
+            settings["canaries"] = min(USUAL_CANARIES, len(data_loader.dataset), dim // 2)  # type: ignore[arg-type]
+    elif sampling_probability is None:
+        raise TypeError("audited() needs data_loader, or the sampling_probability of an example")
     own, count = settings.get("audit"), settings.get("canaries")
     expected = own.settings.canaries if isinstance(own, Audit) else count if isinstance(count, int) else 0
+    if data_loader is not None and expected > len(data_loader.dataset):  # type: ignore[arg-type]
+        raise ValueError(
+            f"canaries must be at most the {len(data_loader.dataset)} rows of the data set, "  # type: ignore[arg-type]
+            f"one row for each, got {expected}"
+        )
     probability, length, clipping = _checked_options(optimizer, expected, sampling_probability, through_clip, scale)
     layers = None if model is None else named_layers(optimizer, model)
     audit = set_up_audit(layers, **settings)
-    dim = sum(p.numel() for p in optimizer.params)
     if dim != audit.settings.dim:
         raise ValueError(f"the audit must have dim = {dim}, the number of the optimizer's parameters, got {audit!r}")
     outside = () if model is None else _outside(optimizer, model)
-    _OptimizerAudit(optimizer, audit, probability, length, rng, clipping=clipping, outside=outside)
+    draw = _Coin(audit, probability, rng) if data_loader is None else _Riders(audit, optimizer, data_loader)
+    _OptimizerAudit(optimizer, audit, probability, length, draw, clipping=clipping, outside=outside)
     optimizer.audit = audit
     return optimizer
 
@@ -120,6 +144,50 @@ def named_layers(
     return found
 
 
+class _Coin:
+    """Canaries join a step by a coin of their own."""
+
+    participants: int | None = None
+    again: Sequence[Indices] = ()
+
+    def __init__(self, audit: Audit, probability: float, rng: np.random.Generator | None) -> None:
+        self._audit, self._probability, self._rng = audit, probability, rng
+
+    def canaries(self, _examples: int) -> Indices:
+        if self._rng is None:
+            return self._audit.sampled_canaries(self._audit.last_round + 1, self._probability)
+        drawn = self._rng.random(self._audit.settings.canaries) < self._probability
+        return np.flatnonzero(drawn).astype(np.int32)
+
+
+class _Riders:
+    """Each canary rides with one row of the data set: it is in a step whenever that row is.
+
+    `again` are the canaries whose rows are in the step twice, three times and so on. They count as often as their rows.
+    `participants` is the number of rows in the last step, as the accountant counts them: canaries ride, so they add none.
+    """
+
+    participants: int | None = None
+    again: Sequence[Indices] = ()
+
+    def __init__(self, audit: Audit, optimizer: DPOptimizer, loader: Any) -> None:
+        self.rows = PickedRows(loader, lambda: len(optimizer._step_skip_queue))
+        self._riders = np.full(self.rows.count, -1, dtype=np.int32)
+        self._riders[audit.canary_rows(self.rows.count)] = np.arange(audit.settings.canaries)
+        self.most_times, self.steps_with_repeats = 1, 0
+
+    def canaries(self, examples: int) -> Indices:
+        rows = self.rows.of_step(examples)
+        self.participants = rows.size
+        most = int(np.unique(rows, return_counts=True)[1].max(initial=1))
+        self.most_times = max(self.most_times, most)
+        self.steps_with_repeats += most > 1
+        riders = self._riders[rows]
+        present, times = np.unique(riders[riders >= 0], return_counts=True)
+        self.again = [present[times >= count] for count in range(2, int(times.max(initial=1)) + 1)]
+        return present
+
+
 class _OptimizerAudit:
     """The audit's part in the steps of an optimizer."""
 
@@ -129,13 +197,14 @@ class _OptimizerAudit:
         audit: Audit,
         sampling_probability: float,
         scale: float | None,
-        rng: np.random.Generator | None,
+        draw: _Coin | _Riders,
         *,
         clipping: AuditedItem,
         outside: Iterable[str],
     ) -> None:
         self.audit = audit
-        self._optimizer, self._probability, self._scale, self._rng = optimizer, sampling_probability, scale, rng
+        self._optimizer, self._probability, self._scale, self._draw = optimizer, sampling_probability, scale, draw
+        self._examples = 0  # gradients in the step so far
         self._clipping, self._outside = clipping, tuple(outside)
         if audit.log.final is not None:
             audit.rewind_to(audit.last_round)  # the run ended between its final model and its result: it is resumed
@@ -149,7 +218,11 @@ class _OptimizerAudit:
         self._own: dict[str, Any] = {}  # the optimizer's own attributes under the names that the audit replaces
         self._real_add_noise = self._put("add_noise", self._add_noise)
         self._real_clip = self._put("clip_and_accumulate", self._clip_and_accumulate) if scale is not None else None
+        if isinstance(draw, _Riders):
+            self._real_pre_step = self._put("pre_step", self._pre_step)
+            self._real_signal = self._put("signal_skip_step", self._signal_skip_step)
         self._real_hook = optimizer.step_hook
+        self._accountant = _attached_accountant(optimizer)
         optimizer.attach_step_hook(self._after_noise)
         audit.finish_with(self._finish)
 
@@ -170,15 +243,43 @@ class _OptimizerAudit:
         warnings = self._warnings()
         for text in warnings:
             warn(text, stacklevel=3)
+        if accounted_epsilon is None and noise and isinstance(self._draw, _Riders):
+            accounted_epsilon = self._accountants_epsilon()
         return self._journal.finish(
             claim,
             noise=noise,
             accounted_epsilon=accounted_epsilon,
+            accounted=self._accounted_claim(accounted_epsilon),
             task=task,
             audited=self._audited_items(),
             notes=self._notes(bool(claim or noise)),
             warnings=warnings,
             noise_multiplier=smallest,
+        )
+
+    def _accountants_epsilon(self) -> float | None:
+        if self._accountant is None or not self._accountant.history:
+            return None
+        return float(self._accountant.get_epsilon(self.audit.settings.delta))
+
+    def _accounted_steps(self) -> int | None:
+        return None if self._accountant is None else sum(int(part[2]) for part in self._accountant.history)
+
+    def _accounted_claim(self, epsilon: float | None) -> Claim | None:
+        """The claim that the accountant makes: its noise, rate and number of steps, if they were the same throughout."""
+        if epsilon is None or not 0 < epsilon < math.inf or not self.audit.last_round:
+            return None
+        history = self._accountant.history if self._accountant is not None else []
+        noise, rate, steps = min(self._noise_multipliers, default=0.0), self._probability, self.audit.last_round
+        if history:
+            noise, rate, steps = float(history[-1][0]), float(history[-1][1]), self._accounted_steps() or 0
+        if len({(part[0], part[1]) for part in history}) > 1 or not noise:
+            return None
+        return Claim(
+            epsilon,
+            sampling=Poisson(min(rate, 1.0), rounds=steps),
+            noise_multiplier=noise,
+            sampler_observed=isinstance(self._draw, _Riders),
         )
 
     def detach(self) -> None:
@@ -187,34 +288,51 @@ class _OptimizerAudit:
             delattr(self._optimizer, name)
             if own is not None:
                 setattr(self._optimizer, name, own)
+        if isinstance(self._draw, _Riders):
+            self._draw.rows.release()
         self._optimizer.step_hook = self._real_hook
 
-    def _put(self, name: str, ours: Callable[[], None]) -> Callable[[], None]:
-        real: Callable[[], None] = getattr(self._optimizer, name)
+    def _put(self, name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
+        real: Callable[..., Any] = getattr(self._optimizer, name)
         self._own[name] = vars(self._optimizer).get(name)
         setattr(self._optimizer, name, ours)
         return real
+
+    def _pre_step(self, *given: Any, **named: Any) -> Any:
+        """Count the examples of a step. A step that Opacus skips keeps its sum for the next one."""
+        before = self._examples if self._optimizer._is_last_step_skipped else 0
+        self._examples = before + _examples(self._optimizer.params)
+        return self._real_pre_step(*given, **named)
+
+    def _signal_skip_step(self, do_skip: bool = True) -> None:
+        """BatchMemoryManager says of a batch whether it ends a step."""
+        assert isinstance(self._draw, _Riders)
+        self._real_signal(do_skip)
+        self._draw.rows.note_signal(ends_step=not do_skip)
 
     def _clip_and_accumulate(self) -> None:
         """Run the optimizer's own clip, with the canaries in the last physical batch of a step."""
         assert self._real_clip is not None
         assert self._scale is not None
         if not self._optimizer._check_skip_next_step(pop_next=False):
-            self._draw()
+            self._present = self._draw.canaries(self._examples)
             self._others = -self._clipped_sum()
             if self._present.size:
                 size = float(self._optimizer.max_grad_norm)
-                rows = [self.audit.update(i, size, scale=self._scale, like=self._others) for i in self._present]
+                entering = np.concatenate([*self._draw.again, self._present])
+                rows = [self.audit.update(i, size, scale=self._scale, like=self._others) for i in entering]
                 _append_rows(self._optimizer.params, -torch.stack(rows))
         self._real_clip()
 
     def _add_noise(self) -> None:
         """Called once in a step, when the clipped sum of all its examples is complete."""
         if self._scale is None:
-            self._draw()
+            self._present = self._draw.canaries(self._examples)
             self._others = -torch.cat([p.summed_grad.reshape(-1) for p in self._optimizer.params])
             if self._present.size:
-                canaries = self.audit.updates(self._present, float(self._optimizer.max_grad_norm), like=self._others)
+                size = float(self._optimizer.max_grad_norm)
+                again = [self.audit.updates(repeated, size, like=self._others) for repeated in self._draw.again]
+                canaries = sum(again, start=self.audit.updates(self._present, size, like=self._others))
                 for p, part in zip(self._optimizer.params, _parts(canaries, self._optimizer.params), strict=True):
                     p.summed_grad -= part.view_as(p.summed_grad)
         self._real_add_noise()
@@ -241,18 +359,29 @@ class _OptimizerAudit:
             noise_std=noise * clip_norm,
             clip_norm=clip_norm,
             scale=1.0 if self._scale is None else self._scale,
+            participants=self._draw.participants,
         )
         self._others = None
-        self._journal.add_round(self.audit.last_round, canaries=int(self._present.size), clip_norm=clip_norm * divisor)
+        self._journal.add_round(
+            self.audit.last_round,
+            canaries=int(self._present.size),
+            examples=self._draw.participants,
+            clip_norm=clip_norm * divisor,
+        )
 
     def _audited_items(self) -> list[AuditedItem]:
         """What this audit checked of the pipeline, as far as only the integration knows it."""
-        drawn = (
-            "the audit drew its canaries itself, at the given probability; the data loader's sampling was not observed"
-        )
+        if isinstance(self._draw, _Riders):
+            rode = "each canary was in exactly the steps for which the data loader picked its row"
+            sampler = AuditedItem("sampler", "checked", rode)
+        else:
+            drawn = (
+                "the audit drew its canaries itself, at the given probability; pass data_loader to observe its sampler"
+            )
+            sampler = AuditedItem("sampler", "not checked", drawn)
         items = [
             self._clipping,
-            AuditedItem("sampler", "not checked", drawn),
+            sampler,
             AuditedItem("weights", "cannot be checked", "Opacus has no weights: every example counts once in the sum"),
         ]
         if self._steps_without_others:
@@ -287,6 +416,17 @@ class _OptimizerAudit:
                 f"these parameters received noise although their gradient was 0 in every step: {zero}; to keep them fixed, "
                 "set requires_grad=False before make_private"
             )
+        counted = self._accounted_steps()
+        if isinstance(self._draw, _Riders) and counted not in (None, self.audit.last_round):
+            warnings.append(
+                f"the accountant counted {count_of(counted, 'step')}, and the audit observed {self.audit.last_round}; "
+                "restore the accountant with the model after a restart, and audit from the first step"
+            )
+        if isinstance(self._draw, _Riders) and self._draw.steps_with_repeats:
+            warnings.append(
+                f"the data loader picked a row more than once in {count_of(self._draw.steps_with_repeats, 'step')}, up to "
+                f"{self._draw.most_times} times; one example then adds as many clip norms, which no accountant allows for"
+            )
         if self._outside:
             warnings.append(
                 f"these parameters require gradients but are not in the optimizer: {_listed(self._outside)}; they are not "
@@ -300,16 +440,10 @@ class _OptimizerAudit:
             return [name for name, _ in layers]
         return [f"parameter {i} of shape {tuple(p.shape)}" for i, p in enumerate(params)]
 
-    def _draw(self) -> None:
-        if self._rng is None:
-            self._present = self.audit.sampled_canaries(self.audit.last_round + 1, self._probability)
-        else:
-            drawn = self._rng.random(self.audit.settings.canaries) < self._probability
-            self._present = np.flatnonzero(drawn).astype(np.int32)
-
     def _clipped_sum(self) -> Any:
         """The clipped sum of this step's examples. Computed here, because the optimizer's own clip is being audited."""
-        samples = [g.reshape(len(g), -1) for g in self._optimizer.grad_samples]
+        pairs = zip(self._optimizer.grad_samples, self._optimizer.params, strict=True)
+        samples = [g.reshape(len(g), p.numel()) for g, p in pairs]  # a step may have no examples
         norms = torch.stack([g.norm(2, dim=1) for g in samples]).norm(2, dim=0)
         factors = (float(self._optimizer.max_grad_norm) / norms).clamp(max=1.0)  # norm 0 gives inf, clamped to 1
         here = torch.cat([factors.to(g.dtype) @ g for g in samples])
@@ -325,10 +459,39 @@ class _OptimizerAudit:
             "delta": self.audit.settings.delta,
         }
         canaries = {"count": self.audit.settings.canaries, "through_clip": self._scale is not None}
+        if isinstance(self._draw, _Riders):
+            canaries["rows"] = self._draw.rows.count
         return {"trainer": "opacus", "privacy": privacy, "canaries": canaries}
 
     def _parameters(self) -> Any:
         return torch.cat([p.detach().reshape(-1) for p in self._optimizer.params]).clone()
+
+
+def _loader_rate(loader: Any, sampling_probability: float | None, rng: Any) -> float:
+    """The share of steps that Opacus expects a row in; it expects the same of every loader."""
+    if sampling_probability is not None or rng is not None:
+        name = "rng" if sampling_probability is None else "sampling_probability"
+        raise ValueError(f"data_loader decides which canaries are in a step, so omit {name}")
+    check_loader(loader)
+    return min(float(getattr(loader, "sample_rate", 1 / max(len(loader), 1))), 1.0)
+
+
+def _attached_accountant(optimizer: DPOptimizer) -> IAccountant | None:
+    """The accountant whose hook `make_private` attached, if it is still the optimizer's only hook."""
+    if not inspect.isfunction(optimizer.step_hook):
+        return None
+    held = inspect.getclosurevars(optimizer.step_hook).nonlocals.values()
+    return next((value for value in held if isinstance(value, IAccountant)), None)
+
+
+def _examples(params: list[Any]) -> int:
+    """How many examples the gradients of a batch come from, or of all batches that a step gathers."""
+    for p in params:
+        for name in ("grad_sample", "_norm_sample"):  # the second one in ghost mode
+            rows = getattr(p, name, None)
+            if rows is not None:
+                return sum(map(len, rows)) if isinstance(rows, list) else len(rows)
+    return 0
 
 
 def _checked_options(

@@ -58,6 +58,7 @@ from coalmine.version import __version__
 PACKAGES = ("numpy", "scipy", "matplotlib")
 SHOWN_ELSEWHERE = {  # of what a trainer wrote
     "if_analytical_were_claimed", "trainer_notes", "warnings", "accounted_epsilon", "if_accounted_were_claimed",
+    "if_mechanism_were_claimed",
 }  # fmt: skip
 CLAIM = (
     "analytical_epsilon",

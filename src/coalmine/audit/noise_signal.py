@@ -1,0 +1,82 @@
+"""What the canaries' scores say of the noise: β = 1/z in score = β√R + noise, over all canaries together."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import chdtri, fdtri, gammaln, nctdtr, ndtr
+
+from coalmine.audit.ladder import Scores
+
+MANY = 10_000  # dof from which on the scale is as good as known to the test
+EVEN_LEVEL = 1e-3  # of the test whether all canaries count alike
+
+
+@dataclass(frozen=True)
+class NoiseSignal:
+    """β in score = β√R + noise over all canaries, ΣR, and the directions that the scores' scale rests on.
+
+    `dof` is that of all rounds together, `round_dof` that of one. `mean_square` is the mean of (β√R)².
+    """
+
+    beta: float
+    weight: float
+    dof: float
+    round_dof: float
+    mean_square: float
+
+    @classmethod
+    def of(cls, groups: list[Scores]) -> "NoiseSignal":
+        """The pooled signal of all groups; R is ‖Cu‖² under correlated noise."""
+        weight = float(sum(s.observed.size * s.exposure for s in groups))
+        beta = sum(math.sqrt(s.exposure) * float(s.observed.sum()) for s in groups) / weight
+        count = sum(s.observed.size for s in groups)
+        dof, round_dof = min(s.null_dof for s in groups), min(s.round_dof for s in groups)
+        return cls(beta, weight, dof, round_dof, beta * beta * weight / count)
+
+    def p_value(self, claimed: float) -> float:
+        """Chance of a β as large under the claim: noncentral t, as the scale rests on dof directions; normal for many.
+
+        A round's scale is estimated from few directions in a small model: its scores are then too large on average and
+        spread more, which the two factors undo.
+        """
+        if self.dof > MANY and self.round_dof > MANY:
+            error = math.sqrt(1 / self.weight + claimed * claimed / (2 * self.dof))
+            return float(ndtr(-(self.beta - claimed) / error))
+        dof = min(self.dof, 1e7)
+        bias = _mean_factor(dof) / _mean_factor(self.round_dof)
+        spread = (self.round_dof / max(self.round_dof - 2, 0.5)) / (dof / max(dof - 2, 0.5))
+        root = math.sqrt(self.weight / (spread * bias * bias))
+        return float(1 - nctdtr(dof, claimed * root, self.beta * bias * root))
+
+    def interval(self, confidence: float) -> tuple[float, float]:
+        """The values of 1/z that the scores do not exclude, none below 0."""
+        tail = (1 - confidence) / 2
+        reach = 12 * math.sqrt(1 / self.weight + self.beta**2 / self.dof) + abs(self.beta) * 0.5
+
+        def end(level: float) -> float:
+            low, high = self.beta - reach, self.beta + reach
+            return float(brentq(lambda beta: self.p_value(beta) - level, low, high, xtol=1e-9 * max(reach, 1e-9)))
+
+        return max(end(tail), 0.0), max(end(1 - tail), 0.0)
+
+    def spread(self, groups: list[Scores]) -> tuple[float, float]:
+        """The scores' standard deviation about β√R, and the most that canaries which all count alike keep to."""
+        square = sum(float(np.sum((s.observed - self.beta * math.sqrt(s.exposure)) ** 2)) for s in groups)
+        count = max(sum(s.observed.size for s in groups) - 1, 1)
+        limit = math.sqrt(_f_quantile(count, self.dof, EVEN_LEVEL) * self.round_dof / max(self.round_dof - 2, 0.5))
+        return math.sqrt(square / count), limit
+
+
+def _f_quantile(count: float, dof: float, level: float) -> float:
+    if math.isinf(dof) or dof > 1e9:
+        return float(chdtri(count, level)) / count
+    return float(fdtri(count, dof, 1 - level))
+
+
+def _mean_factor(dof: float) -> float:
+    """E[√(dof/χ²_dof)]: how much larger a score is on average for its estimated scale."""
+    if dof > 1e6:
+        return 1.0
+    return math.exp(0.5 * math.log(dof / 2) + float(gammaln((dof - 1) / 2) - gammaln(dof / 2)))
