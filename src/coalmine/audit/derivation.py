@@ -22,7 +22,7 @@ from coalmine.audit.views import read_log
 from coalmine.storage.record import FEWEST, Settings, presentation_counts
 from coalmine.storage.rounds_file import RoundLog
 
-MOST_ROWS = 5  # of a rung where sampling decides how often a canary is presented
+MOST_ROWS = 3  # of a rung where sampling decides how often a canary is presented
 BEFORE = ("final", "final-update", "all-iterates")  # rungs below unknown-round
 
 
