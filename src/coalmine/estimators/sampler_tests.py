@@ -28,6 +28,8 @@ EXACT_PICKS = 100  # up to so many picks, and EXACT_PAIRS pairs of them, the law
 EXACT_PAIRS = 400
 EXACT_VARIANCE = 400.0  # up to this variance the law of shared canaries is convolved; above it has three moments
 LARGEST_SIDE = 2_000  # canaries compared with each other; more add cost and little power
+LARGEST_TABLE = 40_000_000  # rounds × canaries compared with each other
+LONGEST_SPAN = 1_000_000  # between the first and the last round, beyond 100 for each observed round
 
 Ints = npt.NDArray[np.int64]
 Seen = Literal[
@@ -192,6 +194,11 @@ class _Picks:
             raise ValueError(f"numbers must be round numbers counted from 1, got {shown(numbers)}")
         if len(np.unique(told)) < len(told):
             raise ValueError("numbers must be different round numbers, got one twice; keep one record of each round")
+        if told.max() - told.min() > LONGEST_SPAN + 100 * len(told):
+            raise ValueError(
+                f"numbers must count rounds as 1, 2, 3, ..., got {len(told)} rounds from {told.min()} to {told.max()}; "
+                "number them in order"
+            )
         if len(present) != len(told):
             raise ValueError(f"present must have an entry for each of the {len(told)} rounds, got {len(present)}")
         order = np.argsort(told)
@@ -202,7 +209,7 @@ class _Picks:
                 f"present must hold canaries from 0 to {canaries - 1}, got {canary.min()} to {canary.max()}"
             )
         place = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-        cells = np.unique(place * canaries + canary)
+        cells = _distinct(place * canaries + canary)
         numbers_in_order = told[order].astype(np.int64)
         cohorts, known = _cohorts(participants, order)
         return cls(
@@ -308,6 +315,12 @@ def _cohorts(participants: object, order: Ints) -> tuple[Ints | None, npt.NDArra
     if (told[known] < 0).any():
         raise ValueError(f"participants must be cohort sizes of at least 0, got {told[known].min():g}")
     return (np.rint(told[known]).astype(np.int64), known) if known.any() else (None, unknown)
+
+
+def _distinct(values: Ints) -> Ints:
+    """The different values, in order; numpy's own hashes them, which is slow for a million."""
+    ordered = np.sort(values)
+    return ordered[np.concatenate([[True], np.diff(ordered) > 0])] if len(ordered) else ordered
 
 
 # --- laws
@@ -642,7 +655,7 @@ def _together_test(picks: _Picks) -> SamplerTest:
 
     For each pair of rounds, (G - μ)² - b(G - μ) - σ², which is uncorrelated with G itself; b is third moment over variance.
     """
-    picks = picks.first_canaries(LARGEST_SIDE)
+    picks = picks.first_canaries(min(LARGEST_SIDE, max(LARGEST_TABLE // picks.rounds, 4)))
     seen = variance = third = 0.0
     k, rounds = picks.canaries, picks.rounds
     if k >= 4 and rounds >= 2 and 0 < picks.total < picks.cells:
@@ -834,7 +847,7 @@ def _once_test(picks: _Picks, length: int) -> SamplerTest:
 
 def _again_in_epoch(picks: _Picks, length: int) -> int:
     epochs = (picks.numbers[picks.place] - 1) // length
-    return picks.total - len(np.unique(epochs * picks.canaries + picks.canary))
+    return picks.total - len(_distinct(epochs * picks.canaries + picks.canary))
 
 
 def _order_counts(picks: _Picks, length: int) -> tuple[Ints, Ints]:
@@ -868,7 +881,7 @@ def _order_test(picks: _Picks, length: int) -> SamplerTest:
 
 def _epochs_together_test(picks: _Picks, length: int) -> SamplerTest:
     """Do canaries that share a round of one epoch share one of the next too? Pairs of canaries that meet in two epochs."""
-    picks = picks.first_canaries(LARGEST_SIDE)
+    picks = picks.first_canaries(min(LARGEST_SIDE, max(LARGEST_TABLE // picks.rounds, 4)))
     epochs = (picks.numbers - 1) // length
     _k, pairs = picks.canaries, comb(picks.canaries, 2)
     within = np.bincount(epochs - epochs[0], weights=picks.per_round * (picks.per_round - 1) / 2)
