@@ -983,7 +983,7 @@ def _in_bursts(picks: _Picks) -> bool:
     """Whether rounds differ so much, and without a trend, that canaries must be picked in groups."""
     share = picks.total / picks.rounds
     varied = picks.rounds > 1 and float(picks.per_round.var(ddof=1)) > 3 * share * (1 - picks.rate)
-    return varied and not _drifts(picks.per_round)
+    return varied and not _drifts(picks.per_round, picks.canaries)
 
 
 def _recognise_epochs(picks: _Picks, claimed: Sampling, length: int) -> tuple[Seen, tuple[Sampling, ...]]:
@@ -998,7 +998,7 @@ def _recognise_epochs(picks: _Picks, claimed: Sampling, length: int) -> tuple[Se
     if not tests["order"].passed and _periodic(_scores(returns - trials / length, variance)):
         return "repeated order", ()
     if not rounds.passed and rounds.high:
-        return ("changing rate" if _drifts(picks.per_round) else "clumped"), ()
+        return ("changing rate" if _drifts(picks.per_round, picks.canaries) else "clumped"), ()
     if not tests["together"].passed or not tests["order"].passed:
         return "clumped", ()
     if not tests.get("positions", rounds).passed and rounds.passed:
@@ -1029,7 +1029,7 @@ def _recognise_rounds(picks: _Picks, claimed: Sampling) -> tuple[Seen, tuple[Sam
     if "adjacent rounds" in failed and scores[0] > max(4.5, 4 * float(scores[len(scores) // 4 :].std())):
         return "adjacent rounds", ()
     if "rounds" in failed and rounds.high:
-        return ("changing rate" if _drifts(picks.per_round) else "clumped"), ()
+        return ("changing rate" if _drifts(picks.per_round, picks.canaries) else "clumped"), ()
     # Uneven canaries meet more often too, in all pairs of rounds alike: by (ratio - 1) times the mean.
     shared = ((ratio - 1) / picks.canaries) ** 2 * float((picks.per_round.astype(np.float64) ** 2).sum()) ** 2 / 2
     if "together" in failed and tests["together"].statistic > 3 * shared:
@@ -1061,11 +1061,14 @@ def _spaced(returns: Floats, expected: Floats) -> bool:
     return wait >= 2 and float(expected[1 : wait + 1].sum()) > 12
 
 
-def _drifts(counts: Ints) -> bool:
-    """Whether the canaries per round follow a trend: neighbouring rounds are alike."""
+def _drifts(counts: Ints, canaries: int) -> bool:
+    """Whether the canaries per round follow a trend: neighbouring rounds are alike, or each half of the run is steady."""
+    if len(counts) < 4:
+        return False
     about = counts - counts.mean()
-    spread = float((about**2).sum())
-    return len(counts) > 3 and float((about[1:] * about[:-1]).sum()) > 4 * spread / sqrt(len(counts))
+    alike = float((about[1:] * about[:-1]).sum()) / max(float((about**2).sum()), 1e-9)
+    halves = np.array_split(counts, 2)
+    return alike > max(4 / sqrt(len(counts)), 0.3) or all(_dispersion(half, canaries)[2][1] > 0.01 for half in halves)
 
 
 def _fixed_size(picks: _Picks, total_rounds: int) -> FixedSize:
