@@ -28,6 +28,7 @@ EXACT_PICKS = 100  # up to so many picks, and EXACT_PAIRS pairs of them, the law
 EXACT_PAIRS = 400
 EXACT_VARIANCE = 400.0  # up to this variance the law of shared canaries is convolved; above it has three moments
 LARGEST_SIDE = 2_000  # canaries compared with each other; more add cost and little power
+FEWEST = 10  # rounds, and canaries, below which the law of meetings is bounded and not approximated
 LARGEST_TABLE = 40_000_000  # rounds × canaries compared with each other
 LONGEST_SPAN = 1_000_000  # between the first and the last round, beyond 100 for each observed round
 
@@ -656,7 +657,7 @@ def _together_test(picks: _Picks) -> SamplerTest:
     For each pair of rounds, (G - μ)² - b(G - μ) - σ², which is uncorrelated with G itself; b is third moment over variance.
     """
     picks = picks.first_canaries(min(LARGEST_SIDE, max(LARGEST_TABLE // picks.rounds, 4)))
-    seen = variance = third = 0.0
+    seen, p_value = 0.0, 1.0
     k, rounds = picks.canaries, picks.rounds
     if k >= 4 and rounds >= 2 and 0 < picks.total < picks.cells:
         sizes = picks.per_round.astype(np.float64)
@@ -678,12 +679,16 @@ def _together_test(picks: _Picks) -> SamplerTest:
         variance, third = _meeting_moments(picks.per_round, k)
         dimension = k * (k - 3) / 2
         third += sqrt(8 / dimension) * variance**1.5
+        if variance > 1e-9 and min(k, rounds) >= FEWEST:
+            p_value = _tail(seen - 1, variance, third)[1]
+        elif variance > 1e-9 and seen > 0:
+            p_value = variance / (variance + seen**2)  # Cantelli's inequality
     return SamplerTest(
         name="together",
         title="the same canaries meet in several rounds",
         statistic=seen,
         expected=0.0,
-        p_value=_tail(seen - 1, variance, third)[1] if variance > 1e-9 else 1.0,
+        p_value=p_value,
     )
 
 
