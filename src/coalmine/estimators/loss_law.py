@@ -50,7 +50,7 @@ def round_ratio(scores: Floats, *, noise: float) -> Floats:
 
 def allocated_ratio(sums: Floats, *, rounds: int, observed: int) -> Floats:
     """log[(T - |O| + Σ ratios)/T]: one epoch's log likelihood ratio under random allocation, `observed` rounds seen."""
-    return np.log((rounds - observed + sums) / rounds)
+    return np.log(np.maximum((rounds - observed + sums) / rounds, np.finfo(np.float64).tiny))
 
 
 @dataclass(frozen=True)
