@@ -166,19 +166,25 @@ class SampledClaim:
         if reading.seen == "repeated order":
             low = max(low, self._repeated(reading))
         if reading.seen in ("clumped", "changing rate", "too many", "other"):
-            everybody = math.floor(EVERYBODY * int(np.sum(np.array(sizes) >= EVERYBODY * canaries)))
+            shares = np.array(sizes) / canaries
+            everybody = math.floor(float(shares[shares >= EVERYBODY].sum()) + 1e-9)
             if everybody:
                 low = max(low, float(mechanism_epsilon(self.noise, delta=self.delta, participations=everybody)))
         return low, max(low, high)
 
     def _priced(self, scheme: Sampling, reading: SamplerReading) -> tuple[float, float]:
         """The range of a scheme, where its rate was measured over that rate's interval."""
-        found = amplified_epsilon(self.noise, scheme, self.delta)
-        if not isinstance(scheme, Poisson) or scheme.rate == self.sampling.rate:
-            return found.low, found.high
-        ends = [replace(scheme, probability=min(max(end, 1e-12), 1.0)) for end in reading.rate_interval]
-        low, high = (amplified_epsilon(self.noise, end, self.delta) for end in ends)
-        return low.low, high.high
+        slowest, fastest = (min(max(end, 1e-12), 1.0) for end in reading.rate_interval)
+        if isinstance(scheme, Poisson):
+            low = high = scheme
+            if scheme.rate != self.sampling.rate:
+                low, high = replace(scheme, probability=slowest), replace(scheme, probability=fastest)
+        elif isinstance(scheme, FixedSize):
+            fewest, most = (max(round(scheme.size / rate), scheme.size) for rate in (fastest, slowest))
+            low, high = replace(scheme, population=most), replace(scheme, population=fewest)
+        else:
+            low = high = scheme
+        return amplified_epsilon(self.noise, low, self.delta).low, amplified_epsilon(self.noise, high, self.delta).high
 
     def _repeated(self, reading: SamplerReading) -> float:
         """Epsilon where everybody returns after as many rounds: one random place, and noise that averages out."""
