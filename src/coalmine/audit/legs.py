@@ -174,17 +174,19 @@ class SampledClaim:
 
     def _priced(self, scheme: Sampling, reading: SamplerReading) -> tuple[float, float]:
         """The range of a scheme, where its rate was measured over that rate's interval."""
+        slowest, fastest = self._at_rates(scheme, reading)
+        low, high = (amplified_epsilon(self.noise, end, self.delta) for end in (slowest, fastest))
+        return low.low, high.high
+
+    def _at_rates(self, scheme: Sampling, reading: SamplerReading) -> tuple[Sampling, Sampling]:
+        """The scheme at the slowest and at the fastest rate that the picks allow."""
         slowest, fastest = (min(max(end, 1e-12), 1.0) for end in reading.rate_interval)
-        if isinstance(scheme, Poisson):
-            low = high = scheme
-            if scheme.rate != self.sampling.rate:
-                low, high = replace(scheme, probability=slowest), replace(scheme, probability=fastest)
-        elif isinstance(scheme, FixedSize):
-            fewest, most = (max(round(scheme.size / rate), scheme.size) for rate in (fastest, slowest))
-            low, high = replace(scheme, population=most), replace(scheme, population=fewest)
-        else:
-            low = high = scheme
-        return amplified_epsilon(self.noise, low, self.delta).low, amplified_epsilon(self.noise, high, self.delta).high
+        if isinstance(scheme, Poisson) and scheme.rate != self.sampling.rate:
+            return replace(scheme, probability=slowest), replace(scheme, probability=fastest)
+        if isinstance(scheme, FixedSize):
+            most, fewest = (max(round(scheme.size / rate), scheme.size) for rate in (slowest, fastest))
+            return replace(scheme, population=most), replace(scheme, population=fewest)
+        return scheme, scheme
 
     def _repeated(self, reading: SamplerReading) -> float:
         """Epsilon where everybody returns after as many rounds: one random place, and noise that averages out."""
