@@ -132,6 +132,12 @@ def test_a_head_that_is_none_is_refused(audit, tmp_path, change):
     assert len(str(refused.value).splitlines()) == 1
 
 
+def test_a_result_takes_no_longer_for_many_planned_rounds(audit, tmp_path):
+    path = saved(tmp_path / "audit", audit)
+    edited_head(path, lambda head: head | {"settings": head["settings"] | {"rounds": 2**64}})
+    assert Audit.load(path, seed=SEED).result(claim=3.0).rounds == 3
+
+
 @pytest.mark.parametrize("scale", [1e-95, 1e-70, 1e-40, 1e40, 1e70, 1e95])
 @pytest.mark.filterwarnings("error")
 def test_noise_of_any_size_is_measured_alike(audit, tmp_path, scale):
