@@ -11,6 +11,7 @@ from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from coalmine.argument_checks import Floats, one_number, positive_array, shown, whole_number
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.derivation import derive_result
@@ -42,7 +43,6 @@ from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.canaries.base import usable
 from coalmine.canaries.rotation_numpy import stay_in_one_thread
 from coalmine.canaries.secret import SecretBytes, secret_seed
-from coalmine.checks import Floats, one_number, positive_array, shown, whole_number
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.estimators.sampling import Sampling
 from coalmine.storage import audit_snapshot
@@ -208,6 +208,14 @@ class Audit:
         if "_log" not in vars(self):
             return "Audit(…)"  # in a traceback through its constructor
         return f"Audit(dim={self.settings.dim}, canaries={self.settings.canaries}, rounds={len(self._log.numbers)})"
+
+    @property
+    def demonstration(self) -> bool:
+        """Whether the seed can be guessed: a number below 2^64, or fewer than 8 bytes.
+
+        Such an audit is for studies and tests: anybody can find its canaries from the commitment.
+        """
+        return self._statement.demonstration
 
     @property
     def log(self) -> RoundLog:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from coalmine.checks import one_number, shown, whole_number
+from coalmine.argument_checks import one_number, shown, whole_number
 from coalmine.estimators.sampling import Sampling, checked_sampling, sampling_from_dict, sampling_to_dict
 
 LARGEST_CLAIM = 1e100  # twice that is still a number
@@ -83,8 +83,13 @@ class Claim:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Claim":
-        """The inverse of `to_dict`; ValueError or TypeError for anything else."""
-        told = dict(values)
-        if told.get("sampling") is not None:
-            told["sampling"] = sampling_from_dict(told["sampling"])
-        return cls(**told)
+        """The inverse of `to_dict`; ValueError for anything else."""
+        told, names = dict(values), [part.name for part in fields(cls)]
+        if "epsilon" not in told or not set(told) <= set(names):
+            raise ValueError(f"a claim must have epsilon and no fields beside {', '.join(names)}, got {shown(told)}")
+        try:
+            if told.get("sampling") is not None:
+                told["sampling"] = sampling_from_dict(told["sampling"])
+            return cls(**told)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"the claim's fields are not those of a claim ({error})") from None

@@ -5,9 +5,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from coalmine.argument_checks import nonnegative_array, one_number, whole_number
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem, CoverageReader, audited_items, checked_items
-from coalmine.audit.gauges import GaugeReader
+from coalmine.audit.gauge_reader import GaugeReader
 from coalmine.audit.ladder import LadderReader, Scores, presented_times
 from coalmine.audit.legs import SampledClaim, judge_sampled
 from coalmine.audit.noise_signal import NoiseSignal
@@ -18,11 +19,10 @@ from coalmine.audit.unknown_round import RUNG as UNKNOWN
 from coalmine.audit.unknown_round import UnknownRound, UnknownRoundReader, stated_multiplier
 from coalmine.audit.verdict import Evidence, Verdict, judge
 from coalmine.audit.views import read_log
-from coalmine.checks import nonnegative_array, one_number, whole_number
 from coalmine.storage.record import FEWEST, Settings, presentation_counts
 from coalmine.storage.rounds_file import RoundLog
 
-MOST_ROWS = 5  # of a rung where sampling decides how often a canary is presented
+MOST_ROWS = 3  # of a rung where sampling decides how often a canary is presented
 BEFORE = ("final", "final-update", "all-iterates")  # rungs below unknown-round
 
 
@@ -179,7 +179,8 @@ def _sampled_row(unknown: UnknownRound, rungs: list[Scores], settings: Settings)
 def _evidence(log: RoundLog, settings: Settings, told: StatedReader, clients: int | None) -> Evidence:
     """What a verdict rests on beside scores and gauges."""
     times = presented_times(log, settings)
-    scheduled = settings.rounds is not None and set(log.numbers) == set(range(1, settings.rounds + 1))
+    # numbers rise from 1 on, so as many as planned that end with the last are all of them
+    scheduled = settings.rounds is not None and len(log.numbers) == settings.rounds == max(log.numbers, default=0)
     expected = presentation_counts(settings.canaries, settings.presentations)
     followed = scheduled and bool((times <= expected).all()) and int(times.max()) == int(expected.max())
     return Evidence(

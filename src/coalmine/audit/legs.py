@@ -34,6 +34,7 @@ from coalmine.storage.record import FEWEST, Settings
 from coalmine.storage.rounds_file import RoundLog
 
 LEGS = ("accounting", "noise", "sampling")
+NAMED = ("poisson", "random_allocation", "shuffled", "random_allocation or shuffled", "fixed_size")  # have a range
 EVERYBODY = 0.9  # share of the canaries in a round from which on everybody is as good as known to be in it
 
 
@@ -156,7 +157,8 @@ class SampledClaim:
         """The range of epsilon for the sampler that was seen, at the claimed noise."""
         rounds = self.sampling.total_rounds
         known = float(mechanism_epsilon(self.noise, delta=self.delta, participations=rounds))
-        ranges = [self._priced(scheme, reading) for scheme in reading.candidates]
+        named = reading.candidates if reading.seen in NAMED else ()
+        ranges = [self._priced(scheme, reading) for scheme in named]
         low = min((low for low, _ in ranges), default=0.0)
         high = max((high for _, high in ranges), default=known)
         if reading.seen in ("too many", "uneven") and reading.worst_rate > 0:
@@ -165,19 +167,27 @@ class SampledClaim:
         if reading.seen == "repeated order":
             low = max(low, self._repeated(reading))
         if reading.seen in ("clumped", "changing rate", "too many", "other"):
-            everybody = math.floor(EVERYBODY * int(np.sum(np.array(sizes) >= EVERYBODY * canaries)))
+            shares = np.array(sizes) / canaries
+            everybody = math.floor(float(shares[shares >= EVERYBODY].sum()) + 1e-9)
             if everybody:
                 low = max(low, float(mechanism_epsilon(self.noise, delta=self.delta, participations=everybody)))
         return low, max(low, high)
 
     def _priced(self, scheme: Sampling, reading: SamplerReading) -> tuple[float, float]:
         """The range of a scheme, where its rate was measured over that rate's interval."""
-        found = amplified_epsilon(self.noise, scheme, self.delta)
-        if not isinstance(scheme, Poisson) or scheme.rate == self.sampling.rate:
-            return found.low, found.high
-        ends = [replace(scheme, probability=min(max(end, 1e-12), 1.0)) for end in reading.rate_interval]
-        low, high = (amplified_epsilon(self.noise, end, self.delta) for end in ends)
+        slowest, fastest = self._at_rates(scheme, reading)
+        low, high = (amplified_epsilon(self.noise, end, self.delta) for end in (slowest, fastest))
         return low.low, high.high
+
+    def _at_rates(self, scheme: Sampling, reading: SamplerReading) -> tuple[Sampling, Sampling]:
+        """The scheme at the slowest and at the fastest rate that the picks allow."""
+        slowest, fastest = (min(max(end, 1e-12), 1.0) for end in reading.rate_interval)
+        if isinstance(scheme, Poisson) and scheme.rate != self.sampling.rate:
+            return replace(scheme, probability=slowest), replace(scheme, probability=fastest)
+        if isinstance(scheme, FixedSize):
+            most, fewest = (max(round(scheme.size / rate), scheme.size) for rate in (slowest, fastest))
+            return replace(scheme, population=most), replace(scheme, population=fewest)
+        return scheme, scheme
 
     def _repeated(self, reading: SamplerReading) -> float:
         """Epsilon where everybody returns after as many rounds: one random place, and noise that averages out."""

@@ -10,6 +10,7 @@ from scipy.special import chdtri, fdtri, gammaln, nctdtr, ndtr
 from coalmine.audit.ladder import Scores
 
 MANY = 10_000  # dof from which on the scale is as good as known to the test
+FAR = 1_000.0  # standard deviations from 0: there the noncentral t is as good as normal, and slow
 EVEN_LEVEL = 1e-3  # of the test whether all canaries count alike
 
 
@@ -42,18 +43,25 @@ class NoiseSignal:
         spread more, which the two factors undo.
         """
         if self.dof > MANY and self.round_dof > MANY:
-            error = math.sqrt(1 / self.weight + claimed * claimed / (2 * self.dof))
-            return float(ndtr(-(self.beta - claimed) / error))
+            return self._normal_p_value(claimed, 1.0, 1.0)
         dof = min(self.dof, 1e7)
         bias = _mean_factor(dof) / _mean_factor(self.round_dof)
         spread = (self.round_dof / max(self.round_dof - 2, 0.5)) / (dof / max(dof - 2, 0.5))
         root = math.sqrt(self.weight / (spread * bias * bias))
-        return 1 - _noncentral_t(self.beta * bias * root, dof, claimed * root)
+        if claimed * root > FAR:
+            return self._normal_p_value(claimed, bias, spread)
+        found = float(1 - nctdtr(dof, claimed * root, self.beta * bias * root))
+        # so far in the tail the series gives up
+        return self._normal_p_value(claimed, bias, spread) if math.isnan(found) else found
+
+    def _normal_p_value(self, claimed: float, bias: float, spread: float) -> float:
+        error = math.sqrt(spread * bias * bias / self.weight + claimed * claimed / (2 * self.dof))
+        return float(ndtr(-(self.beta * bias - claimed) / error))
 
     def interval(self, confidence: float) -> tuple[float, float]:
         """The values of 1/z that the scores do not exclude, none below 0."""
         tail = (1 - confidence) / 2
-        reach = 12 * math.sqrt(1 / self.weight + self.beta**2 / self.dof) + abs(self.beta) * 0.5
+        reach = 12 * math.sqrt(1 / self.weight + self.beta**2 / (2 * self.dof))
 
         def end(level: float) -> float:
             low, high = self.beta - reach, self.beta + reach
@@ -67,14 +75,6 @@ class NoiseSignal:
         count = max(sum(s.observed.size for s in groups) - 1, 1)
         limit = math.sqrt(_f_quantile(count, self.dof, EVEN_LEVEL) * self.round_dof / max(self.round_dof - 2, 0.5))
         return math.sqrt(square / count), limit
-
-
-def _noncentral_t(value: float, dof: float, shift: float) -> float:
-    """The distribution function of noncentral t; far in its lower tail, where scipy has NaN, Johnson and Welch's (1940)."""
-    found = float(nctdtr(dof, shift, value))
-    if not math.isnan(found):
-        return found
-    return float(ndtr((value * (1 - 1 / (4 * dof)) - shift) / math.sqrt(1 + value**2 / (2 * dof))))
 
 
 def _f_quantile(count: float, dof: float, level: float) -> float:

@@ -4,16 +4,16 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import convert
 
+from coalmine.argument_checks import count_of, shown
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.unknown_round import LossFit
 from coalmine.audit.verdict import NO_VERDICT, Verdict
-from coalmine.checks import count_of, shown
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.estimators.intervals import Interval
 from coalmine.storage.record import SCHEMA_VERSION, Settings
@@ -408,7 +408,7 @@ def _gauge(name: str, gauge: Mapping[str, Any]) -> Gauge:
         largest=_number(gauge["largest"]),
         limits=_two(gauge["limits"]),
         flagged=convert(gauge["flagged"], tuple[int, ...]),
-        status=convert(gauge["status"], str),
+        status=convert(gauge["status"], Literal["ok", "low", "warning"]),
         noise_left=_maybe(gauge["noise_left"]),
     )
 

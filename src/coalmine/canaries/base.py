@@ -3,13 +3,13 @@
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
+from coalmine.argument_checks import Floats, shown, whole_number
 from coalmine.canaries.array_types import Array, checked_like, checked_vector, is_tensor, same_kind
 from coalmine.canaries.philox import key_from_seed
-from coalmine.checks import Floats, shown, whole_number
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +34,12 @@ class Canaries(ABC):
 
     def __repr__(self) -> str:  # without the key, from which anybody can make every canary
         return f"{type(self).__name__}(count={self.count}, dim={self.dim})"
+
+    def __reduce__(self) -> NoReturn:  # through which copy and pickle go
+        raise TypeError(
+            f"{type(self).__name__} cannot be copied or pickled: the copy would carry the secret key; "
+            "make it again from the seed where it is needed"
+        )
 
     @overload
     def canary(self, index: SupportsIndex, *, like: None = None) -> Floats: ...

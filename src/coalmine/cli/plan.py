@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
+from coalmine.argument_checks import one_number, unit_interval, whole_number
 from coalmine.audit.verdict import POWER, ROUNDED, TEST_LEVEL
-from coalmine.checks import one_number, unit_interval, whole_number
-from coalmine.cli.options import JSON, Command, Verbosity, topic
+from coalmine.cli.options import COUNT, JSON, Command, Verbosity
 from coalmine.cli.output import print_json, print_table, progress_bar, shown_number
-from coalmine.cli.sampling_options import read_sampling, sampling_options
+from coalmine.cli.sampling_options import read_scheme, sampling_options
 from coalmine.estimators.bounds import FEWEST
 from coalmine.estimators.intervals import Interval
 from coalmine.estimators.planning import (
@@ -33,9 +33,9 @@ PRECISION = 0.25  # both ends of a useful interval lie within this share of epsi
 
 
 @click.command(cls=Command)
-@click.option("--dim", type=int, required=True, metavar="D", help="Dimension of the model.")
+@click.option("--dim", type=COUNT, required=True, metavar="D", help="Dimension of the model.")
 @click.option("--delta", type=float, required=True, metavar="D", help="The delta of (epsilon, delta), in (0, 1).")
-@click.option("--canaries", type=int, multiple=True, metavar="K", help="Number of canaries to plan for; repeatable.")
+@click.option("--canaries", type=COUNT, multiple=True, metavar="K", help="Number of canaries to plan for; repeatable.")
 @click.option("--detect", type=float, metavar="E", help="Find the fewest canaries that detect this epsilon.")
 @click.option(
     "--claim", type=float, metavar="E", help="Find the fewest canaries that would catch twice this claimed epsilon."
@@ -49,15 +49,12 @@ PRECISION = 0.25  # both ends of a useful interval lie within this share of epsi
 @click.option(
     "--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also plot the plan into a .png, .svg or .pdf file."
 )
-@sampling_options("Claim amplified by sampling")
-@topic(
-    "Claim amplified by sampling",
-    click.option(
-        "--noise-multiplier",
-        type=float,
-        metavar="Z",
-        help="Noise multiplier that the claim was accounted with.  [default: the one that gives the claim]",
-    ),
+@sampling_options(required=False)
+@click.option(
+    "--noise-multiplier",
+    type=float,
+    metavar="Z",
+    help="Noise multiplier of a claim amplified by sampling.  [default: the one that gives the claim]",
 )
 @JSON
 @click.pass_obj
@@ -90,8 +87,8 @@ def plan(
     With --sampling the claim is amplified: about an attacker who does not know in which rounds a client takes part. The
     answer is how many canaries decide it, and which leg of the verdict (noise or sampling) asks for them.
     """
-    hidden = read_sampling(sampling, **scheme)
-    if hidden is not None:
+    if sampling is not None:
+        hidden = read_scheme(sampling, scheme)
         if claim is None:
             raise click.UsageError("--sampling is about a claim: give --claim too")
         if canaries or detect is not None or at is not None or plot is not None:
@@ -100,8 +97,10 @@ def plan(
             )
         _plan_amplified(claim, hidden, dim=dim, delta=delta, noise_multiplier=noise_multiplier, as_json=as_json)
         return
-    if noise_multiplier is not None:
-        raise click.UsageError("--noise-multiplier belongs to a claim amplified by sampling: give --sampling too")
+    for name, value in {**scheme, "noise_multiplier": noise_multiplier}.items():
+        if value is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{option} belongs to a claim amplified by sampling: give --sampling too")
     if canaries and detect is not None:
         raise click.UsageError("give either --canaries or --detect")
     dim, delta = whole_number("--dim", dim, minimum=FEWEST + 2), unit_interval("--delta", delta)

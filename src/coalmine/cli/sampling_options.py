@@ -1,56 +1,56 @@
-"""Options that name a sampling scheme, for commands about amplified epsilons."""
+"""Options that name a sampling scheme, for commands about epsilons that sampling amplifies."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import click
 
-from coalmine.cli.options import Decorated, topic
-from coalmine.estimators.sampling import SCHEMES, Sampling
+from coalmine.cli.options import Decorated
+from coalmine.estimators.sampling import FixedSize, Poisson, RandomAllocation, Sampling, Shuffled
 
-FIELDS = {  # the options of each scheme; those in brackets may be left out
-    "poisson": ("probability", "rounds"),
-    "random_allocation": ("rounds", "[epochs]"),
-    "shuffled": ("rounds", "[epochs]"),
-    "fixed_size": ("size", "population", "rounds"),
+NEEDS = {
+    "poisson": (Poisson, ("probability", "rounds"), ()),
+    "random-allocation": (RandomAllocation, ("rounds",), ("epochs",)),
+    "shuffled": (Shuffled, ("rounds",), ("epochs",)),
+    "fixed-size": (FixedSize, ("size", "population", "rounds"), ()),
 }
-NAMES = ("probability", "rounds", "epochs", "size", "population")
 
 
-def sampling_options(title: str) -> Callable[[Decorated], Decorated]:
-    """The options `--sampling`, `--probability`, `--rounds`, `--epochs`, `--size` and `--population`."""
-    return topic(
-        title,
+def sampling_options(*, required: bool) -> Callable[[Decorated], Decorated]:
+    """The option --sampling, and those that its schemes need; `read_scheme` makes a scheme of them."""
+    options = (
+        click.option("--sampling", type=click.Choice(tuple(NEEDS)), required=required, help="How clients are chosen."),
         click.option(
-            "--sampling",
-            type=click.Choice([name.replace("_", "-") for name in SCHEMES]),
-            help="Sampling scheme that amplifies the epsilon.",
+            "--probability", type=float, metavar="Q", help="Probability of each client in each round (poisson)."
         ),
-        click.option("--probability", type=float, metavar="Q", help="Probability of a client's joining a round."),
-        click.option("--rounds", type=int, metavar="T", help="Rounds of the run, or of one epoch."),
-        click.option("--epochs", type=int, metavar="N", help="Number of epochs.  [default: 1]"),
-        click.option("--size", type=int, metavar="N", help="Clients of a round, for fixed-size sampling."),
-        click.option("--population", type=int, metavar="N", help="Clients to draw from, for fixed-size sampling."),
+        click.option(
+            "--rounds",
+            type=int,
+            metavar="T",
+            help="Rounds of the run; of one epoch for random-allocation and shuffled.",
+        ),
+        click.option(
+            "--epochs", type=int, metavar="N", help="Number of epochs (random-allocation, shuffled).  [default: 1]"
+        ),
+        click.option("--size", type=int, metavar="M", help="Clients in each round (fixed-size)."),
+        click.option("--population", type=int, metavar="N", help="Clients to draw from (fixed-size)."),
     )
 
+    def decorate(function: Decorated) -> Decorated:
+        for option in reversed(options):
+            function = option(function)
+        return function
 
-def read_sampling(sampling: str | None, **values: Any) -> Sampling | None:
-    """The scheme that the options name; None without `--sampling`."""
-    given = {name: value for name, value in values.items() if value is not None}
-    if sampling is None:
-        if given:
-            raise click.UsageError(f"--{min(given, key=NAMES.index)} belongs to a scheme: give --sampling too")
-        return None
-    name = sampling.replace("-", "_")
-    required = [field for field in FIELDS[name] if not field.startswith("[")]
-    allowed = [field.strip("[]") for field in FIELDS[name]]
-    for field in required:
-        if field not in given:
-            raise click.UsageError(f"--sampling {sampling} needs --{field}")
-    for field in given:
-        if field not in allowed:
-            known = ", ".join(f"--{each}" for each in allowed)
-            raise click.UsageError(f"--{field} does not belong to --sampling {sampling}, which takes {known}")
-    kind: Any = SCHEMES[name]
-    scheme: Sampling = kind(**given)
-    return scheme
+    return decorate
+
+
+def read_scheme(sampling: str, settings: Mapping[str, float | None]) -> Sampling:
+    """The scheme, or a usage error that names the option that is missing or does not belong to it."""
+    kind, required, optional = NEEDS[sampling]
+    given = {name: value for name, value in settings.items() if value is not None}
+    missing = [f"--{name}" for name in required if name not in given]
+    if missing:
+        raise click.UsageError(f"--sampling {sampling} needs {' and '.join(missing)}")
+    foreign = [f"--{name}" for name in given if name not in (*required, *optional)]
+    if foreign:
+        raise click.UsageError(f"--sampling {sampling} does not take {' or '.join(foreign)}")
+    return kind(**given)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from coalmine.argument_checks import printable
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.ladder import RUNGS, Scores
 from coalmine.audit.result import AuditResult, Row
@@ -14,7 +15,6 @@ from coalmine.audit.result_rows import POOR_FIT
 from coalmine.audit.unknown_round import RUNG as UNKNOWN_ROUND
 from coalmine.audit.unknown_round import LossFit
 from coalmine.audit.views import views
-from coalmine.checks import printable
 from coalmine.report import plots
 from coalmine.report.epsilon_by_round import estimates_during
 from coalmine.report.sentences import interval_words, shown
