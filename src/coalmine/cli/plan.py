@@ -60,6 +60,7 @@ PRECISION = 0.25  # both ends of a useful interval lie within this share of epsi
 @click.pass_obj
 def plan(
     verbosity: Verbosity,
+    /,
     dim: int,
     delta: float,
     canaries: tuple[int, ...],
