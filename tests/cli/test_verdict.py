@@ -188,6 +188,8 @@ def test_json_has_an_entry_for_every_run(coalmine, runs):
         "run": "runs/pass",
         "claimed_epsilon": HONEST,
         "claim_accounting": "mechanism",
+        "claim_sampling": None,
+        "legs": None,
         "verdict": "PASS",
         "reason": json.loads((runs / "pass" / "result.json").read_text())["reason"],
         "error": None,
