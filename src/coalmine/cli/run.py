@@ -240,14 +240,15 @@ def run(
 
     given = _changes(options)
     changes = merged(_without_rivals(read_config(config_file) if config_file else {}, given), given)
+    claim = changes.get("claim")
+    if options["amplified"] and isinstance(claim, dict) and claim.get("epsilon") is None:
+        raise click.UsageError("--amplified needs a number as --claim")
     task = changes.get("task", {})
     task = task if isinstance(task, dict) else {}
     defaults = task_defaults(task.get("name", "digits"), task.get("level", "client"))
     config = RunConfig.from_dict(merged(_without_rivals(defaults, changes), changes))
     if options["separation"] is not None and config.participation.kind != "limited":
         raise click.UsageError("--separation needs --participation limited")
-    if options["amplified"] and config.claim.epsilon is None:
-        raise click.UsageError("--amplified needs a number as --claim")
     directory = out or _new_directory(config.task.name)
     with resumable("coalmine resume", directory), live_progress(config.rounds, hidden=verbosity.quiet) as progress:
         outcome = start(config, directory, progress=progress)
@@ -357,6 +358,11 @@ def _notes(outcome: "RunOutcome") -> list[str]:
     notes = []
     if config.canaries.pattern == "replace":
         notes.append(f"{config.canaries.count:,} of the {outcome.population:,} {config.task.level}s are canaries")
+    if config.claim.counts_on_sampling and config.canaries.pattern == "spread":
+        notes.append(
+            f"the canaries' rounds are planned, so the sampler of the {config.task.level}s is not observed; --pattern "
+            "clients or --pattern replace lets it pick the canaries"
+        )
     if outcome.count_noise_multiplier and outcome.count_epsilon is not None:
         notes.append(
             f"adaptive clipping spends ε {shown_number(outcome.count_epsilon, 4)} on its count (noise multiplier "
@@ -377,8 +383,8 @@ def _notes(outcome: "RunOutcome") -> list[str]:
 # Settings that exclude each other, as (section, key): giving the first drops the others from the config file.
 RIVALS = {
     ("claim", "epsilon"): [("claim", "analytical"), ("claim", "accountant")],
-    ("claim", "analytical"): [("claim", "epsilon"), ("claim", "accountant")],
-    ("claim", "accountant"): [("claim", "epsilon"), ("claim", "analytical")],
+    ("claim", "analytical"): [("claim", "epsilon"), ("claim", "accountant"), ("claim", "amplified")],
+    ("claim", "accountant"): [("claim", "epsilon"), ("claim", "analytical"), ("claim", "amplified")],
     ("canaries", "count"): [("canaries", "fraction")],
     ("canaries", "fraction"): [("canaries", "count")],
     ("participation", "kind"): [("participation", "file"), ("participation", "separation")],
@@ -470,7 +476,9 @@ def _number(name: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise click.BadParameter(f"must be a number or `analytical`, got {text!r}", param_hint=name) from None
+        raise click.BadParameter(
+            f"must be a number, `analytical` or `accountant`, got {text!r}", param_hint=name
+        ) from None
 
 
 def _new_directory(task: str) -> Path:
