@@ -66,7 +66,7 @@ def measure() -> tuple[list[float], list[float], float]:
         layers=model.sizes,
         deferred=True,
     )
-    engine = client_engine("auto", model, examples, config.client, workers=config.engine.workers)
+    engine = client_engine("auto", model, examples, config.client, jobs=config.engine.jobs)
     cohorts = plan_cohorts(config, CLIENTS, audit.canaries_in_round)
     training = Training(config, task=task, engine=engine, cohorts=cohorts, audit=audit)
     taken: dict[bool, list[float]] = {False: [], True: []}

@@ -57,7 +57,7 @@ def measure(model: Model, net: nn.Module, examples: Examples, *, clients: int, s
     owned = [rng.choice(len(examples), 16 * steps, replace=False) for _ in range(clients)]
     batches = draw_batches(owned, epochs=1, batch_size=16, rng=rng)
     vector = model.initial(torch.Generator().manual_seed(0))
-    engine = client_engine("auto", model, examples, CLIENT, workers=cores())
+    engine = client_engine("auto", model, examples, CLIENT, jobs=cores())
     try:
         ours(engine, vector, batches), plain(net, vector, batches, examples)
         pairs = [

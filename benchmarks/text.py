@@ -69,7 +69,7 @@ def speed() -> float:
     start = [parameter.detach().clone() for parameter in net.parameters()]
     start[4].zero_()  # the second bias of torch's LSTM, which the model has not
     vector = torch.cat([tensor.flatten() for number, tensor in enumerate(start) if number != 4])
-    engine = client_engine("auto", model, examples, CLIENT, workers=cores())
+    engine = client_engine("auto", model, examples, CLIENT, jobs=cores())
 
     def ours() -> Tensor:
         return torch.stack([updates.sum(dim=0) for updates in engine.updates(vector, batches)]).sum(dim=0)

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from scipy.special import chdtri, log_ndtr, ndtr
 
-from coalmine.checks import Floats
-from coalmine.estimators.bounds import BANDS, log_band, one_of_two
+from coalmine.argument_checks import Floats
+from coalmine.estimators.bounds import BANDS, log_rates, one_of_two
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.estimators.intervals import region_image
 from coalmine.estimators.mechanism import mechanism_noise
@@ -135,7 +135,7 @@ def bound_cell(
     bands = {}
     for method in methods:
         failing = 0.05 if method == "paper" or not unobserved else one_of_two(0.05)
-        bands[method] = [log_band(BANDS[method], n, failing) for n in (count, unobserved or 1)]
+        bands[method] = [log_rates(BANDS[method], np.arange(n + 1), n, failing) for n in (count, unobserved or 1)]
     bounds: dict[str, list[Floats]] = {method: [] for method in methods}
     for rows in chunks(runs, max(count, unobserved)):
         observed = np.sort(alternative.draw(rng, (rows, count)))

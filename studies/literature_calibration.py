@@ -26,7 +26,7 @@ import numpy as np
 from scipy.stats import binom
 
 from coalmine import Gaussian, compare_estimators
-from coalmine.checks import Floats
+from coalmine.argument_checks import Floats
 from coalmine.estimators.literature.all_estimators import own_rows
 from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.mechanism import mechanism_noise

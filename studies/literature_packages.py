@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm
 
-from coalmine.checks import Floats
+from coalmine.argument_checks import Floats
 from coalmine.estimators.literature.jagielski2020 import jagielski2020_row
 from coalmine.estimators.literature.mahloujifar import f_dp_epsilon, mahloujifar_row
 from coalmine.estimators.literature.nasr import nasr_row

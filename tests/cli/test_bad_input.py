@@ -198,11 +198,11 @@ def test_a_relative_seed_file_is_found_beside_its_config(tmp_path, monkeypatch):
 
     (tmp_path / "configs").mkdir()
     path = tmp_path / "configs" / "run.toml"
-    path.write_text('[canaries]\nseed_file = "seed"\n[participation]\nfile = "/absolute"\n')
+    path.write_text('[canaries]\nseed_file = "seed"\n[participation]\nrounds_file = "/absolute"\n')
     monkeypatch.chdir(tmp_path)
     found = read_config(Path("configs/run.toml"))
     assert found["canaries"]["seed_file"] == str(tmp_path / "configs" / "seed")
-    assert found["participation"]["file"] == "/absolute"
+    assert found["participation"]["rounds_file"] == "/absolute"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from coalmine import __version__, mechanism_epsilon
-from coalmine.checks import whole_number
+from coalmine.argument_checks import whole_number
 from coalmine.cli import main as cli
 from coalmine.cli import run as run_command
 from coalmine.cli.output import shows_bars

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from coalmine.cli import scores
 from coalmine.cli.main import app, main
 
 DIM, DELTA = 1_000_000, 1e-5
@@ -260,40 +259,6 @@ def test_reversed_signs_and_a_wrong_null_get_a_note():
     warnings = " ".join(estimate("-", "--null-std", 1, stdin=as_npy(scores))["warnings"])
     assert "is the sign reversed?" in warnings
     assert "is this the right null" in warnings
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"score\n1\n-2.5e3\n+.5\n",
-        b"1\r\n2\r\n3\r\n",
-        b"\xef\xbb\xbfCosine\n1\n2\n\n",
-        b"observed\n1\n2",
-        b"1\n2\n\n3\n",
-        b"score\t\n1\n",
-        b"1\r2\n3\n",
-        b"1\n\r2\n3\n",
-        b"1\n+\n3\n",
-        b"1\n1e999\n",
-        b"canary\n1\n2\n",
-        b"# run\n1\n2\n",
-        b"1\x0c2\n3\n",
-        b"score\n",
-    ],
-)
-def test_a_plain_column_is_read_as_every_other_table_is(content, monkeypatch):
-    """The quick reader of one number per line gives the scores and the messages of the general one."""
-
-    def outcome() -> object:
-        try:
-            found = scores._by_role("file", scores._read_csv("file", content), "observed")
-        except ValueError as error:
-            return str(error)
-        return [part if part is None else part.tolist() for part in (found.observed, found.unobserved)]
-
-    quick = outcome()
-    monkeypatch.setattr(scores, "_read_plain", lambda _: None)
-    assert outcome() == quick
 
 
 GOOD = lined(SCORES)

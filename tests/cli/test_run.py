@@ -315,7 +315,7 @@ def stopped(tmp_path) -> Path:
     from coalmine.simulation.training_run import Progress, start
 
     (tmp_path / "rounds.txt").write_text("".join(f"{number} {number + 50} 7\n" for number in range(20, 34)))
-    named = ParticipationSettings(kind="file", file=str(tmp_path / "rounds.txt"))
+    named = ParticipationSettings(kind="file", rounds_file=str(tmp_path / "rounds.txt"))
     settings = RunConfig(
         rounds=14,
         checkpoint_every=4,
@@ -377,7 +377,7 @@ def test_canaries_replace_a_tenth_of_the_clients_or_the_given_fraction(tmp_path,
         assert f"{number} of the 200 clients are canaries" in capsys.readouterr().out
         assert json.loads((folder / "result.json").read_text())["canaries"] == number
     said = fails_here(capsys, "run", "--replace-fraction", "0.04", "--out", tmp_path / "few")
-    assert "canaries.fraction 0.04 of 200 clients must be at least 10 canaries, got 8" in said
+    assert "canaries.replace_fraction 0.04 of 200 clients must be at least 10 canaries, got 8" in said
     assert not (tmp_path / "few").exists()
 
 
@@ -430,11 +430,11 @@ def test_a_second_writer_is_rejected(finished):
         (["run", "--claim", "low"], "must be a number or `analytical`, got 'low'"),
         (
             ["run", "--replace-fraction", "0.2", "--canaries", "50"],
-            "give either canaries.count or canaries.fraction, not both, got 50 and 0.2",
+            "give either canaries.count or canaries.replace_fraction, not both, got 50 and 0.2",
         ),
         (
             ["run", "--replace-fraction", "0.2", "--pattern", "clients"],
-            "canaries.fraction must be given with pattern replace only, got pattern clients",
+            "canaries.replace_fraction must be given with pattern replace only, got pattern clients",
         ),
         (["run", "--presentations", "1,x"], "must be whole numbers like 1,2,4, got '1,x'"),
         (
@@ -585,7 +585,7 @@ def test_quiet_prints_title_and_table_only(tmp_path, capsys):
 
 
 CLAIMED = "[claim]\nanalytical = true\n"
-REPLACED = '[canaries]\nfraction = 0.1\npattern = "replace"\n[claim]\nepsilon = 3.0\n'
+REPLACED = '[canaries]\nreplace_fraction = 0.1\npattern = "replace"\n[claim]\nepsilon = 3.0\n'
 
 
 @pytest.mark.parametrize(
@@ -593,7 +593,7 @@ REPLACED = '[canaries]\nfraction = 0.1\npattern = "replace"\n[claim]\nepsilon = 
     [
         (CLAIMED, ["--claim", 5], {"claim": {"epsilon": 5.0}}),
         (REPLACED, ["--claim", "analytical"], {"claim": {"analytical": True}}),
-        (CLAIMED, ["--replace-fraction", 0.1], {"canaries": {"fraction": 0.1}}),
+        (CLAIMED, ["--replace-fraction", 0.1], {"canaries": {"replace_fraction": 0.1}}),
         (REPLACED, ["--canaries", 30], {"canaries": {"count": 30}}),
         (
             "[server]\nmomentum = 0.9\n",

@@ -26,7 +26,7 @@ checkpoint_every = 4
 count = 40
 [engine]
 threads = 1
-workers = 1
+jobs = 1
 [sweep]
 "privacy.noise_multiplier" = [0.5, 1.0]
 """

@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import io
 import json
-import lzma
 import os
 import sys
 import tarfile
@@ -22,17 +21,20 @@ from coalmine.data.fetch import RECORD
 
 DATA = os.environ.get("COALMINE_DATA_DIR")
 PLAIN = gzip.compress(b"plain")
-PACKED = lzma.compress(b"database", format=lzma.FORMAT_ALONE)
 
 
-def tarred() -> bytes:
+def tarred(**files: bytes) -> bytes:
+    """An archive of NAME.h5 for each file."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:bz2") as archive:
-        for name, content in (("train.h5", b"train"), ("test.h5", b"test")):
-            info = tarfile.TarInfo(name)
+        for name, content in files.items():
+            info = tarfile.TarInfo(f"{name}.h5")
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
     return buffer.getvalue()
+
+
+PACKED = tarred(word=b"database")
 
 
 @pytest.fixture
@@ -40,7 +42,9 @@ def site(monkeypatch):
     monkeypatch.setattr(download_module, "WAIT", 0.0)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    with serving({"plain.gz": PLAIN, "data.sqlite.lzma": PACKED, "data.tar.bz2": tarred()}) as running:
+    with serving(
+        {"plain.gz": PLAIN, "word.tar.bz2": PACKED, "data.tar.bz2": tarred(train=b"train", test=b"test")}
+    ) as running:
         yield running
 
 
@@ -49,7 +53,7 @@ def tiny(url: str, *downloads: Download) -> Dataset:
         sha256 = hashlib.sha256(PLAIN).hexdigest()
         downloads = (
             Download(url=url + "plain.gz", size=len(PLAIN), sha256=sha256, checksum_from="us"),
-            Download(url=url + "data.sqlite.lzma", unpacked=("data.sqlite",), unpacked_limit=1000),
+            Download(url=url + "word.tar.bz2", unpacked=("word.h5",), unpacked_limit=1000),
             Download(url=url + "data.tar.bz2", unpacked=("train.h5", "test.h5"), unpacked_limit=1000),
         )
     return Dataset(
@@ -62,7 +66,6 @@ def tiny(url: str, *downloads: Download) -> Dataset:
         licence="none",
         source="here",
         folder="tiny",
-        readable=(("train.h5", "plain.gz"),),
         downloads=downloads,
     )
 
@@ -74,13 +77,13 @@ def test_fetched_files_are_unpacked_where_the_task_looks(site, tmp_path):
     fetched = fetch(dataset, tmp_path, follow=lambda doing, name: told.append((doing, name)) or (lambda *_: None))
     folder = tmp_path / "tiny"
     contents = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != RECORD}
-    assert contents == {"plain.gz": PLAIN, "data.sqlite": b"database", "train.h5": b"train", "test.h5": b"test"}
+    assert contents == {"plain.gz": PLAIN, "word.h5": b"database", "train.h5": b"train", "test.h5": b"test"}
     assert dataset.is_in(tmp_path)
-    assert [(file.name, file.checked) for file in fetched][:2] == [("plain.gz", "sha256 of us"), ("data.sqlite", "")]
+    assert [(file.name, file.checked) for file in fetched][:2] == [("plain.gz", "sha256 of us"), ("word.h5", "")]
     assert ("unpacking", "data.tar.bz2") in told
     recorded = {entry["name"]: entry for entry in json.loads((folder / RECORD).read_text())["files"]}
-    assert recorded["data.sqlite"]["sha256"] == hashlib.sha256(PACKED).hexdigest()  # what it was, though nobody said
-    assert recorded["data.sqlite"]["url"] == site.url + "data.sqlite.lzma"
+    assert recorded["word.h5"]["sha256"] == hashlib.sha256(PACKED).hexdigest()  # what it was, though nobody said
+    assert recorded["word.h5"]["url"] == site.url + "word.tar.bz2"
 
 
 def test_existing_files_are_left_alone(site, tmp_path):
@@ -114,22 +117,22 @@ def test_rejected_archive_leaves_no_data(site, tmp_path):
 def test_archive_left_by_an_interrupted_unpacking_is_reused(site, tmp_path):
     """Killed while unpacking, after hours of downloading."""
     sha256 = hashlib.sha256(PACKED).hexdigest()
-    file = Download(url=site.url + "data.sqlite.lzma", sha256=sha256, unpacked=("data.sqlite",), unpacked_limit=1000)
+    file = Download(url=site.url + "word.tar.bz2", sha256=sha256, unpacked=("word.h5",), unpacked_limit=1000)
     (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny" / "data.sqlite.lzma").write_bytes(PACKED)
+    (tmp_path / "tiny" / "word.tar.bz2").write_bytes(PACKED)
     fetch(tiny(site.url, file), tmp_path)
     assert site.asked == []
-    assert (tmp_path / "tiny" / "data.sqlite").read_bytes() == b"database"
-    (tmp_path / "tiny" / "data.sqlite").unlink()
-    (tmp_path / "tiny" / "data.sqlite.lzma").write_bytes(b"another")
+    assert (tmp_path / "tiny" / "word.h5").read_bytes() == b"database"
+    (tmp_path / "tiny" / "word.h5").unlink()
+    (tmp_path / "tiny" / "word.tar.bz2").write_bytes(b"another")
     fetch(tiny(site.url, file), tmp_path)
     assert len(site.asked) == 1
-    assert (tmp_path / "tiny" / "data.sqlite").read_bytes() == b"database"
+    assert (tmp_path / "tiny" / "word.h5").read_bytes() == b"database"
 
 
 def test_a_damaged_archive_is_deleted(site, tmp_path):
-    site.files["data.sqlite.lzma"] = PACKED[:-5]
-    file = Download(url=site.url + "data.sqlite.lzma", unpacked=("data.sqlite",), unpacked_limit=1000)
+    site.files["word.tar.bz2"] = PACKED[: len(PACKED) // 2]
+    file = Download(url=site.url + "word.tar.bz2", unpacked=("word.h5",), unpacked_limit=1000)
     with pytest.raises(ValueError, match=r"cannot be unpacked .*; fetch it again"):
         fetch(tiny(site.url, file), tmp_path)
     assert list((tmp_path / "tiny").iterdir()) == []

@@ -2,7 +2,6 @@
 
 import bz2
 import io
-import lzma
 import tarfile
 
 import pytest
@@ -32,16 +31,6 @@ def special(name, kind, target=""):
     return info
 
 
-def compressed(path, content, **options):
-    path.write_bytes(lzma.compress(content, format=lzma.FORMAT_ALONE, **options))
-    return path
-
-
-def packed(path, content):
-    """The content as good.h5 in an archive of the kind that the name says."""
-    return tar(path, ("good.h5", content)) if path.name.endswith(".tar.bz2") else compressed(path, content)
-
-
 def files_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
@@ -56,13 +45,6 @@ def test_wanted_files_are_unpacked_from_a_tar(tmp_path):
     assert seen[-1] == 5004
 
 
-def test_an_lzma_file_is_unpacked(tmp_path):
-    compressed(tmp_path / "a.sqlite.lzma", b"content" * 100_000)
-    unpack(tmp_path / "a.sqlite.lzma", tmp_path, wanted=("a.sqlite",), limit=LIMIT)
-    assert (tmp_path / "a.sqlite").read_bytes() == b"content" * 100_000
-    assert files_in(tmp_path) == ["a.sqlite", "a.sqlite.lzma"]
-
-
 @pytest.mark.parametrize(
     "path", ["../evil", "/tmp/evil", "folder/../../evil", "C:\\evil", "..\\evil", "\\\\host\\evil", "a/../../b"]
 )
@@ -70,7 +52,7 @@ def test_paths_that_lead_outside_are_rejected(tmp_path, path):
     archive = tmp_path / "in" / "a.tar.bz2"
     archive.parent.mkdir()
     tar(archive, ("good.h5", b"good"), (path, b"evil"))
-    with pytest.raises(ValueError, match=r"holds a path that leads outside, .*; refused"):
+    with pytest.raises(ValueError, match=r"holds a path that leads outside, .*, so it is rejected"):
         unpack(archive, tmp_path / "out", wanted=("good.h5", "evil"), limit=LIMIT)
     assert files_in(tmp_path / "out") == []
     assert files_in(tmp_path) == ["in", "out"]
@@ -88,18 +70,17 @@ def test_paths_that_lead_outside_are_rejected(tmp_path, path):
 )
 def test_links_and_devices_are_rejected(tmp_path, kind, target):
     archive = tar(tmp_path / "a.tar.bz2", ("good.h5", b"good"), special("other", kind, target))
-    with pytest.raises(ValueError, match="holds 'other', which is neither a file nor a folder; refused"):
+    with pytest.raises(ValueError, match="holds 'other', which is neither a file nor a folder, so it is rejected"):
         unpack(archive, tmp_path / "out", wanted=("good.h5",), limit=LIMIT)
     assert files_in(tmp_path / "out") == []
 
 
-@pytest.mark.parametrize("name", ["a.tar.bz2", "a.lzma"])
-def test_decompression_bombs_are_stopped_at_the_limit(tmp_path, name):
-    packed(tmp_path / name, bytes(30 << 20))
-    assert (tmp_path / name).stat().st_size < 200_000
+def test_decompression_bombs_are_stopped_at_the_limit(tmp_path):
+    archive = tar(tmp_path / "a.tar.bz2", ("good.h5", bytes(30 << 20)))
+    assert archive.stat().st_size < 200_000
     written = []
-    with pytest.raises(ValueError, match=f"{name} unpacks to more than 1,048,576 bytes"):
-        unpack(tmp_path / name, tmp_path / "out", wanted=("good.h5",), limit=LIMIT, progress=written.append)
+    with pytest.raises(ValueError, match=r"a.tar.bz2 unpacks to more than 1,048,576 bytes"):
+        unpack(archive, tmp_path / "out", wanted=("good.h5",), limit=LIMIT, progress=written.append)
     assert files_in(tmp_path / "out") == []
     assert max(written, default=0) <= LIMIT
 
@@ -110,23 +91,15 @@ def test_a_bomb_beside_the_wanted_files_is_stopped_too(tmp_path):
         unpack(archive, tmp_path / "out", wanted=("good.h5",), limit=LIMIT)
 
 
-def test_lzma_is_held_to_a_memory_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MEMORY", 1 << 20)
-    compressed(tmp_path / "a.lzma", b"content", preset=9)  # needs 64 MiB
-    with pytest.raises(ValueError, match=r"cannot be unpacked \(Memory usage limit exceeded\)"):
-        unpack(tmp_path / "a.lzma", tmp_path / "out", wanted=("a",), limit=LIMIT)
-
-
 def test_too_many_entries_are_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ENTRIES", 5)
     archive = tar(tmp_path / "a.tar.bz2", *((f"file{number}", b"") for number in range(6)))
-    with pytest.raises(ValueError, match="holds more than 5 entries; refused"):
+    with pytest.raises(ValueError, match="holds more than 5 entries, so it is rejected"):
         unpack(archive, tmp_path / "out", wanted=("file0",), limit=LIMIT)
 
 
-@pytest.mark.parametrize("name", ["a.tar.bz2", "a.lzma"])
-def test_damaged_archives_are_reported(tmp_path, name):
-    path = packed(tmp_path / name, bytes(range(256)) * 4000)
+def test_damaged_archives_are_reported(tmp_path):
+    path = tar(tmp_path / "a.tar.bz2", ("good.h5", bytes(range(256)) * 4000))
     whole = path.read_bytes()
     for damaged in (whole[: len(whole) // 2], b"hello", b"", whole[:100] + b"\0" * 40 + whole[140:]):
         path.write_bytes(damaged)
@@ -135,11 +108,11 @@ def test_damaged_archives_are_reported(tmp_path, name):
         assert files_in(tmp_path / "out") == []
 
 
-def test_missing_members_and_unknown_kinds_are_reported(tmp_path):
+def test_missing_members_and_other_kinds_are_reported(tmp_path):
     archive = tar(tmp_path / "a.tar.bz2", ("good.h5", b"good"))
     with pytest.raises(ValueError, match=r"a.tar.bz2 does not hold other.h5"):
         unpack(archive, tmp_path / "out", wanted=("good.h5", "other.h5"), limit=LIMIT)
     assert files_in(tmp_path / "out") == []  # all or none
     (tmp_path / "a.rar").write_bytes(bz2.compress(b""))
-    with pytest.raises(ValueError, match=r"a.rar is not a known kind of archive"):
+    with pytest.raises(ValueError, match=r"a.rar cannot be unpacked|a.rar does not hold a"):
         unpack(tmp_path / "a.rar", tmp_path / "out", wanted=("a",), limit=LIMIT)

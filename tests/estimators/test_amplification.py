@@ -1,38 +1,102 @@
-"""Epsilon amplified by sampling."""
+"""Epsilon amplified by sampling, for each scheme."""
 
+import copy
 import math
+import pickle
+import subprocess
+import sys
+import warnings
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
-from coalmine import mechanism_epsilon, shuffled_epsilon, subsampled_epsilon
+from coalmine import (
+    AmplifiedEpsilon,
+    FixedSize,
+    Poisson,
+    RandomAllocation,
+    Shuffled,
+    amplified_epsilon,
+    amplified_noise,
+    mechanism_epsilon,
+    mechanism_noise,
+)
 
-PAPER_DELTA = 341_000**-1.1
+SCHEMES = [Poisson(0.1, 50), RandomAllocation(50), Shuffled(50), FixedSize(5, 50, 50)]
 
 
-def test_poisson_sampling_gives_a_known_epsilon():
-    """Noise 1, probability 0.01 and 1,000 rounds give 2.12 at delta 1e-6; probabilities 0 and 1 are exact."""
-    assert subsampled_epsilon(1.0, sampling_probability=0.01, rounds=1000, delta=1e-6) == pytest.approx(2.12, abs=0.01)
-    assert subsampled_epsilon(1.0, sampling_probability=1, rounds=4, delta=1e-6) == mechanism_epsilon(
-        1.0, delta=1e-6, participations=4
+@pytest.mark.parametrize(
+    ("noise", "sampling", "delta"),
+    [
+        (1.0, Poisson(0.1, 100), 1e-5),
+        (1.0, Poisson(0.01, 1000), 1e-6),
+        (0.6, Poisson(0.05, 50), 1e-8),
+        (2.0, Poisson(0.2, 200), 1e-5),
+        (5.0, Poisson(0.001, 10_000), 1e-3),
+    ],
+)
+def test_poisson_agrees_with_dp_accounting(noise, sampling, delta):
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+    from dp_accounting.pld import PLDAccountant
+
+    event = SelfComposedDpEvent(PoissonSampledDpEvent(sampling.probability, GaussianDpEvent(noise)), sampling.rounds)
+    direct = PLDAccountant().compose(event).get_epsilon(delta)
+    assert amplified_epsilon(noise, sampling, delta) == pytest.approx(direct, rel=1e-3, abs=1e-3)
+
+
+def test_known_figures():
+    poisson = amplified_epsilon(1.0, Poisson(0.1, 100), 1e-5)
+    assert poisson == pytest.approx(7.047, abs=5e-4)
+    assert (poisson.low, poisson.kind, poisson.adjacency) == (poisson, "upper bound", "add or remove one")
+    for delta, upper, lower in ((1e-3, 0.307, 0.291), (1e-6, 0.874, 0.844)):  # PLD_accounting's own adaptive search
+        found = amplified_epsilon(1.0, RandomAllocation(100), delta)
+        assert found.low < upper
+        assert found > lower
+        assert found / found.low < 1.1
+    assert amplified_epsilon(1.0, Shuffled(100), 1e-5).low == pytest.approx(4.063, abs=1e-3)
+    assert amplified_epsilon(0.5, Shuffled(100), 1e-6).low == pytest.approx(10.997, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("noise", "sampling", "delta"), [(1.0, RandomAllocation(20), 1e-5), (0.5, RandomAllocation(10, epochs=2), 1e-4)]
+)
+def test_random_allocation_brackets_a_finer_grid(noise, sampling, delta):
+    """PLD_accounting called directly, at three times the resolution of a geometric grid."""
+    from PLD_accounting import (
+        AllocationSchemeConfig,
+        BoundType,
+        PrivacyParams,
+        gaussian_allocation_epsilon_configurable,
     )
-    assert subsampled_epsilon(1.0, sampling_probability=0, rounds=4, delta=1e-6) == 0
-    assert subsampled_epsilon(0, sampling_probability=0.1, rounds=4, delta=1e-6) == math.inf
+
+    params = PrivacyParams(sigma=noise, num_steps=sampling.rounds, num_epochs=sampling.epochs, delta=delta)
+    upper, lower = (
+        gaussian_allocation_epsilon_configurable(
+            params=params, config=AllocationSchemeConfig(loss_discretization=0.03), bound_type=bound
+        )
+        for bound in (BoundType.DOMINATES, BoundType.IS_DOMINATED)
+    )
+    found = amplified_epsilon(noise, sampling, delta)
+    assert found.low <= upper
+    assert found >= lower
+    assert found == pytest.approx(upper, rel=0.02)
+    assert found.low == pytest.approx(lower, rel=0.05)
 
 
 @pytest.mark.parametrize(("noise", "rounds"), [(0.5, 20), (1.0, 10), (1.0, 100), (2.0, 10), (0.3, 200)])
-def test_shuffled_epsilon_is_a_tight_upper_bound(noise, rounds):
-    """Monte Carlo of the dominating pair, both directions: delta at the bound is kept, and at 0.4 of it is not."""
+def test_random_allocation_is_the_epsilon_of_its_dominating_pair(noise, rounds):
+    """Monte Carlo of the mixture of unit shifts against N(0, z²I), both directions."""
     delta = 1e-3
-    epsilon = shuffled_epsilon(noise, rounds=rounds, delta=delta)
+    epsilon = amplified_epsilon(noise, RandomAllocation(rounds), delta)
     rng = np.random.default_rng(0)
     runs = 200_000
     log_ratio = {}
     for present in (0, 1):
         total = np.zeros(runs)
         for index in range(rounds):
-            z = rng.normal(size=runs) * noise + (present and index == 0)
-            total += np.exp((z - 0.5) / noise**2)
+            x = rng.normal(size=runs) * noise + (present and index == 0)
+            total += np.exp((x - 0.5) / noise**2)
         log_ratio[present] = np.log(total / rounds)
 
     def sampled_delta(level):
@@ -40,30 +104,189 @@ def test_shuffled_epsilon_is_a_tight_upper_bound(noise, rounds):
         adding = np.maximum(-np.expm1(level + log_ratio[0]), 0)
         return max((w.mean(), w.std() / math.sqrt(runs)) for w in (removing, adding))
 
-    mean, error = sampled_delta(epsilon)
+    mean, error = sampled_delta(epsilon.high)
     assert mean <= delta + 4 * error
-    mean, error = sampled_delta(0.4 * epsilon)
-    assert mean > delta - 4 * error
+    mean, error = sampled_delta(epsilon.low)
+    assert mean >= delta - 4 * error
+    mean, error = sampled_delta(0.8 * epsilon)
+    assert mean > delta + 4 * error
 
 
-def test_at_little_noise_shuffling_saves_the_log_of_the_rounds():
+def test_at_little_noise_random_allocation_saves_the_log_of_the_rounds():
     """Section 5's footnote: at little noise, knowing the round is worth log T."""
-    plain = mechanism_epsilon(0.0496, delta=PAPER_DELTA)
-    shuffled = shuffled_epsilon(0.0496, rounds=2048, delta=PAPER_DELTA)
-    assert plain - shuffled == pytest.approx(math.log(2048), abs=0.05)
-    assert shuffled_epsilon(1.0, rounds=1, delta=1e-6) == mechanism_epsilon(1.0, delta=1e-6)
-    assert shuffled_epsilon(0.0, rounds=10, delta=1e-6) == math.inf
+    delta = 341_000**-1.1
+    plain = mechanism_epsilon(0.0496, delta=delta)
+    found = amplified_epsilon(0.0496, RandomAllocation(2048), delta)
+    assert plain - found.low == pytest.approx(math.log(2048), abs=0.1)
+    assert plain - found == pytest.approx(math.log(2048), abs=0.6)
+
+
+@pytest.mark.parametrize(("noise", "rounds", "epochs"), [(1.0, 10, 1), (0.5, 100, 1), (1.0, 10, 3), (3.0, 2, 1)])
+def test_shuffling_leaks_as_much_as_its_lower_end(noise, rounds, epochs):
+    """Permute clients into cohorts, add noise, and take the likelihood ratio of the two data sets as the test."""
+    delta = 1e-3
+    found = amplified_epsilon(noise, Shuffled(rounds, epochs), delta)
+    rng = np.random.default_rng(1)
+    runs, size = 200_000, 3
+
+    def draws(target):
+        log_ratio = np.zeros(runs)
+        for _ in range(epochs):
+            sums = np.full((runs, rounds), -float(size))  # all others send -1
+            sums[np.arange(runs), rng.integers(rounds, size=runs)] += 1 + target  # in the place of one of them
+            x = sums + size + noise * rng.normal(size=sums.shape)
+            top, changed = (np.logaddexp.reduce((mean * x - mean**2 / 2) / noise**2, axis=1) for mean in (2, 1))
+            log_ratio += top - changed
+        return log_ratio
+
+    loss = draws(1.0)
+    advantage = np.maximum(-np.expm1(found.low - loss), 0)
+    error = advantage.std() / math.sqrt(runs)
+    assert advantage.mean() >= delta - 4 * error
+    back = draws(0.0)  # the mirrored direction, as a check of the upper end
+    for values in (loss, -back):
+        kept = np.maximum(-np.expm1(found.high - values), 0)
+        assert kept.mean() <= delta + 4 * kept.std() / math.sqrt(runs)
+    assert found.high == mechanism_epsilon(noise, delta=delta, participations=epochs)
+    assert (found.kind, found.adjacency) == ("range", "zero out one")
+
+
+def test_shuffling_permutes_the_target_into_a_uniform_round():
+    """The derivation above draws the target's round directly; a permutation of everybody gives the same law."""
+    rng = np.random.default_rng(2)
+    rounds, size, runs = 4, 3, 20_000
+    where = np.array([np.flatnonzero(rng.permutation(rounds * size) == 0)[0] // size for _ in range(runs)])
+    counts = np.bincount(where, minlength=rounds)
+    assert ((counts - runs / rounds) ** 2).sum() / (runs / rounds) < 21.1  # chi-squared, 3 degrees of freedom, 1e-4
+
+
+def test_shuffling_s_lower_end_is_the_formula():
+    for noise, rounds, delta in ((1.0, 100, 1e-5), (0.7, 1000, 1e-6)):
+        c = np.linspace(0, 6, 200_001)
+        others = norm.cdf(c / noise) ** (rounds - 1)
+        p, changed = (1 - norm.cdf((c - mean) / noise) * others for mean in (2, 1))
+        keep = (p > delta) & (changed > 1e-9)
+        best = np.max(np.log((p[keep] - delta) / changed[keep]))
+        assert amplified_epsilon(noise, Shuffled(rounds), delta).low == pytest.approx(best, rel=1e-5)
+
+
+def test_fixed_size_lies_between_poisson_and_dp_accounting_s_rdp():
+    from dp_accounting import GaussianDpEvent, SampledWithoutReplacementDpEvent, SelfComposedDpEvent
+    from dp_accounting.privacy_accountant import NeighboringRelation
+    from dp_accounting.rdp import RdpAccountant
+
+    found = amplified_epsilon(2.0, FixedSize(10, 1000, 100), 1e-5)
+    event = SelfComposedDpEvent(SampledWithoutReplacementDpEvent(1000, 10, GaussianDpEvent(1.0)), 100)
+    accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
+    assert found == pytest.approx(accountant.compose(event).get_epsilon(1e-5), rel=1e-3)
+    assert found.low == amplified_epsilon(2.0, Poisson(0.01, 100), 1e-5)
+    assert (found.kind, found.adjacency) == ("range", "replace one")
+    small = amplified_epsilon(0.05, FixedSize(10, 1000, 1), 1e-5)
+    assert small == mechanism_epsilon(0.025, delta=1e-5)
+    assert "no amplification" in small.note
+
+
+def test_where_everybody_is_in_every_round_there_is_nothing_to_amplify():
+    assert amplified_epsilon(1.0, Poisson(1.0, 4), 1e-6) == mechanism_epsilon(1.0, delta=1e-6, participations=4)
+    for scheme in (RandomAllocation, Shuffled):
+        found = amplified_epsilon(1.0, scheme(1, 4), 1e-6)
+        assert found == found.low == mechanism_epsilon(1.0, delta=1e-6, participations=4)
+    found = amplified_epsilon(1.0, FixedSize(9, 9, 4), 1e-6)
+    assert found == found.low == mechanism_epsilon(0.5, delta=1e-6, participations=4)
+
+
+@pytest.mark.parametrize("sampling", SCHEMES, ids=lambda sampling: sampling.scheme)
+def test_epsilon_falls_with_noise_and_is_a_number_at_any_noise(sampling):
+    noises = (0, 1e-300, 1e-9, 0.01, 0.05, 0.5, 2, 1e3, 1e300)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = [amplified_epsilon(noise, sampling, 1e-5) for noise in noises]
+    assert found[0] == math.inf
+    assert found[-1] == 0
+    assert all(0 <= item.low <= item.high == item for item in found)
+    for name in ("low", "high"):
+        values = [getattr(item, name) for item in found]
+        assert values == sorted(values, reverse=True)
+
+
+def test_too_little_noise_for_an_accountant_is_said():
+    for sampling in (Poisson(0.1, 50), RandomAllocation(50)):
+        found = amplified_epsilon(0.01, sampling, 1e-5)
+        assert "not amplified" in found.note
+        assert found.kind == "range"
+        assert 0 < found.low < found
+    assert found == mechanism_epsilon(0.01, delta=1e-5)
+    assert found - found.low < math.log(50) + 5
+
+
+def test_a_million_rounds():
+    """By the central limit theorem, with parameter q√(T(e^(1/z²) - 1)) (Dong et al., arXiv 1905.02383)."""
+    rounds, probability = 1_000_000, 0.001
+    limit = probability * math.sqrt(rounds * math.expm1(1.0))
+    expected = mechanism_epsilon(1 / limit, delta=1e-6)
+    assert amplified_epsilon(1.0, Poisson(probability, rounds), 1e-6) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "sampling", "delta"),
+    [
+        (7.047, Poisson(0.1, 100), 1e-5),
+        (0.5, Poisson(0.01, 1000), 1e-8),
+        (0.3, RandomAllocation(100), 1e-3),
+        (10.0, RandomAllocation(100), 1e-5),
+        (30.0, FixedSize(10, 100, 50), 1e-5),
+        (2.0, Shuffled(50, 2), 1e-5),
+    ],
+)
+def test_noise_is_the_inverse(epsilon, sampling, delta):
+    noise = amplified_noise(epsilon, sampling, delta)
+    found = amplified_epsilon(noise, sampling, delta)
+    assert found <= epsilon * (1 + 1e-12)
+    assert found == pytest.approx(epsilon, rel=1.1e-4)
+
+
+def test_noise_at_the_edges():
+    assert amplified_noise(math.inf, Poisson(0.1, 10), 1e-5) == 0
+    assert amplified_noise(3.0, Shuffled(100, 2), 1e-5) == mechanism_noise(3.0, delta=1e-5, participations=2)
+    # Random allocation stops being accounted for at about this epsilon: the answer lies behind the jump.
+    noise = amplified_noise(290.0, RandomAllocation(50), 1e-5)
+    assert amplified_epsilon(noise, RandomAllocation(50), 1e-5) <= 290
+
+
+def test_an_epsilon_knows_where_it_comes_from():
+    found = amplified_epsilon(1.0, Shuffled(10), 1e-5)
+    for same in (copy.copy(found), copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
+        assert type(same) is AmplifiedEpsilon
+        assert same.to_dict() == found.to_dict()
+    assert f"{found:.3f} {found}" == f"{float(found):.3f} {float(found)}"
+    assert set(found.to_dict()) == {"epsilon", "low", "accountant", "adjacency", "kind", "note"}
+    assert all(str(value) in repr(found) for value in found.to_dict().values())
+    assert amplified_epsilon(1.0, Shuffled(10), 1e-5) is found
+
+
+def test_importing_coalmine_imports_no_accountant():
+    code = "import sys, coalmine; sys.exit(any(name in sys.modules for name in ('dp_accounting', 'PLD_accounting')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: subsampled_epsilon(1, sampling_probability=2, rounds=1, delta=0.1), r"must lie in \[0, 1\], got 2"),
-        (lambda: subsampled_epsilon(1, sampling_probability=0.5, rounds=0, delta=0.1), "rounds must be at least 1"),
-        (lambda: shuffled_epsilon(1, rounds=2.5, delta=0.1), "rounds must be a whole number, got 2.5"),
-        (lambda: shuffled_epsilon([1, 2], rounds=2, delta=0.1), "noise_multiplier must be one number"),
+        (lambda: amplified_epsilon(1, Poisson(0.1, 5), 0), r"delta must lie in \(0, 1\), got 0"),
+        (lambda: amplified_epsilon(-1, Poisson(0.1, 5), 0.1), "noise_multiplier must be at least 0, got -1"),
+        (lambda: amplified_epsilon([1, 2], Poisson(0.1, 5), 0.1), "noise_multiplier must be one number"),
+        (lambda: amplified_epsilon(math.nan, Poisson(0.1, 5), 0.1), "noise_multiplier must be finite"),
+        (lambda: amplified_noise(0, Poisson(0.1, 5), 0.1), "epsilon must be above 0, got 0"),
+        (lambda: amplified_noise(1, Poisson(0.1, 5), 1.5), r"delta must lie in \(0, 1\), got 1.5"),
     ],
 )
 def test_bad_input_is_rejected(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_another_scheme_is_rejected():
+    with pytest.raises(
+        TypeError, match="sampling must be one of Poisson, RandomAllocation, Shuffled, FixedSize, got 'poi"
+    ):
+        amplified_epsilon(1.0, "poisson", 1e-5)

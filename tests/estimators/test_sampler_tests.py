@@ -307,7 +307,9 @@ def test_power_of_the_rate_test_is_its_share_of_alarms():
 
 
 @pytest.mark.parametrize(("changed", "words"), [
-    ({"numbers": [1, 1]}, "one twice"), ({"numbers": [0, 1]}, "counted from 1"), ({"present": [[0]]}, "an entry for each"),
+    ({"numbers": [1, 1]}, "one twice"), ({"numbers": [0, 1]}, "counted from 1"),
+    ({"numbers": [1, 10**12]}, "number them in order"),
+    ({"present": [[0]]}, "an entry for each"),
     ({"present": [[0], [7]]}, "canaries from 0 to 2"), ({"participants": [1]}, "an entry for each"),
     ({"participants": [1, -2]}, "at least 0"),
 ])  # fmt: skip

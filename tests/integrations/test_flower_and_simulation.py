@@ -65,7 +65,7 @@ def test_every_cosine_agrees(caplog):
         "privacy": {"noise_multiplier": 0.0},
         "server": {"learning_rate": 1.0, "momentum": 0.0},
         "canaries": {"count": 30},
-        "engine": {"device": "cpu", "workers": 1},
+        "engine": {"device": "cpu", "jobs": 1},
     }
     made = RunConfig.from_dict(merged(task_defaults("digits"), changes))
     settings = replace(made, engine=made.engine.resolved())

@@ -18,13 +18,16 @@ from coalmine.cli import main as cli
 from coalmine.cli import reproduce as command
 from coalmine.reproduction import appendix_c_normality as normality
 from coalmine.reproduction import appendix_d_multirun as multirun
-from coalmine.reproduction import beyond, table_2
+from coalmine.reproduction import beyond_the_paper as beyond
+from coalmine.reproduction import epsilon_table, table_2
 from coalmine.reproduction import figures_1_to_3_presentations as presentations
 from coalmine.reproduction import table_3_accuracy as accuracy
 from coalmine.reproduction import table_5_emnist as emnist
 from coalmine.reproduction.experiment import load_experiment
 from coalmine.reproduction.experiment_options import Options
+from coalmine.reproduction.paper import EMNIST
 from coalmine.reproduction.run_numbers import read_json
+from coalmine.reproduction.training_configs import characters
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = {module.EXPERIMENT.name: module.EXPERIMENT for module in (accuracy, presentations, normality)}
@@ -58,8 +61,9 @@ def test_a_table_piece_by_piece(capsys, tmp_path):
 
 
 def test_time_that_is_over_stops_at_a_checkpoint_and_the_same_command_goes_on(capsys, tmp_path, monkeypatch):
-    often = replace(emnist.characters(Options(out=tmp_path, rounds=6)), checkpoint_every=2)
-    monkeypatch.setattr(emnist, "characters", lambda _: often)
+    often = replace(characters(Options(out=tmp_path, rounds=6)), checkpoint_every=2)
+    changed = epsilon_table.experiment("emnist", "EMNIST", lambda _: often, EMNIST, original="EMNIST")
+    monkeypatch.setattr(emnist, "EXPERIMENT", changed)
     command = ("-q", "reproduce", "emnist", "--out", tmp_path, "--only", "0.16", "--json")
     code, text, err = coalmine(capsys, *command, "--minutes", 1e-9)
     assert code == 0

@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from coalmine.reproduction import beyond, run_grid
+from coalmine.reproduction import beyond_the_paper as beyond
+from coalmine.reproduction import run_grid
 from coalmine.reproduction import table_3_accuracy as accuracy
 from coalmine.reproduction import table_4_stackoverflow as stackoverflow
 from coalmine.reproduction import table_5_emnist as emnist
@@ -95,15 +96,15 @@ def test_a_runs_name_is_its_config_and_not_its_machine():
 @pytest.mark.parametrize("scale", ["small", "paper"])
 def test_experiments_share_the_runs_that_coincide(tmp_path, scale):
     asked = options(tmp_path, scale=scale)
-    tables = {run.name for run in emnist.plan(asked)}
+    tables = {run.name for run in emnist.EXPERIMENT.plan(asked)}
     assert tables < {run.name for run in beyond.plan(asked)}
     if scale == "paper":
-        shared = {run.name for run in stackoverflow.plan(asked)} & {run.name for run in accuracy.plan(asked)}
+        shared = {run.name for run in stackoverflow.EXPERIMENT.plan(asked)} & {run.name for run in accuracy.plan(asked)}
         assert len(shared) == 1  # without noise, with canaries
 
 
 def test_the_papers_runs_have_the_papers_sizes(tmp_path):
-    words, characters = (module.plan(options(tmp_path, scale="paper")) for module in (stackoverflow, emnist))
+    words, characters = (module.EXPERIMENT.plan(options(tmp_path, scale="paper")) for module in (stackoverflow, emnist))
     assert [run.noise_multiplier for run in words] == [0, 0.0496, 0.0986, 0.2317]
     assert [run.noise_multiplier for run in characters] == [0, 0.16, 0.18, 0.195, 0.25, 0.315]
     config = words[0].config

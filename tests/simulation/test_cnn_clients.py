@@ -89,7 +89,7 @@ def test_which_process_trains_a_client_has_no_effect(pictures):
     """Bit for bit, and every update in its client's row though the longest are trained first."""
     model, client = cnn_dropout(), ClientSettings(learning_rate=0.05, batch_size=8)
     vector, batches = start(model), batches_of(3, 17, 9, 20)
-    engine = Processes(model, pictures, client, workers=2, memory_limit=1, step=convolutional_step)
+    engine = Processes(model, pictures, client, jobs=2, memory_limit=1, step=convolutional_step)
     again = torch.cat([chunk.clone() for chunk in engine.updates(vector, batches)])
     assert torch.equal(collected(engine, vector, batches), again)
     alone = collected(OneByOne(model, pictures, client, step=convolutional_step), vector, batches)
@@ -102,5 +102,5 @@ def test_model_structure_selects_the_engine(pictures):
     written, general = (client_engine("auto", model, pictures, client) for model in models)
     assert written.description == "one by one, written out for the CNN"
     assert general.description == "one by one, by autograd"
-    both = client_engine("one-by-one", cnn_dropout(), pictures, client, workers=2)
+    both = client_engine("one-by-one", cnn_dropout(), pictures, client, jobs=2)
     assert both.description == "one by one, written out for the CNN, in 2 processes"

@@ -31,8 +31,8 @@ def test_groups_and_optional_values_survive_toml():
         ({}, 1000),
         ({"pattern": "clients"}, 1000),
         ({"pattern": "replace"}, 20),
-        ({"pattern": "replace", "fraction": 0.29}, 58),
-        ({"pattern": "replace", "fraction": 0.999}, 199),
+        ({"pattern": "replace", "replace_fraction": 0.29}, 58),
+        ({"pattern": "replace", "replace_fraction": 0.999}, 199),
         ({"pattern": "replace", "count": 30}, 30),
     ],
 )
@@ -46,14 +46,14 @@ def test_canaries_are_a_number_or_a_fraction_of_the_clients(given, number):
 def test_fraction_of_clients_is_rounded_down_in_decimal():
     """0.29 · 100 is 28.999… in binary; in decimals it is 29."""
     for hundredths in range(10, 100):
-        settings = CanarySettings(pattern="replace", fraction=hundredths / 100)
+        settings = CanarySettings(pattern="replace", replace_fraction=hundredths / 100)
         for clients in (100, 133, 539):
             assert settings.with_count(clients).count == math.floor(Decimal(hundredths) / 100 * clients)
 
 
 def test_a_fraction_of_too_few_clients_is_refused():
     with pytest.raises(
-        ValueError, match=r"canaries.fraction 0.1 of 99 clients must be at least 10 canaries, got 9; use a"
+        ValueError, match=r"canaries.replace_fraction 0.1 of 99 clients must be at least 10 canaries, got 9; use a"
     ):
         CanarySettings(pattern="replace").with_count(99)
 
@@ -78,10 +78,10 @@ def test_a_fraction_of_too_few_clients_is_refused():
         ({"canaries": {"presentations": [101]}}, "canaries.presentations must be at most rounds = 100, got 101"),
         ({"canaries": {"presentations": [2], "pattern": "clients"}}, "presentations follow from the clients' pattern"),
         (
-            {"canaries": {"pattern": "replace", "fraction": 0.2}},
-            "give either canaries.count or canaries.fraction, not both, got 1000 and 0.2",
+            {"canaries": {"pattern": "replace", "replace_fraction": 0.2}},
+            "give either canaries.count or canaries.replace_fraction, not both, got 1000 and 0.2",
         ),
-        ({"participation": {"kind": "file"}}, "participation.file must be given with kind file"),
+        ({"participation": {"kind": "file"}}, "participation.rounds_file must be given with kind file"),
         ({"task": {"level": "example", "clients": 5}}, "task.clients has no meaning at level example"),
         ({"claim": {"epsilon": 1.0, "analytical": True}}, "claim one of: an epsilon, the analytical one, the"),
         (
@@ -112,21 +112,21 @@ def test_invalid_settings_are_rejected_by_name(changes, message):
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
 def test_fraction_outside_the_unit_interval_is_rejected(fraction):
-    with pytest.raises(ValueError, match=r"canaries.fraction must (lie in \(0, 1\)|be finite), got"):
-        CanarySettings(pattern="replace", fraction=fraction)
+    with pytest.raises(ValueError, match=r"canaries.replace_fraction must (lie in \(0, 1\)|be finite), got"):
+        CanarySettings(pattern="replace", replace_fraction=fraction)
 
 
 def test_fraction_requires_pattern_replace():
     with pytest.raises(
-        ValueError, match=r"canaries.fraction must be given with pattern replace only, got pattern spread"
+        ValueError, match=r"canaries.replace_fraction must be given with pattern replace only, got pattern spread"
     ):
-        CanarySettings(fraction=0.2)
+        CanarySettings(replace_fraction=0.2)
 
 
 def test_unavailable_device_is_rejected():
     with pytest.raises(ValueError, match=r"engine.device 'nonsense' is not available; use auto or cpu"):
         EngineSettings(device="nonsense").resolved()
-    assert EngineSettings(workers=3).resolved().workers == 3
+    assert EngineSettings(jobs=3).resolved().jobs == 3
 
 
 def test_a_secret_seed_stays_in_its_file(tmp_path):

@@ -195,7 +195,7 @@ def test_client_rounds_are_counted_from_a_file_of_rounds(tmp_path, pattern):
     if pattern == "clients":
         rounds = [np.append(present, 200 + np.arange(100)) for present in rounds]  # every canary always
     write_rounds(tmp_path / "rounds.txt", rounds, clients=200)
-    named = {"kind": "file", "file": str(tmp_path / "rounds.txt")}
+    named = {"kind": "file", "rounds_file": str(tmp_path / "rounds.txt")}
     outcome = simulate(config(participation=named, canaries={"pattern": pattern, "count": 100}))
     assert outcome.client_rounds == 9
     assert outcome.client_epsilon == mechanism_epsilon(0.5, delta=1e-6, participations=9)
@@ -207,7 +207,7 @@ def test_fraction_and_equal_count_give_the_same_run():
     made = config()
     share, number = (
         simulate(dataclasses.replace(made, canaries=CanarySettings(**canaries, **given)))
-        for given in ({"fraction": 0.25}, {"count": 50})
+        for given in ({"replace_fraction": 0.25}, {"count": 50})
     )
     assert share.extra() == number.extra()
     assert not share.extra().keys() & share.result.to_dict().keys()  # else result.json would have one of them

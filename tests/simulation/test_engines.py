@@ -67,7 +67,7 @@ ENGINES = {
     "dense": lambda *parts: DenseTogether(*parts, memory_limit=1),
     "vectorized": lambda *parts: VectorizedTogether(*parts, memory_limit=1),
     "one by one": lambda *parts: OneByOne(*parts),
-    "processes": lambda *parts: Processes(*parts, workers=2, memory_limit=1),
+    "processes": lambda *parts: Processes(*parts, jobs=2, memory_limit=1),
 }
 
 
@@ -110,7 +110,7 @@ def test_the_cnn_drops_the_same_activations_in_every_engine(pictures):
     alone = collected(OneByOne(model, pictures, client), vector, batches)
     for other in (
         VectorizedTogether(model, pictures, client, memory_limit=1),
-        Processes(model, pictures, client, workers=2, memory_limit=1),
+        Processes(model, pictures, client, jobs=2, memory_limit=1),
     ):
         torch.testing.assert_close(collected(other, vector, batches), alone, rtol=1e-3, atol=1e-6)
 
@@ -180,9 +180,9 @@ def test_per_example_updates_add_up_to_minus_the_gradient_of_the_sum(model, exam
 def test_auto_selects_the_faster_engine_and_describes_it(examples, pictures):
     client = ClientSettings()
     assert "together" in client_engine("auto", mlp(6, 8, 4), examples, client).description
-    convolutions = client_engine("auto", cnn_dropout(), pictures, client, workers=2)
+    convolutions = client_engine("auto", cnn_dropout(), pictures, client, jobs=2)
     assert convolutions.description == "one by one, written out for the CNN, in 2 processes"
-    alone = client_engine("auto", cnn_dropout(), pictures, client, workers=1)
+    alone = client_engine("auto", cnn_dropout(), pictures, client, jobs=1)
     assert alone.description == "one by one, written out for the CNN"
     with pytest.raises(ValueError, match="engine must be one of auto, together, one-by-one, got 'fast'"):
         client_engine("fast", mlp(6, 8, 4), examples, client)
@@ -190,7 +190,7 @@ def test_auto_selects_the_faster_engine_and_describes_it(examples, pictures):
 
 def test_killed_training_process_is_reported(examples):
     model = mlp(6, 8, 4)
-    engine = Processes(model, examples, ClientSettings(), workers=2, memory_limit=1)
+    engine = Processes(model, examples, ClientSettings(), jobs=2, memory_limit=1)
     vector = model.initial(torch.Generator().manual_seed(1))
     assert sum(len(chunk) for chunk in engine.updates(vector, ragged_batches())) == len(SIZES)
     for process in engine._started.values():

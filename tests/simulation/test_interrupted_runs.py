@@ -27,7 +27,7 @@ checkpoint_every = 3
 count = 30
 [engine]
 threads = 1
-workers = 1
+jobs = 1
 """
 SWEEP = CONFIG + '[sweep]\n"privacy.noise_multiplier" = [0.5, 1.0]\n'
 SAME = ("result.json", "model.npy", "audit/rounds.log")

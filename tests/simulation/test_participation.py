@@ -163,7 +163,7 @@ def test_replacing_canaries_leave_the_other_clients():
 def test_file_of_rounds_lists_canaries_sampled_like_clients(tmp_path):
     path = tmp_path / "rounds.txt"
     path.write_text("3 canary:7 4\n" * 2)
-    named = {"kind": "file", "file": str(path)}
+    named = {"kind": "file", "rounds_file": str(path)}
     canaries = {"count": 10, "pattern": "clients"}
     cohort = plan_cohorts(config(rounds=2, participation=named, canaries=canaries), 20, no_canaries).of_round(2)
     assert (cohort.clients.tolist(), cohort.canaries.tolist()) == ([3, 4], [7])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from formats import tff_hdf5, tff_sqlite
+from formats import tff_hdf5
 
 from coalmine.simulation import Steps, load_task, simulate
 from coalmine.simulation.batches import draw_batches
@@ -22,7 +22,6 @@ from coalmine.simulation.tasks.tff_files import chosen_for_tests, order_of_tests
 
 DATA = os.environ.get("COALMINE_DATA_DIR")
 needs_data = pytest.mark.skipif(not DATA, reason="COALMINE_DATA_DIR names no folder with the real data")
-FORMATS = ("hdf5", "sqlite")
 
 
 @pytest.fixture(autouse=True)
@@ -30,27 +29,11 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("COALMINE_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def write(kind, folder, names, splits_of_sqlite, train, test):
-    """The same clients in one of the formats; a client is a dict of arrays or of lists of bytes."""
+def write(folder, names, train, test):
+    """Both files; a client is a dict of arrays or of lists of bytes."""
     folder.mkdir(exist_ok=True)
-    if kind == "sqlite":
-        path, (first, second) = folder / names["sqlite"], splits_of_sqlite
-        tff_sqlite(path, {first: rows_of(train), second: rows_of(test)})
-    else:
-        for name, clients in zip(names["hdf5"], (train, test), strict=True):
-            tff_hdf5(folder / name, clients)
-
-
-def rows_of(clients):
-    """Clients as lists of examples: pictures flat, numbers in arrays of one."""
-    found = {}
-    for client, features in clients.items():
-        count = len(next(iter(features.values())))
-        found[client] = [
-            {name: values[i] if isinstance(values, list) else np.ravel(values[i]) for name, values in features.items()}
-            for i in range(count)
-        ]
-    return found
+    for name, clients in zip(names, (train, test), strict=True):
+        tff_hdf5(folder / name, clients)
 
 
 def writers(counts, *, classes, seed):
@@ -64,21 +47,15 @@ def writers(counts, *, classes, seed):
     }
 
 
-EMNIST = {
-    "hdf5": ("fed_emnist_train.h5", "fed_emnist_test.h5"),
-    "sqlite": "emnist_all.sqlite",
-}
-EMNIST_DIGITS = {
-    "hdf5": ("fed_emnist_digitsonly_train.h5", "fed_emnist_digitsonly_test.h5"),
-    "sqlite": "emnist_all.sqlite",
-}
+EMNIST = ("fed_emnist_train.h5", "fed_emnist_test.h5")
+STACKOVERFLOW = ("stackoverflow_train.h5", "stackoverflow_test.h5")
+EMNIST_DIGITS = ("fed_emnist_digitsonly_train.h5", "fed_emnist_digitsonly_test.h5")
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-def test_emnist_from_each_format(tmp_path, kind):
+def test_emnist_is_read(tmp_path):
     train = writers({"f1_2": 5, "f0_1": 3, "f2_0": 4}, classes=62, seed=1)
     test = writers({"f0_1": 2, "f1_2": 1, "f2_0": 1}, classes=62, seed=2)
-    write(kind, tmp_path / "emnist", EMNIST, ("all_train", "all_test"), train, test)
+    write(tmp_path / "emnist", EMNIST, train, test)
     for _ in range(2):  # made, then mapped
         task = load_task("emnist", data_dir=tmp_path)
         assert task.title == "Federated EMNIST"
@@ -96,28 +73,13 @@ def test_emnist_from_each_format(tmp_path, kind):
         assert task.unscored_labels == ()
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-def test_emnist_digits_from_each_format(tmp_path, kind):
+def test_emnist_digits_is_read(tmp_path):
     train, test = (writers({"a": 3, "b": 2}, classes=10, seed=seed) for seed in (1, 2))
-    write(kind, tmp_path / "emnist", EMNIST_DIGITS, ("digits_only_train", "digits_only_test"), train, test)
+    write(tmp_path / "emnist", EMNIST_DIGITS, train, test)
     task = load_task("emnist-digits", data_dir=tmp_path)
     assert task.title == "Federated EMNIST, digits"
     assert task.model.dim == 1_199_882
     assert task.train.labels.tolist() == [*train["a"]["label"].tolist(), *train["b"]["label"].tolist()]
-
-
-def test_one_sqlite_file_serves_emnist_and_emnist_digits(tmp_path):
-    (tmp_path / "emnist").mkdir()
-    parts = {
-        name: rows_of(writers({"a": 2}, classes=classes, seed=seed))
-        for seed, (name, classes) in enumerate(
-            {"all_train": 62, "all_test": 62, "digits_only_train": 10, "digits_only_test": 10}.items()
-        )
-    }
-    tff_sqlite(tmp_path / "emnist" / "emnist_all.sqlite", parts)
-    for name, split in (("emnist", "all_train"), ("emnist-digits", "digits_only_train")):
-        labels = load_task(name, data_dir=tmp_path).train.labels.tolist()
-        assert labels == [int(found["label"][0]) for found in parts[split]["a"]]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +93,7 @@ def test_one_sqlite_file_serves_emnist_and_emnist_digits(tmp_path):
 )
 def test_invalid_characters_are_rejected(tmp_path, change, message):
     good = writers({"a": 2}, classes=62, seed=1)
-    write("hdf5", tmp_path / "emnist", EMNIST, None, {"a": good["a"] | change}, good)
+    write(tmp_path / "emnist", EMNIST, {"a": good["a"] | change}, good)
     with pytest.raises(ValueError, match=message):
         load_task("emnist", data_dir=tmp_path)
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
@@ -140,8 +102,7 @@ def test_invalid_characters_are_rejected(tmp_path, change, message):
 SENTENCES = {"ann": [b"how do i join", b"a b"], "bob": [b"the " * 30, b"unheard the"], "eve": [b"do"]}
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-def test_stack_overflow_from_each_format(tmp_path, kind):
+def test_stack_overflow_is_read(tmp_path):
     clients = {
         client: {
             "tokens": sentences,
@@ -150,12 +111,8 @@ def test_stack_overflow_from_each_format(tmp_path, kind):
         }
         for client, sentences in SENTENCES.items()
     }
-    names = {
-        "hdf5": ("stackoverflow_train.h5", "stackoverflow_test.h5"),
-        "sqlite": "stackoverflow.sqlite",
-    }
-    write(kind, tmp_path / "stackoverflow", names, ("train", "test"), clients, {"eve": clients["eve"]})
-    with pytest.raises(FileNotFoundError, match=r"holds none of stackoverflow.word_count: `coalmine data get"):
+    write(tmp_path / "stackoverflow", STACKOVERFLOW, clients, {"eve": clients["eve"]})
+    with pytest.raises(FileNotFoundError, match=r"does not hold stackoverflow.word_count: `coalmine data get"):
         load_task("stackoverflow", data_dir=tmp_path)
     (tmp_path / "stackoverflow" / "stackoverflow.word_count").write_bytes(b"the 9\ndo 8\nhow 7\ni 6\n")
     task = load_task("stackoverflow", data_dir=tmp_path)
@@ -175,10 +132,7 @@ def test_stack_overflow_from_each_format(tmp_path, kind):
 def test_stack_overflow_s_own_vocabulary_makes_the_paper_s_model(tmp_path):
     folder = tmp_path / "stackoverflow"
     folder.mkdir()
-    tff_sqlite(
-        folder / "stackoverflow.sqlite",
-        {"train": {"a": [{"tokens": b"w9999 w10000"}]}, "test": {"a": [{"tokens": b""}]}},
-    )
+    write(folder, STACKOVERFLOW, {"a": {"tokens": [b"w9999 w10000"]}}, {"a": {"tokens": [b""]}})
     counts = b"".join(b"w%d %d\n" % (number, 20_000 - number) for number in range(12_000))
     (folder / "stackoverflow.word_count").write_bytes(counts)
     task = load_task("stackoverflow", data_dir=tmp_path)
@@ -190,9 +144,7 @@ def test_stack_overflow_s_own_vocabulary_makes_the_paper_s_model(tmp_path):
 def test_another_vocabulary_makes_other_rows(tmp_path):
     folder = tmp_path / "stackoverflow"
     folder.mkdir()
-    tff_sqlite(
-        folder / "stackoverflow.sqlite", {"train": {"a": [{"tokens": b"x y"}]}, "test": {"a": [{"tokens": b"y"}]}}
-    )
+    write(folder, STACKOVERFLOW, {"a": {"tokens": [b"x y"]}}, {"a": {"tokens": [b"y"]}})
     for counts, labels in ((b"x 2\ny 1\n", [1, 2, 5]), (b"y 2\nx 1\n", [2, 1, 5])):
         (folder / "stackoverflow.word_count").write_bytes(counts)
         assert load_task("stackoverflow", data_dir=tmp_path).train.labels[0, :3].tolist() == labels
@@ -236,14 +188,10 @@ def test_invalid_stack_exchange_files_are_rejected(tmp_path, users, message):
 SPEECHES = {"KING": [b"h" * 200, b"d"], "FOOL": [b"hd", b"dh", b"x~"]}
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-def test_shakespeare_from_each_format(tmp_path, kind):
+def test_shakespeare_is_read(tmp_path):
     train = {role: {"snippets": snippets} for role, snippets in SPEECHES.items()}
-    names = {
-        "hdf5": ("shakespeare_train.h5", "shakespeare_test.h5"),
-        "sqlite": "shakespeare.sqlite",
-    }
-    write(kind, tmp_path / "shakespeare", names, ("train", "test"), train, {"KING": {"snippets": [b"d"]}})
+    names = ("shakespeare_train.h5", "shakespeare_test.h5")
+    write(tmp_path / "shakespeare", names, train, {"KING": {"snippets": [b"d"]}})
     task = load_task("shakespeare", data_dir=tmp_path)
     assert task.title == "Shakespeare (TensorFlow Federated)"
     assert task.model.dim == 820_522
@@ -277,14 +225,10 @@ def test_test_examples_are_the_first_of_clients_in_a_fixed_order(monkeypatch):
     assert sorted(order.tolist()) == [0, 1, 2, 3]
 
 
-def test_missing_and_packed_files_are_named(tmp_path):
+def test_missing_files_are_named(tmp_path):
     for name in ("emnist", "stackoverflow", "stackexchange", "shakespeare"):
-        with pytest.raises(FileNotFoundError, match=f"holds none of .*: `coalmine data get {name}`"):
+        with pytest.raises(FileNotFoundError, match=f"does not hold .*: `coalmine data get {name}`"):
             load_task(name, data_dir=tmp_path)
-    (tmp_path / "emnist").mkdir()
-    (tmp_path / "emnist" / "emnist_all.sqlite.lzma").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"emnist_all.sqlite.lzma is still packed: unpack it to emnist_all.sqlite"):
-        load_task("emnist", data_dir=tmp_path)
 
 
 def test_consecutive_clients_have_consecutive_examples():
@@ -334,7 +278,7 @@ def test_clients_and_canaries_declare_no_more_than_the_cap():
             rounds=2,
             canaries=CanarySettings(count=10),
             task=TaskSettings(max_examples_per_client=cap),
-            engine=EngineSettings(workers=1, threads=1),
+            engine=EngineSettings(jobs=1, threads=1),
         )
         declared.clear()
         simulate(config, steps=Steps(weigh=weigh))

@@ -11,6 +11,7 @@ from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from coalmine.argument_checks import Floats, one_number, positive_array, shown, whole_number
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.derivation import derive_result
@@ -42,7 +43,6 @@ from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.canaries.base import usable
 from coalmine.canaries.rotation_numpy import stay_in_one_thread
 from coalmine.canaries.secret import SecretBytes, secret_seed
-from coalmine.checks import Floats, one_number, positive_array, shown, whole_number
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.estimators.sampling import Sampling
 from coalmine.storage import audit_snapshot

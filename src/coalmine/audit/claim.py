@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from coalmine.checks import one_number, shown, whole_number
+from coalmine.argument_checks import one_number, shown, whole_number
 from coalmine.estimators.sampling import Sampling, checked_sampling, sampling_from_dict, sampling_to_dict
 
 LARGEST_CLAIM = 1e100  # twice that is still a number

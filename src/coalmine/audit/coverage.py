@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from coalmine.argument_checks import count_of, shown
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.sketch_gauges import rank_power
 from coalmine.audit.verdict import Verdict
 from coalmine.audit.views import Look
-from coalmine.checks import count_of, shown
 from coalmine.storage.record import Settings
 
 Status = Literal["checked", "not checked", "cannot be checked"]

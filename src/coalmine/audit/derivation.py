@@ -5,9 +5,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from coalmine.argument_checks import nonnegative_array, one_number, whole_number
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem, CoverageReader, audited_items, checked_items
-from coalmine.audit.gauges import GaugeReader
+from coalmine.audit.gauge_reader import GaugeReader
 from coalmine.audit.ladder import LadderReader, Scores, presented_times
 from coalmine.audit.legs import SampledClaim, judge_sampled
 from coalmine.audit.noise_signal import NoiseSignal
@@ -18,11 +19,10 @@ from coalmine.audit.unknown_round import RUNG as UNKNOWN
 from coalmine.audit.unknown_round import UnknownRound, UnknownRoundReader, stated_multiplier
 from coalmine.audit.verdict import Evidence, Verdict, judge
 from coalmine.audit.views import read_log
-from coalmine.checks import nonnegative_array, one_number, whole_number
 from coalmine.storage.record import FEWEST, Settings, presentation_counts
 from coalmine.storage.rounds_file import RoundLog
 
-MOST_ROWS = 5  # of a rung where sampling decides how often a canary is presented
+MOST_ROWS = 3  # of a rung where sampling decides how often a canary is presented
 BEFORE = ("final", "final-update", "all-iterates")  # rungs below unknown-round
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy.special import chdtri, gammaincinv
 
-from coalmine.checks import Floats
+from coalmine.argument_checks import Floats
 
 LEVEL = 1e-4  # false alarm of one gauge over the whole run
 LAYER = "layer "  # the names of gauges of single tensors begin so

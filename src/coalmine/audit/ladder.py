@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from coalmine.argument_checks import Floats
 from coalmine.audit.views import SMALLEST, Look, View, read_log, sketch_columns
-from coalmine.checks import Floats
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.loss_law import LossLaw

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from scipy.special import bdtrc, chdtrc, chdtri, ndtr, ndtri, pdtr, pdtrc
 
+from coalmine.argument_checks import Floats
 from coalmine.audit.gauge import LEVEL, Gauge
 from coalmine.audit.noise_law import BARE, CELL, CELLS, NoiseParts, zero_width
 from coalmine.audit.views import Look
-from coalmine.checks import Floats
 from coalmine.estimators.null import CosineNull
 from coalmine.storage.record import Settings
 from coalmine.storage.rounds_file import Round

@@ -34,6 +34,7 @@ from coalmine.storage.record import FEWEST, Settings
 from coalmine.storage.rounds_file import RoundLog
 
 LEGS = ("accounting", "noise", "sampling")
+NAMED = ("poisson", "random_allocation", "shuffled", "random_allocation or shuffled", "fixed_size")  # have a range
 EVERYBODY = 0.9  # share of the canaries in a round from which on everybody is as good as known to be in it
 
 
@@ -155,7 +156,8 @@ class SampledClaim:
         """The range of epsilon for the sampler that was seen, at the claimed noise."""
         rounds = self.sampling.total_rounds
         known = float(mechanism_epsilon(self.noise, delta=self.delta, participations=rounds))
-        ranges = [self._priced(scheme, reading) for scheme in reading.candidates]
+        named = reading.candidates if reading.seen in NAMED else ()
+        ranges = [self._priced(scheme, reading) for scheme in named]
         low = min((low for low, _ in ranges), default=0.0)
         high = max((high for _, high in ranges), default=known)
         if reading.seen in ("too many", "uneven") and reading.worst_rate > 0:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from coalmine.argument_checks import Floats
 from coalmine.audit.gauge import LEVEL, Gauge, ratio_quantile
 from coalmine.audit.views import Look, View
-from coalmine.checks import Floats
 from coalmine.storage.record import Settings
 
 TOO_LONG = 1.02  # of the stated noise: from here on the residual holds more than noise

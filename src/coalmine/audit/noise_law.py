@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import fft
 
+from coalmine.argument_checks import Floats
 from coalmine.audit.vectors import is_tensor, numpy_vector
-from coalmine.checks import Floats
 
 CELL = 0.125  # width of a histogram's cell, in standard deviations
 CELLS = 96  # between -6 and 6 standard deviations; one more on each side for what lies beyond

@@ -41,19 +41,21 @@ class NoiseSignal:
         A round's scale is estimated from few directions in a small model: its scores are then too large on average and
         spread more, which the two factors undo.
         """
+        error = math.sqrt(1 / self.weight + claimed * claimed / (2 * self.dof))
+        normal = float(ndtr(-(self.beta - claimed) / error))
         if self.dof > MANY and self.round_dof > MANY:
-            error = math.sqrt(1 / self.weight + claimed * claimed / (2 * self.dof))
-            return float(ndtr(-(self.beta - claimed) / error))
+            return normal
         dof = min(self.dof, 1e7)
         bias = _mean_factor(dof) / _mean_factor(self.round_dof)
         spread = (self.round_dof / max(self.round_dof - 2, 0.5)) / (dof / max(dof - 2, 0.5))
         root = math.sqrt(self.weight / (spread * bias * bias))
-        return float(1 - nctdtr(dof, claimed * root, self.beta * bias * root))
+        found = float(1 - nctdtr(dof, claimed * root, self.beta * bias * root))
+        return normal if math.isnan(found) else found  # so far in the tail that the series gives up
 
     def interval(self, confidence: float) -> tuple[float, float]:
         """The values of 1/z that the scores do not exclude, none below 0."""
         tail = (1 - confidence) / 2
-        reach = 12 * math.sqrt(1 / self.weight + self.beta**2 / self.dof) + abs(self.beta) * 0.5
+        reach = 12 * math.sqrt(1 / self.weight + self.beta**2 / (2 * self.dof))
 
         def end(level: float) -> float:
             low, high = self.beta - reach, self.beta + reach

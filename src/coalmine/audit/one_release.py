@@ -8,8 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.canaries import RotatedCanaries, SphereCanaries
-from coalmine.checks import (
+from coalmine.argument_checks import (
     Floats,
     delta_array,
     finite_array,
@@ -18,6 +17,7 @@ from coalmine.checks import (
     positive_array,
     whole_number,
 )
+from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.null import conditional_null

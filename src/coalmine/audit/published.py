@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from coalmine.argument_checks import Floats
 from coalmine.audit.ladder import RUNGS, Scores, presented_times
-from coalmine.checks import Floats
 from coalmine.estimators.bounds import FEWEST
 from coalmine.estimators.literature.all_estimators import literature_rows
 from coalmine.estimators.literature.jagielski2023 import (

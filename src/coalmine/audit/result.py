@@ -8,12 +8,12 @@ from typing import Any
 
 from msgspec import convert
 
+from coalmine.argument_checks import count_of, shown
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.unknown_round import LossFit
 from coalmine.audit.verdict import NO_VERDICT, Verdict
-from coalmine.checks import count_of, shown
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.estimators.intervals import Interval
 from coalmine.storage.record import SCHEMA_VERSION, Settings

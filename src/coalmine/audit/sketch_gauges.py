@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import chdtrc, chdtri, gammainc, ndtri
 
+from coalmine.argument_checks import Floats
 from coalmine.audit.gauge import LEVEL, Gauge
 from coalmine.audit.views import FEWEST_COLUMNS, SKETCH, Look, sketch_columns
-from coalmine.checks import Floats
 from coalmine.estimators.null import CosineNull
 from coalmine.storage.record import Settings
 from coalmine.storage.rounds_file import Round

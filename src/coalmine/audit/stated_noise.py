@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
 
+from coalmine.argument_checks import Floats
 from coalmine.audit.views import Look, View
-from coalmine.checks import Floats
 from coalmine.storage.record import Settings
 
 LEVEL = 1e-3  # that the measured length of a canary is further off than its limits say

@@ -11,9 +11,9 @@ from functools import cached_property
 
 import numpy as np
 
+from coalmine.argument_checks import Floats
 from coalmine.audit.ladder import Scores
 from coalmine.audit.views import Look
-from coalmine.checks import Floats
 from coalmine.estimators.loss_law import (
     LossLaw,
     allocated_ratio,

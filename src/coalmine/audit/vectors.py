@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from coalmine.argument_checks import Floats, shown
 from coalmine.canaries.base import usable
-from coalmine.checks import Floats, shown
 
 _ROW = 4096
 SHORTEST, LONGEST = 1e-100, 1e100  # of a vector: products of lengths neither vanish nor overflow

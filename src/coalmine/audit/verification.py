@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from coalmine.argument_checks import Floats
 from coalmine.audit.claim import Claim
 from coalmine.audit.cohort_sampling import configured_sampling
 from coalmine.audit.derivation import derive_result
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import canary_schedule, schedule_key
 from coalmine.canaries import RotatedCanaries, SphereCanaries
-from coalmine.checks import Floats
 from coalmine.estimators.amplification import amplified_epsilon
 from coalmine.storage.files import json_ready
 from coalmine.storage.record import Settings, Statement

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.checks import Floats
+from coalmine.argument_checks import Floats
 from coalmine.estimators.correlated import CorrelatedNoise, Encoder
 from coalmine.storage.record import Settings
 from coalmine.storage.rounds_file import Round, RoundLog

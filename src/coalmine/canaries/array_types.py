@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.checks import shown
+from coalmine.argument_checks import shown
 
 if TYPE_CHECKING:
     import torch

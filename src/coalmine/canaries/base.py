@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
+from coalmine.argument_checks import Floats, shown, whole_number
 from coalmine.canaries.array_types import Array, checked_like, checked_vector, is_tensor, same_kind
 from coalmine.canaries.philox import key_from_seed
-from coalmine.checks import Floats, shown, whole_number
 
 if TYPE_CHECKING:
     import torch

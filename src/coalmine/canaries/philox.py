@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from coalmine.argument_checks import Floats
 from coalmine.canaries.secret import SecretBytes, SecretInt, secret_seed
-from coalmine.checks import Floats
 
 if TYPE_CHECKING:
     import torch

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from coalmine.argument_checks import Floats
 from coalmine.canaries import philox
 from coalmine.canaries.array_types import Array, cores, euclidean_norm, is_tensor
 from coalmine.canaries.base import Canaries, usable
-from coalmine.checks import Floats
 
 if TYPE_CHECKING:
     import torch

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
+from coalmine.argument_checks import printable
 from coalmine.audit.ladder import RUNGS
 from coalmine.audit.result import AuditResult
-from coalmine.checks import printable
 from coalmine.cli.exit_codes import BAD_INPUT
 from coalmine.cli.named_runs import find_runs, how_to_finish, is_finished, print_notes, print_problems, read_error
 from coalmine.cli.options import JSON, Command, run_directories

@@ -3,64 +3,39 @@
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, get_args
+from dataclasses import replace
+from typing import get_args
 
 import click
 import numpy as np
 from rich.console import Console
 
+from coalmine.argument_checks import Floats, whole_number
 from coalmine.audit.claim import Claim
-from coalmine.audit.ladder import Scores
-from coalmine.audit.verdict import BOUND_CONFIDENCE, Evidence, Outcome, Verdict, judge
-from coalmine.checks import Floats, whole_number
+from coalmine.audit.score_result import (
+    LARGEST,
+    SMALLEST,
+    ScoredCanaries,
+    ScoreResult,
+    checked_scores,
+    estimate_from_scores,
+)
 from coalmine.cli.exit_codes import VERDICT_CODES
 from coalmine.cli.options import JSON, Command, argument
 from coalmine.cli.output import print_json, print_table, shown_number, shows_bars
-from coalmine.cli.scores import STDIN, read_scores
-from coalmine.estimators.bounds import METHODS, epsilon_lower_bound, lower_bound_ceiling, score_array
-from coalmine.estimators.gaussian_fit import EpsilonEstimate, epsilon_estimate, equal_scores
-from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
+from coalmine.estimators.bounds import METHODS
+from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.literature.all_estimators import compare_estimators
 from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.null import CosineNull
 from coalmine.estimators.variance import Variance
+from coalmine.storage.score_files import STDIN, read_scores
 
 POINTWISE = ("paper", "clopper-pearson")  # methods that are valid at one threshold, but not at the best of many
-SMALLEST, LARGEST = 1e-60, 1e60  # limits of stds and scores: squares of their ratios do not overflow
 CANARY_SHARE = 0.04  # share of the vector's squared length that lowers the mean score by 2 %
 CHOSEN = "chosen on the same data, "
+HIDDEN = "judged as if real updates could hide canaries; if they were subtracted, give --known-others"
 FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoredCanaries:
-    """Observed scores and their null: a law, or the scores of unobserved canaries."""
-
-    observed: Floats
-    null: CosineNull | Gaussian | Floats
-    null_dof: float
-    described: str
-    unobserved: Floats | None = None
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """All numbers that the command prints."""
-
-    canaries: ScoredCanaries
-    delta: float
-    estimate: EpsilonEstimate
-    method: str
-    confidence: float
-    lower_bound: float
-    ceiling: float
-    paper_epsilon: float
-    paper_lower_bound: float
-    claim: Claim | None
-    verdict: Verdict | None
-    warnings: tuple[str, ...]
 
 
 @click.command(cls=Command)
@@ -136,7 +111,7 @@ def estimate(
     if known_others and claim is None:
         raise click.UsageError("--known-others needs --claim")
     canaries = _canaries(scores, dim, unobserved, null_std, null_dof, every=every)
-    reading = read_canaries(
+    result = estimate_from_scores(
         canaries,
         delta=delta,
         claim=None if claim is None else Claim(epsilon=claim),
@@ -145,99 +120,20 @@ def estimate(
         variance=variance,
         confidence=confidence,
     )
+    if result.verdict is not None and result.verdict.code == "hidden":
+        result = replace(result, warnings=(*result.warnings, HIDDEN))
     rows: Sequence[LiteratureRow] = ()
     if every:
         console = Console(stderr=True)
         with console.status("applying every published estimator") if shows_bars(console) else nullcontext():
-            rows = _every_row(reading)
+            rows = _every_row(result)
     if as_json:
-        print_json(as_dict(reading) | ({"estimators": [vars(row) for row in rows]} if every else {}))
+        print_json(result.to_dict() | ({"estimators": [vars(row) for row in rows]} if every else {}))
     else:
-        _print(reading)
+        _print(result)
         if every:
             _print_rows(rows)
-    return 0 if reading.verdict is None else VERDICT_CODES[reading.verdict.outcome]
-
-
-def read_canaries(
-    canaries: ScoredCanaries,
-    *,
-    delta: float,
-    claim: Claim | None,
-    known_others: bool,
-    method: str,
-    variance: Variance,
-    confidence: float,
-) -> Reading:
-    """All numbers, and the verdict if there is a claim."""
-    observed, null = canaries.observed, canaries.null
-    found = epsilon_estimate(
-        observed, null=null, delta=delta, variance=variance, confidence=confidence, null_dof=canaries.null_dof
-    )
-    settings = {"delta": delta, "confidence": confidence}
-    fitted_null, fitted = Gaussian(found.null_mean, found.null_std), Gaussian(found.mean, found.std)
-    verdict, notes = None, canaries.notes
-    if claim is not None:
-        verdict = judge_scores(canaries, found, claim, delta=delta, known_others=known_others)
-        if verdict.outcome == "UNDERPOWERED" and not known_others and _unobserved(null) is None:
-            verdict = Verdict(outcome=Outcome.UNDERPOWERED, code="hidden")
-            notes += ("judged as if real updates could hide canaries; if they were subtracted, give --known-others",)
-    return Reading(
-        canaries=canaries,
-        delta=delta,
-        estimate=found,
-        method=method,
-        confidence=confidence,
-        lower_bound=epsilon_lower_bound(observed, null=null, method=method, **settings),
-        ceiling=lower_bound_ceiling(observed.size, unobserved=_unobserved(null), method=method, **settings),
-        paper_epsilon=gaussian_epsilon(fitted_null, fitted, delta=delta),
-        paper_lower_bound=epsilon_lower_bound(observed, null=null, method="paper", **settings),
-        claim=claim,
-        verdict=verdict,
-        warnings=(*notes, *_warnings(found, observed.size, claim, verdict)),
-    )
-
-
-def judge_scores(
-    canaries: ScoredCanaries, found: EpsilonEstimate, claim: Claim, *, delta: float, known_others: bool
-) -> Verdict:
-    """The verdict on a mechanism claim, for canaries that were presented once.
-
-    Unless the other updates are known, it is unclear how much they hide. Power is then judged as on the known-round rung,
-    by how far the mean score lies below that of the claim. Unobserved scores give no null exact enough for a test of the
-    mean, so only the lower bound can refute the claim.
-    """
-    evidence = Evidence(delta=delta, planned=1, shown=1, vouched=known_others)
-    if isinstance(canaries.null, np.ndarray):
-        scores = Scores(rung="two-sample", observed=canaries.observed, unobserved=canaries.null)
-        verdict = judge(claim, [scores], [], evidence)[1]["two-sample"]
-        return verdict if verdict.outcome == "VIOLATION" else _undecided(canaries, claim, delta)
-    rung = "known-others" if known_others else "known-round"
-    unit: CosineNull | Gaussian = Gaussian(0.0, 1.0)
-    if isinstance(canaries.null, CosineNull):
-        unit = CosineNull(canaries.null.dim, scale=1 / found.null_std)
-    scores = Scores(
-        rung=rung,
-        observed=canaries.observed / found.null_std,
-        unobserved=np.zeros(0),  # the bound has its null in closed form
-        null=unit,
-        bound_null=unit,
-        null_dof=canaries.null_dof,
-        presentations=1,
-    )
-    return replace(judge(claim, [scores], [], evidence)[1][rung], rung=None)
-
-
-def _undecided(canaries: ScoredCanaries, claim: Claim, delta: float) -> Verdict:
-    highest = lower_bound_ceiling(
-        canaries.observed.size, unobserved=_unobserved(canaries.null), delta=delta, confidence=BOUND_CONFIDENCE
-    )
-    return Verdict(
-        outcome=Outcome.UNDERPOWERED,
-        code="no closed form",
-        confidence=BOUND_CONFIDENCE,
-        ceiling=None if highest > claim.epsilon else highest,
-    )
+    return 0 if result.verdict is None else VERDICT_CODES[result.verdict.outcome]
 
 
 def _canaries(
@@ -249,7 +145,7 @@ def _canaries(
     if source == unobserved == STDIN:
         raise click.UsageError("SCORES and --unobserved cannot both be standard input")
     held = read_scores(source)
-    observed = _checked("observed", held.observed)
+    observed = checked_scores("observed", held.observed)
     null: CosineNull | Gaussian | Floats
     notes: tuple[str, ...] = ()
     if held.unobserved is not None and unobserved is not None:
@@ -276,22 +172,6 @@ def _canaries(
     )
 
 
-def _checked(name: str, scores: Floats | None) -> Floats:
-    """Scores from a file, rejected if they are equal up to rounding, or so large that their squares overflow."""
-    array = score_array(name, scores)
-    farthest = float(np.abs(array).max())
-    if farthest > LARGEST:
-        raise ValueError(f"{name} scores must be at most {LARGEST:g} in size, got {farthest:.4g}")
-    apart = float(np.ptp(array))
-    if apart <= 1e-12 * farthest:
-        raise ValueError(equal_scores(name, array))
-    if apart < SMALLEST:
-        raise ValueError(
-            f"{name} scores must differ by at least {SMALLEST:g}, got {apart:.4g}; give them in other units"
-        )
-    return array
-
-
 def _cosine_null(observed: Floats, dim: int) -> CosineNull:
     null, farthest = CosineNull(whole_number("--dim", dim, minimum=2)), float(np.abs(observed).max())
     if farthest > 1 + 1e-6:  # single precision
@@ -311,7 +191,7 @@ def _unobserved_null(held: Floats | None, source: str | None) -> Floats:
     scores = held if source is None else read_scores(source, role="unobserved").unobserved
     if scores is None:
         raise click.UsageError("the scores of unobserved canaries are unknown: give --dim, --unobserved or --null-std")
-    return _checked("unobserved", scores)
+    return checked_scores("unobserved", scores)
 
 
 def _dilution_note(observed: Floats, dim: int) -> tuple[str, ...]:
@@ -328,92 +208,37 @@ def _dilution_note(observed: Floats, dim: int) -> tuple[str, ...]:
     )
 
 
-def _unobserved(null: CosineNull | Gaussian | Floats) -> int | None:
-    return null.size if isinstance(null, np.ndarray) else None
-
-
-def _warnings(found: EpsilonEstimate, count: int, claim: Claim | None, verdict: Verdict | None) -> list[str]:
-    notes = []
-    if found.anderson_darling.p_value < 0.01:
-        notes.append("the scores are not normal: trust the lower bound, not the estimate and its interval")
-    ratio = found.std / found.null_std
-    if not 0.5 <= ratio <= 2 and count >= 50:
-        notes.append(
-            f"the scores' std is {ratio:.2g} times the null's, but correct noise gives 1: is this the right null?"
-        )
-    if found.mean < found.null_mean - 4 * found.null_std / math.sqrt(count):
-        notes.append(
-            "observed scores lie below unobserved ones, but high scores must mean participation: is the sign reversed?"
-        )
-    if found.epsilon <= found.floor.q95:
-        notes.append(
-            f"nothing was detected: {count} scores give estimates up to {found.floor.q95:.2g} when nothing leaks"
-        )
-    passed = verdict is not None and verdict.outcome == "PASS"
-    if claim is not None and passed and found.interval is not None and found.interval.low > claim.epsilon:
-        notes.append("the mean score passes but the interval lies above the claim: the scores' std is not the null's")
-    return notes
-
-
-def as_dict(reading: Reading) -> dict[str, Any]:
-    """All numbers as JSON, under the names of an audit's result."""
-    found = reading.estimate
-    return {
-        "canaries": reading.canaries.observed.size,
-        "unobserved": _unobserved(reading.canaries.null),
-        "delta": reading.delta,
-        "confidence": reading.confidence,
-        "epsilon": found.epsilon,
-        "interval": None if found.interval is None else [found.interval.low, found.interval.high],
-        "lower_bound": reading.lower_bound,
-        "method": reading.method,
-        "paper": {"epsilon": reading.paper_epsilon, "lower_bound": reading.paper_lower_bound},
-        "floor": {"median": found.floor.median, "q95": found.floor.q95},
-        "ceiling": reading.ceiling,
-        "variance": {"used": found.variance.used, "reason": found.variance.reason},
-        "mean": found.mean,
-        "std": found.std,
-        "null_mean": found.null_mean,
-        "null_std": found.null_std,
-        "anderson_darling": {"statistic": found.anderson_darling.statistic, "p_value": found.anderson_darling.p_value},
-        "claimed_epsilon": None if reading.claim is None else reading.claim.epsilon,
-        "verdict": None if reading.verdict is None else reading.verdict.outcome,
-        "reason": None if reading.verdict is None else reading.verdict.reason,
-        "warnings": list(reading.warnings),
-    }
-
-
-def _print(reading: Reading) -> None:
-    found, level = reading.estimate, f"{reading.confidence * 100:g} %"
+def _print(result: ScoreResult) -> None:
+    found, level = result.estimate, f"{result.confidence * 100:g} %"
     assert found.interval is not None
     bound = f"lower bound, {level}"
-    if reading.method != "simultaneous":
-        bound += f", {reading.method}" + " (not a bound)" * (reading.method in POINTWISE)
+    if result.method != "simultaneous":
+        bound += f", {result.method}" + " (not a bound)" * (result.method in POINTWISE)
     rows = [
         ["estimate", shown_number(found.epsilon)],
         [f"interval, {level}", f"{shown_number(found.interval.low)} … {shown_number(found.interval.high)}"],
-        [bound, shown_number(reading.lower_bound)],
-        ["largest attainable lower bound", shown_number(reading.ceiling)],
+        [bound, shown_number(result.lower_bound)],
+        ["largest attainable lower bound", shown_number(result.ceiling)],
         ["noise floor: half of all estimates when nothing leaks", f"≤ {shown_number(found.floor.median)}"],
         ["noise floor: 95 % of all estimates when nothing leaks", f"≤ {shown_number(found.floor.q95)}"],
-        ["the paper's estimate (not a bound)", shown_number(reading.paper_epsilon)],
-        ["the paper's ε_lo (not a bound)", shown_number(reading.paper_lower_bound)],
+        ["the paper's estimate (not a bound)", shown_number(result.paper_epsilon)],
+        ["the paper's ε_lo (not a bound)", shown_number(result.paper_lower_bound)],
     ]
-    title = f"{reading.canaries.observed.size:,} scores against {reading.canaries.described}, delta {reading.delta:.4g}"
+    title = f"{result.canaries.observed.size:,} scores against {result.canaries.described}, delta {result.delta:.4g}"
     print_table(["", "epsilon"], rows, title=title)
-    for line in _lines(reading):
+    for line in _lines(result):
         click.echo(line)
 
 
-def _every_row(reading: Reading) -> tuple[LiteratureRow, ...]:
-    canaries = reading.canaries
+def _every_row(result: ScoreResult) -> tuple[LiteratureRow, ...]:
+    canaries = result.canaries
     return compare_estimators(
         canaries.observed,
         canaries.unobserved,
         null=canaries.null,
         null_dof=canaries.null_dof,
-        delta=reading.delta,
-        confidence=reading.confidence,
+        delta=result.delta,
+        confidence=result.confidence,
     )
 
 
@@ -433,18 +258,18 @@ def _print_rows(rows: Sequence[LiteratureRow]) -> None:
         click.echo(f"not applicable: {names}: {needs}")
 
 
-def _lines(reading: Reading) -> list[str]:
+def _lines(result: ScoreResult) -> list[str]:
     """The lines below the table."""
-    found = reading.estimate
+    found = result.estimate
     mean = (found.mean - found.null_mean) / found.null_std
     normality = found.anderson_darling
     lines = [
         f"scores: mean {shown_number(mean)} and std {shown_number(found.std / found.null_std)} in units of the null's std",
         f"variance: {found.variance.used} ({found.variance.reason})",
         f"Anderson-Darling: {shown_number(normality.statistic)}, p = {normality.p_value:.2g}",
-        *(f"note: {warning}" for warning in reading.warnings),
+        *(f"note: {warning}" for warning in result.warnings),
     ]
-    if reading.claim is not None and reading.verdict is not None:
-        lines.append(f"claimed epsilon {shown_number(reading.claim.epsilon)}: {reading.verdict.outcome}")
-        lines.append(reading.verdict.reason)
+    if result.claim is not None and result.verdict is not None:
+        lines.append(f"claimed epsilon {shown_number(result.claim.epsilon)}: {result.verdict.outcome}")
+        lines.append(result.verdict.reason)
     return lines

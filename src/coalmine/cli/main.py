@@ -13,7 +13,8 @@ import click
 from rich.console import Console
 from rich.logging import RichHandler
 
-from coalmine.checks import one_line, printable
+from coalmine.argument_checks import one_line, printable
+from coalmine.cli.amplified_epsilon import amplified_epsilon
 from coalmine.cli.audit_gaussian_mechanism import audit_gaussian_mechanism
 from coalmine.cli.compare import compare
 from coalmine.cli.data import data
@@ -40,7 +41,7 @@ SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 TOPICS = {
     "Train and audit": (run, resume, watch, sweep, data),
     "Read finished audits": (report, compare, verdict, verify),
-    "Plan and compute": (plan, estimate, mechanism_epsilon),
+    "Plan and compute": (plan, estimate, mechanism_epsilon, amplified_epsilon),
     "Set up and check coalmine": (seed, selftest, audit_gaussian_mechanism, reproduce),
 }
 

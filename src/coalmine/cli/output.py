@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextCol
 from rich.table import Table
 from rich.text import Text
 
-from coalmine.checks import Floats, one_line, printable
+from coalmine.argument_checks import Floats, one_line, printable
 from coalmine.storage.files import json_ready, write_atomically
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
+from coalmine.argument_checks import one_number, unit_interval, whole_number
 from coalmine.audit.verdict import POWER, TEST_LEVEL
-from coalmine.checks import one_number, unit_interval, whole_number
 from coalmine.cli.options import JSON, Command, Verbosity
 from coalmine.cli.output import print_json, print_table, progress_bar, shown_number
 from coalmine.estimators.bounds import FEWEST

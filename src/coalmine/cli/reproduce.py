@@ -50,7 +50,7 @@ EXPERIMENTS = {
 }
 _SIMULATIONS = " or ".join(f"{runs} at scale {scale}" for scale, runs in table_2.RUNS.items())
 SCALES = ("small", "paper")
-OPTIONS = ("device", "data_dir", "only", "rounds", "seeds", "max_examples", "originals", "processes", "minutes")
+OPTIONS = ("device", "data_dir", "only", "rounds", "seeds", "max_examples", "originals", "jobs", "minutes")
 
 
 @click.group(cls=Commands)
@@ -110,7 +110,6 @@ def _experiment(name: str, text: str) -> click.Command:
     )
     @click.option(
         "--jobs",
-        "processes",
         type=click.IntRange(1),
         default=1,
         show_default=True,

@@ -21,7 +21,6 @@ from coalmine.cli.output import (
     print_error,
     print_json,
     print_line,
-    print_lines,
     print_table,
     print_title,
     shown_number,
@@ -30,7 +29,8 @@ from coalmine.cli.output import (
 from coalmine.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    from coalmine.simulation.training_run import Progress, RunOutcome
+    from coalmine.simulation.run_outcome import RunOutcome
+    from coalmine.simulation.training_run import Progress
 
 logger = logging.getLogger("coalmine")
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -53,6 +53,18 @@ PATTERNS = ("spread", "clients", "replace")
 OPTIMIZERS = ("sgd", "adam")
 DEVICES = ("auto", "cpu", "cuda")
 ENGINES = ("auto", "together", "one-by-one")
+# Where a config has an option: under its own name, as the main key of the section that it names, or under its name without
+# the section.
+SECTIONS = {
+    "task": ("level", "clients", "data_dir"),
+    "participation": ("clients_per_round", "separation", "rounds_file"),
+    "privacy": ("noise_multiplier", "noise", "bands", "restart", "clipping", "clip_norm", "delta"),
+    "canaries": ("presentations", "pattern", "replace_fraction", "seed_file"),
+    "claim": ("amplified",),
+    "engine": ("device", "jobs"),
+}
+MAIN_KEYS = {"task": "name", "participation": "kind", "canaries": "count", "engine": "name"}
+PREFIXED = {"client": ("learning_rate", "epochs"), "server": ("optimizer", "learning_rate", "momentum")}
 PAGE = click.option(
     "--page/--no-page", default=True, show_default=True, help="Write report.html into the run directory."
 )
@@ -235,18 +247,12 @@ def run(
     Exit codes with --claim: 0 PASS, 1 VIOLATION, 3 UNDERPOWERED.
     """
     with training_extra():
-        from coalmine.simulation.config import RunConfig, merged, read_config, task_defaults
+        from coalmine.simulation.config import config_with
         from coalmine.simulation.training_run import start
 
-    given = _changes(options)
-    changes = merged(_without_rivals(read_config(config_file) if config_file else {}, given), given)
-    claim = changes.get("claim")
-    if options["amplified"] and isinstance(claim, dict) and claim.get("epsilon") is None:
+    if options["amplified"] and not config_file and options["claim"] in (None, "analytical", "accountant"):
         raise click.UsageError("--amplified needs a number as --claim")
-    task = changes.get("task", {})
-    task = task if isinstance(task, dict) else {}
-    defaults = task_defaults(task.get("name", "digits"), task.get("level", "client"))
-    config = RunConfig.from_dict(merged(_without_rivals(defaults, changes), changes))
+    config = config_with(_changes(options), config_file)
     if options["separation"] is not None and config.participation.kind != "limited":
         raise click.UsageError("--separation needs --participation limited")
     directory = out or _new_directory(config.task.name)
@@ -308,26 +314,15 @@ def report(outcome: "RunOutcome", directory: Path, *, page: bool, as_json: bool,
 
 def _print_outcome(outcome: "RunOutcome", *, quiet: bool) -> None:
     """Print the key figures, one row per adversary, the verdict, its coverage and notes; if quiet, table and verdict."""
-    from coalmine.report.sentences import shortened
-    from coalmine.report.summary import coverage_lines, folded_line, gauge_lines, key_figures
-    from coalmine.report.table_rows import row_warnings
-    from coalmine.report.trainer_entries import note_lines
+    from coalmine.report.summary import key_figures, summary_lines, verdict_lines
 
     result = replace(outcome.result, extra=outcome.extra())
-    verdict = [] if result.verdict is None else [f"{result.verdict.outcome}: {shortened(result.verdict.reason)}"]
-    print_title(_title(outcome))
+    print_title(outcome.heading())
     if not quiet:
         figures = key_figures(result)
         print_columns([[figure.label, shown_number(figure.value, 3), figure.detail] for figure in figures])
     print_table(*result.table())
-    if quiet:
-        print_lines("\n".join(verdict))
-        return
-    lines = [f"{line}; the rows are in result.json" for line in [folded_line(result)] if line]
-    lines += row_warnings(result)
-    passed = result.verdict is not None and result.verdict.outcome == "PASS"
-    lines += [*verdict, *(["this PASS covers only what was checked:"] if passed else []), *coverage_lines(result)]
-    for line in [*lines, *gauge_lines(result), *_notes(outcome), *note_lines(result)]:
+    for line in verdict_lines(result) if quiet else summary_lines(result, outcome.notes()):
         print_line(line)
 
 
@@ -342,106 +337,11 @@ def _page(directory: Path) -> Path:
         return directory
 
 
-def _title(outcome: "RunOutcome") -> str:
-    config = outcome.config
-    groups = config.canaries.presentations if config.canaries.pattern == "spread" else ()
-    times = groups if len(groups) > 1 else (outcome.presentations,)
-    return (
-        f"{outcome.title}: {config.rounds} rounds, noise multiplier {config.privacy.noise_multiplier:g}, delta "
-        f"{config.privacy.delta:.3g}, {config.canaries.count:,} canaries shown {', '.join(f'{each}×' for each in times)}; "
-        f"accuracy {outcome.accuracy:.1%}; engine: {outcome.engine}"
-    )
-
-
-def _notes(outcome: "RunOutcome") -> list[str]:
-    config = outcome.config
-    notes = []
-    if config.canaries.pattern == "replace":
-        notes.append(f"{config.canaries.count:,} of the {outcome.population:,} {config.task.level}s are canaries")
-    if config.claim.counts_on_sampling and config.canaries.pattern == "spread":
-        notes.append(
-            f"the canaries' rounds are planned, so the sampler of the {config.task.level}s is not observed; --pattern "
-            "clients or --pattern replace lets it pick the canaries"
-        )
-    if outcome.count_noise_multiplier and outcome.count_epsilon is not None:
-        notes.append(
-            f"adaptive clipping spends ε {shown_number(outcome.count_epsilon, 4)} on its count (noise multiplier "
-            f"{outcome.count_noise_multiplier:.4g}), so the updates have noise multiplier "
-            f"{outcome.update_noise_multiplier:.4g} and known-others is compared with ε "
-            f"{shown_number(outcome.update_epsilon, 4)}"
-        )
-    if outcome.if_claimed is not None:
-        notes.append(
-            f"if ε {shown_number(outcome.analytical, 3)} were claimed (--claim analytical): {outcome.if_claimed.outcome}, "
-            f"{outcome.if_claimed.reason}"
-        )
-    if config.canaries.seed_file is None:
-        notes.append("the canaries use the public demo seed; give --seed-file for an audit that others can trust")
-    return notes
-
-
-# Settings that exclude each other, as (section, key): giving the first drops the others from the config file.
-RIVALS = {
-    ("claim", "epsilon"): [("claim", "analytical"), ("claim", "accountant")],
-    ("claim", "analytical"): [("claim", "epsilon"), ("claim", "accountant"), ("claim", "amplified")],
-    ("claim", "accountant"): [("claim", "epsilon"), ("claim", "analytical"), ("claim", "amplified")],
-    ("canaries", "count"): [("canaries", "fraction")],
-    ("canaries", "fraction"): [("canaries", "count")],
-    ("participation", "kind"): [("participation", "file"), ("participation", "separation")],
-    ("server", "optimizer"): [("server", "momentum")],
-    ("privacy", "noise"): [("privacy", "bands"), ("privacy", "restart")],
-}
-
-
-def _without_rivals(values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """`values` without the settings that the options in `given` replace; an option that repeats `values` drops none."""
-    kept = {name: dict(part) if isinstance(part, dict) else part for name, part in values.items()}
-
-    def found(place: tuple[str, str], settings: dict[str, Any]) -> Any:
-        section = settings.get(place[0])
-        return section.get(place[1]) if isinstance(section, dict) else None
-
-    for place, rivals in RIVALS.items():
-        if found(place, given) not in (None, found(place, values)):
-            for section, key in rivals:
-                if isinstance(kept.get(section), dict):
-                    kept[section].pop(key, None)
-    return kept
-
-
 def _changes(options: dict[str, Any]) -> dict[str, Any]:
     """The options as a TOML file would hold them."""
-    places = {
-        "task": ("task", "name"),
-        "level": ("task", "level"),
-        "clients": ("task", "clients"),
-        "data_dir": ("task", "data_dir"),
-        "clients_per_round": ("participation", "clients_per_round"),
-        "participation": ("participation", "kind"),
-        "separation": ("participation", "separation"),
-        "rounds_file": ("participation", "file"),
-        "noise_multiplier": ("privacy", "noise_multiplier"),
-        "noise": ("privacy", "noise"),
-        "bands": ("privacy", "bands"),
-        "restart": ("privacy", "restart"),
-        "clipping": ("privacy", "clipping"),
-        "clip_norm": ("privacy", "clip_norm"),
-        "delta": ("privacy", "delta"),
-        "canaries": ("canaries", "count"),
-        "presentations": ("canaries", "presentations"),
-        "pattern": ("canaries", "pattern"),
-        "replace_fraction": ("canaries", "fraction"),
-        "seed_file": ("canaries", "seed_file"),
-        "client_learning_rate": ("client", "learning_rate"),
-        "client_epochs": ("client", "epochs"),
-        "server_optimizer": ("server", "optimizer"),
-        "server_learning_rate": ("server", "learning_rate"),
-        "server_momentum": ("server", "momentum"),
-        "amplified": ("claim", "amplified"),
-        "device": ("engine", "device"),
-        "engine": ("engine", "name"),
-        "jobs": ("engine", "workers"),
-    }
+    places = {name: (section, name) for section, names in SECTIONS.items() for name in names}
+    places |= {section: (section, key) for section, key in MAIN_KEYS.items()}
+    places |= {f"{section}_{key}": (section, key) for section, keys in PREFIXED.items() for key in keys}
     changes: dict[str, Any] = {}
     for name, value in options.items():
         if value is None:

@@ -52,8 +52,8 @@ class Download:
 class Dataset:
     """A data set as `coalmine data list` shows it.
 
-    `folder` is where the task looks for it, under the data folder; `readable` are the sets of files any one of which is
-    enough. Without downloads it cannot be fetched, and `note` says why.
+    `folder` is where the task looks for it, under the data folder. Without downloads it cannot be fetched: `note` says why,
+    and `own_files` are the files that a user must put there.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Dataset:
     licence: str
     source: str
     folder: str
-    readable: tuple[tuple[str, ...], ...]
+    own_files: tuple[str, ...] = ()
     downloads: tuple[Download, ...] = ()
     note: str = ""
 
@@ -77,8 +77,8 @@ class Dataset:
 
     def is_in(self, data_dir: Path) -> bool:
         """Whether a task would find it under this data folder."""
-        folder = data_dir / self.folder
-        return any(all((folder / name).is_file() for name in names) for names in self.readable)
+        files = [*self.own_files, *(name for download in self.downloads for name in download.results)]
+        return all((data_dir / self.folder / name).is_file() for name in files)
 
 
 def _fashion(name: str, size: int, sha256: str) -> Download:
@@ -115,14 +115,6 @@ _ALL = (
         licence="MIT, © 2017 Zalando SE",
         source="https://github.com/zalandoresearch/fashion-mnist",
         folder="fashion-mnist",
-        readable=(
-            (
-                "train-images-idx3-ubyte.gz",
-                "train-labels-idx1-ubyte.gz",
-                "t10k-images-idx3-ubyte.gz",
-                "t10k-labels-idx1-ubyte.gz",
-            ),
-        ),
         downloads=(
             _fashion(
                 "train-images-idx3-ubyte.gz",
@@ -156,14 +148,6 @@ _ALL = (
         licence="CC BY-SA 3.0; QMNIST BSD 3-clause",
         source="https://github.com/facebookresearch/qmnist",
         folder="mnist-by-writer",
-        readable=(
-            (
-                "train-images-idx3-ubyte.gz",
-                "t10k-images-idx3-ubyte.gz",
-                "t10k-labels-idx1-ubyte.gz",
-                "qmnist-train-labels-idx2-int.gz",
-            ),
-        ),
         downloads=(
             _mnist("train-images-idx3-ubyte.gz", 9_912_422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
             _mnist("t10k-images-idx3-ubyte.gz", 1_648_877, "9fb629c4189551a2d022fa330f9573f3"),
@@ -186,10 +170,6 @@ _ALL = (
         licence=_NIST,
         source="https://www.tensorflow.org/federated/api_docs/python/tff/simulation/datasets/emnist",
         folder="emnist",
-        readable=(
-            ("fed_emnist_train.h5", "fed_emnist_test.h5"),
-            ("emnist_all.sqlite",),
-        ),
         downloads=(
             _tff(
                 "fed_emnist.tar.bz2",
@@ -210,10 +190,6 @@ _ALL = (
         licence=_NIST,
         source="https://www.tensorflow.org/federated/api_docs/python/tff/simulation/datasets/emnist",
         folder="emnist",
-        readable=(
-            ("fed_emnist_digitsonly_train.h5", "fed_emnist_digitsonly_test.h5"),
-            ("emnist_all.sqlite",),
-        ),
         downloads=(
             _tff(
                 "fed_emnist_digitsonly.tar.bz2",
@@ -221,28 +197,6 @@ _ALL = (
                 "fed_emnist_digitsonly_train.h5",
                 "fed_emnist_digitsonly_test.h5",
                 limit=10 * GIGABYTE,
-            ),
-        ),
-    ),
-    Dataset(
-        name="emnist-sqlite",
-        task="emnist",
-        title="Federated EMNIST",
-        what="emnist and emnist-digits in one SQLite file",
-        users=3_400,
-        examples=749_068,
-        licence=_NIST,
-        source="https://www.tensorflow.org/federated/api_docs/python/tff/simulation/datasets/emnist",
-        folder="emnist",
-        readable=(("emnist_all.sqlite",),),
-        downloads=(
-            Download(
-                url=f"{TFF}emnist_all.sqlite.lzma",
-                size=170_507_172,
-                sha256="c3aaf91b4cf4e69d53d81627ad119eccdc878ff906f68e66063ff10f67faad48",
-                checksum_from="two downloads by others, on record; the source has none",
-                unpacked=("emnist_all.sqlite",),
-                unpacked_limit=10 * GIGABYTE,
             ),
         ),
     ),
@@ -256,39 +210,14 @@ _ALL = (
         licence=_STACK_OVERFLOW,
         source="https://www.tensorflow.org/federated/api_docs/python/tff/simulation/datasets/stackoverflow",
         folder="stackoverflow",
-        readable=(
-            ("stackoverflow_train.h5", "stackoverflow_test.h5", "stackoverflow.word_count"),
-            ("stackoverflow.sqlite", "stackoverflow.word_count"),
-        ),
         downloads=(
             _WORD_COUNT,
             _tff(
                 "stackoverflow.tar.bz2",
                 "99eca2f8b8327a09e5fc123979df2d237acbc5e52322f6d86bf523ee47b961a2",
                 "stackoverflow_train.h5",
-                "stackoverflow_held_out.h5",
                 "stackoverflow_test.h5",
                 limit=200 * GIGABYTE,
-            ),
-        ),
-    ),
-    Dataset(
-        name="stackoverflow-sqlite",
-        task="stackoverflow",
-        title="Stack Overflow",
-        what="stackoverflow in one SQLite file",
-        users=342_477,
-        examples=135_818_730,
-        licence=_STACK_OVERFLOW,
-        source="https://www.tensorflow.org/federated/api_docs/python/tff/simulation/datasets/stackoverflow",
-        folder="stackoverflow",
-        readable=(("stackoverflow.sqlite", "stackoverflow.word_count"),),
-        downloads=(
-            _WORD_COUNT,
-            Download(
-                url=f"{TFF}stackoverflow.sqlite.lzma",
-                unpacked=("stackoverflow.sqlite",),
-                unpacked_limit=200 * GIGABYTE,
             ),
         ),
     ),
@@ -302,7 +231,7 @@ _ALL = (
         licence="CC BY-SA 2.5, 3.0, 4.0, their users",
         source="excerpts of the Stack Exchange data dumps",
         folder="stackexchange",
-        readable=(("stackexchange_by_user.jsonl.gz",),),
+        own_files=("stackexchange_by_user.jsonl.gz",),
         note="no place to download it from is known: put a file of the format in docs/data.md there",
     ),
     Dataset(
@@ -315,10 +244,6 @@ _ALL = (
         licence="public domain; via LEAF",
         source="https://www.tensorflow.org/federated/api_docs/python/tff/simulation/datasets/shakespeare",
         folder="shakespeare",
-        readable=(
-            ("shakespeare_train.h5", "shakespeare_test.h5"),
-            ("shakespeare.sqlite",),
-        ),
         downloads=(
             _tff(
                 "shakespeare.tar.bz2",
@@ -339,30 +264,8 @@ _ALL = (
         licence="public domain (Moby, Jon Bosak)",
         source="https://github.com/CodyCahoon/Shapespeare, commit 84f89f1",
         folder="shakespeare",
-        readable=(("shakespeare_by_role.jsonl.gz",),),
+        own_files=("shakespeare_by_role.jsonl.gz",),
         note="no place to download it from is known: put a file of the format in docs/data.md there, or get shakespeare",
-    ),
-    Dataset(
-        name="shakespeare-sqlite",
-        task="shakespeare",
-        title="Shakespeare (TensorFlow Federated)",
-        what="shakespeare in one SQLite file",
-        users=715,
-        examples=18_424,
-        licence="public domain; via LEAF",
-        source="https://www.tensorflow.org/federated/api_docs/python/tff/simulation/datasets/shakespeare",
-        folder="shakespeare",
-        readable=(("shakespeare.sqlite",),),
-        downloads=(
-            Download(
-                url=f"{TFF}shakespeare.sqlite.lzma",
-                size=1_329_828,
-                sha256="d3d11fceb9e105439ac6f4d52af6efafed5a2a1e1eb24c5bd2dd54ced242f5c4",
-                checksum_from="the tests of fedjax; the source has none",
-                unpacked=("shakespeare.sqlite",),
-                unpacked_limit=GIGABYTE,
-            ),
-        ),
     ),
 )
 DATASETS = {dataset.name: dataset for dataset in _ALL}

@@ -1,6 +1,5 @@
 """Unpacking of untrusted archives: no path outside the folder, no links, and a limit on the bytes written."""
 
-import lzma
 import os
 import shutil
 import tarfile
@@ -8,37 +7,28 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Protocol
+from typing import IO
 
 CHUNK = 1 << 20
-MEMORY = 1 << 30  # that an LZMA file may ask for
 ENTRIES = 100_000  # that an archive may have
 
 Progress = Callable[[int], None]  # bytes written so far
 
 
-class Content(Protocol):
-    """What a file in an archive holds, piece by piece."""
-
-    def read(self, size: int = ..., /) -> bytes: ...
-
-
 def unpack(
     archive: Path, folder: Path, *, wanted: tuple[str, ...], limit: int, progress: Progress = lambda done: None
 ) -> None:
-    """Put the files `wanted` from an archive into `folder`: all of them, or none.
+    """Put the files `wanted` from a .tar.bz2 archive into `folder`: all of them, or none.
 
-    The kind follows from the name: .tar.bz2 holds several files, .lzma holds one. An archive with a path that leads
-    outside, a link or a device is rejected as a whole, even where that entry is not wanted.
+    An archive with a path that leads outside, a link or a device is rejected as a whole, even where that entry is not
+    wanted, and so is one whose files have more than `limit` bytes in all.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as draft, _named_errors(archive):
-        found = set()
-        budget = _Budget(archive.name, limit, progress)
-        for name, size, content in _members(archive, wanted):
-            budget.announce(size)
-            if name in wanted and content is not None:
-                _write(Path(draft) / name, content, budget)
+        found, written = set(), 0
+        for name, content in _files(archive, limit):
+            if name in wanted:
+                written = _write(Path(draft) / name, content, written, progress)
                 found.add(name)
         missing = [name for name in wanted if name not in found]
         if missing:
@@ -47,92 +37,50 @@ def unpack(
             (Path(draft) / name).replace(folder / name)
 
 
-class _Budget:
-    """The limit on an archive's bytes, both as announced and as written."""
-
-    def __init__(self, archive: str, limit: int, progress: Progress) -> None:
-        self.archive, self.limit, self.progress = archive, limit, progress
-        self.announced = self.written = 0
-
-    def announce(self, size: int) -> None:
-        self.announced += size
-        self._check(self.announced)
-
-    def write(self, size: int) -> None:
-        self.written += size
-        self._check(self.written)
-        self.progress(self.written)
-
-    def _check(self, total: int) -> None:
-        if total > self.limit:
-            raise ValueError(f"{self.archive} unpacks to more than {self.limit:,} bytes, so it is rejected")
-
-
-def _members(archive: Path, wanted: tuple[str, ...]) -> Iterator[tuple[str, int, Content | None]]:
-    """Each regular file of an archive: its own name, the size that the archive states, its content."""
-    name = archive.name
-    if not archive.stat().st_size:
-        raise EOFError("it is empty")
-    if name.endswith(".tar.bz2"):
-        yield from _tar_members(archive)
-    elif name.endswith(".lzma"):
-        with archive.open("rb") as packed:
-            yield wanted[0], 0, _Lzma(packed)
-    else:
-        raise ValueError(f"{name} is not a known kind of archive: .tar.bz2 or .lzma")
-
-
-def _tar_members(archive: Path) -> Iterator[tuple[str, int, Content | None]]:
+def _files(archive: Path, limit: int) -> Iterator[tuple[str, IO[bytes]]]:
+    """The base name and the content of each regular file. No content is longer than its entry states."""
+    total = 0
     with tarfile.open(archive, "r|bz2") as tar:
         for number, member in enumerate(tar):
             name = _safe_name(archive, member.name, number)
             if not member.isfile() and not member.isdir():
-                raise ValueError(f"{archive.name} holds {member.name!r}, which is neither a file nor a folder; refused")
-            if member.isfile():
-                yield name, member.size, tar.extractfile(member)
+                raise ValueError(
+                    f"{archive.name} holds {member.name!r}, which is neither a file nor a folder, so it is rejected"
+                )
+            total += member.size
+            if total > limit:
+                raise ValueError(f"{archive.name} unpacks to more than {limit:,} bytes, so it is rejected")
+            if (content := tar.extractfile(member)) is not None:
+                yield name, content
 
 
 def _safe_name(archive: Path, path: str, number: int) -> str:
     """A member's base name; ValueError if its path leads out of the folder on any system."""
     if number >= ENTRIES:
-        raise ValueError(f"{archive.name} holds more than {ENTRIES:,} entries; refused")
+        raise ValueError(f"{archive.name} holds more than {ENTRIES:,} entries, so it is rejected")
     posix, windows = PurePosixPath(path), PureWindowsPath(path)
     if posix.is_absolute() or windows.anchor or ".." in posix.parts or ".." in windows.parts or "\0" in path:
-        raise ValueError(f"{archive.name} holds a path that leads outside, {path!r}; refused")
+        raise ValueError(f"{archive.name} holds a path that leads outside, {path!r}, so it is rejected")
     return posix.name
 
 
-class _Lzma:
-    """The content of an .lzma file, decompressed within a memory limit."""
-
-    def __init__(self, packed: Content) -> None:
-        self._packed = packed
-        self._decompressor = lzma.LZMADecompressor(memlimit=MEMORY)
-
-    def read(self, size: int = CHUNK, /) -> bytes:
-        while not self._decompressor.eof:
-            packed = self._packed.read(CHUNK) if self._decompressor.needs_input else b""
-            if self._decompressor.needs_input and not packed:
-                raise EOFError("the file ends too early")
-            if content := self._decompressor.decompress(packed, max_length=size):
-                return content
-        return b""
-
-
-def _write(path: Path, content: Content, budget: _Budget) -> None:
+def _write(path: Path, content: IO[bytes], written: int, progress: Progress) -> int:
+    """Copy the content; returns the bytes written so far, over all files."""
     with path.open("wb") as output:
         while chunk := content.read(CHUNK):
-            budget.write(len(chunk))
             output.write(chunk)
+            written += len(chunk)
+            progress(written)
         output.flush()
         os.fsync(output.fileno())
+    return written
 
 
 @contextmanager
 def _named_errors(archive: Path) -> Iterator[None]:
     try:
         yield
-    except (EOFError, lzma.LZMAError, tarfile.TarError) as error:
+    except (EOFError, tarfile.TarError) as error:
         raise ValueError(f"{archive} cannot be unpacked ({error}); fetch it again") from None
     except OSError as error:
         if error.errno is None:  # bz2 raises a plain OSError

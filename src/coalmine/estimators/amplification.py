@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy.special import gammaln, log_ndtr, ndtri
 
-from coalmine.checks import Floats, delta_array, nonnegative_array, one_number
+from coalmine.argument_checks import Floats, delta_array, nonnegative_array, one_number
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
 from coalmine.estimators.sampling import FixedSize, Poisson, RandomAllocation, Sampling, Shuffled, checked_sampling
 
@@ -25,6 +25,7 @@ UNAMPLIFIED = "Gaussian mechanism, no amplification"
 FINEST_INTERVAL = 1e-5  # of privacy loss
 GRID_ERROR = 2e-4  # of epsilon, which grows with the rounds and the square of the interval
 LARGEST_GRID = 1_000_000  # points of the composed privacy loss
+MOST_ROUNDS = 1_000_000  # that are composed
 LONGEST_LOSS = 700.0  # log likelihood ratios in a wider range overflow
 GEOMETRIC_POINTS = 3_000  # the time grows with their square
 LINEAR_POINTS, LINEAR_POINTS_PER_ROUND = 30_000_000, 200_000
@@ -143,10 +144,10 @@ def _epsilon(noise: float, sampling: Sampling, delta: float) -> AmplifiedEpsilon
 
 
 def _accountable(noise: float, sampling: Poisson | RandomAllocation, delta: float) -> bool:
-    """Whether the accountants can work at so little noise; settings decide, not the time that it takes."""
+    """Whether the accountants can work at so little noise and so many rounds; settings decide, not a clock."""
     if isinstance(sampling, Poisson):
-        return 0.5 / noise**2 + 10 / noise < LONGEST_LOSS
-    return _log_length(noise, sampling, delta) < LONGEST_LOSS
+        return sampling.rounds <= MOST_ROUNDS and 0.5 / noise**2 + 10 / noise < LONGEST_LOSS
+    return sampling.total_rounds <= MOST_ROUNDS and _log_length(noise, sampling, delta) < LONGEST_LOSS
 
 
 def _poisson(noise: float, sampling: Poisson, delta: float, unamplified: float) -> AmplifiedEpsilon:
@@ -232,7 +233,8 @@ def _allocation_linear(noise: float, sampling: RandomAllocation, delta: float, c
     from PLD_accounting import ConvolutionMethod
 
     points = _linear_points(sampling)
-    step = min(5e-5, 2 * math.exp(_log_length(noise, sampling, delta) / 2) / points)
+    length = _log_length(noise, sampling, delta)
+    step = max(min(5e-5, 2 * math.exp(length / 2) / points), length / LARGEST_GRID)
     return _from_library(
         noise,
         sampling,
@@ -324,7 +326,10 @@ def _fixed_size(noise: float, sampling: FixedSize, delta: float, unamplified: fl
 
 
 def _not_amplified(unamplified: float, low: float, sampling: Sampling, note: str | None = None) -> AmplifiedEpsilon:
-    note = note or "not amplified: so little noise is beyond the accountants; the lower end is a proven attack"
+    note = (
+        note
+        or "not amplified: so little noise or so many rounds are beyond the accountants; the lower end is an attack"
+    )
     return AmplifiedEpsilon(
         unamplified, low=low, accountant=UNAMPLIFIED, adjacency=sampling.adjacency, kind="range", note=note
     )

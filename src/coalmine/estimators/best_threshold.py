@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.checks import Floats
+from coalmine.argument_checks import Floats
 
 Counts = npt.NDArray[np.int64]
 EVERY = 20_000  # up to so many thresholds each one is tried

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import betaincinv, log_ndtr
 
-from coalmine.checks import Floats, finite_array, unit_interval, whole_number
+from coalmine.argument_checks import Floats, finite_array, unit_interval, whole_number
 from coalmine.estimators.best_threshold import Counts, best_threshold
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.local_level import local_level, order_statistic_bounds
@@ -109,11 +109,6 @@ def is_law(null: Null) -> TypeGuard[Law | Gaussian]:
 def one_of_two(failing: float) -> float:
     """The failing probability of each of two independent bounds that together fail with probability `failing`."""
     return -math.expm1(math.log1p(-failing) / 2)
-
-
-def log_band(upper_bounds: "Band", count: int, failing: float) -> Floats:
-    """log upper bounds on an error rate, for 0, …, count errors among `count` scores."""
-    return log_rates(upper_bounds, np.arange(count + 1), count, failing)
 
 
 def log_rates(upper_bounds: "Band", errors: Counts, count: int, failing: float) -> Floats:

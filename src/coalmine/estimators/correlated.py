@@ -16,7 +16,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from coalmine.checks import Floats, WrongTypeError, finite_array, nonnegative_array, one_number, shown, whole_number
+from coalmine.argument_checks import (
+    Floats,
+    WrongTypeError,
+    finite_array,
+    nonnegative_array,
+    one_number,
+    shown,
+    whole_number,
+)
 from coalmine.estimators.mechanism import mechanism_epsilon
 
 

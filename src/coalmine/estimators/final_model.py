@@ -2,7 +2,7 @@
 
 import numpy.typing as npt
 
-from coalmine.checks import whole_number
+from coalmine.argument_checks import whole_number
 from coalmine.estimators.gaussian_fit import EpsilonEstimate, epsilon_estimate
 from coalmine.estimators.null import CosineNull
 

@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.checks import Floats, one_number, unit_interval
+from coalmine.argument_checks import Floats, one_number, unit_interval
 from coalmine.estimators.bounds import Null, is_law, lower_bound_ceiling, score_array
 from coalmine.estimators.intervals import Floor, Interval, epsilon_interval, known_std_interval, noise_floor
 from coalmine.estimators.normality import AndersonDarling, anderson_darling

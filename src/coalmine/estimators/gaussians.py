@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.checks import Floats, delta_array, finite_array, nonnegative_array, positive_array, same_shape
+from coalmine.argument_checks import Floats, delta_array, finite_array, nonnegative_array, positive_array, same_shape
 from coalmine.estimators.hockey_stick import Pair, one_sided_delta, one_sided_epsilon
 
 BLOCK = 4096  # rows at a time: temporaries stay in the cache

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from scipy.special import erf, erfcx, ndtr, ndtri_exp
 
-from coalmine.checks import Floats
+from coalmine.argument_checks import Floats
 
 FAR = 1e100  # stands for infinity where inf - inf must not arise
 NEARLY_ALL = 0.99  # when e^epsilon·Q(region) is more than this part of P(region), their difference is integrated

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from scipy.optimize import brentq
 from scipy.special import chdtri, fdtri, ndtri, stdtrit
 
-from coalmine.checks import Floats
+from coalmine.argument_checks import Floats
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.estimators.variance import Sample, chosen_std
 

@@ -14,7 +14,7 @@ from scipy.interpolate import BarycentricInterpolator
 from scipy.optimize import brentq
 from scipy.special import betainccinv, gammaln, log_ndtr, ndtr, ndtri, xlogy
 
-from coalmine.checks import Floats, unit_interval, whole_number
+from coalmine.argument_checks import Floats, unit_interval, whole_number
 
 EXACT = 2_000  # up to this count the local level is computed; beyond, it is interpolated
 KEPT = 20_000  # up to this count a band is computed whole and kept: the groups of a result share it

@@ -17,7 +17,7 @@ from scipy.special import chdtri, stdtrit
 from scipy.stats import kstwo, norm
 from scipy.stats import t as student
 
-from coalmine.checks import Floats
+from coalmine.argument_checks import Floats
 
 NODES = 20_001  # of a score's law
 LOST = 1e-15  # probability beyond the nodes, on each side
@@ -50,7 +50,7 @@ def round_ratio(scores: Floats, *, noise: float) -> Floats:
 
 def allocated_ratio(sums: Floats, *, rounds: int, observed: int) -> Floats:
     """log[(T - |O| + Σ ratios)/T]: one epoch's log likelihood ratio under random allocation, `observed` rounds seen."""
-    return np.log((rounds - observed + sums) / rounds)
+    return np.log(np.maximum((rounds - observed + sums) / rounds, np.finfo(np.float64).tiny))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
 
-from coalmine.checks import Floats, delta_array, finite_array, nonnegative_array, same_shape
+from coalmine.argument_checks import Floats, delta_array, finite_array, nonnegative_array, same_shape
 from coalmine.estimators.gaussians import Gaussian, gaussian_delta, gaussian_epsilon
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import binom, log_ndtr
 
-from coalmine.checks import Floats, finite_array
+from coalmine.argument_checks import Floats, finite_array
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.variance import in_safe_units
 

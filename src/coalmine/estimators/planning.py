@@ -13,7 +13,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 
-from coalmine.checks import nonnegative_array, one_number, unit_interval, whole_number
+from coalmine.argument_checks import nonnegative_array, one_number, unit_interval, whole_number
 from coalmine.estimators.bounds import FEWEST, lower_bound_ceiling
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.estimators.intervals import Floor, Interval, epsilon_interval, noise_floor, null_lattice, quick_epsilons

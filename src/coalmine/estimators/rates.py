@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.checks import Floats, WrongTypeError, delta_array, same_shape, shown
+from coalmine.argument_checks import Floats, WrongTypeError, delta_array, same_shape, shown
 
 
 def epsilon_from_rates(log_fpr: npt.ArrayLike, log_fnr: npt.ArrayLike, *, delta: npt.ArrayLike) -> Any:

@@ -20,7 +20,7 @@ from scipy.fft import irfft, irfft2, next_fast_len, rfft, rfft2
 from scipy.special import gammainc, gammaincc, ndtr
 from scipy.stats import beta, binom, hypergeom
 
-from coalmine.checks import Floats, shown, unit_interval, whole_number
+from coalmine.argument_checks import Floats, shown, unit_interval, whole_number
 from coalmine.estimators.sampling import FixedSize, Poisson, RandomAllocation, Sampling, Shuffled, checked_sampling
 
 LEVEL = 2e-4  # of each test
@@ -28,6 +28,9 @@ EXACT_PICKS = 100  # up to so many picks, and EXACT_PAIRS pairs of them, the law
 EXACT_PAIRS = 400
 EXACT_VARIANCE = 400.0  # up to this variance the law of shared canaries is convolved; above it has three moments
 LARGEST_SIDE = 2_000  # canaries compared with each other; more add cost and little power
+FEWEST = 10  # rounds, and canaries, below which the law of meetings is bounded and not approximated
+LARGEST_TABLE = 40_000_000  # rounds × canaries compared with each other
+LONGEST_SPAN = 1_000_000  # between the first and the last round, beyond 100 for each observed round
 
 Ints = npt.NDArray[np.int64]
 Seen = Literal[
@@ -192,6 +195,11 @@ class _Picks:
             raise ValueError(f"numbers must be round numbers counted from 1, got {shown(numbers)}")
         if len(np.unique(told)) < len(told):
             raise ValueError("numbers must be different round numbers, got one twice; keep one record of each round")
+        if told.max() - told.min() > LONGEST_SPAN + 100 * len(told):
+            raise ValueError(
+                f"numbers must count rounds as 1, 2, 3, ..., got {len(told)} rounds from {told.min()} to {told.max()}; "
+                "number them in order"
+            )
         if len(present) != len(told):
             raise ValueError(f"present must have an entry for each of the {len(told)} rounds, got {len(present)}")
         order = np.argsort(told)
@@ -202,7 +210,7 @@ class _Picks:
                 f"present must hold canaries from 0 to {canaries - 1}, got {canary.min()} to {canary.max()}"
             )
         place = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-        cells = np.unique(place * canaries + canary)
+        cells = _distinct(place * canaries + canary)
         numbers_in_order = told[order].astype(np.int64)
         cohorts, known = _cohorts(participants, order)
         return cls(
@@ -308,6 +316,12 @@ def _cohorts(participants: object, order: Ints) -> tuple[Ints | None, npt.NDArra
     if (told[known] < 0).any():
         raise ValueError(f"participants must be cohort sizes of at least 0, got {told[known].min():g}")
     return (np.rint(told[known]).astype(np.int64), known) if known.any() else (None, unknown)
+
+
+def _distinct(values: Ints) -> Ints:
+    """The different values, in order; numpy's own hashes them, which is slow for a million."""
+    ordered = np.sort(values)
+    return ordered[np.concatenate([[True], np.diff(ordered) > 0])] if len(ordered) else ordered
 
 
 # --- laws
@@ -642,8 +656,8 @@ def _together_test(picks: _Picks) -> SamplerTest:
 
     For each pair of rounds, (G - μ)² - b(G - μ) - σ², which is uncorrelated with G itself; b is third moment over variance.
     """
-    picks = picks.first_canaries(LARGEST_SIDE)
-    seen = variance = third = 0.0
+    picks = picks.first_canaries(min(LARGEST_SIDE, max(LARGEST_TABLE // picks.rounds, 4)))
+    seen, p_value = 0.0, 1.0
     k, rounds = picks.canaries, picks.rounds
     if k >= 4 and rounds >= 2 and 0 < picks.total < picks.cells:
         sizes = picks.per_round.astype(np.float64)
@@ -665,12 +679,16 @@ def _together_test(picks: _Picks) -> SamplerTest:
         variance, third = _meeting_moments(picks.per_round, k)
         dimension = k * (k - 3) / 2
         third += sqrt(8 / dimension) * variance**1.5
+        if variance > 1e-9 and min(k, rounds) >= FEWEST:
+            p_value = _tail(seen - 1, variance, third)[1]
+        elif variance > 1e-9 and seen > 0:
+            p_value = variance / (variance + seen**2)  # Cantelli's inequality
     return SamplerTest(
         name="together",
         title="the same canaries meet in several rounds",
         statistic=seen,
         expected=0.0,
-        p_value=_tail(seen - 1, variance, third)[1] if variance > 1e-9 else 1.0,
+        p_value=p_value,
     )
 
 
@@ -834,7 +852,7 @@ def _once_test(picks: _Picks, length: int) -> SamplerTest:
 
 def _again_in_epoch(picks: _Picks, length: int) -> int:
     epochs = (picks.numbers[picks.place] - 1) // length
-    return picks.total - len(np.unique(epochs * picks.canaries + picks.canary))
+    return picks.total - len(_distinct(epochs * picks.canaries + picks.canary))
 
 
 def _order_counts(picks: _Picks, length: int) -> tuple[Ints, Ints]:
@@ -868,7 +886,7 @@ def _order_test(picks: _Picks, length: int) -> SamplerTest:
 
 def _epochs_together_test(picks: _Picks, length: int) -> SamplerTest:
     """Do canaries that share a round of one epoch share one of the next too? Pairs of canaries that meet in two epochs."""
-    picks = picks.first_canaries(LARGEST_SIDE)
+    picks = picks.first_canaries(min(LARGEST_SIDE, max(LARGEST_TABLE // picks.rounds, 4)))
     epochs = (picks.numbers - 1) // length
     _k, pairs = picks.canaries, comb(picks.canaries, 2)
     within = np.bincount(epochs - epochs[0], weights=picks.per_round * (picks.per_round - 1) / 2)
@@ -970,7 +988,7 @@ def _in_bursts(picks: _Picks) -> bool:
     """Whether rounds differ so much, and without a trend, that canaries must be picked in groups."""
     share = picks.total / picks.rounds
     varied = picks.rounds > 1 and float(picks.per_round.var(ddof=1)) > 3 * share * (1 - picks.rate)
-    return varied and not _drifts(picks.per_round)
+    return varied and not _drifts(picks.per_round, picks.canaries)
 
 
 def _recognise_epochs(picks: _Picks, claimed: Sampling, length: int) -> tuple[Seen, tuple[Sampling, ...]]:
@@ -985,7 +1003,7 @@ def _recognise_epochs(picks: _Picks, claimed: Sampling, length: int) -> tuple[Se
     if not tests["order"].passed and _periodic(_scores(returns - trials / length, variance)):
         return "repeated order", ()
     if not rounds.passed and rounds.high:
-        return ("changing rate" if _drifts(picks.per_round) else "clumped"), ()
+        return ("changing rate" if _drifts(picks.per_round, picks.canaries) else "clumped"), ()
     if not tests["together"].passed or not tests["order"].passed:
         return "clumped", ()
     if not tests.get("positions", rounds).passed and rounds.passed:
@@ -1016,7 +1034,7 @@ def _recognise_rounds(picks: _Picks, claimed: Sampling) -> tuple[Seen, tuple[Sam
     if "adjacent rounds" in failed and scores[0] > max(4.5, 4 * float(scores[len(scores) // 4 :].std())):
         return "adjacent rounds", ()
     if "rounds" in failed and rounds.high:
-        return ("changing rate" if _drifts(picks.per_round) else "clumped"), ()
+        return ("changing rate" if _drifts(picks.per_round, picks.canaries) else "clumped"), ()
     # Uneven canaries meet more often too, in all pairs of rounds alike: by (ratio - 1) times the mean.
     shared = ((ratio - 1) / picks.canaries) ** 2 * float((picks.per_round.astype(np.float64) ** 2).sum()) ** 2 / 2
     if "together" in failed and tests["together"].statistic > 3 * shared:
@@ -1048,11 +1066,14 @@ def _spaced(returns: Floats, expected: Floats) -> bool:
     return wait >= 2 and float(expected[1 : wait + 1].sum()) > 12
 
 
-def _drifts(counts: Ints) -> bool:
-    """Whether the canaries per round follow a trend: neighbouring rounds are alike."""
+def _drifts(counts: Ints, canaries: int) -> bool:
+    """Whether the canaries per round follow a trend: neighbouring rounds are alike, or each half of the run is steady."""
+    if len(counts) < 4:
+        return False
     about = counts - counts.mean()
-    spread = float((about**2).sum())
-    return len(counts) > 3 and float((about[1:] * about[:-1]).sum()) > 4 * spread / sqrt(len(counts))
+    alike = float((about[1:] * about[:-1]).sum()) / max(float((about**2).sum()), 1e-9)
+    halves = np.array_split(counts, 2)
+    return alike > max(4 / sqrt(len(counts)), 0.3) or all(_dispersion(half, canaries)[2][1] > 0.01 for half in halves)
 
 
 def _fixed_size(picks: _Picks, total_rounds: int) -> FixedSize:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from coalmine.checks import one_number, shown, whole_number
+from coalmine.argument_checks import one_number, shown, whole_number
 
 
 @dataclass(frozen=True)

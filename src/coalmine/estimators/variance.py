@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import chdtrc, chdtri, fdtrc, fdtri
 
-from coalmine.checks import Floats
+from coalmine.argument_checks import Floats
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 
 LEVEL = 0.05  # of the F test; 1 % and 10 % both lose more where the stds are nearly, but not quite, equal

@@ -26,12 +26,12 @@ try:
 except ImportError as error:
     raise ImportError("auditing NVFlare needs: pip install 'coalmine[nvflare]'") from error
 
+from coalmine.argument_checks import shown
 from coalmine.audit.audit import Audit, Seed
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
 from coalmine.canaries import RotatedCanaries
-from coalmine.checks import shown
 from coalmine.integrations.journal import Journal
 from coalmine.integrations.setup import nonnegative, positive, refuse_result
 from coalmine.storage.seed_file import read_seed

@@ -33,12 +33,12 @@ try:
 except ImportError as error:
     raise ImportError("auditing Opacus needs: pip install 'coalmine[opacus]'") from error
 
+from coalmine.argument_checks import count_of, one_number, shown
 from coalmine.audit.audit import Audit
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
-from coalmine.checks import count_of, one_number, shown
 from coalmine.estimators.sampling import Poisson
 from coalmine.integrations.journal import Journal
 from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, positive, set_up_audit

@@ -20,11 +20,11 @@ try:
 except ImportError as error:
     raise ImportError("auditing pfl needs an environment of its own with: pip install 'coalmine[pfl]'") from error
 
+from coalmine.argument_checks import shown
 from coalmine.audit.audit import Audit
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
-from coalmine.checks import shown
 from coalmine.integrations.journal import Journal
 from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, nonnegative, positive, set_up_audit
 

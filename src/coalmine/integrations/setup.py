@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+from coalmine.argument_checks import nonnegative_array, one_number, positive_array, shown
 from coalmine.audit.audit import Audit, Seed
-from coalmine.checks import nonnegative_array, one_number, positive_array, shown
 from coalmine.storage.seed_file import read_seed
 
 CLIP_SCALE = 10.0  # canaries are this many times longer than the clip norm when they enter a clip

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from coalmine.checks import count_of, shown
+from coalmine.argument_checks import count_of, shown
 
 Rows = npt.NDArray[np.int64]
 MOST_NAMED = 8  # batch sizes in an error

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from coalmine.argument_checks import printable
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.ladder import RUNGS, Scores
 from coalmine.audit.result import AuditResult, Row
 from coalmine.audit.views import views
-from coalmine.checks import printable
 from coalmine.report import plots
 from coalmine.report.epsilon_by_round import estimates_during
 from coalmine.report.sentences import interval_words, shown

@@ -12,10 +12,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from coalmine.audit.gauges import read_gauges
+from coalmine.argument_checks import one_line
+from coalmine.audit.gauge_reader import read_gauges
 from coalmine.audit.ladder import RUNGS, ladder
 from coalmine.audit.result import AuditResult
-from coalmine.checks import one_line
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.report.epsilon_by_round import estimate_scores, largest_groups
 from coalmine.report.sentences import ATTACKERS, shortened, shown
@@ -98,7 +98,7 @@ class Watcher:
         path = self.path / "audit" / "rounds.log"
         if not path.exists():
             return 0
-        mapped = map_rounds(path)
+        mapped = map_rounds(path, checked=False)
         last = max(mapped.numbers, default=0)
         started = time.monotonic()
         if last == self._seen or started < self._next:

@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from coalmine.argument_checks import one_line
 from coalmine.audit.gauge import LAYER
 from coalmine.audit.result import AuditResult
-from coalmine.checks import one_line
 from coalmine.report.advice import next_steps
 from coalmine.report.sentences import (
     ATTACKERS,

@@ -19,9 +19,9 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from coalmine.argument_checks import printable
 from coalmine.audit.gauge import LAYER
 from coalmine.audit.result import AuditResult
-from coalmine.checks import printable
 from coalmine.report import plots
 from coalmine.report.advice import next_steps
 from coalmine.report.figures import comparison_pictures, run_pictures

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import ndtri
 
+from coalmine.argument_checks import Floats
 from coalmine.audit.ladder import RUNGS, Scores
 from coalmine.audit.result import AuditResult, Row
 from coalmine.audit.views import View
-from coalmine.checks import Floats
 from coalmine.estimators.bounds import is_law, log_upper_tail
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.report.table_rows import shown_rows

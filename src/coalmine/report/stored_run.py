@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from coalmine.audit.derivation import derive_result
 from coalmine.audit.gauge import Gauge
-from coalmine.audit.gauges import read_gauges
+from coalmine.audit.gauge_reader import read_gauges
 from coalmine.audit.ladder import Scores, ladder
 from coalmine.audit.published import published_rows
 from coalmine.audit.result import CONFIDENCE, AuditResult
@@ -116,7 +116,11 @@ class Run:
     @cached_property
     def gauges(self) -> list[Gauge]:
         """The gauges with their values in each round, from the log; empty without a log."""
-        return [] if self.rounds is None else read_gauges(self.rounds.as_log, self.result.settings)
+        if self.rounds is None:
+            return []
+        if not self.finished:  # the result was derived just now, and its gauges have their values
+            return list(self.result.gauges)
+        return read_gauges(self.rounds.as_log, self.result.settings)
 
     @property
     def noise_multiplier(self) -> float | None:
@@ -188,10 +192,8 @@ def _read(path: Path, *, checked: bool) -> Run:
     log_file = path / "audit" / "rounds.log"
     result = attempt(lambda: AuditResult.from_dict(home.read_result()), "result.json")
     settings = result.settings if result else record[0] if record else None
-    sound: bool | None = True
-    if (checked or not (path / "result.json").exists()) and log_file.exists():
-        sound = attempt(lambda: _is_sound(home), "audit/rounds.log")
-    rounds = attempt(lambda: map_rounds(log_file), "audit/rounds.log") if sound and settings else None
+    checked |= not (path / "result.json").exists()  # the result will rest on the log
+    rounds = attempt(lambda: map_rounds(log_file, checked=checked), "audit/rounds.log") if settings else None
     if settings is not None and rounds is not None and not _fits(rounds, settings):
         problems.append(f"{log_file} does not fit the settings of this run; is it from another run?")
         rounds = None
@@ -211,12 +213,6 @@ def _read(path: Path, *, checked: bool) -> Run:
         metrics=[line for line in metrics if isinstance(line, dict)],
         problems=tuple(problems),
     )
-
-
-def _is_sound(home: RunDirectory) -> bool:
-    """Whether the log's digests hold; ValueError where one does not."""
-    home.read_log().close()
-    return True
 
 
 def _nothing_in(path: Path) -> str:

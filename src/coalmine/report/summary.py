@@ -1,6 +1,7 @@
 """A result in a few lines: the numbers on top with whose they are, what was audited, and the gauges."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coalmine.audit.claim import Claim
@@ -8,9 +9,16 @@ from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.gauge import LAYER, Gauge
 from coalmine.audit.result import AuditResult
 from coalmine.report.advice import gauge_steps
-from coalmine.report.sentences import interval_text, rounds_of, shown
-from coalmine.report.table_rows import TableRow, folded_rows, top_row
-from coalmine.report.trainer_entries import accounted_epsilon, analytical_for, client_exposure, number, whole
+from coalmine.report.sentences import interval_text, rounds_of, shortened, shown
+from coalmine.report.table_rows import TableRow, folded_rows, row_warnings, top_row
+from coalmine.report.trainer_entries import (
+    accounted_epsilon,
+    analytical_for,
+    client_exposure,
+    note_lines,
+    number,
+    whole,
+)
 
 NAMED = 12  # tensors that are named in a line of text
 NOT_SEEN = "not seen: "
@@ -123,6 +131,27 @@ def _analytical(result: AuditResult) -> list[KeyFigure]:
     elif exact is not None and times is not None:
         value, detail = exact, f"for {rounds_of(times)}"
     return [KeyFigure(label="analytical ε", value=value, detail=detail)]
+
+
+def verdict_lines(result: AuditResult) -> list[str]:
+    """The verdict and its reason in one line; none without a claim."""
+    return [] if result.verdict is None else [f"{result.verdict.outcome}: {shortened(result.verdict.reason)}"]
+
+
+def summary_lines(result: AuditResult, notes: Sequence[str] = ()) -> list[str]:
+    """Everything below the table: rows left out, warnings, the verdict, what was audited, gauges, notes."""
+    folded = folded_line(result)
+    passed = result.verdict is not None and result.verdict.outcome == "PASS"
+    return [
+        *([f"{folded}; the rows are in result.json"] if folded else []),
+        *row_warnings(result),
+        *verdict_lines(result),
+        *(["this PASS covers only what was checked:"] if passed else []),
+        *coverage_lines(result),
+        *gauge_lines(result),
+        *notes,
+        *note_lines(result),
+    ]
 
 
 def coverage_lines(result: AuditResult) -> list[str]:

@@ -1,14 +1,9 @@
 """A run's numbers for TensorBoard and MLflow, where those are installed."""
 
 import importlib
-import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
-
-from coalmine.report.live_view import metric_scalars
-from coalmine.report.stored_run import Run
-from coalmine.report.table_rows import all_rows
 
 Scalar = tuple[str, float, int]  # name, value, round
 
@@ -50,16 +45,6 @@ class MLflow:
     def send(self, scalars: Iterable[Scalar]) -> None:
         for name, value, number in _new(scalars, self._sent):
             self._mlflow.log_metric(name, value, step=number)
-
-
-def result_scalars(run: Run) -> Iterator[Scalar]:
-    """Everything of a finished run that is a number: metrics by round, and the result at the last round."""
-    yield from metric_scalars(run.metrics)
-    last = run.result.rounds + run.result.skipped
-    for row in all_rows(run.result):
-        for name, value in (("epsilon", row.epsilon), ("lower_bound", row.lower_bound), ("floor", row.floor)):
-            if math.isfinite(value):
-                yield f"coalmine/{name}/{row.rung}" + f"/{row.presentations}" * bool(row.presentations), value, last
 
 
 def _new(scalars: Iterable[Scalar], sent: set[tuple[str, int]]) -> Iterator[Scalar]:

@@ -154,7 +154,7 @@ def _waiting(options: Options) -> list[tuple[float, int]]:
 
 def _results(waiting: list[tuple[float, int]], options: Options) -> Iterator[dict[str, Any]]:
     """One repeat after another; when time is over, those that are trained still end, and no other one is begun."""
-    if options.processes == 1 or len(waiting) < 2:
+    if options.jobs == 1 or len(waiting) < 2:
         for place, pair in enumerate(waiting):
             if place and options.over:
                 return
@@ -162,8 +162,8 @@ def _results(waiting: list[tuple[float, int]], options: Options) -> Iterator[dic
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     rest = iter(waiting)
-    with ProcessPoolExecutor(options.processes) as pool:
-        running = {pool.submit(repeat, *pair) for pair in islice(rest, options.processes)}
+    with ProcessPoolExecutor(options.jobs) as pool:
+        running = {pool.submit(repeat, *pair) for pair in islice(rest, options.jobs)}
         while running:
             done, running = wait(running, return_when=FIRST_COMPLETED)
             if not options.over:
@@ -271,7 +271,7 @@ def conclusion(found: Found) -> str:
 EXPERIMENT = Experiment(
     name="multirun",
     title="One run with 1,000 canaries against ten with 100 (Appendix D)",
-    takes=("seeds", "processes", "minutes"),
+    takes=("seeds", "jobs", "minutes"),
     plan=no_runs,
     gather=gather,
     repeats=repeats,

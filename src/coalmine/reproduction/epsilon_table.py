@@ -1,13 +1,24 @@
 """A table of epsilons against noise, as Section 5 has them: what Stack Overflow and EMNIST share."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from coalmine.audit.ladder import RUNGS
 from coalmine.reproduction import paper_claims
-from coalmine.reproduction.experiment import Check, Found, Table, beside, interval_shown, shown
+from coalmine.reproduction.experiment import (
+    RUNS,
+    Account,
+    Check,
+    Experiment,
+    Found,
+    Table,
+    beside,
+    interval_shown,
+    shown,
+)
 from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.paper import EpsilonRow
 from coalmine.reproduction.run_grid import Follow, PlannedRun, carry_out
@@ -27,6 +38,30 @@ def grid(config: RunConfig, noises: Sequence[float]) -> list[PlannedRun]:
         PlannedRun(config=replace(with_noise(config, noise), seed=config.seed + place))
         for place, noise in enumerate(noises)
     ]
+
+
+def experiment(
+    name: str, title: str, config: Callable[[Options], RunConfig], paper: Mapping[float, EpsilonRow], *, original: str
+) -> Experiment:
+    """A table of the paper: a run for each of its noise multipliers, and what the paper says of `original`."""
+
+    def plan(options: Options) -> list[PlannedRun]:
+        return grid(config(options), tuple(paper))
+
+    account = Account(
+        partial(tables, paper=paper),
+        checked,
+        partial(conclusion, paper=paper, original=original),
+        partial(draw, paper=paper),
+    )
+    return Experiment(
+        name=name,
+        title=title,
+        takes=RUNS,
+        plan=plan,
+        gather=lambda options, follow: gather(plan(options), options, follow),
+        account=account,
+    )
 
 
 def gather(plan: list[PlannedRun], options: Options, follow: Follow) -> Found:

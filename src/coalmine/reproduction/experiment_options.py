@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from coalmine.checks import shown, whole_number
+from coalmine.argument_checks import shown, whole_number
 
 Scale = Literal["small", "paper"]
 PAPER_ONLY = ("max_examples", "originals")  # scale small has its own few examples
@@ -30,7 +30,7 @@ class Options:
     seeds: int | None = None
     max_examples: int | None = None
     originals: bool = False
-    processes: int = 1
+    jobs: int = 1
     ends: float = math.inf  # as time.monotonic() counts
 
     def __post_init__(self) -> None:
@@ -39,7 +39,7 @@ class Options:
         for name in ("rounds", "seeds", "max_examples"):
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name), minimum=1)
-        whole_number("processes", self.processes, minimum=1)
+        whole_number("jobs", self.jobs, minimum=1)
         for name in PAPER_ONLY:
             if self.small and getattr(self, name):
                 raise ValueError(f"{name} is for scale paper only, got scale small")

@@ -130,7 +130,7 @@ def _unmixed(config: RunConfig, directory: Path) -> RunConfig:
         unfinished.replace(path)
     return replace(
         config,
-        participation=replace(config.participation, kind="file", file=str(path.absolute())),
+        participation=replace(config.participation, kind="file", rounds_file=str(path.absolute())),
         canaries=replace(config.canaries, pattern="clients", presentations=(1,)),
         claim=ClaimSettings(),
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.stats import binom
 
-from coalmine.checks import Floats
+from coalmine.argument_checks import Floats
 from coalmine.estimators.bounds import epsilon_lower_bound
 from coalmine.estimators.gaussian_fit import epsilon_estimate
 from coalmine.estimators.gaussians import Gaussian, gaussian_delta

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coalmine.checks import one_number, unit_interval
+from coalmine.argument_checks import one_number, unit_interval
 
 CLIPPINGS = ("fixed", "adaptive")
 

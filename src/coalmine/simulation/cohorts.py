@@ -115,8 +115,8 @@ def _participation(config: RunConfig, population: int, *, extra: int) -> Partici
         return LimitedCheckIns(everybody, size, settings.separation, config.seed)
     if settings.kind == "shuffled":
         return ShuffledEpochs(everybody, size, config.seed)
-    assert settings.file is not None  # ParticipationSettings checks it
-    rounds = read_rounds(Path(settings.file), clients=population, canaries=extra)
+    assert settings.rounds_file is not None  # ParticipationSettings checks it
+    rounds = read_rounds(Path(settings.rounds_file), clients=population, canaries=extra)
     if len(rounds.rounds) < config.rounds:
-        raise ValueError(f"{settings.file} has {len(rounds.rounds)} rounds, the run {config.rounds}")
+        raise ValueError(f"{settings.rounds_file} has {len(rounds.rounds)} rounds, the run {config.rounds}")
     return rounds

@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import torch
 
+from coalmine.argument_checks import delta_array, nonnegative_array, one_number, shown, unit_interval, whole_number
 from coalmine.audit.cohort_sampling import SAMPLED
 from coalmine.canaries.array_types import cores
-from coalmine.checks import delta_array, nonnegative_array, one_number, shown, unit_interval, whole_number
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.simulation.clipping import CLIPPINGS, AdaptiveClipping, Clipping, FixedClipping
 from coalmine.simulation.engines import ENGINES, PRECISIONS, ClientSettings
@@ -27,7 +27,7 @@ from coalmine.storage.files import read_regular
 from coalmine.storage.seed_file import DEMO_SEED, read_seed
 
 LEVELS = ("client", "example")
-PATHS = (("canaries", "seed_file"), ("participation", "file"), ("task", "data_dir"))
+PATHS = (("canaries", "seed_file"), ("participation", "rounds_file"), ("task", "data_dir"))
 LARGEST_CONFIG = 1 << 20  # bytes
 PATTERNS = ("spread", "clients", "replace")
 DIVISORS = ("actual", "expected")
@@ -68,14 +68,14 @@ class ParticipationSettings:
     kind: str = "shuffled"
     clients_per_round: int = 50
     separation: int = 1  # of kind "limited": rounds between two check-ins
-    file: str | None = None  # of kind "file"
+    rounds_file: str | None = None  # of kind "file"
 
     def __post_init__(self) -> None:
         _one_of("participation.kind", self.kind, PARTICIPATIONS)
         whole_number("participation.clients_per_round", self.clients_per_round, minimum=1)
         whole_number("participation.separation", self.separation, minimum=1)
-        if (self.kind == "file") != (self.file is not None):
-            raise ValueError("participation.file must be given with kind file, and only then")
+        if (self.kind == "file") != (self.rounds_file is not None):
+            raise ValueError("participation.rounds_file must be given with kind file, and only then")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,9 @@ class CanarySettings:
     """
 
     count: int = cast(int, None)  # default: 1000; a config never holds None
-    fraction: float | None = None  # of the clients, of pattern "replace"; default: a tenth, unless there is a count
+    replace_fraction: float | None = (
+        None  # of the clients, of pattern "replace"; default: a tenth, unless there is a count
+    )
     unobserved: int | None = None
     kind: str = "rotated"
     presentations: tuple[int, ...] = (1,)  # of pattern "spread"; several make groups
@@ -161,18 +163,20 @@ class CanarySettings:
 
     def _settle_number(self) -> None:
         """Check that a count or a fraction is given, never both; default by pattern."""
-        if self.fraction is not None:
-            unit_interval("canaries.fraction", self.fraction)
+        if self.replace_fraction is not None:
+            unit_interval("canaries.replace_fraction", self.replace_fraction)
             if self.pattern != "replace":
                 raise ValueError(
-                    f"canaries.fraction must be given with pattern replace only, got pattern {self.pattern}; give a count"
+                    f"canaries.replace_fraction must be given with pattern replace only, got pattern {self.pattern}; "
+                    "give a count"
                 )
             if self.count is not None:
                 raise ValueError(
-                    f"give either canaries.count or canaries.fraction, not both, got {self.count} and {self.fraction:g}"
+                    f"give either canaries.count or canaries.replace_fraction, not both, got {self.count} and "
+                    f"{self.replace_fraction:g}"
                 )
         elif self.count is None and self.pattern == "replace":
-            object.__setattr__(self, "fraction", REPLACED_SHARE)
+            object.__setattr__(self, "replace_fraction", REPLACED_SHARE)
         elif self.count is None:
             object.__setattr__(self, "count", 1000)
         if self.count is not None:
@@ -180,15 +184,15 @@ class CanarySettings:
 
     def with_count(self, clients: int) -> "CanarySettings":
         """The same settings with a count instead of a fraction of `clients`, rounded down."""
-        if self.fraction is None:
+        if self.replace_fraction is None:
             return self
-        count = math.floor(Fraction(str(self.fraction)) * clients)  # as it is written: 0.29 of 100 are 29
+        count = math.floor(Fraction(str(self.replace_fraction)) * clients)  # as it is written: 0.29 of 100 are 29
         if count < FEWEST_CANARIES:
             raise ValueError(
-                f"canaries.fraction {self.fraction:g} of {clients} clients must be at least {FEWEST_CANARIES} canaries, got "
-                f"{count}; use a larger fraction, or more clients"
+                f"canaries.replace_fraction {self.replace_fraction:g} of {clients} clients must be at least "
+                f"{FEWEST_CANARIES} canaries, got {count}; use a larger fraction, or more clients"
             )
-        return dataclasses.replace(self, count=count, fraction=None)
+        return dataclasses.replace(self, count=count, replace_fraction=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +229,7 @@ class ClaimSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """How the clients are trained. `memory_limit` is in GiB; 0 workers or threads means one per core.
+    """How the clients are trained. `memory_limit` is in GiB; 0 jobs or threads means one per core.
 
     The number of threads is part of a run, since sums in another order round differently. `precision`, fp32 or tf32, is
     that of matrix products in the clients' training on a GPU; weights, sums, clip and noise are always fp32.
@@ -233,14 +237,14 @@ class EngineSettings:
 
     name: str = "auto"
     device: str = "auto"
-    workers: int = 0
+    jobs: int = 0  # processes that train clients one by one
     threads: int = 0
     memory_limit: float | None = None  # default: 1 on a CPU, half of what a GPU has
     precision: str = "auto"
 
     def __post_init__(self) -> None:
         _one_of("engine.name", self.name, ENGINES)
-        whole_number("engine.workers", self.workers, minimum=0)
+        whole_number("engine.jobs", self.jobs, minimum=0)
         if whole_number("engine.threads", self.threads, minimum=0) > MOST_THREADS:
             raise ValueError(f"engine.threads must be at most {MOST_THREADS:,}, got {self.threads:,}")
         _one_of("engine.precision", self.precision, PRECISIONS)
@@ -265,7 +269,7 @@ class EngineSettings:
         return dataclasses.replace(
             self,
             device=device,
-            workers=self.workers or cores(),
+            jobs=self.jobs or cores(),
             threads=self.threads or torch.get_num_threads(),
             memory_limit=self.memory_limit or memory,
             precision=("tf32" if on_gpu else "fp32") if self.precision == "auto" else self.precision,
@@ -391,6 +395,48 @@ _EXAMPLE_LEVEL: dict[str, Any] = {
     "participation": {"kind": "poisson", "clients_per_round": 250},
     "server": {"learning_rate": 0.5},
 }
+
+
+# Settings that exclude each other, as (section, key): giving the first drops the others from a config file or the defaults.
+RIVALS = {
+    ("claim", "epsilon"): [("claim", "analytical"), ("claim", "accountant")],
+    ("claim", "analytical"): [("claim", "epsilon"), ("claim", "accountant"), ("claim", "amplified")],
+    ("claim", "accountant"): [("claim", "epsilon"), ("claim", "analytical"), ("claim", "amplified")],
+    ("canaries", "count"): [("canaries", "replace_fraction")],
+    ("canaries", "replace_fraction"): [("canaries", "count")],
+    ("participation", "kind"): [("participation", "rounds_file"), ("participation", "separation")],
+    ("server", "optimizer"): [("server", "momentum")],
+    ("privacy", "noise"): [("privacy", "bands"), ("privacy", "restart")],
+}
+
+
+def config_with(given: Mapping[str, Any], path: Path | None = None) -> RunConfig:
+    """The config of the settings `given`; the TOML file at `path` and the task's defaults fill in the others."""
+    changes = merged(_without_rivals(read_config(path) if path else {}, given), given)
+    return RunConfig.from_dict(merged(_without_rivals(defaults_of(changes), changes), changes))
+
+
+def defaults_of(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The default config of the task that `changes` name."""
+    task = changes.get("task", {})
+    task = task if isinstance(task, Mapping) else {}  # RunConfig.from_dict rejects it
+    return task_defaults(task.get("name", "digits"), task.get("level", "client"))
+
+
+def _without_rivals(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` without the settings that those in `given` replace; a setting that repeats `values` drops none."""
+    kept = {name: dict(part) if isinstance(part, dict) else part for name, part in values.items()}
+
+    def found(place: tuple[str, str], settings: Mapping[str, Any]) -> Any:
+        section = settings.get(place[0])
+        return section.get(place[1]) if isinstance(section, dict) else None
+
+    for place, rivals in RIVALS.items():
+        if found(place, given) not in (None, found(place, values)):
+            for section, key in rivals:
+                if isinstance(kept.get(section), dict):
+                    kept[section].pop(key, None)
+    return kept
 
 
 def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from coalmine.checks import unit_interval, whole_number
+from coalmine.argument_checks import unit_interval, whole_number
 from coalmine.simulation.population import Indices
 from coalmine.simulation.randomness import numpy_stream
 

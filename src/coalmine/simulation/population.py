@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.checks import whole_number
+from coalmine.argument_checks import whole_number
 from coalmine.simulation.randomness import numpy_stream
 
 Indices = npt.NDArray[np.int64]

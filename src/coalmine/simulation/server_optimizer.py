@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coalmine.checks import one_number
+from coalmine.argument_checks import one_number
 
 OPTIMIZERS = ("sgd", "adam")
 State = dict[str, Tensor]

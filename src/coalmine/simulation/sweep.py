@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
+from coalmine.argument_checks import shown, whole_number
 from coalmine.canaries.array_types import cores
-from coalmine.checks import shown, whole_number
-from coalmine.simulation.config import RunConfig, merged, read_config, task_defaults
+from coalmine.simulation.config import RunConfig, defaults_of, merged, read_config
 from coalmine.simulation.training_run import Progress, check_plans, resume, start
 from coalmine.storage.files import write_atomically
 from coalmine.storage.run_directory import RunDirectory
@@ -117,11 +117,8 @@ def _config(base: Mapping[str, Any], values: Mapping[str, Any], name: str) -> Ru
         for part in reversed(dotted.split(".")):
             nested = {part: nested}
         changes = merged(changes, nested)
-    task = changes.get("task", {})
-    task = task if isinstance(task, Mapping) else {}
     try:
-        defaults = task_defaults(task.get("name", "digits"), task.get("level", "client"))
-        config = RunConfig.from_dict(merged(defaults, changes))
+        config = RunConfig.from_dict(merged(defaults_of(changes), changes))
         config.engine.resolved()
     except ValueError as error:
         raise ValueError(f"sweep, run {name}: {error}") from None
@@ -260,12 +257,12 @@ def _start_or_resume(config: RunConfig, directory: Path, on_round: Callable[[int
         start(config, directory, progress=follow)
 
 
-def _shared(point: Point, jobs: int) -> Point:
+def _shared(point: Point, runs: int) -> Point:
     """The run with its share of the cores."""
     engine = point.config.engine
-    share = max(1, cores() // jobs)
-    threads, workers = engine.threads or min(torch.get_num_threads(), share), engine.workers or share
-    return replace(point, config=replace(point.config, engine=replace(engine, threads=threads, workers=workers)))
+    share = max(1, cores() // runs)
+    threads, jobs = engine.threads or min(torch.get_num_threads(), share), engine.jobs or share
+    return replace(point, config=replace(point.config, engine=replace(engine, threads=threads, jobs=jobs)))
 
 
 def _in_processes(todo: Sequence[Point], out: Path, jobs: int, board: _Board) -> Iterator[tuple[Point, str | None]]:

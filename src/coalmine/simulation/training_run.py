@@ -15,9 +15,7 @@ import torch
 from coalmine.audit.audit import Audit
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
-from coalmine.audit.result import AuditResult
 from coalmine.audit.vectors import NotFiniteError
-from coalmine.audit.verdict import Verdict
 from coalmine.estimators.amplification import amplified_epsilon
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.sampling import Shuffled
@@ -27,6 +25,7 @@ from coalmine.simulation.dp_fedavg import RoundReport, Steps, Training, Training
 from coalmine.simulation.engines import Engine, client_engine, example_engine
 from coalmine.simulation.exposure import CanaryExposures, Exposure, canary_exposures, exposed_epsilon, most_exposed
 from coalmine.simulation.participation import rounds_digest
+from coalmine.simulation.run_outcome import RunOutcome
 from coalmine.simulation.tasks import Task, load_task
 from coalmine.simulation.training_checkpoint import load_checkpoint, save_checkpoint
 from coalmine.storage.files import remove_drafts, write_atomically
@@ -45,63 +44,6 @@ class Progress:
     accuracy: float | None  # the last one known
     epsilon: float
     seconds_left: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOutcome:
-    """The outcome of a run.
-
-    `analytical` is the epsilon for `presentations` rounds, the most common number among the canaries; `client_epsilon` is
-    that of a client, who takes part in `client_rounds` on average. With `exact_client` (correlated noise, or rounds from a
-    file) both are the most exposed client's, counted in this run. An adaptive clip's count is a second release:
-    `update_epsilon` and `count_epsilon` are the parts of `analytical`, the latter None without a count. Under correlated
-    noise `analytical` is for `sensitivity`, the root mean square over such canaries. `if_claimed` is the verdict that a
-    claim of the analytical epsilon would get.
-    """
-
-    config: RunConfig
-    title: str  # what results call the data
-    result: AuditResult
-    accuracy: float
-    engine: str
-    analytical: float
-    presentations: int
-    sensitivity: float  # in clip norms; fresh noise: √presentations
-    update_noise_multiplier: float
-    update_epsilon: float
-    count_noise_multiplier: float | None
-    count_epsilon: float | None
-    population: int  # clients or examples, including those that canaries replace
-    client_rounds: int
-    client_epsilon: float
-    exact_client: bool
-    if_claimed: Verdict | None
-
-    def extra(self) -> dict[str, Any]:
-        """The fields that result.json has beside those of the audit."""
-        return {
-            "task": self.config.task.name,
-            "title": self.title,
-            "level": self.config.task.level,
-            "accuracy": self.accuracy,
-            "engine": self.engine,
-            "noise_multiplier": self.config.privacy.noise_multiplier,
-            "update_noise_multiplier": self.update_noise_multiplier,
-            "update_epsilon": self.update_epsilon,
-            "count_noise_multiplier": self.count_noise_multiplier,
-            "count_epsilon": self.count_epsilon,
-            "presentations": self.presentations,
-            "noise": self.config.privacy.noise,
-            "sensitivity": self.sensitivity,
-            "population": self.population,
-            "client_rounds": self.client_rounds,
-            "client_epsilon": self.client_epsilon,
-            "client_exposure": "most exposed" if self.exact_client else "average",
-            "secret_seed": self.config.canaries.seed_file is not None,
-            "if_analytical_were_claimed": None
-            if self.if_claimed is None
-            else {"verdict": self.if_claimed.outcome, "reason": self.if_claimed.reason},
-        }
 
 
 def start(
@@ -154,7 +96,7 @@ def _in_directory(
         log.info("training %s", training.engine.description)
         log.info("commitment, to be noted elsewhere before round 1: %s", training.audit.commitment.statement_sha256)
         if digest is not None:  # only after validation, so that an invalid file can be corrected
-            write_atomically(home.path / ROUNDS_DIGEST, f"{digest}  {config.participation.file}\n".encode())
+            write_atomically(home.path / ROUNDS_DIGEST, f"{digest}  {config.participation.rounds_file}\n".encode())
         state = _last_state(training, home, config)
         last_accuracy = _last_accuracy(home)
         seen = _exposures(training, state.round_number)
@@ -181,15 +123,15 @@ def _in_directory(
 
 def _unknown_rounds(config: RunConfig, home: RunDirectory) -> str | None:
     """The digest of the run's file of rounds if it is not stored yet; ValueError if the stored one differs."""
-    if config.participation.file is None:
+    if config.participation.rounds_file is None:
         return None
-    found, remembered = rounds_digest(Path(config.participation.file)), home.path / ROUNDS_DIGEST
+    found, remembered = rounds_digest(Path(config.participation.rounds_file)), home.path / ROUNDS_DIGEST
     if not remembered.exists():
         return found
     if remembered.read_bytes().split()[:1] != [found.encode()]:
         raise ValueError(
-            f"the file of rounds, {config.participation.file}, must be the one that {home.path} began with, got another "
-            f"({remembered.name} has its SHA-256); restore it from a copy, or start a new run in another directory"
+            f"the file of rounds, {config.participation.rounds_file}, must be the one that {home.path} began with, got "
+            f"another ({remembered.name} has its SHA-256); restore it from a copy, or start a new run in another directory"
         )
     return None
 
@@ -352,7 +294,7 @@ def _engine(config: RunConfig, task: Task) -> Engine:
         task.train,
         config.client,
         memory_limit=settings.memory_limit or 1.0,
-        workers=settings.workers,
+        jobs=settings.jobs,
         precision="tf32" if settings.precision == "tf32" else "fp32",
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from coalmine.checks import shown
+from coalmine.argument_checks import shown
 from coalmine.storage.files import read_regular, write_atomically
 from coalmine.storage.record import SCHEMA_VERSION, Commitment, Settings, Statement
 from coalmine.storage.round_schema import check_fit

@@ -17,8 +17,7 @@ from coalmine.storage.rounds_file import MAGIC, Entry, Final, Round, RoundLog, s
 class Rounds:
     """Rounds and final model, each array a window into the file.
 
-    What `ladder`, `views` and `read_gauges` ask of a log is `rounds` and `final`, so this stands in for one (`as_log`). No
-    digest is checked on the way: open the log itself first where numbers are to rest on it.
+    What `ladder`, `views` and `read_gauges` ask of a log is `rounds` and `final`, so this stands in for one (`as_log`).
     """
 
     kept: tuple[Round, ...]
@@ -35,11 +34,6 @@ class Rounds:
     @property
     def as_log(self) -> RoundLog:
         return cast(RoundLog, self)
-
-    def until(self, number: int) -> "Rounds":
-        """The run as it stood after round `number`, its final model unknown."""
-        kept = tuple(item for item in self.kept if item.number <= number)
-        return Rounds(kept, None, tuple(seen for seen in self.numbers if seen <= number))
 
     def thinned(self, settings: Settings, *, most: int, least: int | None = None) -> tuple["Rounds", Settings]:
         """With fewer unobserved canaries, so that a pass over the rounds reads about `most` numbers.
@@ -65,8 +59,11 @@ class Rounds:
         return Rounds(tuple(cut(item) for item in self.kept), final, self.numbers), fewer
 
 
-def map_rounds(path: Path) -> Rounds:
-    """The rounds in a log file, skipped ones left out, up to a torn last record; ValueError where it is no log."""
+def map_rounds(path: Path, *, checked: bool = True) -> Rounds:
+    """The rounds in a log file, skipped ones left out, up to a torn last record; ValueError where it is no log.
+
+    Without `checked` no digest is compared: numbers must not rest on such rounds.
+    """
     with os.fdopen(open_regular(path), "rb") as file:
         size = file.seek(0, 2)
         if size < len(MAGIC):
@@ -75,7 +72,7 @@ def map_rounds(path: Path) -> Rounds:
     if window.read(len(MAGIC)) != MAGIC:
         raise ValueError(f"{path} is not a log of rounds; was it written by another program or a newer coalmine?")
     found, final = [], None
-    for kind, item, _, _ in scan_records(window, size, path, checked=False):
+    for kind, item, _, _ in scan_records(window, size, path, checked=checked):
         if kind == "final":
             final = item
         elif kind == "round":

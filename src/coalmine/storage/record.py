@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from coalmine.argument_checks import delta_array, one_number, shown, whole_number
 from coalmine.canaries.philox import key_from_seed
-from coalmine.checks import delta_array, one_number, shown, whole_number
 from coalmine.estimators.correlated import BandedNoise, CorrelatedNoise, TreeNoise, correlated_noise
 from coalmine.estimators.sampling import Sampling, checked_sampling, sampling_from_dict, sampling_to_dict
 

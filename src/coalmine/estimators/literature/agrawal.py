@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import chdtri, stdtrit
 
-from coalmine.checks import Floats, unit_interval
+from coalmine.argument_checks import Floats, unit_interval
 from coalmine.estimators.bounds import score_array
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.estimators.intervals import Interval

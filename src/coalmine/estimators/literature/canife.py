@@ -10,7 +10,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.checks import Floats, finite_array, one_number, shown, unit_interval, whole_number
+from coalmine.argument_checks import Floats, finite_array, one_number, shown, unit_interval, whole_number
 from coalmine.estimators.bounds import FEWEST
 from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import clopper_pearson, error_counts, score_tables

@@ -11,7 +11,7 @@ from typing import NamedTuple, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.checks import Floats, whole_number
+from coalmine.argument_checks import Floats, whole_number
 from coalmine.estimators.bounds import FEWEST
 from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import Counts, sorted_scores

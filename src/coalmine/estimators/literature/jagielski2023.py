@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.checks import Floats
+from coalmine.argument_checks import Floats
 from coalmine.estimators.bounds import FEWEST, epsilon_lower_bound
 from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import score_tables

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from coalmine.checks import unit_interval
+from coalmine.argument_checks import unit_interval
 
 KINDS = ("estimate", "heuristic", "valid bound")
 THRESHOLDS = (

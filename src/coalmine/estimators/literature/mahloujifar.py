@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr, ndtri
 
-from coalmine.checks import Floats, unit_interval
+from coalmine.argument_checks import Floats, unit_interval
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.estimators.literature.guesses import HULL, Games, GuessingMethod
 from coalmine.estimators.literature.literature_row import LiteratureRow

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri_exp
 
-from coalmine.checks import Floats, unit_interval
+from coalmine.argument_checks import Floats, unit_interval
 from coalmine.estimators.best_threshold import best_threshold
 from coalmine.estimators.bounds import Band, clopper_pearson_band, log_rates, one_of_two, simultaneous_band
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon

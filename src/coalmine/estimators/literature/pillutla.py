@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
 
-from coalmine.checks import Floats, finite_array, unit_interval
+from coalmine.argument_checks import Floats, finite_array, unit_interval
 from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import score_tables
 from coalmine.estimators.rates import epsilon_from_rates

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from scipy.optimize import brentq
 from scipy.special import betaincc, betainccinv, betaincinv, expit, gammaln, log_expit
 
-from coalmine.checks import Floats, unit_interval
+from coalmine.argument_checks import Floats, unit_interval
 from coalmine.estimators.literature.guesses import HULL, Games, GuessingMethod
 from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import Counts

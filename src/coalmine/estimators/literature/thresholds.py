@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import betainccinv
 
-from coalmine.checks import Floats, WrongTypeError, finite_array
+from coalmine.argument_checks import Floats, WrongTypeError, finite_array
 from coalmine.estimators.bounds import score_array
 
 Counts = npt.NDArray[np.int64]

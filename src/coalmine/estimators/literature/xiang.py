@@ -18,7 +18,7 @@ import numpy.typing as npt
 from scipy.optimize import brentq
 from scipy.special import betaincc, betainccinv, betaincinv, log_ndtr, ndtr, xlog1py
 
-from coalmine.checks import Floats, unit_interval
+from coalmine.argument_checks import Floats, unit_interval
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.estimators.literature.guesses import FIXED_HALVES, checked_counts, fair_halves, mistakes_by_confidence
 from coalmine.estimators.literature.literature_row import LiteratureRow

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from scipy.optimize import brentq
 from scipy.special import betainc, betaln, xlog1py, xlogy
 
-from coalmine.checks import Floats, unit_interval, whole_number
+from coalmine.argument_checks import Floats, unit_interval, whole_number
 from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import Counts, error_counts, sorted_scores
 from coalmine.estimators.rates import epsilon_from_rates

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord
 
-from coalmine.checks import shown
+from coalmine.argument_checks import shown
 from coalmine.storage.files import write_atomically
 
 Row = npt.NDArray[Any]

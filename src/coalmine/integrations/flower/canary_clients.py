@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message
 
+from coalmine.argument_checks import one_number, shown, whole_number
 from coalmine.audit.audit import Audit
 from coalmine.canaries import RotatedCanaries, SphereCanaries
-from coalmine.checks import one_number, shown, whole_number
 from coalmine.integrations.flower.arrays import Layout
 from coalmine.storage.files import write_atomically
 from coalmine.storage.record import Commitment, Settings, is_guessable

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from flwr.app import Array
 
+from coalmine.argument_checks import whole_number
 from coalmine.audit.audit import Audit
 from coalmine.audit.claim import Claim
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
-from coalmine.checks import whole_number
 from coalmine.integrations.flower.arrays import Layout, Row, as_record, load_row, save_row
 from coalmine.integrations.flower.canary_clients import Announcement, checked_partitions, checked_seed
 from coalmine.integrations.flower.scope import UNKNOWN_TO_OBSERVER, observer_items

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from coalmine.checks import shown
+from coalmine.argument_checks import shown
 from coalmine.integrations.flower.arrays import array_values
 from coalmine.integrations.flower.canary_clients import REPLY, Designation
 

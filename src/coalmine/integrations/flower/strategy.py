@@ -15,12 +15,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Bulyan, FedAvg, FedMedian, FedTrimmedAvg, Krum, MultiKrum, QFedAvg, Result, Strategy
 
+from coalmine.argument_checks import shown
 from coalmine.audit.audit import Audit
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
-from coalmine.checks import shown
 from coalmine.integrations.flower.arrays import FrozenArrays, Layout, Row, as_record, load_checkpoint, save_checkpoint
 from coalmine.integrations.flower.canary_clients import (
     PREFIX,

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coalmine.checks import Floats, one_number, whole_number
+from coalmine.argument_checks import Floats, one_number, whole_number
 from coalmine.simulation.canife.crafting import CanifeSettings, craft_canaries, interference
 from coalmine.simulation.canife.gradients import sample_gradients
 from coalmine.simulation.canife.mock_rounds import mock_scores, sample_batch, softened

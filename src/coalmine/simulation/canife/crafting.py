@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coalmine.checks import nonnegative_array, one_number, whole_number
+from coalmine.argument_checks import nonnegative_array, one_number, whole_number
 from coalmine.simulation.canife.gradients import Gradients, SampleGradients
 from coalmine.simulation.clipping import clip_factors
 

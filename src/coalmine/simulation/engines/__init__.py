@@ -27,13 +27,13 @@ def client_engine(
     client: ClientSettings,
     *,
     memory_limit: float = 1.0,
-    workers: int = 1,
+    jobs: int = 1,
     precision: str = "fp32",
 ) -> Engine:
     """The engine of this name; "auto" is the one measured to be faster (benchmarks/engine.py).
 
     Dense layers train together anywhere and everything trains together on a GPU; convolutions on a CPU are faster one
-    by one, with several workers each in its own process. `memory_limit` is in GiB.
+    by one, with several jobs each in its own process. `memory_limit` is in GiB.
     """
     if name not in ENGINES:
         raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {name!r}")
@@ -49,8 +49,8 @@ def client_engine(
     if name == "together":
         return VectorizedTogether(model, examples, client, memory_limit=memory_limit)
     step = convolutional_step if on_cpu and isinstance(model.structure, Convolutional) else autograd_step
-    if on_cpu and workers > 1:
-        return Processes(model, examples, client, workers=workers, memory_limit=memory_limit, step=step)
+    if on_cpu and jobs > 1:
+        return Processes(model, examples, client, jobs=jobs, memory_limit=memory_limit, step=step)
     return OneByOne(model, examples, client, step=step)
 
 

@@ -16,7 +16,7 @@ from coalmine.simulation.population import Consecutive, partition_by_owner, rand
 from coalmine.simulation.randomness import numpy_stream
 from coalmine.simulation.tasks.cache import Arrays, cached_arrays, starts_of, tensor, write_clients
 from coalmine.simulation.tasks.task import Task, missing_files
-from coalmine.simulation.tasks.tff_files import Names, Split, chosen_for_tests, find_splits
+from coalmine.simulation.tasks.tff_files import Split, chosen_for_tests, find_splits
 
 DIGITS_CLIENTS, DIGITS_TESTED = 200, 297
 FASHION_CLIENTS = 600
@@ -35,16 +35,8 @@ FASHION = {
     "t10k-images-idx3-ubyte.gz": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
     "t10k-labels-idx1-ubyte.gz": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
 }
-EMNIST = Names(
-    hdf5=("fed_emnist_train.h5", "fed_emnist_test.h5"),
-    sqlite="emnist_all.sqlite",
-    sqlite_splits=("all_train", "all_test"),
-)
-EMNIST_DIGITS = Names(
-    hdf5=("fed_emnist_digitsonly_train.h5", "fed_emnist_digitsonly_test.h5"),
-    sqlite="emnist_all.sqlite",
-    sqlite_splits=("digits_only_train", "digits_only_test"),
-)
+EMNIST = ("fed_emnist_train.h5", "fed_emnist_test.h5")
+EMNIST_DIGITS = ("fed_emnist_digitsonly_train.h5", "fed_emnist_digitsonly_test.h5")
 SIDE = 28
 _IDX_TYPES: dict[int, np.dtype[Any]] = {0x08: np.dtype(np.uint8), 0x0C: np.dtype(">i4")}
 
@@ -102,10 +94,10 @@ def emnist_digits(folder: Path) -> Task:
     return _emnist("emnist-digits", folder, EMNIST_DIGITS, classes=10)
 
 
-def _emnist(name: str, folder: Path, names: Names, *, classes: int) -> Task:
+def _emnist(name: str, folder: Path, names: tuple[str, str], *, classes: int) -> Task:
     splits = find_splits(folder, names)
     if splits is None:
-        raise missing_files(folder, (names.hdf5[0], names.sqlite), name)
+        raise missing_files(folder, names, name)
     learnt, tested = (
         _characters(f"{name}-{part}", split, classes) for part, split in zip(("train", "test"), splits, strict=True)
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.checks import shown
+from coalmine.argument_checks import shown
 
 Symbols = npt.NDArray[np.int16]
 

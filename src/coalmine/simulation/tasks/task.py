@@ -32,8 +32,9 @@ class Task:
 
 
 def missing_files(folder: Path, names: Sequence[str], dataset: str) -> FileNotFoundError:
-    """The error that says which files a task could read, and how to get them."""
+    """The error that says which files of a task are missing, and how to get them."""
+    missing = ", ".join(name for name in names if not (folder / name).is_file())
     return FileNotFoundError(
-        f"{folder} holds none of {', '.join(names)}: `coalmine data get {dataset}`, or name the folder above by --data-dir "
+        f"{folder} does not hold {missing}: `coalmine data get {dataset}`, or name the folder above by --data-dir "
         "(docs/data.md)"
     )

@@ -27,27 +27,19 @@ from coalmine.simulation.tasks.symbols import (
 from coalmine.simulation.tasks.task import Task, missing_files
 from coalmine.simulation.tasks.tff_files import (
     TEST_EXAMPLES,
-    Names,
+    Hdf5Clients,
     Split,
     chosen_for_tests,
     find_splits,
     order_of_tests,
 )
 
-STACKOVERFLOW = Names(
-    hdf5=("stackoverflow_train.h5", "stackoverflow_test.h5"),
-    sqlite="stackoverflow.sqlite",
-    sqlite_splits=("train", "test"),
-)
+STACKOVERFLOW = ("stackoverflow_train.h5", "stackoverflow_test.h5")
 WORD_COUNT = "stackoverflow.word_count"
 STACKEXCHANGE = "stackexchange_by_user.jsonl.gz"
 STACKEXCHANGE_SHA256 = "1305f121a97cc5fa03613beefa785834778e1bf3459932002439bc9b891326c2"
 FEWEST_SENTENCES = 5  # of a training client of Stack Exchange
-SHAKESPEARE = Names(
-    hdf5=("shakespeare_train.h5", "shakespeare_test.h5"),
-    sqlite="shakespeare.sqlite",
-    sqlite_splits=("train", "test"),
-)
+SHAKESPEARE = ("shakespeare_train.h5", "shakespeare_test.h5")
 BY_ROLE = "shakespeare_by_role.jsonl.gz"
 BY_ROLE_SHA256 = "e46894f099f80823b5cd38db9a4602fcf34e5c81da72134a16a9cd961f3b8b4b"
 
@@ -61,7 +53,7 @@ def stackoverflow(folder: Path) -> Task:
     """
     splits = find_splits(folder, STACKOVERFLOW)
     if splits is None:
-        raise missing_files(folder, (STACKOVERFLOW.hdf5[0], STACKOVERFLOW.sqlite), "stackoverflow")
+        raise missing_files(folder, STACKOVERFLOW, "stackoverflow")
     counts = folder / WORD_COUNT
     if not counts.is_file():
         raise missing_files(folder, (WORD_COUNT,), "stackoverflow")
@@ -89,7 +81,7 @@ def _all_sentences(split: Split, counts: Path, vocabulary: Vocabulary) -> Arrays
 def _test_sentences(split: Split, counts: Path, vocabulary: Vocabulary) -> Arrays:
     def build(writer: Writer) -> None:
         left = TEST_EXAMPLES
-        with closing(split.open()) as file:
+        with closing(Hdf5Clients(split.path)) as file:
             clients = file.clients()
             for number in order_of_tests(len(clients)).tolist():
                 rows = sentence_rows(file.read(clients[number], ("tokens",))["tokens"], vocabulary)[:left]
@@ -169,7 +161,7 @@ def shakespeare(folder: Path) -> Task:
     else:
         path = folder / BY_ROLE
         if not path.is_file():
-            raise missing_files(folder, (SHAKESPEARE.hdf5[0], SHAKESPEARE.sqlite, BY_ROLE), "shakespeare")
+            raise missing_files(folder, (*SHAKESPEARE, BY_ROLE), "shakespeare")
         learnt = _speeches("shakespeare-by-role-train", path, (role[0] for role in _roles(path)))
         tested = _speeches("shakespeare-by-role-test", path, (role[1] for role in _roles(path)))
         title = title_of(path, DATASETS["shakespeare-by-role"].title, sha256=BY_ROLE_SHA256)

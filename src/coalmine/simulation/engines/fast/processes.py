@@ -40,12 +40,12 @@ class Processes:
         examples: Examples,
         client: ClientSettings,
         *,
-        workers: int,
+        jobs: int,
         memory_limit: float,
         step: Step = autograd_step,
     ) -> None:
-        self.workers, self.model, self.client, self.step = workers, model, client, step
-        self.rows = max(clients_that_fit(4 * model.dim, memory_limit), workers)
+        self.jobs, self.model, self.client, self.step = jobs, model, client, step
+        self.rows = max(clients_that_fit(4 * model.dim, memory_limit), jobs)
         self._examples = (_share(examples.inputs), _share(examples.labels))
         self._model_vector = _share(torch.zeros(model.dim))
         self._updates = Shared((0, model.dim), torch.float32)
@@ -53,7 +53,7 @@ class Processes:
 
     @property
     def description(self) -> str:
-        return f"one by one, {described(self.step)}, in {self.workers} processes"
+        return f"one by one, {described(self.step)}, in {self.jobs} processes"
 
     def updates(self, model_vector: Tensor, batches: Batches) -> Iterator[Tensor]:
         self._model_vector.tensor.copy_(model_vector)
@@ -86,7 +86,7 @@ class Processes:
         self.close()
         self._updates = Shared((rows, self.model.dim), torch.float32)
         memory = [*self._examples, self._model_vector, self._updates]
-        for _ in range(self.workers):
+        for _ in range(self.jobs):
             ours, theirs = Pipe()
             command = [sys.executable, "-c", f"from {__name__} import work; work({theirs.fileno()})"]
             handles = [theirs.fileno(), *(shared.handle for shared in memory)]

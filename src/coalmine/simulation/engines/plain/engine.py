@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from coalmine.checks import one_number, whole_number
+from coalmine.argument_checks import one_number, whole_number
 from coalmine.simulation.batches import Batches
 from coalmine.simulation.population import Indices
 

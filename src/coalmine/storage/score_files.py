@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.checks import Floats, finite_array, shown
+from coalmine.argument_checks import Floats, finite_array, shown
 from coalmine.storage.files import read_regular, read_stream
 
 Role = Literal["observed", "unobserved"]

@@ -42,7 +42,7 @@ WORD_ROUNDS = 2048
 
 def base(options: Options) -> RunConfig:
     """The run of the handwriting table with the least noise, which the others are varied from."""
-    return next(run.config for run in emnist.plan(options) if run.noise_multiplier == NOISE)
+    return next(run.config for run in emnist.EXPERIMENT.plan(options) if run.noise_multiplier == NOISE)
 
 
 def noise_runs(options: Options) -> dict[str, PlannedRun]:
@@ -91,7 +91,7 @@ def canary_runs(options: Options) -> dict[str, PlannedRun]:
 def plan(options: Options) -> list[PlannedRun]:
     """All of them; the handwriting table's runs are shared with it."""
     parts = (noise_runs(options), check_in_runs(options), canary_runs(options))
-    return distinct([*emnist.plan(options), *(run for part in parts for run in part.values())])
+    return distinct([*emnist.EXPERIMENT.plan(options), *(run for part in parts for run in part.values())])
 
 
 def gather(options: Options, follow: Follow) -> Found:
@@ -103,7 +103,7 @@ def gather(options: Options, follow: Follow) -> Found:
     def part(runs: dict[str, PlannedRun]) -> dict[str, str]:
         return {label: run.name for label, run in runs.items() if run.name in read}
 
-    ladder = {f"{run.noise_multiplier:g}": run for run in emnist.plan(options)}
+    ladder = {f"{run.noise_multiplier:g}": run for run in emnist.EXPERIMENT.plan(options)}
     return about(options, list(read.values()), missing(asked, done)) | {
         "parts": {
             "noises": part(noise_runs(options)),

@@ -1,4 +1,4 @@
-"""Checks of arguments: each error states the requirement and the value received."""
+"""Checks of arguments, whose errors state the requirement and the value received, and values as messages show them."""
 
 import math
 import operator

@@ -1,0 +1,101 @@
+"""The outcome of a training run: the audit's result, what the trainer knows beside it, and the words for both."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from coalmine.audit.result import AuditResult
+from coalmine.audit.verdict import Verdict
+from coalmine.simulation.config import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOutcome:
+    """The outcome of a run.
+
+    `analytical` is the epsilon for `presentations` rounds, the most common number among the canaries; `client_epsilon` is
+    that of a client, who takes part in `client_rounds` on average. With `exact_client` (correlated noise, or rounds from a
+    file) both are the most exposed client's, counted in this run. An adaptive clip's count is a second release:
+    `update_epsilon` and `count_epsilon` are the parts of `analytical`, the latter None without a count. Under correlated
+    noise `analytical` is for `sensitivity`, the root mean square over such canaries. `if_claimed` is the verdict that a
+    claim of the analytical epsilon would get.
+    """
+
+    config: RunConfig
+    title: str  # what results call the data
+    result: AuditResult
+    accuracy: float
+    engine: str
+    analytical: float
+    presentations: int
+    sensitivity: float  # in clip norms; fresh noise: √presentations
+    update_noise_multiplier: float
+    update_epsilon: float
+    count_noise_multiplier: float | None
+    count_epsilon: float | None
+    population: int  # clients or examples, including those that canaries replace
+    client_rounds: int
+    client_epsilon: float
+    exact_client: bool
+    if_claimed: Verdict | None
+
+    def extra(self) -> dict[str, Any]:
+        """The fields that result.json has beside those of the audit."""
+        return {
+            "task": self.config.task.name,
+            "title": self.title,
+            "level": self.config.task.level,
+            "accuracy": self.accuracy,
+            "engine": self.engine,
+            "noise_multiplier": self.config.privacy.noise_multiplier,
+            "update_noise_multiplier": self.update_noise_multiplier,
+            "update_epsilon": self.update_epsilon,
+            "count_noise_multiplier": self.count_noise_multiplier,
+            "count_epsilon": self.count_epsilon,
+            "presentations": self.presentations,
+            "noise": self.config.privacy.noise,
+            "sensitivity": self.sensitivity,
+            "population": self.population,
+            "client_rounds": self.client_rounds,
+            "client_epsilon": self.client_epsilon,
+            "client_exposure": "most exposed" if self.exact_client else "average",
+            "secret_seed": self.config.canaries.seed_file is not None,
+            "if_analytical_were_claimed": None
+            if self.if_claimed is None
+            else {"verdict": self.if_claimed.outcome, "reason": self.if_claimed.reason},
+        }
+
+    def heading(self) -> str:
+        """The run in one line."""
+        config = self.config
+        groups = config.canaries.presentations if config.canaries.pattern == "spread" else ()
+        times = ", ".join(f"{each}×" for each in (groups if len(groups) > 1 else (self.presentations,)))
+        return (
+            f"{self.title}: {config.rounds} rounds, noise multiplier {config.privacy.noise_multiplier:g}, delta "
+            f"{config.privacy.delta:.3g}, {config.canaries.count:,} canaries shown {times}; "
+            f"accuracy {self.accuracy:.1%}; engine: {self.engine}"
+        )
+
+    def notes(self) -> list[str]:
+        """What a reader of the result must know about this run, a sentence each."""
+        config, notes = self.config, []
+        if config.canaries.pattern == "replace":
+            notes.append(f"{config.canaries.count:,} of the {self.population:,} {config.task.level}s are canaries")
+        if config.claim.counts_on_sampling and config.canaries.pattern == "spread":
+            notes.append(
+                f"the canaries' rounds are planned, so the sampler of the {config.task.level}s is not observed; --pattern "
+                "clients or --pattern replace lets it pick the canaries"
+            )
+        if self.count_noise_multiplier and self.count_epsilon is not None:
+            notes.append(
+                f"adaptive clipping spends ε {self.count_epsilon:.4g} on its count (noise multiplier "
+                f"{self.count_noise_multiplier:.4g}), so the updates have noise multiplier "
+                f"{self.update_noise_multiplier:.4g} and known-others is compared with ε {self.update_epsilon:.4g}"
+            )
+        if self.if_claimed is not None:
+            notes.append(
+                f"if ε {self.analytical:.3g} were claimed (--claim analytical): {self.if_claimed.outcome}, "
+                f"{self.if_claimed.reason}"
+            )
+        if config.canaries.seed_file is None:
+            notes.append("the canaries use the public demo seed; give --seed-file for an audit that others can trust")
+        return notes

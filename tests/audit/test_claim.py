@@ -1,0 +1,95 @@
+"""Claims: what they may say, and that they survive a way through JSON."""
+
+import json
+
+import pytest
+
+from coalmine import Audit, Claim, FixedSize, Poisson, RandomAllocation, Shuffled
+
+SCHEMES = [Poisson(0.1, rounds=100), RandomAllocation(20, 3), Shuffled(20), FixedSize(10, 200, rounds=30)]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_claim_survives_json(scheme):
+    claim = Claim(7.05, sampling=scheme, noise_multiplier=1.0, sampler_observed=True)
+    assert Claim.from_dict(json.loads(json.dumps(claim.to_dict()))) == claim
+    assert claim.amplified
+    assert claim.accounting == "amplified"
+
+
+def test_a_number_is_a_mechanism_claim():
+    claim = Claim.of(3)
+    assert claim == Claim(3.0)
+    assert not claim.amplified
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"epsilon": 0}, "claim must be above 0, got 0"),
+        ({"epsilon": 1, "noise_multiplier": 1.0}, "noise_multiplier belongs to a claim amplified by sampling"),
+        ({"epsilon": 1, "sampler_observed": True}, "sampler_observed belongs to a claim amplified by sampling"),
+        (
+            {"epsilon": 1, "sampling": 0.1},
+            "sampling must be one of Poisson, RandomAllocation, Shuffled, FixedSize, got 0.1",
+        ),
+        (
+            {"epsilon": 1, "sampling": SCHEMES[0], "participations": 3},
+            "participations belongs to a claim about known rounds",
+        ),
+        ({"epsilon": 1, "sampling": SCHEMES[0], "sensitivity": 3}, "sensitivity belongs to a claim about known rounds"),
+        ({"epsilon": 1, "sampling": SCHEMES[0], "noise_multiplier": -1}, "noise_multiplier must be above 0, got -1"),
+        (
+            {"epsilon": 1, "sampling": SCHEMES[0], "sampler_observed": 1},
+            "sampler_observed must be True or False, got 1",
+        ),
+    ],
+)
+def test_contradictory_claims_are_rejected(given, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        Claim(**given)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_an_audit_commits_to_its_scheme_and_follows_it(scheme, tmp_path):
+    claim = Claim(5.0, sampling=scheme, noise_multiplier=1.0)
+    made = {"canaries": 100, "seed": b"a long enough secret", "delta": 1e-5, "sampling": scheme, "claim": claim}
+    with Audit(1_000, directory=tmp_path / "run", **made) as audit:
+        assert audit.settings.rounds == scheme.total_rounds
+        first = [audit.canaries_in_round(t).tolist() for t in range(1, scheme.total_rounds + 1)]
+        commitment = audit.commitment
+    with Audit(1_000, directory=tmp_path / "run", **made) as again:
+        assert again.commitment == commitment
+        assert [again.canaries_in_round(t).tolist() for t in range(1, scheme.total_rounds + 1)] == first
+    other = made | {"sampling": Poisson(0.2, rounds=100)}
+    with pytest.raises(ValueError, match="sampling"):
+        Audit(1_000, directory=tmp_path / "run", **other)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES[1:3], ids=str)
+def test_epochs_show_every_canary_once(scheme):
+    audit = Audit(1_000, canaries=100, seed=b"a long enough secret", delta=1e-5, sampling=scheme)
+    rows = [audit.canaries_in_round(t) for t in range(1, scheme.total_rounds + 1)]
+    for epoch in range(scheme.epochs):
+        shown = [canary for row in rows[epoch * 20 : (epoch + 1) * 20] for canary in row]
+        assert sorted(shown) == list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rounds": 50}, "rounds must be the 100 of the sampling scheme, got 50"),
+        ({"presentations": 3}, "presentations must be left out where sampling is given"),
+        ({"sampling": "poisson"}, "sampling must be one of"),
+    ],
+)
+def test_settings_that_contradict_the_scheme_are_rejected(given, message):
+    made = {"canaries": 100, "seed": b"a long enough secret", "delta": 1e-5, "sampling": Poisson(0.1, rounds=100)}
+    with pytest.raises((ValueError, TypeError), match=message):
+        Audit(1_000, **made | given)
+
+
+def test_participants_count_the_canaries_too():
+    audit = Audit(100, canaries=10, seed=b"a long enough secret", delta=1e-5)
+    with pytest.raises(ValueError, match="participants must count the 3 canaries of the round too, got 2"):
+        audit.observe_round(1, audit.updates([0, 1, 2], 1.0), present=[0, 1, 2], participants=2)

@@ -1,0 +1,242 @@
+"""Verdicts on amplified claims: accounting, noise and sampling, each by itself and together."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from coalmine import AuditResult, Claim, FixedSize, Poisson, RandomAllocation, Shuffled, amplified_epsilon
+from coalmine.audit.derivation import derive_result
+from coalmine.audit.schedule import sampled_schedule
+from coalmine.storage.files import json_ready
+from coalmine.storage.record import Settings
+from coalmine.storage.rounds_file import Round, RoundLog
+
+CANARIES, UNOBSERVED, DIM, DELTA = 400, 400, 6_000, 1e-5
+POISSON = Poisson(0.1, rounds=60)
+HONEST = {"scheme": POISSON, "noise": 1.0}
+
+
+def claimed(scheme, noise=1.0, *, factor=1.0, observed=True, stated=True):
+    epsilon = factor * float(amplified_epsilon(noise, scheme, DELTA))
+    return Claim(epsilon, sampling=scheme, noise_multiplier=noise if stated else None, sampler_observed=observed)
+
+
+def seen_round(number, present, noise, stated, rng, participants=None):
+    """A round without others, in units of the clip norm."""
+    along = noise * rng.standard_normal(CANARIES + UNOBSERVED)
+    off = float(along[CANARIES:] @ along[CANARIES:]) + noise**2 * rng.chisquare(DIM - CANARIES - UNOBSERVED)
+    along[present] += 1
+    norm, rest = math.sqrt(off + along[:CANARIES] @ along[:CANARIES]), math.sqrt(off)
+    cosines = (along / norm).astype(np.float32)
+    return Round(
+        number=number,
+        present=np.asarray(present, dtype=np.int32),
+        clip_declared=True,
+        noise_std=stated,
+        participants=participants,
+        norm=norm,
+        rest=rest,
+        cosines=cosines,
+        residual_norm=norm,
+        residual_rest=rest,
+        residual_cosines=cosines,
+    )
+
+
+def picked(scheme, seed=1):
+    chosen = sampled_schedule(CANARIES, scheme, key=seed.to_bytes(32, "little"))
+    return [chosen(number) for number in range(1, scheme.total_rounds + 1)]
+
+
+def audited(claim, present, *, noise=1.0, stated=None, cohorts=None, seed=3, settings=None):
+    rng, log = np.random.default_rng(seed), RoundLog()
+    for number, canaries in enumerate(present, start=1):
+        size = None if cohorts is None else int(cohorts[number - 1])
+        told = noise if stated is None else stated
+        log.append(seen_round(number, canaries, noise, told, rng, size))
+    settings = settings or Settings(dim=DIM, canaries=CANARIES, unobserved=UNOBSERVED, delta=DELTA)
+    return derive_result(log, settings, claim=claim)
+
+
+def outcomes(result):
+    return {name: str(leg.outcome) for name, leg in result.legs.items()}
+
+
+@pytest.fixture(scope="module")
+def honest():
+    return audited(claimed(POISSON), picked(POISSON))
+
+
+def test_honest_sampling_passes_on_three_legs(honest):
+    assert outcomes(honest) == {"accounting": "PASS", "noise": "PASS", "sampling": "PASS"}
+    assert honest.verdict.outcome == "PASS"
+    assert honest.verdict.code == "legs"
+    assert honest.headline.rung == "unknown-round"
+    low, high = honest.interval
+    assert low < honest.claim.epsilon < high
+    assert honest["unknown-round"].lower_bound < honest.claim.epsilon
+    assert list(honest.adversaries) == ["all-iterates", "unknown-round", "known-round", "known-others"]
+
+
+def test_the_estimate_is_the_accountant_at_the_measured_noise(honest):
+    """Independent: the mean of present scores is 1/z̃; the accountant is monotone in z̃."""
+    unknown = honest["unknown-round"]
+    measured = 1 / honest.legs["noise"].measured_noise
+    assert unknown.epsilon == pytest.approx(float(amplified_epsilon(1 / measured, POISSON, DELTA)), rel=1e-6)
+
+
+def test_result_survives_json_and_its_sentences_are_whole(honest):
+    again = AuditResult.from_dict(json.loads(json.dumps(json_ready(honest.to_dict()))))
+    assert again.legs == honest.legs
+    assert again.claim == honest.claim
+    assert again["unknown-round"].headline.fit == honest["unknown-round"].headline.fit
+    text = str(honest)
+    assert "accounting leg: PASS: dp-accounting PLD gives an epsilon of" in text
+    assert "Cohort sizes were not given" in text
+    assert "sampler: checked" in text
+
+
+def test_a_sampler_that_nobody_observed_is_underpowered():
+    result = audited(claimed(POISSON, observed=False), picked(POISSON))
+    assert outcomes(result) == {"accounting": "PASS", "noise": "PASS", "sampling": "UNDERPOWERED"}
+    assert result.verdict.outcome == "UNDERPOWERED"
+    assert result.verdict.leg == "sampling"
+    assert "sampler_observed=True" in result.verdict.reason
+
+
+def test_missing_noise_is_found_by_the_noise_leg():
+    for factor in (1.3, 2.0):
+        result = audited(claimed(POISSON), picked(POISSON), noise=1 / factor, stated=1.0)
+        assert result.verdict.outcome == "VIOLATION"
+        assert result.verdict.leg == "noise"
+
+
+def test_an_epsilon_for_fewer_rounds_is_found_by_the_accounting_leg():
+    half = Poisson(0.1, rounds=30)
+    for claim in (claimed(half), replace(claimed(POISSON), epsilon=claimed(half).epsilon)):
+        result = audited(claim, picked(POISSON))
+        assert result.verdict.outcome == "VIOLATION"
+        assert result.verdict.leg == "accounting"
+
+
+def test_without_a_noise_multiplier_the_claim_gives_it():
+    result = audited(claimed(POISSON, stated=False), picked(POISSON))
+    assert result.verdict.outcome == "PASS"
+    assert result.legs["accounting"].claimed_noise == pytest.approx(1.0, rel=1e-3)
+
+
+def test_a_loose_claim_allows_less_noise_than_stated():
+    """Twice the accountant's epsilon is claimed: noise of 0.9 still satisfies it, noise of 0.3 does not."""
+    loose = claimed(POISSON, factor=2.0)
+    assert audited(loose, picked(POISSON), noise=0.9).verdict.outcome == "PASS"
+    assert audited(loose, picked(POISSON), noise=0.3).verdict.outcome == "VIOLATION"
+
+
+def test_faster_sampling_is_found_by_the_sampling_leg():
+    result = audited(claimed(Poisson(0.03, rounds=60)), picked(POISSON))
+    assert result.verdict.outcome == "VIOLATION"
+    assert result.verdict.leg == "sampling"
+    assert result.legs["noise"].outcome == "PASS"
+
+
+def test_slower_sampling_is_harmless():
+    result = audited(claimed(POISSON), picked(Poisson(0.05, rounds=60)))
+    assert result.legs["sampling"].outcome == "PASS"
+    assert result.verdict.outcome == "PASS"
+
+
+def test_everybody_in_the_same_rounds_is_a_violation():
+    rng = np.random.default_rng(4)
+    present = [np.arange(CANARIES) if coin else [] for coin in rng.random(60) < 0.1]
+    result = audited(claimed(POISSON), present)
+    assert result.verdict.outcome == "VIOLATION"
+    assert result.verdict.leg == "sampling"
+
+
+def test_shuffling_called_poisson_never_passes():
+    """With cohort sizes its lower end, above the claim, refutes it; without them it may be random allocation."""
+    scheme = Poisson(1 / 60, rounds=60)
+    rng = np.random.default_rng(5)
+    cohorts = np.array_split(rng.permutation(60 * 50), 60)
+    present = [np.sort(cohort[cohort < CANARIES]) for cohort in cohorts]
+    sizes = np.full(60, 50)
+    known = audited(claimed(scheme), present, cohorts=sizes)
+    assert known.verdict.outcome == "VIOLATION"
+    assert known.verdict.leg == "sampling"
+    assert "shuffling" in known.verdict.seen_scheme
+    assert audited(claimed(scheme), present).legs["sampling"].outcome == "UNDERPOWERED"
+
+
+def test_no_amplified_claim_passes_on_shuffling():
+    scheme = Shuffled(60)
+    accounted = amplified_epsilon(1.0, scheme, DELTA)
+    present = picked(scheme)
+    between = Claim((accounted.low + accounted.high) / 2, sampling=scheme, noise_multiplier=1.0, sampler_observed=True)
+    result = audited(between, present)
+    assert result.legs["accounting"].outcome == "UNDERPOWERED"
+    assert result.verdict.outcome == "UNDERPOWERED"
+    below = replace(between, epsilon=0.5 * accounted.low)
+    assert audited(below, present).verdict.outcome == "VIOLATION"
+
+
+def test_fixed_size_called_poisson_is_undecided_and_passes_restated():
+    fixed = FixedSize(400, 4_000, rounds=60)
+    present, sizes = picked(fixed), np.full(60, 400)
+    result = audited(claimed(POISSON), present, cohorts=sizes)
+    assert result.verdict.outcome == "UNDERPOWERED"
+    assert result.verdict.leg == "sampling"
+    assert "fixed-size sampling of 400 of" in result.verdict.seen_scheme
+    restated = Claim(
+        float(amplified_epsilon(1.0, fixed, DELTA)), sampling=fixed, noise_multiplier=1.0, sampler_observed=True
+    )
+    assert audited(restated, present, cohorts=sizes).verdict.outcome == "PASS"
+
+
+def test_random_allocation_passes_and_the_same_order_does_not():
+    scheme = RandomAllocation(10, 6)
+    claim = claimed(scheme)
+    assert audited(claim, picked(scheme)).verdict.outcome == "PASS"
+    place = np.random.default_rng(6).integers(10, size=CANARIES)
+    result = audited(claim, [np.flatnonzero(place == number % 10) for number in range(60)])
+    assert result.verdict.outcome == "VIOLATION"
+    assert result.verdict.leg == "sampling"
+
+
+def test_the_rung_needs_everybody_elses_updates_and_fresh_noise():
+    settings = Settings(dim=DIM, canaries=CANARIES, unobserved=UNOBSERVED, delta=DELTA, rounds=60, sampling=POISSON)
+    log, rng = RoundLog(), np.random.default_rng(7)
+    for number, canaries in enumerate(picked(POISSON), start=1):
+        item = seen_round(number, canaries, 1.0, 1.0, rng)
+        log.append(replace(item, residual_cosines=None, residual_norm=None, residual_rest=None))
+    assert "unknown-round" not in derive_result(log, settings, claim=claimed(POISSON)).adversaries
+
+
+def test_without_a_claim_the_stated_noise_serves():
+    settings = Settings(dim=DIM, canaries=CANARIES, unobserved=UNOBSERVED, delta=DELTA, rounds=60, sampling=POISSON)
+    result = audited(None, picked(POISSON), settings=settings)
+    assert result["unknown-round"].headline.fit.p_value > 0.001
+    assert result.verdict is None
+    assert result.legs == {}
+
+
+def test_scores_of_canaries_that_were_never_picked_count():
+    """At q = 0.02 in one round most canaries are absent; they belong to the sample all the same."""
+    scheme = Poisson(0.02, rounds=1)
+    result = audited(claimed(scheme), picked(scheme))
+    assert result["unknown-round"].headline.canaries == CANARIES
+    assert result["unknown-round"].lower_bound <= float(amplified_epsilon(1.0, scheme, DELTA))
+
+
+def test_few_picks_are_too_few():
+    scheme = Poisson(0.002, rounds=5)
+    result = audited(claimed(scheme), picked(scheme, seed=8))
+    assert result.legs["sampling"].outcome == "UNDERPOWERED"
+    assert "too few" in result.legs["sampling"].reason
+
+
+def test_no_noise_at_all_is_a_violation():
+    result = audited(claimed(POISSON), picked(POISSON), noise=1e-6, stated=1.0)
+    assert result.verdict.outcome == "VIOLATION"
