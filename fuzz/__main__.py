@@ -52,10 +52,10 @@ def main() -> int:
             faults += found
             total += len(numbers)
             print(f"{name}: {len(numbers):,} cases, {len(found)} faults, {time.monotonic() - start:.0f} s", flush=True)
+            show(found, given.seed)
     finally:
         os.chdir(before)
         shutil.rmtree(home, ignore_errors=True)
-    show(faults)
     print(f"{total:,} cases, {len(faults)} faults, seed {given.seed}, {time.monotonic() - start:.0f} s")
     return int(bool(faults))
 
@@ -77,13 +77,14 @@ def run_part(name: str, numbers: list[int], seed: int, home: Path) -> list[Fault
     return faults
 
 
-def show(faults: list[Fault]) -> None:
+def show(faults: list[Fault], seed: int) -> None:
     """Print one fault of each kind, the most frequent first."""
     kinds = Counter((fault.part, fault.kind, fault.detail[:60]) for fault in faults)
     for (part, kind, start), count in kinds.most_common(MOST_SHOWN):
         first = next(each for each in faults if (each.part, each.kind, each.detail[:60]) == (part, kind, start))
         detail, given = ascii(first.detail[:300])[1:-1], ascii(first.given[:300])[1:-1]
-        print(f"{count} x {part} {kind}: {detail}\n    python -m fuzz --part {part} --only {first.number}  ({given})")
+        again = f"python -m fuzz --seed {seed} --part {part} --only {first.number}"
+        print(f"{count} x {part} {kind}: {detail}\n    {again}  ({given})", flush=True)
     if len(kinds) > MOST_SHOWN:
         print(f"and {len(kinds) - MOST_SHOWN} other kinds")
 

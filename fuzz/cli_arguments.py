@@ -19,6 +19,7 @@ SKIPPED = {"--open", "--all", "--mlflow", "--tensorboard", "--verbose"}  # -v pr
 READERS = ("report", "compare", "verdict", "verify", "watch")
 FAST = {
     "--canaries": ("10", "100", "1000", "-1", "0", "abc", "1e3"),
+    "--runs": ("1", "10", "-1", "0", "1e1", "1.5"),
     "--rounds": ("1", "5", "-1", "0", "10000000000000000000000"),
 }
 

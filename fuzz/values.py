@@ -14,6 +14,7 @@ TEXTS = (
     "\x9b31m", "<script>alert(1)</script>", "'; DROP", "|a|b|", "`rm`", "$(id)", "nul", "con", "~", "*", "\udc80",
 )  # fmt: skip
 TINY_AND_HUGE = (0.0, -0.0, 5e-324, 1e-308, 1e-200, 1e-60, 1e-30, 1e30, 1e60, 1e200, 1e308, -1e308, -1.0)
+DEEPEST = 40  # places that are edited; values may be nested more deeply
 NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
 
 
@@ -80,6 +81,8 @@ def edited(values: Any, rng: random.Random) -> Any:
 
 
 def _places(value: Any, place: tuple[Any, ...]) -> Any:
+    if len(place) > DEEPEST:
+        return
     if isinstance(value, dict):
         for name, item in value.items():
             yield (*place, name)

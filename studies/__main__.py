@@ -1,4 +1,4 @@
-"""`make studies`: every slow study, then the tests marked slow; 2.5 hours in all. A study that was stopped resumes."""
+"""`make studies`: every slow study, then the tests marked slow; some hours in all. A study that was stopped resumes."""
 
 import subprocess
 import sys
@@ -18,6 +18,8 @@ STUDIES = [
     ["-m", "studies.other_frameworks"],
     ["-m", "studies.reproduction"],
     ["-m", "fuzz", "--cases", "100000", "--seed", "2"],
+    [".ci/versions.py", "lowest"],
+    [".ci/versions.py", "newest"],
     ["-m", "pytest", "-m", "slow"],
 ]
 NO_TESTS = 5  # pytest's code when nothing is marked slow

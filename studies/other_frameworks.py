@@ -46,6 +46,7 @@ def try_example(name: str) -> dict[str, Any]:
     """Run the example twice and return the first run's result, and whether the second run was refused."""
     directory = OUT / name
     subprocess.run(["rm", "-rf", directory], check=True)
+    (OUT / "canary-seed").write_text("the seed of this study\n")
     command = [environment(name), ROOT / EXAMPLES[name], "--out", directory]
     subprocess.run(command, check=True, cwd=OUT)
     found: dict[str, Any] = json.loads((directory / "result.json").read_text())

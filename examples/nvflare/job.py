@@ -31,7 +31,7 @@ def main(out: Path) -> None:
         train_script=str(Path(__file__).parent / "client.py"),
         params_transfer_type=TransferType.DIFF,
     )
-    settings = {"seed": 7, "delta": 1e-5, "directory": out, "clip_norm": 1.0, "task": "averaging"}
+    settings = {"seed_file": "canary-seed", "delta": 1e-5, "directory": out, "clip_norm": 1.0, "task": "averaging"}
     recipe = audited(recipe, np.ones(DIM), sites=sites, canaries=sites[2:], **settings)
     recipe.execute(SimEnv(clients=sites, num_threads=2, workspace_root=str(out.absolute() / "workspace")))
     print(recipe.audit.finish())

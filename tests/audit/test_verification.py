@@ -215,6 +215,23 @@ def test_a_guessable_seed_is_called_a_demonstration(tmp_path, seed):
     assert checks["commitment"].held
 
 
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize(
+    ("seed", "expected"),
+    [(7, True), (2**64 - 1, True), (b"1234567", True), (2**64, False), (b"a seed of 128 bi", False)],
+)
+def test_an_audit_says_whether_it_is_a_demonstration(tmp_path, seed, expected, stored):
+    settings = {"canaries": 20, "seed": seed, "delta": 1e-5}
+    where = {"directory": tmp_path / "run"} if stored else {}
+    with Audit(100, **settings, **where) as audit:
+        assert audit.demonstration is expected
+        audit.save(tmp_path / "audit")
+    assert Audit.load(tmp_path / "audit", seed=seed).demonstration is expected
+    if stored:
+        with Audit(100, **settings, **where) as again:
+            assert again.demonstration is expected
+
+
 @pytest.mark.parametrize("core", ["Haswell", "Prescott", "Sandybridge", "Nehalem"])
 def test_a_run_is_verified_on_other_processors(honest, core):
     """OpenBLAS takes other kernels, whose sums differ in the last digits."""

@@ -1,5 +1,6 @@
 """What both kinds promise: backends, dtypes, devices, and refusals that say what must hold."""
 
+import copy
 import pickle
 import subprocess
 import sys
@@ -31,9 +32,10 @@ def test_the_seed_stays_out_of_sight(kind):
 
 
 @BOTH
-def test_survives_pickling(kind):
-    canaries = kind(3, 10, seed=1)
-    assert (pickle.loads(pickle.dumps(canaries)).canary(2) == canaries.canary(2)).all()
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copies_that_would_carry_the_key_are_refused(kind, copied):
+    with pytest.raises(TypeError, match=f"^{kind.__name__} cannot be copied or pickled: .*again from the seed"):
+        copied(kind(3, 10, seed=1))
 
 
 @BOTH

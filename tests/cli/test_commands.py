@@ -35,6 +35,26 @@ def test_mechanism_prints_the_papers_noise_levels():
     assert [row["epsilon"] for row in rows] == [mechanism_epsilon(0.0496, delta=8.2e-7), "inf"]
 
 
+def test_amplified_epsilon_says_its_range_and_its_accountant():
+    words = ("amplified-epsilon", "--delta", "1e-5", "--sampling", "shuffled", "--rounds", "100")
+    told = json.loads(coalmine(*words, "--noise", "1", "--json").stdout)
+    assert told["epsilon"] == pytest.approx(4.377, abs=1e-3)
+    assert told["low"] == pytest.approx(4.063, abs=1e-3)
+    assert (told["kind"], told["adjacency"], told["sampling"]["rounds"]) == ("range", "zero out one", 100)
+    back = json.loads(coalmine(*words, "--epsilon", str(told["epsilon"]), "--json").stdout)
+    assert back["noise_multiplier"] == pytest.approx(1.0)
+    assert "zero out one" in coalmine(*words, "--noise", "1").stdout
+    for wrong, message in (
+        ((), "give either --noise or --epsilon"),
+        (("--noise", "1", "--size", "3"), "--sampling shuffled does not take --size"),
+        (("--noise", "-1"), "noise_multiplier must be at least 0"),
+    ):
+        done = coalmine(*words, *wrong)
+        assert done.returncode == 2
+        assert message in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
 def test_mechanism_inverse_as_a_table_without_colour():
     done = coalmine("mechanism-epsilon", "--epsilon", "10", "--delta", "1e-6")
     assert "0.5411" in done.stdout

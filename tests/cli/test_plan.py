@@ -130,6 +130,12 @@ def test_the_table_has_the_planned_numbers():
         (["--dim", "1000", "--at", "0"], "--at must be above 0, got 0"),
         (["--dim", "1000", "--delta", "1"], "delta must lie in (0, 1), got 1.0"),
         ([], "Missing option '--dim'"),
+        *[
+            (["--dim", "1e9", "--canaries", value], f"'--canaries': {value!r} is not a whole number.")
+            for value in ("1e8.5", "1.5", "nan", "inf", "1e-3", "0x10", "")
+        ],
+        (["--dim", "1e9", "--canaries", "-1"], "canaries must be at least 10, got -1"),
+        (["--dim", "1e999999999"], "'--dim': '1e999999999' has more than 24 digits."),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
@@ -152,7 +158,8 @@ def test_plot_writes_a_picture(tmp_path):
 
 def test_a_hundred_million_canaries_are_planned_in_seconds():
     """Neither time nor memory grows with the number of canaries."""
-    found = plan("--dim", 10**9, "--canaries", 10**8)["plans"][0]
+    found = plan("--dim", "1e9", "--canaries", "1e8")["plans"][0]
+    assert found["canaries"] == 10**8
     assert found["unobserved"] == 900_000_000
     assert 18 < found["ceiling"] < 19
     assert found["detectable"] < 0.01

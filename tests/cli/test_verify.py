@@ -86,6 +86,29 @@ def test_without_a_model_the_cosines_are_not_checked(verified, seed_file, noted)
     )
 
 
+@pytest.mark.parametrize("option", ["--commitment", "--log-digest"])
+def test_a_malformed_digest_is_bad_input(capsys, run, seed_file, noted, option):
+    good = noted[noted.index(option) + 1]
+    for text in ("nonsense", "", good[:-1], good + "0", "g" + good[1:], "\x1b[31m" + good):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["verify", str(run), "--seed-file", str(seed_file), option, text])
+        told = capsys.readouterr()
+        assert (stop.value.code, told.out, len(told.err.splitlines())) == (2, "", 1), text
+        assert f"must be {len(good)} hexadecimal digits, got" in told.err
+
+
+@pytest.mark.parametrize("option", ["--commitment", "--log-digest"])
+def test_a_well_formed_digest_that_is_not_the_noted_one_fails(verified, seed_file, noted, option):
+    good = noted[noted.index(option) + 1]
+    code, found = verified(seed_file, option, ("1" if good[0] == "0" else "0") + good[1:])
+    assert code == 1
+    assert [name for name, (outcome, _) in found.items() if outcome == "DOES NOT HOLD"] == [
+        {"--commitment": "commitment date", "--log-digest": "log date"}[option]
+    ]
+    code, found = verified(seed_file, option, f" {good.upper()} ")  # however it was typed
+    assert code == 3
+
+
 def test_a_changed_result_is_named_with_its_entries(verified, seed_file, run):
     path = run / "result.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"skipped_rounds": 1, "rounds": 7}))

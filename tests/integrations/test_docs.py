@@ -102,6 +102,17 @@ def test_an_example_is_a_plain_program_and_five_lines(example, tmp_path):
     assert unneeded(plain, tmp_path / "plain") <= unneeded(audited, tmp_path / "audited")
 
 
+GUESSABLE = re.compile(r"""(?:[ (]seed=|["']seed["']: )\d+""")
+
+
+def test_no_guide_and_no_example_has_a_seed_that_can_be_guessed():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.py")]
+    assert len(pages) > 20
+    assert [(page.name, found) for page in pages for found in GUESSABLE.findall(page.read_text())] == []
+    assert GUESSABLE.search("Audit(canaries=3, seed=7)")
+    assert GUESSABLE.search('{"seed": 7}')
+
+
 def test_the_leak_is_the_other_example_with_another_strategy():
     """The demo's README says that the strategy's name is all that differs."""
     shared = ROOT / "examples" / "flower" / "audited_digits"

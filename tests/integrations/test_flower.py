@@ -688,8 +688,12 @@ def test_invalid_settings_are_rejected():
         audited(server_side(5), audit=audit, mode="extra", seed=SEED)
     with pytest.raises(ValueError, match=r"fraction in \(0, 1\]"):
         audited(server_side(5), audit=audit, mode="replace", canary_nodes=1.5)
-    with pytest.raises(ValueError, match="different canaries"):
-        audited(server_side(5), audit=audit, mode="replace", canary_nodes={1: 0, 2: 0})
+    with pytest.raises(ValueError, match=r"a different canary for each node, got canary 0 for nodes 1 and 22$"):
+        audited(server_side(5), audit=audit, mode="replace", canary_nodes={1: 0, 3: 1, 22: [2, 0]})
+    with pytest.raises(ValueError, match=r"a different canary for each node, got canary 4 for node 1 twice$"):
+        audited(server_side(5), audit=audit, mode="client", canary_nodes={1: [4, 4]})
+    with pytest.raises(ValueError, match=r"canaries of 0..11, one at least for each node, got {1: 12}"):
+        audited(server_side(5), audit=audit, mode="replace", canary_nodes={1: 12})
     with pytest.raises(ValueError, match="start"):
         audited(server_side(5), audit=audit, mode="extra").audit.finish()
     with pytest.raises(ValueError, match="clip_norm and participants"):

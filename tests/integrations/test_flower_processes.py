@@ -19,7 +19,7 @@ from flower_processes import Processes, environment  # noqa: E402
 
 from coalmine import RunDirectory  # noqa: E402
 from coalmine.audit.verification import verify_run  # noqa: E402
-from coalmine.integrations.flower.arrays import load_checkpoint  # noqa: E402
+from coalmine.integrations.flower.server_checkpoint import load_checkpoint  # noqa: E402
 
 EXAMPLE_SEED = b"public example"
 

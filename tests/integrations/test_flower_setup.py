@@ -30,8 +30,10 @@ from flower_training import (  # noqa: E402
 from flwr.app import Array, ArrayRecord  # noqa: E402
 
 from coalmine.integrations.flower import Announcement, Observer, audited, canary_mod  # noqa: E402
+from coalmine.integrations.flower import strategy as strategy_module  # noqa: E402
 from coalmine.integrations.flower.arrays import as_record  # noqa: E402
 from coalmine.integrations.flower.canary_clients import parse_canaries  # noqa: E402
+from coalmine.storage.rounds_file import RoundLog  # noqa: E402
 from coalmine.storage.seed_file import read_seed  # noqa: E402
 
 
@@ -86,6 +88,61 @@ def test_an_interrupted_run_is_resumed(killed, tmp_path):
     audit, strategy = started(tmp_path, rounds=3)
     assert [item.number for item in audit.log.rounds()] == [1, 2, 3]
     assert strategy.audit.finish().rounds == 3
+
+
+def shorten_log(directory, *, rounds):
+    """A log that lost its end, as a power cut may leave it."""
+    audit = small_audit(directory=directory)
+    audit.rewind_to(rounds)
+    audit.directory.close()
+
+
+def models(directory):
+    return {path.name: path.read_bytes() for path in directory.glob("checkpoint*.npz")}
+
+
+def test_a_log_one_round_short_resumes_from_the_previous_checkpoint(tmp_path, caplog):
+    audit, _ = started(tmp_path, rounds=4)
+    audit.directory.close()
+    before = models(tmp_path)
+    shorten_log(tmp_path, rounds=3)
+    audit, strategy = started(tmp_path, rounds=4)
+    assert (
+        "the recorded rounds end before checkpoint.npz; training continues from the previous one, round 3"
+        in caplog.text
+    )
+    assert [item.number for item in audit.log.rounds()] == [1, 2, 3, 4]
+    assert [line["round"] for line in audit.directory.read_metrics()] == [1, 2, 3, 4]
+    assert models(tmp_path)["checkpoint.previous.npz"] == before["checkpoint.previous.npz"]
+    assert strategy.audit.finish().rounds == 4
+
+
+def test_a_log_shorter_than_both_checkpoints_starts_from_round_1(tmp_path, caplog):
+    audit, _ = started(tmp_path, rounds=4)
+    audit.directory.close()
+    shorten_log(tmp_path, rounds=2)
+    audit, _ = started(tmp_path, rounds=4)
+    assert "the recorded rounds end before every checkpoint, so training starts again from round 1" in caplog.text
+    assert [item.number for item in audit.log.rounds()] == [1, 2, 3, 4]
+
+
+def test_a_damaged_checkpoint_is_replaced_by_the_previous_one(tmp_path, caplog):
+    audit, _ = started(tmp_path, rounds=3)
+    audit.directory.close()
+    path = tmp_path / "checkpoint.npz"
+    path.write_bytes(path.read_bytes()[:-1])
+    audit, _ = started(tmp_path, rounds=4)
+    assert "training continues from the previous one, round 2" in caplog.text
+    assert [item.number for item in audit.log.rounds()] == [1, 2, 3, 4]
+
+
+def test_rounds_are_on_the_disk_before_the_checkpoint_that_relies_on_them(tmp_path, monkeypatch):
+    steps = []
+    sync, save = RoundLog.sync, strategy_module.save_checkpoint
+    monkeypatch.setattr(RoundLog, "sync", lambda self: (steps.append("sync"), sync(self)))
+    monkeypatch.setattr(strategy_module, "save_checkpoint", lambda *given: (steps.append("save"), save(*given)))
+    started(tmp_path, rounds=2)
+    assert steps == ["sync", "save"] * 2
 
 
 # Seeds in files

@@ -577,9 +577,10 @@ def test_the_example_passes_and_reports_the_accountants_epsilon(tmp_path, mode):
     """Trains on digits; the accountant's epsilon is the claim and passes, and so does the mechanism's beside it."""
     require("sklearn")
     script = Path(__file__).parents[2] / "examples" / "opacus" / "train.py"
+    (tmp_path / "canary-seed").write_text("the seed of this test\n")
     done = subprocess.run(
         [sys.executable, str(script), "--epochs", "2", "--mode", mode, "--out", str(tmp_path)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=200,
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=tmp_path, capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     result = json.loads((tmp_path / "result.json").read_text())

@@ -210,6 +210,14 @@ class Audit:
         return f"Audit(dim={self.settings.dim}, canaries={self.settings.canaries}, rounds={len(self._log.numbers)})"
 
     @property
+    def demonstration(self) -> bool:
+        """Whether the seed can be guessed: a number below 2^64, or fewer than 8 bytes.
+
+        Such an audit is for studies and tests: anybody can find its canaries from the commitment.
+        """
+        return self._statement.demonstration
+
+    @property
     def log(self) -> RoundLog:
         """Everything observed so far."""
         self.flush()

@@ -83,8 +83,13 @@ class Claim:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Claim":
-        """The inverse of `to_dict`; ValueError or TypeError for anything else."""
-        told = dict(values)
-        if told.get("sampling") is not None:
-            told["sampling"] = sampling_from_dict(told["sampling"])
-        return cls(**told)
+        """The inverse of `to_dict`; ValueError for anything else."""
+        told, names = dict(values), [part.name for part in fields(cls)]
+        if "epsilon" not in told or not set(told) <= set(names):
+            raise ValueError(f"a claim must have epsilon and no fields beside {', '.join(names)}, got {shown(told)}")
+        try:
+            if told.get("sampling") is not None:
+                told["sampling"] = sampling_from_dict(told["sampling"])
+            return cls(**told)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"the claim's fields are not those of a claim ({error})") from None

@@ -119,7 +119,7 @@ def _on_lattice(item: Round, dim: int) -> bool:
         return True
     assert item.law_grid is not None
     strength, frequency, own, _ = item.law_grid
-    return bool(strength > GRID_STRENGTH and own > ALIGNED and 1 / frequency > FINE_STEP)
+    return bool(strength > GRID_STRENGTH and own > ALIGNED and frequency * FINE_STEP < 1)
 
 
 def _rounding(rounds: list[Round], dim: int) -> Gauge:
@@ -473,7 +473,8 @@ def repeated_share(ordered: Floats, same: float) -> tuple[float, float]:
 
 
 def _resolution(ordered: Floats, same: float) -> float:
-    return max(same, 4 * float(np.spacing(np.float32(ordered[-1]))))
+    largest = np.clip(ordered[-1], -3e38, 3e38)  # what single precision holds
+    return max(same, 4 * float(np.spacing(np.float32(largest))))
 
 
 def _has_steps(ordered: Floats, same: float) -> bool:

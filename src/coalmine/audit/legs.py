@@ -166,19 +166,27 @@ class SampledClaim:
         if reading.seen == "repeated order":
             low = max(low, self._repeated(reading))
         if reading.seen in ("clumped", "changing rate", "too many", "other"):
-            everybody = math.floor(EVERYBODY * int(np.sum(np.array(sizes) >= EVERYBODY * canaries)))
+            shares = np.array(sizes) / canaries
+            everybody = math.floor(float(shares[shares >= EVERYBODY].sum()) + 1e-9)
             if everybody:
                 low = max(low, float(mechanism_epsilon(self.noise, delta=self.delta, participations=everybody)))
         return low, max(low, high)
 
     def _priced(self, scheme: Sampling, reading: SamplerReading) -> tuple[float, float]:
         """The range of a scheme, where its rate was measured over that rate's interval."""
-        found = amplified_epsilon(self.noise, scheme, self.delta)
-        if not isinstance(scheme, Poisson) or scheme.rate == self.sampling.rate:
-            return found.low, found.high
-        ends = [replace(scheme, probability=min(max(end, 1e-12), 1.0)) for end in reading.rate_interval]
-        low, high = (amplified_epsilon(self.noise, end, self.delta) for end in ends)
+        slowest, fastest = self._at_rates(scheme, reading)
+        low, high = (amplified_epsilon(self.noise, end, self.delta) for end in (slowest, fastest))
         return low.low, high.high
+
+    def _at_rates(self, scheme: Sampling, reading: SamplerReading) -> tuple[Sampling, Sampling]:
+        """The scheme at the slowest and at the fastest rate that the picks allow."""
+        slowest, fastest = (min(max(end, 1e-12), 1.0) for end in reading.rate_interval)
+        if isinstance(scheme, Poisson) and scheme.rate != self.sampling.rate:
+            return replace(scheme, probability=slowest), replace(scheme, probability=fastest)
+        if isinstance(scheme, FixedSize):
+            most, fewest = (max(round(scheme.size / rate), scheme.size) for rate in (slowest, fastest))
+            return replace(scheme, population=most), replace(scheme, population=fewest)
+        return scheme, scheme
 
     def _repeated(self, reading: SamplerReading) -> float:
         """Epsilon where everybody returns after as many rounds: one random place, and noise that averages out."""

@@ -17,6 +17,7 @@ from scipy import fft
 
 from coalmine.argument_checks import Floats
 from coalmine.audit.vectors import is_tensor, numpy_vector
+from coalmine.storage.round_schema import LARGEST_SQUARE, SMALLEST_SQUARE
 
 CELL = 0.125  # width of a histogram's cell, in standard deviations
 CELLS = 96  # between -6 and 6 standard deviations; one more on each side for what lies beyond
@@ -27,6 +28,7 @@ PEAKS = 256  # places of the largest values, with their signs, that are kept to 
 GRID_BINS, GRID_PER_STD = 4096, 256  # for the characteristic function: bins over ±8 standard deviations
 GRID_FFT = 8192
 COARSEST, FINEST = 1.0, 50.0  # frequencies searched for a grid, in cycles per standard deviation
+TINIEST, HUGEST = 1e-30, 1e30  # standard deviations of noise whose values single precision can tell apart
 MANY_COORDINATES = (
     1 << 17
 )  # from here on the expensive measurements are taken in every twentieth round, later every fiftieth
@@ -102,16 +104,13 @@ def measure_law(
     are vectors whose size the noise must not follow: everybody else's part, and the canaries.
     """
     vector: Any = noise if is_on_device(noise) else _host_vector(noise)
-    square = vector * vector
-    sums = [value for g in parts.groups for value in (abs(vector[g]).sum(), square[g].sum(), square[g] @ square[g])]
-    sums += [vector[lag:] @ vector[:-lag] for lag in (1, 2)]
-    for one, two in parts.pairs:
-        first, second = vector[one], vector[two]
-        sums += [first @ second, first @ first, second @ second]
-    numbers = _numbers(sums)
+    with np.errstate(over="ignore"):
+        numbers = _numbers(_sums(vector, parts))
     moments, products = numbers[: 3 * len(parts.groups)].reshape(-1, 3), numbers[3 * len(parts.groups) + 2 :]
     if not (moments[:, 1] > 0).all() or not np.isfinite(numbers).all():
         return {}  # a layer without any noise: its own gauge says so
+    if not SMALLEST_SQUARE < moments[:, 1].min() <= moments[:, 1].max() < LARGEST_SQUARE:
+        return {}  # fourth powers vanish or overflow
     lags = numbers[3 * len(parts.groups) :][:2] / moments[:, 1].sum()
     dots = products.reshape(-1, 3)
     cosines = dots[:, 0] / np.sqrt(np.maximum(dots[:, 1] * dots[:, 2], np.finfo(np.float64).tiny))
@@ -119,6 +118,17 @@ def measure_law(
     if full:
         found |= _full(vector, release, parts, moments, exact, sizes)
     return found
+
+
+def _sums(vector: Any, parts: NoiseParts) -> list[Any]:
+    """Of each group of layers the sums of sizes, squares and fourth powers; then products of neighbours and of layers."""
+    square = vector * vector
+    sums = [value for g in parts.groups for value in (abs(vector[g]).sum(), square[g].sum(), square[g] @ square[g])]
+    sums += [vector[lag:] @ vector[:-lag] for lag in (1, 2)]
+    for one, two in parts.pairs:
+        first, second = vector[one], vector[two]
+        sums += [first @ second, first @ first, second @ second]
+    return sums
 
 
 def _full(
@@ -135,7 +145,8 @@ def _full(
         "law_peaks": _peaks(standard),
     }
     if exact:
-        found["law_tail"] = _tail(vector)
+        if min(stds) > TINIEST and max(stds) < HUGEST:
+            found["law_tail"] = _tail(vector)
         found["law_zeros"] = np.append(found["law_zeros"], _near_zero(standard, BARE))
     return found
 
@@ -275,7 +286,8 @@ def resolution_of(vector: Any) -> float | None:
     step = _common_step(values[:1024])
     if step:
         return step * step / 12
-    single = values.astype(np.float32)
+    with np.errstate(over="ignore"):  # what single precision cannot hold is not equal to it either
+        single = values.astype(np.float32)
     if not np.array_equal(single.astype(np.float64), values):
         return 0.0
     used = int(np.bitwise_or.reduce(single.view(np.uint32) & np.uint32(0x7FFFFF)))

@@ -10,6 +10,7 @@ from scipy.special import chdtri, fdtri, gammaln, nctdtr, ndtr
 from coalmine.audit.ladder import Scores
 
 MANY = 10_000  # dof from which on the scale is as good as known to the test
+FAR = 1_000.0  # standard deviations from 0: there the noncentral t is as good as normal, and slow
 EVEN_LEVEL = 1e-3  # of the test whether all canaries count alike
 
 
@@ -41,16 +42,21 @@ class NoiseSignal:
         A round's scale is estimated from few directions in a small model: its scores are then too large on average and
         spread more, which the two factors undo.
         """
-        error = math.sqrt(1 / self.weight + claimed * claimed / (2 * self.dof))
-        normal = float(ndtr(-(self.beta - claimed) / error))
         if self.dof > MANY and self.round_dof > MANY:
-            return normal
+            return self._normal_p_value(claimed, 1.0, 1.0)
         dof = min(self.dof, 1e7)
         bias = _mean_factor(dof) / _mean_factor(self.round_dof)
         spread = (self.round_dof / max(self.round_dof - 2, 0.5)) / (dof / max(dof - 2, 0.5))
         root = math.sqrt(self.weight / (spread * bias * bias))
+        if claimed * root > FAR:
+            return self._normal_p_value(claimed, bias, spread)
         found = float(1 - nctdtr(dof, claimed * root, self.beta * bias * root))
-        return normal if math.isnan(found) else found  # so far in the tail that the series gives up
+        # so far in the tail the series gives up
+        return self._normal_p_value(claimed, bias, spread) if math.isnan(found) else found
+
+    def _normal_p_value(self, claimed: float, bias: float, spread: float) -> float:
+        error = math.sqrt(spread * bias * bias / self.weight + claimed * claimed / (2 * self.dof))
+        return float(ndtr(-(self.beta * bias - claimed) / error))
 
     def interval(self, confidence: float) -> tuple[float, float]:
         """The values of 1/z that the scores do not exclude, none below 0."""

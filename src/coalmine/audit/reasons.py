@@ -225,7 +225,9 @@ def _range(v: "Verdict") -> str:
 
 
 def _sampler(v: "Verdict") -> str:
-    return f"the sampler does not do what is claimed: {v.seen} ({v.test}, p = {v.p_value:.1g})"
+    p_value = v.p_value or 0.0
+    chance = "p < 1e-99" if p_value < 1e-99 else f"p = {p_value:.1g}"
+    return f"the sampler does not do what is claimed: {v.seen} ({chance})"
 
 
 def _unclear_sampler(v: "Verdict") -> str:

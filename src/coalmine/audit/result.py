@@ -4,7 +4,7 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import convert
 
@@ -408,7 +408,7 @@ def _gauge(name: str, gauge: Mapping[str, Any]) -> Gauge:
         largest=_number(gauge["largest"]),
         limits=_two(gauge["limits"]),
         flagged=convert(gauge["flagged"], tuple[int, ...]),
-        status=convert(gauge["status"], str),
+        status=convert(gauge["status"], Literal["ok", "low", "warning"]),
         noise_left=_maybe(gauge["noise_left"]),
     )
 

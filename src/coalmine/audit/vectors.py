@@ -90,7 +90,7 @@ def _tensor_norm(vector: Any) -> Any:
 def difference(first: Any, second: Any) -> Any:
     """first - second on the device and in the precision of `first`."""
     if is_tensor(first) and not is_tensor(second):
-        second = sys.modules["torch"].as_tensor(second)
+        second = _as_tensor(second)
     elif is_tensor(second) and not is_tensor(first):
         second = numpy_vector(second)
     if is_tensor(first):
@@ -110,8 +110,14 @@ def copied(vector: Any) -> Any:
 
 def like_model(vector: Any, model_delta: Any) -> Any:
     """A vector as a tensor where the model delta is, which no gradient goes through."""
-    torch = sys.modules["torch"]
-    return torch.as_tensor(vector, device=model_delta.device).detach()
+    return _as_tensor(vector, device=model_delta.device).detach()
+
+
+def _as_tensor(vector: Any, **options: Any) -> Any:
+    """A tensor, where possible of the same memory: of a copy for a read-only array, which torch warns of."""
+    if isinstance(vector, np.ndarray) and not vector.flags.writeable:
+        vector = vector.copy()
+    return sys.modules["torch"].as_tensor(vector, **options)
 
 
 def layer_norms(vector: Any, sizes: list[int]) -> Floats:

@@ -6,6 +6,7 @@ made says what is missing.
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from coalmine.argument_checks import Floats
+from coalmine.argument_checks import Floats, shown
 from coalmine.audit.claim import Claim
 from coalmine.audit.cohort_sampling import configured_sampling
 from coalmine.audit.derivation import derive_result
@@ -23,7 +24,7 @@ from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.estimators.amplification import amplified_epsilon
 from coalmine.storage.files import json_ready
 from coalmine.storage.record import Settings, Statement
-from coalmine.storage.rounds_file import Final, RoundLog
+from coalmine.storage.rounds_file import DIGEST, Final, RoundLog
 from coalmine.storage.run_directory import RunDirectory
 
 MATCHES = "the seed, the settings and the statement match the commitment published before round 1"
@@ -34,6 +35,7 @@ DIFFERS = (
 COSINE_TOLERANCE = 1e-5  # of a cosine, in units of its null std: cosines are stored in single precision
 TOLERANCE = 1e-9  # relative, of the numbers of a result: processors and libraries differ in the last digits
 SUM_TOLERANCE = 1e-3  # relative, of the final update along all canaries against the sum of the rounds
+SHA256 = 32  # bytes
 COMPUTED = ("analytical", "accountant")  # claims that coalmine computes
 DERIVED = ("reason",)  # entries that are made of others when they are shown
 
@@ -73,6 +75,8 @@ def verify_run(
     `model` is the final model as one .npy row. `commitment` and `log_digest` are what somebody wrote down elsewhere, before
     round 1 and after the last: without them, whoever holds the directory could have made all of it up later.
     """
+    _check_digest("commitment", commitment, 2 * SHA256)
+    _check_digest("log digest", log_digest, 2 * DIGEST)
     run = RunDirectory(path)
     settings, published = run.read_record()
     statement = run.read_statement()
@@ -91,6 +95,12 @@ def verify_run(
         _trainer(known),
         _derived(known),
     ]
+
+
+def _check_digest(name: str, noted: str | None, digits: int) -> None:
+    """Reject text that cannot be a digest: a slip of whoever typed it, which says nothing about the run."""
+    if noted is not None and not re.fullmatch(f"[0-9a-f]{{{digits}}}", noted.strip().lower()):
+        raise ValueError(f"the {name} must be {digits} hexadecimal digits, got {shown(noted)}; copy it whole")
 
 
 def _secrecy(statement: Statement) -> Check:

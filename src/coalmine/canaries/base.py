@@ -3,7 +3,7 @@
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
@@ -34,6 +34,12 @@ class Canaries(ABC):
 
     def __repr__(self) -> str:  # without the key, from which anybody can make every canary
         return f"{type(self).__name__}(count={self.count}, dim={self.dim})"
+
+    def __reduce__(self) -> NoReturn:  # through which copy and pickle go
+        raise TypeError(
+            f"{type(self).__name__} cannot be copied or pickled: the copy would carry the secret key; "
+            "make it again from the seed where it is needed"
+        )
 
     @overload
     def canary(self, index: SupportsIndex, *, like: None = None) -> Floats: ...

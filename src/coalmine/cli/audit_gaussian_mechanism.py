@@ -4,7 +4,7 @@ import click
 
 from coalmine.audit.one_release import Kind
 from coalmine.audit.one_release import audit_gaussian_mechanism as audit
-from coalmine.cli.options import JSON, Command, Verbosity
+from coalmine.cli.options import COUNT, JSON, Command, Verbosity
 from coalmine.cli.output import print_json, print_table, progress_bar, shown_number, shown_spread
 
 
@@ -17,12 +17,12 @@ from coalmine.cli.output import print_json, print_table, progress_bar, shown_num
     metavar="Z",
     help="Noise std divided by the norm of a canary.",
 )
-@click.option("--dim", type=int, default=10_000, show_default=True, help="Dimension of the released vector.")
+@click.option("--dim", type=COUNT, default=10_000, show_default=True, help="Dimension of the released vector.")
 @click.option(
-    "--canaries", type=int, default=1000, show_default=True, help="Number of canaries; must be smaller than --dim."
+    "--canaries", type=COUNT, default=1000, show_default=True, help="Number of canaries; must be smaller than --dim."
 )
 @click.option("--delta", type=float, default=1e-6, show_default=True, help="The delta of (epsilon, delta).")
-@click.option("--runs", type=int, default=50, show_default=True, help="Number of independent releases to audit.")
+@click.option("--runs", type=COUNT, default=50, show_default=True, help="Number of independent releases to audit.")
 @click.option(
     "--kind",
     type=click.Choice(["rotated", "sphere"]),

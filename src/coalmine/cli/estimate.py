@@ -21,7 +21,7 @@ from coalmine.audit.score_result import (
     estimate_from_scores,
 )
 from coalmine.cli.exit_codes import VERDICT_CODES
-from coalmine.cli.options import JSON, Command, argument
+from coalmine.cli.options import COUNT, JSON, Command, argument
 from coalmine.cli.output import print_json, print_table, shown_number, shows_bars
 from coalmine.estimators.bounds import METHODS
 from coalmine.estimators.gaussians import Gaussian
@@ -44,7 +44,9 @@ FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
     type=FILE,
     help="File (.csv, .npy, .npz or .parquet) with one score per canary, at least 10; - reads standard input.",
 )
-@click.option("--dim", type=int, metavar="D", help="Dimension, if the scores are cosines with vectors of this length.")
+@click.option(
+    "--dim", type=COUNT, metavar="D", help="Dimension, if the scores are cosines with vectors of this length."
+)
 @click.option("--unobserved", type=FILE, metavar="FILE", help="File with the scores of unobserved canaries.")
 @click.option("--null-std", type=float, metavar="S", help="Standard deviation of unobserved scores that are N(0, S²).")
 @click.option(

@@ -2,7 +2,7 @@
 
 import click
 
-from coalmine.cli.options import JSON, Command
+from coalmine.cli.options import COUNT, JSON, Command
 from coalmine.cli.output import print_json, print_table, shown_number
 from coalmine.estimators import mechanism
 
@@ -25,7 +25,7 @@ from coalmine.estimators import mechanism
 @click.option("--delta", type=float, required=True, metavar="D", help="The delta of (epsilon, delta), in (0, 1).")
 @click.option(
     "--participations",
-    type=int,
+    type=COUNT,
     default=1,
     show_default=True,
     metavar="R",

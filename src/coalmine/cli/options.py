@@ -4,12 +4,14 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+MOST_DIGITS = 24
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)  # by the number of -v
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
@@ -134,6 +136,26 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{number} is not a finite number.", param, ctx)
         return number
+
+
+class Count(click.types.IntParamType):
+    """A whole number, also as 1e8."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            number = Decimal(str(value))
+        except InvalidOperation:
+            self.fail(f"{value!r} is not a whole number.", param, ctx)
+        if not number.is_finite():
+            self.fail(f"{value!r} is not a whole number.", param, ctx)
+        if number.adjusted() >= MOST_DIGITS:  # 1e999999999 as an integer would fill the memory
+            self.fail(f"{value!r} has more than {MOST_DIGITS} digits.", param, ctx)
+        if number != number.to_integral_value():
+            self.fail(f"{value!r} is not a whole number.", param, ctx)
+        return int(number)
+
+
+COUNT = Count()
 
 
 def _verbose() -> click.Option:

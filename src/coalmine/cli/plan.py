@@ -8,7 +8,7 @@ import click
 
 from coalmine.argument_checks import one_number, unit_interval, whole_number
 from coalmine.audit.verdict import POWER, TEST_LEVEL
-from coalmine.cli.options import JSON, Command, Verbosity
+from coalmine.cli.options import COUNT, JSON, Command, Verbosity
 from coalmine.cli.output import print_json, print_table, progress_bar, shown_number
 from coalmine.estimators.bounds import FEWEST
 from coalmine.estimators.intervals import Interval
@@ -29,9 +29,9 @@ PRECISION = 0.25  # both ends of a useful interval lie within this share of epsi
 
 
 @click.command(cls=Command)
-@click.option("--dim", type=int, required=True, metavar="D", help="Dimension of the model.")
+@click.option("--dim", type=COUNT, required=True, metavar="D", help="Dimension of the model.")
 @click.option("--delta", type=float, required=True, metavar="D", help="The delta of (epsilon, delta), in (0, 1).")
-@click.option("--canaries", type=int, multiple=True, metavar="K", help="Number of canaries to plan for; repeatable.")
+@click.option("--canaries", type=COUNT, multiple=True, metavar="K", help="Number of canaries to plan for; repeatable.")
 @click.option("--detect", type=float, metavar="E", help="Find the fewest canaries that detect this epsilon.")
 @click.option(
     "--claim", type=float, metavar="E", help="Find the fewest canaries that would catch twice this claimed epsilon."

@@ -14,7 +14,7 @@ from rich.progress import Progress as Bar
 
 from coalmine.cli.exit_codes import VERDICT_CODES
 from coalmine.cli.interruption import resumable
-from coalmine.cli.options import DATA_DIR, JSON, Command, Verbosity, topic
+from coalmine.cli.options import COUNT, DATA_DIR, JSON, Command, Verbosity, topic
 from coalmine.cli.output import (
     PlainColumn,
     print_columns,
@@ -90,16 +90,16 @@ PAGE = click.option(
 )
 @topic(
     "Participation",
-    click.option("--rounds", type=int, metavar="T", help="Number of training rounds.  [default: 100]"),
+    click.option("--rounds", type=COUNT, metavar="T", help="Number of training rounds.  [default: 100]"),
     click.option(
         "--clients",
-        type=int,
+        type=COUNT,
         metavar="N",
         help="Number of clients; beyond those of the task, clients are virtual.  [default: all clients of the task]",
     ),
     click.option(
         "--clients-per-round",
-        type=int,
+        type=COUNT,
         metavar="N",
         help="Number of clients in a round; with poisson, the average.  [default: 50]",
     ),
@@ -111,7 +111,7 @@ PAGE = click.option(
     ),
     click.option(
         "--separation",
-        type=int,
+        type=COUNT,
         metavar="B",
         help="Smallest number of rounds between two check-ins of a client; needs --participation limited.",
     ),
@@ -135,10 +135,12 @@ PAGE = click.option(
         help="Noise mechanism: independent in each round (gaussian), or correlated between rounds by tree aggregation "
         "(tree, DP-FTRL) or matrix factorisation (banded).  [default: gaussian]",
     ),
-    click.option("--bands", type=int, metavar="B", help="Number of bands of the factorisation; needs --noise banded."),
+    click.option(
+        "--bands", type=COUNT, metavar="B", help="Number of bands of the factorisation; needs --noise banded."
+    ),
     click.option(
         "--restart",
-        type=int,
+        type=COUNT,
         metavar="B",
         help="Number of rounds after which a new tree begins; needs --noise tree.  [default: all rounds]",
     ),
@@ -157,7 +159,7 @@ PAGE = click.option(
 )
 @topic(
     "Canaries",
-    click.option("--canaries", type=int, metavar="K", help="Number of observed canaries.  [default: 1000]"),
+    click.option("--canaries", type=COUNT, metavar="K", help="Number of observed canaries.  [default: 1000]"),
     click.option(
         "--presentations",
         metavar="R[,R…]",
@@ -200,7 +202,7 @@ PAGE = click.option(
 @topic(
     "Optimisation",
     click.option("--client-learning-rate", type=float, metavar="R", help="Learning rate of clients.  [default: 0.3]"),
-    click.option("--client-epochs", type=int, metavar="N", help="Local epochs of a client per round.  [default: 2]"),
+    click.option("--client-epochs", type=COUNT, metavar="N", help="Local epochs of a client per round.  [default: 2]"),
     click.option("--server-optimizer", type=click.Choice(OPTIMIZERS), help="Optimizer of the server.  [default: sgd]"),
     click.option("--server-learning-rate", type=float, metavar="R", help="Learning rate of the server.  [default: 1]"),
     click.option("--server-momentum", type=float, metavar="M", help="Momentum of the server's SGD.  [default: 0]"),

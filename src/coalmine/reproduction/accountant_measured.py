@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SCHEMES = (Poisson(0.1, rounds=100), RandomAllocation(100))
 NOISES = {"small": (0.6, 1.0, 2.0), "paper": (0.6, 0.8, 1.0, 1.5, 2.0)}
-SIZES = {"small": (3_000, 300), "paper": (10_000, 1_000)}  # d, k
+SIZES = {"small": (5_000, 1_000), "paper": (10_000, 1_000)}  # d, k
 SEEDS = {"small": 1, "paper": 3}
 DELTA = 1e-5
 CLIENTS = 5_000

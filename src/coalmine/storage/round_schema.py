@@ -12,6 +12,28 @@ import numpy as np
 from coalmine.storage.record import Settings
 
 RESIDUAL = ("residual_norm", "residual_rest", "residual_cosines")
+STATED = ("clip_norm", "scale", "noise_std")
+LENGTHS = ("norm", "rest", "residual_norm", "residual_rest", "update_norm")
+SHORTEST, LONGEST = 1e-140, 1e140  # beyond what an audit accepts: squares neither vanish nor overflow
+SMALLEST_SQUARE, LARGEST_SQUARE = 1e-150, 1e150  # of a noise vector, where its fourth powers can be summed
+LAW = {  # size of each array that is measured together with the histogram of the noise; None for any
+    "law_counts": None,
+    "law_zeros": (1, 2),
+    "law_follows": None,
+    "law_spectrum": (2,),
+    "law_grid": (4,),
+    "law_peaks": None,
+}
+NOT_NEGATIVE = (
+    "rounding",
+    "lattice",
+    "layer_rests",
+    "law_moments",
+    "law_counts",
+    "law_zeros",
+    "law_spectrum",
+    "law_grid",
+)
 PER_CANARY = ("cosines", "residual_cosines", "update_cosines")
 
 
@@ -70,8 +92,38 @@ def check_values(item: Any) -> None:
             raise ValueError(f"{name} must be finite")
     if len({getattr(item, name, None) is None for name in RESIDUAL}) > 1:
         raise ValueError(f"{', '.join(RESIDUAL)} must be given together")
-    if not getattr(item, "skipped", True) and (item.norm <= 0 or not np.any(item.cosines)):
-        raise ValueError("norm and cosines must not be 0")
+    released = not getattr(item, "skipped", False)
+    for name in (*STATED, *(LENGTHS if released else ())):
+        value = getattr(item, name, None)
+        if value is not None and not SHORTEST < value < LONGEST:
+            raise ValueError(f"{name} must lie between {SHORTEST:g} and {LONGEST:g}, got {value:g}")
+    if hasattr(item, "skipped") and released and not np.any(item.cosines):
+        raise ValueError("cosines must not be 0")
+    for name in NOT_NEGATIVE:
+        value = getattr(item, name, None)
+        if value is not None and np.any(np.asarray(value) < 0):
+            raise ValueError(f"{name} must not be negative")
+    _check_law(item)
+
+
+def _check_law(item: Any) -> None:
+    """ValueError if the measurements of the noise's law are not those that are taken together."""
+    moments = getattr(item, "law_moments", None)
+    if moments is None:
+        if any(getattr(item, name, None) is not None for name in (*LAW, "law_lags", "law_tail")):
+            raise ValueError("law_moments must be given with every other measurement of the noise's law")
+        return
+    squares = moments[1::3]
+    if moments.size == 0 or moments.size % 3 or not ((squares > SMALLEST_SQUARE) & (squares < LARGEST_SQUARE)).all():
+        raise ValueError("law_moments must be three sums for each group of layers, neither tiny nor huge")
+    if item.law_lags is None or item.law_lags.size < 2:
+        raise ValueError("law_lags must be given with law_moments")
+    if len({getattr(item, name) is None for name in LAW}) > 1:
+        raise ValueError(f"{', '.join(LAW)} must be given together")
+    for name, sizes in LAW.items():
+        value = getattr(item, name)
+        if value is not None and sizes is not None and value.size not in sizes:
+            raise ValueError(f"{name} must be {sizes[-1]} numbers, got {value.size}")
 
 
 def check_fit(item: Any, settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""A model's arrays as one row of numbers, in the order of its ArrayRecord; and both on disk, for a restarted server."""
+"""A model's arrays as one row of numbers, in the order of its ArrayRecord, and that row on disk."""
 
 import io
 import tokenize
@@ -18,7 +18,6 @@ from coalmine.storage.files import write_atomically
 
 Row = npt.NDArray[Any]
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
-CHECKPOINT = "checkpoint.npz"
 NPY = b"\x93NUMPY\x01\x00"  # how data in numpy's format begins, version 1.0
 # what numpy and zipfile raise over a file that is cut short, changed or not theirs
 DAMAGED = (ValueError, OSError, KeyError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, tokenize.TokenError)
@@ -186,33 +185,6 @@ class FrozenArrays:
 def _same(first: Array, second: Array) -> bool:
     """Whether two arrays hold the same numbers; equal bytes settle it without reading them."""
     return first.data == second.data or np.array_equal(array_values(first), array_values(second))
-
-
-def save_checkpoint(directory: Path, round_number: int, model: Mapping[str, Array], state: Mapping[str, float]) -> None:
-    """The model after a round and a few numbers of the strategy, whole or not at all."""
-    numbers = {"round": np.int64(round_number)} | {f"state/{name}": np.float64(value) for name, value in state.items()}
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:  # as np.savez would, but Flower has the arrays in its format already
-        for name, array in model.items():
-            archive.writestr(f"model/{name}.npy", array.data)
-        for name, value in numbers.items():
-            archive.writestr(f"{name}.npy", Array(np.asarray(value)).data)
-    write_atomically(directory / CHECKPOINT, content.getvalue())
-
-
-def load_checkpoint(directory: Path) -> tuple[int, ArrayRecord, dict[str, float]] | None:
-    """Round, model and the strategy's numbers, or None where none was saved."""
-    path = directory / CHECKPOINT
-    if not path.exists():
-        return None
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:  # numpy leaves a damaged one open
-            found: dict[str, Any] = dict(saved)
-        model = {name.removeprefix("model/"): Array(found[name]) for name in found if name.startswith("model/")}
-        state = {name.removeprefix("state/"): float(found[name]) for name in found if name.startswith("state/")}
-        return int(found["round"]), ArrayRecord(model), state
-    except DAMAGED as error:
-        raise ValueError(f"{path} is no checkpoint ({error}); remove it to train from round 1") from None
 
 
 def save_row(path: Path, row: Any) -> None:

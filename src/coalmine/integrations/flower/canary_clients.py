@@ -247,8 +247,12 @@ class Designation:
         self._fraction = 0.0
         if isinstance(nodes, Mapping):
             self._given = {int(node): _listed(canaries) for node, canaries in nodes.items()}
+            _refuse_shared_canaries(self._given)
             if not self._fits(self._given):
-                raise ValueError(f"canary_nodes must name different canaries of 0..{self._canaries - 1}, got {nodes}")
+                raise ValueError(
+                    f"canary_nodes must name canaries of 0..{self._canaries - 1}, one at least for each node, "
+                    f"got {shown(nodes)}"
+                )
         elif nodes is not None:
             self._fraction = one_number("canary_nodes", nodes)
             if not 0 < self._fraction <= 1:
@@ -309,6 +313,19 @@ class Designation:
         """A number in [0, 1) that is the node's own."""
         digest = hashlib.blake2b(str(node).encode(), key=self._key, digest_size=8).digest()
         return int.from_bytes(digest) / 2**64
+
+
+def _refuse_shared_canaries(given: Mapping[int, tuple[int, ...]]) -> None:
+    """Reject two nodes that have one canary; the error names the canary and both."""
+    owners: dict[int, int] = {}
+    for node, canaries in given.items():
+        for index in canaries:
+            if index in owners:
+                nodes = f"nodes {owners[index]} and {node}" if owners[index] != node else f"node {node} twice"
+                raise ValueError(
+                    f"canary_nodes must name a different canary for each node, got canary {index} for {nodes}"
+                )
+            owners[index] = node
 
 
 def _listed(canaries: int | Iterable[int]) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
-from coalmine.integrations.flower.arrays import FrozenArrays, Layout, Row, as_record, load_checkpoint, save_checkpoint
+from coalmine.integrations.flower.arrays import FrozenArrays, Layout, Row, as_record
 from coalmine.integrations.flower.canary_clients import (
     PREFIX,
     REPLY,
@@ -55,8 +55,8 @@ from coalmine.integrations.flower.scope import (
     weights_item,
 )
 from coalmine.integrations.flower.sent_canaries import CanaryCheck, rounding_of
+from coalmine.integrations.flower.server_checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, nonnegative, positive, refuse_finished, set_up_audit
-from coalmine.storage.record import is_guessable
 from coalmine.storage.seed_file import read_seed
 
 Mode = Literal["client", "replace", "extra"]
@@ -111,9 +111,7 @@ def audited(
     announced = seed if mode == "client" or audit is not None else None
     if seed_file is not None and seed is None and audit is None:
         refuse_guessable(read_seed(seed_file), f"seed file {seed_file}", f"make one with: coalmine seed {seed_file}")
-    made = AuditedStrategy(strategy, set_up_audit(layers, **making), mode, seed=announced, scale=scale, **settings)
-    made._guessable |= seed is not None and is_guessable(seed)
-    return made
+    return AuditedStrategy(strategy, set_up_audit(layers, **making), mode, seed=announced, scale=scale, **settings)
 
 
 @dataclass(frozen=True)
@@ -190,8 +188,6 @@ class AuditedStrategy(Strategy):
         self._scale = _scale(scale, mode, self._private)
         self._designation = Designation(audit, canary_nodes)
         self._partitions, self._seed = checked_partitions(canary_partitions), checked_seed(audit, seed)
-        stated = None if audit.directory is None else audit.directory.read_statement()
-        self._guessable = (stated is not None and stated.demonstration) or (seed is not None and is_guessable(seed))
         self._others_left_out = self._why_others_are_unknown(known_others)
         self._rng = rng
         self._recorder: Recorder | None = None
@@ -665,11 +661,10 @@ class AuditedStrategy(Strategy):
 
     def _resumed(self, initial: ArrayRecord) -> tuple[int, ArrayRecord]:
         """How many rounds are done, and the model after them; the audit goes back to there."""
-        saved = None if self.audit.directory is None else load_checkpoint(self.audit.directory.path)
-        if saved is not None and self.audit.last_round < saved[0]:
-            logger.warning("the audit's rounds end before the checkpoint, so training starts again from round 1")
-            saved = None
-        done, arrays, state = saved or (0, initial, {})
+        saved = None
+        if self.audit.directory is not None:
+            saved = load_checkpoint(self.audit.directory.path, recorded_rounds=self.audit.last_round)
+        done, arrays, state = saved or Checkpoint(0, initial, {})
         self.audit.rewind_to(done)
         if done:
             logger.info("resuming after round %d", done)
@@ -695,6 +690,7 @@ class AuditedStrategy(Strategy):
                 return
             (model,) = self._sent.messages[0].content.array_records.values()
         state = {} if self._private is None else {"clipping_norm": float(self._private.clipping_norm)}
+        self.audit.flush(sync=True)  # a checkpoint is never ahead of the audit, not even after a power cut
         save_checkpoint(self.audit.directory.path, self._recorder.number(server_round), model, state)
 
     def _evaluating(
@@ -726,7 +722,7 @@ class AuditedStrategy(Strategy):
         """In a deployment, refuse a guessable seed, and warn of one that every client is told."""
         if not any(kind.__name__ in DEPLOYED for kind in type(grid).__mro__):
             return
-        if self._guessable:
+        if self.audit.demonstration:
             raise ValueError(f"the seed of a deployment {STRONG}: give seed_file=, made with: coalmine seed FILE")
         if self._seed is not None:
             self._warn("every client is told the seed, so a hostile one can imitate canaries: give seed_file= instead")

@@ -1,0 +1,82 @@
+"""The global model after a round and a few numbers of the strategy on disk, for a restarted server; and the one before."""
+
+import io
+import logging
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+
+from coalmine.integrations.flower.arrays import DAMAGED
+from coalmine.storage.files import remove_drafts, write_atomically
+
+NAME = "checkpoint.npz"
+PREVIOUS = "checkpoint.previous.npz"
+
+logger = logging.getLogger("flwr.coalmine")  # shown where Flower shows its own
+
+
+class Checkpoint(NamedTuple):
+    """Where a server resumes."""
+
+    round_number: int
+    model: ArrayRecord
+    state: dict[str, float]
+
+
+def save_checkpoint(directory: Path, round_number: int, model: Mapping[str, Array], state: Mapping[str, float]) -> None:
+    """Save the model after a round, whole or not at all; the checkpoint that was there becomes the previous one."""
+    numbers = {"round": np.int64(round_number)} | {f"state/{name}": np.float64(value) for name, value in state.items()}
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:  # as np.savez would, but Flower has the arrays in its format already
+        for name, array in model.items():
+            archive.writestr(f"model/{name}.npy", array.data)
+        for name, value in numbers.items():
+            archive.writestr(f"{name}.npy", Array(np.asarray(value)).data)
+    write_atomically(directory / NAME, content.getvalue(), keep=directory / PREVIOUS)
+
+
+def load_checkpoint(directory: Path, *, recorded_rounds: int | None = None) -> Checkpoint | None:
+    """The newest checkpoint that is whole and no further than the recorded rounds, or None if there is none.
+
+    The previous one takes the place of a newer one that is damaged or ahead of the rounds. If none is usable and one is
+    damaged, that is a ValueError.
+    """
+    remove_drafts(directory / NAME)
+    failure: ValueError | None = None
+    ahead = False
+    for path in (directory / NAME, directory / PREVIOUS):
+        if not path.exists():
+            continue
+        try:
+            found = _read(path)
+        except ValueError as error:
+            failure = failure or error
+            continue
+        if recorded_rounds is not None and found.round_number > recorded_rounds:
+            ahead = True
+            continue
+        if path.name == PREVIOUS:
+            reason = failure or (f"the recorded rounds end before {NAME}" if ahead else f"{NAME} is missing")
+            logger.warning("%s; training continues from the previous one, round %d", reason, found.round_number)
+            path.replace(directory / NAME)
+        return found
+    if failure is not None:
+        raise failure
+    if ahead:
+        logger.warning("the recorded rounds end before every checkpoint, so training starts again from round 1")
+    return None
+
+
+def _read(path: Path) -> Checkpoint:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:  # numpy leaves a damaged one open
+            found: dict[str, Any] = dict(saved)
+        model = {name.removeprefix("model/"): Array(found[name]) for name in found if name.startswith("model/")}
+        state = {name.removeprefix("state/"): float(found[name]) for name in found if name.startswith("state/")}
+        return Checkpoint(int(found["round"]), ArrayRecord(model), state)
+    except DAMAGED as error:
+        raise ValueError(f"{path} is no checkpoint ({error}); remove it to train from round 1") from None
