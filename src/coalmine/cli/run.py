@@ -190,7 +190,8 @@ PAGE = click.option(
         "--claim",
         metavar="E",
         help="Claimed epsilon to judge the run against: a number, `analytical` (the mechanism's, for an attacker who knows "
-        "a client's rounds) or `accountant` (the accountant's, amplified by sampling).",
+        "a client's rounds) or `accountant` (the accountant's, amplified by sampling; it can pass with --pattern clients "
+        "or replace).",
     ),
     click.option(
         "--amplified",

@@ -349,7 +349,7 @@ def _audited_items(training: Training, usual: Exposure, client: Exposure) -> lis
         else f"the canaries are sampled as the {who}s are; a claim of the accountant's epsilon has their picks tested"
     )
     items = [AuditedItem("weights", "checked", weights), AuditedItem("sampler", "not checked", sampler)]
-    if client.times > usual.times:
+    if client.times > usual.times and not training.config.claim.counts_on_sampling:
         whom = f"the most exposed {who} in" if _counts_clients(training) else f"each {who} in about"
         detail = (
             f"a canary takes part in {usual.times} of the rounds, {whom} {client.times}: a verdict is for {usual.times}"
