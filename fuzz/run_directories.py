@@ -40,7 +40,7 @@ def whole_runs() -> list[Path]:
         run = Path(shutil.copytree(STORED / name, home / name))
         stored = json.loads((run / "result.json").read_text())
         settings, _ = RunDirectory(run).read_record()
-        claim = Claim(epsilon=stored["claimed_epsilon"], accounting=stored["claim_accounting"])
+        claim = Claim(epsilon=stored["claimed_epsilon"])
         found = derive_result(RunDirectory(run).read_log(), settings, claim=claim, clients=stored["clients"])
         (run / "result.json").write_text(json.dumps(json_ready(stored | found.to_dict())))
         (run / "metrics.jsonl").write_bytes(METRICS)

@@ -171,8 +171,11 @@ def _honest_cases() -> Iterator[tuple[str, Pipeline, Claim | float | None]]:
     )
     yield "k = 1,000, d = 1,010, T = 20", Pipeline(canaries=1_000, dim=1_010), None
     one = Pipeline(rounds=1, sample=lambda audit, number, rng: audit.sampled_canaries(number, 0.02))
-    amplified = float(amplified_epsilon(1.0, Poisson(0.02, rounds=1), DELTA))
-    yield "one Poisson round, q = 0.02, amplified claim", one, Claim(epsilon=amplified, accounting="amplified")
+    scheme = Poisson(0.02, rounds=1)
+    amplified = Claim(
+        amplified_epsilon(1.0, scheme, DELTA), sampling=scheme, noise_multiplier=1.0, sampler_observed=True
+    )
+    yield "one Poisson round, q = 0.02, amplified claim", one, amplified
 
 
 def _plain() -> Iterator[Row]:

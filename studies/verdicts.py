@@ -27,6 +27,7 @@ from coalmine.audit.verdict import Evidence, judge
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
 from coalmine.estimators.null import CosineNull
+from coalmine.estimators.sampling import Poisson
 from studies.trust import put_between_markers
 
 ROOT = Path(__file__).parents[1]
@@ -79,8 +80,9 @@ def model_batch(claim: float, batch: int) -> dict[str, Any]:
         rungs = score_model(claim, rng)
         outcomes["mechanism " + judge(Claim(epsilon=claim), rungs, [], evidence)[0].outcome] += 1
         if _ % 10 == 0:  # a claim a tenth as large, as sampling might justify: the known rungs must not judge it
-            amplified = Claim(epsilon=claim / 10, accounting="amplified")
-            by_rung = judge(amplified, rungs, [], evidence)[1]
+            scheme = Poisson(1 / ROUNDS, rounds=ROUNDS)
+            needs = (mechanism_noise(claim, delta=DELTA), scheme)
+            by_rung = judge(Claim(claim / 10, sampling=scheme), rungs, [], evidence, sampled=needs)[1]
             bad = any(by_rung[name].outcome == "VIOLATION" for name in ("known-round", "known-others"))
             outcomes[f"amplified on known rungs {'VIOLATION' if bad else 'silent'}"] += 1
     return {"cell": f"score model, claim {claim:g}", "batch": batch, "outcomes": dict(outcomes)}

@@ -60,7 +60,6 @@ def test_a_stored_log_gives_the_stored_result(name):
     stored = json.loads((STORED / name / "result.json").read_text())
     claim = Claim(
         epsilon=stored["claimed_epsilon"],
-        accounting=stored["claim_accounting"],
         participations=stored["claim_participations"],
         sensitivity=stored.get("claim_sensitivity"),
     )

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coalmine import Audit, Claim, epsilon_lower_bound, mechanism_epsilon
+from coalmine import Audit, Claim, RandomAllocation, amplified_epsilon, epsilon_lower_bound, mechanism_epsilon
 from coalmine.audit.ladder import ladder
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -111,17 +111,22 @@ def test_final_never_passes_a_mechanism_claim():
 
 
 def test_an_amplified_claim_is_not_about_known_rounds():
-    """A correct known-others reads 4.9 at R = 1 where an amplified claim says 2.12: no violation."""
-    audit = train(**SMALL)
-    found = audit.result(claim=Claim(epsilon=2.12, accounting="amplified"))
+    """A correct known-others reads 4.9 at R = 1 where one of eight hidden rounds has 3.3: no violation."""
+    audit, scheme = train(**SMALL), RandomAllocation(8)
+    accounted = amplified_epsilon(1.0, scheme, 1e-6)
+    assert accounted < 3.5
+    found = audit.result(claim=Claim(accounted, sampling=scheme, noise_multiplier=1.0))
     assert found.adversaries["known-others"].headline.estimate.epsilon > 4
-    assert found.verdict.outcome == "UNDERPOWERED"
-    assert audit.result(claim=2.12).verdict.outcome == "VIOLATION"
+    assert {name: leg.outcome for name, leg in found.legs.items()} == {
+        "accounting": "PASS", "noise": "PASS", "sampling": "UNDERPOWERED",
+    }  # fmt: skip
+    assert (found.verdict.outcome, found.verdict.code) == ("UNDERPOWERED", "sampler not observed")
+    assert audit.result(claim=float(accounted)).verdict.outcome == "VIOLATION"
 
 
-def test_an_amplified_claim_is_refuted_by_the_rungs_it_is_about():
-    audit = train(signal=0.0, noise_multiplier=0.1, **SMALL)
-    assert verdict(audit, Claim(epsilon=0.5, accounting="amplified")).outcome == "VIOLATION"
+def test_an_amplified_claim_is_refuted_by_a_tenth_of_the_noise():
+    found = verdict(train(signal=0.0, noise_multiplier=0.1, **SMALL), Claim(0.5, sampling=RandomAllocation(8)))
+    assert (found.outcome, found.leg) == ("VIOLATION", "noise")
 
 
 def test_groups_are_tested_together():
@@ -234,7 +239,7 @@ def test_no_claim_no_verdict():
     [
         ({"epsilon": 0}, "claim must be above 0, got 0"),
         ({"epsilon": np.inf}, "claim must be finite, got inf"),
-        ({"epsilon": 1, "accounting": "magic"}, "accounting must be"),
+        ({"epsilon": 1, "sampler_observed": True}, "sampler_observed belongs to a claim amplified by sampling"),
         ({"epsilon": 1, "participations": 0}, "participations must be at least 1"),
     ],
 )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tomli_w
 
-from coalmine import Audit, RunDirectory, read_seed, write_seed
+from coalmine import Audit, Claim, FixedSize, Poisson, RunDirectory, amplified_epsilon, read_seed, write_seed
 from coalmine.audit.verification import verify_run
 from coalmine.storage.rounds_file import Final, Round, RoundLog
 
@@ -252,3 +252,47 @@ def test_a_run_is_verified_on_other_processors(honest, core):
     )
     assert done.returncode == 3, done.stdout + done.stderr
     assert json.loads(done.stdout)["result"]["held"]
+
+
+SAMPLED = CONFIG | {
+    "participation": {"kind": "fixed", "clients_per_round": 20},
+    "canaries": {"pattern": "clients"},
+    "claim": {"analytical": False, "accountant": True, "amplified": False},
+}
+
+
+def judged(run, **changes):
+    """A run whose committed config claims the accountant's epsilon, and what verification says of another claim."""
+    home = RunDirectory(run)
+    home.write_config(SAMPLED)
+    audit = Audit(DIM, canaries=30, seed=b"a long secret", delta=1e-6, directory=home)
+    rng = np.random.default_rng(1)
+    for number in range(1, ROUNDS + 1):
+        delta = rng.normal(size=DIM)
+        audit.observe_round(number, delta, present=np.arange(3), others=0 * delta, noise_std=1.0, clip_norm=1.0)
+    scheme = FixedSize(23, 230, ROUNDS)  # 20 of 200 clients, and 30 canaries sampled like them
+    told = {"sampling": scheme, "noise_multiplier": 1.0, "sampler_observed": True}
+    told |= {"epsilon": float(amplified_epsilon(1.0, scheme, 1e-6))} | changes
+    home.write_result(audit.result(claim=Claim(**told)), population=200, noise_multiplier=1.0)
+    audit.close()
+    return next(check for check in verify_run(run, b"a long secret") if check.name == "claim")
+
+
+def test_an_accountants_claim_follows_from_the_committed_config(tmp_path):
+    assert judged(tmp_path / "run").held is True
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"epsilon": 1.0}, "epsilon"),
+        ({"noise_multiplier": 0.9}, "noise_multiplier"),
+        ({"sampling": FixedSize(23, 2300, ROUNDS)}, "sampling"),
+        ({"sampling": Poisson(0.1, ROUNDS)}, "sampling"),
+        ({"sampling": None, "noise_multiplier": None, "sampler_observed": False}, "sampling"),
+    ],
+)
+def test_another_claim_than_the_committed_accountants_is_rejected(tmp_path, changes, named):
+    found = judged(tmp_path / "run", **changes)
+    assert found.held is False
+    assert named in found.detail

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coalmine import Poisson, amplified_epsilon, mechanism_epsilon
 from coalmine.cli import main as cli
 
 pytest.importorskip("torch")
@@ -485,24 +486,36 @@ def test_without_torch_the_extra_is_named():
     failed_with(done, "training needs: pip install 'coalmine[simulation]'")
 
 
-def test_an_amplified_claim_is_judged_on_the_final_model(tmp_path):
-    sampled = (
-        "--participation",
-        "poisson",
-        "--clients-per-round",
-        "10",
-        "--pattern",
-        "clients",
-        "--noise-multiplier",
-        "2",
-    )
-    claim = ("--claim", "analytical", "--claim-accounting", "amplified")
-    done = coalmine("run", *SHORT, *sampled, *claim, "--out", tmp_path / "run")
-    assert done.returncode == 3, done.stdout + done.stderr  # it may be refuted here, not confirmed
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    # 30 rounds at q = 0.05: far below the epsilon of one known participation.
-    assert 0 < result["claimed_epsilon"] < result["analytical_epsilon"]
-    assert result["adversaries"]["final"]["verdict"] == "UNDERPOWERED"
+SAMPLED = ("--participation", "poisson", "--clients-per-round", "20", "--noise-multiplier", "1", "--no-page")
+
+
+def test_the_accountants_epsilon_passes_and_is_verified(tmp_path, capsys):
+    """30 rounds at q = 0.1: three legs pass, and the analytical epsilon stays beside the claim."""
+    from coalmine.storage.seed_file import DEMO_SEED
+
+    run = tmp_path / "run"
+    ends_with(0, "run", *SHORT, *SAMPLED, "--pattern", "clients", "--claim", "accountant", "--out", run)
+    assert "accounting, noise and sampling are as claimed" in " ".join(capsys.readouterr().out.split())
+    result = json.loads((run / "result.json").read_text())
+    scheme = Poisson(0.1, rounds=30)
+    assert result["claimed_epsilon"] == pytest.approx(amplified_epsilon(1.0, scheme, 1e-6), rel=1e-9)
+    assert {name: leg["verdict"] for name, leg in result["legs"].items()} == {
+        "accounting": "PASS", "noise": "PASS", "sampling": "PASS",
+    }  # fmt: skip
+    assert result["analytical_epsilon"] == mechanism_epsilon(1.0, delta=1e-6, participations=result["presentations"])
+    (tmp_path / "seed").write_text(str(DEMO_SEED + 1))
+    ends_with(3, "verify", run, "--seed-file", tmp_path / "seed", "--model", run / "model.npy", "--json")
+    checks = json.loads(capsys.readouterr().out)
+    assert {name for name, check in checks.items() if check["held"] is not True} == {
+        "seed", "commitment date", "log date",
+    }  # fmt: skip
+
+
+def test_planned_canaries_do_not_observe_the_sampler(tmp_path, capsys):
+    ends_with(3, "run", *SHORT, *SAMPLED, "--claim", "accountant", "--out", tmp_path / "run")
+    out = " ".join(capsys.readouterr().out.split())
+    assert "nobody observed the pipeline's own sampler" in out
+    assert "--pattern clients or --pattern replace lets it pick the canaries" in out
 
 
 def test_compare_lists_runs_side_by_side(finished, tmp_path):
@@ -534,7 +547,9 @@ def test_missing_data_is_reported_before_the_directory_is_created(tmp_path):
         (("--seed", 10**44), "seed must be an integer"),
         (("--participation", "limited", "--separation", 1000), "need 50000 clients, got 200"),
         (("--separation", 3), "--separation needs --participation limited"),
-        (("--claim-accounting", "amplified"), "--claim-accounting needs --claim"),
+        (("--claim", "magic"), "must be a number, `analytical` or `accountant`, got 'magic'"),
+        (("--amplified",), "--amplified needs a number as --claim"),
+        (("--claim", 1, "--amplified", "--rounds", 6), "whole epochs of 4 rounds"),
     ],
 )
 def test_settings_are_validated_before_the_directory_is_created(tmp_path, capsys, arguments, said):

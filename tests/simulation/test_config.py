@@ -83,14 +83,23 @@ def test_a_fraction_of_too_few_clients_is_refused():
         ),
         ({"participation": {"kind": "file"}}, "participation.rounds_file must be given with kind file"),
         ({"task": {"level": "example", "clients": 5}}, "task.clients has no meaning at level example"),
-        ({"claim": {"epsilon": 1.0, "analytical": True}}, "claim either an epsilon or the analytical one"),
+        ({"claim": {"epsilon": 1.0, "analytical": True}}, "claim one of: an epsilon, the analytical one, the"),
         (
             {"claim": {"analytical": True}, "privacy": {"noise_multiplier": 0}},
-            "without noise the analytical epsilon is inf",
+            "without noise the computed epsilon is infinite",
+        ),
+        ({"claim": {"amplified": True}}, "claim.amplified belongs to a claimed number"),
+        (
+            {"claim": {"accountant": True}, "participation": {"kind": "limited"}},
+            "no accountant amplifies participation limited",
         ),
         (
-            {"claim": {"analytical": True, "accounting": "amplified"}},
-            "known for Poisson participation only, got shuffled",
+            {
+                "claim": {"accountant": True},
+                "participation": {"kind": "poisson"},
+                "privacy": {"divide_by": "actual"},
+            },
+            "must hide how many take part, got privacy.divide_by = actual",
         ),
         ({"client": {"momentum": 1.0}}, r"client.momentum must lie in \[0, 1\)"),
         ({"engine": {"memory_limit": 0}}, "engine.memory_limit must be above 0"),

@@ -189,9 +189,9 @@ def test_invalid_noise_settings_are_rejected(privacy, words):
 
 
 def test_amplified_claims_with_correlated_noise_are_rejected():
-    with pytest.raises(ValueError, match="does not amplify noise tree"):
+    with pytest.raises(ValueError, match="no accountant amplifies noise tree by sampling"):
         config(
             "tree",
-            claim=ClaimSettings(analytical=True, accounting="amplified"),
+            claim=ClaimSettings(accountant=True),
             participation=ParticipationSettings(kind="poisson"),
         )

@@ -15,10 +15,13 @@ from typing import Any
 import numpy as np
 
 from coalmine.argument_checks import Floats, shown
+from coalmine.audit.claim import Claim
+from coalmine.audit.cohort_sampling import configured_sampling
 from coalmine.audit.derivation import derive_result
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import canary_schedule, schedule_key
 from coalmine.canaries import RotatedCanaries, SphereCanaries
+from coalmine.estimators.amplification import amplified_epsilon
 from coalmine.storage.files import json_ready
 from coalmine.storage.record import Settings, Statement
 from coalmine.storage.rounds_file import DIGEST, Final, RoundLog
@@ -33,6 +36,7 @@ COSINE_TOLERANCE = 1e-5  # of a cosine, in units of its null std: cosines are st
 TOLERANCE = 1e-9  # relative, of the numbers of a result: processors and libraries differ in the last digits
 SUM_TOLERANCE = 1e-3  # relative, of the final update along all canaries against the sum of the rounds
 SHA256 = 32  # bytes
+COMPUTED = ("analytical", "accountant")  # claims that coalmine computes
 DERIVED = ("reason",)  # entries that are made of others when they are shown
 
 
@@ -135,20 +139,55 @@ def _claim(known: _Evidence) -> Check:
     if promised is None:
         detail = "no claim was made before round 1, so nobody can tell whether it was fitted to the result"
         return Check("claim", None if judged else True, detail if judged else "nothing was claimed")
-    wanted = promised.get("epsilon") is not None or promised.get("analytical") is True
+    wanted = promised.get("epsilon") is not None or any(promised.get(name) is True for name in COMPUTED)
     if judged is None:
         removed = "a claim was made before round 1, and the result judges none: it was removed"
         return Check("claim", not wanted, removed if wanted else "nothing was claimed")
     if not wanted:
         return Check("claim", False, "nothing was claimed before round 1, and the result judges a claim")
-    told = judged.to_dict()
-    asked = {name: value for name, value in promised.items() if name != "analytical" and value is not None}
-    different = [name for name, value in asked.items() if not _alike(told.get(name), value)]
-    if promised.get("analytical") is True and not judged.amplified:
-        different += [] if _alike(known.stored.get("analytical_epsilon"), judged.epsilon) else ["epsilon"]
+    different = _differs(promised, judged) if known.statement.claim else _differs_from_config(known, promised, judged)
     if different:
         return Check("claim", False, f"the claim was changed after round 1: it differs in {', '.join(different)}")
     return Check("claim", True, "the claim is the one made before round 1")
+
+
+def _differs(promised: dict[str, Any], judged: Claim) -> list[str]:
+    """In which fields a claim differs from the one that was made by itself before round 1."""
+    told = judged.to_dict()
+    asked = {name: value for name, value in promised.items() if value is not None}
+    if judged.amplified:
+        asked.setdefault("sampling", None)
+    return [name for name, value in asked.items() if not _alike(told.get(name), value)]
+
+
+def _differs_from_config(known: _Evidence, promised: dict[str, Any], judged: Claim) -> list[str]:
+    """In which fields a claim differs from the one that follows from a committed config."""
+    sampled = promised.get("accountant") is True or promised.get("amplified") is True
+    epsilon = promised.get("epsilon")
+    if promised.get("analytical") is True:
+        epsilon = known.stored.get("analytical_epsilon")
+    if not sampled:
+        different = ["sampling"] if judged.amplified else []
+        return different + ([] if _alike(judged.epsilon, epsilon) else ["epsilon"])
+    try:
+        wanted = _sampled_claim(known, epsilon)
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return ["sampling"]  # no claim follows from this config, so one of them was changed
+    return _differs(wanted.to_dict(), judged)
+
+
+def _sampled_claim(known: _Evidence, epsilon: float | None) -> Claim:
+    """The amplified claim that follows from a config; without a number it is the accountant's epsilon."""
+    assert known.config is not None
+    pattern, noise = known.config["canaries"]["pattern"], known.config["privacy"]["noise_multiplier"]
+    sampling = configured_sampling(
+        known.config, population=known.stored["population"], canaries=known.settings.canaries
+    )
+    if sampling is None:
+        raise ValueError("no accountant amplifies this participation")
+    accounted = float(amplified_epsilon(noise, sampling, known.settings.delta)) if epsilon is None else epsilon
+    observed = pattern != "spread"
+    return Claim(accounted, sampling=sampling, noise_multiplier=noise or None, sampler_observed=observed)
 
 
 def _rounds(known: _Evidence) -> Check:

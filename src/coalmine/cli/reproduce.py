@@ -46,6 +46,7 @@ EXPERIMENTS = {
     "multirun": "Appendix D: one run with 1,000 canaries against ten runs with 100.",
     "canife": "Section 5.3: comparison with CANIFE.",
     "beyond": "Beyond the paper: other noise, participation and adversaries.",
+    "amplification": "Epsilon of an accountant, amplified by sampling, beside what one run measures.",
     "oddities": "Numbers in the paper that do not follow from its text.",
 }
 _SIMULATIONS = " or ".join(f"{runs} at scale {scale}" for scale, runs in table_2.RUNS.items())

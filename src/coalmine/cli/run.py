@@ -190,7 +190,8 @@ PAGE = click.option(
         "--claim",
         metavar="E",
         help="Claimed epsilon to judge the run against: a number, `analytical` (the mechanism's, for an attacker who knows "
-        "a client's rounds) or `accountant` (the accountant's, amplified by sampling).",
+        "a client's rounds) or `accountant` (the accountant's, amplified by sampling; it can pass with --pattern clients "
+        "or replace).",
     ),
     click.option(
         "--amplified",
@@ -252,11 +253,11 @@ def run(
         from coalmine.simulation.config import config_with
         from coalmine.simulation.training_run import start
 
+    if options["amplified"] and not config_file and options["claim"] in (None, "analytical", "accountant"):
+        raise click.UsageError("--amplified needs a number as --claim")
     config = config_with(_changes(options), config_file)
     if options["separation"] is not None and config.participation.kind != "limited":
         raise click.UsageError("--separation needs --participation limited")
-    if options["amplified"] and config.claim.epsilon is None:
-        raise click.UsageError("--amplified needs a number as --claim")
     directory = out or _new_directory(config.task.name)
     with resumable("coalmine resume", directory), live_progress(config.rounds, hidden=verbosity.quiet) as progress:
         outcome = start(config, directory, progress=progress)
@@ -378,7 +379,9 @@ def _number(name: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise click.BadParameter(f"must be a number or `analytical`, got {text!r}", param_hint=name) from None
+        raise click.BadParameter(
+            f"must be a number, `analytical` or `accountant`, got {text!r}", param_hint=name
+        ) from None
 
 
 def _new_directory(task: str) -> Path:

@@ -43,6 +43,7 @@ class Journal:
         *,
         noise: float | None = None,
         weight: float = 1.0,
+        sampler_observed: bool | None = None,
         accounted_epsilon: float | None = None,
         accounted: Claim | None = None,
         task: str | None = None,
@@ -56,6 +57,7 @@ class Journal:
         `noise` is the noise multiplier, if all rounds had the same. It makes the default claim and the analytical epsilon,
         for the number of presentations that most canaries had. The epsilon of the canaries presented most often is a
         separate entry. `weight` is that of the heaviest client over that of a canary: the claim is for that client.
+        `sampler_observed` says whether the framework's own sampler picked the canaries; None leaves that to the claim.
         `accounted_epsilon` is the accountant's, and `accounted` the claim of it, amplified by sampling. If the canaries
         followed the pipeline's own sampler, that claim is judged by default, and the mechanism's is an entry beside it;
         otherwise the other way round. `task` is the name of what was trained, as `coalmine compare` shows it; the default
@@ -80,6 +82,8 @@ class Journal:
                 claim, beside = accounted, claim
         elif claim is not None:
             claim = claim_for_weight(self._audit, claim if isinstance(claim, Claim) else Claim(claim), weight)
+            if claim.amplified and sampler_observed is not None:
+                claim = observed_claim(claim, sampler_observed=sampler_observed, noise=noise, weight=weight)
         result = self._audit.result(claim=claim, analytical_epsilon=analytical, audited=items)
         if accounted_epsilon is not None:
             more["accounted_epsilon"] = accounted_epsilon
@@ -119,6 +123,16 @@ def claim_for_weight(audit: Audit, claim: Claim, weight: float) -> Claim:
         return claim
     times = claim.participations or most_presentations(audit)
     return replace(claim, sensitivity=weight * math.sqrt(times))
+
+
+def observed_claim(claim: Claim, *, sampler_observed: bool, noise: float | None, weight: float) -> Claim:
+    """An amplified claim with what the integration knows: who picked the canaries, and the heaviest client's noise."""
+    stated = claim.noise_multiplier or noise
+    return replace(
+        claim,
+        sampler_observed=sampler_observed,
+        noise_multiplier=stated / max(weight, 1.0) if stated else None,
+    )
 
 
 def most_presentations(audit: Audit) -> int:

@@ -45,7 +45,9 @@ AUDITED = (
     AuditedItem(
         "tensors", "not checked", "a noise gauge for each tensor needs the other sites' sum, which is not read"
     ),
-    AuditedItem("sampler", "not checked", "the audit notes which canary sites replied, not how the server chose them"),
+    AuditedItem(
+        "sampler", "not checked", "the audit notes which canary sites replied; a claim with sampling=… has that tested"
+    ),
     AuditedItem("others", "not checked", "the audit does not read the other sites' updates"),
 )
 NO_OTHERS = "known-others is left out: the audit does not read the other sites' updates"
@@ -78,7 +80,8 @@ def audited(
     that holds a result is rejected. The server makes the audit, so it cannot be one of your own.
 
     The server judges the noise multiplier, under the name of the `task`. `recipe.audit.finish` takes a `claim` of your own
-    and `task`. It reads the server's directory, so on another machine it raises a ValueError.
+    and `task`. It reads the server's directory, so on another machine it raises a ValueError. A claim with `sampling` is
+    judged with the sites that the server chose.
     """
     if not isinstance(recipe, Recipe):
         raise TypeError(f"recipe must be a recipe of NVFlare, got {shown(recipe)}")
@@ -222,7 +225,15 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
         size = self.clip_norm / max(self._replies, 1)
         noise = None if self.noise_multiplier is None else self.noise_multiplier * size
         number = self._audit.last_round + 1
-        self._audit.observe_round(number, row, present=self._present, noise_std=noise, clip_norm=size, scale=self.scale)
+        self._audit.observe_round(
+            number,
+            row,
+            present=self._present,
+            noise_std=noise,
+            clip_norm=size,
+            scale=self.scale,
+            participants=self._replies,
+        )
         self._journal.add_round(number, canaries=len(self._present), clients=self._replies - len(self._present))
         self._present, self._replies = [], 0
 
@@ -239,6 +250,7 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
         return journal.finish(
             claim,
             noise=noise,
+            sampler_observed=True,
             task=task or self.task,
             audited=(clipping, *AUDITED),
             notes=notes,

@@ -51,6 +51,7 @@ def audited(
     and adds Gaussian noise centrally. For another mechanism give them yourself.
 
     `privacy.audit.finish` takes `claim` (by default that of the noise multiplier) and `task`, the name of what was trained.
+    A claim with `sampling` is judged with the cohorts that pfl sampled.
     """
     if not isinstance(privacy, Postprocessor):
         raise TypeError(f"privacy must be a postprocessor of pfl, got {shown(privacy)}")
@@ -87,6 +88,7 @@ class AuditedMechanism(Postprocessor):  # type: ignore[misc]
         self.privacy, self.audit = privacy, audit
         self._clip_norm, self._noise, self._scale = clip_norm, noise_multiplier, scale
         self._present: list[int] = []
+        self._users = 0  # of this round
         self._others: Any = None
         settings = {"clip_norm": clip_norm, "noise_multiplier": noise_multiplier or 0.0, "delta": audit.settings.delta}
         canaries = {"count": audit.settings.canaries, "scale": scale}
@@ -101,6 +103,7 @@ class AuditedMechanism(Postprocessor):  # type: ignore[misc]
     def postprocess_one_user(self, *, stats: Any, user_context: Any) -> tuple[Any, Any]:
         """Replace the update of a canary, and let the mechanism clip it as it clips the other users' updates."""
         update = _row(stats)
+        self._users += 1
         user = str(user_context.user_id)
         if user.startswith(PREFIX):
             index = int(user.removeprefix(PREFIX))
@@ -139,9 +142,10 @@ class AuditedMechanism(Postprocessor):  # type: ignore[misc]
             noise_std=None if self._noise is None else self._noise * self._clip_norm,
             clip_norm=self._clip_norm,
             scale=self._scale,
+            participants=self._users,
         )
         self._journal.add_round(self.audit.last_round, canaries=len(self._present), clip_norm=self._clip_norm)
-        self._present, self._others = [], None
+        self._present, self._users, self._others = [], 0, None
         return stats, metrics
 
     def _finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
@@ -151,6 +155,7 @@ class AuditedMechanism(Postprocessor):  # type: ignore[misc]
         return self._journal.finish(
             claim,
             noise=self._noise,
+            sampler_observed=True,
             task=task,
             audited=self._audited_items(),
             notes=notes,
@@ -160,7 +165,7 @@ class AuditedMechanism(Postprocessor):  # type: ignore[misc]
     def _audited_items(self) -> list[AuditedItem]:
         """What this audit checked of the pipeline, as far as only the integration knows it."""
         entered = f"canaries entered the mechanism's clip {self._scale:g} times longer than the clip norm"
-        sampled = "canaries are sampled like every user of the dataset, but not compared with a sampling probability"
+        sampled = "canaries are sampled like every user of the dataset; a claim with sampling=… has that tested"
         summed = "the other users' clipped updates were summed in every round"
         items = [
             AuditedItem("clipping", "checked", entered),

@@ -29,7 +29,7 @@ from coalmine.simulation.config import RunConfig
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLOURS = dict(zip(RUNGS, ("#1d63b8", "#0e7c86", "#b45309", "#147a3d", "#7a3fc4"), strict=True))
+COLOURS = dict(zip(RUNGS, ("#1d63b8", "#0e7c86", "#b45309", "#be185d", "#147a3d", "#7a3fc4"), strict=True))
 
 
 def grid(config: RunConfig, noises: Sequence[float]) -> list[PlannedRun]:

@@ -25,7 +25,7 @@ MODULES = {  # where each experiment is
     "table-2": "table_2", "accuracy": "table_3_accuracy", "stackoverflow": "table_4_stackoverflow",
     "emnist": "table_5_emnist", "presentations": "figures_1_to_3_presentations", "normality": "appendix_c_normality",
     "multirun": "appendix_d_multirun", "canife": "section_5_3_canife", "cost": "cost", "beyond": "beyond_the_paper",
-    "oddities": "oddities",
+    "amplification": "accountant_measured", "oddities": "oddities",
 }  # fmt: skip
 RUNS = ("device", "data_dir", "only", "rounds", "max_examples", "originals", "minutes")  # what grids of runs take
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.estimators import sampling
+from coalmine.audit.cohort_sampling import cohort_sampling, cohort_size
+from coalmine.estimators.sampling import Sampling
 from coalmine.simulation.config import RunConfig
 from coalmine.simulation.participation import (
     FixedSize,
@@ -42,17 +43,19 @@ class Cohorts:
     expected_canaries: float
 
 
-def sampling_of(config: RunConfig, population: int) -> sampling.Sampling | None:
-    """The scheme by which clients take part, as an accountant names it; None for those that have no name."""
-    settings, rounds = config.participation, config.rounds
-    if settings.kind == "poisson":
-        return sampling.Poisson(settings.clients_per_round / population, rounds)
-    if settings.kind == "fixed":
-        return sampling.FixedSize(settings.clients_per_round, population, rounds)
-    if settings.kind == "shuffled":
-        epoch = -(-population // settings.clients_per_round)
-        return sampling.Shuffled(epoch, -(-rounds // epoch))
-    return None
+def sampling_of(config: RunConfig, population: int) -> Sampling | None:
+    """The scheme by which everybody takes part, as an accountant names it; None for those that have no name.
+
+    Canaries that are sampled beside the clients count: the scheme is that of the audited pipeline.
+    """
+    settings = config.participation
+    return cohort_sampling(
+        settings.kind,
+        clients_per_round=settings.clients_per_round,
+        population=population,
+        extra=config.canaries.count if config.canaries.pattern == "clients" else 0,
+        rounds=config.rounds,
+    )
 
 
 def plan_cohorts(config: RunConfig, population: int, spread: Callable[[int], npt.NDArray[np.integer[Any]]]) -> Cohorts:
@@ -103,7 +106,7 @@ def _participation(config: RunConfig, population: int, *, extra: int) -> Partici
         raise ValueError(
             f"participation.clients_per_round must be at most the {population} there are, got {settings.clients_per_round}"
         )
-    size = -(-settings.clients_per_round * everybody // population)
+    size = cohort_size(settings.clients_per_round, population=population, extra=extra)
     if settings.kind == "poisson":
         return Poisson(everybody, settings.clients_per_round / population, config.seed)
     if settings.kind == "fixed":

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 
 from coalmine.argument_checks import delta_array, nonnegative_array, one_number, shown, unit_interval, whole_number
+from coalmine.audit.cohort_sampling import SAMPLED
 from coalmine.canaries.array_types import cores
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.simulation.clipping import CLIPPINGS, AdaptiveClipping, Clipping, FixedClipping
@@ -94,7 +95,7 @@ class PrivacySettings:
     quantile: float = 0.5
     clip_rate: float = 0.2
     count_noise: float | None = None  # default: participants of a round over 20
-    divide_by: str = "actual"
+    divide_by: str | None = None  # default: the expected number under Poisson sampling, otherwise the actual one
 
     def __post_init__(self) -> None:
         nonnegative_array("privacy.noise_multiplier", one_number("privacy.noise_multiplier", self.noise_multiplier))
@@ -114,7 +115,8 @@ class PrivacySettings:
         nonnegative_array("privacy.clip_rate", one_number("privacy.clip_rate", self.clip_rate))
         if self.count_noise is not None:
             nonnegative_array("privacy.count_noise", one_number("privacy.count_noise", self.count_noise))
-        _one_of("privacy.divide_by", self.divide_by, DIVISORS)
+        if self.divide_by is not None:
+            _one_of("privacy.divide_by", self.divide_by, DIVISORS)
 
     def clipping_of(self, participants: float) -> Clipping:
         """The clipping with rounds of this many participants."""
@@ -304,15 +306,30 @@ class RunConfig:
         if self.claim.computed and not self.privacy.noise_multiplier:
             raise ValueError("without noise the computed epsilon is infinite, so it cannot be claimed: claim a number")
         self.noise_law()
-        if self.claim.counts_on_sampling and self.privacy.noise != "gaussian":
+        if self.claim.counts_on_sampling:
+            self._check_accountable()
+
+    def _check_accountable(self) -> None:
+        """Check that an accountant amplifies epsilon by the sampling of this run."""
+        if self.privacy.noise != "gaussian":
             raise ValueError(
                 f"no accountant amplifies noise {self.privacy.noise} by sampling: claim the analytical epsilon"
             )
-        if self.claim.counts_on_sampling and self.participation.kind not in ("poisson", "fixed", "shuffled"):
+        if self.participation.kind not in SAMPLED:
             raise ValueError(
                 f"no accountant amplifies participation {self.participation.kind}: use poisson, or claim the analytical "
                 "epsilon"
             )
+        if self.participation.kind == "poisson" and self.divisor != "expected":
+            raise ValueError(
+                "a claim that counts on Poisson sampling must hide how many take part, got privacy.divide_by = "
+                f"{self.divisor}: use expected"
+            )
+
+    @property
+    def divisor(self) -> str:
+        """What sums are divided by: the actual number of participants, or the expected one, which hides it."""
+        return self.privacy.divide_by or ("expected" if self.participation.kind == "poisson" else "actual")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for TOML, without those that are None."""
@@ -383,8 +400,8 @@ _EXAMPLE_LEVEL: dict[str, Any] = {
 # Settings that exclude each other, as (section, key): giving the first drops the others from a config file or the defaults.
 RIVALS = {
     ("claim", "epsilon"): [("claim", "analytical"), ("claim", "accountant")],
-    ("claim", "analytical"): [("claim", "epsilon"), ("claim", "accountant")],
-    ("claim", "accountant"): [("claim", "epsilon"), ("claim", "analytical")],
+    ("claim", "analytical"): [("claim", "epsilon"), ("claim", "accountant"), ("claim", "amplified")],
+    ("claim", "accountant"): [("claim", "epsilon"), ("claim", "analytical"), ("claim", "amplified")],
     ("canaries", "count"): [("canaries", "replace_fraction")],
     ("canaries", "replace_fraction"): [("canaries", "count")],
     ("participation", "kind"): [("participation", "rounds_file"), ("participation", "separation")],

@@ -109,7 +109,7 @@ class Training:
         """One round: train, clip, sum, add canaries and noise, divide, record for the audit, step (Algorithm 3)."""
         number, clip_norm = state.round_number + 1, state.clip_norm
         cohort = self.cohorts.of_round(number)
-        count = float(len(cohort) or 1) if self.config.privacy.divide_by == "actual" else self.cohorts.expected_size
+        count = float(len(cohort) or 1) if self.config.divisor == "actual" else self.cohorts.expected_size
         join = self._begin_beside(lambda: self._canaries_sum(state.model_vector, cohort, clip_norm))
         clients, norms = self._clients_sum(state.model_vector, cohort, number, clip_norm)
         canaries, canary_norms = join()
@@ -126,11 +126,14 @@ class Training:
             noise_std=noise_std * noise_spread(self.noise.law, number) / count,
             clip_norm=clip_norm / count,
             scale=self.config.canaries.scale,
+            participants=len(cohort),
         )
         state.model_vector += self.steps.server_step(model_delta, state.server, number, self.config.server)
         below = int((norms <= clip_norm).sum()) + int((canary_norms <= clip_norm).sum())
+        # Less ½ for each participant, as AdaptiveClipping counts, also where n is not their number.
+        centred = below + (count - len(cohort)) / 2
         state.clip_norm = self.clipping.next_norm(
-            clip_norm, below, count, torch_stream(self.config.seed, "count", number)
+            clip_norm, centred, count, torch_stream(self.config.seed, "count", number)
         )
         state.round_number = number
         return RoundReport(

@@ -80,6 +80,11 @@ class RunOutcome:
         config, notes = self.config, []
         if config.canaries.pattern == "replace":
             notes.append(f"{config.canaries.count:,} of the {self.population:,} {config.task.level}s are canaries")
+        if config.claim.counts_on_sampling and config.canaries.pattern == "spread":
+            notes.append(
+                f"the canaries' rounds are planned, so the sampler of the {config.task.level}s is not observed; --pattern "
+                "clients or --pattern replace lets it pick the canaries"
+            )
         if self.count_noise_multiplier and self.count_epsilon is not None:
             notes.append(
                 f"adaptive clipping spends ε {self.count_epsilon:.4g} on its count (noise multiplier "

@@ -18,6 +18,7 @@ from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.vectors import NotFiniteError
 from coalmine.estimators.amplification import amplified_epsilon
 from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.estimators.sampling import Shuffled
 from coalmine.simulation.cohorts import Cohorts, plan_cohorts, sampling_of
 from coalmine.simulation.config import RunConfig, TaskSettings
 from coalmine.simulation.dp_fedavg import RoundReport, Steps, Training, TrainingState
@@ -246,7 +247,18 @@ def _planned(config: RunConfig, task: Task, home: RunDirectory | None) -> tuple[
     )
     cohorts = plan_cohorts(config, population, audit.canaries_in_round)
     config.privacy.clipping_of(cohorts.expected_size)  # validate now
+    _check_epochs(config, population)
     return config, audit, cohorts
+
+
+def _check_epochs(config: RunConfig, population: int) -> None:
+    """Check that a claimed number about shuffling is about whole epochs: the range of epsilon is known for those alone."""
+    scheme = sampling_of(config, population) if config.claim.amplified else None
+    if isinstance(scheme, Shuffled) and scheme.total_rounds != config.rounds:
+        raise ValueError(
+            f"rounds must make whole epochs of {scheme.rounds} rounds where a claimed number counts on shuffling, got "
+            f"{config.rounds}; use {scheme.total_rounds}"
+        )
 
 
 def _loaded_task(config: RunConfig) -> Task:
@@ -334,10 +346,10 @@ def _audited_items(training: Training, usual: Exposure, client: Exposure) -> lis
     sampler = (
         f"the canaries' rounds are planned; how the {who}s were sampled is not tested"
         if pattern == "spread"
-        else f"the canaries are sampled as the {who}s are, but the sampling itself is not tested"
+        else f"the canaries are sampled as the {who}s are; a claim of the accountant's epsilon has their picks tested"
     )
     items = [AuditedItem("weights", "checked", weights), AuditedItem("sampler", "not checked", sampler)]
-    if client.times > usual.times:
+    if client.times > usual.times and not training.config.claim.counts_on_sampling:
         whom = f"the most exposed {who} in" if _counts_clients(training) else f"each {who} in about"
         detail = (
             f"a canary takes part in {usual.times} of the rounds, {whom} {client.times}: a verdict is for {usual.times}"
@@ -385,8 +397,12 @@ def _amplified_claim(training: Training, epsilon: float | None) -> Claim:
     scheme, noise = sampling_of(config, len(training.population)), config.privacy.noise_multiplier
     assert scheme is not None  # RunConfig checks it
     accounted = float(amplified_epsilon(noise, scheme, config.privacy.delta)) if epsilon is None else epsilon
-    observed = config.canaries.pattern != "spread"
-    return Claim(accounted, sampling=scheme, noise_multiplier=noise or None, sampler_observed=observed)
+    return Claim(accounted, sampling=scheme, noise_multiplier=noise or None, sampler_observed=_observes_sampler(config))
+
+
+def _observes_sampler(config: RunConfig) -> bool:
+    """Whether the canaries take part exactly when the sampler of the clients picks them."""
+    return config.canaries.pattern != "spread"
 
 
 def _claim(training: Training, analytical: float, usual: Exposure) -> Claim | None:

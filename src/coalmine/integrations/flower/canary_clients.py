@@ -266,6 +266,17 @@ class Designation:
         """Whether the server names the canary nodes; else nodes know by themselves that they are canaries."""
         return bool(self._given) or self._fraction > 0
 
+    @property
+    def one_each(self) -> bool:
+        """Whether every canary has a node, and no node has two: then a canary takes part when its node is sampled."""
+        return len(self._given) == self._canaries
+
+    def assign(self, nodes: Iterable[int]) -> None:
+        """Assign canaries before anybody is sampled, so that who becomes a canary does not depend on the sampling."""
+        if self._fraction:
+            for node in sorted(set(nodes) - self._given.keys()):
+                self.index_of(node, 1)
+
     def index_of(self, node: int, round_number: int) -> int | None:
         """The canary whose role a node takes in a round, None for a real client."""
         if node not in self._given:

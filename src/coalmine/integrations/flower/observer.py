@@ -57,12 +57,13 @@ class Recorder:
         noise_std: float | None = None,
         canary_norm: float | None = None,
         scale: float = 1.0,
+        participants: int | None = None,
         **counts: Any,
     ) -> None:
         """Record a round's new model. Without one, or if it holds NaN or infinity, the round counts as skipped.
 
         `canary_norm` is the length of a clipped canary in the new model, `scale` how many times too long canaries were when
-        they entered the clip; `counts` go into the metrics.
+        they entered the clip. `participants` is how many replies the new model averages; `counts` go into the metrics.
         """
         number = self.number(server_round)
         new = self.current if model is None else self.layout.row(model)
@@ -75,7 +76,14 @@ class Recorder:
         if skipped or (others is not None and np.array_equal(delta, others)):  # neither noise nor a canary is left
             others = None
         self.audit.observe_round(
-            number, delta, present=present, others=others, noise_std=noise_std, clip_norm=canary_norm, scale=scale
+            number,
+            delta,
+            present=present,
+            others=others,
+            noise_std=noise_std,
+            clip_norm=canary_norm,
+            scale=scale,
+            participants=participants,
         )
         self.current = new
         line = {"skipped": int(skipped), **counts}

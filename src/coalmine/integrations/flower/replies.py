@@ -257,6 +257,11 @@ class CanaryClaims:
         """Note which node sent which canary."""
         self._owners |= {index: reply.metadata.src_node_id for index, reply in canaries.items()}
 
+    @property
+    def one_each(self) -> bool:
+        """Whether no node has sent two canaries."""
+        return len(set(self._owners.values())) == len(self._owners)
+
     def _index_in(self, reply: Message, round_number: int) -> int:
         record = reply.content[REPLY]
         index = record.get("canary") if isinstance(record, ConfigRecord) and len(record) == 1 else None

@@ -15,7 +15,7 @@ from coalmine.audit.coverage import AuditedItem
 SERVER_CLIP = (DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyServerSideAdaptiveClipping)
 CLIENT_CLIP = (DifferentialPrivacyClientSideFixedClipping, DifferentialPrivacyClientSideAdaptiveClipping)
 SAMPLER = AuditedItem(
-    "sampler", "not checked", "the audit reads who took part in each round, but does not test how Flower samples nodes"
+    "sampler", "not checked", "the audit reads who took part in each round; a claim with sampling=… has that tested"
 )
 UNKNOWN_TO_OBSERVER = "the observer sees models only, not the clients' updates"
 

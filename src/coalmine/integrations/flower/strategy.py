@@ -146,7 +146,8 @@ class AuditedStrategy(Strategy):
 
     `strategy.audit.finish` observes the final model and takes `claim` and `task`, the name of what was trained. The default
     claim is that of the noise multiplier, for a client that takes part as often as the canaries did. Where clients weigh
-    differently, the claim is for the heaviest client.
+    differently, the claim is for the heaviest client. A claim with `sampling` is judged with Flower's own sampling, unless
+    canaries are extra replies or share a node.
     """
 
     def __init__(
@@ -240,6 +241,7 @@ class AuditedStrategy(Strategy):
         own = own_config(config)  # Flower logs the caller's at every start, and the announcement may hold the seed
         if self.mode == "client":
             own.update(self._announcement(clip_norm, number).to_config())
+        self._designation.assign(grid.get_node_ids())
         configured = self.strategy.configure_train(server_round, arrays, own, grid)
         messages = [self._designated(message, number) for message in configured]
         self._sent = _Sent(number, clip_norm, tuple(messages), len(list(grid.get_node_ids())))
@@ -279,6 +281,7 @@ class AuditedStrategy(Strategy):
             noise_std=noise * sent.clip_norm / size if noise and counted else None,
             canary_norm=sent.clip_norm * (float(np.mean(own)) / sum(weights) if own else 1 / max(len(counted), 1)),
             scale=self._scale,
+            participants=len(counted) if released else None,
             clients=len(real),
             **_weight_counts(weights, own),
             failed=len(found.failed),
@@ -343,10 +346,18 @@ class AuditedStrategy(Strategy):
             noise_multiplier=self.noise_multiplier,
             task=task,
             weight=self._ratio.to_heaviest,
+            sampler_observed=self._observes_sampler,
             audited=self.audited_items(),
             warnings=[*self._warned, *describe_dropped(self.dropped)],
             **more,
         )
+
+    @property
+    def _observes_sampler(self) -> bool:
+        """Whether canaries take part exactly when Flower samples their nodes."""
+        if self.mode == "extra":
+            return False
+        return (self._designation if self._designation.names_nodes else self._claims).one_each
 
     def audited_items(self) -> list[AuditedItem]:
         """What this audit checks of the pipeline so far and what it does not, each with its reason."""
