@@ -107,7 +107,7 @@ def audited_items(
         AuditedItem("weights", "not checked", "the canaries weigh what the pipeline gave them"),
         _tensors(facts, names, settings),
         _sampler(sampling),
-        _participations(participations, planned, shown),
+        _participations(participations, planned, shown, sampling),
         _others(facts, names),
     ]
     found = {item.name: replace(item, source="audit") for item in own}
@@ -190,7 +190,9 @@ def _sampler(sampling: Verdict | None) -> AuditedItem:
     return AuditedItem("sampler", "checked", f"{detail}; {sizes}")
 
 
-def _participations(claimed: int | None, planned: int | None, shown: int) -> AuditedItem:
+def _participations(claimed: int | None, planned: int | None, shown: int, sampling: Verdict | None) -> AuditedItem:
+    if sampling is not None and sampling.code != "sampler not observed":
+        return AuditedItem("participations", "checked", "how often the sampler picks canaries was tested")
     if planned is not None and claimed in (None, planned):
         detail = f"the canaries took part in at most {count_of(planned, 'round')}, by the audit's own schedule"
         return AuditedItem("participations", "checked", detail)
