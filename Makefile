@@ -11,7 +11,7 @@ run: .venv/core.done
 	$(BIN)/coalmine run
 
 test: .venv/dev.done wheel
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist loadfile
 
 check: .venv/dev.done
 	$(BIN)/ruff format --check .

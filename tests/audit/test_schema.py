@@ -3,9 +3,11 @@ import sys
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
 
-from coalmine import RunDirectory
+from coalmine import Audit, Claim, Poisson, RandomAllocation, RunDirectory
+from coalmine.estimators.sampling import FixedSize, Shuffled, sampling_to_dict
 
 sys.path.insert(0, str(Path(__file__).parent))
 from training import train
@@ -22,6 +24,41 @@ def test_results_keep_to_the_published_schema(tmp_path, claim):
     jsonschema.Draft202012Validator(SCHEMA).validate(found)
     assert found["analytical_epsilon"] == "inf"
     assert len(found["adversaries"]["known-round"]["groups"]) == 2
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Poisson(0.1, rounds=20), RandomAllocation(10, epochs=2), Shuffled(10), FixedSize(5, 50, rounds=20)],
+)
+def test_every_scheme_is_in_the_published_schema(sampling):
+    schema = SCHEMA["$defs"]["sampling"]
+    told = sampling_to_dict(sampling)
+    jsonschema.validate(told, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(told | {"scheme": "another"}, schema)
+
+
+def test_results_of_amplified_claims_keep_to_the_published_schema(tmp_path):
+    sampling = Poisson(0.1, rounds=20)
+    rng, dim = np.random.default_rng(0), 400
+    audit = Audit(dim, canaries=60, seed=b"tests only", delta=1e-5, sampling=sampling)
+    for t in range(1, 21):
+        present, others = np.flatnonzero(rng.random(60) < 0.1), rng.normal(size=dim)
+        delta = others + audit.updates(present, 1.0) + rng.normal(size=dim)
+        audit.observe_round(t, delta, present=present, others=others, noise_std=1.0, clip_norm=1.0)
+    claim = Claim(5.0, sampling=sampling, noise_multiplier=1.0, sampler_observed=True)
+    run = RunDirectory(tmp_path)
+    run.write_result(audit.result(claim=claim))
+    found = run.read_result()
+    jsonschema.Draft202012Validator(SCHEMA).validate(found)
+    assert list(found["legs"]) == ["accounting", "noise", "sampling"]
+    assert found["claim_sampling"]["scheme"] == sampling.scheme
+    assert found["plan"]["sampling"] == {"scheme": "poisson", "probability": 0.1, "rounds": 20}
+    assert sum(found["adversaries"]["unknown-round"]["fit"]["observed"]) == 60
+    for damage in ("noise", "sampling"):
+        broken = found | {"legs": {name: leg for name, leg in found["legs"].items() if name != damage}}
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.Draft202012Validator(SCHEMA).validate(broken)
 
 
 def test_the_schema_can_fail(tmp_path):

@@ -7,6 +7,8 @@ import sys
 import pytest
 from scipy.stats import norm
 
+from coalmine.cli import main as cli
+
 
 def coalmine(*arguments: object) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-W", "error", "-m", "coalmine", *map(str, arguments)]
@@ -117,6 +119,20 @@ def test_the_table_has_the_planned_numbers():
     assert (done.stderr, done.returncode) == ("", 0)
 
 
+def test_plan_answers_for_amplified_claims():
+    scheme = ("--sampling", "poisson", "--probability", 0.1, "--rounds", 100, "--noise-multiplier", 1)
+    arguments = ("plan", "--dim", 10_000, "--delta", "1e-5", "--claim", 7.05, *scheme)
+    done = coalmine(*arguments)
+    assert (done.stderr, done.returncode) == ("", 0)
+    *_, accounted, answer = done.stdout.splitlines()
+    assert accounted == "noise multiplier 1: dp-accounting PLD gives epsilon 7.047, adjacency add or remove one"
+    found = json.loads(coalmine(*arguments, "--json").stdout)
+    assert found["claim"]["sampling"] == {"scheme": "poisson", "probability": 0.1, "rounds": 100}
+    assert (found["accounted"]["kind"], found["leg"]) == ("upper bound", "noise")
+    assert found["canaries"] == max(found["legs"].values())
+    assert answer == f"{found['canaries']} canaries decide the claimed epsilon of 7.05; the noise leg asks for most"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -143,6 +159,42 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert (done.stdout, done.returncode) == ("", 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dim", "1000", "--sampling", "poisson", "--rounds", "10"], "--sampling poisson needs --probability"),
+        (["--dim", "1000", "--rounds", "10"], "--rounds belongs to a claim amplified by sampling: give --sampling too"),
+        (["--dim", "1000", "--noise-multiplier", "1"], "--noise-multiplier belongs to a claim amplified by sampling"),
+        (
+            ["--dim", "1000", "--sampling", "shuffled", "--rounds", "10"],
+            "--sampling is about a claim: give --claim too",
+        ),
+        (
+            ["--dim", "1000", "--claim", "1", "--sampling", "shuffled", "--rounds", "10", "--size", "3"],
+            "--sampling shuffled does not take --size",
+        ),
+        (
+            ["--dim", "1000", "--claim", "1", "--sampling", "shuffled", "--rounds", "10", "--detect", "1"],
+            "--sampling answers for a claim alone",
+        ),
+        (
+            ["--dim", "1000", "--claim", "0", "--sampling", "shuffled", "--rounds", "9"],
+            "--claim must be above 0, got 0",
+        ),
+        (
+            ["--dim", "1000", "--claim", "1", "--sampling", "poisson", "--probability", "2", "--rounds", "9"],
+            "probability must lie in (0, 1], got 2",
+        ),
+    ],
+)
+def test_bad_input_about_amplified_claims_is_one_line_and_exit_code_2(capsys, arguments, message):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["plan", "--delta", "1e-6", *arguments])
+    said = capsys.readouterr()
+    assert message in said.err
+    assert (stop.value.code, said.err.count("\n"), said.out) == (2, 1, "")
 
 
 def test_plot_writes_a_picture(tmp_path):

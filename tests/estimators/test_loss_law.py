@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
-from coalmine import Poisson, RandomAllocation, amplified_epsilon
+from coalmine import Poisson, RandomAllocation, amplified_epsilon, mechanism_epsilon
 from coalmine.estimators.loss_law import (
     LossLaw,
     allocated_ratio,
     allocation_laws,
+    loss_epsilon,
     poisson_laws,
     poisson_ratio,
     round_ratio,
@@ -139,3 +140,15 @@ def test_fit_has_its_nominal_rate():
     rng = np.random.default_rng(9)
     low = sum(law.fit(rng.random(100))[1] < 0.05 for _ in range(600))
     assert 12 <= low <= 52
+
+
+@pytest.mark.parametrize("noise", [0.7, 1.5, 20.0])
+def test_epsilon_of_the_pair_is_the_accountants(noise):
+    sampling = Poisson(0.05, 200)
+    laws = poisson_laws(noise=noise, probability=0.05, rounds=200, dof=math.inf)
+    assert loss_epsilon(*laws, 1e-5) == pytest.approx(float(amplified_epsilon(noise, sampling, 1e-5)), abs=5e-4)
+
+
+def test_epsilon_of_the_pair_without_amplification_is_the_mechanisms():
+    laws = allocation_laws(noise=1.0, rounds=1, observed=[1], dof=math.inf)
+    assert loss_epsilon(*laws, 1e-5) == pytest.approx(float(mechanism_epsilon(1.0, delta=1e-5)), rel=2e-3)

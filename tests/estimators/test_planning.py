@@ -1,15 +1,28 @@
 """How many canaries an audit needs."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy.stats import norm
 
+from coalmine import Claim
+from coalmine.audit.legs import SampledClaim
+from coalmine.audit.noise_signal import NoiseSignal
+from coalmine.audit.verdict import POWER, TEST_LEVEL, UNDERPOWERED, Verdict, _sampled_power
+from coalmine.estimators.amplification import amplified_epsilon
 from coalmine.estimators.gaussian_fit import epsilon_estimate
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
-from coalmine.estimators.planning import canaries_for_power, canaries_to_detect, plan_audit, power_against_claim
+from coalmine.estimators.planning import (
+    canaries_for_power,
+    canaries_to_detect,
+    plan_audit,
+    plan_sampled,
+    power_against_claim,
+)
+from coalmine.estimators.sampling import FixedSize, Poisson, Shuffled
 from coalmine.estimators.variance import Sample, point_epsilon
 
 
@@ -83,7 +96,60 @@ def test_more_canaries_detect_smaller_epsilons():
     assert mechanism_epsilon(1.0, delta=1e-6) < plans[0].detectable
 
 
+def noise_leg(canaries, claim, sampling, noise, *, dim):
+    """What the verdict says of the noise of an honest run whose canaries are picked as often as expected."""
+    picks, rounds = canaries * sampling.total_rounds * sampling.rate, sampling.total_rounds
+    counts = np.random.default_rng(0).binomial(canaries, sampling.rate, size=(20_000, rounds))
+    totals = counts.sum(axis=1)
+    effective = np.mean(totals) ** 2 / np.mean((counts**2).sum(axis=1))  # rounds that count alike
+    dof = (dim - canaries) * effective
+    signal = NoiseSignal(beta=1 / noise, weight=picks, dof=dof, round_dof=dim - canaries, mean_square=1.0)
+    case = SimpleNamespace(noise=noise, delta=1e-5, claim=claim)
+    return _sampled_power(case, sampling, signal, 0.0).outcome
+
+
+def sampling_leg(canaries, claim, sampling, noise):
+    """What the verdict says of a sampler that passed its tests."""
+    sampled = SampledClaim(claim, sampling, noise, noise, 1e-5)
+    rounds = sampling.total_rounds
+    reading = SimpleNamespace(rounds=rounds, canaries=canaries, picks=round(canaries * rounds * sampling.rate))
+    return sampled._sampler_power(Verdict(outcome=UNDERPOWERED), reading).outcome
+
+
+@pytest.mark.parametrize(
+    ("sampling", "noise", "dim"),
+    [
+        (Poisson(0.1, rounds=100), 1.0, 1_000),
+        (Poisson(0.02, rounds=1), 1.0, 100_000),
+        (Poisson(0.3, rounds=5), 4.0, 50_000),
+        (FixedSize(5, 50, rounds=10), 2.0, 2_000),
+        (Shuffled(10), 1.5, 2_000),
+    ],
+)
+def test_the_canaries_that_decide_an_amplified_claim_are_the_fewest_that_the_verdict_takes(sampling, noise, dim):
+    epsilon = float(amplified_epsilon(noise, sampling, 1e-5))
+    claim = Claim(epsilon, sampling=sampling, noise_multiplier=noise, sampler_observed=True)
+    plan = plan_sampled(epsilon, sampling, dim=dim, delta=1e-5, level=TEST_LEVEL, power=POWER, noise_multiplier=noise)
+    assert plan.canaries == max(plan.noise, plan.sampling)
+    slack = 1 + plan.noise // 100  # the verdict knows the rounds' true weights
+    assert noise_leg(plan.noise + slack, claim, sampling, noise, dim=dim) == "PASS"
+    if plan.noise > 10:
+        assert noise_leg(plan.noise - slack, claim, sampling, noise, dim=dim) == "UNDERPOWERED"
+    assert sampling_leg(plan.sampling, claim, sampling, noise) == "PASS"
+    if plan.sampling > 10:  # whole counts make the power go up and down, and the rate is known to 0.1 %
+        fewer = int(0.98 * plan.sampling) - math.ceil(3 / (sampling.total_rounds * sampling.rate))
+        assert sampling_leg(fewer, claim, sampling, noise) == "UNDERPOWERED"
+
+
+def test_no_canaries_confirm_a_claim_that_the_accountant_refutes():
+    plan = plan_sampled(2.0, Poisson(0.1, rounds=100), dim=1_000, delta=1e-5, level=0.002, noise_multiplier=1.0)
+    assert plan.exceeds
+    assert (plan.canaries, plan.leg) == (None, "accounting")
+    assert plan.accounted == pytest.approx(7.047, abs=0.01)
+
+
 @pytest.mark.parametrize(("call", "message"), [
+    (lambda: plan_sampled(0.0, Poisson(0.1, 10), dim=1000, delta=1e-5, level=0.01), "claim_epsilon must be above 0"),
     (lambda: plan_audit(9, dim=1000, delta=1e-6), "canaries must be at least 10"),
     (lambda: plan_audit(999, dim=1000, delta=1e-6), "at most dim - 2"),
     (lambda: canaries_to_detect(0.01, dim=1000, delta=1e-6), "no number of canaries in 1000 dimensions"),

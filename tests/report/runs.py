@@ -3,7 +3,9 @@
 import sys
 from pathlib import Path
 
-from coalmine import mechanism_epsilon
+import numpy as np
+
+from coalmine import Audit, Claim, Poisson, amplified_epsilon, mechanism_epsilon
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "audit"))
 from training import train
@@ -31,5 +33,34 @@ def make_run(path, *, noise_multiplier=1.0, claim=True, presentations=1, config=
     analytical = mechanism_epsilon(noise_multiplier, delta=1e-6, participations=times)
     result = audit.result(claim=analytical if claim else None, analytical_epsilon=analytical)
     home.write_result(result, task="digits", noise_multiplier=noise_multiplier, secret_seed=False, **(more or {}))
+    home.close()
+    return path
+
+
+def make_sampled_run(path, *, noise=1.0, rate=0.1, claimed=None, observed=True, rounds=60, config=None, more=None):
+    """A finished run of a loop that picks canaries by coins, judged by the accountant's epsilon for Poisson(0.1).
+
+    `noise` is the noise that is added, of a stated multiplier of 1; `rate` is the true probability.
+    """
+    rng, dim, clients = np.random.default_rng(7), 2_000, 100
+    sampling = Poisson(0.1, rounds=rounds)
+    audit = Audit(dim, canaries=200, seed=b"tests only", delta=1e-5, sampling=sampling, directory=path)
+    model = np.zeros(dim)
+    for t in range(1, rounds + 1):
+        present = np.flatnonzero(rng.random(200) < rate)
+        others = rng.normal(size=dim)
+        total = others + audit.updates(present, 1.0) + noise * rng.normal(size=dim)
+        audit.observe_round(
+            t, total / clients, present=present, others=others / clients, noise_std=1 / clients, clip_norm=1 / clients
+        )
+        model = model + total / clients
+    audit.observe_final(model, initial=np.zeros(dim))
+    home = audit.directory
+    home.write_config({"trainer": "numpy"} if config is None else config)
+    epsilon = claimed or float(amplified_epsilon(1.0, sampling, 1e-5))
+    claim = Claim(epsilon, sampling=sampling, noise_multiplier=1.0, sampler_observed=observed)
+    analytical = mechanism_epsilon(1.0, delta=1e-5, participations=6)
+    result = audit.result(claim=claim, analytical_epsilon=analytical)
+    home.write_result(result, task="digits", noise_multiplier=1.0, secret_seed=False, presentations=6, **(more or {}))
     home.close()
     return path

@@ -1,5 +1,6 @@
 """The notebook and the gallery are what the code makes."""
 
+import doctest
 import json
 import os
 import re
@@ -9,6 +10,16 @@ import matplotlib as mpl
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_example_of_an_amplified_claim_runs():
+    done = doctest.testfile(str(DOCS / "amplification.md"), module_relative=False)
+    assert (done.failed, done.attempted > 8) == (0, True)
+
+
+def test_the_page_on_amplified_claims_has_room_for_its_study():
+    page = (DOCS / "amplification.md").read_text()
+    assert page.index("<!-- study -->") < page.index("<!-- /study -->")
 
 
 @pytest.fixture

@@ -45,15 +45,11 @@ def derive_result(
     audited = checked_items(audited)
     rung_reader, gauge_reader = LadderReader(log, settings), GaugeReader(log, settings)
     told, facts = StatedReader(settings), CoverageReader()
-    sampled: SampledClaim | None = None
-    if claim is not None and claim.amplified:
-        sampled = SampledClaim.of(claim, delta=settings.delta, last_round=max(log.numbers, default=0))
+    sampled = _sampled(claim, log, settings)
     hidden, why = _unknown_rounds(log, settings, sampled)
     read_log(log, settings, rung_reader, gauge_reader, told, facts, *([] if hidden is None else [hidden]))
-    rungs, gauges = rung_reader.scores(log.final), gauge_reader.gauges()
-    unknown = None if hidden is None else hidden.reading()
-    if unknown is not None:
-        rungs.insert(next((n for n, s in enumerate(rungs) if s.rung not in BEFORE), len(rungs)), unknown.scores)
+    gauges, unknown = gauge_reader.gauges(), None if hidden is None else hidden.reading()
+    rungs = _in_order(rung_reader.scores(log.final), unknown)
     evidence = _evidence(log, settings, told, clients)
     participations = evidence.planned if claim is None else claim.participations or evidence.planned
     verdict: Verdict | None = None
@@ -102,6 +98,26 @@ def derive_result(
         ),
         notes=tuple(notes),
     )
+
+
+def derive_scores(log: RoundLog, settings: Settings, *, claim: Claim | None = None) -> list[Scores]:
+    """The scores of every rung behind the result that follows from a log, unknown-round among them."""
+    reader = LadderReader(log, settings)
+    hidden, _ = _unknown_rounds(log, settings, _sampled(claim, log, settings))
+    read_log(log, settings, reader, *([] if hidden is None else [hidden]))
+    return _in_order(reader.scores(log.final), None if hidden is None else hidden.reading())
+
+
+def _sampled(claim: Claim | None, log: RoundLog, settings: Settings) -> SampledClaim | None:
+    if claim is None or not claim.amplified:
+        return None
+    return SampledClaim.of(claim, delta=settings.delta, last_round=max(log.numbers, default=0))
+
+
+def _in_order(rungs: list[Scores], unknown: UnknownRound | None) -> list[Scores]:
+    """The scores with those of unknown-round in their place."""
+    place = next((n for n, scores in enumerate(rungs) if scores.rung not in BEFORE), len(rungs))
+    return [*rungs[:place], *([] if unknown is None else [unknown.scores]), *rungs[place:]]
 
 
 def _adversaries(

@@ -77,6 +77,7 @@ class SampledClaim:
             claimed_epsilon=self.claim.epsilon,
             epsilon=accounted.high,
             epsilon_range=(accounted.low, accounted.high),
+            epsilon_kind=accounted.kind,
             claimed_noise=self.noise,
             accountant=accounted.accountant,
             adjacency=accounted.adjacency,

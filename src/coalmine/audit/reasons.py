@@ -227,7 +227,8 @@ def _range(v: "Verdict") -> str:
 def _sampler(v: "Verdict") -> str:
     p_value = v.p_value or 0.0
     chance = "p < 1e-99" if p_value < 1e-99 else f"p = {p_value:.1g}"
-    return f"the sampler does not do what is claimed: {v.seen} ({chance})"
+    like = f", as in {v.seen_scheme}" if v.seen_scheme else ""
+    return f"the sampler does not do what is claimed: {v.seen}{like} ({chance})"
 
 
 def _unclear_sampler(v: "Verdict") -> str:

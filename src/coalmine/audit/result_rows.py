@@ -16,8 +16,9 @@ from coalmine.estimators.final_model import estimate_from_final
 from coalmine.estimators.gaussian_fit import EpsilonEstimate, VarianceChoice, epsilon_estimate
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.intervals import Floor, Interval
+from coalmine.estimators.loss_law import allocation_laws, loss_epsilon
 from coalmine.estimators.normality import AndersonDarling
-from coalmine.estimators.sampling import Sampling
+from coalmine.estimators.sampling import RandomAllocation, Sampling
 from coalmine.storage.record import FEWEST, Settings
 
 POOR_FIT = 0.01  # p-value of the goodness of fit that is worth a warning
@@ -54,11 +55,16 @@ def make_sampled_row(reading: UnknownRound, signal: NoiseSignal, settings: Setti
     delta, sampling = settings.delta, reading.sampling
     low, high = signal.interval(CONFIDENCE)
     silent = ndtri(0.95) / math.sqrt(signal.weight)  # of 1/z, when nothing leaks
-    floor = Floor(0.0, float(_accounted(silent, sampling, delta)))
     best = _accounted(signal.beta, sampling, delta)
+    if isinstance(sampling, RandomAllocation):
+        ends, quiet = _allocation_ends((low, high), silent, signal.beta, best, sampling, delta)
+    else:
+        ends = (_accounted(low, sampling, delta).low, float(_accounted(high, sampling, delta)))
+        quiet = float(_accounted(silent, sampling, delta))
+    floor = Floor(0.0, quiet)
     estimate = EpsilonEstimate(
         epsilon=float(best),
-        interval=Interval(_accounted(low, sampling, delta).low, float(_accounted(high, sampling, delta))),
+        interval=Interval(*ends),
         confidence=CONFIDENCE,
         floor=floor,
         ceiling=math.inf,
@@ -94,6 +100,33 @@ def make_sampled_row(reading: UnknownRound, signal: NoiseSignal, settings: Setti
         warnings=tuple(found),
         fit=reading.fit,
     )
+
+
+def _allocation_ends(
+    ends: tuple[float, float],
+    silent: float,
+    beta: float,
+    best: AmplifiedEpsilon,
+    sampling: RandomAllocation,
+    delta: float,
+) -> tuple[tuple[float, float], float]:
+    """The interval's ends, and the floor, of an accountant that takes seconds a call.
+
+    They follow the accountant's figure at the measured noise in the ratio that the laws of the scores give.
+    """
+
+    def by_law(inverse_noise: float) -> float:
+        if inverse_noise <= SMALLEST_SIGNAL:
+            return 0.0
+        observed = [sampling.rounds] * sampling.epochs
+        laws = allocation_laws(noise=1 / inverse_noise, rounds=sampling.rounds, observed=observed, dof=math.inf)
+        return loss_epsilon(*laws, delta)
+
+    middle = by_law(beta)
+    if middle == 0:
+        return (0.0, max(by_law(ends[1]), float(best))), by_law(silent)
+    low, high, floor = (by_law(each) / middle for each in (*ends, silent))
+    return (best.low * low, float(best) * high), float(best) * floor
 
 
 def _accounted(inverse_noise: float, sampling: Sampling, delta: float) -> AmplifiedEpsilon:

@@ -92,6 +92,7 @@ class Verdict:
     correlated: bool | None = None  # whether the noise is
     leg: str | None = None  # of a verdict on an amplified claim: accounting, noise or sampling
     epsilon_range: tuple[float, float] | None = None  # that the accountant gives for a scheme
+    epsilon_kind: str | None = None  # of the accountant's figure: upper bound, range or estimate
     accountant: str | None = None
     adjacency: str | None = None
     scheme: str | None = None  # of sampling, as claimed

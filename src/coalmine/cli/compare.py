@@ -41,7 +41,8 @@ def compare(directories: tuple[Path, ...], as_csv: bool, plot: Path | None, as_j
     "measured" is the estimate that the verdict rests on, with the number of rounds that it is for. "client_epsilon" is
     the analytical epsilon of a client, with the number of rounds that a client takes part in. If groups of canaries
     were presented different numbers of times, "presentations" lists those numbers, and the adversaries' epsilons are
-    for the first one.
+    for the first one. "legs" is about a claim amplified by sampling: which of its legs (accounting, noise,
+    sampling) did not pass.
 
     Exit codes: 0 if at least one run is finished, 2 if none is, or if a path holds no run or a damaged one. The
     readable runs are shown in any case.
@@ -114,6 +115,7 @@ def print_results(results: Mapping[str, AuditResult]) -> None:
     several = len({result.settings.delta for result in every}) > 1
     columns += ["delta"] if several else []
     columns += ["measured"] if any(result.headline for result in every) else []
+    columns += ["claimed epsilon", "legs"] if any(result.legs for result in every) else []
     columns += ["client epsilon"] if any(result.extra.get("client_epsilon") is not None for result in every) else []
     cells = []
     for name, result in results.items():
@@ -127,7 +129,7 @@ def print_results(results: Mapping[str, AuditResult]) -> None:
 
 def _cells(result: AuditResult) -> dict[str, str]:
     """The cells of a run by the heads of their columns."""
-    told, top = result.extra, result.headline
+    told, top, claim = result.extra, result.headline, result.claim
     return {
         "task": _cell(told.get("task")),
         "rounds": _cell(result.rounds),
@@ -138,6 +140,8 @@ def _cells(result: AuditResult) -> dict[str, str]:
         "analytical epsilon": _cell(result.analytical_epsilon),
         "delta": _cell(result.settings.delta),
         "measured": "-" if top is None else _for_rounds(top.epsilon, top.participations),
+        "claimed epsilon": "-" if claim is None else _cell(claim.epsilon),
+        "legs": _legs(result),
         "client epsilon": _for_rounds(told.get("client_epsilon"), told.get("client_rounds")),
     }
 
@@ -161,6 +165,12 @@ def _epsilon(result: AuditResult, rung: str) -> str:
 
 def _verdict(result: AuditResult) -> str:
     return "-" if result.verdict is None else str(result.verdict.outcome)
+
+
+def _legs(result: AuditResult) -> str:
+    """The legs of an amplified claim that did not pass, with their outcomes."""
+    odd = [f"{name} {leg.outcome}" for name, leg in result.legs.items() if leg.outcome != "PASS"]
+    return ", ".join(odd) or ("all PASS" if result.legs else "-")
 
 
 def _for_rounds(value: Any, times: Any) -> str:
@@ -198,6 +208,9 @@ def run_record(name: str, result: AuditResult) -> dict[str, Any]:
         "analytical_epsilon": result.analytical_epsilon,
         "delta": result.settings.delta,
         "claimed_epsilon": whole["claimed_epsilon"],
+        "claim_accounting": whole["claim_accounting"],
+        "claim_sampling": whole.get("claim_sampling"),
+        "legs": {name: str(leg.outcome) for name, leg in result.legs.items()},
         "verdict": whole["verdict"],
         "headline": whole["headline"],
         "client_epsilon": told.get("client_epsilon"),
@@ -210,11 +223,14 @@ def run_record(name: str, result: AuditResult) -> dict[str, Any]:
 
 
 def _flat(run: dict[str, Any]) -> dict[str, Any]:
-    flat = {name: value for name, value in run.items() if name not in ("adversaries", "audited", "headline")}
+    nested = ("adversaries", "audited", "headline", "legs", "claim_sampling")
+    flat = {name: value for name, value in run.items() if name not in nested}
     flat["presented"] = " ".join(map(str, run["presented"]))
     top = run["headline"] or {}
     flat |= {f"headline {key}": top.get(key) for key in ("rung", "participations", "epsilon")}
     flat["headline low"], flat["headline high"] = top.get("interval") or (None, None)
+    flat |= {f"claim_sampling {key}": value for key, value in (run["claim_sampling"] or {}).items()}
+    flat |= {f"{name} leg": outcome for name, outcome in run["legs"].items()}
     flat |= {f"audited {name}": status for name, status in run["audited"].items()}
     for name, found in run["adversaries"].items():
         low, high = found["interval"] or (None, None)

@@ -7,21 +7,25 @@ from typing import Any
 import click
 
 from coalmine.argument_checks import one_number, unit_interval, whole_number
-from coalmine.audit.verdict import POWER, TEST_LEVEL
+from coalmine.audit.verdict import POWER, ROUNDED, TEST_LEVEL
 from coalmine.cli.options import COUNT, JSON, Command, Verbosity
 from coalmine.cli.output import print_json, print_table, progress_bar, shown_number
+from coalmine.cli.sampling_options import read_scheme, sampling_options
 from coalmine.estimators.bounds import FEWEST
 from coalmine.estimators.intervals import Interval
 from coalmine.estimators.planning import (
     Plan,
+    SampledPlan,
     canaries_for_precision,
     canaries_to_decide,
     canaries_to_detect,
     expected_interval,
     is_precise,
     plan_audit,
+    plan_sampled,
     power_against_claim,
 )
+from coalmine.estimators.sampling import Sampling, sampling_to_dict
 
 USUAL = (100, 300, 1_000, 3_000, 10_000)
 USUAL_EPSILON = 3.0  # the interval is shown at this epsilon unless the user names one
@@ -45,10 +49,18 @@ PRECISION = 0.25  # both ends of a useful interval lie within this share of epsi
 @click.option(
     "--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also plot the plan into a .png, .svg or .pdf file."
 )
+@sampling_options(required=False)
+@click.option(
+    "--noise-multiplier",
+    type=float,
+    metavar="Z",
+    help="Noise multiplier of a claim amplified by sampling.  [default: the one that gives the claim]",
+)
 @JSON
 @click.pass_obj
 def plan(
     verbosity: Verbosity,
+    /,
     dim: int,
     delta: float,
     canaries: tuple[int, ...],
@@ -56,7 +68,10 @@ def plan(
     claim: float | None,
     at: float | None,
     plot: Path | None,
+    noise_multiplier: float | None,
     as_json: bool,
+    sampling: str | None,
+    **scheme: Any,
 ) -> None:
     """Plan the number of canaries of an audit.
 
@@ -69,7 +84,24 @@ def plan(
     knows all other updates. This takes far fewer canaries than measuring epsilon.
 
     Measuring an epsilon: the 95 % interval lies within ±25 % of it.
+
+    With --sampling the claim is amplified: about an attacker who does not know in which rounds a client takes part. The
+    answer is how many canaries decide it, and which leg of the verdict (noise or sampling) asks for them.
     """
+    if sampling is not None:
+        hidden = read_scheme(sampling, scheme)
+        if claim is None:
+            raise click.UsageError("--sampling is about a claim: give --claim too")
+        if canaries or detect is not None or at is not None or plot is not None:
+            raise click.UsageError(
+                "--sampling answers for a claim alone: leave out --canaries, --detect, --at and --plot"
+            )
+        _plan_amplified(claim, hidden, dim=dim, delta=delta, noise_multiplier=noise_multiplier, as_json=as_json)
+        return
+    for name, value in {**scheme, "noise_multiplier": noise_multiplier}.items():
+        if value is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{option} belongs to a claim amplified by sampling: give --sampling too")
     if canaries and detect is not None:
         raise click.UsageError("give either --canaries or --detect")
     dim, delta = whole_number("--dim", dim, minimum=FEWEST + 2), unit_interval("--delta", delta)
@@ -101,6 +133,62 @@ def plan(
         click.echo(f"{counts[0]:,} canaries detect an epsilon of {detect:g} in {_percent(POWER)} of runs")
     if claim is not None:
         click.echo(_claim_line(claim, deciding, dim=dim, delta=delta))
+
+
+def _plan_amplified(
+    claim: float, sampling: Sampling, *, dim: int, delta: float, noise_multiplier: float | None, as_json: bool
+) -> None:
+    """Print how many canaries decide an amplified claim, and which leg asks for them."""
+    dim, delta = whole_number("--dim", dim, minimum=FEWEST + 2), unit_interval("--delta", delta)
+    for name, value in (("--claim", claim), ("--noise-multiplier", noise_multiplier)):
+        if value is not None and one_number(name, value) <= 0:
+            raise ValueError(f"{name} must be above 0, got {value:g}")
+    found = plan_sampled(
+        claim,
+        sampling,
+        dim=dim,
+        delta=delta,
+        level=TEST_LEVEL,
+        noise_multiplier=noise_multiplier,
+        power=POWER,
+        rounded=ROUNDED,
+    )
+    if as_json:
+        told = {"epsilon": claim, "sampling": sampling_to_dict(sampling), "noise_multiplier": found.noise_multiplier}
+        legs = {"noise": found.noise, "sampling": found.sampling}
+        answer = {"claim": told, "accounted": found.accounted.to_dict(), "legs": legs}
+        print_json({"dim": dim, "delta": delta, "power": POWER, **answer, "canaries": found.canaries, "leg": found.leg})
+        return
+    accounted = found.accounted
+    low = "" if accounted.kind == "upper bound" else f" (between {shown_number(accounted.low, 3)} and that)"
+    rows = [[name, _needed(count), asks] for name, count, asks in _legs(found)]
+    print_table(["leg", "canaries", "what they would catch"], rows, title=f"A claim of {claim:g} for {sampling}")
+    click.echo(
+        f"noise multiplier {shown_number(found.noise_multiplier)}: {accounted.accountant} gives epsilon "
+        f"{shown_number(accounted.high, 4)}{low}, adjacency {accounted.adjacency}"
+    )
+    click.echo(_amplified_line(claim, found))
+
+
+def _legs(found: SampledPlan) -> list[tuple[str, int | None, str]]:
+    caught = f"twice the claimed epsilon, in {_percent(POWER)} of runs:"
+    return [
+        ("noise", found.noise, f"{caught} less noise"),
+        ("sampling", found.sampling, f"{caught} people picked more often"),
+    ]
+
+
+def _needed(canaries: int | None) -> str:
+    return "no number" if canaries is None else f"{canaries:,}"
+
+
+def _amplified_line(claim: float, found: SampledPlan) -> str:
+    if found.exceeds:
+        return f"no number of canaries confirms {claim:g}: the accountant gives more. Claim what it gives, or add noise"
+    if found.canaries is None:
+        return f"no number of canaries decides the claimed epsilon of {claim:g} in this dimension: the {found.leg} leg"
+    asks = f"the {found.leg} leg asks for most" if found.noise != found.sampling else "both legs ask for so many"
+    return f"{found.canaries:,} canaries decide the claimed epsilon of {claim:g}; {asks}"
 
 
 def _claim_line(claim: float, canaries: int | None, *, dim: int, delta: float) -> str:

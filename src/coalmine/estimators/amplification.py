@@ -23,7 +23,7 @@ PLD, ALLOCATION, RDP = "dp-accounting PLD", "PLD_accounting", "dp-accounting RDP
 UNAMPLIFIED = "Gaussian mechanism, no amplification"
 
 FINEST_INTERVAL = 1e-5  # of privacy loss
-GRID_ERROR = 2e-4  # of epsilon, which grows with the rounds and the square of the interval
+GRID_ERROR = 4e-5  # of epsilon, about: it grows with the rounds and the square of the interval
 LARGEST_GRID = 1_000_000  # points of the composed privacy loss
 MOST_ROUNDS = 1_000_000  # that are composed
 LONGEST_LOSS = 700.0  # log likelihood ratios in a wider range overflow
@@ -183,7 +183,7 @@ def _interval(noise: float, sampling: Poisson) -> float:
     spread = math.sqrt(sampling.rounds) * one_loss
     one_round = 0.5 / noise**2 + 10 / noise
     length = max(2 * one_round, 20 * spread + one_round)
-    precise = min(math.sqrt(2 * GRID_ERROR / sampling.rounds), 0.3 * one_loss)
+    precise = min(math.sqrt(2 * GRID_ERROR / sampling.rounds), 0.1 * one_loss)
     return max(FINEST_INTERVAL, precise, length / LARGEST_GRID)
 
 

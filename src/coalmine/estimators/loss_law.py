@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import brentq
 from scipy.special import chdtri, stdtrit
 from scipy.stats import kstwo, norm
 from scipy.stats import t as student
@@ -100,6 +101,20 @@ class LossLaw:
         ranks = np.arange(count + 1) / count
         found = float(max(np.max(ranks[1:] - most), np.max(least - ranks[:-1]), 0.0))
         return found, float(kstwo.sf(found, count))
+
+
+def loss_epsilon(absent: LossLaw, present: LossLaw, delta: float) -> float:
+    """The epsilon of the pair at `delta`: the larger of both directions."""
+
+    def excess(epsilon: float) -> float:
+        removed = float(present.masses @ np.maximum(-np.expm1(np.minimum(epsilon - present.points, 0.0)), 0.0))
+        added = float(absent.masses @ np.maximum(-np.expm1(np.minimum(epsilon + absent.points, 0.0)), 0.0))
+        return max(removed, added) - delta
+
+    if excess(0.0) <= 0:
+        return 0.0
+    high = float(max(present.points[-1], -absent.points[0]))
+    return float(brentq(excess, 0.0, high, xtol=1e-9)) if excess(high) < 0 else high
 
 
 def poisson_laws(*, noise: float, probability: float, rounds: int, dof: float) -> tuple[LossLaw, LossLaw]:

@@ -14,10 +14,13 @@ from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 
 from coalmine.argument_checks import nonnegative_array, one_number, unit_interval, whole_number
+from coalmine.estimators.amplification import AmplifiedEpsilon, amplified_epsilon, amplified_noise
 from coalmine.estimators.bounds import FEWEST, lower_bound_ceiling
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.estimators.intervals import Floor, Interval, epsilon_interval, noise_floor, null_lattice, quick_epsilons
 from coalmine.estimators.mechanism import mechanism_noise
+from coalmine.estimators.sampler_tests import rate_power
+from coalmine.estimators.sampling import FixedSize, Poisson, Sampling
 from coalmine.estimators.variance import Sample
 
 # With a rotation, unobserved canaries cost nothing; ten per observed canary raise the ceiling of the lower bound.
@@ -168,6 +171,114 @@ def canaries_for_power(
     if faulty <= claimed:
         return None
     return _fewest(lambda count: _power(count, claimed, faulty, level, null_dof) >= power, MOST)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledPlan:
+    """How many canaries decide a claim amplified by sampling: for its noise leg, and for its sampling leg.
+
+    `accounted` is the accountant's epsilon at the claimed `noise_multiplier`. If it `exceeds` the claim, no canaries help.
+    A number is None if no number of canaries in this dimension does.
+    """
+
+    noise_multiplier: float
+    accounted: AmplifiedEpsilon
+    exceeds: bool
+    noise: int | None
+    sampling: int | None
+
+    @property
+    def canaries(self) -> int | None:
+        """The larger of both numbers; None if no number decides the claim."""
+        if self.exceeds or self.noise is None or self.sampling is None:
+            return None
+        return max(self.noise, self.sampling)
+
+    @property
+    def leg(self) -> str:
+        """The leg that asks for most canaries, or that no number of canaries decides."""
+        if self.exceeds:
+            return "accounting"
+        if self.noise is None or self.sampling is None:
+            return "noise" if self.noise is None else "sampling"
+        return "noise" if self.noise >= self.sampling else "sampling"
+
+
+def plan_sampled(
+    claim_epsilon: float,
+    sampling: Sampling,
+    *,
+    dim: int,
+    delta: float,
+    level: float,
+    noise_multiplier: float | None = None,
+    power: float = 0.9,
+    rounded: float = 1.005,
+) -> SampledPlan:
+    """The fewest canaries that decide a claim amplified by sampling, if they are picked as often as the scheme says.
+
+    Both legs must catch twice the claim with this power: less noise, at the claimed rate, and more picks, at the claimed
+    noise. Without `noise_multiplier` it is the one that gives the claim. Printed epsilons are `rounded`.
+    """
+    dim = whole_number("dim", dim, minimum=FEWEST + 2)
+    claim = one_number("claim_epsilon", claim_epsilon)
+    if claim <= 0:
+        raise ValueError(f"claim_epsilon must be above 0, got {claim}")
+    level, power = unit_interval("level", level), unit_interval("power", power)
+    noise = amplified_noise(claim, sampling, delta) if noise_multiplier is None else noise_multiplier
+    accounted, twice = amplified_epsilon(noise, sampling, delta), 2 * rounded * claim
+    exceeds = accounted.high > rounded * claim
+    needed = noise
+    if accounted.high < claim / rounded:  # the claim is looser than its own accounting
+        needed = min(noise, amplified_noise(claim, sampling, delta))
+    faulty = 1 / amplified_noise(twice, sampling, delta)
+
+    def noise_seen(count: int) -> bool:
+        picks = count * sampling.total_rounds * sampling.rate
+        dof = (dim - count) * sampling.total_rounds / (1 + sampling.total_rounds * (1 - sampling.rate) / picks)
+        return _power(picks, 1 / needed, faulty, level, dof) >= power
+
+    return SampledPlan(
+        noise_multiplier=noise,
+        accounted=accounted,
+        exceeds=exceeds,
+        noise=_fewest(noise_seen, dim - 2),
+        sampling=_canaries_for_rate(sampling, noise, twice, delta, power, dim - 2),
+    )
+
+
+def _canaries_for_rate(
+    sampling: Sampling, noise: float, twice: float, delta: float, power: float, most: int
+) -> int | None:
+    """The fewest canaries, and any more, that show a rate at which epsilon is `twice` the claim.
+
+    Who is picked once an epoch cannot be picked twice unseen, so there the fewest that an audit takes are enough.
+    """
+    if not isinstance(sampling, Poisson | FixedSize) or sampling.rate >= 1:
+        return FEWEST
+    rounds = sampling.rounds
+
+    def reached(rate: float) -> float:
+        return amplified_epsilon(noise, Poisson(rate, rounds), delta).high
+
+    rate, low, high = 1.0, sampling.rate, 1.0
+    if reached(high) > twice:
+        while high - low > 1e-3 * low:  # a smaller rate takes more canaries, so the error is on the safe side
+            rate = math.sqrt(low * high)
+            low, high = (low, rate) if reached(rate) > twice else (rate, high)
+        rate = low
+
+    def seen(count: int) -> bool:
+        return rate > sampling.rate and rate_power(sampling, rounds, count, rate) >= power
+
+    count = _fewest(seen, most)
+    window = math.ceil(3 / (rounds * sampling.rate))  # counts are whole, so the power goes up and down
+    while count is not None and count <= most:
+        worse = [more for more in range(count, min(count + window, most) + 1) if not seen(more)]
+        if not worse:
+            return count
+        count = worse[-1] + 1
+    return None
 
 
 def detectable_mean(weight: float, claimed: float, *, level: float, power: float, null_dof: float) -> float | None:

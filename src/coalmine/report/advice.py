@@ -70,6 +70,17 @@ LONG_LAYERS = (
     "The residual is longer than the stated noise there: `others` is incomplete in these tensors, or they get more noise "
     "than stated. A missing part of `others` could stand in for missing noise, so this bars a PASS."
 )
+RESTATE = "Account for the sampling scheme that was seen, or mend the sampler, and claim that ε."
+LEG_ADVICE = {  # by the code of the verdict on an amplified claim
+    "accounting": "Run the accountant again with the noise multiplier, the sampling scheme and the number of rounds of this "
+    "training, and claim what it gives. Or add noise until it gives the claimed ε.",
+    "range": "Use Poisson sampling or random allocation, whose ε is known well, or claim the upper end of the range.",
+    "sampler": RESTATE,
+    "sampler not observed": "Let each canary take part exactly when the pipeline's own sampler picks it, and say "
+    "`sampler_observed=True` in the claim. Until then, claim the mechanism's ε.",
+    "picks": "Audit again with more canaries: `coalmine plan --sampling` says how many decide the claim.",
+    "sampled power": "Audit again with more canaries: `coalmine plan --sampling` says how many decide the claim.",
+}
 NAMED = 6  # tensors that are named in one step
 
 
@@ -136,7 +147,7 @@ def _to_finish(run: Run) -> str:
 def _after_verdict(result: AuditResult, verdict: Verdict) -> list[str]:
     if verdict.outcome == "VIOLATION":
         return _after_violation(result)
-    return [_after_pass(result) if verdict.outcome == "PASS" else _after_underpowered(verdict)]
+    return [_after_pass(result) if verdict.outcome == "PASS" else _after_underpowered(result, verdict)]
 
 
 def _after_pass(result: AuditResult) -> str:
@@ -155,6 +166,9 @@ def _after_violation(result: AuditResult) -> list[str]:
         named = f"{', '.join(low[:NAMED])}{f' and {len(low) - NAMED} more' if len(low) > NAMED else ''}"
         seen.append(f"Noise is missing by the gauge{'s' * (len(low) > 1)} {named}.")
     steps = [" ".join(["Do not release this model under the claimed ε.", *seen])]
+    code = result.verdict.code if result.verdict else ""
+    if code in ("accounting", "sampler"):
+        return [*steps, _restated(result) if code == "sampler" else LEG_ADVICE[code]]
     faults = likely_faults(result)
     steps += [f"Likely: {fault.title}. {fault.meaning} {fault.mend}" for fault in faults]
     if not faults and not low:
@@ -166,7 +180,15 @@ def _after_violation(result: AuditResult) -> list[str]:
     return steps
 
 
-def _after_underpowered(verdict: Verdict) -> str:
+def _restated(result: AuditResult) -> str:
+    """What to do about a sampler that does something else than claimed, with the scheme that was seen."""
+    seen = result.legs["sampling"].seen_scheme if "sampling" in result.legs else None
+    return RESTATE if seen is None else f"{RESTATE} It looks like {seen}."
+
+
+def _after_underpowered(result: AuditResult, verdict: Verdict) -> str:
+    if verdict.code == "sampler":
+        return _restated(result)
     if verdict.code == "power" and verdict.canaries_needed is not None:
         return (
             f"Audit again with {verdict.canaries_needed:,} canaries: so many would decide the claim (this run had "
@@ -174,6 +196,8 @@ def _after_underpowered(verdict: Verdict) -> str:
         )
     if verdict.code == "undetected":  # more of them would not help
         return f"Find out first why the canaries are not detected: {shortened(verdict.reason)}."
+    if verdict.code in LEG_ADVICE:
+        return LEG_ADVICE[verdict.code]
     if verdict.code == "gauge":
         return "Find out why the gauges named here left their limits, mend it or the stated noise, and audit again."
     return f"What would decide: {verdict.reason.rstrip('.')}."

@@ -11,6 +11,9 @@ from coalmine.argument_checks import printable
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.ladder import RUNGS, Scores
 from coalmine.audit.result import AuditResult, Row
+from coalmine.audit.result_rows import POOR_FIT
+from coalmine.audit.unknown_round import RUNG as UNKNOWN_ROUND
+from coalmine.audit.unknown_round import LossFit
 from coalmine.audit.views import views
 from coalmine.report import plots
 from coalmine.report.epsilon_by_round import estimates_during
@@ -24,6 +27,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_GAUGES = 12
+AMPLIFIED = (
+    "triangle right of the claimed ε is proof, if its attacker does not know the rounds. The claim counts on sampling to "
+    "hide them, so known-round and known-others may lie beyond it."
+)
 
 
 @dataclass(frozen=True)
@@ -49,13 +56,12 @@ def run_pictures(run: Run) -> list[Picture]:
     """Every picture that the run's files allow."""
     result = run.result
     found = [ladder_picture(result)] if shown_rows(result) else []
+    fit = plots.loss_fit(result)
+    found += [] if fit is None else [loss_picture(result, fit)]
     scores = [group for group in run.shown_scores if group.observed.size >= 2]
-    if scores:
-        found += [
-            densities_picture(result, scores),
-            roc_picture(result, scores),
-            quantiles_picture(result, scores),
-        ]
+    normal = [group for group in scores if group.rung != UNKNOWN_ROUND]  # its scores follow the accountant's law
+    if normal:
+        found += [densities_picture(result, normal), roc_picture(result, scores), quantiles_picture(result, normal)]
     found += [picture for picture in (_rounds(run), _training(run), _accuracy(run), _gauges(run)) if picture]
     return found
 
@@ -77,7 +83,32 @@ def ladder_picture(result: AuditResult) -> Picture:
         height=1.6 + 0.46 * len(shown_rows(result)),
         alt=f"Each attacker's ε as one line. {said}.{analytical}",
         caption="From the weakest attacker to the strongest. A dot left of the end of its grey bar detects nothing; a "
-        "triangle right of the claimed ε is proof.",
+        + (
+            "triangle right of the claimed ε is proof."
+            if result.claim is None or not result.claim.amplified
+            else AMPLIFIED
+        ),
+    )
+
+
+def loss_picture(result: AuditResult, fit: LossFit) -> Picture:
+    """The accountant's law, predicted and measured."""
+    middles = (np.array(fit.edges)[1:] + np.array(fit.edges)[:-1]) / 2
+    means = [
+        float(middles @ (np.array(counts) / max(sum(counts), 1e-12)))
+        for counts in (fit.observed, fit.present, fit.absent)
+    ]
+    follow = "follow the accountant's law" if fit.p_value >= POOR_FIT else "do not follow the accountant's law"
+    test = f"Kolmogorov–Smirnov p {plots.p_value(fit.p_value)}"
+    return make(
+        "loss",
+        "The accountant's law, predicted and measured",
+        one_axes(plots.privacy_loss, result, legend=2),
+        height=3.4,
+        alt="Histogram of the canaries' privacy loss over the accountant's two laws. Mean of the canaries "
+        f"{shown(means[0])}; predicted {shown(means[1])} for those who take part and {shown(means[2])} when absent. {test}.",
+        caption=f"An accountant computes ε from these two curves. The canaries {follow} ({test}). If noise or sampling were "
+        "not as claimed, the blue would leave the orange line.",
     )
 
 
@@ -329,8 +360,9 @@ def _presentations(bars: Sequence[plots.Bar]) -> Picture:
 
 
 def shared_rung(runs: Sequence[Run]) -> str | None:
-    """The strongest rung that every run has; not the maximum over rounds, whose scores have no common unit."""
-    shared = [rung for rung in RUNGS if rung != "all-iterates" and all(rung in run.result.adversaries for run in runs)]
+    """The strongest rung that every run has; not one whose scores have no common unit."""
+    own_units = ("all-iterates", UNKNOWN_ROUND)
+    shared = [rung for rung in RUNGS if rung not in own_units and all(rung in run.result.adversaries for run in runs)]
     return shared[-1] if shared else None
 
 

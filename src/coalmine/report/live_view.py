@@ -19,7 +19,7 @@ from coalmine.audit.result import AuditResult
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.report.epsilon_by_round import estimate_scores, largest_groups
 from coalmine.report.sentences import ATTACKERS, shortened, shown
-from coalmine.report.summary import coverage_lines, key_figures
+from coalmine.report.summary import coverage_lines, key_figures, legs_of
 from coalmine.storage.mapped_rounds import map_rounds
 from coalmine.storage.record import Settings
 from coalmine.storage.round_schema import check_fit, check_values
@@ -164,6 +164,7 @@ def _result(result: AuditResult) -> list[Text]:
     lines = [f"{figure.label} {shown(figure.value)} ({figure.detail})" for figure in key_figures(result)]
     if result.verdict is not None:
         lines.append(f"{result.verdict.outcome}: {shortened(result.verdict.reason)}")
+    lines += [shortened(leg.line) for leg in legs_of(result)]
     return [_text(line) for line in [*lines, *coverage_lines(result)]]
 
 

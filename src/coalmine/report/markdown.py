@@ -19,7 +19,7 @@ from coalmine.report.sentences import (
     verdict_sentence,
 )
 from coalmine.report.stored_run import Run
-from coalmine.report.summary import folded_line, key_figures, tensor_names
+from coalmine.report.summary import claim_words, folded_line, key_figures, legs_of, tensor_names
 from coalmine.report.table_rows import published_row, row_warnings, rung_verdict, shown_rows, top_row
 from coalmine.report.trainer_entries import client_exposure, note_lines
 from coalmine.version import __version__
@@ -47,6 +47,7 @@ def as_dict(runs: Sequence[Run], refused: Sequence[str] = ()) -> dict[str, Any]:
                 "sentence": verdict_sentence(run),
                 "scope": scope_sentence(run.result),
                 "figures": [vars(figure) for figure in key_figures(run.result)],
+                "legs": [vars(leg) for leg in legs_of(run.result)],
                 "next_steps": next_steps(run),
                 "problems": list(run.problems),
                 "commitment": None if run.commitment is None else vars(run.commitment),
@@ -67,6 +68,19 @@ def _run_markdown(run: Run, *, published: bool) -> str:
     figures = [[figure.label, shown(figure.value), figure.detail] for figure in key_figures(result)]
     if figures:
         parts.append(_table(["number", "ε", "whose it is"], figures))
+    legs = legs_of(result)
+    if legs:
+        parts.append("The three legs of the claim, of which a PASS needs all:")
+        parts.append(
+            _table(["leg", "outcome", "asks", "why"], [[x.title, x.outcome, x.question, x.reason] for x in legs])
+        )
+        parts.append(plain(f"The claim is {claim_words(result)}."))
+    fit = result.adversaries["unknown-round"].headline.fit if "unknown-round" in result.adversaries else None
+    if fit is not None:
+        parts.append(
+            "The canaries' scores against the accountant's law of the privacy loss: Kolmogorov–Smirnov p = "
+            f"{shown(fit.p_value)}."
+        )
     if result.audited:
         parts.append("What was audited:")
         cells = [[item.name, item.status, item.detail] for item in result.audited]

@@ -40,7 +40,7 @@ from coalmine.report.sentences import (
     verdict_sentence,
 )
 from coalmine.report.stored_run import Run
-from coalmine.report.summary import NAMED, folded_line, key_figures, tensor_names
+from coalmine.report.summary import NAMED, claim_words, folded_line, key_figures, legs_of, tensor_names
 from coalmine.report.table_rows import (
     all_rows,
     folded_rows,
@@ -66,6 +66,9 @@ CLAIM = (
     "claim_accounting",
     "claim_participations",
     "claim_sensitivity",
+    "claim_sampling",
+    "claim_noise_multiplier",
+    "claim_sampler_observed",
     "clients",
 )
 OWN_THRESHOLDS = {
@@ -87,6 +90,8 @@ def run_page(run: Run) -> str:
         unread=run.problems,
         below_verdict=[text for text in (shortened(reason), scope_sentence(result)) if text],
         key_figures=key_figures(result),
+        legs=legs_of(result),
+        claim_words=claim_words(result),
         audited=result.audited,
         many_tensors=tensors if len(tensors) > NAMED else [],  # beyond what the sentence beside them can name
         meaning=meaning(next(iter(meanings.values())), result.settings.delta) if meanings else "",
@@ -176,6 +181,7 @@ def _view(run: Run) -> dict[str, Any]:
         "folded_rows": folded_rows(result),
         "folded_line": folded_line(result),
         "verdicts": {row.rung: rung_verdict(result, row.rung) for row in rows},
+        "legs": [leg.line for leg in legs_of(result)],
         "steps": next_steps(run),
         "commands": [*again, f"coalmine verify {where} --seed-file SEED", f"coalmine report {where}"],
     }

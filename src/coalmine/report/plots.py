@@ -21,6 +21,8 @@ from scipy.special import ndtri
 from coalmine.argument_checks import Floats
 from coalmine.audit.ladder import RUNGS, Scores
 from coalmine.audit.result import AuditResult, Row
+from coalmine.audit.unknown_round import RUNG as UNKNOWN_ROUND
+from coalmine.audit.unknown_round import LossFit
 from coalmine.audit.views import View
 from coalmine.estimators.bounds import is_law, log_upper_tail
 from coalmine.estimators.gaussians import Gaussian
@@ -156,6 +158,39 @@ def overlayed_densities(ax: "Axes", groups: Mapping[str, Scores | Row]) -> "Axes
     return ax
 
 
+def privacy_loss(ax: "Axes", result: AuditResult) -> "Axes":
+    """The privacy loss that the accountant predicts, present and absent, over that of the canaries (rung unknown-round).
+
+    If noise and sampling are as claimed, the histogram follows the law of those who take part. Raises ValueError if the
+    result has no such rung.
+    """
+    fit = loss_fit(result)
+    if fit is None:
+        raise ValueError("this result has no rung unknown-round: give the audit its sampling scheme (sampling=…)")
+    edges, observed = np.array(fit.edges), np.array(fit.observed, dtype=np.float64)
+    widths = np.diff(edges)
+    ax.stairs(observed / max(observed.sum(), 1.0) / widths, edges, fill=True, color=OBSERVED, alpha=0.3, lw=0,
+              label="canaries, measured")  # fmt: skip
+    ax.stairs(np.array(fit.present) / widths, edges, color=FITTED, lw=1.5, label="taking part, predicted")
+    ax.stairs(np.array(fit.absent) / widths, edges, color=NULL, lw=1.5, ls=(0, (4, 2)), label="absent, predicted")
+    if result.claim is not None and result.claim.amplified and edges[0] < result.claim.epsilon < edges[-1]:
+        ax.axvline(result.claim.epsilon, color=CLAIM, lw=1.5, ls="--", label="claimed ε")
+    text = f"Kolmogorov–Smirnov p {p_value(fit.p_value)}"
+    colour = ALARM if fit.p_value < 0.01 else None
+    ax.text(0.98, 0.96, text, transform=ax.transAxes, va="top", ha="right", color=colour)
+    ax.set_xlim(edges[0], edges[-1])
+    ax.set_ylim(bottom=0)
+    ax.set_yticks([])
+    ax.set_xlabel("privacy loss")
+    return ax
+
+
+def loss_fit(result: AuditResult) -> LossFit | None:
+    """How well the canaries follow the accountant's law; None in a result without the rung unknown-round."""
+    found = result.adversaries.get(UNKNOWN_ROUND)
+    return None if found is None else found.headline.fit
+
+
 def quantiles(ax: "Axes", observed: Floats, row: Row | None = None) -> "Axes":
     """Q–Q plot of scores against a normal law: a straight line if they are normal.
 
@@ -222,8 +257,9 @@ def true_positive_rate(scores: Scores, false_positive_rate: float) -> float:
 
 
 def _log_fpr(scores: Scores, thresholds: Floats) -> Floats:
-    if scores.null is not None and is_law(scores.null):
-        return log_upper_tail(scores.null, thresholds)
+    law = scores.bound_null if scores.rung == UNKNOWN_ROUND else scores.null
+    if law is not None and is_law(law):
+        return log_upper_tail(law, thresholds)
     ordered = np.sort(scores.unobserved)
     above = ordered.size - np.searchsorted(ordered, thresholds)
     with np.errstate(divide="ignore"):

@@ -11,6 +11,8 @@ ATTACKERS = {
     "final": "sees the final model",
     "final-update": "sees the final model and knows the initial one",
     "all-iterates": "sees every model delta",
+    "unknown-round": "sees every release and knows everybody else, but not when the target took part: the adversary of the "
+    "ε that accountants print",
     "known-round": "sees every model delta and knows in which rounds the target took part",
     "known-others": "also knows everybody else's updates: the attacker that differential privacy is about",
 }
@@ -24,11 +26,11 @@ GLOSSARY = {
     "observed": "Canaries that took part in training.",
     "unobserved": "Canaries that took no part: they show what an absent one scores.",
     "presentations": "In how many rounds a canary took part. More rounds give more away.",
-    "adversary": "An attacker, named for what they get to see. Each in the list sees more than the one before.",
+    "adversary": "An attacker, named for what they get to see. The list goes from weak to strong.",
     "score": "How strongly a canary is present in what the attacker sees: its cosine with it, in units of the spread that "
     "an absent canary would have.",
     "estimate": "The most likely ε, from a normal law fitted to the scores. It may lie above or below the true one: an "
-    "estimate is never a bound.",
+    "estimate is never a bound. That of unknown-round is the accountant's ε at the measured noise.",
     "heuristic": "A number that does not have its stated coverage. Shown for comparison with the literature.",
     "valid bound": "The true ε of this attack is at least as large, with the stated confidence, under the assumptions "
     "stated beside it.",
@@ -43,6 +45,18 @@ GLOSSARY = {
     "claimed ε": "The ε that somebody promises, which the audit is to test.",
     "accountant's ε": "The ε that the trainer's own accountant computed. It counts on sampling to hide who takes part "
     "when, so it is smaller than the ε of an attacker who knows the rounds.",
+    "amplified": "Made smaller by sampling: nobody outside knows in which rounds a person took part. An amplified ε holds "
+    "for attackers who do not know it either.",
+    "accounting": "One leg of an amplified claim: does the accountant give the claimed ε for the claimed noise and "
+    "sampling?",
+    "noise": "One leg of an amplified claim: did the rounds have the noise that the accountant counted on?",
+    "sampling": "One leg of an amplified claim: did the pipeline pick people as the accountant assumed?",
+    "adjacency": "Which two data sets the promise compares: with and without one person, with one person replaced by "
+    "another, or with one person's update set to zero.",
+    "upper bound": "The accountant's ε is at least the true one. Here the accountant is tight.",
+    "range": "No tight accountant is known: the true ε lies between two numbers, and nobody knows where.",
+    "privacy loss": "How much more likely the releases are if the person took part than if not, as a logarithm. An "
+    "accountant computes ε from its two laws, for somebody who takes part and for somebody absent.",
     "paper's ε": "The estimate as One-shot Empirical Privacy Estimation for Federated Learning defines it.",
     "paper's ε_lo": "The lower end as the paper defines it. The best threshold is chosen after the fact, so it exceeds "
     "the true ε more often than the stated 5 %.",
@@ -95,7 +109,23 @@ UNDECIDED = {  # by the code of an UNDERPOWERED verdict
     "undetected": "the canaries were not detected, so the claim is not confirmed",
     "constant": "there are too few canaries to judge it by",
     "no canaries": "no round with a canary was observed",
-    "amplified": "an audit can refute a claim that sampling amplifies, not confirm it",
+    "range": "nobody knows its exact ε under this sampling scheme",
+    "sampler": "the sampler does not do what was claimed, and the ε of what it does is not known well enough",
+    "sampler not observed": "nobody observed how the pipeline picks people",
+    "picks": "the sampler picked too few canaries to judge it by",
+    "sampled power": "there are too few canaries to confirm the noise",
+}
+
+
+LEGS = {  # what each leg of an amplified claim asks
+    "accounting": "Does the accountant give the claimed ε for the claimed noise and sampling?",
+    "noise": "Did the rounds have the noise that the accountant counted on?",
+    "sampling": "Did the pipeline pick people as the accountant assumed?",
+}
+REFUTED = {  # by the leg that refutes an amplified claim
+    "accounting": "the claimed noise and sampling give more than the claimed ε = {claim}",
+    "noise": "the rounds lack noise, so this training gives away more than the claimed ε = {claim}",
+    "sampling": "people are not picked as claimed, so this training gives away more than the claimed ε = {claim}",
 }
 
 
@@ -160,10 +190,16 @@ def verdict_sentence(run: Run) -> str:
     result, top = run.result, top_row(run.result)
     if result.claim is not None and result.verdict is not None:
         claim, outcome = shown(result.claim.epsilon), result.verdict.outcome
+        if outcome == "PASS" and result.legs:
+            return (
+                f"PASS: accounting, noise and sampling all support the claimed ε = {claim}, and this audit would have "
+                "caught twice as much."
+            )
         if outcome == "PASS":
             return f"PASS: nothing contradicts the claimed ε = {claim}, and this audit would have caught twice as much."
         if outcome == "VIOLATION":
-            return f"VIOLATION: this training gives away more than the claimed ε = {claim}."
+            why = REFUTED.get(result.verdict.leg or "", "this training gives away more than the claimed ε = {claim}")
+            return f"VIOLATION: {why.format(claim=claim)}."
         why = UNDECIDED.get(result.verdict.code, "this audit cannot confirm it")
         return f"UNDERPOWERED: nothing refutes the claimed ε = {claim}, but {why}."
     if top is None:

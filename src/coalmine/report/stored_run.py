@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from coalmine.audit.derivation import derive_result
+from coalmine.audit.derivation import derive_result, derive_scores
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.gauge_reader import read_gauges
 from coalmine.audit.ladder import Scores, ladder
@@ -66,7 +66,10 @@ class Run:
     @cached_property
     def scores(self) -> list[Scores]:
         """The scores of every rung, from the log; empty without a log."""
-        return [] if self._thinned is None else ladder(self._thinned[0].as_log, self._thinned[1])
+        if self._thinned is None:
+            return []
+        rounds, settings = self._thinned
+        return derive_scores(rounds.as_log, settings, claim=self.result.claim)
 
     @property
     def shown_scores(self) -> list[Scores]:

@@ -1,15 +1,16 @@
 """A result in a few lines: the numbers on top with whose they are, what was audited, and the gauges."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.gauge import LAYER, Gauge
 from coalmine.audit.result import AuditResult
+from coalmine.audit.verdict import Verdict
 from coalmine.report.advice import gauge_steps
-from coalmine.report.sentences import interval_text, rounds_of, shortened, shown
+from coalmine.report.sentences import LEGS, interval_text, rounds_of, shortened, shown
 from coalmine.report.table_rows import TableRow, folded_rows, row_warnings, top_row
 from coalmine.report.trainer_entries import (
     accounted_epsilon,
@@ -47,12 +48,12 @@ def key_figures(result: AuditResult) -> list[KeyFigure]:
         found.append(KeyFigure(label="client's ε", value=client.epsilon, detail=f"analytical: {who}{_canary(result)}"))
     if result.claim is not None:
         verdict = "" if result.verdict is None else str(result.verdict.outcome)
-        detail = _claimed(result.claim, _claims_analytical(result))
+        detail = claim_words(result) or _claimed(result.claim, _claims_analytical(result))
         found.append(KeyFigure(label="claimed ε", value=result.claim.epsilon, detail=detail, verdict=verdict))
     if not _claims_analytical(result):
         found += _analytical(result)
     accounted = accounted_epsilon(result)
-    if accounted is not None:
+    if accounted is not None and not _claims_accounted(result, accounted.epsilon):
         judged = f"; judged as a claim: {accounted.verdict}" if accounted.verdict else ""
         found.append(
             KeyFigure(
@@ -73,6 +74,8 @@ def _measured(row: TableRow) -> str:
         parts.append("fitted to all canaries, which took part in different numbers of rounds")
     elif row.presentations is not None:
         parts = [f"{row.rung}, from {row.canaries:,} canaries that took part in {rounds_of(row.presentations)}"]
+    if row.rung == "unknown-round":
+        parts.append("an estimate: the accountant's ε at the measured noise")
     if row.interval is not None:
         parts.append(f"95 % interval {interval_text(row.interval)}")
     if row.lower_bound > 0:
@@ -84,11 +87,69 @@ def _measured(row: TableRow) -> str:
     return "; ".join(parts)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Leg:
+    """One leg of a verdict on an amplified claim, as views show it."""
+
+    name: str
+    outcome: str
+    question: str
+    reason: str
+
+    @property
+    def title(self) -> str:
+        return self.name.capitalize()
+
+    @property
+    def line(self) -> str:
+        """The leg in one line of text."""
+        return f"{self.title}: {self.outcome} — {self.reason}"
+
+
+def legs_of(result: AuditResult) -> list[Leg]:
+    """The legs of a verdict on an amplified claim, in their order; none for any other claim."""
+    return [
+        Leg(name=name, outcome=str(leg.outcome), question=LEGS.get(name, ""), reason=leg.reason)
+        for name, leg in result.legs.items()
+    ]
+
+
+def claim_words(result: AuditResult) -> str:
+    """What an amplified claim stands on: scheme, noise, accountant, adjacency, and what kind of figure its ε is."""
+    claim, accounted = result.claim, result.legs.get("accounting")
+    if claim is None or claim.sampling is None:
+        return ""
+    parts = [f"amplified by sampling: {claim.sampling}"]
+    if accounted is None:
+        return parts[0]
+    if accounted.claimed_noise is not None:
+        parts.append(f"noise multiplier {shown(accounted.claimed_noise)}")
+    if accounted.accountant:
+        parts.append(f"accountant: {accounted.accountant}{_figure_kind(accounted)}")
+    if accounted.adjacency:
+        parts.append(f"adjacency: {accounted.adjacency}")
+    return "; ".join(parts)
+
+
+def _figure_kind(accounted: Verdict) -> str:
+    """What kind of figure the accountant gives, and the figure itself."""
+    if accounted.epsilon_kind is None or accounted.epsilon_range is None:
+        return ""
+    low, high = accounted.epsilon_range
+    if accounted.epsilon_kind == "range":
+        return f", a range: ε between {shown(low)} and {shown(high)}"
+    article = "an" if accounted.epsilon_kind[0] in "aeiou" else "a"
+    return f", {article} {accounted.epsilon_kind}: ε = {shown(high)}"
+
+
 def _decided(result: AuditResult) -> str:
     """Whether something else than this number refuted the claim."""
     verdict = result.verdict
-    by_gauge = verdict is not None and verdict.outcome == "VIOLATION" and verdict.code == "gauge"
-    return "; a gauge refutes the claim, not this number" if by_gauge else ""
+    if verdict is None or verdict.outcome != "VIOLATION":
+        return ""
+    if verdict.leg in ("accounting", "sampling"):
+        return f"; the {verdict.leg} refutes the claim, not this number"
+    return "; a gauge refutes the claim, not this number" if verdict.code == "gauge" else ""
 
 
 def _canary(result: AuditResult) -> str:
@@ -97,8 +158,6 @@ def _canary(result: AuditResult) -> str:
 
 
 def _claimed(claim: Claim, is_analytical: bool) -> str:
-    if claim.amplified:
-        return "amplified by sampling"
     times = claim.participations
     who = (
         "for a client whose rounds are known"
@@ -117,6 +176,21 @@ def _claims_analytical(result: AuditResult) -> bool:
     return math.isclose(result.claim.epsilon, result.analytical_epsilon, rel_tol=1e-9)
 
 
+def _claims_accounted(result: AuditResult, epsilon: float) -> bool:
+    """Whether the trainer's accountant's ε is what was claimed."""
+    claim = result.claim
+    return claim is not None and claim.amplified and math.isclose(claim.epsilon, epsilon, rel_tol=1e-6)
+
+
+def _mechanism(result: AuditResult) -> str:
+    """Beside an amplified claim: whose the analytical ε is, and the verdict on it where the trainer wrote one."""
+    if result.claim is None or not result.claim.amplified:
+        return ""
+    judged = result.extra.get("if_mechanism_were_claimed")
+    verdict = judged.get("verdict") if isinstance(judged, Mapping) else None
+    return "; not amplified: for an attacker who knows the rounds" + (f"; by itself: {verdict}" if verdict else "")
+
+
 def _analytical(result: AuditResult) -> list[KeyFigure]:
     """The analytical ε of the canaries, that of the headline's participations first where the trainer wrote both."""
     if result.analytical_epsilon is None:
@@ -130,7 +204,7 @@ def _analytical(result: AuditResult) -> list[KeyFigure]:
         detail = f"for canaries, which count {shown(sensitivity)} clip norms under this noise"
     elif exact is not None and times is not None:
         value, detail = exact, f"for {rounds_of(times)}"
-    return [KeyFigure(label="analytical ε", value=value, detail=detail)]
+    return [KeyFigure(label="analytical ε", value=value, detail=detail + _mechanism(result))]
 
 
 def verdict_lines(result: AuditResult) -> list[str]:
@@ -146,6 +220,7 @@ def summary_lines(result: AuditResult, notes: Sequence[str] = ()) -> list[str]:
         *([f"{folded}; the rows are in result.json"] if folded else []),
         *row_warnings(result),
         *verdict_lines(result),
+        *(leg.line for leg in legs_of(result)),
         *(["this PASS covers only what was checked:"] if passed else []),
         *coverage_lines(result),
         *gauge_lines(result),

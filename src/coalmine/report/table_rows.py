@@ -98,16 +98,20 @@ class TableRow:
     def estimators(self) -> tuple[Estimator, ...]:
         """Every number of this row with its kind."""
         level = f"{CONFIDENCE:.0%}"
-        std = "the null's std" if self.row and self.row.estimate.variance.used == "null" else "its own fitted std"
+        used = None if self.row is None else self.row.estimate.variance.used
+        how = "a normal law with " + ("the null's std" if used == "null" else "its own fitted std")
+        if used == "accountant":
+            how = "the accountant's ε at the measured noise, for the declared sampling"
         chosen = f"each threshold at {level}, the best one chosen afterwards: no bound at {level}"
-        return (
-            Estimator(name="estimate", value=self.epsilon, kind="estimate", note=f"a normal law with {std}"),
+        found = (
+            Estimator(name="estimate", value=self.epsilon, kind="estimate", note=how),
             Estimator(
                 name="lower bound", value=self.lower_bound, kind="valid bound", note=f"{level}, whatever the law"
             ),
             Estimator(name="paper's ε", value=self.paper_epsilon, kind="estimate", note="a normal law, its std fitted"),
             Estimator(name="paper's ε_lo", value=self.paper_lower_bound, kind="heuristic", note=chosen),
         )
+        return tuple(each for each in found if not (used == "accountant" and math.isnan(each.value)))
 
 
 def all_rows(result: AuditResult) -> list[TableRow]:

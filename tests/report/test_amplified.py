@@ -1,0 +1,230 @@
+"""What people see of a claim amplified by sampling: legs, the rung unknown-round, the privacy loss, advice."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from coalmine import Poisson, amplified_epsilon
+from coalmine.audit.ladder import RUNGS
+from coalmine.audit.verdict import UNDERPOWERED, VIOLATION, Verdict
+from coalmine.cli import main as cli
+from coalmine.report import plots, read_run, write_report
+from coalmine.report.advice import LEG_ADVICE, next_steps
+from coalmine.report.figures import loss_picture
+from coalmine.report.live_view import Watcher, screen
+from coalmine.report.markdown import as_dict, markdown
+from coalmine.report.page import run_page
+from coalmine.report.sentences import ATTACKERS, UNDECIDED, verdict_sentence
+from coalmine.report.summary import key_figures, legs_of
+from coalmine.report.table_rows import shown_rows
+
+sys.path.insert(0, str(Path(__file__).parent))
+from chromium import Chromium
+from runs import make_run, make_sampled_run
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    home = tmp_path_factory.mktemp("amplified")
+    return {
+        "honest": make_sampled_run(
+            home / "honest", more={"accounted_epsilon": float(amplified_epsilon(1.0, Poisson(0.1, rounds=60), 1e-5))}
+        ),
+        "often": make_sampled_run(home / "often", rate=0.3),
+        "blind": make_sampled_run(home / "blind", observed=False),
+        "plain": make_run(home / "plain"),
+    }
+
+
+@pytest.fixture(scope="module")
+def runs(paths):
+    return {name: read_run(path) for name, path in paths.items()}
+
+
+@pytest.fixture(scope="module")
+def pages(runs):
+    return {name: run_page(runs[name]) for name in ("honest", "often", "plain")}
+
+
+def changed(run, **entries):
+    """The same run with other entries of its result."""
+    return dataclasses.replace(run, result=dataclasses.replace(run.result, **entries))
+
+
+def test_every_view_has_the_three_legs_with_their_outcomes_and_what_they_ask(runs, paths, pages):
+    run = runs["often"]
+    legs = legs_of(run.result)
+    assert [(leg.title, leg.outcome) for leg in legs] == [
+        ("Accounting", "PASS"),
+        ("Noise", "PASS"),
+        ("Sampling", "VIOLATION"),
+    ]
+    page, text = pages["often"], markdown([run])
+    for leg in legs:
+        assert leg.question in page
+        assert f"| {leg.title} | {leg.outcome} | {leg.question} |" in text
+    assert [leg["outcome"] for leg in as_dict([run])["runs"][0]["legs"]] == ["PASS", "PASS", "VIOLATION"]
+    shown = [str(part) for part in screen(Watcher(paths["often"]).look()).renderables]
+    assert any(line.startswith("Sampling: VIOLATION — the sampler does not do what is claimed") for line in shown)
+
+
+def test_other_claims_have_no_legs(runs, pages):
+    assert legs_of(runs["plain"].result) == []
+    assert "three legs" not in pages["plain"]
+    assert "three legs" not in markdown([runs["plain"]])
+
+
+def test_the_verdict_in_one_sentence(runs):
+    assert verdict_sentence(runs["honest"]).startswith(
+        "PASS: accounting, noise and sampling all support the claimed ε = 5.57"
+    )
+    assert verdict_sentence(runs["often"]).startswith("VIOLATION: people are not picked as claimed")
+    assert "but nobody observed how the pipeline picks people" in verdict_sentence(runs["blind"])
+    accounting = Verdict(outcome=VIOLATION, code="accounting", leg="accounting")
+    assert "the claimed noise and sampling give more than" in verdict_sentence(
+        changed(runs["honest"], verdict=accounting)
+    )
+
+
+def test_unknown_round_stands_in_its_place_of_the_ladder(runs, pages):
+    assert list(ATTACKERS) == list(RUNGS)
+    result = runs["honest"].result
+    assert [row.rung for row in shown_rows(result)] == list(RUNGS)
+    page = pages["honest"]
+    assert "but not when the target took part: the adversary of the ε that accountants print" in page
+    assert "and known-others may lie beyond it" in page
+
+
+def test_the_numbers_on_top_say_scheme_accountant_adjacency_and_kind(runs):
+    found = {figure.label: figure for figure in key_figures(runs["honest"].result)}
+    assert list(found) == ["measured ε", "claimed ε", "analytical ε"]  # the accountant's is what was claimed
+    assert "an estimate: the accountant's ε at the measured noise" in found["measured ε"].detail
+    for words in (
+        "Poisson sampling with probability 0.1 in 60 rounds",
+        "noise multiplier 1",
+        "accountant: dp-accounting PLD, an upper bound: ε = 5.57",
+        "adjacency: add or remove one",
+    ):
+        assert words in found["claimed ε"].detail
+    assert "not amplified: for an attacker who knows the rounds" in found["analytical ε"].detail
+    judged = changed(runs["honest"], extra={"if_mechanism_were_claimed": {"verdict": "PASS", "reason": "so"}})
+    assert any(figure.detail.endswith("by itself: PASS") for figure in key_figures(judged.result))
+    accounting = dataclasses.replace(
+        runs["honest"].result.legs["accounting"], epsilon_kind="range", epsilon_range=(4.06, 4.38)
+    )
+    ranged = changed(runs["honest"], legs=runs["honest"].result.legs | {"accounting": accounting})
+    assert any("a range: ε between 4.06 and 4.38" in figure.detail for figure in key_figures(ranged.result))
+
+
+def test_the_picture_is_the_fit_of_the_result(runs):
+    result = runs["honest"].result
+    ax = Figure().add_subplot()
+    assert plots.privacy_loss(ax, result) is ax
+    fit = result["unknown-round"].headline.fit
+    drawn = {patch.get_label(): patch.get_data() for patch in ax.patches}
+    widths = np.diff(fit.edges)
+    for label, shares in (
+        ("canaries, measured", np.array(fit.observed) / 200),
+        ("taking part, predicted", fit.present),
+        ("absent, predicted", fit.absent),
+    ):
+        values, edges, _ = drawn[label]
+        np.testing.assert_allclose(values * widths, shares)
+        np.testing.assert_allclose(edges, fit.edges)
+    assert sum(fit.present) == pytest.approx(1, abs=0.01)
+    picture = loss_picture(result, fit)
+    assert f"The canaries follow the accountant's law (Kolmogorov–Smirnov p = {fit.p_value:.2g})" in picture.caption
+    often = runs["often"].result
+    wrong = loss_picture(often, often["unknown-round"].headline.fit)
+    assert "The canaries do not follow the accountant's law (Kolmogorov–Smirnov p < 0.001)" in wrong.caption
+    with pytest.raises(ValueError, match="no rung unknown-round"):
+        plots.privacy_loss(ax, runs["plain"].result)
+
+
+def test_published_estimators_take_the_scores_of_unknown_round(runs):
+    scores = next(group for group in runs["honest"].scores if group.rung == "unknown-round")
+    fit = runs["honest"].result["unknown-round"].headline.fit
+    np.testing.assert_array_equal(np.histogram(scores.observed, fit.edges)[0], fit.observed)
+    assert len(runs["honest"].published) > 5
+
+
+@pytest.mark.parametrize("code", ["range", "sampler", "sampler not observed", "picks", "sampled power"])
+def test_every_code_of_an_undecided_leg_has_words_and_advice(runs, code):
+    undecided = changed(runs["honest"], verdict=Verdict(outcome=UNDERPOWERED, code=code))
+    assert UNDECIDED[code] in verdict_sentence(undecided)
+    assert next_steps(undecided)[0] == LEG_ADVICE[code]
+    assert "amplified" not in UNDECIDED
+
+
+def test_a_refuted_leg_has_advice(runs):
+    steps = next_steps(runs["often"])
+    assert steps[0].startswith("Do not release this model under the claimed ε.")
+    assert steps[1].startswith("Account for the sampling scheme that was seen, or mend the sampler")
+    assert "It looks like Poisson sampling with probability 0.3" in steps[1]
+    verdict = Verdict(outcome=VIOLATION, code="accounting", leg="accounting")
+    assert next_steps(changed(runs["honest"], verdict=verdict))[1] == LEG_ADVICE["accounting"]
+
+
+def test_the_page_in_a_browser(paths, pages, tmp_path):
+    one, several = tmp_path / "report.html", tmp_path / "several.html"
+    one.write_text(pages["honest"], encoding="utf-8")
+    write_report([paths["honest"], paths["often"]], several)
+    browser = Chromium()
+    try:
+        for path in (one, several):
+            browser.open(path, width=400)
+            assert browser.complaints == []
+            assert browser.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+            missing = (
+                "[...document.querySelectorAll('[data-term]')].filter((e) => !document.getElementById(e.dataset.term))"
+            )
+            assert browser.evaluate(f"{missing}.length") == 0
+        browser.open(one)
+        heads = browser.evaluate("[...document.querySelectorAll('h2')].map((head) => head.textContent)")
+        assert heads[0] == "The three legs of the claim"
+        assert "Kolmogorov" in browser.evaluate("document.querySelector('#picture-loss figcaption').textContent")
+    finally:
+        browser.close()
+
+
+def printed(capsys, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([str(argument) for argument in arguments])
+    return stop.value.code, capsys.readouterr().out
+
+
+def test_the_verdict_command_prints_the_legs(paths, capsys):
+    code, out = printed(capsys, "verdict", paths["often"])
+    assert code == 1
+    assert "(amplified)  VIOLATION  accounting PASS, noise PASS, sampling VIOLATION; unknown-round: the sampler" in out
+    [found] = json.loads(printed(capsys, "verdict", paths["honest"], "--json")[1])
+    assert found["legs"] == {"accounting": "PASS", "noise": "PASS", "sampling": "PASS"}
+    assert found["claim_sampling"] == "Poisson sampling with probability 0.1 in 60 rounds"
+
+
+@pytest.mark.parametrize(
+    "damage", [{"legs": {}}, {"claim_sampling": None}, {"claim_accounting": "mechanism"}, {"legs": []}]
+)
+def test_a_damaged_amplified_claim_is_not_read_as_a_verdict(paths, tmp_path, capsys, damage):
+    path = tmp_path / "run"
+    path.mkdir()
+    told = json.loads((paths["honest"] / "result.json").read_text())
+    (path / "result.json").write_text(json.dumps(told | damage))
+    (path / "config.toml").write_bytes((paths["honest"] / "config.toml").read_bytes())
+    assert printed(capsys, "verdict", path)[0] == 2
+
+
+def test_compare_shows_which_leg_did_not_pass(paths, capsys):
+    _, out = printed(capsys, "compare", *paths.values())
+    assert "all PASS" in out
+    assert "legs" in out
+    found = json.loads(printed(capsys, "compare", paths["blind"], paths["plain"], "--json")[1])
+    assert found[0]["legs"] == {"accounting": "PASS", "noise": "PASS", "sampling": "UNDERPOWERED"}
+    assert (found[0]["claim_accounting"], found[0]["claim_sampling"]["scheme"]) == ("amplified", "poisson")
+    assert (found[1]["legs"], found[1]["claim_sampling"]) == ({}, None)
+    assert "sampling leg" in printed(capsys, "compare", paths["blind"], "--csv")[1].splitlines()[0]
