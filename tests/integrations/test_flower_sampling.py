@@ -3,6 +3,7 @@
 import logging
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from coalmine.integrations.flower import audited, canary_mod  # noqa: E402
 
 DIM, REAL, CANARIES, ROUNDS, SIZE = 400, 10, 90, 40, 10
 POISSON, FIXED = Poisson(0.1, rounds=ROUNDS), FixedSize(SIZE, REAL + CANARIES, ROUNDS)
+POISSON_CLAIM = Claim(amplified_epsilon(2.0, POISSON, 1e-5), sampling=POISSON)
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +57,7 @@ def test_cohort_sizes_are_recorded(trained):
 
 def test_a_poisson_claim_names_the_scheme_to_account_for(trained):
     """Flower draws cohorts of one size, whose epsilon may be above the claim. The population is estimated from the picks."""
-    result = trained.finish(claim=Claim(amplified_epsilon(2.0, POISSON, 1e-5), sampling=POISSON))
+    result = trained.finish(claim=POISSON_CLAIM)
     assert (result.verdict.outcome, result.verdict.leg) == ("UNDERPOWERED", "sampling"), result.verdict.reason
     assert re.search(r"account for fixed-size sampling of 10 of (9|10)\d in 40 rounds", result.verdict.reason)
 
@@ -79,15 +81,14 @@ def test_the_noise_of_the_strategy_is_what_is_accounted(trained):
 
 def test_extra_canaries_do_not_observe_the_sampler():
     audit = sampled("extra")
-    claim = Claim(amplified_epsilon(2.0, FIXED, 1e-5), sampling=FIXED, sampler_observed=True)
-    result = audit.finish(claim=claim)
+    result = audit.finish(claim=replace(POISSON_CLAIM, sampler_observed=True))
     assert result.legs["sampling"].code == "sampler not observed"
 
 
 def test_nodes_with_several_canaries_do_not_observe_the_sampler():
     """They take the roles in turn, so a canary's rounds are not those of its node."""
     several = {REAL + 1 + node: [2 * node, 2 * node + 1] for node in range(CANARIES // 2)}
-    result = sampled("replace", canary_nodes=several).finish(claim=Claim(9.0, sampling=FIXED))
+    result = sampled("replace", canary_nodes=several).finish(claim=POISSON_CLAIM)
     assert result.legs["sampling"].code == "sampler not observed"
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.stats import binom
 
+from coalmine.argument_checks import count_of
 from coalmine.audit.audit import Audit
 from coalmine.audit.claim import Claim
 from coalmine.estimators.amplification import amplified_epsilon
@@ -144,7 +145,9 @@ def tables(found: Found) -> list[Table]:
         "sampling", "noise", "accountant's ε", "unknown-round", "95 % interval", "its bound", "Algorithm 3's bound",
         "verdict",
     )  # fmt: skip
-    size = f"d = {found['dim']:,}, {found['canaries']:,} canaries, delta {DELTA:g}, {found['seeds']} runs each"
+    size = (
+        f"d = {found['dim']:,}, {found['canaries']:,} canaries, delta {DELTA:g}, {count_of(found['seeds'], 'run')} each"
+    )
     return [Table(f"Measured and accounted epsilon, {size}", columns, tuple(rows), left=1)]
 
 
@@ -191,9 +194,8 @@ def conclusion(found: Found) -> str:
     passed = sum(loop["verdict"] == "PASS" for loop in found["loops"])
     return (
         f"In {len(ratios)} honest loops, one run measures between {min(ratios):.2f} and {max(ratios):.2f} times the "
-        f"accountant's ε. Its lower bound, which assumes nothing about the noise, is {min(shares):.0%} to "
-        f"{max(shares):.0%} of that ε. {passed} of {len(ratios)} claims pass, which needs three things: the accounting, "
-        "the noise and the sampler must be as claimed."
+        f"accountant's ε. Its lower bound is {min(shares):.0%} to {max(shares):.0%} of that ε. {passed} of {len(ratios)} "
+        "claims pass. A claim passes only if the accounting, the noise and the sampler are as claimed."
     )
 
 
