@@ -26,7 +26,7 @@ import numpy as np
 from scipy.stats import binom
 
 from coalmine import AmplifiedEpsilon, Claim, Poisson, RandomAllocation, amplified_epsilon
-from coalmine.audit import result_rows
+from coalmine.audit import legs, result_rows, verdict
 from coalmine.audit.derivation import derive_result
 from coalmine.audit.schedule import sampled_schedule
 from coalmine.canaries.rotation_numpy import stay_in_one_thread
@@ -180,7 +180,8 @@ def quick_epsilon(noise: float, sampling: Sampling, delta: float) -> AmplifiedEp
 def run_seed(name: str, seed: int) -> dict[str, Any]:
     """One run of a row."""
     stay_in_one_thread()
-    result_rows.amplified_epsilon = quick_epsilon  # type: ignore[assignment]
+    for module in (result_rows, legs, verdict):
+        module.amplified_epsilon = quick_epsilon  # type: ignore[attr-defined]
     row = next(row for row in rows() if row.name == name)
     rng = np.random.default_rng([zlib.crc32(name.encode()), seed])
     present = row.picks(rng, CANARIES)

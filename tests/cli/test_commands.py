@@ -37,17 +37,17 @@ def test_mechanism_prints_the_papers_noise_levels():
 
 def test_amplified_epsilon_says_its_range_and_its_accountant():
     words = ("amplified-epsilon", "--delta", "1e-5", "--sampling", "shuffled", "--rounds", "100")
-    told = json.loads(coalmine(*words, "--noise", "1", "--json").stdout)
+    told = json.loads(coalmine(*words, "--noise-multiplier", "1", "--json").stdout)
     assert told["epsilon"] == pytest.approx(4.377, abs=1e-3)
     assert told["low"] == pytest.approx(4.063, abs=1e-3)
     assert (told["kind"], told["adjacency"], told["sampling"]["rounds"]) == ("range", "zero out one", 100)
     back = json.loads(coalmine(*words, "--epsilon", str(told["epsilon"]), "--json").stdout)
     assert back["noise_multiplier"] == pytest.approx(1.0)
-    assert "zero out one" in coalmine(*words, "--noise", "1").stdout
+    assert "zero out one" in coalmine(*words, "--noise-multiplier", "1").stdout
     for wrong, message in (
-        ((), "give either --noise or --epsilon"),
-        (("--noise", "1", "--size", "3"), "--sampling shuffled does not take --size"),
-        (("--noise", "-1"), "noise_multiplier must be at least 0"),
+        ((), "give either --noise-multiplier or --epsilon"),
+        (("--noise-multiplier", "1", "--size", "3"), "--sampling shuffled does not take --size"),
+        (("--noise-multiplier", "-1"), "noise_multiplier must be at least 0"),
     ):
         done = coalmine(*words, *wrong)
         assert done.returncode == 2

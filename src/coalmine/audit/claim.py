@@ -8,6 +8,7 @@ from coalmine.argument_checks import one_number, shown, whole_number
 from coalmine.estimators.sampling import Sampling, checked_sampling, sampling_from_dict, sampling_to_dict
 
 LARGEST_CLAIM = 1e100  # twice that is still a number
+NOISES = (1e-6, 1e6)  # smallest and largest noise multiplier that an accountant is asked about
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,10 @@ class Claim:
                 if number <= 0:
                     raise ValueError(f"{name} must be above 0, got {number}")
                 object.__setattr__(self, name, number)
+        if self.noise_multiplier is not None and not NOISES[0] <= self.noise_multiplier <= NOISES[1]:
+            raise ValueError(
+                f"noise_multiplier must lie between {NOISES[0]:g} and {NOISES[1]:g}, got {self.noise_multiplier:g}"
+            )
         if not isinstance(self.sampler_observed, bool):
             raise TypeError(f"sampler_observed must be True or False, got {shown(self.sampler_observed)}")
         if self.sampling is None:

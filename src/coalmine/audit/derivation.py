@@ -22,6 +22,7 @@ from coalmine.audit.views import read_log
 from coalmine.storage.record import FEWEST, Settings, presentation_counts
 from coalmine.storage.rounds_file import RoundLog
 
+LEAST_NOISE = 1e-3  # multiplier below which no score can be told from certainty
 MOST_ROWS = 3  # of a rung where sampling decides how often a canary is presented
 BEFORE = ("final", "final-update", "all-iterates")  # rungs below unknown-round
 
@@ -60,7 +61,7 @@ def derive_result(
         verdict, by_rung, more = judge(claim, rungs, gauges, evidence)
         notes += more
     elif sampled is not None:
-        verdict, by_rung, legs, more = judge_sampled(sampled, rungs, gauges, evidence, log, settings)
+        verdict, by_rung, legs, more = judge_sampled(sampled, rungs, gauges, evidence, log, settings, told.clip_norms)
         notes += more
     adversaries, more = _adversaries(rungs, by_rung, unknown, settings)
     notes += more
@@ -111,7 +112,7 @@ def derive_scores(log: RoundLog, settings: Settings, *, claim: Claim | None = No
 def _sampled(claim: Claim | None, log: RoundLog, settings: Settings) -> SampledClaim | None:
     if claim is None or not claim.amplified:
         return None
-    return SampledClaim.of(claim, delta=settings.delta, last_round=max(log.numbers, default=0))
+    return SampledClaim.of(claim, delta=settings.delta, rounds=len(log.numbers))
 
 
 def _in_order(rungs: list[Scores], unknown: UnknownRound | None) -> list[Scores]:
@@ -164,6 +165,8 @@ def _unknown_rounds(
     if settings.noise is not None:
         return None, f"{UNKNOWN}: left out, as it is known for noise that is fresh in every round only"
     noise = stated_multiplier(log) if sampled is None else sampled.noise
+    if noise is not None and noise < LEAST_NOISE:
+        return None, f"{UNKNOWN}: left out, as a noise multiplier of {noise:.2g} hides nobody"
     if noise is None:
         return None, f"{UNKNOWN}: left out, as it needs the noise multiplier: pass noise_std and clip_norm, or claim it"
     return UnknownRoundReader(settings, sampling, noise), None

@@ -6,6 +6,7 @@
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from scipy.optimize import brentq
 from coalmine.audit.claim import Claim
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.ladder import Scores
+from coalmine.audit.schedule import Indices
 from coalmine.audit.unknown_round import RUNG
 from coalmine.audit.verdict import (
     KNOWN,
@@ -35,6 +37,8 @@ from coalmine.storage.rounds_file import RoundLog
 
 LEGS = ("accounting", "noise", "sampling")
 NAMED = ("poisson", "random_allocation", "shuffled", "random_allocation or shuffled", "fixed_size")  # have a range
+MOST = 0.9  # of the rounds must tell how many took part before cohort sizes count as known
+CONSTANT = 1e-3  # relative scatter of clip norm times participants, over that of the clip norm
 EVERYBODY = 0.9  # share of the canaries in a round from which on everybody is as good as known to be in it
 
 
@@ -43,7 +47,8 @@ class SampledClaim:
     """An amplified claim with all that its legs need: its noise multiplier and the scheme that covers all rounds.
 
     `noise` is the claimed one; left out, the one that gives the claimed epsilon. `tested` is the noise multiplier that the
-    claim needs: `noise`, or less where the claim is looser than its own accounting.
+    claim needs: `noise`, or less where the claim is looser than its own accounting. The noise leg confirms no more than
+    `tested`, so a sampler is harmless only if it is so with that noise; it refutes the claim only if it does with `noise`.
     """
 
     claim: Claim
@@ -53,14 +58,20 @@ class SampledClaim:
     delta: float
 
     @classmethod
-    def of(cls, claim: Claim, *, delta: float, last_round: int) -> "SampledClaim":
+    def of(cls, claim: Claim, *, delta: float, rounds: int) -> "SampledClaim":
+        """The claim on a run of which so many rounds were seen."""
         assert claim.sampling is not None
-        sampling = _with_rounds(claim.sampling, last_round)
+        sampling = _with_rounds(claim.sampling, rounds)
         noise = claim.noise_multiplier or amplified_noise(claim.epsilon, claim.sampling, delta)
         tested = noise
         if amplified_epsilon(noise, sampling, delta).high < claim.epsilon / ROUNDED:
             tested = min(noise, amplified_noise(claim.epsilon, sampling, delta))
         return cls(claim, sampling, noise, tested, delta)
+
+    def unobserved(self, log: RoundLog) -> int:
+        """How many of the claim's rounds nobody observed: nothing is known of noise and sampling in them."""
+        claimed = set(range(1, self.sampling.total_rounds + 1))
+        return len(claimed - set(log.numbers))
 
     def refutes(self, epsilon: float) -> bool:
         """Whether an epsilon that is certain to be reached contradicts the claim; printed figures are rounded."""
@@ -88,23 +99,23 @@ class SampledClaim:
         outcome = VIOLATION if self.refutes(accounted.low) else UNDERPOWERED
         return replace(facts, outcome=outcome, code="accounting" if outcome == VIOLATION else "range")
 
-    def sampling_leg(self, log: RoundLog, settings: Settings) -> Verdict:
-        """The leg of sampling."""
+    def sampling_leg(self, log: RoundLog, settings: Settings, clip_norms: Sequence[float]) -> Verdict:
+        """The leg of sampling; `clip_norms` are those of the observed rounds."""
         facts = Verdict(outcome=UNDERPOWERED, code="sampler not observed", leg="sampling", scheme=str(self.sampling))
         observed = log.observed
         if not self.claim.sampler_observed or not observed:
             return facts
-        reading = read_sampler(
-            [entry.present for entry in observed],
-            [entry.number for entry in observed],
-            settings.canaries,
-            self.sampling,
-            [entry.participants for entry in observed],
-        )
-        facts = replace(facts, picks=reading.picks, rate=reading.rate, cohorts_known=reading.cohort_sizes_known)
+        cohorts = [entry.participants for entry in observed]
+        sized = sum(size is not None for size in cohorts) >= MOST * len(cohorts)
+        present = [entry.present for entry in observed]
+        numbers = [entry.number for entry in observed]
+        reading = read_sampler(present, numbers, settings.canaries, self.sampling, cohorts if sized else None)
+        facts = replace(facts, picks=reading.picks, rate=reading.rate, cohorts_known=sized)
+        if isinstance(self.sampling, Poisson | RandomAllocation) and divides_by_participants(cohorts, clip_norms):
+            return replace(facts, code="divisor")
         if reading.passed:
             return self._sampler_power(facts, reading)
-        low, high = self._price(reading, [entry.present.size for entry in observed], settings.canaries)
+        low, high = self._price(reading, present, numbers, settings.canaries)
         worst = min(reading.failed, key=lambda test: test.p_value)
         facts = replace(
             facts,
@@ -131,8 +142,8 @@ class SampledClaim:
         reached = math.inf
         if rate is not None:
             seen_rate = Poisson(rate, reading.rounds)
-            reached = amplified_epsilon(self.noise, seen_rate, self.delta).high
-        enough = rate is not None and reached <= 2 * ROUNDED * self.claim.epsilon
+            reached = amplified_epsilon(self.tested, seen_rate, self.delta).high
+        enough = rate is not None and reading.picks >= FEWEST and reached <= 2 * ROUNDED * self.claim.epsilon
         return replace(
             facts,
             outcome=PASS if enough else UNDERPOWERED,
@@ -153,10 +164,12 @@ class SampledClaim:
 
         return float(brentq(missing, claimed, 1 - 1e-9, xtol=1e-9))
 
-    def _price(self, reading: SamplerReading, sizes: list[int], canaries: int) -> tuple[float, float]:
-        """The range of epsilon for the sampler that was seen, at the claimed noise."""
+    def _price(
+        self, reading: SamplerReading, present: Sequence[Indices], numbers: Sequence[int], canaries: int
+    ) -> tuple[float, float]:
+        """The range of epsilon for the sampler that was seen: at least with the claimed noise, at most with the tested."""
         rounds = self.sampling.total_rounds
-        known = float(mechanism_epsilon(self.noise, delta=self.delta, participations=rounds))
+        known = float(mechanism_epsilon(self.tested, delta=self.delta, participations=rounds))
         named = reading.candidates if reading.seen in NAMED else ()
         ranges = [self._priced(scheme, reading) for scheme in named]
         low = min((low for low, _ in ranges), default=0.0)
@@ -165,9 +178,9 @@ class SampledClaim:
             often = Poisson(min(reading.worst_rate, 1.0), rounds)
             low = max(low, amplified_epsilon(self.noise, often, self.delta).low)
         if reading.seen == "repeated order":
-            low = max(low, self._repeated(reading))
+            low = max(low, self._repeated(reading, present, numbers, canaries))
         if reading.seen in ("clumped", "changing rate", "too many", "other"):
-            shares = np.array(sizes) / canaries
+            shares = np.array([row.size for row in present]) / canaries
             everybody = math.floor(float(shares[shares >= EVERYBODY].sum()) + 1e-9)
             if everybody:
                 low = max(low, float(mechanism_epsilon(self.noise, delta=self.delta, participations=everybody)))
@@ -176,8 +189,8 @@ class SampledClaim:
     def _priced(self, scheme: Sampling, reading: SamplerReading) -> tuple[float, float]:
         """The range of a scheme, where its rate was measured over that rate's interval."""
         slowest, fastest = self._at_rates(scheme, reading)
-        low, high = (amplified_epsilon(self.noise, end, self.delta) for end in (slowest, fastest))
-        return low.low, high.high
+        low = amplified_epsilon(self.noise, slowest, self.delta).low
+        return low, amplified_epsilon(self.tested, fastest, self.delta).high
 
     def _at_rates(self, scheme: Sampling, reading: SamplerReading) -> tuple[Sampling, Sampling]:
         """The scheme at the slowest and at the fastest rate that the picks allow."""
@@ -189,14 +202,38 @@ class SampledClaim:
             return replace(scheme, population=most), replace(scheme, population=fewest)
         return scheme, scheme
 
-    def _repeated(self, reading: SamplerReading) -> float:
+    def _repeated(
+        self, reading: SamplerReading, present: Sequence[Indices], numbers: Sequence[int], canaries: int
+    ) -> float:
         """Epsilon where everybody returns after as many rounds: one random place, and noise that averages out."""
         if reading.rate <= 0:
             return 0.0
         period = max(round(1 / reading.rate), 1)
-        returns = max(reading.rounds // period, 1)
-        once = RandomAllocation(period)
-        return amplified_epsilon(self.noise / math.sqrt(returns), once, self.delta).low
+        returns = _fixed_returns(present, numbers, canaries, period)
+        if returns < 2:
+            return 0.0
+        return amplified_epsilon(self.noise / math.sqrt(returns), RandomAllocation(period), self.delta).low
+
+
+def _fixed_returns(present: Sequence[Indices], numbers: Sequence[int], canaries: int, period: int) -> int:
+    """How often most canaries come back in one and the same place of a period; 0 where they have no fixed place."""
+    places = np.zeros((canaries, period), dtype=np.int64)
+    for row, number in zip(present, numbers, strict=True):
+        places[row, number % period] += 1
+    counts, kept = places.sum(axis=1), places.max(axis=1)
+    several = counts > 1
+    if not several.any() or np.mean(kept[several] == counts[several]) < EVERYBODY:
+        return 0
+    return int(np.quantile(kept[several], 0.1))
+
+
+def divides_by_participants(cohorts: Sequence[int | None], clip_norms: Sequence[float]) -> bool:
+    """Whether what a client adds shrinks as more take part: the sum is divided by their realised number."""
+    pairs = np.array([(size, clip) for size, clip in zip(cohorts, clip_norms, strict=True) if size])
+    if len(pairs) < 3 or np.ptp(pairs[:, 0]) == 0:
+        return False
+    product = pairs[:, 0] * pairs[:, 1]
+    return float(np.ptp(product)) < CONSTANT * float(np.ptp(pairs[:, 1])) * float(pairs[:, 0].mean())
 
 
 def judge_sampled(
@@ -206,14 +243,18 @@ def judge_sampled(
     evidence: Evidence,
     log: RoundLog,
     settings: Settings,
+    clip_norms: Sequence[float],
 ) -> tuple[Verdict, dict[str, Verdict], dict[str, Verdict], list[str]]:
     """The verdict on an amplified claim, that of each rung, the legs, and notes."""
     needs = (sampled.tested, sampled.sampling)
     noise, by_rung, notes = judge(sampled.claim, rungs, gauges, evidence, sampled=needs)
+    missing = sampled.unobserved(log)
+    if missing and noise.outcome == PASS:
+        noise = Verdict(outcome=UNDERPOWERED, code="unobserved", rounds=missing, scheme=str(sampled.sampling))
     legs = {
         "accounting": sampled.accounting,
         "noise": replace(noise, leg="noise"),
-        "sampling": sampled.sampling_leg(log, settings),
+        "sampling": sampled.sampling_leg(log, settings, clip_norms),
     }
     rung = RUNG if RUNG in by_rung else None
     bounds = {name: verdict for name, verdict in by_rung.items() if name not in KNOWN}
@@ -247,6 +288,7 @@ def _combine(legs: dict[str, Verdict], bounds: dict[str, Verdict], rung: str | N
         accountant=accounted.accountant,
         adjacency=accounted.adjacency,
         claimed_noise=accounted.claimed_noise,
+        seen=legs["sampling"].seen,
         detectable_epsilon=max(
             (leg.detectable_epsilon for leg in legs.values() if leg.detectable_epsilon is not None), default=None
         ),
@@ -254,10 +296,10 @@ def _combine(legs: dict[str, Verdict], bounds: dict[str, Verdict], rung: str | N
     )
 
 
-def _with_rounds(sampling: Sampling, last_round: int) -> Sampling:
+def _with_rounds(sampling: Sampling, rounds: int) -> Sampling:
     """The scheme over all rounds that were seen, where they are more than it says."""
-    if last_round <= sampling.total_rounds:
+    if rounds <= sampling.total_rounds:
         return sampling
     if isinstance(sampling, Poisson | FixedSize):
-        return replace(sampling, rounds=last_round)
-    return replace(sampling, epochs=-(-last_round // sampling.rounds))
+        return replace(sampling, rounds=rounds)
+    return replace(sampling, epochs=-(-rounds // sampling.rounds))

@@ -42,7 +42,7 @@ def _refuted(v: "Verdict") -> str:
         return f"{_sampler(v)}. That has an epsilon of at least {low:.3g}, above the claimed {v.claimed_epsilon:.4g}"
     if v.code == "bound":
         compared = f"lies above the claimed {v.claimed_epsilon:.3g}"
-        return f"the lower bound {v.lower_bound:.3g} at {v.confidence:.2%} confidence {compared}"
+        return f"the lower bound {v.lower_bound:.3g} at {min(v.confidence or 0, 0.9999):.2%} confidence {compared}"
     if v.code == "mean":
         compared = f"above the {v.claimed_score:.3f} that the claim implies"
         return f"mean score per presentation {v.score:.3f}, {compared} (p = {v.p_value:.1g})"
@@ -97,6 +97,10 @@ def _undecided(v: "Verdict") -> str:
 SENTENCES = {
     "sampler not observed": "nobody observed the pipeline's own sampler, so nobody knows who takes part in which round: "
     "let the canaries take part when the sampler picks them, and say sampler_observed=True in the claim",
+    "divisor": "what a client adds shrinks as more take part, so the sum is divided by their number: the accounting of "
+    "{v.scheme} holds for a fixed divisor, such as the expected number",
+    "unobserved": "{v.rounds} of the rounds that the claim speaks of were not observed, and nothing is known of noise and "
+    "sampling in them: observe every round, or claim for the number of rounds that there were",
     "no canaries": "no round with a canary in it was observed, so nothing can be said of the noise",
     "hidden": "nothing refutes the claim, but real updates could stand in for missing noise, so these scores cannot confirm "
     "it",
@@ -256,9 +260,10 @@ def _weak_noise(v: "Verdict") -> str:
 
 
 def _three_legs(v: "Verdict") -> str:
+    sampler = "picked canaries as the scheme says" if v.seen is None else f"is harmless ({v.seen})"
     return (
-        f"accounting, noise and sampling are as claimed for {v.scheme}: the accountant gives the claimed epsilon, the "
-        "rounds had the noise that it needs, and the pipeline's own sampler picked canaries as the scheme says"
+        f"accounting, noise and sampling support the claim for {v.scheme}: the accountant's epsilon is no more than the "
+        f"claimed one, the rounds had the noise that it needs, and the pipeline's own sampler {sampler}"
     )
 
 
@@ -272,7 +277,7 @@ def _noise_as_claimed(v: "Verdict") -> str:
 def _sampled_as_claimed(v: "Verdict") -> str:
     text = f"the sampler picked canaries {v.picks} times, as {v.scheme} would"
     if v.detectable_rate is not None:
-        text += f"; a rate of {v.detectable_rate:.3g} would have been seen with probability {v.power:.0%}"
+        text += f"; a rate of {v.detectable_rate:.3g} for all would have been seen with probability {v.power:.0%}"
     return text if v.cohorts_known else f"{text}. Cohort sizes were not given, so fixed cohorts cannot be excluded"
 
 

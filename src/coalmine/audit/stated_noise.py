@@ -66,6 +66,11 @@ class StatedReader:
             if view is not None and view.present.size:
                 found.append(_RoundScore.of(view))
 
+    @property
+    def clip_norms(self) -> list[float]:
+        """The clip norm of each round, in order."""
+        return [clip for _, _, clip in self._stated]
+
     def round_scores(self) -> RoundScores | None:
         """The rounds with canaries, less everybody else's part where that is known; None where there are none."""
         found = self._residual or self._plain

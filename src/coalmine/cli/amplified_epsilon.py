@@ -10,7 +10,9 @@ from coalmine.estimators.sampling import sampling_to_dict
 
 
 @click.command(cls=Command)
-@click.option("--noise", type=float, metavar="Z", help="Noise multiplier: noise std divided by the clip norm.")
+@click.option(
+    "--noise-multiplier", "noise", type=float, metavar="Z", help="Noise multiplier: noise std divided by the clip norm."
+)
 @click.option("--epsilon", type=float, metavar="E", help="Epsilon for which to compute the noise multiplier instead.")
 @click.option("--delta", type=float, required=True, metavar="D", help="The delta of (epsilon, delta), in (0, 1).")
 @sampling_options(required=True)
@@ -24,7 +26,7 @@ def amplified_epsilon(
     multiplier is computed instead. Where no tight accountant is known, the answer is a range.
     """
     if (noise is None) == (epsilon is None):
-        raise click.UsageError("give either --noise or --epsilon")
+        raise click.UsageError("give either --noise-multiplier or --epsilon")
     scheme = read_scheme(sampling, settings)
     z = amplification.amplified_noise(epsilon, scheme, delta) if noise is None else noise  # type: ignore[arg-type]
     found = amplification.amplified_epsilon(z, scheme, delta)
