@@ -38,6 +38,10 @@ def test_a_number_is_a_mechanism_claim():
             "participations belongs to a claim about known rounds",
         ),
         ({"epsilon": 1, "sampling": SCHEMES[0], "sensitivity": 3}, "sensitivity belongs to a claim about known rounds"),
+        (
+            {"epsilon": 1, "sampling": SCHEMES[0], "noise_multiplier": 1e-20},
+            "noise_multiplier must lie between 1e-06 and",
+        ),
         ({"epsilon": 1, "sampling": SCHEMES[0], "noise_multiplier": -1}, "noise_multiplier must be above 0, got -1"),
         (
             {"epsilon": 1, "sampling": SCHEMES[0], "sampler_observed": 1},

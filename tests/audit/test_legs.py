@@ -245,3 +245,69 @@ def test_few_picks_are_too_few():
 def test_no_noise_at_all_is_a_violation():
     result = audited(claimed(POISSON), picked(POISSON), noise=1e-6, stated=1.0)
     assert result.verdict.outcome == "VIOLATION"
+
+
+def test_a_loose_claim_does_not_excuse_less_noise_and_faster_sampling_together():
+    """Each alone would be harmless: the claim is what noise of 1 gives, noise of 2 is claimed, and the rate is double."""
+    claim = Claim(claimed(POISSON).epsilon, sampling=POISSON, noise_multiplier=2.0, sampler_observed=True)
+    result = audited(claim, picked(Poisson(0.2, rounds=60)), noise=1.05)
+    assert result.legs["sampling"].outcome == "UNDERPOWERED"
+    assert result.verdict.outcome != "PASS"
+
+
+def test_rounds_that_nobody_observed_bar_a_pass():
+    present = picked(POISSON)[:20]
+    result = audited(claimed(POISSON), present)
+    assert result.legs["noise"].code == "unobserved"
+    assert result.verdict.outcome == "UNDERPOWERED"
+    assert "40 of the rounds" in result.verdict.reason
+    shorter = Poisson(0.1, rounds=20)
+    assert audited(claimed(shorter), present).verdict.outcome == "PASS"
+
+
+def test_rounds_that_start_late_are_not_counted_twice():
+    rng, log = np.random.default_rng(9), RoundLog()
+    for number, canaries in enumerate(picked(POISSON), start=101):
+        log.append(seen_round(number, canaries, 1.0, 1.0, rng))
+    settings = Settings(dim=DIM, canaries=CANARIES, unobserved=UNOBSERVED, delta=DELTA)
+    result = derive_result(log, settings, claim=claimed(POISSON))
+    assert result.legs["accounting"].outcome == "PASS"
+    assert result.verdict.outcome == "UNDERPOWERED"
+
+
+def test_dividing_by_the_realised_number_bars_a_pass():
+    """Poisson's accounting is for a fixed divisor; a client who adds less when more take part shows the number."""
+    rng, log, present = np.random.default_rng(10), RoundLog(), picked(POISSON)
+    for number, canaries in enumerate(present, start=1):
+        size = int(rng.binomial(2_000, 0.1)) + len(canaries)
+        item = seen_round(number, canaries, 1.0, 1.0, rng, size)
+        lengths = {name: getattr(item, name) / size for name in ("norm", "rest", "residual_norm", "residual_rest")}
+        log.append(replace(item, **lengths, clip_norm=1 / size, noise_std=1 / size))
+    settings = Settings(dim=DIM, canaries=CANARIES, unobserved=UNOBSERVED, delta=DELTA)
+    result = derive_result(log, settings, claim=claimed(POISSON))
+    assert result.legs["sampling"].code == "divisor"
+    assert result.verdict.outcome == "UNDERPOWERED"
+
+
+def test_cohorts_that_repeat_once_are_not_priced_as_a_fixed_place():
+    """The second half repeats the first: epsilon is that of 30 rounds with noise 1/√2, and a claim of it is not refuted."""
+    half = Poisson(0.1, rounds=30)
+    true = float(amplified_epsilon(1 / math.sqrt(2), half, DELTA))
+    claim = Claim(1.02 * true, sampling=POISSON, noise_multiplier=1.0, sampler_observed=True)
+    assert audited(claim, picked(half) * 2).legs["sampling"].outcome != "VIOLATION"
+
+
+def test_one_cohort_size_does_not_tell_fixed_cohorts_apart():
+    sizes = [None] * 60
+    rng, log = np.random.default_rng(11), RoundLog()
+    for number, canaries in enumerate(picked(POISSON), start=1):
+        log.append(seen_round(number, canaries, 1.0, 1.0, rng, 400 if number == 1 else sizes[number - 1]))
+    settings = Settings(dim=DIM, canaries=CANARIES, unobserved=UNOBSERVED, delta=DELTA)
+    result = derive_result(log, settings, claim=claimed(POISSON))
+    assert "fixed cohorts cannot be excluded" in result.legs["sampling"].reason
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 1e3, 1e20, 1e100])
+def test_absurd_claims_have_a_verdict(epsilon):
+    claim = Claim(epsilon, sampling=POISSON, sampler_observed=True)
+    assert audited(claim, picked(POISSON)).verdict.outcome == ("VIOLATION" if epsilon < 1 else "PASS")

@@ -289,3 +289,12 @@ def test_another_scheme_is_rejected():
         TypeError, match="sampling must be one of Poisson, RandomAllocation, Shuffled, FixedSize, got 'poi"
     ):
         amplified_epsilon(1.0, "poisson", 1e-5)
+
+
+def test_epsilon_grows_steadily_as_delta_falls_below_what_a_loss_distribution_resolves():
+    """Below about 1e-15 a privacy loss distribution is rounding error; Rényi accounting takes its place."""
+    found = [amplified_epsilon(1.0, Poisson(0.01, rounds=100), delta) for delta in (1e-12, 1e-13, 3e-15, 1e-16, 1e-18)]
+    assert [float(each) for each in found] == sorted(float(each) for each in found)
+    assert float(found[-1]) < 2 * float(found[0])
+    assert all(each.low <= each.high for each in found)
+    assert math.isfinite(amplified_epsilon(1.0, RandomAllocation(100), 1e-300))

@@ -26,6 +26,10 @@ FINEST_INTERVAL = 1e-5  # of privacy loss
 GRID_ERROR = 4e-5  # of epsilon, about: it grows with the rounds and the square of the interval
 LARGEST_GRID = 1_000_000  # points of the composed privacy loss
 MOST_ROUNDS = 1_000_000  # that are composed
+MOST_ALLOCATED = 100_000  # rounds of random allocation
+WHOLE_ORDERS = [*range(2, 128), *(2**power for power in range(7, 15))]  # of Rényi accounting: others need not converge
+SMALLEST_PLD_DELTA = 1e-13  # below it a privacy loss distribution is rounding error
+RDP_IS_WORSE = "Rényi accounting gives more than no amplification, which bounds epsilon here"
 LONGEST_LOSS = 700.0  # log likelihood ratios in a wider range overflow
 GEOMETRIC_POINTS = 3_000  # the time grows with their square
 LINEAR_POINTS, LINEAR_POINTS_PER_ROUND = 30_000_000, 200_000
@@ -147,14 +151,28 @@ def _accountable(noise: float, sampling: Poisson | RandomAllocation, delta: floa
     """Whether the accountants can work at so little noise and so many rounds; settings decide, not a clock."""
     if isinstance(sampling, Poisson):
         return sampling.rounds <= MOST_ROUNDS and 0.5 / noise**2 + 10 / noise < LONGEST_LOSS
-    return sampling.total_rounds <= MOST_ROUNDS and _log_length(noise, sampling, delta) < LONGEST_LOSS
+    possible = sampling.total_rounds <= MOST_ALLOCATED and delta >= SMALLEST_PLD_DELTA
+    return possible and _log_length(noise, sampling, delta) < LONGEST_LOSS
 
 
 def _poisson(noise: float, sampling: Poisson, delta: float, unamplified: float) -> AmplifiedEpsilon:
     if not _accountable(noise, sampling, delta):
         return _not_amplified(unamplified, _attack_by_maximum(noise, sampling, delta), sampling)
+    if delta < SMALLEST_PLD_DELTA:  # the tail of a Fourier transform: rounding rules there
+        value, low = _poisson_rdp(noise, sampling, delta), _attack_by_maximum(noise, sampling, delta)
+        if not value < unamplified:
+            return _not_amplified(unamplified, low, sampling, RDP_IS_WORSE)
+        return AmplifiedEpsilon(value, low=low, accountant=RDP, adjacency=sampling.adjacency, kind="range")
     value = min(unamplified, _poisson_pld(noise, sampling, delta))
     return AmplifiedEpsilon(value, accountant=PLD, adjacency=sampling.adjacency, kind="upper bound")
+
+
+def _poisson_rdp(noise: float, sampling: Poisson, delta: float) -> float:
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+    from dp_accounting.rdp import RdpAccountant
+
+    event = SelfComposedDpEvent(PoissonSampledDpEvent(sampling.probability, GaussianDpEvent(noise)), sampling.rounds)
+    return float(RdpAccountant(orders=WHOLE_ORDERS).compose(event).get_epsilon(delta))
 
 
 def _poisson_pld(noise: float, sampling: Poisson, delta: float, coarser: int = 1) -> float:
@@ -320,8 +338,7 @@ def _fixed_size(noise: float, sampling: FixedSize, delta: float, unamplified: fl
     accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
     value = float(accountant.compose(event).get_epsilon(delta))
     if not value < unamplified:
-        note = "Rényi accounting gives more than no amplification, which bounds epsilon here"
-        return _not_amplified(unamplified, low, sampling, note)
+        return _not_amplified(unamplified, low, sampling, RDP_IS_WORSE)
     return AmplifiedEpsilon(value, low=low, accountant=RDP, adjacency=sampling.adjacency, kind="range")
 
 
