@@ -148,7 +148,7 @@ def test_the_options_of_run_are_listed_by_topic():
 def test_the_choices_of_run_are_those_of_a_config():
     config = pytest.importorskip("coalmine.simulation.config")
     server = pytest.importorskip("coalmine.simulation.server_optimizer")
-    names = ("TASKS", "LEVELS", "PARTICIPATIONS", "NOISES", "CLIPPINGS", "PATTERNS", "ACCOUNTINGS", "ENGINES")
+    names = ("TASKS", "LEVELS", "PARTICIPATIONS", "NOISES", "CLIPPINGS", "PATTERNS", "ENGINES")
     assert {name: getattr(run_command, name) for name in names} == {name: getattr(config, name) for name in names}
     assert run_command.OPTIMIZERS == server.OPTIMIZERS
 
@@ -187,8 +187,8 @@ def test_closed_streams_are_not_an_error():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("nonsense", "The commands are audit-gaussian-mechanism, compare, data, estimate"),
-        ("reproduce nonsense", "The commands are accuracy, beyond, canife"),
+        ("nonsense", "The commands are amplified-epsilon, audit-gaussian-mechanism, compare, data"),
+        ("reproduce nonsense", "The commands are accuracy, amplification, beyond, canife"),
         ("data get stackexchange --data-dir nowhere", "docs/data.md there (nowhere/stackexchange)"),
         ("verify . --seed-file missing", "must be the one that the audit was begun with"),
         ("watch .", "holds no run, not even an unfinished one"),

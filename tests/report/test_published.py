@@ -196,7 +196,8 @@ def test_what_canife_lacks_is_said_of_this_run(run):
         layers=None, noise=TreeNoise(rounds=8),
     )  # fmt: skip
     log = RoundLog()
-    log.append(Round(number=1, present=np.arange(12, dtype=np.int32), norm=1.0, cosines=np.full(240, 0.01, np.float32)))
+    cosines = np.full(240, 0.01, np.float32)
+    log.append(Round(number=1, present=np.arange(12, dtype=np.int32), norm=1.0, rest=0.9, cosines=cosines))
     many = canife_needs(log, settings)
     assert many.startswith("needs noise that is fresh in every round (here it is correlated); the probability")
     assert f"not applicable: {few}" in report_text([run], kind="md").replace("\\", "")
