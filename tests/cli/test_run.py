@@ -427,7 +427,7 @@ def test_a_second_writer_is_rejected(finished):
             ["run", "--task", "cifar"],
             "'cifar' is not one of 'digits', 'mnist-by-writer'",
         ),
-        (["run", "--claim", "low"], "must be a number or `analytical`, got 'low'"),
+        (["run", "--claim", "low"], "must be a number, `analytical` or `accountant`, got 'low'"),
         (
             ["run", "--replace-fraction", "0.2", "--canaries", "50"],
             "give either canaries.count or canaries.replace_fraction, not both, got 50 and 0.2",
@@ -439,7 +439,7 @@ def test_a_second_writer_is_rejected(finished):
         (["run", "--presentations", "1,x"], "must be whole numbers like 1,2,4, got '1,x'"),
         (
             ["run", "--claim", "analytical", "--noise-multiplier", "0"],
-            "without noise the analytical epsilon is infinite",
+            "without noise the computed epsilon is infinite",
         ),
         (["run", "--canaries", "9700", "--out", "{tmp}/run"], "dimension 9610"),
         (["run", "--clients-per-round", "300", "--out", "{tmp}/run"], "must be at most the 200 there are, got 300"),

@@ -214,7 +214,7 @@ def test_many_threads_leave_a_whole_log(tmp_path):
     def append():
         for number in range(1, 200):
             try:
-                log.append(Round(number=number, norm=1.0, cosines=np.ones(500, np.float32)))
+                log.append(Round(number=number, norm=1.0, rest=1.0, cosines=np.ones(500, np.float32)))
             except RuntimeError as error:
                 refused.append(error)
 

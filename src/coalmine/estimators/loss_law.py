@@ -14,9 +14,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
-from scipy.special import chdtri, stdtrit
-from scipy.stats import kstwo, norm
-from scipy.stats import t as student
+from scipy.special import chdtri, gammaln, stdtrit
 
 from coalmine.argument_checks import Floats
 
@@ -94,6 +92,8 @@ class LossLaw:
 
         Where the law has a point's width of its own, only what lies beyond the neighbouring points counts.
         """
+        from scipy.stats import kstwo
+
         ordered, count = np.sort(scores), scores.size
         place = np.searchsorted(self.points, ordered, side="left")
         most = self._below[np.minimum(place + 1, self.masses.size)]
@@ -143,14 +143,23 @@ def _score_laws(noise: float, dof: float) -> tuple[Floats, Floats, Floats]:
     shift = 1 / noise
     nodes = np.linspace(-reach, reach + shift * (1.0 if dof >= MANY else 1 + 8 / math.sqrt(2 * dof)), NODES)
     if dof >= MANY:
-        absent, present = norm.pdf(nodes), norm.pdf(nodes - shift)
+        absent, present = _normal(nodes), _normal(nodes - shift)
     else:
-        absent, present = student.pdf(nodes, dof), np.zeros(NODES)
+        absent, present = _student(nodes, dof), np.zeros(NODES)
         for length in np.sqrt(
             chdtri(dof, (np.arange(SCALES) + 0.5) / SCALES) / dof
         ):  # the estimated scale, at quantiles
-            present += length * norm.pdf(length * nodes - shift)
+            present += length * _normal(length * nodes - shift)
     return nodes, absent / absent.sum(), present / present.sum()
+
+
+def _normal(x: Floats) -> Floats:
+    return np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+
+
+def _student(x: Floats, dof: float) -> Floats:
+    constant = float(gammaln((dof + 1) / 2) - gammaln(dof / 2)) - math.log(dof * math.pi) / 2
+    return np.exp(constant - (dof + 1) / 2 * np.log1p(x * x / dof))
 
 
 def _composed(parts: list[tuple[Floats, Floats, int]]) -> LossLaw:

@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from math import comb, perm, sqrt
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from scipy.fft import irfft, irfft2, next_fast_len, rfft, rfft2
 from scipy.special import gammainc, gammaincc, ndtr
-from scipy.stats import beta, binom, hypergeom
 
 from coalmine.argument_checks import Floats, shown, unit_interval, whole_number
 from coalmine.estimators.sampling import FixedSize, Poisson, RandomAllocation, Sampling, Shuffled, checked_sampling
@@ -169,8 +168,8 @@ def rate_power(sampling: Sampling, rounds: int, canaries: int, rate: float) -> f
     if rate != 1:
         rate = unit_interval("rate", rate)
     claimed = checked_sampling(sampling).rate
-    smallest = int(binom.isf(LEVEL, cells, claimed)) + 1  # of the counts that alarm
-    return float(binom.sf(smallest - 1, cells, rate))
+    smallest = int(_stats().binom.isf(LEVEL, cells, claimed)) + 1  # of the counts that alarm
+    return float(_stats().binom.sf(smallest - 1, cells, rate))
 
 
 @dataclass(frozen=True)
@@ -241,8 +240,8 @@ class _Picks:
 
     def rate_interval(self, error: float) -> tuple[float, float]:
         """Clopper and Pearson's interval."""
-        low = beta.ppf(error / 2, self.total, self.cells - self.total + 1) if self.total else 0.0
-        high = beta.isf(error / 2, self.total + 1, self.cells - self.total) if self.total < self.cells else 1.0
+        low = _stats().beta.ppf(error / 2, self.total, self.cells - self.total + 1) if self.total else 0.0
+        high = _stats().beta.isf(error / 2, self.total + 1, self.cells - self.total) if self.total < self.cells else 1.0
         return float(low), float(high)
 
     @cached_property
@@ -257,7 +256,7 @@ class _Picks:
     def worst_rate(self) -> float:
         """A lower bound on the highest rate of a canary, over all canaries at once."""
         most = int(self.per_canary.max())
-        return float(beta.ppf(LEVEL / self.canaries, most, self.rounds - most + 1)) if most else 0.0
+        return float(_stats().beta.ppf(LEVEL / self.canaries, most, self.rounds - most + 1)) if most else 0.0
 
     @cached_property
     def in_time(self) -> Ints:
@@ -322,6 +321,13 @@ def _distinct(values: Ints) -> Ints:
     """The different values, in order; numpy's own hashes them, which is slow for a million."""
     ordered = np.sort(values)
     return ordered[np.concatenate([[True], np.diff(ordered) > 0])] if len(ordered) else ordered
+
+
+def _stats() -> Any:
+    """scipy.stats, which takes longer to import than all of coalmine: on first use."""
+    import scipy.stats
+
+    return scipy.stats
 
 
 # --- laws
@@ -430,7 +436,7 @@ def _dispersion(counts: Ints, capacity: int | None) -> tuple[float, float, tuple
         if capacity is None:
             weights = np.exp(orders * np.log(share) - share - np.cumsum(np.log(np.maximum(orders, 1))))
         else:
-            weights = binom.pmf(orders, capacity, share / capacity)
+            weights = _stats().binom.pmf(orders, capacity, share / capacity)
         return seen, mean, _pairs_exactly(weights, groups, total, seen)
     return seen, mean, _lattice_tails(seen, mean, variance, third)
 
@@ -450,7 +456,7 @@ def _shared_law(firsts: Ints, seconds: Ints, canaries: int, seen: int) -> tuple[
     transform = np.ones(size // 2 + 1, dtype=complex)
     for (few, many), repeats in zip(pairs.T.tolist(), times.tolist(), strict=True):
         least = max(few + many - canaries, 0)
-        law = hypergeom.pmf(np.arange(least, few + 1), canaries, many, few)
+        law = _stats().hypergeom.pmf(np.arange(least, few + 1), canaries, many, few)
         folded = np.zeros(size)
         np.add.at(folded, np.arange(len(law)) % size, law)
         transform *= rfft(folded) ** repeats
@@ -483,7 +489,7 @@ def _rate_test(picks: _Picks, rate: float) -> SamplerTest:
         title="picks in all: more than claimed",
         statistic=float(picks.total),
         expected=picks.cells * rate,
-        p_value=float(binom.sf(picks.total - 1, picks.cells, rate)),
+        p_value=float(_stats().binom.sf(picks.total - 1, picks.cells, rate)),
     )
 
 
@@ -521,7 +527,7 @@ def _most_picked_test(picks: _Picks, rate: float) -> SamplerTest:
         title="rounds of the canary that is picked most often",
         statistic=float(most),
         expected=picks.rounds * rate,
-        p_value=min(1.0, picks.canaries * float(binom.sf(most - 1, picks.rounds, rate))),
+        p_value=min(1.0, picks.canaries * float(_stats().binom.sf(most - 1, picks.rounds, rate))),
     )
 
 
@@ -529,8 +535,8 @@ def _halves_test(picks: _Picks) -> SamplerTest:
     """Picks in the first half of the rounds, given all picks."""
     half = picks.rounds // 2
     first, capacity = int(picks.per_round[:half].sum()), half * picks.canaries
-    lower = float(hypergeom.cdf(first, picks.cells, capacity, picks.total))
-    upper = float(hypergeom.sf(first - 1, picks.cells, capacity, picks.total))
+    lower = float(_stats().hypergeom.cdf(first, picks.cells, capacity, picks.total))
+    upper = float(_stats().hypergeom.sf(first - 1, picks.cells, capacity, picks.total))
     return SamplerTest(
         name="halves",
         title="picks in the first half of the rounds: the rate changes",
@@ -570,7 +576,7 @@ def _rounds_test(picks: _Picks, fixed: FixedSize | None) -> SamplerTest:
     else:
         size = min(max(round(picks.rate * fixed.population), 1), fixed.population)
         orders = np.arange(min(picks.canaries, size) + 1)
-        weights = hypergeom.pmf(orders, fixed.population, picks.canaries, size)
+        weights = _stats().hypergeom.pmf(orders, fixed.population, picks.canaries, size)
         counts = picks.per_round
         seen, total, rounds = _pairs(counts), int(counts.sum()), picks.rounds
         share = total / rounds
@@ -731,8 +737,8 @@ def _poisson_cohort_tests(picks: _Picks) -> list[SamplerTest]:
         if high < 1:
             wide = 10 * sqrt(share) + 10
             around = np.arange(max(int(share - wide), 0), int(share + wide) + 1)
-            masses = binom.pmf(around, max(round(share / high), 1), high)
-            tie = min(1.0, float(binom.sf(most - 1, len(sizes), masses).sum()))
+            masses = _stats().binom.pmf(around, max(round(share / high), 1), high)
+            tie = min(1.0, float(_stats().binom.sf(most - 1, len(sizes), masses).sum()))
     return [
         SamplerTest(
             name="cohort sizes",
@@ -872,7 +878,7 @@ def _order_counts(picks: _Picks, length: int) -> tuple[Ints, Ints]:
 def _order_test(picks: _Picks, length: int) -> SamplerTest:
     """The lag at which canaries return to a round of another epoch most unusually often; corrected for the lags."""
     returns, trials = _order_counts(picks, length)
-    tails = np.where(trials > 0, binom.sf(returns - 1, np.maximum(trials, 1), 1 / length), 1.0)
+    tails = np.where(trials > 0, _stats().binom.sf(returns - 1, np.maximum(trials, 1), 1 / length), 1.0)
     usable = int((trials > 0).sum())
     best = int(np.argmin(tails)) if usable else 0
     return SamplerTest(
