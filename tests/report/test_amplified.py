@@ -153,7 +153,9 @@ def test_published_estimators_take_the_scores_of_unknown_round(runs):
     assert len(runs["honest"].published) > 5
 
 
-@pytest.mark.parametrize("code", ["range", "sampler", "sampler not observed", "picks", "sampled power"])
+@pytest.mark.parametrize(
+    "code", ["range", "sampler", "sampler not observed", "picks", "sampled power", "unobserved", "divisor"]
+)
 def test_every_code_of_an_undecided_leg_has_words_and_advice(runs, code):
     undecided = changed(runs["honest"], verdict=Verdict(outcome=UNDERPOWERED, code=code))
     assert UNDECIDED[code] in verdict_sentence(undecided)

@@ -78,6 +78,9 @@ LEG_ADVICE = {  # by the code of the verdict on an amplified claim
     "sampler": RESTATE,
     "sampler not observed": "Let each canary take part exactly when the pipeline's own sampler picks it, and say "
     "`sampler_observed=True` in the claim. Until then, claim the mechanism's ε.",
+    "unobserved": "Observe every round that the claim speaks of. If training ended early, account for the rounds there were "
+    "and claim that ε.",
+    "divisor": "Divide every round's sum by the same number, such as the expected number of participants.",
     "picks": "Audit again with more canaries: `coalmine plan --sampling` says how many decide the claim.",
     "sampled power": "Audit again with more canaries: `coalmine plan --sampling` says how many decide the claim.",
 }

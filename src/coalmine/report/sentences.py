@@ -112,6 +112,8 @@ UNDECIDED = {  # by the code of an UNDERPOWERED verdict
     "range": "nobody knows its exact ε under this sampling scheme",
     "sampler": "the sampler does not do what was claimed, and the ε of what it does is not known well enough",
     "sampler not observed": "nobody observed how the pipeline picks people",
+    "unobserved": "some of the rounds that it speaks of were not observed",
+    "divisor": "the sum is divided by the number of people who took part, which its accounting does not cover",
     "picks": "the sampler picked too few canaries to judge it by",
     "sampled power": "there are too few canaries to confirm the noise",
 }
