@@ -170,7 +170,7 @@ PAGE = click.option(
         "--pattern",
         type=click.Choice(PATTERNS),
         help="When canaries take part: spread evenly over the run, as often as clients, or in place of some of the "
-        "clients.  [default: spread]",
+        "clients.  [default: spread; with an amplified claim, as often as clients]",
     ),
     click.option(
         "--replace-fraction",

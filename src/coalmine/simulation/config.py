@@ -417,10 +417,19 @@ def config_with(given: Mapping[str, Any], path: Path | None = None) -> RunConfig
 
 
 def defaults_of(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The default config of the task that `changes` name."""
-    task = changes.get("task", {})
-    task = task if isinstance(task, Mapping) else {}  # RunConfig.from_dict rejects it
-    return task_defaults(task.get("name", "digits"), task.get("level", "client"))
+    """The default config of the task that `changes` name.
+
+    A claim that counts on sampling needs canaries that are sampled as clients are, so that is the default then.
+    """
+    task, claim, canaries = (
+        part if isinstance(part := changes.get(name, {}), Mapping) else {}  # RunConfig.from_dict rejects others
+        for name in ("task", "claim", "canaries")
+    )
+    found = task_defaults(task.get("name", "digits"), task.get("level", "client"))
+    sampled = claim.get("accountant") is True or claim.get("amplified") is True
+    if sampled and not {"pattern", "presentations", "replace_fraction"} & canaries.keys():
+        found = merged(found, {"canaries": {"pattern": "clients"}})
+    return found
 
 
 def _without_rivals(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
