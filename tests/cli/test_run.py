@@ -495,7 +495,7 @@ def test_the_accountants_epsilon_passes_and_is_verified(tmp_path, capsys):
 
     run = tmp_path / "run"
     ends_with(0, "run", *SHORT, *SAMPLED, "--pattern", "clients", "--claim", "accountant", "--out", run)
-    assert "accounting, noise and sampling are as claimed" in " ".join(capsys.readouterr().out.split())
+    assert "accounting, noise and sampling support the claim" in " ".join(capsys.readouterr().out.split())
     result = json.loads((run / "result.json").read_text())
     scheme = Poisson(0.1, rounds=30)
     assert result["claimed_epsilon"] == pytest.approx(amplified_epsilon(1.0, scheme, 1e-6), rel=1e-9)
