@@ -13,6 +13,7 @@ STUDIES = [
     ["-m", "studies.noise", "--jobs", "2"],
     ["-m", "studies.faults", "--jobs", "2"],
     ["-m", "studies.sampler", "--jobs", "2"],
+    ["-m", "studies.amplification", "--jobs", "2"],
     ["-m", "studies.flower_coverage"],
     ["-m", "studies.opacus_faults"],
     ["-m", "studies.other_frameworks"],
