@@ -24,7 +24,8 @@ def finite_array(name: str, value: npt.ArrayLike) -> Floats:
         given = np.asarray(value)
         if given.dtype.kind not in "biufO":
             raise TypeError
-        array = np.asarray(given, dtype=np.float64)
+        with np.errstate(invalid="ignore"):  # a signalling NaN of a damaged file; it is rejected below
+            array = np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError, RuntimeError):
         raise WrongTypeError(f"{name} must be numbers, got {shown(value)}") from None
     except OverflowError:

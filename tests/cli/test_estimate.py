@@ -386,3 +386,18 @@ def test_ten_thousand_scores_take_less_than_a_second(tmp_path, capsys):
         assert app.main(words, standalone_mode=False) == 0
         took.append(time.process_time() - start)
     assert min(took) < 1
+
+
+def test_damaged_numpy_files_are_one_line(tmp_path):
+    """A header as Python 2 wrote it is read without a warning, and a signalling NaN is rejected without one."""
+    path = tmp_path / "old.npy"
+    np.save(path, np.linspace(-1, 3, 12, dtype="<f4"))
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"(12,), ", b"(12L,),"))
+    done = coalmine("estimate", str(path), "--null-std", "1", "--delta", "1e-6")
+    assert (done.returncode, done.stderr) == (0, "")
+    path.write_bytes(content[:-4] + b"\x01\x00\xa0\x7f")
+    done = coalmine("estimate", str(path), "--null-std", "1", "--delta", "1e-6")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "finite" in done.stderr

@@ -64,3 +64,9 @@ def test_zero_noise_has_infinite_epsilon():
 def test_bad_input_is_rejected(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("delta", [0.3, 0.5, 0.9])
+def test_noise_for_an_epsilon_of_zero_at_a_large_delta(delta):
+    """At epsilon 0 delta is the total variation distance, 2Φ(1/(2z)) - 1."""
+    assert mechanism_noise(0.0, delta=delta) == pytest.approx(1 / (2 * stats.norm.ppf((1 + delta) / 2)), rel=1e-9)

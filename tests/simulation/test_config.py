@@ -82,6 +82,7 @@ def test_a_fraction_of_too_few_clients_is_refused():
             "give either canaries.count or canaries.replace_fraction, not both, got 1000 and 0.2",
         ),
         ({"participation": {"kind": "file"}}, "participation.rounds_file must be given with kind file"),
+        ({"task": {"clients": 2**64}}, "task.clients must be at most 100,000,000"),
         ({"task": {"level": "example", "clients": 5}}, "task.clients has no meaning at level example"),
         ({"claim": {"epsilon": 1.0, "analytical": True}}, "claim one of: an epsilon, the analytical one, the"),
         (

@@ -56,7 +56,10 @@ def _shift(epsilon: Floats, delta: Floats) -> Floats:
     So they lie below the root, and the steps do not overshoot; the bracket guards against rounding.
     """
     z = -ndtri(delta)
-    low = np.log(np.maximum(2 * epsilon / (np.hypot(z, np.sqrt(2 * epsilon)) + z), np.sqrt(2 * np.pi) * delta))
+    spread = np.maximum(
+        np.hypot(z, np.sqrt(2 * epsilon)) + z, np.finfo(np.float64).tiny
+    )  # 0 at epsilon 0, delta >= 1/2
+    low = np.log(np.maximum(2 * epsilon / spread, np.sqrt(2 * np.pi) * delta))
     high = np.log(np.sqrt(2 * epsilon) + 80.0)
     null, x = Gaussian(0.0, 1.0), np.minimum(low, high)
     for _ in range(100):

@@ -35,6 +35,7 @@ FEWEST_CANARIES = 10
 LARGEST_CLIP = 1e30  # leaves single precision room for sums and products
 MOST_THREADS = 1_024
 MOST_ROUNDS = 10**9
+MOST_CLIENTS = 100_000_000
 REPLACED_SHARE = 0.1  # default share of the clients that canaries replace
 
 
@@ -52,7 +53,8 @@ class TaskSettings:
         _one_of("task.name", self.name, TASKS)
         _one_of("task.level", self.level, LEVELS)
         if self.clients is not None:
-            whole_number("task.clients", self.clients, minimum=1)
+            if whole_number("task.clients", self.clients, minimum=1) > MOST_CLIENTS:
+                raise ValueError(f"task.clients must be at most {MOST_CLIENTS:,}, got {shown(self.clients)}")
             if self.level == "example":
                 raise ValueError("task.clients has no meaning at level example, where every example is a client")
         if self.max_examples_per_client is not None:

@@ -6,6 +6,7 @@ A file is split into named columns; the names and the cells determine which colu
 import csv
 import io
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,8 +216,11 @@ def _columns(name: str, names: list[str], cells: list[Cells]) -> dict[str, Cells
 def _read_numpy(name: str, content: bytes) -> dict[str, Cells]:
     """The arrays of an .npz by name, or the columns of an .npy."""
     try:
-        loaded = np.load(io.BytesIO(content), allow_pickle=False)
-        arrays = {"1": loaded} if isinstance(loaded, np.ndarray) else {key.lower(): loaded[key] for key in loaded.files}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of headers that another version wrote
+            loaded = np.load(io.BytesIO(content), allow_pickle=False)
+            named = not isinstance(loaded, np.ndarray)
+            arrays = {key.lower(): loaded[key] for key in loaded.files} if named else {"1": loaded}
     except Exception:  # a damaged file raises almost anything: zlib.error, BadZipFile, MemoryError, even TokenError
         raise ValueError(
             f"{name} is damaged, is not a NumPy file, or holds Python objects, which are never loaded; "
