@@ -154,6 +154,8 @@ def test_everybody_in_the_same_rounds_is_a_violation():
     result = audited(claimed(POISSON), present)
     assert result.verdict.outcome == "VIOLATION"
     assert result.verdict.leg == "sampling"
+    assert result["unknown-round"].lower_bound == 0  # scores of canaries that move in groups are not independent
+    assert any("no lower bound" in warning for warning in result["unknown-round"].headline.warnings)
 
 
 def test_shuffling_called_poisson_never_passes():

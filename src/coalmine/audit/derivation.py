@@ -10,10 +10,10 @@ from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem, CoverageReader, audited_items, checked_items
 from coalmine.audit.gauge_reader import GaugeReader
 from coalmine.audit.ladder import LadderReader, Scores, presented_times
-from coalmine.audit.legs import SampledClaim, judge_sampled
+from coalmine.audit.legs import SampledClaim, judge_sampled, moves_in_groups
 from coalmine.audit.noise_signal import NoiseSignal
 from coalmine.audit.result import Adversary, AuditResult, Row
-from coalmine.audit.result_rows import make_headline, make_row, make_sampled_row, sampled_headline
+from coalmine.audit.result_rows import make_headline, make_row, make_sampled_row, sampled_headline, without_bound
 from coalmine.audit.stated_noise import StatedReader
 from coalmine.audit.unknown_round import RUNG as UNKNOWN
 from coalmine.audit.unknown_round import UnknownRound, UnknownRoundReader, stated_multiplier
@@ -65,6 +65,8 @@ def derive_result(
         notes += more
     adversaries, more = _adversaries(rungs, by_rung, unknown, settings)
     notes += more
+    if UNKNOWN in adversaries and moves_in_groups(legs):
+        adversaries[UNKNOWN] = without_bound(adversaries[UNKNOWN])
     observed = len(log.observed)
     return AuditResult(
         settings=settings,

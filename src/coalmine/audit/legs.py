@@ -30,7 +30,7 @@ from coalmine.audit.verdict import (
 )
 from coalmine.estimators.amplification import amplified_epsilon, amplified_noise
 from coalmine.estimators.mechanism import mechanism_epsilon
-from coalmine.estimators.sampler_tests import SamplerReading, rate_power, read_sampler
+from coalmine.estimators.sampler_tests import MEANING, SamplerReading, rate_power, read_sampler
 from coalmine.estimators.sampling import FixedSize, Poisson, RandomAllocation, Sampling
 from coalmine.storage.record import FEWEST, Settings
 from coalmine.storage.rounds_file import RoundLog
@@ -257,11 +257,18 @@ def judge_sampled(
         "sampling": sampled.sampling_leg(log, settings, clip_norms),
     }
     rung = RUNG if RUNG in by_rung else None
+    if rung is not None and moves_in_groups(legs):  # canaries are not independent, so the bound is none
+        by_rung[rung] = Verdict(outcome=UNDERPOWERED, code="weak", rung=rung)
     bounds = {name: verdict for name, verdict in by_rung.items() if name not in KNOWN}
     verdict = _combine(legs, bounds, rung)
     if rung is not None and by_rung[rung].outcome != VIOLATION:
         by_rung[rung] = replace(verdict, rung=rung)
     return verdict, by_rung, legs, notes
+
+
+def moves_in_groups(legs: dict[str, Verdict]) -> bool:
+    """Whether the sampler picks canaries in groups: a bound that takes their scores for independent does not hold then."""
+    return "sampling" in legs and legs["sampling"].seen == MEANING["clumped"]
 
 
 def _combine(legs: dict[str, Verdict], bounds: dict[str, Verdict], rung: str | None) -> Verdict:

@@ -1,6 +1,7 @@
 """From the scores of a rung to the numbers of a result: the row of each group of canaries, and the headline."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from scipy.special import ndtri
@@ -100,6 +101,15 @@ def make_sampled_row(reading: UnknownRound, signal: NoiseSignal, settings: Setti
         warnings=tuple(found),
         fit=reading.fit,
     )
+
+
+def without_bound(unknown: Adversary) -> Adversary:
+    """The rung without its lower bound, which does not hold where canaries move in groups."""
+    told = "canaries are picked in groups, so their scores are not independent: there is no lower bound"
+    rows = [
+        replace(row, lower_bound=0.0, paper_lower_bound=0.0, warnings=(*row.warnings, told)) for row in unknown.rows
+    ]
+    return replace(unknown, rows=tuple(rows))
 
 
 def _allocation_ends(
