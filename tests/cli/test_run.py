@@ -494,7 +494,7 @@ def test_the_accountants_epsilon_passes_and_is_verified(tmp_path, capsys):
     from coalmine.storage.seed_file import DEMO_SEED
 
     run = tmp_path / "run"
-    ends_with(0, "run", *SHORT, *SAMPLED, "--pattern", "clients", "--claim", "accountant", "--out", run)
+    ends_with(0, "run", *SHORT, *SAMPLED, "--claim", "accountant", "--out", run)  # samples canaries as clients
     assert "accounting, noise and sampling support the claim" in " ".join(capsys.readouterr().out.split())
     result = json.loads((run / "result.json").read_text())
     scheme = Poisson(0.1, rounds=30)
@@ -512,7 +512,7 @@ def test_the_accountants_epsilon_passes_and_is_verified(tmp_path, capsys):
 
 
 def test_planned_canaries_do_not_observe_the_sampler(tmp_path, capsys):
-    ends_with(3, "run", *SHORT, *SAMPLED, "--claim", "accountant", "--out", tmp_path / "run")
+    ends_with(3, "run", *SHORT, *SAMPLED, "--pattern", "spread", "--claim", "accountant", "--out", tmp_path / "run")
     out = " ".join(capsys.readouterr().out.split())
     assert "nobody observed the pipeline's own sampler" in out
     assert "--pattern clients or --pattern replace lets it pick the canaries" in out
