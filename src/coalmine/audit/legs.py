@@ -30,7 +30,7 @@ from coalmine.audit.verdict import (
 )
 from coalmine.estimators.amplification import amplified_epsilon, amplified_noise
 from coalmine.estimators.mechanism import mechanism_epsilon
-from coalmine.estimators.sampler_tests import MEANING, SamplerReading, rate_power, read_sampler
+from coalmine.estimators.sampler_tests import SamplerReading, rate_power, read_sampler
 from coalmine.estimators.sampling import FixedSize, Poisson, RandomAllocation, Sampling
 from coalmine.storage.record import FEWEST, Settings
 from coalmine.storage.rounds_file import RoundLog
@@ -47,8 +47,9 @@ class SampledClaim:
     """An amplified claim with all that its legs need: its noise multiplier and the scheme that covers all rounds.
 
     `noise` is the claimed one; left out, the one that gives the claimed epsilon. `tested` is the noise multiplier that the
-    claim needs: `noise`, or less where the claim is looser than its own accounting. The noise leg confirms no more than
-    `tested`, so a sampler is harmless only if it is so with that noise; it refutes the claim only if it does with `noise`.
+    claim needs: `noise`, or less where the claim is looser than its own accounting. The noise leg confirms `tested` and no
+    more. So the sampler that was seen counts as harmless only if it is harmless with `tested`, and as a violation only if it
+    is one with `noise`.
     """
 
     claim: Claim
@@ -119,9 +120,9 @@ class SampledClaim:
         worst = min(reading.failed, key=lambda test: test.p_value)
         facts = replace(
             facts,
-            seen=reading.meaning,
+            seen=reading.seen,
             seen_scheme=" or ".join(str(scheme) for scheme in reading.candidates) or None,
-            test=worst.title,
+            test=worst.name,
             p_value=worst.p_value,
             level=worst.level,
             epsilon_range=(low, high),
@@ -268,7 +269,7 @@ def judge_sampled(
 
 def moves_in_groups(legs: dict[str, Verdict]) -> bool:
     """Whether the sampler picks canaries in groups: a bound that takes their scores for independent does not hold then."""
-    return "sampling" in legs and legs["sampling"].seen == MEANING["clumped"]
+    return "sampling" in legs and legs["sampling"].seen == "clumped"
 
 
 def _combine(legs: dict[str, Verdict], bounds: dict[str, Verdict], rung: str | None) -> Verdict:

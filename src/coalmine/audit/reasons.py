@@ -4,6 +4,7 @@ import math
 from typing import TYPE_CHECKING
 
 from coalmine.audit.gauge import meaning_of
+from coalmine.estimators.sampler_tests import MEANING
 
 if TYPE_CHECKING:
     from coalmine.audit.verdict import Verdict
@@ -228,11 +229,16 @@ def _range(v: "Verdict") -> str:
     )
 
 
+def _seen(v: "Verdict") -> str:
+    meanings: dict[str, str] = {**MEANING}
+    return meanings[v.seen or ""]
+
+
 def _sampler(v: "Verdict") -> str:
     p_value = v.p_value or 0.0
     chance = "p < 1e-99" if p_value < 1e-99 else f"p = {p_value:.1g}"
     like = f", as in {v.seen_scheme}" if v.seen_scheme else ""
-    return f"the sampler does not do what is claimed: {v.seen}{like} ({chance})"
+    return f"the sampler does not do what is claimed: {_seen(v)}{like} ({chance})"
 
 
 def _unclear_sampler(v: "Verdict") -> str:
@@ -260,7 +266,7 @@ def _weak_noise(v: "Verdict") -> str:
 
 
 def _three_legs(v: "Verdict") -> str:
-    sampler = "picked canaries as the scheme says" if v.seen is None else f"is harmless ({v.seen})"
+    sampler = "picked canaries as the scheme says" if v.seen is None else f"is harmless ({_seen(v)})"
     return (
         f"accounting, noise and sampling support the claim for {v.scheme}: the accountant's epsilon is no more than the "
         f"claimed one, the rounds had the noise that it needs, and the pipeline's own sampler {sampler}"

@@ -42,29 +42,16 @@ class Row:
     fit: LossFit | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        found = self.estimate
         exposed: dict[str, Any] = {} if self.sensitivity is None else {"sensitivity": self.sensitivity}
         if self.fit is not None:
             exposed["fit"] = {name: list(v) if isinstance(v, tuple) else v for name, v in vars(self.fit).items()}
         return exposed | {
             "presentations": self.presentations,
             "canaries": self.canaries,
-            "epsilon": found.epsilon,
-            "interval": None if found.interval is None else [float(found.interval.low), float(found.interval.high)],
+            **self.estimate.to_dict(),
             "lower_bound": self.lower_bound,
             "confidence": CONFIDENCE,
             "paper": {"epsilon": self.paper_epsilon, "lower_bound": self.paper_lower_bound},
-            "floor": {"median": found.floor.median, "q95": found.floor.q95},
-            "ceiling": found.ceiling,
-            "variance": {"used": found.variance.used, "reason": found.variance.reason},
-            "mean": found.mean,
-            "std": found.std,
-            "null_mean": found.null_mean,
-            "null_std": found.null_std,
-            "anderson_darling": {
-                "statistic": found.anderson_darling.statistic,
-                "p_value": found.anderson_darling.p_value,
-            },
             "warnings": list(self.warnings),
         }
 

@@ -50,28 +50,16 @@ class ScoreResult:
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers as JSON, under the names of an audit's result."""
-        found = self.estimate
         return {
             "canaries": self.canaries.observed.size,
             "unobserved": _unobserved(self.canaries.null),
             "delta": self.delta,
             "confidence": self.confidence,
-            "epsilon": found.epsilon,
-            "interval": None if found.interval is None else [found.interval.low, found.interval.high],
+            **self.estimate.to_dict(),
             "lower_bound": self.lower_bound,
             "method": self.method,
             "paper": {"epsilon": self.paper_epsilon, "lower_bound": self.paper_lower_bound},
-            "floor": {"median": found.floor.median, "q95": found.floor.q95},
             "ceiling": self.ceiling,
-            "variance": {"used": found.variance.used, "reason": found.variance.reason},
-            "mean": found.mean,
-            "std": found.std,
-            "null_mean": found.null_mean,
-            "null_std": found.null_std,
-            "anderson_darling": {
-                "statistic": found.anderson_darling.statistic,
-                "p_value": found.anderson_darling.p_value,
-            },
             "claimed_epsilon": None if self.claim is None else self.claim.epsilon,
             "verdict": None if self.verdict is None else self.verdict.outcome,
             "reason": None if self.verdict is None else self.verdict.reason,

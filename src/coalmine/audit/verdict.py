@@ -96,9 +96,9 @@ class Verdict:
     accountant: str | None = None
     adjacency: str | None = None
     scheme: str | None = None  # of sampling, as claimed
-    seen: str | None = None  # what the sampler was seen to do
+    seen: str | None = None  # name of what the sampler does, as in sampler_tests.MEANING
     seen_scheme: str | None = None  # the scheme to account for instead
-    test: str | None = None  # of the sampler, that failed most clearly
+    test: str | None = None  # name of the sampler test with the smallest p-value
     picks: int | None = None  # of canaries by the sampler
     rate: float | None = None  # of those picks
     cohorts_known: bool | None = None  # whether cohort sizes were given

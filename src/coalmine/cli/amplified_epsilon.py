@@ -25,10 +25,13 @@ def amplified_epsilon(
     The attacker sees every round and does not know in which ones the client took part. With --epsilon, the noise
     multiplier is computed instead. Where no tight accountant is known, the answer is a range.
     """
-    if (noise is None) == (epsilon is None):
-        raise click.UsageError("give either --noise-multiplier or --epsilon")
     scheme = read_scheme(sampling, settings)
-    z = amplification.amplified_noise(epsilon, scheme, delta) if noise is None else noise  # type: ignore[arg-type]
+    if noise is not None and epsilon is None:
+        z = noise
+    elif epsilon is not None and noise is None:
+        z = amplification.amplified_noise(epsilon, scheme, delta)
+    else:
+        raise click.UsageError("give either --noise-multiplier or --epsilon")
     found = amplification.amplified_epsilon(z, scheme, delta)
     if as_json:
         told = {"noise_multiplier": z, "delta": delta, "sampling": sampling_to_dict(scheme)}

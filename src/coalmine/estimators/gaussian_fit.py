@@ -1,8 +1,8 @@
 """Epsilon from Gaussians fitted to the scores: the step that Algorithms 1, 2 and 3 share."""
 
 import math
-from dataclasses import dataclass
-from typing import get_args
+from dataclasses import asdict, dataclass
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,22 @@ class EpsilonEstimate:
     null_mean: float
     null_std: float
     anderson_darling: AndersonDarling
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as files hold them; inf and NaN are still floats here."""
+        interval = None if self.interval is None else [float(self.interval.low), float(self.interval.high)]
+        return {
+            "epsilon": self.epsilon,
+            "interval": interval,
+            "floor": {"median": self.floor.median, "q95": self.floor.q95},
+            "ceiling": self.ceiling,
+            "variance": asdict(self.variance),
+            "mean": self.mean,
+            "std": self.std,
+            "null_mean": self.null_mean,
+            "null_std": self.null_std,
+            "anderson_darling": asdict(self.anderson_darling),
+        }
 
 
 def epsilon_estimate(

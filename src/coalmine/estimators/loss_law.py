@@ -90,7 +90,7 @@ class LossLaw:
     def fit(self, scores: Floats) -> tuple[float, float]:
         """Kolmogorov and Smirnov's statistic of the scores under this law, and its p-value.
 
-        Where the law has a point's width of its own, only what lies beyond the neighbouring points counts.
+        The law is known at its points only, so a score is compared with the points on both sides of it.
         """
         from scipy.stats import kstwo
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from math import comb, perm, sqrt
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -123,7 +123,7 @@ def read_sampler(
     numbers: npt.ArrayLike,
     canaries: int,
     sampling: Sampling,
-    participants: npt.ArrayLike | Sequence[float | None] | None = None,
+    participants: Sequence[float | None] | None = None,
 ) -> SamplerReading:
     """Test the rounds in which a pipeline picked its canaries against the scheme that is claimed, and name what was seen.
 
@@ -186,7 +186,11 @@ class _Picks:
 
     @classmethod
     def checked(
-        cls, present: Sequence[npt.ArrayLike], numbers: npt.ArrayLike, canaries: int, participants: object
+        cls,
+        present: Sequence[npt.ArrayLike],
+        numbers: npt.ArrayLike,
+        canaries: int,
+        participants: Sequence[float | None] | None,
     ) -> "_Picks":
         canaries = whole_number("canaries", canaries, minimum=1)
         told = np.asarray(numbers)
@@ -302,12 +306,12 @@ class _Picks:
         return _Picks(self.numbers, count, self.canary[taken], self.place[taken], 0, self.cohorts, self.cohort_numbers)
 
 
-def _cohorts(participants: object, order: Ints) -> tuple[Ints | None, npt.NDArray[np.bool_]]:
+def _cohorts(participants: Sequence[float | None] | None, order: Ints) -> tuple[Ints | None, npt.NDArray[np.bool_]]:
     """Cohort sizes in the order of the rounds where they are known, and where that is."""
     unknown = np.zeros(len(order), dtype=bool)
     if participants is None:
         return None, unknown
-    told = np.array([np.nan if size is None else size for size in participants], dtype=np.float64)  # type: ignore[attr-defined]
+    told = np.array([np.nan if size is None else size for size in participants], dtype=np.float64)
     if len(told) != len(order):
         raise ValueError(f"participants must have an entry for each of the {len(order)} rounds, got {len(told)}")
     told = told[order]
@@ -922,8 +926,7 @@ def _epochs_together_test(picks: _Picks, length: int) -> SamplerTest:
 
 
 def _scheme_name(sampling: Sampling) -> Seen:
-    name: Seen = sampling.scheme  # type: ignore[assignment]
-    return name
+    return cast(Seen, sampling.scheme)
 
 
 def _recognise(picks: _Picks, claimed: Sampling) -> tuple[Seen, tuple[Sampling, ...]]:

@@ -12,8 +12,8 @@ are subtracted from the gradient, and the audit observes minus the noised gradie
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, Unpack
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from typing import Any, TypeVar, Unpack, cast
 from warnings import warn
 
 import numpy as np
@@ -94,15 +94,14 @@ def audited(
     if data_loader is not None:
         sampling_probability = _loader_rate(data_loader, sampling_probability, rng)
         if settings.get("audit") is None and settings.get("canaries") is None:
-            settings["canaries"] = min(USUAL_CANARIES, len(data_loader.dataset), dim // 2)  # type: ignore[arg-type]
+            settings["canaries"] = min(USUAL_CANARIES, _rows(data_loader), dim // 2)
     elif sampling_probability is None:
         raise TypeError("audited() needs data_loader, or the sampling_probability of an example")
     own, count = settings.get("audit"), settings.get("canaries")
     expected = own.settings.canaries if isinstance(own, Audit) else count if isinstance(count, int) else 0
-    if data_loader is not None and expected > len(data_loader.dataset):  # type: ignore[arg-type]
+    if data_loader is not None and expected > _rows(data_loader):
         raise ValueError(
-            f"canaries must be at most the {len(data_loader.dataset)} rows of the data set, "  # type: ignore[arg-type]
-            f"one row for each, got {expected}"
+            f"canaries must be at most the {_rows(data_loader)} rows of the data set, one row for each, got {expected}"
         )
     probability, length, clipping = _checked_options(optimizer, expected, sampling_probability, through_clip, scale)
     layers = None if model is None else named_layers(optimizer, model)
@@ -465,6 +464,11 @@ class _OptimizerAudit:
 
     def _parameters(self) -> Any:
         return torch.cat([p.detach().reshape(-1) for p in self._optimizer.params]).clone()
+
+
+def _rows(data_loader: "torch.utils.data.DataLoader[Any]") -> int:
+    """The number of rows of a loader's data set, which `check_loader` knows to have a length."""
+    return len(cast(Sized, data_loader.dataset))
 
 
 def _loader_rate(loader: Any, sampling_probability: float | None, rng: Any) -> float:

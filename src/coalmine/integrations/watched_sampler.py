@@ -6,9 +6,9 @@ the loop was given do not add up to the examples in a step, that step is an erro
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from types import new_class
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -170,7 +170,7 @@ class _Deliveries:
         self._taken.open = False
 
     def __len__(self) -> int:
-        return len(self._batches)  # type: ignore[arg-type]
+        return len(cast(Sized, self._batches))
 
 
 def check_loader(loader: Any) -> None:
