@@ -230,8 +230,7 @@ def _range(v: "Verdict") -> str:
 
 
 def _seen(v: "Verdict") -> str:
-    meanings: dict[str, str] = {**MEANING}
-    return meanings[v.seen or ""]
+    return {str(name): meaning for name, meaning in MEANING.items()}[v.seen or ""]
 
 
 def _sampler(v: "Verdict") -> str:
