@@ -2,6 +2,7 @@
 
 import logging
 
+from coalmine.audit.alarm import Alarm, ViolationError
 from coalmine.audit.audit import Audit
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
@@ -29,6 +30,7 @@ from coalmine.storage.seed_file import read_seed, write_seed
 from coalmine.version import __version__
 
 __all__ = [
+    "Alarm",
     "AmplifiedEpsilon",
     "AndersonDarling",
     "Audit",
@@ -51,6 +53,7 @@ __all__ = [
     "SphereCanaries",
     "TreeNoise",
     "Verdict",
+    "ViolationError",
     "__version__",
     "amplified_epsilon",
     "amplified_noise",

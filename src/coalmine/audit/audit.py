@@ -1,6 +1,7 @@
 """The object that users put into their training loop: canaries in, vectors observed, a ladder of adversaries out."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coalmine.argument_checks import Floats, one_number, positive_array, shown, whole_number
+from coalmine.audit.alarm import Alarm, AlarmReader, ViolationError
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.derivation import derive_result
@@ -52,6 +54,7 @@ from coalmine.storage.rounds_file import Final, Round, RoundLog, Singles
 from coalmine.storage.run_directory import RunDirectory
 
 Seed = SupportsIndex | bytes
+OnViolation = Literal["warn", "raise"] | Callable[[Alarm], object]
 Attack = Callable[..., npt.ArrayLike]
 Vector = TypeVar("Vector")
 Parameters = ParamSpec("Parameters")
@@ -67,7 +70,9 @@ def _one_thread(
     @wraps(method)
     def guarded(self: "Audit", /, *arguments: Parameters.args, **options: Parameters.kwargs) -> Returned:
         with self._writer:
-            return method(self, *arguments, **options)
+            found = method(self, *arguments, **options)
+        self._sound_alarm()
+        return found
 
     return guarded
 
@@ -88,8 +93,10 @@ class Audit:
     model_delta, canaries, previous) and returns a score for every canary, observed first; `previous` is what it returned
     the round before, None at first. With a `directory` every round is on disk at once, and an audit made again with the
     same arguments goes on where that directory ends. A `claim` given here is committed to before round 1 and judged by
-    `result`; of one that is given only there nobody can verify that it was made in advance. A `deferred` audit measures a
-    round beside whatever comes next, on its GPU or in a thread, and records it when the next round comes, or on `flush`.
+    `result`; of one that is given only there nobody can verify that it was made in advance. `on_violation` says what to do
+    as soon as a round refutes that claim (see `alarm`): "warn" gives a RuntimeWarning, "raise" stops the training with a
+    ViolationError, and a function is called with the Alarm. A `deferred` audit measures a round beside whatever comes next,
+    on its GPU or in a thread, and records it when the next round comes, or on `flush`.
 
     >>> audit = Audit(dim=10_000, canaries=1_000, seed=b"a secret", delta=1e-6, rounds=2)
     >>> rng = np.random.default_rng(0)
@@ -119,6 +126,7 @@ class Audit:
         scores: Mapping[str, Attack] | None = None,
         directory: "RunDirectory | Path | str | None" = None,
         claim: Claim | float | None = None,
+        on_violation: OnViolation | None = None,
         deferred: bool = False,
     ) -> None:
         seed = secret_seed(seed)  # a traceback may show this frame
@@ -136,6 +144,7 @@ class Audit:
             sampling=sampling,
         )
         checked_attacks(scores)  # validate before creating the directory
+        _check_on_violation(on_violation, claim)
         home = directory if isinstance(directory, RunDirectory) or directory is None else RunDirectory(Path(directory))
         promised = Claim.of(claim)
         stated = None if promised is None else promised.to_dict()
@@ -148,6 +157,7 @@ class Audit:
         log = RoundLog() if home is None else home.open_log()
         self._set_up(settings, statement, seed, commitment, log, scores, home)
         self._deferred = deferred
+        self._on_violation: OnViolation | None = on_violation
 
     def _set_up(
         self,
@@ -177,6 +187,11 @@ class Audit:
         self._pending: _Pending | None = None
         self._beside: ThreadPoolExecutor | None = None
         self._finisher: Callable[..., AuditResult] | None = None
+        self._on_violation = None
+        self._watched: tuple[Claim, AlarmReader] | None = (
+            None  # the claim that was last asked about, and what is known of it
+        )
+        self._unsounded: Alarm | None = None
         self._recall_scores()
 
     def _recall_scores(self) -> None:
@@ -334,7 +349,7 @@ class Audit:
             own = {name: self._attack(name, number, model_delta) for name in self._attacks}
             item = replace(item, scores=own)
             self._previous_scores |= {name: values.astype(np.float64) for name, values in own.items()}
-        self._log.append(item)
+        self._record(item)
 
     def flush(self, *, sync: bool = False) -> None:
         """Record the round that a `deferred` audit is still measuring; errors in it come now.
@@ -356,8 +371,36 @@ class Audit:
         except ValueError:
             self._pending = None
             raise
-        self._log.append(item)
+        self._record(item)
         self._pending = None
+
+    def _record(self, item: Round) -> None:
+        """Write a round to the log and, where somebody waits for an alarm, see whether it raises one."""
+        self._log.append(item)
+        if self._on_violation is not None and self._claim is not None:
+            known = self._watched is not None and self._watched[1].alarm is not None
+            self._unsounded = None if known else self._watch(self._claim).alarm
+
+    def _watch(self, claim: Claim) -> AlarmReader:
+        """What is known of a claim after the rounds in the log; earlier rounds are not read again."""
+        if self._watched is None or self._watched[0] != claim:
+            self._watched = (claim, AlarmReader(self.settings, claim))
+        reader = self._watched[1]
+        for item in self._log.rounds_after(reader.last_round):
+            reader.see(item)
+        return reader
+
+    def _sound_alarm(self) -> None:
+        """Do what `on_violation` says, once, with no lock held: the user's function may ask the audit for its result."""
+        alarm, self._unsounded = self._unsounded, None
+        if alarm is None:
+            return
+        if self._on_violation == "raise":
+            raise ViolationError(alarm)
+        if callable(self._on_violation):
+            self._on_violation(alarm)
+        else:
+            warnings.warn(str(alarm), RuntimeWarning, stacklevel=3)
 
     def _begin_later(
         self, model_delta: Any, others: Any, present: list[int], facts: dict[str, Any], order: int
@@ -461,9 +504,23 @@ class Audit:
         if self._pending is not None and self._pending.number > number:
             self._pending = None
         self.flush()
-        self._before = None
+        self._before = self._watched = self._unsounded = None
         self._log.rewind_to(number)
         self._recall_scores()
+
+    def alarm(self, claim: Claim | float | None = None, *, wait: bool = True) -> Alarm | None:
+        """The first round after which the claim was refuted, and by what; None as long as nothing refutes it.
+
+        Ask as often as you like, after every round too: a true claim raises an alarm in at most 0.25 % of runs, however
+        often one looks. The verdict of `result` is for one look at the end. No alarm is no PASS. Without a claim it is the
+        one that the audit was made with. Without `wait` a round that a `deferred` audit still measures is left for later.
+        """
+        if wait:
+            self.flush()
+        asked = self._claim if claim is None else Claim.of(claim)
+        if asked is None:
+            raise ValueError("alarm needs a claim to hold the rounds against: give alarm(claim), or Audit(…, claim=)")
+        return self._watch(asked).alarm
 
     def result(
         self,
@@ -472,6 +529,7 @@ class Audit:
         analytical_epsilon: float | None = None,
         clients: int | None = None,
         audited: Iterable[AuditedItem] = (),
+        watched: bool | None = None,
     ) -> AuditResult:
         """What the audit has found so far: every adversary with its inputs, the gauges and, on a claim, a verdict.
 
@@ -479,7 +537,8 @@ class Audit:
         under correlated `noise` as the most exposed canary did.
         `clients` is the largest number of real clients in a round: it bounds what their updates can hide, without which
         known-round can refute a claim but not confirm it. `audited` is what the caller knows of the pipeline: which items
-        of `coverage.ITEMS` the audit covers or leaves out, and why.
+        of `coverage.ITEMS` the audit covers or leaves out, and why. `watched` says that you waited for an `alarm` while the
+        rounds came, and would have stopped at it (default: whether `on_violation` is set): then an alarm is a VIOLATION.
         """
         self.flush()
         asked = self._claim if claim is None else Claim.of(claim)
@@ -490,6 +549,7 @@ class Audit:
             analytical_epsilon=analytical_epsilon,
             clients=clients,
             audited=audited,
+            watched=self._on_violation is not None if watched is None else watched,
         )
 
     def finish(self, *, claim: Claim | float | None = None, **facts: Any) -> AuditResult:
@@ -650,6 +710,15 @@ class Audit:
         if not np.isfinite(values).all():
             raise ValueError(f"scores of {name!r} must be finite, got NaN or infinity in round {number}")
         return values.astype(np.float32)
+
+
+def _check_on_violation(on_violation: object, claim: Claim | float | None) -> None:
+    if on_violation is None:
+        return
+    if on_violation not in ("warn", "raise") and not callable(on_violation):
+        raise ValueError(f"on_violation must be 'warn', 'raise' or a function, got {shown(on_violation)}")
+    if claim is None:
+        raise ValueError("on_violation needs a claim to hold the rounds against: give claim= too")
 
 
 def checked_attacks(scores: Mapping[str, Attack] | None) -> dict[str, Attack]:

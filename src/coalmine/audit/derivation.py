@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from coalmine.argument_checks import nonnegative_array, one_number, whole_number
+from coalmine.audit.alarm import Alarm, AlarmReader
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem, CoverageReader, audited_items, checked_items
 from coalmine.audit.gauge_reader import GaugeReader
@@ -17,7 +18,7 @@ from coalmine.audit.result_rows import make_headline, make_row, make_sampled_row
 from coalmine.audit.stated_noise import StatedReader
 from coalmine.audit.unknown_round import RUNG as UNKNOWN
 from coalmine.audit.unknown_round import UnknownRound, UnknownRoundReader, stated_multiplier
-from coalmine.audit.verdict import Evidence, Verdict, judge
+from coalmine.audit.verdict import VIOLATION, Evidence, Verdict, judge
 from coalmine.audit.views import read_log
 from coalmine.storage.record import FEWEST, Settings, presentation_counts
 from coalmine.storage.rounds_file import RoundLog
@@ -35,8 +36,12 @@ def derive_result(
     analytical_epsilon: float | None = None,
     clients: int | None = None,
     audited: Iterable[AuditedItem] = (),
+    watched: bool = False,
 ) -> AuditResult:
-    """The result that follows from a log: the audit's own, and what `coalmine verify` derives again."""
+    """The result that follows from a log: the audit's own, and what `coalmine verify` derives again.
+
+    `watched` says that somebody waited for an alarm while the rounds came: then what the alarm refuted is refuted.
+    """
     clients = None if clients is None else whole_number("clients", clients, minimum=0)
     if analytical_epsilon is not None and not (
         isinstance(analytical_epsilon, float) and analytical_epsilon == math.inf
@@ -44,11 +49,13 @@ def derive_result(
         number = one_number("analytical_epsilon", analytical_epsilon)
         analytical_epsilon = float(nonnegative_array("analytical_epsilon", number))
     audited = checked_items(audited)
-    rung_reader, gauge_reader = LadderReader(log, settings), GaugeReader(log, settings)
+    rung_reader, gauge_reader = LadderReader(log, settings), GaugeReader(settings, len(log.numbers))
     told, facts = StatedReader(settings), CoverageReader()
     sampled = _sampled(claim, log, settings)
     hidden, why = _unknown_rounds(log, settings, sampled)
-    read_log(log, settings, rung_reader, gauge_reader, told, facts, *([] if hidden is None else [hidden]))
+    alarms = AlarmReader(settings, claim) if watched and claim is not None else None
+    more_readers = [reader for reader in (hidden, alarms) if reader is not None]
+    read_log(log, settings, rung_reader, gauge_reader, told, facts, *more_readers)
     gauges, unknown = gauge_reader.gauges(), None if hidden is None else hidden.reading()
     rungs = _in_order(rung_reader.scores(log.final), unknown)
     evidence = _evidence(log, settings, told, clients)
@@ -63,6 +70,11 @@ def derive_result(
     elif sampled is not None:
         verdict, by_rung, legs, more = judge_sampled(sampled, rungs, gauges, evidence, log, settings, told.clip_norms)
         notes += more
+    alarm = None if alarms is None else alarms.alarm
+    if alarm is not None:
+        verdict = verdict if verdict is not None and verdict.outcome == VIOLATION else alarm.verdict
+        notes.append(str(alarm))
+    notes += _one_look(log, settings, verdict, alarm)
     adversaries, more = _adversaries(rungs, by_rung, unknown, settings)
     notes += more
     if UNKNOWN in adversaries and moves_in_groups(legs):
@@ -100,7 +112,20 @@ def derive_result(
             given=audited,
         ),
         notes=tuple(notes),
+        watched=watched,
+        alarm=alarm,
     )
+
+
+def _one_look(log: RoundLog, settings: Settings, verdict: Verdict | None, alarm: Alarm | None) -> list[str]:
+    """What to say of a verdict in the middle of a run: its error rate holds for one look, not for many."""
+    last = max(log.numbers, default=0)
+    if verdict is None or alarm is not None or settings.rounds is None or last >= settings.rounds:
+        return []
+    return [
+        f"{last} of {settings.rounds} rounds were observed: this verdict's error rate holds for one look, decided on "
+        "beforehand. To look after every round, ask for the alarm: audit.alarm(), or `coalmine watch`"
+    ]
 
 
 def derive_scores(log: RoundLog, settings: Settings, *, claim: Claim | None = None) -> list[Scores]:

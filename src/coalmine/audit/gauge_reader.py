@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from coalmine.audit.gauge import Gauge
+from coalmine.audit.gauge import LEVEL, Gauge
 from coalmine.audit.law_gauges import LawReader
 from coalmine.audit.level_gauges import LevelReader
 from coalmine.audit.sketch_gauges import SketchReader
@@ -15,17 +15,17 @@ WITHOUT_OTHERS = ("noise", "dilution", "difference")  # all other gauges look at
 
 def read_gauges(log: RoundLog, settings: Settings) -> list[Gauge]:
     """Every gauge whose inputs were given."""
-    reader = GaugeReader(log, settings)
+    reader = GaugeReader(settings, len(log.numbers))
     read_log(log, settings, reader)
     return reader.gauges()
 
 
 class GaugeReader:
-    """Takes one round after another, and has every gauge at the end."""
+    """Takes one round after another, and has every gauge of those so far; `rounds` is about how many there will be."""
 
-    def __init__(self, log: RoundLog, settings: Settings) -> None:
+    def __init__(self, settings: Settings, rounds: int) -> None:
         self._level = LevelReader(settings)
-        self._sketch = SketchReader(settings, len(log.numbers))
+        self._sketch = SketchReader(settings, rounds)
         self._law = LawReader(settings)
 
     def add(self, look: Look) -> None:
@@ -34,20 +34,22 @@ class GaugeReader:
         self._sketch.add(look)
         self._law.add(look)
 
-    def gauges(self) -> list[Gauge]:
-        """Every gauge whose inputs were given.
+    def gauges(self, level: float = LEVEL, *, proofs_only: bool = False) -> list[Gauge]:
+        """Every gauge whose inputs were given; an honest run sets one off with a probability of at most `level`.
+
+        With `proofs_only`, gauges of the noise's law are left out that only bar a PASS.
 
         Gauges of the law say what share of the residual is still noise; how much noise that is, over the stated noise, the
         length of the residual says. If `others` is not what the rounds summed, nothing that rests on it proves anything.
         """
-        level = list(self._level.gauges())
-        law = [*self._sketch.gauges(), *self._law.gauges()]
-        longest = next((gauge.largest for gauge in level if gauge.name == "residual"), None)
+        lengths = list(self._level.gauges(level))
+        law = [*self._sketch.gauges(level), *self._law.gauges(level, proofs_only=proofs_only)]
+        longest = next((gauge.largest for gauge in lengths if gauge.name == "residual"), None)
         law = [_over_stated_noise(gauge, longest) for gauge in law]
-        if any(gauge.name == "pooled residual" and gauge.status == "warning" for gauge in level):
+        if any(gauge.name == "pooled residual" and gauge.status == "warning" for gauge in lengths):
             # The residual holds more than noise: what lies on a grid may be that.
             law = [_without_proof(gauge) if gauge.name == "grid" else gauge for gauge in law]
-        found = level + law
+        found = lengths + law
         if any(gauge.name == "others" and gauge.status != "ok" for gauge in found):
             found = [gauge if gauge.name in WITHOUT_OTHERS else _without_proof(gauge) for gauge in found]
         return found

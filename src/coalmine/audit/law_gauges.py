@@ -48,31 +48,37 @@ class LawReader:
         if look.item.law_moments is not None:
             self._rounds.append(_without_scores(look.item))
 
-    def gauges(self) -> Iterator[Gauge]:
-        """Every gauge of the noise's law whose inputs were given."""
+    def gauges(self, level: float = LEVEL, *, proofs_only: bool = False) -> Iterator[Gauge]:
+        """Every gauge of the noise's law whose inputs were given; an honest run sets one off with probability `level`.
+
+        With `proofs_only`, those that can prove too little noise; the others only bar a PASS.
+        """
         settings, rounds = self._settings, self._rounds
         if not rounds:
             return
-        parts = NoiseParts.of(settings.layers, settings.dim)
+        parts, whole = NoiseParts.of(settings.layers, settings.dim), not proofs_only
         repeated = _repetition(settings, [item.number for item in rounds])
-        yield _kurtosis(rounds, parts, repeated)
+        if whole:
+            yield _kurtosis(rounds, parts, repeated, level)
         counted = [item for item in rounds if item.law_counts is not None]
         smooth = [item for item in counted if not _on_lattice(item, settings.dim)]
+        if smooth and whole:
+            yield _distribution(smooth, parts, repeated, level)
+            yield _tails(smooth, parts, repeated, level)
+            yield _zeros(smooth, settings.dim, repeated, level)
         if smooth:
-            yield _distribution(smooth, parts, repeated)
-            yield _tails(smooth, parts, repeated)
-            yield _zeros(smooth, settings.dim, repeated)
-            yield _grid(smooth, settings.dim)
+            yield _grid(smooth, settings.dim, level)
         if counted:
-            yield _spectrum(counted, settings.dim)
-            yield from _follows(counted, settings.dim, repeated)
-        yield from _neighbours(rounds, parts, settings.dim, repeated)
+            yield _spectrum(counted, settings.dim, level)
+        if counted and whole:
+            yield from _follows(counted, settings.dim, repeated, level)
+        yield from _neighbours(rounds, parts, settings.dim, repeated, level)
         if any(item.law_tail is not None for item in counted):
-            yield _ties(counted)
-        if _rounding_share(rounds, settings.dim) > 0:
+            yield _ties(counted, level)
+        if whole and _rounding_share(rounds, settings.dim) > 0:
             yield _rounding(rounds, settings.dim)
-        if len(counted) > 1:
-            yield _shifted(counted, settings.dim)
+        if whole and len(counted) > 1:
+            yield _shifted(counted, settings.dim, level)
 
 
 def _repetition(settings: Settings, numbers: list[int]) -> float:
@@ -137,7 +143,7 @@ def _rounding(rounds: list[Round], dim: int) -> Gauge:
     )
 
 
-def _kurtosis(rounds: list[Round], parts: NoiseParts, repeated: float) -> Gauge:
+def _kurtosis(rounds: list[Round], parts: NoiseParts, repeated: float, level: float) -> Gauge:
     """The fourth moment over the squared second, pooled over rounds and layers: 3 for a Gaussian."""
     sizes = np.array([place.stop - place.start for place in parts.groups], dtype=np.float64)
     moments = np.stack([item.law_moments.reshape(-1, 3) for item in rounds if item.law_moments is not None])
@@ -147,7 +153,7 @@ def _kurtosis(rounds: list[Round], parts: NoiseParts, repeated: float) -> Gauge:
     by_round = (np.sqrt(sizes) * scores).sum(axis=1) / math.sqrt(sizes.sum())
     weighted = (sizes * values * (sizes + 2) / sizes).sum(axis=1) / sizes.sum()
     reading = float(weighted.mean())
-    limit, one = -float(ndtri(LEVEL / 4)), -float(ndtri(LEVEL / (4 * len(rounds))))
+    limit, one = -float(ndtri(level / 4)), -float(ndtri(level / (4 * len(rounds))))
     spread = math.sqrt(24 * repeated / (sizes.sum() * len(rounds)))
     off = KURTOSIS_OFF + 6 * _rounding_share(rounds, int(sizes.sum()))
     odd = abs(pooled) > limit and abs(reading - 3) > off
@@ -178,7 +184,7 @@ def anscombe_glynn(kurtosis: Floats, size: Floats) -> Floats:
     return np.asarray((1 - 2 / (9 * a) - root) / np.sqrt(2 / (9 * a)))
 
 
-def _distribution(rounds: list[Round], parts: NoiseParts, repeated: float) -> Gauge:
+def _distribution(rounds: list[Round], parts: NoiseParts, repeated: float, level: float) -> Gauge:
     """Pearson's test of the histogram of all coordinates of all rounds against the law of standardised Gaussian noise."""
     counts = np.sum([item.law_counts for item in rounds if item.law_counts is not None], axis=0).astype(np.float64)
     sizes = [place.stop - place.start for place in parts.groups]
@@ -186,8 +192,8 @@ def _distribution(rounds: list[Round], parts: NoiseParts, repeated: float) -> Ga
     seen, wanted = _merged_cells(counts / repeated, np.asarray(expected) / repeated)
     statistic, freedom = float(np.sum((seen - wanted) ** 2 / wanted)), len(wanted) - 1
     divergence = (statistic - freedom) / float(wanted.sum())
-    limit = max(float(chdtri(freedom, LEVEL)) / freedom, 1 + DIVERGENCE * float(wanted.sum()) / freedom)
-    alarmed = chdtrc(freedom, statistic) < LEVEL and divergence > DIVERGENCE and not _is_coarse(rounds, int(sum(sizes)))
+    limit = max(float(chdtri(freedom, level)) / freedom, 1 + DIVERGENCE * float(wanted.sum()) / freedom)
+    alarmed = chdtrc(freedom, statistic) < level and divergence > DIVERGENCE and not _is_coarse(rounds, int(sum(sizes)))
     return Gauge(
         name="distribution",
         smallest=statistic / freedom,
@@ -222,7 +228,7 @@ def _merged_cells(counts: Floats, expected: Floats) -> tuple[Floats, Floats]:
     return np.array(seen), np.array(wanted)
 
 
-def _tails(rounds: list[Round], parts: NoiseParts, repeated: float) -> Gauge:
+def _tails(rounds: list[Round], parts: NoiseParts, repeated: float, level: float) -> Gauge:
     """Values further out than 3, 3.25, ... standard deviations over the number that a Gaussian has there: cut or heavy."""
     counts = np.sum([item.law_counts for item in rounds if item.law_counts is not None], axis=0).astype(np.float64)
     sizes = [place.stop - place.start for place in parts.groups]
@@ -237,7 +243,7 @@ def _tails(rounds: list[Round], parts: NoiseParts, repeated: float) -> Gauge:
         )
         few, many = float(pdtr(seen, wanted)), float(pdtrc(seen - 1, wanted)) if seen else 1.0
         tested.append((seen / wanted if wanted else 1.0, min(few, many)))
-    share = LEVEL / (2 * len(tested))
+    share = level / (2 * len(tested))
     odd = [ratio for ratio, p in tested if p < share and not TAIL_RATIO <= ratio <= 1 / TAIL_RATIO]
     reading = odd[0] if odd else tested[0][0]
     return Gauge(
@@ -250,7 +256,7 @@ def _tails(rounds: list[Round], parts: NoiseParts, repeated: float) -> Gauge:
     )
 
 
-def _zeros(rounds: list[Round], dim: int, repeated: float) -> Gauge:
+def _zeros(rounds: list[Round], dim: int, repeated: float, level: float) -> Gauge:
     """Coordinates with hardly any noise: more of them than a Gaussian has near 0.
 
     Where the canaries were subtracted exactly a second count, much nearer to 0, sees single coordinates.
@@ -265,7 +271,7 @@ def _zeros(rounds: list[Round], dim: int, repeated: float) -> Gauge:
             least = DIVERGENCE if column == 0 else 1 / dim
             excess = (count - probability * total) / total
             readings.append(
-                (count / (probability * total), p_value < LEVEL / 2 and excess > least, probability * total)
+                (count / (probability * total), p_value < level / 2 and excess > least, probability * total)
             )
     alarmed = any(odd for _, odd, _ in readings) and not _is_coarse(rounds, dim)
     reading, _, expected = next((entry for entry in readings if entry[1]), readings[0])
@@ -273,13 +279,13 @@ def _zeros(rounds: list[Round], dim: int, repeated: float) -> Gauge:
         name="bare coordinates",
         smallest=reading,
         largest=reading,
-        limits=(0.0, 1 + (4 - float(ndtri(LEVEL / 2)) * math.sqrt(expected)) / expected),
+        limits=(0.0, 1 + (4 - float(ndtri(level / 2)) * math.sqrt(expected)) / expected),
         status="warning" if alarmed else "ok",
         values=np.array([reading]),
     )
 
 
-def _follows(rounds: list[Round], dim: int, repeated: float) -> Iterator[Gauge]:
+def _follows(rounds: list[Round], dim: int, repeated: float, level: float) -> Iterator[Gauge]:
     """Whether the noise is larger where everybody else's part, or the canaries' sum, is."""
     least = SLOPE + 5 * _rounding_share(rounds, dim)
     for place, name in enumerate(("others", "canaries")):
@@ -291,7 +297,7 @@ def _follows(rounds: list[Round], dim: int, repeated: float) -> Iterator[Gauge]:
             continue
         pooled = float(readings[:, 0].sum()) / math.sqrt(len(found) * repeated)
         slope = float(readings[:, 1].mean())
-        one, every = -float(ndtri(LEVEL / (8 * len(found)))), -float(ndtri(LEVEL / 8))
+        one, every = -float(ndtri(level / (8 * len(found)))), -float(ndtri(level / 8))
         outside = (np.abs(readings[:, 0]) > one) & (np.abs(readings[:, 1]) > least)
         alarmed = bool(outside.any()) or (abs(pooled) > every and abs(slope) > least)
         spread = abs(slope / pooled) if pooled else 0.0
@@ -307,11 +313,11 @@ def _follows(rounds: list[Round], dim: int, repeated: float) -> Iterator[Gauge]:
         )
 
 
-def _grid(rounds: list[Round], dim: int) -> Gauge:
+def _grid(rounds: list[Round], dim: int, level: float) -> Gauge:
     """Whether the noise takes values on a grid that the release itself does not lie on: then it hides nothing."""
     readings = np.array([item.law_grid for item in rounds])
     strengths, own, beside = readings[:, 0], readings[:, 2], readings[:, 3]
-    least = math.sqrt(math.log(2000 * len(rounds) / LEVEL) / dim)
+    least = math.sqrt(math.log(2000 * len(rounds) / level) / dim)
     limit = max(least, GRID_STRENGTH)
     outside = (strengths > np.maximum(limit, GRID_PEAK * beside)) & (own < ALIGNED)
     proof = bool((outside & (strengths > ALIGNED)).any())  # most values lie on it
@@ -327,10 +333,10 @@ def _grid(rounds: list[Round], dim: int) -> Gauge:
     )
 
 
-def _spectrum(rounds: list[Round], dim: int) -> Gauge:
+def _spectrum(rounds: list[Round], dim: int, level: float) -> Gauge:
     """The largest autocorrelation within a round at any lag, in standard deviations."""
     readings = np.array([item.law_spectrum for item in rounds])
-    limit = -float(ndtri(LEVEL / (dim * len(rounds))))
+    limit = -float(ndtri(level / (dim * len(rounds))))
     values = readings[:, 0]
     outside = values > limit
     correlation = max(float((values - limit).max()) / math.sqrt(dim), 0.0)
@@ -346,7 +352,7 @@ def _spectrum(rounds: list[Round], dim: int) -> Gauge:
     )
 
 
-def _neighbours(rounds: list[Round], parts: NoiseParts, dim: int, repeated: float) -> Iterator[Gauge]:
+def _neighbours(rounds: list[Round], parts: NoiseParts, dim: int, repeated: float, level: float) -> Iterator[Gauge]:
     """Correlations of neighbouring coordinates, and of pairs of layers that a reused key would make the same."""
     cosines = np.stack([item.law_lags for item in rounds if item.law_lags is not None])
     sizes = np.array([dim, dim, *(one.stop - one.start for one, _ in parts.pairs)], dtype=np.float64)
@@ -359,8 +365,8 @@ def _neighbours(rounds: list[Round], parts: NoiseParts, dim: int, repeated: floa
             continue
         scores = values * np.sqrt(lengths)
         pooled = scores.sum(axis=0) / math.sqrt(len(rounds) * repeated)
-        one = -CosineNull(int(lengths.min())).ppf(LEVEL / (4 * values.size)) * math.sqrt(lengths.min())
-        every = -float(ndtri(LEVEL / (4 * values.shape[1])))
+        one = -CosineNull(int(lengths.min())).ppf(level / (4 * values.size)) * math.sqrt(lengths.min())
+        every = -float(ndtri(level / (4 * values.shape[1])))
         outside = np.abs(scores) > float(one)
         together = np.abs(pooled) > every
         certain = max(
@@ -382,7 +388,7 @@ def _neighbours(rounds: list[Round], parts: NoiseParts, dim: int, repeated: floa
         )
 
 
-def _ties(rounds: list[Round]) -> Gauge:
+def _ties(rounds: list[Round], level: float) -> Gauge:
     """The share of a round's largest values that come again, in the same round or in another: noise that was used twice."""
     found = [item for item in rounds if item.law_tail is not None]
     units = [item.noise_std or math.sqrt(_variance(item)) for item in found]
@@ -394,7 +400,7 @@ def _ties(rounds: list[Round]) -> Gauge:
         shares = [(0.0, 1.0) for _ in shares]  # values on a floating-point grid repeat by themselves
     everything = [*shares, together]
     share = max(share for share, _ in everything)
-    alarmed = any(share > REPEATED and p_value < LEVEL / (2 * len(everything)) for share, p_value in everything)
+    alarmed = any(share > REPEATED and p_value < level / (2 * len(everything)) for share, p_value in everything)
     return Gauge(
         name="repeated values",
         smallest=min(share for share, _ in everything),
@@ -403,7 +409,7 @@ def _ties(rounds: list[Round]) -> Gauge:
         flagged=tuple(
             item.number
             for item, (own, p_value) in zip(found, shares, strict=True)
-            if own > REPEATED and p_value < LEVEL
+            if own > REPEATED and p_value < level
         ),
         status="low" if alarmed else "ok",
         noise_left=math.sqrt(max(1 - share, 0.0)) if alarmed else None,
@@ -411,7 +417,7 @@ def _ties(rounds: list[Round]) -> Gauge:
     )
 
 
-def _shifted(rounds: list[Round], dim: int) -> Gauge:
+def _shifted(rounds: list[Round], dim: int, level: float) -> Gauge:
     """Whether the largest values of a round stand in another round too, further along: noise cut twice from one source.
 
     At a given distance the signs of two rounds' largest values agree by chance, each with probability one half. The same
@@ -421,12 +427,12 @@ def _shifted(rounds: list[Round], dim: int) -> Gauge:
     found = [item for item in rounds if item.law_peaks is not None][:SHIFTED_ROUNDS]
     width = min(1 << (2 * dim - 1).bit_length(), SHIFTS)  # a power of 2: distances are told apart modulo it
     pairs = [(one, two) for index, one in enumerate(found) for two in found[:index]]
-    level = LEVEL / (max(len(pairs), 1) * min(2 * dim, SHIFTS) * 2)
+    each = level / (max(len(pairs), 1) * min(2 * dim, SHIFTS) * 2)
     readings = [_agreement(one, two, width) for one, two in pairs]
-    outside = [index for index, (_, p_value) in enumerate(readings) if p_value < level]
+    outside = [index for index, (_, p_value) in enumerate(readings) if p_value < each]
     flagged = sorted({pairs[index][0].number for index in outside})
     largest = max((agreed for agreed, _ in readings), default=0.0)
-    smallest = math.ceil(-math.log2(level)) / len(found[0].law_peaks) if found and found[0].law_peaks is not None else 0
+    smallest = math.ceil(-math.log2(each)) / len(found[0].law_peaks) if found and found[0].law_peaks is not None else 0
     return Gauge(
         name="shifted repeat",
         smallest=min((agreed for agreed, _ in readings), default=0.0),

@@ -33,7 +33,7 @@ from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.sampler_tests import SamplerReading, rate_power, read_sampler
 from coalmine.estimators.sampling import FixedSize, Poisson, RandomAllocation, Sampling
 from coalmine.storage.record import FEWEST, Settings
-from coalmine.storage.rounds_file import RoundLog
+from coalmine.storage.rounds_file import Entry, RoundLog
 
 LEGS = ("accounting", "noise", "sampling")
 NAMED = ("poisson", "random_allocation", "shuffled", "random_allocation or shuffled", "fixed_size")  # have a range
@@ -100,10 +100,9 @@ class SampledClaim:
         outcome = VIOLATION if self.refutes(accounted.low) else UNDERPOWERED
         return replace(facts, outcome=outcome, code="accounting" if outcome == VIOLATION else "range")
 
-    def sampling_leg(self, log: RoundLog, settings: Settings, clip_norms: Sequence[float]) -> Verdict:
-        """The leg of sampling; `clip_norms` are those of the observed rounds."""
+    def sampling_leg(self, observed: Sequence[Entry], settings: Settings, clip_norms: Sequence[float]) -> Verdict:
+        """The leg of sampling, from the observed rounds and their clip norms."""
         facts = Verdict(outcome=UNDERPOWERED, code="sampler not observed", leg="sampling", scheme=str(self.sampling))
-        observed = log.observed
         if not self.claim.sampler_observed or not observed:
             return facts
         cohorts = [entry.participants for entry in observed]
@@ -255,7 +254,7 @@ def judge_sampled(
     legs = {
         "accounting": sampled.accounting,
         "noise": replace(noise, leg="noise"),
-        "sampling": sampled.sampling_leg(log, settings, clip_norms),
+        "sampling": sampled.sampling_leg(log.observed, settings, clip_norms),
     }
     rung = RUNG if RUNG in by_rung else None
     if rung is not None and moves_in_groups(legs):  # canaries are not independent, so the bound is none

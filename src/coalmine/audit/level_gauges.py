@@ -39,14 +39,14 @@ class LevelReader:
         if item.layer_rests is not None and item.noise_std and self._settings.layers:
             self._layers.append(_LayerLengths(item.number, item.layer_rests, item.noise_std, item.rounding or 0.0))
 
-    def gauges(self) -> Iterator[Gauge]:
-        """Every gauge of lengths whose inputs were given."""
+    def gauges(self, level: float = LEVEL) -> Iterator[Gauge]:
+        """Every gauge of lengths whose inputs were given; an honest run sets one off with probability `level`."""
         if self._lengths:
-            yield _noise(self._lengths)
-        yield from self._sums.gauges()
+            yield _noise(self._lengths, level)
+        yield from self._sums.gauges(level)
         if self._residuals:
-            yield from _residual(self._residuals, self._rounding if self._settings.noise is None else {})
-            yield from _layers(self._layers, self._settings)
+            yield from _residual(self._residuals, self._rounding if self._settings.noise is None else {}, level)
+            yield from _layers(self._layers, self._settings, level)
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class _Length:
         return cls(view.number, view.scale / view.noise_std, view.dof, view.noise_std)
 
 
-def _noise(found: list[_Length]) -> Gauge:
+def _noise(found: list[_Length], level: float) -> Gauge:
     """‖P⊥ρ‖/(noise_std·√dof): real signal can only add to it, so too small a value is proof of too little noise."""
     ratios = np.array([length.ratio for length in found])
-    floors = np.array([ratio_quantile(LEVEL / len(found), length.dof) for length in found])
+    floors = np.array([ratio_quantile(level / len(found), length.dof) for length in found])
     return _one_sided("noise", found, ratios, floors)
 
 
@@ -97,7 +97,7 @@ class _Sums:
             ratio = math.sqrt(float(np.mean(gap * gap))) / fresh
             self._found.append(_Length(view.number, ratio, self._settings.unobserved_dof, view.noise_std))
 
-    def gauges(self) -> Iterator[Gauge]:
+    def gauges(self, level: float) -> Iterator[Gauge]:
         """Both gauges, where noise was stated."""
         if self._variance:
             ratio = math.sqrt(float(np.mean(self._total * self._total)) / self._variance)
@@ -110,19 +110,19 @@ class _Sums:
             )
         found = self._found
         if found:
-            floors = np.full(len(found), ratio_quantile(LEVEL / len(found), self._settings.unobserved_dof))
+            floors = np.full(len(found), ratio_quantile(level / len(found), self._settings.unobserved_dof))
             ratios = np.array([length.ratio for length in found])
             yield _one_sided("difference", found, ratios, floors)
 
 
-def _residual(found: list[_Length], rounding: dict[int, float]) -> Iterator[Gauge]:
+def _residual(found: list[_Length], rounding: dict[int, float], level: float) -> Iterator[Gauge]:
     """Lengths with everybody else's part taken out, round by round and pooled: noise alone is left, so both sides tell."""
     ratios = np.array([length.ratio for length in found])
     known = {
         length.number: rounding[length.number] / length.noise_std**2 for length in found if length.number in rounding
     }
     extra = np.array([known.get(length.number, max(known.values(), default=0.0)) for length in found])
-    share = LEVEL / (2 * len(found))
+    share = level / (2 * len(found))
     low = np.array([ratio_quantile(share, length.dof) for length in found])
     high = np.array([ratio_quantile(1 - share, length.dof) for length in found]) * np.sqrt(1 + extra)
     high = np.maximum(high, TOO_LONG)
@@ -132,8 +132,8 @@ def _residual(found: list[_Length], rounding: dict[int, float]) -> Iterator[Gaug
     pooled = math.sqrt(float(dofs @ ratios**2) / freedom)
     allowed = math.sqrt(1 + float(dofs @ extra) / freedom)
     limits = (
-        ratio_quantile(LEVEL / 2, freedom),
-        max(ratio_quantile(1 - LEVEL / 2, freedom) * allowed, TOO_LONG * allowed),
+        ratio_quantile(level / 2, freedom),
+        max(ratio_quantile(1 - level / 2, freedom) * allowed, TOO_LONG * allowed),
     )
     status = "low" if pooled < limits[0] else "warning" if pooled > limits[1] else "ok"
     yield Gauge(
@@ -157,15 +157,15 @@ class _LayerLengths:
     rounding: float
 
 
-def _layers(found: list[_LayerLengths], settings: Settings) -> Iterator[Gauge]:
+def _layers(found: list[_LayerLengths], settings: Settings, level: float) -> Iterator[Gauge]:
     """The same by layer: a small tensor without noise moves nothing else. Small layers are pooled over rounds too."""
     if not found:
         return
     sizes = np.array([size for _, size in settings.layers])
     ratios = np.array([item.rests / (np.sqrt(sizes) * item.noise_std) for item in found])
     allowed = math.sqrt(1 + max(item.rounding / item.noise_std**2 for item in found))
-    share = LEVEL / (2 * ratios.size)
-    pooled_share = LEVEL / (2 * len(sizes))
+    share = level / (2 * ratios.size)
+    pooled_share = level / (2 * len(sizes))
     fresh = settings.noise is None  # else rounds are correlated, and do not add up to more directions
     for column, (name, size) in enumerate(settings.layers):
         low, high = ratio_quantile(share / 2, size), ratio_quantile(1 - share / 2, size) * allowed

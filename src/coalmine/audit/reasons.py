@@ -44,6 +44,16 @@ def _refuted(v: "Verdict") -> str:
     if v.code == "bound":
         compared = f"lies above the claimed {v.claimed_epsilon:.3g}"
         return f"the lower bound {v.lower_bound:.3g} at {min(v.confidence or 0, 0.9999):.2%} confidence {compared}"
+    if v.code == "evidence":
+        seen = (
+            ""
+            if v.measured_noise is None
+            else f" (noise multiplier about {v.measured_noise:.3g}, not {v.claimed_noise:.3g})"
+        )
+        return (
+            f"the scores so far are {_many(v.odds or 0.0)} times likelier with less noise than claimed{seen}; a true claim "
+            f"gets to {1 / (v.level or 1):.0f} times in at most {v.level:.1%} of runs, however often one looks"
+        )
     if v.code == "mean":
         compared = f"above the {v.claimed_score:.3f} that the claim implies"
         return f"mean score per presentation {v.score:.3f}, {compared} (p = {v.p_value:.1g})"
@@ -66,6 +76,10 @@ def _refuted(v: "Verdict") -> str:
         f"{text}: at most {v.noise_left:.3g} of the stated noise protects a client, which means an epsilon of at least "
         f"{v.epsilon:.3g}"
     )
+
+
+def _many(times: float) -> str:
+    return f"{times:,.0f}" if times < 1e6 else f"{times:.0e}".replace("e+", "e")
 
 
 def _gauge(v: "Verdict") -> str:

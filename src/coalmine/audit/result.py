@@ -9,6 +9,7 @@ from typing import Any, Literal
 from msgspec import convert
 
 from coalmine.argument_checks import count_of, shown
+from coalmine.audit.alarm import Alarm
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.gauge import Gauge
@@ -118,7 +119,8 @@ class AuditResult:
     """Everything an audit found. Prints as a table, in a notebook too; `to_dict` is for JSON, and `from_dict` its inverse.
 
     `verdict` is None where nothing was claimed. `legs` are those of an amplified claim: accounting, noise and sampling.
-    `extra` are entries that a trainer wrote beside the audit's own, such as the
+    `watched` says that the rounds were looked at while they came, and `alarm` what that found: a claim that the alarm
+    refuted stays refuted. `extra` are entries that a trainer wrote beside the audit's own, such as the
     accuracy: result.json has them all on one level.
     """
 
@@ -135,6 +137,8 @@ class AuditResult:
     headline: Headline | None = None
     audited: tuple[AuditedItem, ...] = ()
     notes: tuple[str, ...] = ()
+    watched: bool = False
+    alarm: Alarm | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, rung: str) -> Adversary:
@@ -158,7 +162,8 @@ class AuditResult:
         claim = {} if self.claim is None else self.claim.to_dict()
         accounted = {f"claim_{name}": claim[name] for name in OF_CLAIM if claim.get(name)}
         plan = {name: value for name, value in self.settings.to_dict().items() if name not in ON_TOP}
-        return {**self.extra, **accounted} | {
+        sounded = {"alarm": None if self.alarm is None else self.alarm.to_dict()} if self.watched else {}
+        return {**self.extra, **accounted, **sounded} | {
             "schema_version": SCHEMA_VERSION,
             "dim": self.settings.dim,
             "delta": self.settings.delta,
@@ -293,6 +298,7 @@ def _result_of(values: Mapping[str, Any]) -> AuditResult:
     known = {
         *AuditResult(settings=_EMPTY, rounds=0, skipped=0, adversaries={}, gauges=()).to_dict(),
         *(f"claim_{name}" for name in OF_CLAIM),
+        "alarm",
     }
     return AuditResult(
         settings=Settings.from_dict({**{name: values[name] for name in ON_TOP}, **_mapping(values["plan"])}),
@@ -310,6 +316,8 @@ def _result_of(values: Mapping[str, Any]) -> AuditResult:
             convert({**_mapping(item), "name": name}, AuditedItem) for name, item in _mapping(values["audited"]).items()
         ),
         notes=convert(values["notes"], tuple[str, ...]),
+        watched="alarm" in values,
+        alarm=None if values.get("alarm") is None else _alarm(_mapping(values["alarm"])),
         extra={name: value for name, value in values.items() if name not in known},
     )
 
@@ -348,6 +356,11 @@ def _verdict(values: Mapping[str, Any]) -> Verdict | None:
     except (LookupError, TypeError, ValueError, AttributeError):
         raise ValueError(f"the facts of a verdict of code {shown(found.code)} make no sentence") from None
     return found
+
+
+def _alarm(values: Mapping[str, Any]) -> Alarm:
+    found = _leg(values)
+    return Alarm(round=convert(values["round"], int), evidence=_number(values["evidence"]), verdict=found)
 
 
 def _leg(values: Mapping[str, Any]) -> Verdict:

@@ -57,15 +57,15 @@ class SketchReader:
         self._products.append(float(view.unobserved @ clients) / view.scale)
         self._lengths.append(float(np.linalg.norm(clients)) / view.scale)
 
-    def gauges(self) -> Iterator[Gauge]:
-        """Every gauge that has its inputs."""
+    def gauges(self, level: float = LEVEL) -> Iterator[Gauge]:
+        """Every gauge that has its inputs; an honest run sets one off with probability `level`."""
         settings = self._settings
         if len(self._numbers) > 1 and self._total is not None:
             dof = settings.unobserved_dof * (self._columns / settings.unobserved)
-            yield from _repeats(self._pairs, self._numbers, dof)
-            yield _common(np.array(self._with_before), self._total, self._numbers, settings)
+            yield from _repeats(self._pairs, self._numbers, dof, level)
+            yield _common(np.array(self._with_before), self._total, self._numbers, settings, level)
         if any(self._lengths):
-            yield _others(np.array(self._products), np.array(self._lengths), settings)
+            yield _others(np.array(self._products), np.array(self._lengths), settings, level)
 
 
 def _others_sketch(item: Round, canaries: int) -> Floats:
@@ -116,13 +116,13 @@ class _Pairs:
         return block[np.arange(len(block)), places], float(np.square(block).sum()), pairs
 
 
-def _repeats(compared: _Pairs, numbers: list[int], dof: float) -> Iterator[Gauge]:
+def _repeats(compared: _Pairs, numbers: list[int], dof: float, level: float) -> Iterator[Gauge]:
     """Cosines of what is left between every two rounds: their largest, and the sum of their squares."""
     largest, squares, pairs = compared.found()
-    limit = float(-CosineNull(max(int(dof), 2)).ppf(LEVEL / (2 * pairs)))
+    limit = float(-CosineNull(max(int(dof), 2)).ppf(level / (2 * pairs)))
     outside = np.abs(largest) > limit
     worst = float(np.abs(largest).max())
-    certain = math.tanh(math.atanh(min(worst, 1 - 1e-12)) + float(ndtri(LEVEL / (2 * pairs))) / math.sqrt(dof))
+    certain = math.tanh(math.atanh(min(worst, 1 - 1e-12)) + float(ndtri(level / (2 * pairs))) / math.sqrt(dof))
     yield Gauge(
         name="repeat",
         smallest=float(largest[1:].min()),
@@ -149,14 +149,14 @@ def rank_power(rounds: int, dof: float, dim: int) -> float:
     return math.sqrt(rounds * (rounds - 1) / 4) * dof / dim
 
 
-def _common(with_before: Floats, total: Floats, numbers: list[int], settings: Settings) -> Gauge:
+def _common(with_before: Floats, total: Floats, numbers: list[int], settings: Settings, level: float) -> Gauge:
     """What all rounds have in common: the cosine of each with the sum of all before, and the length of the whole sum."""
     dof, count = settings.unobserved_dof, len(numbers)
-    limit = float(-CosineNull(max(int(dof), 2)).ppf(LEVEL / (4 * len(with_before))))
+    limit = float(-CosineNull(max(int(dof), 2)).ppf(level / (4 * len(with_before))))
     outside = np.abs(with_before) > limit
     statistic = dof * float(total @ total) / count
-    together = min(float(chdtrc(dof, statistic)), float(gammainc(dof / 2, statistic / 2))) < LEVEL / 4
-    shared = (statistic / float(chdtri(dof, LEVEL / 4)) * count - count) / (count * (count - 1))
+    together = min(float(chdtrc(dof, statistic)), float(gammainc(dof / 2, statistic / 2))) < level / 4
+    shared = (statistic / float(chdtri(dof, level / 4)) * count - count) / (count * (count - 1))
     certain = max(shared, float((np.abs(with_before) - limit).max()) ** 2, 0.0)
     alarmed = bool(outside.any() or together)
     return Gauge(
@@ -171,7 +171,7 @@ def _common(with_before: Floats, total: Floats, numbers: list[int], settings: Se
     )
 
 
-def _others(products: Floats, lengths: Floats, settings: Settings) -> Gauge:
+def _others(products: Floats, lengths: Floats, settings: Settings, level: float) -> Gauge:
     """How much of `others` is still in what is left without them: 0 if they are what the round summed.
 
     The reading is the factor by which `others` must be multiplied to be what the round summed.
@@ -181,9 +181,9 @@ def _others(products: Floats, lengths: Floats, settings: Settings) -> Gauge:
     score = float(products.sum()) / math.sqrt(square) / overlap
     factor = 1 + float(products.sum()) / square
     explained = (score * score - 1) / (len(products) * settings.unobserved_dof)
-    margin = -float(ndtri(LEVEL / 2)) * overlap / math.sqrt(square)
+    margin = -float(ndtri(level / 2)) * overlap / math.sqrt(square)
     margin = max(margin, math.sqrt(EXPLAINED * len(products) * settings.unobserved_dof / square))
-    alarmed = abs(score) > -float(ndtri(LEVEL / 2)) and explained > EXPLAINED
+    alarmed = abs(score) > -float(ndtri(level / 2)) and explained > EXPLAINED
     return Gauge(
         name="others",
         smallest=factor,

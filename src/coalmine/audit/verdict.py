@@ -53,7 +53,8 @@ PASS, VIOLATION, UNDERPOWERED = Outcome.PASS, Outcome.VIOLATION, Outcome.UNDERPO
 class Verdict:
     """What the audit says of the claim, and the facts that it rests on; `reason` is the sentence made of them.
 
-    `code` names the reason in one word for programs: "bound", "mean", "round", "stated" or "gauge" for a VIOLATION, "power"
+    `code` names the reason in one word for programs: "bound", "mean", "round", "stated", "gauge" or, of an alarm
+    during training, "evidence" for a VIOLATION, "power"
     for a PASS, and for UNDERPOWERED what is missing. `rung` is the one that decided, None where a gauge did. Facts are None
     where the reason has none of them.
     """
@@ -104,6 +105,7 @@ class Verdict:
     cohorts_known: bool | None = None  # whether cohort sizes were given
     detectable_rate: float | None = None  # that would have been seen, with probability `power`
     detectable_epsilon: float | None = None  # likewise
+    odds: float | None = None  # of the scores with less noise than claimed, over those with the claimed noise
     evidence: tuple[str, ...] = ()  # other rungs and gauges that say the same
 
     @property
@@ -168,7 +170,7 @@ def judge(
     noise alone; the rungs that know no rounds are compared with the claim itself.
     """
     names = list(dict.fromkeys(scores.rung for scores in rungs))
-    case = _case_of(claim, rungs, gauges, evidence, sampled)
+    case = case_of(claim, rungs, gauges, evidence, sampled)
     case = replace(case, bound_level=BOUND_LEVEL / max(len(names), 5))
     by_rung = {name: _judge_rung(name, [s for s in rungs if s.rung == name], case) for name in names}
     notes = [note for note in (_undetected(rungs, case), _more_often(case), *_less_noise(gauges, case)) if note]
@@ -176,7 +178,7 @@ def judge(
     return _judge_run(judged, rungs, gauges, case), by_rung, notes
 
 
-def _undetected(rungs: list[Scores], case: "_Case") -> str | None:
+def _undetected(rungs: list[Scores], case: "Case") -> str | None:
     """What to say where an attacker who knows all other updates sees far less of the canaries than the claim allows.
 
     No verdict: there may be more noise than claimed. The canaries may also not be in the rounds, which nothing else shows,
@@ -196,13 +198,14 @@ def _undetected(rungs: list[Scores], case: "_Case") -> str | None:
     )
 
 
-def _case_of(
+def case_of(
     claim: Claim,
     rungs: list[Scores],
     gauges: list[Gauge],
     evidence: Evidence,
     sampled: tuple[float, Sampling] | None,
-) -> "_Case":
+) -> "Case":
+    """What every rung and gauge is judged by; arguments as for `judge`."""
     strongest = max((s.largest_strength for s in rungs if s.largest_strength is not None), default=None)
     if evidence.correlated and strongest is None:
         strongest = (claim.sensitivity or 1.0) ** 2
@@ -212,7 +215,7 @@ def _case_of(
         noise = _claimed_noise(claim, times or 1, strongest, evidence.delta)
     else:  # everybody may be in any of the rounds
         noise, times, explicit = sampled[0], sampled[1].total_rounds, True
-    return _Case(
+    return Case(
         claim,
         noise,
         times if explicit else None,
@@ -240,7 +243,7 @@ def _claimed_noise(claim: Claim, times: int, strongest: float | None, delta: flo
 
 
 @dataclass(frozen=True)
-class _Case:
+class Case:
     """What every rung is judged by: the claim and its noise multiplier, and how often somebody takes part.
 
     `times` is None where nobody said so: then the noise multiplier is that of one participation, the least that the claim
@@ -298,14 +301,14 @@ class _Case:
         return amplified_epsilon(multiplier, self.sampling, self.delta).high <= ROUNDED * self.claim.epsilon
 
 
-def _judge_run(by_rung: dict[str, Verdict], rungs: list[Scores], gauges: list[Gauge], case: _Case) -> Verdict:
+def _judge_run(by_rung: dict[str, Verdict], rungs: list[Scores], gauges: list[Gauge], case: Case) -> Verdict:
     violated = [name for name, verdict in by_rung.items() if verdict.outcome == VIOLATION]
-    proofs = [gauge for gauge in gauges if _proves(gauge, case)]
+    proofs = [gauge for gauge in gauges if proves(gauge, case)]
     if violated:
         also = violated[:-1] + [f"the {gauge.name} gauge" for gauge in proofs]
         return replace(by_rung[violated[-1]], evidence=tuple(also))
     if proofs:
-        return _proof(proofs[0], case)
+        return proof(proofs[0], case)
     known = [by_rung[name] for name in KNOWN if name in by_rung]
     if not known:
         return Verdict(outcome=UNDERPOWERED, code="no canaries")
@@ -318,7 +321,7 @@ def _judge_run(by_rung: dict[str, Verdict], rungs: list[Scores], gauges: list[Ga
     return known[-1]
 
 
-def _proves(gauge: Gauge, case: _Case) -> bool:
+def proves(gauge: Gauge, case: Case) -> bool:
     """Whether a gauge proves so little noise that the claim is wrong."""
     if gauge.status != "low" or gauge.noise_left is None:
         return False
@@ -332,7 +335,7 @@ def _proves(gauge: Gauge, case: _Case) -> bool:
     return case.refutes(_weakened(gauge, stated, case) * stated.high)
 
 
-def _weakened(gauge: Gauge, stated: StatedNoise, case: _Case) -> float:
+def _weakened(gauge: Gauge, stated: StatedNoise, case: Case) -> float:
     """The stated noise multiplier with what the gauge leaves of it, in the flagged rounds or, without any, in all."""
     assert gauge.noise_left is not None
     times = max(case.times or 1, 1)
@@ -341,7 +344,7 @@ def _weakened(gauge: Gauge, stated: StatedNoise, case: _Case) -> float:
     return 1 / math.sqrt((hit / weak**2 + (times - hit) / stated.usual**2) / times)
 
 
-def _proof(gauge: Gauge, case: _Case) -> Verdict:
+def proof(gauge: Gauge, case: Case) -> Verdict:
     """The verdict where a gauge refutes the claim."""
     stated = case.evidence.stated
     found = Verdict(
@@ -365,7 +368,7 @@ def _proof(gauge: Gauge, case: _Case) -> Verdict:
     )
 
 
-def _less_noise(gauges: list[Gauge], case: _Case) -> list[str]:
+def _less_noise(gauges: list[Gauge], case: Case) -> list[str]:
     """Notes on gauges that saw less noise than stated where the claim holds all the same."""
     return [
         f"less noise than stated: the {gauge.name} gauge leaves at most {gauge.noise_left:.3g} of it; the claim allows that"
@@ -374,7 +377,7 @@ def _less_noise(gauges: list[Gauge], case: _Case) -> list[str]:
     ]
 
 
-def _allowed(gauge: Gauge, case: _Case) -> bool:
+def _allowed(gauge: Gauge, case: Case) -> bool:
     """Whether the claim allows so little noise: only of lengths, which are all that such noise changes."""
     lengths = gauge.name in LENGTHS or gauge.name.startswith("layer ")
     stated = case.evidence.stated
@@ -386,7 +389,7 @@ def _allowed(gauge: Gauge, case: _Case) -> bool:
     return case.permits(stated.least(gauge.flagged) * stated.low * least)
 
 
-def _barred(rungs: list[Scores], gauges: list[Gauge], case: _Case) -> Verdict | None:
+def _barred(rungs: list[Scores], gauges: list[Gauge], case: Case) -> Verdict | None:
     """Why there can be no PASS though nothing refutes the claim."""
     if case.others_wrong is not None:
         return Verdict(outcome=UNDERPOWERED, code="others", factor=case.others_wrong)
@@ -422,7 +425,7 @@ def _gaps(rungs: list[Scores], evidence: Evidence) -> Verdict | None:
     return None
 
 
-def _excluded(multiplier: float, stated: StatedNoise, case: _Case) -> bool:
+def _excluded(multiplier: float, stated: StatedNoise, case: Case) -> bool:
     """Whether the scores in the rounds that state the least noise exclude so small a noise multiplier."""
     rounds = case.evidence.rounds
     if rounds is None or not rounds.residual:
@@ -460,7 +463,7 @@ def _alarm(odd: list[Gauge]) -> Verdict:
     )
 
 
-def _uneven(rungs: list[Scores], case: _Case) -> Verdict | None:
+def _uneven(rungs: list[Scores], case: Case) -> Verdict | None:
     """Whether canaries differ among each other, or arrive shorter than declared: some were lost, or count for more."""
     groups = [scores for scores in rungs if scores.rung == "known-others"] or [
         scores for scores in rungs if scores.rung == "known-round"
@@ -490,12 +493,12 @@ def _uneven(rungs: list[Scores], case: _Case) -> Verdict | None:
     return None
 
 
-def _judge_rung(name: str, groups: list[Scores], case: _Case) -> Verdict:
+def _judge_rung(name: str, groups: list[Scores], case: Case) -> Verdict:
     """The verdict on one rung by itself."""
     return replace(_rung_facts(name, groups, case), rung=name)
 
 
-def _rung_facts(name: str, groups: list[Scores], case: _Case) -> Verdict:
+def _rung_facts(name: str, groups: list[Scores], case: Case) -> Verdict:
     bound = _bound_above(groups, case)
     if bound:
         return bound
@@ -517,7 +520,7 @@ def _rung_facts(name: str, groups: list[Scores], case: _Case) -> Verdict:
             claimed_noise=case.noise,
             measured_noise=1 / signal.beta,
         )
-    found = (_scanned(case) if name == "known-others" else None) or _stated_too_little(case)
+    found = (_scanned(case) if name == "known-others" else None) or stated_too_little(case)
     if found:
         return found
     if name == "known-others" and case.others_wrong is not None:
@@ -534,7 +537,7 @@ def _rung_facts(name: str, groups: list[Scores], case: _Case) -> Verdict:
     return verdict
 
 
-def _scanned(case: _Case) -> Verdict | None:
+def _scanned(case: Case) -> Verdict | None:
     """Whether a part of the rounds has too little noise: a single round, or those that state less noise than most."""
     rounds = case.evidence.rounds
     if rounds is None or not rounds.residual or case.evidence.correlated:
@@ -561,7 +564,7 @@ def _scanned(case: _Case) -> Verdict | None:
     return None
 
 
-def _stated_too_little(case: _Case) -> Verdict | None:
+def stated_too_little(case: Case) -> Verdict | None:
     """Whether the rounds themselves state less noise than the claim needs."""
     stated = case.evidence.stated
     if stated is None or not stated.exact or case.claim.sensitivity is not None or case.times is None:
@@ -578,7 +581,7 @@ def _stated_too_little(case: _Case) -> Verdict | None:
     )
 
 
-def _explained(name: str, detected: float, weight: float, case: _Case) -> bool:
+def _explained(name: str, detected: float, weight: float, case: Case) -> bool:
     """Whether the noise that was seen is enough to hide canaries that would be detected at the claim itself.
 
     There the mean score of a rung with enough power lies more than four standard deviations above 0.
@@ -587,7 +590,7 @@ def _explained(name: str, detected: float, weight: float, case: _Case) -> bool:
     return name == "known-others" and expected < LOUD_STDS and detected > -LOUD_STDS
 
 
-def _bound_above(groups: list[Scores], case: _Case) -> Verdict | None:
+def _bound_above(groups: list[Scores], case: Case) -> Verdict | None:
     """The verdict if the valid lower bound lies above the claim; groups share the level.
 
     A claim amplified by sampling is about everybody, however often they were drawn: where the rounds are not known, only
@@ -610,7 +613,7 @@ def _bound_above(groups: list[Scores], case: _Case) -> Verdict | None:
     return None
 
 
-def _more_often(case: _Case) -> str | None:
+def _more_often(case: Case) -> str | None:
     """What to say where canaries took part more often than the claim speaks of."""
     claim, shown = case.claim, case.evidence.shown
     if claim.participations is None or claim.sensitivity is not None or shown <= claim.participations:
@@ -621,7 +624,7 @@ def _more_often(case: _Case) -> str | None:
     )
 
 
-def _power_of(name: str, groups: list[Scores], case: _Case, signal: NoiseSignal) -> Verdict:
+def _power_of(name: str, groups: list[Scores], case: Case, signal: NoiseSignal) -> Verdict:
     """PASS if twice the claim would have been caught with 90 % probability, whatever real updates may hide.
 
     known-round sees the noise and the real clients' signal as one, so what the signal may be must be known: a signal in the
@@ -654,7 +657,7 @@ def _power_of(name: str, groups: list[Scores], case: _Case, signal: NoiseSignal)
     )
 
 
-def _sampled_power(case: _Case, sampling: Sampling, signal: NoiseSignal, hidden: float) -> Verdict:
+def _sampled_power(case: Case, sampling: Sampling, signal: NoiseSignal, hidden: float) -> Verdict:
     """PASS if noise at which the accountant's epsilon is twice the claim would have been caught with 90 % probability."""
     settings = {"level": TEST_LEVEL, "power": POWER, "null_dof": signal.dof}
     faulty = detectable_mean(signal.weight, 1 / case.noise, **settings)

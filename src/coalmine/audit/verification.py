@@ -200,6 +200,9 @@ def _rounds(known: _Evidence) -> Check:
         )
     if numbers == list(range(1, planned + 1)):
         return Check("rounds", True, f"all {planned} planned rounds are there")
+    stopped = known.stored.get("alarm") if numbers == list(range(1, len(numbers) + 1)) else None
+    if isinstance(stopped, dict) and known.stored.get("verdict") == "VIOLATION":
+        return Check("rounds", True, f"the alarm stopped the run after {len(numbers)} of {planned} planned rounds")
     missing = planned - len(set(numbers) & set(range(1, planned + 1)))
     return Check("rounds", False, f"{missing} of {planned} planned rounds are missing")
 
@@ -347,6 +350,7 @@ def _derived(known: _Evidence) -> Check:
             analytical_epsilon=told.analytical_epsilon,
             clients=told.clients,
             audited=[item for item in told.audited if item.source == "pipeline"],
+            watched=told.watched,
         )
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         return Check(

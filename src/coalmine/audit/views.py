@@ -72,25 +72,38 @@ def read_log(log: RoundLog, settings: Settings, *readers: Reader) -> None:
 
 
 def looks(log: RoundLog, settings: Settings) -> Iterator[Look]:
-    """Every observed round with its views.
+    """Every observed round with its views."""
+    looker = Looker(settings, claimed=all(entry.states_noise for entry in log.observed))
+    for item in log.rounds():
+        yield looker.look(item)
+
+
+class Looker:
+    """Makes the views of one round after another; `claimed` says that every round states its noise.
 
     A momentum server's delta is Δ_t = βΔ_{t-1} + ρ_t, so ρ_t = Δ_t - βΔ_{t-1}. After a gap that cannot be had.
     """
-    noise = settings.noise
-    claimed = all(entry.states_noise for entry in log.observed)
-    whiten = None if noise is None else (_Whitener(settings, noise, claimed), _Whitener(settings, noise, claimed))
-    previous: Round | None = None
-    for item in log.rounds():
+
+    def __init__(self, settings: Settings, *, claimed: bool) -> None:
+        self._settings, noise = settings, settings.noise
+        self._whiten = (
+            None if noise is None else (_Whitener(settings, noise, claimed), _Whitener(settings, noise, claimed))
+        )
+        self._previous: Round | None = None
+
+    def look(self, item: Round) -> Look:
+        """The next round with its views."""
+        settings, previous = self._settings, self._previous
         plain = residual = None
         if not settings.momentum or (previous.number if previous else 0) == item.number - 1:
             plain = _view(item, previous, settings, False)
             residual = None if item.residual_cosines is None else _view(item, previous, settings, True)
-        previous = item
+        self._previous = item
         white_plain, white_residual = plain, residual
-        if whiten is not None:
-            white_plain = None if plain is None else whiten[0].whiten(plain)
-            white_residual = None if residual is None else whiten[1].whiten(residual)
-        yield Look(item, plain, residual, white_plain, white_residual)
+        if self._whiten is not None:
+            white_plain = None if plain is None else self._whiten[0].whiten(plain)
+            white_residual = None if residual is None else self._whiten[1].whiten(residual)
+        return Look(item, plain, residual, white_plain, white_residual)
 
 
 def sketch_columns(settings: Settings, rounds: int) -> int:

@@ -1,16 +1,26 @@
-"""`coalmine watch`: follow a run in the terminal."""
+"""`coalmine watch`: follow a run in the terminal or on a page, and stop it if it breaks its claim."""
 
+import os
+import subprocess
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.live import Live
 
-from coalmine.cli.options import Command, FiniteRange, argument
+from coalmine.audit.claim import Claim
+from coalmine.cli.exit_codes import VERDICT_CODES
+from coalmine.cli.options import COUNT, Command, FiniteRange, argument
+from coalmine.cli.output import print_error, print_line
+from coalmine.report.document import write_live_page
 from coalmine.report.live_view import Frame, Watcher, screen
 from coalmine.report.trackers import MLflow, TensorBoard, Tracker
 from coalmine.storage.run_directory import is_run
+
+RELOADED = 5  # seconds after which the live page is loaded again, at least
+DRAWING = 3.0  # so many times as long as drawing the page took is waited before it is drawn again
 
 
 @click.command(cls=Command)
@@ -19,39 +29,135 @@ from coalmine.storage.run_directory import is_run
     "--every", type=FiniteRange(min=0.1), default=1.0, show_default=True, metavar="S", help="Seconds between updates."
 )
 @click.option(
+    "--claim",
+    type=FiniteRange(min=0, min_open=True),
+    metavar="E",
+    help="Claimed ε to watch.  [default: the claim that the run was started with]",
+)
+@click.option(
+    "--participations",
+    type=COUNT,
+    metavar="N",
+    help="How often the claim's client takes part.  [default: as the audit's schedule has it]",
+)
+@click.option("--stop-on-violation", is_flag=True, help="Stop watching and exit with 1 when a round refutes the claim.")
+@click.option(
+    "--on-violation",
+    metavar="COMMAND",
+    help="Run a shell command once when a round refutes the claim, for example 'kill -TERM 4711'.",
+)
+@click.option(
+    "--html", type=click.Path(path_type=Path, dir_okay=False), help="Keep the report's page there up to date."
+)
+@click.option(
     "--tensorboard", type=click.Path(path_type=Path, file_okay=False), help="Folder for TensorBoard event files."
 )
 @click.option("--mlflow", is_flag=True, help="Log to the active MLflow run too.")
-def watch(directory: Path, every: float, tensorboard: Path | None, mlflow: bool) -> None:
+def watch(
+    directory: Path,
+    every: float,
+    claim: float | None,
+    participations: int | None,
+    stop_on_violation: bool,
+    on_violation: str | None,
+    html: Path | None,
+    tensorboard: Path | None,
+    mlflow: bool,
+) -> int:
     """Follow a run while it trains.
 
-    Shows the rounds, the accuracy and each adversary's estimate so far. The run is not affected. Watching ends when the
-    run has a result, or with Ctrl-C. Outside a terminal the current state is printed once.
+    Shows the rounds, the accuracy, each adversary's estimate so far and, of a claim, the evidence against it. That evidence
+    may be looked at after every round: a true claim raises the alarm in at most 0.25 % of runs. The run is not affected,
+    unless --on-violation does something to it. Watching ends when the run has a result, at an alarm with
+    --stop-on-violation, or with Ctrl-C. Outside a terminal the current state is printed once, unless an option asks to
+    follow the run.
+
+    Exit codes: 1 if a round refuted the claim and --stop-on-violation is given, else 0.
     """
     if directory.is_dir() and not is_run(directory):
         raise ValueError(f"{directory} holds no run, not even an unfinished one: name the --out of a `coalmine run`")
+    if participations is not None and claim is None:
+        raise click.UsageError("--participations belongs to a --claim")
     trackers: list[Tracker] = [TensorBoard(tensorboard)] if tensorboard else []
     if mlflow:
         trackers.append(MLflow())
-    watcher, console = Watcher(directory), Console()
+    asked = None if claim is None else Claim(claim, participations=participations)
+    watcher, console = Watcher(directory, asked), Console()
+    follower = _Follower(watcher, trackers, html, on_violation, stop_on_violation)
     if not console.is_terminal:
         console.width = 120  # a file or a pipe has no width of its own
-    frame = _look(watcher, trackers)
-    if frame.finished or not (console.is_terminal or trackers):
+    frame = follower.look()
+    if (stop_on_violation or on_violation) and watcher.claim is None:
+        raise click.UsageError("an alarm needs a claim, and this run was started without one: give --claim")
+    follows = console.is_terminal or trackers or html or on_violation or stop_on_violation
+    if follower.done or not follows:
         console.print(screen(frame))
-        return
+        return follower.exit_code
     try:
-        with Live(screen(frame), console=console, auto_refresh=False) as live:
-            while not frame.finished:
+        if console.is_terminal:
+            with Live(screen(frame), console=console, auto_refresh=False) as live:
+                while not follower.done:
+                    time.sleep(every)
+                    live.update(screen(follower.look()), refresh=True)
+        else:
+            while not follower.done:
                 time.sleep(every)
-                frame = _look(watcher, trackers)
-                live.update(screen(frame), refresh=True)
+                frame = follower.look()
+            console.print(screen(frame))
     except KeyboardInterrupt:
         console.print("stopped watching; the run continues")
+    return follower.exit_code
 
 
-def _look(watcher: Watcher, trackers: list[Tracker]) -> Frame:
-    frame = watcher.look()
-    for tracker in trackers:
-        tracker.send(frame.scalars)
-    return frame
+@dataclass
+class _Follower:
+    """Looks at a run, keeps dashboards and page up to date, and does once what is to be done at an alarm."""
+
+    watcher: Watcher
+    trackers: list[Tracker]
+    html: Path | None
+    command: str | None
+    stops: bool
+    done: bool = False
+    _alarmed: bool = field(default=False, init=False)
+    _shown: tuple[int, bool, bool] | None = field(default=None, init=False)
+    _next_page: float = field(default=0.0, init=False)
+
+    @property
+    def exit_code(self) -> int:
+        return VERDICT_CODES["VIOLATION"] if self._alarmed and self.stops else 0
+
+    def look(self) -> Frame:
+        """The run as it is now."""
+        frame = self.watcher.look()
+        for tracker in self.trackers:
+            tracker.send(frame.scalars)
+        alarm = None if frame.watched is None else frame.watched.alarm
+        if alarm is not None and not self._alarmed:
+            self._alarmed = True
+            if self.command:
+                _run_command(self.command, str(alarm))
+        self.done = frame.finished or (self._alarmed and self.stops)
+        if self.html is not None:
+            self._write_page(frame, self.html)
+        return frame
+
+    def _write_page(self, frame: Frame, path: Path) -> None:
+        """Write the page where something is new on it, and drawing it does not take most of the time."""
+        now = (frame.rounds, frame.finished, self._alarmed)
+        started = time.monotonic()
+        if now == self._shown or (started < self._next_page and not self.done):
+            return
+        seconds = None if frame.finished else max(RELOADED, round(self._next_page - started))
+        write_live_page(self.watcher.path, path, frame.watched, seconds=seconds)
+        if self._shown is None:
+            print_line(f"the page is {path}")
+        self._shown = now
+        self._next_page = time.monotonic() + DRAWING * (time.monotonic() - started)
+
+
+def _run_command(command: str, alarm: str) -> None:
+    """Run the user's command with the alarm in COALMINE_ALARM; a failure of it is told and changes nothing else."""
+    done = subprocess.run(command, shell=True, check=False, env=os.environ | {"COALMINE_ALARM": alarm})
+    if done.returncode:
+        print_error(f"the command of --on-violation ended with exit code {done.returncode}: {command}")

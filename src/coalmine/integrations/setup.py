@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from coalmine.argument_checks import nonnegative_array, one_number, positive_array, shown
-from coalmine.audit.audit import Audit, Seed
+from coalmine.audit.audit import Audit, OnViolation, Seed
+from coalmine.audit.claim import Claim
 from coalmine.storage.seed_file import read_seed
 
 CLIP_SCALE = 10.0  # canaries are this many times longer than the clip norm when they enter a clip
@@ -30,6 +31,8 @@ class AuditSettings(TypedDict, total=False):
     seed_file: Path | str | None
     delta: float | None
     directory: Path | str | None
+    claim: Claim | float | None
+    on_violation: OnViolation | None
     audit: Audit | None
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from coalmine.report.live_view import Watched
 from coalmine.report.markdown import as_dict, markdown
 from coalmine.report.stored_run import Run, read_run, read_runs
 from coalmine.storage.files import json_ready, write_atomically
@@ -18,6 +19,7 @@ OWN_FILES = (
     "model.npy",
     "result.json",
 )
+NO_CLAIM = "No claim is known, so there is no alarm: give --claim."
 Format = Literal["html", "md", "json"]
 
 
@@ -43,6 +45,27 @@ def write_report(directories: Sequence[Path | str], out: Path | str | None = Non
     except OSError as error:
         raise OSError(f"writing {target} failed ({error.strerror or error}); name another file with --out") from error
     return target
+
+
+def write_live_page(directory: Path, out: Path, watched: Watched | None, *, seconds: int | None) -> None:
+    """Write the page of a run that goes on, with the alarm or its evidence on top; whole, so that a reader may reload it.
+
+    Before the first round there is only that sentence. The page is loaded again every `seconds`; None for the last one.
+    """
+    from coalmine.report.page import LivePage, run_page, waiting_page
+
+    if _own_file(directory, out):
+        raise ValueError(f"{out} is a file of the run itself; name another file with --html")
+    sentence = NO_CLAIM if watched is None else watched.sentence
+    live = LivePage(sentence, watched is not None and watched.alarm is not None, seconds)
+    try:
+        text = run_page(read_run(directory), live)
+    except ValueError as error:  # no round yet
+        text = waiting_page(directory.name, str(error), live)
+    try:
+        write_atomically(out, text.encode("utf-8", "replace"))
+    except OSError as error:
+        raise OSError(f"writing {out} failed ({error.strerror or error}); name another file with --html") from error
 
 
 def _own_file(run: Path, target: Path) -> bool:

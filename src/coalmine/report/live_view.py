@@ -13,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from coalmine.argument_checks import one_line
+from coalmine.audit.alarm import Alarm, AlarmReader
+from coalmine.audit.claim import Claim
 from coalmine.audit.gauge_reader import read_gauges
 from coalmine.audit.ladder import RUNGS, ladder
 from coalmine.audit.result import AuditResult
@@ -20,7 +22,7 @@ from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.report.epsilon_by_round import estimate_scores, largest_groups
 from coalmine.report.sentences import ATTACKERS, shortened, shown
 from coalmine.report.summary import coverage_lines, key_figures, legs_of
-from coalmine.storage.mapped_rounds import map_rounds
+from coalmine.storage.mapped_rounds import Rounds, map_rounds
 from coalmine.storage.record import Settings
 from coalmine.storage.round_schema import check_fit, check_values
 from coalmine.storage.run_directory import RunDirectory
@@ -44,6 +46,7 @@ class Frame:
     finished: bool
     problem: str = ""
     result: AuditResult | None = None  # of a finished run
+    watched: "Watched | None" = None  # None where no claim is known
 
     @property
     def scalars(self) -> Iterator[tuple[str, float, int]]:
@@ -53,15 +56,48 @@ class Frame:
             yield f"coalmine/epsilon/{rung}", estimate.epsilon, self.rounds
 
 
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """How the rounds so far stand to the claim, valid at any time: the alarm, or the evidence that there is for one."""
+
+    claim: Claim
+    round: int  # the last that was seen
+    evidence: float
+    needed: float
+    claimed_noise: float
+    measured_noise: float | None
+    alarm: Alarm | None
+
+    @property
+    def sentence(self) -> str:
+        """The alarm, or how far it is from one."""
+        if self.alarm is not None:
+            return str(self.alarm)[:1].upper() + str(self.alarm)[1:]
+        seen = (
+            "no canary was seen yet" if self.measured_noise is None else f"noise {shown(self.measured_noise)} was seen"
+        )
+        return (
+            f"No alarm after round {self.round}: the evidence against the claimed ε = {shown(self.claim.epsilon)} is "
+            f"{shown(self.evidence)}, and {self.needed:.0f} raises the alarm; the claim needs noise "
+            f"{shown(self.claimed_noise)}, {seen}."
+        )
+
+
 @dataclass
 class Watcher:
-    """Looks at a run again and again; estimates only as often as that takes a tenth of the time."""
+    """Looks at a run again and again; estimates only as often as that takes a tenth of the time.
+
+    Every round is held against the `claim`, or against that of the audit's record or of the run's config.
+    """
 
     path: Path
+    claim: Claim | None = None
     _estimates: dict[str, EpsilonEstimate] = field(default_factory=dict)
     _flagged: tuple[str, ...] = ()
     _seen: int = 0
     _next: float = 0.0
+    _alarms: AlarmReader | None = None
+    _last_norm: float = 0.0  # of the last round that the alarm has seen
 
     def look(self) -> Frame:
         """One frame; ValueError where there is no run to be seen."""
@@ -74,6 +110,7 @@ class Watcher:
             metrics = home.read_metrics()
             if (self.path / "audit" / "record.json").exists():
                 settings, _ = home.read_record()
+                self.claim = self.claim or stored_claim(home)
                 rounds = self._look_at_log(settings)
             numbers = max((line.get("round", 0) for line in metrics), default=0)
             config = home.read_config() if (self.path / "config.toml").exists() else {}
@@ -92,7 +129,39 @@ class Watcher:
             finished=finished,
             problem=problem,
             result=result,
+            watched=self.watched,
         )
+
+    @property
+    def watched(self) -> Watched | None:
+        """How the rounds so far stand to the claim."""
+        known = self._alarms
+        if known is None or self.claim is None:
+            return None
+        return Watched(
+            claim=self.claim,
+            round=known.last_round,
+            evidence=known.evidence,
+            needed=known.needed,
+            claimed_noise=known.claimed_noise,
+            measured_noise=known.measured_noise,
+            alarm=known.alarm,
+        )
+
+    def _watch_for_alarm(self, rounds: Rounds, settings: Settings) -> None:
+        """Hold the rounds against the claim that came since the last look; all of them where a resumed run went back."""
+        if self.claim is None:
+            return
+        last = 0 if self._alarms is None else self._alarms.last_round
+        same = any(item.number == last and item.norm == self._last_norm for item in rounds.kept)
+        if self._alarms is None or (last and not same):
+            self._alarms, last = AlarmReader(settings, self.claim), 0
+        for item in rounds.kept:
+            if item.number > last:
+                check_fit(item, settings)
+                check_values(item)
+                self._alarms.see(item)
+                self._last_norm = item.norm
 
     def _look_at_log(self, settings: Settings) -> int:
         path = self.path / "audit" / "rounds.log"
@@ -101,6 +170,7 @@ class Watcher:
         mapped = map_rounds(path, checked=False)
         last = max(mapped.numbers, default=0)
         started = time.monotonic()
+        self._watch_for_alarm(mapped, settings)
         if last == self._seen or started < self._next:
             return last
         for item in mapped.kept:
@@ -116,6 +186,18 @@ class Watcher:
         self._seen = last
         self._next = time.monotonic() + (time.monotonic() - started) / SHARE
         return last
+
+
+def stored_claim(home: RunDirectory) -> Claim | None:
+    """The claim in the audit's record, or the number that the run's config claims for known rounds."""
+    stated = home.read_statement().claim
+    if stated is not None:
+        return Claim.from_dict(stated)
+    config = home.read_config() if (home.path / "config.toml").exists() else {}
+    claimed = config.get("claim")
+    if not isinstance(claimed, dict) or claimed.get("amplified") or not isinstance(claimed.get("epsilon"), int | float):
+        return None
+    return Claim(claimed["epsilon"])
 
 
 def screen(frame: Frame) -> Group:
@@ -143,8 +225,11 @@ def screen(frame: Frame) -> Group:
             )
             table.add_row(_text(rung), ATTACKERS.get(rung, ""), shown(found.epsilon), interval, shown(found.floor.q95))
         parts.append(table)
+    if frame.watched is not None:
+        style = "bold red" if frame.watched.alarm else ""
+        parts.append(_text(shortened(frame.watched.sentence), style=style))
     if frame.flagged:
-        parts.append(_text("gauges: " + "; ".join(frame.flagged), style="bold red"))
+        parts.append(_text("gauges, for one look: " + "; ".join(frame.flagged), style="bold red"))
     if frame.problem:
         parts.append(_text(frame.problem, style="yellow"))
     if frame.result is not None:

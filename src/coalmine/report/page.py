@@ -13,6 +13,7 @@ import re
 import shlex
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import PurePath
 from typing import Any
@@ -77,8 +78,20 @@ OWN_THRESHOLDS = {
 }
 
 
-def run_page(run: Run) -> str:
-    """The page of one run."""
+@dataclass(frozen=True)
+class LivePage:
+    """What the page of a run that goes on shows beside the report: how the rounds stand to the claim.
+
+    The page is loaded again every `seconds`, never where they are None.
+    """
+
+    sentence: str
+    alarmed: bool
+    seconds: int | None
+
+
+def run_page(run: Run, live: "LivePage | None" = None) -> str:
+    """The page of one run; a `live` one has the alarm on top, and reloads itself."""
     result, reason = run.result, _reason(run.result)
     tensors, meanings = tensor_names(result), _meanings(result)
     quiet = [gauge for gauge in result.gauges if gauge.name.startswith(LAYER) and gauge.status == "ok"]
@@ -86,6 +99,7 @@ def run_page(run: Run) -> str:
     return _render(
         "run.html",
         title=run.name,
+        live=live,
         view=_view(run),
         unread=run.problems,
         below_verdict=[text for text in (shortened(reason), scope_sentence(result)) if text],
@@ -116,11 +130,17 @@ def run_page(run: Run) -> str:
     )
 
 
+def waiting_page(name: str, reason: str, live: LivePage) -> str:
+    """The page of a run of which there is nothing to show yet."""
+    return _render("waiting.html", title=name, reason=reason, live=live)
+
+
 def comparison_page(runs: Sequence[Run], refused: Sequence[str] = ()) -> str:
     """The page of several runs beside each other."""
     return _render(
         "comparison.html",
         title=f"{len(runs)} runs",
+        live=None,
         views=[_view(run) for run in runs],
         unread=[*refused, *(f"{run.name}: {problem}" for run in runs for problem in run.problems)],
         with_client=any(client_exposure(run.result) for run in runs),

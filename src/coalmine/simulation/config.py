@@ -203,12 +203,14 @@ class ClaimSettings:
 
     `analytical` claims the mechanism's own epsilon, for an attacker who knows a client's rounds. `accountant` claims the
     accountant's, amplified because sampling hides them. `amplified` says that a claimed number is the accountant's.
+    `stop_on_violation` stops the training in the round that refutes the claim.
     """
 
     epsilon: float | None = None
     analytical: bool = False
     accountant: bool = False
     amplified: bool = False
+    stop_on_violation: bool = False
 
     def __post_init__(self) -> None:
         if self.epsilon is not None and not one_number("claim.epsilon", self.epsilon) > 0:
@@ -217,6 +219,8 @@ class ClaimSettings:
             raise ValueError("claim one of: an epsilon, the analytical one, the accountant's")
         if self.amplified and self.epsilon is None:
             raise ValueError("claim.amplified belongs to a claimed number: give claim.epsilon too")
+        if self.stop_on_violation and self.epsilon is None and not self.computed:
+            raise ValueError("claim.stop_on_violation needs a claim that a round can refute: give claim.epsilon too")
 
     @property
     def counts_on_sampling(self) -> bool:

@@ -82,10 +82,13 @@ def simulate(config: RunConfig, *, steps: Steps | None = None) -> RunOutcome:
     config = replace(config, engine=config.engine.resolved())
     with prepared(config, None, steps) as training:
         state = training.initial_state()
-        accuracy = [report.accuracy for report in _rounds(training, state)][-1]
-        assert accuracy is not None  # the last round's is always evaluated
+        accuracy, alarmed = None, _alarmed(training)
+        for report in _rounds(training, state):
+            accuracy = report.accuracy
+            if alarmed():
+                break
         training.audit.observe_final(state.model_vector, initial=training.initial_vector())
-        return _outcome(training, accuracy)
+        return _outcome(training, training.evaluated(state) if accuracy is None else accuracy)
 
 
 def _in_directory(
@@ -101,24 +104,40 @@ def _in_directory(
         last_accuracy = _last_accuracy(home)
         seen = _exposures(training, state.round_number)
         started, first = time.monotonic(), state.round_number
-        for report in _rounds(training, state):
+        alarmed = _alarmed(training)
+        for report in () if alarmed() else _rounds(training, state):
             spent = time.monotonic() - started
             last_accuracy = last_accuracy if report.accuracy is None else report.accuracy
             home.append_metrics(_metrics(report, spent) | {"log_digest": training.audit.log_digest})
-            if report.round_number % config.checkpoint_every == 0 or report.round_number == config.rounds:
+            stops = alarmed()
+            if stops or report.round_number % config.checkpoint_every == 0 or report.round_number == config.rounds:
                 training.audit.flush(sync=True)  # a checkpoint is never ahead of the audit, not even after a power cut
                 save_checkpoint(home.path, state, config)
             seen.add(report.round_number, training.cohorts.of_round(report.round_number).canaries)
             left = spent / (report.round_number - first) * (config.rounds - report.round_number)
             progress(Progress(report, config.rounds, last_accuracy, _epsilon(training, seen.most), left))
+            if stops:
+                break
         with _explain_divergence(training):
             training.audit.observe_final(state.model_vector, initial=training.initial_vector())
         _save_model(home.path / "model.npy", state)
-        accuracy = _accuracy_after(config.rounds, home)
+        accuracy = _accuracy_after(state.round_number, home)
         outcome = _outcome(training, training.evaluated(state) if accuracy is None else accuracy)
         home.write_result(outcome.result, **outcome.extra())
         log.info("digest of the log, to be noted elsewhere now: %s", training.audit.log_digest)
         return outcome
+
+
+def _alarmed(training: Training) -> Callable[[], bool]:
+    """Whether the rounds so far have refuted the claim, if the training is to stop then; a round that is still being
+    measured is asked about after the next one.
+    """
+    settings = training.config.claim
+    if not settings.stop_on_violation:
+        return lambda: False
+    usual = _exposures(training, training.config.rounds).usual
+    claim = _claim(training, _epsilon(training, usual), usual)
+    return lambda: claim is not None and training.audit.alarm(claim, wait=False) is not None
 
 
 def _unknown_rounds(config: RunConfig, home: RunDirectory) -> str | None:
@@ -308,7 +327,10 @@ def _outcome(training: Training, accuracy: float) -> RunOutcome:
     if 0 < analytical < np.inf and config.claim.epsilon is None and not config.claim.computed:
         hypothetical = training.audit.result(claim=_made_claim(training, analytical, usual)).verdict
     result = training.audit.result(
-        claim=_claim(training, analytical, usual), analytical_epsilon=float(analytical), audited=audited
+        claim=_claim(training, analytical, usual),
+        analytical_epsilon=float(analytical),
+        audited=audited,
+        watched=config.claim.stop_on_violation,
     )
     delta, update_noise = config.privacy.delta, training.clipping.update_noise_multiplier
     count_noise = training.clipping.count_noise_multiplier if config.privacy.clipping == "adaptive" else None

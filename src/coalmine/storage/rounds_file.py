@@ -161,6 +161,14 @@ class RoundLog:
             if kind == "round" and not item.skipped:
                 yield item
 
+    def rounds_after(self, number: int) -> Iterator[Round]:
+        """The same from the round after `number` on; earlier ones are not read, and no digest is compared again."""
+        start = max((entry.end for entry in self._entries if entry.number <= number), default=len(MAGIC))
+        reader = _Reader(self._open_handle(), start)
+        for kind, item, _, _ in scan_records(reader, self._end, self._path, checked=False):
+            if kind == "round" and not item.skipped:
+                yield item
+
     def records(self) -> Iterator[tuple[str, Any]]:
         """Every record in order, skipped rounds and the final model included."""
         for kind, item, _, _ in scan_records(_Reader(self._open_handle()), self._end, self._path):

@@ -1,0 +1,244 @@
+"""An alarm during training: it may be asked after every round, and errs no more often for that.
+
+Scores give evidence that is valid whenever one looks (`coalmine.estimators.sequential`). Gauges, single rounds and the
+sampler are tested at looks that grow further apart, and each look spends a part of their level. In all, a true claim raises
+the alarm in at most 0.25 % of runs; the verdict at the end has its own 1 %.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtr
+
+from coalmine.audit.claim import LARGEST_CLAIM, Claim
+from coalmine.audit.gauge_reader import GaugeReader
+from coalmine.audit.legs import SampledClaim
+from coalmine.audit.stated_noise import StatedReader
+from coalmine.audit.verdict import (
+    ROUNDED,
+    VIOLATION,
+    Case,
+    Evidence,
+    Verdict,
+    case_of,
+    proof,
+    proves,
+    stated_too_little,
+)
+from coalmine.audit.views import Look, Looker, View
+from coalmine.estimators.sequential import RunningEvidence, spent_level
+from coalmine.storage.record import Settings, presentation_counts
+from coalmine.storage.rounds_file import Entry, Round
+
+EVIDENCE_LEVEL = 0.002
+GAUGE_LEVEL = 3.5e-5  # of each gauge that can prove something, twelve of them, and of the test of single rounds
+SAMPLER_LEVEL = 4e-5 / 16  # of each test of the sampler
+APART = 1.25  # a look at the gauges comes when there are so many times as many rounds as at the last
+MANY_ROUNDS = 4096  # for which memory is laid out where nobody says how many there will be
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alarm:
+    """The claim was refuted after `round`. `verdict` holds the facts; `reason` is the sentence made of them.
+
+    `evidence` is how many times likelier the scores so far are with less noise than claimed, averaged over how much less.
+    """
+
+    round: int
+    evidence: float
+    verdict: Verdict
+
+    @property
+    def reason(self) -> str:
+        """What is wrong, in one sentence."""
+        return self.verdict.reason
+
+    def __str__(self) -> str:
+        return f"alarm in round {self.round}: {self.reason}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Round, evidence, and the facts as a verdict has them, for JSON."""
+        return {"round": self.round, "evidence": self.evidence, **self.verdict.to_dict()}
+
+
+class ViolationError(RuntimeError):
+    """Raised to stop a training whose claim was refuted; `alarm` says by what."""
+
+    def __init__(self, alarm: Alarm) -> None:
+        super().__init__(f"{alarm}. The training was stopped, as on_violation says")
+        self.alarm = alarm
+
+
+class AlarmReader:
+    """Takes one round after another; `alarm` is the first there was, and stays.
+
+    The number of participations must be the claim's, or that of the audit's own schedule; else it is taken as 1, the least
+    that the claim can mean. Under correlated noise without a claimed sensitivity that is taken as 1 too.
+    """
+
+    def __init__(self, settings: Settings, claim: Claim) -> None:
+        self._settings, self._claim = settings, claim
+        self._sampled: SampledClaim | None = None
+        if claim.amplified:
+            self._sampled = SampledClaim.of(claim, delta=settings.delta, rounds=settings.rounds or 0)
+        scheduled = settings.rounds is not None and settings.sampling is None
+        self._expected = presentation_counts(settings.canaries, settings.presentations) if scheduled else None
+        self._times = np.zeros(settings.canaries, dtype=np.int64)
+        self._in_plain = np.zeros(settings.canaries, dtype=bool)  # canaries that known-round has scored
+        self._looker: Looker | None = None
+        self._states_noise = True
+        self._follows_schedule = True
+        self._gauges = GaugeReader(settings, settings.rounds or MANY_ROUNDS)
+        self._told = StatedReader(settings)
+        self._entries: list[Entry] = []
+        loosely = replace(claim, epsilon=min(ROUNDED * claim.epsilon, LARGEST_CLAIM))  # printed claims are rounded
+        noise = self._case(loosely).noise
+        self._evidence = RunningEvidence(noise)
+        self._looks, self._next_look = 0, 1
+        self.alarm: Alarm | None = None
+        self.last_round = 0
+        if self._sampled is not None and self._sampled.accounting.outcome == VIOLATION:
+            self._raise(self._sampled.accounting)
+
+    @property
+    def evidence(self) -> float:
+        """How many times likelier the scores so far are with less noise than claimed; `needed` raises the alarm."""
+        return math.exp(min(self._evidence.log, 700.0))
+
+    @property
+    def needed(self) -> float:
+        """The evidence at which the alarm is raised: a true claim gets there in at most 1 of so many runs."""
+        return 1 / EVIDENCE_LEVEL
+
+    @property
+    def claimed_noise(self) -> float:
+        """The noise multiplier that the scores are compared with."""
+        return self._evidence.noise_multiplier
+
+    @property
+    def measured_noise(self) -> float | None:
+        """The noise multiplier that the scores so far show, None before there are any or where they show none."""
+        return 1 / self._evidence.mean if self._evidence.mean > 0 else None
+
+    def add(self, look: Look) -> None:
+        """Take the next round, from a pass over a log."""
+        self.see(look.item)
+
+    def see(self, item: Round) -> None:
+        """Take the next round that released something."""
+        if self._looker is None:
+            self._states_noise = item.noise_std is not None
+            self._looker = Looker(self._settings, claimed=self._states_noise)
+        self.last_round = item.number
+        self._times[item.present] += 1
+        self._entries.append(Entry.of(item))
+        if self._settings.noise is not None and self._states_noise and item.noise_std is None:
+            return  # correlated noise of unknown size: its rounds can no longer be taken apart
+        look = self._looker.look(item)
+        self._gauges.add(look)
+        self._told.add(look)
+        if self._expected is not None and self._claim.participations is None and self._sampled is None:
+            self._follows_schedule &= bool((self._times <= self._expected).all())
+        if self._follows_schedule:
+            self._add_scores(look)
+        if len(self._entries) >= self._next_look:
+            self._look_at_gauges()
+
+    def _add_scores(self, look: Look) -> None:
+        view, members = look.white_residual, np.ones(0, dtype=bool)
+        if view is not None:
+            members = np.ones(view.present.size, dtype=bool)
+        elif look.plain is not None and self._settings.noise is None:
+            # real updates are alike from round to round, so a canary's second score is not independent of its first
+            view = look.plain
+            members = ~self._in_plain[view.present]
+            self._in_plain[view.present] = True
+        if view is None or not members.any():
+            return
+        presentations, score = _round_score(view, members)
+        standard = self._evidence.add(score, presentations, view.dof)
+        p_value = float(ndtr(-standard))
+        level = spent_level(GAUGE_LEVEL, len(self._entries))
+        if self.alarm is not None:
+            return
+        if self._evidence.log >= -math.log(EVIDENCE_LEVEL):
+            rung = "known-others" if look.white_residual is not None else "known-round"
+            self._raise(self._evidence_facts(rung))
+        elif p_value < level:
+            self._raise(
+                Verdict(
+                    outcome=VIOLATION,
+                    code="round",
+                    score=score / math.sqrt(presentations),
+                    claimed_score=1 / self.claimed_noise,
+                    p_value=p_value,
+                    level=level,
+                    rounds=1,
+                    first_round=look.item.number,
+                )
+            )
+
+    def _evidence_facts(self, rung: str) -> Verdict:
+        return Verdict(
+            outcome=VIOLATION,
+            code="evidence",
+            rung=rung,
+            score=self._evidence.mean,
+            claimed_score=1 / self.claimed_noise,
+            claimed_noise=self.claimed_noise,
+            measured_noise=self.measured_noise,
+            level=EVIDENCE_LEVEL,
+            odds=self.evidence,
+        )
+
+    def _look_at_gauges(self) -> None:
+        """Gauges, stated noise and sampler, at a level that this look may spend."""
+        count = len(self._entries)
+        self._looks, self._next_look = self._looks + 1, max(count + 1, math.ceil(APART * count))
+        if self.alarm is not None or not self._follows_schedule:
+            return
+        gauges = self._gauges.gauges(spent_level(GAUGE_LEVEL, self._looks), proofs_only=True)
+        case = self._case(self._claim, gauges=gauges)
+        proofs = [gauge for gauge in gauges if proves(gauge, case)]
+        if proofs:
+            also = tuple(f"the {gauge.name} gauge" for gauge in proofs[1:])
+            self._raise(replace(proof(proofs[0], case), evidence=also))
+            return
+        stated = stated_too_little(case) if case.times is not None and case.times <= count else None
+        found = stated or self._sampler_facts()
+        if found is not None:
+            self._raise(found)
+
+    def _sampler_facts(self) -> Verdict | None:
+        """What the sampler does where that refutes the claim."""
+        if self._sampled is None or not self._claim.sampler_observed:
+            return None
+        leg = self._sampled.sampling_leg(self._entries, self._settings, self._told.clip_norms)
+        certain = leg.p_value is not None and leg.p_value < spent_level(SAMPLER_LEVEL, self._looks)
+        return leg if leg.outcome == VIOLATION and certain else None
+
+    def _case(self, claim: Claim, gauges: list[Any] | None = None) -> Case:
+        settings, sampled = self._settings, self._sampled
+        evidence = Evidence(
+            delta=settings.delta,
+            planned=None if self._expected is None else int(self._expected.max()),
+            shown=int(self._times.max()),
+            rounds=self._told.round_scores(),
+            stated=self._told.stated_noise(),
+            correlated=settings.noise is not None,
+        )
+        needs = None if sampled is None else (sampled.tested, sampled.sampling)
+        return case_of(claim, [], gauges or [], evidence, needs)
+
+    def _raise(self, facts: Verdict) -> None:
+        if self.alarm is None:
+            self.alarm = Alarm(round=self.last_round, evidence=self.evidence, verdict=facts)
+
+
+def _round_score(view: View, members: Any) -> tuple[float, float]:
+    """Presentations in a round and √n times their mean score; whitened rounds hold a share of each canary."""
+    weights = np.broadcast_to(view.weights, view.present.shape)[members]
+    count = float(weights @ weights)
+    return count, float(weights @ view.observed[view.present[members]]) / math.sqrt(count)
