@@ -150,7 +150,10 @@ def check_command(*arguments: str, stdin: bytes = b"") -> Outcome:
         strange = [line for line in lines if not line.startswith("coalmine: ") and not LOG_LINE.match(line)]
         if strange:
             raise FaultError(f"a line on stderr that is no message of coalmine: {strange[0][:200]!r}")
-    if "--json" in arguments and found.code != 2:
+    asked = any(
+        text == "--json" and before != "--format" for before, text in zip(["", *arguments], arguments, strict=False)
+    )
+    if asked and found.code != 2:
         _check_json(found.out)
     elif "nan" not in arguments and re.search(r"(?<![\w'\"-])nan(?![\w'\"-])", found.out, re.IGNORECASE):
         raise FaultError(

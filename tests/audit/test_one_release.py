@@ -72,6 +72,7 @@ def test_same_seed_same_result():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"runs": 10**18}, "runs must be at most 10,000,000, got 1,000,000,000,000,000,000"),
         ({"canaries": 99}, "canaries must be at most dim - 2, got 99 canaries in dimension 100"),
         ({"canaries": 5}, "canaries must be at least 10, got 5"),
         ({"dim": 1}, "dim must be at least 2, got 1"),

@@ -46,6 +46,8 @@ def test_participations_compose():
 def test_zero_noise_has_infinite_epsilon():
     assert mechanism_epsilon(0, delta=1e-5) == math.inf
     assert mechanism_noise(math.inf, delta=1e-5) == 0
+    assert mechanism_noise(math.inf, delta=5e-324) == 0
+    assert mechanism_noise(0, delta=5e-324) == math.inf  # larger than a float can be
     assert mechanism_epsilon([0, 1], delta=1e-5).tolist() == [math.inf, mechanism_epsilon(1, delta=1e-5)]
     assert mechanism_noise(0.0, delta=1e-5) == pytest.approx(1 / (2 * stats.norm.ppf(0.5 + 0.5e-5)), rel=1e-9)
 

@@ -24,6 +24,7 @@ from coalmine.estimators.null import conditional_null
 
 Kind = Literal["rotated", "sphere"]
 FEWEST = 10  # canaries
+MOST_RUNS = 10**7  # their estimates are kept, and take hours
 LARGEST = 1e100  # norm of the data: its square is still a float
 
 
@@ -82,6 +83,8 @@ def audit_gaussian_mechanism(
     """
     noise = float(positive_array("noise_multiplier", one_number("noise_multiplier", noise_multiplier)))
     dim, runs = whole_number("dim", dim, minimum=2), whole_number("runs", runs, minimum=1)
+    if runs > MOST_RUNS:
+        raise ValueError(f"runs must be at most {MOST_RUNS:,}, got {runs:,}")
     count, seed = whole_number("canaries", canaries, minimum=FEWEST), whole_number("seed", seed, minimum=0)
     delta = float(delta_array(one_number("delta", delta)))
     norm = float(nonnegative_array("signal_norm", one_number("signal_norm", signal_norm)))

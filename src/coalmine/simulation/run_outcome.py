@@ -70,10 +70,16 @@ class RunOutcome:
         groups = config.canaries.presentations if config.canaries.pattern == "spread" else ()
         times = ", ".join(f"{each}×" for each in (groups if len(groups) > 1 else (self.presentations,)))
         return (
-            f"{self.title}: {config.rounds} rounds, noise multiplier {config.privacy.noise_multiplier:g}, delta "
+            f"{self.title}: {self._rounds}, noise multiplier {config.privacy.noise_multiplier:g}, delta "
             f"{config.privacy.delta:.3g}, {config.canaries.count:,} canaries shown {times}; "
             f"accuracy {self.accuracy:.1%}; engine: {self.engine}"
         )
+
+    @property
+    def _rounds(self) -> str:
+        """How many rounds there were; of a run that the alarm stopped, of how many."""
+        planned, run = self.config.rounds, self.result.rounds + self.result.skipped
+        return f"{planned} rounds" if run >= planned else f"{run} of {planned} rounds"
 
     def notes(self) -> list[str]:
         """What a reader of the result must know about this run, a sentence each."""
