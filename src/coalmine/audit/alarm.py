@@ -94,8 +94,8 @@ class AlarmReader:
         self._told = StatedReader(settings)
         self._entries: list[Entry] = []
         loosely = replace(claim, epsilon=min(ROUNDED * claim.epsilon, LARGEST_CLAIM))  # printed claims are rounded
-        noise = self._case(loosely).noise
-        self._evidence = RunningEvidence(noise)
+        self._evidence = RunningEvidence(self._case(loosely).noise)
+        self.claimed_noise = self._case(claim).noise  # the noise multiplier that the claim needs
         self._looks, self._next_look = 0, 1
         self.alarm: Alarm | None = None
         self.last_round = 0
@@ -111,11 +111,6 @@ class AlarmReader:
     def needed(self) -> float:
         """The evidence at which the alarm is raised: a true claim gets there in at most 1 of so many runs."""
         return 1 / EVIDENCE_LEVEL
-
-    @property
-    def claimed_noise(self) -> float:
-        """The noise multiplier that the scores are compared with."""
-        return self._evidence.noise_multiplier
 
     @property
     def measured_noise(self) -> float | None:

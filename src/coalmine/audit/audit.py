@@ -157,7 +157,8 @@ class Audit:
         log = RoundLog() if home is None else home.open_log()
         self._set_up(settings, statement, seed, commitment, log, scores, home)
         self._deferred = deferred
-        self._on_violation: OnViolation | None = on_violation
+        if on_violation is not None:
+            self.watch(on_violation)
 
     def _set_up(
         self,
@@ -187,7 +188,7 @@ class Audit:
         self._pending: _Pending | None = None
         self._beside: ThreadPoolExecutor | None = None
         self._finisher: Callable[..., AuditResult] | None = None
-        self._on_violation = None
+        self._on_violation: tuple[Claim, OnViolation] | None = None
         self._watched: tuple[Claim, AlarmReader] | None = (
             None  # the claim that was last asked about, and what is known of it
         )
@@ -377,9 +378,10 @@ class Audit:
     def _record(self, item: Round) -> None:
         """Write a round to the log and, where somebody waits for an alarm, see whether it raises one."""
         self._log.append(item)
-        if self._on_violation is not None and self._claim is not None:
-            known = self._watched is not None and self._watched[1].alarm is not None
-            self._unsounded = None if known else self._watch(self._claim).alarm
+        if self._on_violation is not None:
+            claim = self._on_violation[0]
+            known = self._watched is not None and self._watched[0] == claim and self._watched[1].alarm is not None
+            self._unsounded = None if known else self._watch(claim).alarm
 
     def _watch(self, claim: Claim) -> AlarmReader:
         """What is known of a claim after the rounds in the log; earlier rounds are not read again."""
@@ -393,12 +395,13 @@ class Audit:
     def _sound_alarm(self) -> None:
         """Do what `on_violation` says, once, with no lock held: the user's function may ask the audit for its result."""
         alarm, self._unsounded = self._unsounded, None
-        if alarm is None:
+        if alarm is None or self._on_violation is None:
             return
-        if self._on_violation == "raise":
+        wanted = self._on_violation[1]
+        if wanted == "raise":
             raise ViolationError(alarm)
-        if callable(self._on_violation):
-            self._on_violation(alarm)
+        if callable(wanted):
+            wanted(alarm)
         else:
             warnings.warn(str(alarm), RuntimeWarning, stacklevel=3)
 
@@ -507,6 +510,18 @@ class Audit:
         self._before = self._watched = self._unsounded = None
         self._log.rewind_to(number)
         self._recall_scores()
+
+    @property
+    def claim(self) -> Claim | None:
+        """The claim that the audit was made with, and committed to."""
+        return self._claim
+
+    def watch(self, on_violation: OnViolation, claim: Claim | float | None = None) -> None:
+        """From now on hold every round against a claim, by default the audit's own, and do `on_violation` at an alarm."""
+        _check_on_violation(on_violation, self._claim if claim is None else claim)
+        asked = self._claim if claim is None else Claim.of(claim)
+        assert asked is not None
+        self._on_violation = (asked, on_violation)
 
     def alarm(self, claim: Claim | float | None = None, *, wait: bool = True) -> Alarm | None:
         """The first round after which the claim was refuted, and by what; None as long as nothing refutes it.

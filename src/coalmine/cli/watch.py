@@ -148,7 +148,7 @@ class _Follower:
         started = time.monotonic()
         if now == self._shown or (started < self._next_page and not self.done):
             return
-        seconds = None if frame.finished else max(RELOADED, round(self._next_page - started))
+        seconds = None if self.done else max(RELOADED, round(self._next_page - started))
         write_live_page(self.watcher.path, path, frame.watched, seconds=seconds)
         if self._shown is None:
             print_line(f"the page is {path}")

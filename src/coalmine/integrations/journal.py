@@ -66,6 +66,7 @@ class Journal:
         both have entries of their own, because `coalmine verify` derives the entry `notes` from the rounds alone.
         """
         items, remarks, cautions = tuple(audited), list(notes), list(warnings)
+        claim = self._audit.claim if claim is None else claim
         usual, most = usual_presentations(self._audit), most_presentations(self._audit)
         counts: dict[str, Any] = {"presentations": usual, "most_presentations": most}
         analytical = None

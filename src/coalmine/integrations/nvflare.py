@@ -12,7 +12,7 @@ not the seed. The audit runs in the server's process, which writes the result in
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -27,13 +27,14 @@ except ImportError as error:
     raise ImportError("auditing NVFlare needs: pip install 'coalmine[nvflare]'") from error
 
 from coalmine.argument_checks import shown
+from coalmine.audit.alarm import ViolationError
 from coalmine.audit.audit import Audit, Seed
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
 from coalmine.canaries import RotatedCanaries
 from coalmine.integrations.journal import Journal
-from coalmine.integrations.setup import nonnegative, positive, refuse_result
+from coalmine.integrations.setup import nonnegative, positive, refuse_result, watch_noise
 from coalmine.storage.seed_file import read_seed
 
 __all__ = ["AuditFilter", "CanaryFilter", "audited"]
@@ -69,6 +70,8 @@ def audited(
     seed_file: Path | str | None = None,
     scale: float | None = None,
     task: str | None = None,
+    claim: float | None = None,
+    on_violation: Literal["warn", "raise"] | None = None,
 ) -> AnyRecipe:
     """The same recipe with canaries on some of its sites, and a server that audits every round of training.
 
@@ -77,7 +80,9 @@ def audited(
     many times longer than the clip norm canaries are when they are sent: 1, or more if your filters clip. Give either
     `seed` or `seed_file`. A seed file must have the same path on the server and on canary sites. A seed is written into a
     file in the directory, which is for simulations. `unobserved`, `delta` and `directory` are those of `Audit`. A directory
-    that holds a result is rejected. The server makes the audit, so it cannot be one of your own.
+    that holds a result is rejected. The server makes the audit, so it cannot be one of your own. `claim`, an epsilon, is
+    committed to before round 1. `on_violation` is "warn", or "raise" to end the job in the round that refutes the claim,
+    without a claim in the round that refutes the noise multiplier.
 
     The server judges the noise multiplier, under the name of the `task`. `recipe.audit.finish` takes a `claim` of your own
     and `task`. It reads the server's directory, so on another machine it raises a ValueError. A claim with `sampling` is
@@ -99,8 +104,9 @@ def audited(
     path = home / "seed" if seed_file is None else Path(seed_file).absolute()
     length = 1.0 if scale is None else scale
     audit = AuditFilter(
-        dim, len(canaries), delta, str(path), str(home), clip_norm, noise_multiplier, task, unobserved, length
-    )
+        dim, len(canaries), delta, str(path), str(home), clip_norm, noise_multiplier, task, unobserved, length,
+        claim, on_violation,
+    )  # fmt: skip
     filters = [CanaryFilter(index, dim, clip_norm, str(path), length) for index in range(len(canaries))]
     if (seed is None) == (seed_file is None):
         raise ValueError(
@@ -165,8 +171,19 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
         task: str | None = None,
         unobserved: int | None = None,
         scale: float = 1.0,
+        claim: float | None = None,
+        on_violation: Literal["warn", "raise"] | None = None,
     ) -> None:
         super().__init__(supported_data_kinds=[DataKind.WEIGHT_DIFF], data_kinds_to_filter=[DataKind.WEIGHT_DIFF])
+        if on_violation not in (None, "warn", "raise"):
+            raise ValueError(
+                f"on_violation must be 'warn' or 'raise', as it is sent to the server, got {on_violation!r}"
+            )
+        if on_violation is not None and claim is None and not noise_multiplier:
+            raise ValueError(
+                "on_violation needs something to hold the rounds against: give a claim, or noise_multiplier"
+            )
+        self.claim, self.on_violation = claim, on_violation
         self.dim, self.canaries, self.unobserved, self.delta = dim, canaries, unobserved, delta
         self.seed_file, self.directory, self.task = seed_file, directory, task
         self.clip_norm, self.scale = positive("clip_norm", clip_norm), positive("scale", scale)
@@ -190,7 +207,10 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
             refuse_result(self.directory)
             self._audit, self._journal = self._open()
         elif event_type == AppEventType.AFTER_AGGREGATION:
-            self._observe(fl_ctx.get_prop(AppConstants.AGGREGATION_RESULT))
+            try:
+                self._observe(fl_ctx.get_prop(AppConstants.AGGREGATION_RESULT))
+            except ViolationError as error:  # NVFlare logs an exception in an event handler and goes on
+                self.system_panic(str(error), fl_ctx)
         elif event_type == EventType.END_RUN and self._audit is not None and self._journal is not None:
             with self._audit:
                 if self._audit.last_round:
@@ -213,7 +233,11 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
             seed=read_seed(self.seed_file),
             delta=self.delta,
             directory=self.directory,
+            claim=self.claim,
         )
+        if self.on_violation is not None and self.claim is not None:
+            audit.watch(self.on_violation)
+        watch_noise(audit, self.on_violation, self.noise_multiplier)
         privacy = {"clip_norm": self.clip_norm, "noise_multiplier": self.noise_multiplier or 0.0, "delta": self.delta}
         config = {"trainer": "nvflare", "privacy": privacy, "canaries": {"count": self.canaries, "scale": self.scale}}
         return audit, Journal(audit, config)

@@ -41,7 +41,7 @@ from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
 from coalmine.estimators.sampling import Poisson
 from coalmine.integrations.journal import Journal
-from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, positive, set_up_audit
+from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, positive, set_up_audit, watch_noise
 from coalmine.integrations.watched_sampler import PickedRows, check_loader
 
 __all__ = ["audited", "named_layers", "unaudited"]
@@ -68,8 +68,9 @@ def audited(
     """The same optimizer with canaries in its steps, and its audit as `optimizer.audit`.
 
     `model` is the model that the optimizer trains, a dict of its named parameters, or its `state_dict`. Each parameter gets
-    a noise gauge of its own. `settings` are `canaries`, `unobserved`, `delta` and `directory` as in `Audit`, and either
-    `seed` or `seed_file`. An `audit` of your own takes the place of all of them; `named_layers` returns its layers.
+    a noise gauge of its own. `settings` are `canaries`, `unobserved`, `delta`, `directory`, `claim` and `on_violation` as in
+    `Audit`, and either `seed` or `seed_file`. Without a claim `on_violation` watches the noise multiplier. An `audit` of
+    your own takes the place of all of them; `named_layers` returns its layers.
 
     `data_loader` is the loader that `make_private` returned and that the loop uses, itself or in a `BatchMemoryManager`.
     Each canary rides with one row of its data set, and is in a step exactly when the loader's sampler picks that row.
@@ -110,6 +111,7 @@ def audited(
         raise ValueError(f"the audit must have dim = {dim}, the number of the optimizer's parameters, got {audit!r}")
     outside = () if model is None else _outside(optimizer, model)
     draw = _Coin(audit, probability, rng) if data_loader is None else _Riders(audit, optimizer, data_loader)
+    watch_noise(audit, settings.get("on_violation"), optimizer.noise_multiplier)
     _OptimizerAudit(optimizer, audit, probability, length, draw, clipping=clipping, outside=outside)
     optimizer.audit = audit
     return optimizer

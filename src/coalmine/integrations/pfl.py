@@ -26,7 +26,7 @@ from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
 from coalmine.integrations.journal import Journal
-from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, nonnegative, positive, set_up_audit
+from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, nonnegative, positive, set_up_audit, watch_noise
 
 __all__ = ["AuditedMechanism", "audited"]
 PREFIX = "canary-"
@@ -45,7 +45,8 @@ def audited(
     """The postprocessor that stands in the privacy mechanism's place; its audit is `.audit`.
 
     `model` is the network that is trained. Each of its parameters gets a noise gauge of its own. `settings` are
-    `canaries`, `unobserved`, `delta` and `directory` as in `Audit`, and either `seed` or `seed_file`. An `audit` of your own
+    `canaries`, `unobserved`, `delta`, `directory`, `claim` and `on_violation` as in `Audit`, and either `seed` or
+    `seed_file`. Without a claim `on_violation` watches the noise multiplier. An `audit` of your own
     takes the place of all of them. `scale` (10) is how many times longer than the clip norm canaries are when they enter the
     clip. `clip_norm` and `noise_multiplier`, relative to the sum of clipped updates, are read from a mechanism that clips
     and adds Gaussian noise centrally. For another mechanism give them yourself.
@@ -76,6 +77,7 @@ def audited(
     trained = () if model is None else model.named_parameters()
     layers = [(name, p.numel()) for name, p in trained if p.requires_grad]
     audit = set_up_audit(None if model is None else layers, **settings)
+    watch_noise(audit, settings.get("on_violation"), noise)
     return AuditedMechanism(privacy, audit, clip_norm=size, noise_multiplier=noise, scale=length)
 
 

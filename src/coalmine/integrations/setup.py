@@ -7,6 +7,7 @@ from typing import Any, TypedDict, Unpack
 from coalmine.argument_checks import nonnegative_array, one_number, positive_array, shown
 from coalmine.audit.audit import Audit, OnViolation, Seed
 from coalmine.audit.claim import Claim
+from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.storage.seed_file import read_seed
 
 CLIP_SCALE = 10.0  # canaries are this many times longer than the clip norm when they enter a clip
@@ -54,6 +55,8 @@ def set_up_audit(layers: Sequence[tuple[str, int]] | None, **settings: Unpack[Au
         seed = read_secret(given.pop("seed", None), given.pop("seed_file", None))
         if "directory" in given:
             refuse_result(given["directory"])
+        if "claim" not in given:
+            given.pop("on_violation", None)  # `watch_noise` knows what to hold the rounds against
         return Audit(sum(size for _, size in layers), seed=seed, layers=layers, **given)
     if not isinstance(audit, Audit):
         raise TypeError(f"audit must be a coalmine.Audit, got {shown(audit)}")
@@ -64,6 +67,16 @@ def set_up_audit(layers: Sequence[tuple[str, int]] | None, **settings: Unpack[Au
         raise ValueError(f"the audit must have dim = {dim}, the number of the model's parameters, got {audit!r}")
     refuse_finished(audit)
     return audit
+
+
+def watch_noise(audit: Audit, on_violation: OnViolation | None, noise_multiplier: float | None) -> None:
+    """Where rounds are watched and nothing else is claimed, hold them against the noise multiplier that was set."""
+    if on_violation is None or audit.claim is not None:
+        return
+    if not noise_multiplier:
+        raise ValueError("on_violation needs something to hold the rounds against: give a claim, or a noise multiplier")
+    epsilon = float(mechanism_epsilon(noise_multiplier, delta=audit.settings.delta))
+    audit.watch(on_violation, Claim(epsilon, participations=1))
 
 
 def read_secret(seed: Seed | None, seed_file: Path | str | None) -> Seed:

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Bulyan, FedAvg, FedMedian, FedTrimmedAvg, Krum, MultiKrum, QFedAvg, Result, Strategy
 
 from coalmine.argument_checks import shown
-from coalmine.audit.audit import Audit
+from coalmine.audit.audit import Audit, OnViolation
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.result import AuditResult
@@ -56,7 +56,15 @@ from coalmine.integrations.flower.scope import (
 )
 from coalmine.integrations.flower.sent_canaries import CanaryCheck, rounding_of
 from coalmine.integrations.flower.server_checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, nonnegative, positive, refuse_finished, set_up_audit
+from coalmine.integrations.setup import (
+    CLIP_SCALE,
+    AuditSettings,
+    nonnegative,
+    positive,
+    refuse_finished,
+    set_up_audit,
+    watch_noise,
+)
 from coalmine.storage.seed_file import read_seed
 
 Mode = Literal["client", "replace", "extra"]
@@ -86,6 +94,8 @@ def audited(
     seed_file: Path | str | None = None,
     delta: float | None = None,
     directory: Path | str | None = None,
+    claim: Claim | float | None = None,
+    on_violation: OnViolation | None = None,
     audit: Audit | None = None,
     scale: float | None = None,
     **settings: Any,
@@ -97,7 +107,8 @@ def audited(
     simulation. Give either `seed` or `seed_file`. In mode "client" a `seed` is announced to all clients. The seed in a
     `seed_file` is announced to nobody: each canary node reads its own copy, `coalmine-seed-file` in its node config. A
     deployment refuses a seed that can be guessed, and so does a seed file: a number below 2^64, or fewer than 8 bytes.
-    `unobserved`, `delta` and `directory` are those of `Audit`. An `audit` of your own takes the place of all of them, and
+    `unobserved`, `delta`, `directory`, `claim` and `on_violation` are those of `Audit`; without a claim `on_violation`
+    watches the noise multiplier. An `audit` of your own takes the place of all of them, and
     of the model; its seed may be given too, to be announced. `mode`, `scale` and `settings` are those of AuditedStrategy.
     """
     if not isinstance(strategy, Strategy):
@@ -108,10 +119,13 @@ def audited(
     layers = None if model is None else Layout.of(as_record(model)).layers
     making: AuditSettings = {"canaries": canaries, "unobserved": unobserved, "delta": delta, "directory": directory}
     making |= {"seed": seed if audit is None else None, "seed_file": seed_file, "audit": audit}
+    making |= {"claim": claim, "on_violation": on_violation}
     announced = seed if mode == "client" or audit is not None else None
     if seed_file is not None and seed is None and audit is None:
         refuse_guessable(read_seed(seed_file), f"seed file {seed_file}", f"make one with: coalmine seed {seed_file}")
-    return AuditedStrategy(strategy, set_up_audit(layers, **making), mode, seed=announced, scale=scale, **settings)
+    made = AuditedStrategy(strategy, set_up_audit(layers, **making), mode, seed=announced, scale=scale, **settings)
+    watch_noise(made.audit, on_violation, made.noise_multiplier)
+    return made
 
 
 @dataclass(frozen=True)

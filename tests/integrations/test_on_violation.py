@@ -1,0 +1,85 @@
+"""Every integration stops, warns or calls a function in the round that refutes the claim."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from requires import require
+
+require("torch")
+require("opacus")
+require("flwr")
+from flower_training import SMALL, LoopGrid, client_app, initial_arrays, nodes, server_side, small_run  # noqa: E402
+from opacus_training import halve_noise, make, run_epoch  # noqa: E402
+
+from coalmine import ViolationError, mechanism_epsilon  # noqa: E402
+from coalmine.integrations import flower, opacus  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:divide by zero encountered in log",  # Opacus, at sample rate 1
+    "ignore:Secure RNG turned off",
+    "ignore:Optimal order is",
+    "ignore:Full backward hook",
+    "ignore:.*alphas",
+)
+SEED = b"a secret of this test"
+
+
+def opacus_run(steps=8, fault=None, **settings):
+    model, optimizer, loss, loader, _ = make()
+    if fault:
+        fault(optimizer)
+    given = {"canaries": 300, "seed": SEED, "delta": 1e-5, "sampling_probability": 1.0, "through_clip": False}
+    given |= {"rng": np.random.default_rng(0)} | settings
+    optimizer = opacus.audited(optimizer, model, **given)
+    while optimizer.audit.last_round < steps:
+        run_epoch(model, optimizer, loss, loader, optimizer.audit, steps)
+    return optimizer.audit
+
+
+def test_opacus_with_half_the_noise_is_stopped():
+    with pytest.raises(ViolationError) as caught:
+        opacus_run(fault=halve_noise, on_violation="raise")
+    assert caught.value.alarm.round <= 2
+
+
+def test_opacus_calls_a_function_and_an_honest_run_is_left_alone():
+    seen = []
+    opacus_run(on_violation=seen.append)
+    assert seen == []
+    audit = opacus_run(steps=4, fault=halve_noise, on_violation=seen.append)
+    assert [alarm.round for alarm in seen] == [1]
+    result = audit.finish()
+    assert result.verdict.outcome == "VIOLATION"
+    assert result.alarm is not None
+
+
+def flower_run(noise, *, rounds=4, **settings):
+    given = {"mode": "replace", "canary_nodes": {node: node - 1 for node in range(1, 26)}, "canaries": 25}
+    given |= {"seed": SEED, "delta": 1e-5} | settings
+    strategy = flower.audited(server_side(50, noise=noise), initial_arrays(SMALL), **given)
+    small_run(strategy, LoopGrid(client_app(), nodes(50, 0)), rounds=rounds)
+    return strategy.audit
+
+
+def test_flower_is_stopped_in_the_round_that_refutes_the_claim():
+    claim = mechanism_epsilon(1.0, delta=1e-5)
+    with pytest.raises(ViolationError) as caught:
+        flower_run(0.5, claim=claim, on_violation="raise")
+    assert caught.value.alarm.round == 1
+
+
+def test_flower_without_a_claim_watches_its_noise():
+    seen = []
+    assert flower_run(1.0, on_violation=seen.append).last_round == 4
+    assert seen == []
+    with pytest.raises(ValueError, match="on_violation needs something to hold the rounds against"):
+        flower_run(0.0, on_violation="warn")
+
+
+def test_a_claim_given_at_the_start_is_judged_at_the_end():
+    audit = flower_run(1.0, claim=30.0)
+    assert audit.finish().claim.epsilon == 30.0
