@@ -14,6 +14,7 @@ STUDIES = [
     ["-m", "studies.faults", "--jobs", "2"],
     ["-m", "studies.sampler", "--jobs", "2"],
     ["-m", "studies.amplification", "--jobs", "2"],
+    ["-m", "studies.alarm", "--jobs", "2"],
     ["-m", "studies.flower_coverage"],
     ["-m", "studies.opacus_faults"],
     ["-m", "studies.other_frameworks"],

@@ -38,6 +38,22 @@ def test_every_scheme_is_in_the_published_schema(sampling):
         jsonschema.validate(told | {"scheme": "another"}, schema)
 
 
+@pytest.mark.parametrize(("noise", "alarmed"), [(1.0, False), (0.2, True)])
+def test_results_of_watched_runs_keep_to_the_published_schema(tmp_path, noise, alarmed):
+    audit, rng = Audit(400, canaries=60, seed=b"tests only", delta=1e-5, rounds=6, claim=6.0), np.random.default_rng(0)
+    for t in range(1, 7):
+        present = audit.canaries_in_round(t)
+        release = audit.updates(present, 1.0) + noise * rng.normal(size=400)
+        audit.observe_round(t, release, present=present, others=np.zeros(400), noise_std=1.0, clip_norm=1.0)
+    run = RunDirectory(tmp_path)
+    run.write_result(audit.result(watched=True))
+    found = run.read_result()
+    jsonschema.Draft202012Validator(SCHEMA).validate(found)
+    assert (found["alarm"] is not None) == alarmed
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.Draft202012Validator(SCHEMA).validate(found | {"alarm": {"round": 1}})
+
+
 def test_results_of_amplified_claims_keep_to_the_published_schema(tmp_path):
     sampling = Poisson(0.1, rounds=20)
     rng, dim = np.random.default_rng(0), 400
