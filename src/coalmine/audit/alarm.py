@@ -36,7 +36,9 @@ EVIDENCE_LEVEL = 0.002
 GAUGE_LEVEL = 3.5e-5  # of each gauge that can prove something, twelve of them, and of the test of single rounds
 SAMPLER_LEVEL = 4e-5 / 16  # of each test of the sampler
 APART = 1.25  # a look at the gauges comes when there are so many times as many rounds as at the last
-MANY_ROUNDS = 4096  # for which memory is laid out where nobody says how many there will be
+MANY_ROUNDS = (
+    4096  # as if there were so many, at least: short sketches of each are enough, and every look compares them
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +92,7 @@ class AlarmReader:
         self._looker: Looker | None = None
         self._states_noise = True
         self._follows_schedule = True
-        self._gauges = GaugeReader(settings, settings.rounds or MANY_ROUNDS)
+        self._gauges = GaugeReader(settings, max(settings.rounds or 0, MANY_ROUNDS))
         self._told = StatedReader(settings)
         self._entries: list[Entry] = []
         loosely = replace(claim, epsilon=min(ROUNDED * claim.epsilon, LARGEST_CLAIM))  # printed claims are rounded
