@@ -12,6 +12,7 @@ BENCHMARKS = [
     "audit_share",
     "flower_round",
     "result",
+    "alarm",
     "scores",
     "start",
 ]
