@@ -175,7 +175,12 @@ class Audit:
         self.commitment = commitment
         self.directory = directory
         kind = RotatedCanaries if settings.kind == "rotated" else SphereCanaries
-        self._canaries = kind(settings.total, settings.dim, seed=seed)
+        try:
+            self._canaries = kind(settings.total, settings.dim, seed=seed)
+        except MemoryError:
+            raise ValueError(
+                f"{settings.total:,} canaries of {settings.dim:,} numbers must fit into memory, and do not: use fewer"
+            ) from None
         self._key = SecretBytes(schedule_key(seed))
         self._writer = OneWriter("the audit")
         self._log = log

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from coalmine.argument_checks import nonnegative_array, one_number, whole_number
+from coalmine.argument_checks import nonnegative_array, one_number, shown, whole_number
 from coalmine.audit.alarm import Alarm, AlarmReader
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem, CoverageReader, audited_items, checked_items
@@ -23,6 +23,7 @@ from coalmine.audit.views import read_log
 from coalmine.storage.record import FEWEST, Settings, presentation_counts
 from coalmine.storage.rounds_file import RoundLog
 
+MOST_CLIENTS = 10**15
 LEAST_NOISE = 1e-3  # multiplier below which no score can be told from certainty
 MOST_ROWS = 3  # of a rung where sampling decides how often a canary is presented
 BEFORE = ("final", "final-update", "all-iterates")  # rungs below unknown-round
@@ -43,6 +44,8 @@ def derive_result(
     `watched` says that somebody waited for an alarm while the rounds came: then what the alarm refuted is refuted.
     """
     clients = None if clients is None else whole_number("clients", clients, minimum=0)
+    if clients is not None and clients > MOST_CLIENTS:
+        raise ValueError(f"clients must be at most {MOST_CLIENTS:,}, got {shown(clients)}")
     if analytical_epsilon is not None and not (
         isinstance(analytical_epsilon, float) and analytical_epsilon == math.inf
     ):

@@ -104,7 +104,7 @@ def measure_law(
     are vectors whose size the noise must not follow: everybody else's part, and the canaries.
     """
     vector: Any = noise if is_on_device(noise) else _host_vector(noise)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         numbers = _numbers(_sums(vector, parts))
     moments, products = numbers[: 3 * len(parts.groups)].reshape(-1, 3), numbers[3 * len(parts.groups) + 2 :]
     if not (moments[:, 1] > 0).all() or not np.isfinite(numbers).all():

@@ -3,12 +3,13 @@
 import hashlib
 import io
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from coalmine.argument_checks import shown
+from coalmine.argument_checks import one_line, shown
 from coalmine.storage.files import read_regular, write_atomically
 from coalmine.storage.record import SCHEMA_VERSION, Commitment, Settings, Statement
 from coalmine.storage.round_schema import check_fit
@@ -74,6 +75,7 @@ def _read_head(path: Path, text: bytes) -> tuple[Settings, Statement, Commitment
                 f"schema version {shown(head.get('schema_version'))}, this coalmine reads {SCHEMA_VERSION}"
             )
         statement = msgspec.convert(head["statement"], Statement)
+        asdict(statement)  # a claim that is nested without end is refused here
         return Settings.from_dict(head["settings"]), statement, Commitment.from_dict(head["commitment"])
     except (KeyError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not a saved audit of this version ({error})") from None
+        raise ValueError(f"{path} is not a saved audit of this version ({one_line(str(error))})") from None

@@ -17,6 +17,7 @@ from coalmine.canaries.philox import key_from_seed
 from coalmine.estimators.correlated import BandedNoise, CorrelatedNoise, TreeNoise, correlated_noise
 from coalmine.estimators.sampling import Sampling, checked_sampling, sampling_from_dict, sampling_to_dict
 
+LARGEST = 10**12  # dim and canaries: a vector of so many numbers fits into no memory
 FEWEST = 10  # canaries
 FEWEST_WITH_MOMENTUM = 200  # or with correlated noise
 UNOBSERVED_EACH = 10  # unobserved canaries for every observed one, where the dimension allows
@@ -111,6 +112,9 @@ def checked_settings(
     """The settings, or a ValueError that says which of them cannot be."""
     dim = whole_number("dim", dim, minimum=2)
     canaries = whole_number("canaries", canaries, minimum=FEWEST)
+    for name, number in (("dim", dim), ("canaries", canaries)):
+        if number > LARGEST:
+            raise ValueError(f"{name} must be at most {LARGEST:,}, got {shown(number)}")
     if kind not in ("rotated", "sphere"):
         raise ValueError(f"kind must be 'rotated' or 'sphere', got {kind!r}")
     if canaries + FEWEST > dim:

@@ -13,6 +13,7 @@ from coalmine.storage.record import Settings
 
 RESIDUAL = ("residual_norm", "residual_rest", "residual_cosines")
 STATED = ("clip_norm", "scale", "noise_std")
+SMALLEST_REST = 1e-8  # of a vector's length, off the canaries: an audit writes no less
 LENGTHS = ("norm", "rest", "residual_norm", "residual_rest", "update_norm")
 SHORTEST, LONGEST = 1e-140, 1e140  # beyond what an audit accepts: squares neither vanish nor overflow
 SMALLEST_SQUARE, LARGEST_SQUARE = 1e-150, 1e150  # of a noise vector, where its fourth powers can be summed
@@ -97,6 +98,10 @@ def check_values(item: Any) -> None:
         value = getattr(item, name, None)
         if value is not None and not SHORTEST < value < LONGEST:
             raise ValueError(f"{name} must lie between {SHORTEST:g} and {LONGEST:g}, got {value:g}")
+    for length, rest in (("norm", "rest"), ("residual_norm", "residual_rest")):
+        whole, part = getattr(item, length, None), getattr(item, rest, None)
+        if released and whole is not None and part is not None and part < SMALLEST_REST * whole:
+            raise ValueError(f"{rest} must be at least {SMALLEST_REST:g} of {length}, got {part:g} of {whole:g}")
     if hasattr(item, "skipped") and released and not np.any(item.cosines):
         raise ValueError("cosines must not be 0")
     for name in NOT_NEGATIVE:

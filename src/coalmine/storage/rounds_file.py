@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from coalmine.argument_checks import one_line
 from coalmine.storage.files import BINARY, open_regular, read_at, sync_directory, write_at
 from coalmine.storage.one_writer import OneWriter, refuse_copy
 from coalmine.storage.round_schema import check_types, check_values
@@ -409,7 +410,7 @@ def scan_records(
             if checked:
                 check_values(item)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-            raise ValueError(f"{path}: record {number} cannot be read ({error})") from None
+            raise ValueError(f"{path}: record {number} cannot be read ({one_line(str(error))})") from None
         yield kind, item, file.tell(), digest
 
 
