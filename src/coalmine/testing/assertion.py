@@ -1,0 +1,63 @@
+"""`assert_private`: the check as an assertion of a test."""
+
+from collections.abc import Callable
+from typing import Any
+
+from coalmine.audit.result import AuditResult, format_interval, format_number
+from coalmine.audit.verdict import Outcome
+from coalmine.testing.mechanism_check import check_private
+
+
+def assert_private(release: Callable[..., Any], **claim: Any) -> AuditResult:
+    """Raise AssertionError unless the check of `release` passes; the arguments are those of `check_private`.
+
+    The message has the verdict, the measured epsilon and the likely fault. UNDERPOWERED raises as well: the check could not
+    confirm the claim, and the message says why. The result is returned for further looks.
+    """
+    __tracebackhide__ = True  # pytest then points at the line of the test
+    result = check_private(release, **claim)
+    if result.verdict is None or result.verdict.outcome != Outcome.PASS:
+        raise AssertionError(describe_failure(result, name_of(release)))
+    return result
+
+
+def name_of(release: Callable[..., Any]) -> str:
+    """The function's name as messages have it."""
+    return str(getattr(release, "__name__", type(release).__name__))
+
+
+def describe_failure(result: AuditResult, name: str) -> str:
+    """Verdict, measured epsilon, reason and likely fault of a check that did not pass, in a few lines."""
+    assert result.verdict is not None
+    assert result.claim is not None
+    check = result.extra["check"]
+    refuted = result.verdict.outcome == Outcome.VIOLATION
+    claimed = f"({result.claim.epsilon:g}, {result.settings.delta:g})-private for one call"
+    lines = [
+        f"{name} is not {claimed}: VIOLATION"
+        if refuted
+        else f"{name}: could not confirm that it is {claimed}: UNDERPOWERED",
+        f"measured epsilon: {measured_epsilon(result)}; claimed: {result.claim.epsilon:g} ({check['adjacency']} adjacency)",
+        f"reason: {result.verdict.reason}{_of_how_many(result)}",
+    ]
+    if check["likely_fault"]:
+        lines.append(f"likely fault: {check['likely_fault']}")
+    lines += [f"note: {note}" for note in result.notes]
+    calls = f"{check['calls']} calls with {check['clients']} clients in {result.settings.dim:,} dimensions"
+    return "\n".join([*lines, f"checked: {calls}, clip norm {check['clip_norm']:g}"])
+
+
+def measured_epsilon(result: AuditResult) -> str:
+    """The measured epsilon with its interval."""
+    if result.epsilon is None:
+        return "none"
+    return f"{format_number(result.epsilon)} (95 % interval {format_interval(result.interval)})"
+
+
+def _of_how_many(result: AuditResult) -> str:
+    """A lower bound is for canaries as often as they took part."""
+    rung = result.adversaries.get("known-others")
+    times = None if rung is None else rung.headline.presentations
+    if result.verdict is None or result.verdict.code != "bound" or times in (None, 1):
+        return ""
+    return f" (both for a client in {times} calls)"
