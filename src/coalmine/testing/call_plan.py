@@ -15,9 +15,10 @@ from coalmine.storage.record import FEWEST
 
 FEWEST_CALLS = 3  # noise from a fixed seed shows only between calls
 FEWEST_CANARIES = 20
-PLANNED_POWER = 0.95  # of each check: a check that fails by a small margin is repeated, and must fail twice
+PLANNED_POWER = 0.98  # of each check: a check that fails by a small margin is repeated, and must fail twice
 OTHER_CALLS = 12  # at most, for each of the other lengths
 HUGE, SHORT = 1_000.0, 0.1  # lengths in clip norms
+ONE_IN = 10  # clients is an outlier
 Indices = npt.NDArray[np.int64]
 
 
@@ -53,6 +54,20 @@ def uneven(clients: int, long: float) -> Pattern:
         return found
 
     return Pattern(name="uneven", lengths=lengths, tested=tested)
+
+
+def outliers(clients: int, long: float) -> Pattern:
+    """One client in ten, in turns, sends a very long update; the updates of all others have the clip norm's length."""
+
+    def tested(call: int) -> Indices:
+        return np.flatnonzero((np.arange(clients) - call) % min(clients, ONE_IN) == 0)
+
+    def lengths(call: int) -> Floats:
+        found = np.ones(clients)
+        found[tested(call)] = long
+        return found
+
+    return Pattern(name="outliers", lengths=lengths, tested=tested)
 
 
 def heaviest(weights: Floats, long: float) -> Pattern:
@@ -93,7 +108,7 @@ def canary_groups(clients: int, dim: int) -> int:
 def plan_calls(
     clients: int, dim: int, *, noise: float, delta: float, most_calls: int, tested: float | None = None
 ) -> CallPlan:
-    """The fewest calls that catch twice the claim with 95 % probability, at least three; no more than `most_calls`.
+    """The fewest calls that catch twice the claim with 98 % probability, at least three; no more than `most_calls`.
 
     `noise` is the noise multiplier that the claim needs. `tested` clients of each call are canaries under test, by default
     all of them.

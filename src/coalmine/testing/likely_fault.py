@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 APART = 4.0  # standard errors by which two measured lengths must differ
 UNCLIPPED = 50.0  # ratio of the lengths at 1,000 and 10 clip norms: 100 without a clip, 1 with one
+REPEAT = (
+    "the noise of one call comes again in another, whole or in part. Draw new noise in every call: seed the generator once, "
+    "outside. If the noise is meant to be correlated, declare it with noise=…"
+)
 LAW_FAULTS: list[
     tuple[set[str], str]
 ] = [  # evidence, as in audit.signatures, and what it points to; the first one counts
@@ -29,8 +33,8 @@ LAW_FAULTS: list[
         "some coordinates have no noise. Add noise to every coordinate that is released",
     ),
     (
-        {"shared draws", "repeated values", "neighbours", "spectrum"},
-        "one random number is used for several coordinates. Draw as many as there are coordinates",
+        {"repeated values"},
+        "the same random number comes more than once. Draw as many as there are coordinates, anew in every call",
     ),
     ({"rank"}, "the noise lies in a subspace. Draw independent noise for every coordinate"),
     (
@@ -99,8 +103,15 @@ def likely_fault(mechanism: "Mechanism", pattern: str, result: AuditResult, read
             "the noise depends on the updates: there is less of it beside short updates. Size the noise by the clip norm "
             "alone"
         )
-    if not _is_bare(long):
+    if verdict.code == "short":
+        return (
+            "the sum or the mean may be clipped, so that each client counts for less the more there are, or updates get "
+            "lost. Clip each client's update by itself"
+        )
+    if mechanism.noise is None and not _is_bare(long):
         seen = evidence_of(result)
+        if verdict.code == "gauge" and verdict.gauge in ("repeat", "repeat of any"):
+            return REPEAT
         for words, fault in LAW_FAULTS:
             if seen & words:
                 return fault
@@ -116,12 +127,14 @@ def _too_little_noise(mechanism: "Mechanism", reading: Reading) -> str:
     """The noise over what the claim needs, and the usual reasons for such a factor."""
     if _is_bare(reading):
         return "there is no noise. Add Gaussian noise to the sum"
+    if mechanism.noise is not None or reading.length <= 0:
+        return "there is less noise than the claim needs. Compare its std with what the accounting takes"
     share = reading.noise / (mechanism.needed_noise * reading.length)
-    error = share * reading.error / reading.length
+    error = reading.error / reading.length
     text = f"the noise is {share:.2g} of what the claim needs"
-    for factor, meaning in _usual(mechanism):
-        if abs(share * factor - 1) < max(3 * error / share, 0.02):
-            return f"{text}: {meaning}"
+    factor, meaning = min(_usual(mechanism), key=lambda pair: abs(math.log(share * pair[0])))
+    if abs(math.log(share * factor)) < max(3 * error, 0.02):
+        return f"{text}: {meaning}"
     return f"{text}. Compare the std of the noise that is drawn with the noise multiplier times the clip norm"
 
 

@@ -22,7 +22,7 @@ from coalmine.argument_checks import (
 )
 from coalmine.audit.audit import Audit, Seed
 from coalmine.audit.claim import Claim
-from coalmine.audit.coverage import AuditedItem
+from coalmine.audit.coverage import AuditedItem, Status
 from coalmine.audit.derivation import derive_result, derive_scores
 from coalmine.audit.gauge_reader import GaugeReader
 from coalmine.audit.ladder import LadderReader
@@ -44,6 +44,7 @@ from coalmine.testing.call_plan import (
     all_alike,
     heaviest,
     other_calls,
+    outliers,
     plan_calls,
     uneven,
 )
@@ -51,6 +52,7 @@ from coalmine.testing.likely_fault import Reading, likely_fault
 from coalmine.testing.update_arrays import Form, Shapes, UpdateForm, checked_shapes, released_vector
 
 Adjacency = Literal["zero-out", "add-remove", "replace-one"]
+Aggregate = Literal["sum", "mean"]
 MOVES: dict[str, int] = {
     "zero-out": 1,
     "add-remove": 1,
@@ -77,6 +79,7 @@ class Mechanism:
     clients: int
     clip_norm: float
     adjacency: Adjacency
+    aggregate: Aggregate | None
     weights: Floats | None
     form: UpdateForm
     noise: CorrelatedNoise | None
@@ -127,6 +130,7 @@ def check_private(
     clip_norm: float = 1.0,
     clients: int = 100,
     adjacency: Adjacency = "zero-out",
+    aggregate: Aggregate | None = None,
     weights: Sequence[float] | None = None,
     updates: Form = "matrix",
     like: Any = "numpy",
@@ -143,6 +147,9 @@ def check_private(
     call is (epsilon, delta)-private if each client's update is clipped to `clip_norm`. `adjacency` says what one client may
     change: under "zero-out" and "add-remove" they are there or not, under "replace-one" they send another update, which
     moves the sum twice as far.
+
+    Without `aggregate` the check compares the noise with what a canary is measured to add, whatever the release is divided
+    by. "sum" or "mean" says what it must add, so that a few percent of missing noise are seen too.
 
     The function is called until twice the claimed epsilon would be caught with probability 90 %, at least three times and
     at most `most_calls` times. Most updates are `scale` times the clip norm long; others have the clip norm itself, are
@@ -166,7 +173,7 @@ def check_private(
     """
     mechanism = _mechanism(
         release,
-        (epsilon, delta, clip_norm, adjacency),
+        (epsilon, delta, clip_norm, adjacency, aggregate),
         (dim, clients, weights),
         (updates, like, shapes),
         noise,
@@ -185,7 +192,7 @@ def check_private(
 
 def _mechanism(
     release: Any,
-    claim: tuple[float, float, float, Any],
+    claim: tuple[float, float, float, Any, Any],
     size: tuple[int | None, int, Sequence[float] | None],
     form: tuple[Any, Any, Any],
     noise: CorrelatedNoise | None,
@@ -193,11 +200,14 @@ def _mechanism(
     most_calls: int,
 ) -> Mechanism:
     """The arguments, checked."""
-    (epsilon, delta, clip_norm, adjacency), (dim, clients, weights), (updates, like, shapes) = claim, size, form
+    (epsilon, delta, clip_norm, adjacency, aggregate), (dim, clients, weights) = claim, size
+    updates, like, shapes = form
     if not callable(release):
         raise WrongTypeError(f"release must be a function of the clients' updates, got {shown(release)}")
     if adjacency not in get_args(Adjacency):
         raise ValueError(f"adjacency must be 'zero-out', 'add-remove' or 'replace-one', got {shown(adjacency)}")
+    if aggregate not in (None, *get_args(Aggregate)):
+        raise ValueError(f"aggregate must be 'sum', 'mean' or None, got {shown(aggregate)}")
     if noise is not None and not isinstance(noise, get_args(CorrelatedNoise)):
         raise WrongTypeError(f"noise must be a TreeNoise or a BandedNoise, got {shown(noise)}")
     layers, count = checked_shapes(shapes), whole_number("clients", clients, minimum=1)
@@ -209,6 +219,7 @@ def _mechanism(
         clients=count,
         clip_norm=float(positive_array("clip_norm", one_number("clip_norm", clip_norm))),
         adjacency=adjacency,
+        aggregate=aggregate,
         weights=_checked_weights(weights, count),
         form=UpdateForm.of(updates, like, layers),
         noise=noise,
@@ -251,8 +262,9 @@ def _check(mechanism: Mechanism, seed: bytes, progress: Callable[[int, int], Non
         due = [pattern for pattern, count in patterns if number < count]
         for place in order.permutation(len(due)):  # so that no period in the calls hides from every pattern
             calls.make(due[place], number)
-    main = patterns[0][0]
-    planned = patterns[0][1]
+    main, planned = patterns[0]
+    if calls.all_zero(main):
+        raise ValueError("release must return the noised aggregate, got zeros in every call")
     while (
         mechanism.noise is None
         and not calls.detected(main)
@@ -288,6 +300,8 @@ def _plan(mechanism: Mechanism) -> tuple[CallPlan, list[tuple[Pattern, int]]]:
         others += [] if mechanism.form.is_half else [all_alike("huge", count, max(HUGE, scale))]
     if count >= 3:
         others.append(uneven(count, scale))
+    if scale > 1 and count >= 2:
+        others.append(outliers(count, scale if mechanism.form.is_half else max(HUGE, scale)))
     patterns += [(pattern, other_calls(plan)) for pattern in others]
     if mechanism.weights is not None and np.ptp(mechanism.weights) > 0:
         heavy = heaviest(mechanism.weights, scale)
@@ -339,8 +353,12 @@ class _Calls:
         if self._progress is not None:
             self._progress(self.total, max(self._total, self.total))
 
+    def all_zero(self, pattern: Pattern) -> bool:
+        """Whether nothing but zeros was released."""
+        return not any(call.vector.any() for call in self._made[pattern.name])
+
     def reading(self, pattern: Pattern) -> Reading:
-        """What the tested canaries add to a release, and its noise."""
+        """What a tested canary adds to a release, and the release's noise."""
         made = self._made[pattern.name]
         along = np.concatenate([call.along[call.tested] for call in made])
         noise = math.sqrt(float(np.mean([call.variance for call in made])))
@@ -382,13 +400,15 @@ class _Calls:
         """An audit that has observed these calls."""
         mechanism, reading = self._mechanism, self.reading(pattern)
         unit = None if mechanism.noise is not None else self._unit(reading)
-        stated = {} if unit is None else {"clip_norm": unit, "noise_std": self._stated_noise(reading.noise, unit)}
+        stated: dict[str, Any] = {}
+        if unit is not None and reading.noise > 0:
+            stated = {"clip_norm": unit, "noise_std": self._stated_noise(reading, unit)}
         audit = self._audit()
         zeros = np.zeros(mechanism.dim)
         for number, call in enumerate(self._made[pattern.name], start=1):
             rest = np.setdiff1d(np.arange(mechanism.clients), call.tested)
             vector = call.vector
-            if rest.size:
+            if rest.size:  # what is left without the clients that are not tested
                 vector = vector - call.along[rest] @ self._units(call.group)[rest]
             present = call.group * mechanism.clients + call.tested
             length = float(pattern.lengths(number - 1)[call.tested].min())
@@ -425,20 +445,30 @@ class _Calls:
         return Headline(rung=RUNG, participations=1, epsilon=epsilon(signal.beta), interval=interval, pooled=True)
 
     def _unit(self, reading: Reading) -> float | None:
-        """What a canary of the clip norm adds to a sum or to a mean; None where what it adds is neither."""
+        """What a canary of the clip norm adds to a sum or to a mean, if it adds that; else None.
+
+        Where the aggregate is declared, canaries that arrive shorter are judged against it too.
+        """
         mechanism = self._mechanism
-        fitting = {
-            size
-            for size in (mechanism.clip_norm, mechanism.clip_norm / mechanism.clients)
-            if abs(reading.length - size) <= CREDIBLE_STDS * reading.error + 1e-5 * size
-        }
+        sizes = {"sum": mechanism.clip_norm, "mean": mechanism.clip_norm / mechanism.clients}
+        if mechanism.aggregate is not None:
+            size = sizes[mechanism.aggregate]
+            return size if reading.length < size or self._fits(reading, size) else None
+        fitting = {size for size in sizes.values() if self._fits(reading, size)}
         return fitting.pop() if len(fitting) == 1 else None
 
-    def _stated_noise(self, seen: float, unit: float) -> float:
-        """The noise that is there, where the claim allows it; else the noise that the claim needs."""
+    def _fits(self, reading: Reading, size: float) -> bool:
+        return abs(reading.length - size) <= CREDIBLE_STDS * reading.error + 1e-5 * size
+
+    def _stated_noise(self, reading: Reading, unit: float) -> float:
+        """The noise that is there; where the aggregate is declared and the claim needs more noise, what it needs.
+
+        A length that merely fits a sum or a mean is not known well enough: a mean over 110 looks like one over 100.
+        """
         mechanism = self._mechanism
         allowed = mechanism.moves * float(mechanism_noise(ROUNDED * mechanism.epsilon, delta=mechanism.delta))
-        return seen if seen >= allowed * unit else mechanism.needed_noise * unit
+        known = mechanism.aggregate is not None and self._fits(reading, unit)
+        return mechanism.needed_noise * unit if known and reading.noise < allowed * unit else reading.noise
 
     def _units(self, group: int) -> Floats:
         if group not in self._groups:
@@ -508,7 +538,7 @@ def _combined(mechanism: Mechanism, patterns: list[Pattern], calls: _Calls) -> A
 def _checked_item(item: AuditedItem, mechanism: Mechanism, verdicts: dict[str, Verdict]) -> AuditedItem:
     """What was checked of one function, in the place of what an audit of training says."""
     scale = mechanism.scale
-    said: dict[str, tuple[str, str]] = {
+    said: dict[str, tuple[Status, str]] = {
         "noise level": ("checked", "the canaries' scores compare the noise with what one client adds"),
         "clipping": ("checked", f"updates came {scale:g} times too long, and at other lengths")
         if scale > 1

@@ -2,7 +2,7 @@
 
 import importlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -57,9 +57,9 @@ class UpdateForm:
             return [self._array(row) for row in matrix]
         return [[self._array(part) for part in self._layers(row)] for row in matrix]
 
-    def vector(self, values: Sequence[float]) -> Any:
+    def vector(self, values: Floats) -> Any:
         """A few numbers, such as weights, in the same library."""
-        return self._array(np.asarray(values, dtype=np.float64))
+        return self._array(values)
 
     def _layers(self, row: Floats) -> list[Floats]:
         assert self.shapes is not None
