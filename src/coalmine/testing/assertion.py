@@ -42,6 +42,8 @@ def describe_failure(result: AuditResult, name: str) -> str:
     ]
     if check["likely_fault"]:
         lines.append(f"likely fault: {check['likely_fault']}")
+    if result.verdict.code == "power":
+        lines.append("what to do: each call gives one score for every client; raise clients or most_calls")
     lines += [f"note: {note}" for note in result.notes]
     calls = f"{check['calls']} calls with {check['clients']} clients in {result.settings.dim:,} dimensions"
     return "\n".join([*lines, f"checked: {calls}, clip norm {check['clip_norm']:g}"])

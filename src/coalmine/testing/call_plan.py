@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coalmine.argument_checks import Floats
-from coalmine.audit.verdict import TEST_LEVEL
+from coalmine.audit.verdict import POWER, TEST_LEVEL
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.planning import power_against_claim
 from coalmine.storage.record import FEWEST
@@ -110,6 +110,7 @@ def plan_calls(
 ) -> CallPlan:
     """The fewest calls that catch twice the claim with 98 % probability, at least three; no more than `most_calls`.
 
+    A few, where so many calls do not decide the claim.
     `noise` is the noise multiplier that the claim needs. `tested` clients of each call are canaries under test, by default
     all of them.
     """
@@ -124,8 +125,10 @@ def plan_calls(
         return power_against_claim(count, epsilon, delta=delta, level=TEST_LEVEL, null_dof=dof)
 
     most = max(most_calls // groups, 1)
-    turns = min(-(-FEWEST_CALLS // groups), most)
-    low = turns
+    turns = low = min(-(-FEWEST_CALLS // groups), most)
+    if power(most) < POWER:  # all of those calls would not decide the claim: a few show gross faults
+        turns = min(-(-OTHER_CALLS // groups), most)
+        return CallPlan(groups, turns * groups, power(turns))
     while power(turns) < PLANNED_POWER and turns < most:
         low, turns = turns, min(2 * turns, most)
     while turns - low > 1:

@@ -98,10 +98,15 @@ def likely_fault(mechanism: "Mechanism", pattern: str, result: AuditResult, read
             f"{long.length / exact.length:.3g} times as much as one of the clip norm. The sum or the mean may be clipped "
             "instead, or each layer or coordinate by itself. Scale each whole update to at most the clip norm"
         )
-    if refuted and pattern == "uneven":
+    if refuted and pattern in ("uneven", "outliers"):
+        if readings[pattern].noise < 0.9 * long.noise:
+            return (
+                "the noise depends on the updates: there is less of it beside shorter ones. Size the noise by the clip norm "
+                "alone"
+            )
         return (
-            "the noise depends on the updates: there is less of it beside short updates. Size the noise by the clip norm "
-            "alone"
+            "a long update counts for more beside shorter ones, as where the sum or the mean is clipped. Clip each client's "
+            "update by itself"
         )
     if verdict.code == "short":
         return (

@@ -7,6 +7,7 @@ attacker who knows everybody else's update sees it. Scores need no unit: sum and
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -66,6 +67,7 @@ MARGIN = 1.2  # times its limit that a gauge may read by chance
 CONFIDENCE = 0.95
 RUNG = "known-others"
 SMALLEST_DIM = 20
+CLIENTS = 100  # where nobody says for how many the function is configured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +93,17 @@ class Mechanism:
         """The clip norms by which one client moves the sum."""
         return MOVES[self.adjacency]
 
-    @property
+    @cached_property
     def needed_noise(self) -> float:
         """The noise std in clip norms that the claim needs, for noise that is fresh in every call."""
         return self.moves * float(mechanism_noise(self.epsilon, delta=self.delta))
 
-    @property
+    @cached_property
+    def allowed_noise(self) -> float:
+        """The same for an epsilon that is printed as the claimed one."""
+        return self.moves * float(mechanism_noise(ROUNDED * self.epsilon, delta=self.delta))
+
+    @cached_property
     def claim(self) -> Claim:
         """The claim of one call; under correlated noise that of the most exposed client who takes part in one call."""
         exposed = 1.0
@@ -128,7 +135,7 @@ def check_private(
     delta: float,
     dim: int | None = None,
     clip_norm: float = 1.0,
-    clients: int = 100,
+    clients: int | None = None,
     adjacency: Adjacency = "zero-out",
     aggregate: Aggregate | None = None,
     weights: Sequence[float] | None = None,
@@ -143,7 +150,8 @@ def check_private(
 ) -> AuditResult:
     """What an audit says of one aggregation function: verdict, measured epsilon, gauges of the noise.
 
-    `release` takes the updates of exactly `clients` clients and returns their noised sum or mean. The claim is that one
+    `release` takes the updates of exactly `clients` clients (default: 100, or dim / 2 if that is less) and returns their
+    noised sum or mean. The claim is that one
     call is (epsilon, delta)-private if each client's update is clipped to `clip_norm`. `adjacency` says what one client may
     change: under "zero-out" and "add-remove" they are there or not, under "replace-one" they send another update, which
     moves the sum twice as far.
@@ -193,7 +201,7 @@ def check_private(
 def _mechanism(
     release: Any,
     claim: tuple[float, float, float, Any, Any],
-    size: tuple[int | None, int, Sequence[float] | None],
+    size: tuple[int | None, int | None, Sequence[float] | None],
     form: tuple[Any, Any, Any],
     noise: CorrelatedNoise | None,
     scale: float,
@@ -210,12 +218,14 @@ def _mechanism(
         raise ValueError(f"aggregate must be 'sum', 'mean' or None, got {shown(aggregate)}")
     if noise is not None and not isinstance(noise, get_args(CorrelatedNoise)):
         raise WrongTypeError(f"noise must be a TreeNoise or a BandedNoise, got {shown(noise)}")
-    layers, count = checked_shapes(shapes), whole_number("clients", clients, minimum=1)
+    layers = checked_shapes(shapes)
+    coordinates = _checked_dim(dim, layers)
+    count = min(CLIENTS, coordinates // 2) if clients is None else whole_number("clients", clients, minimum=1)
     found = Mechanism(
         release=release,
         epsilon=Claim(epsilon).epsilon,
         delta=unit_interval("delta", delta),
-        dim=_checked_dim(dim, layers),
+        dim=coordinates,
         clients=count,
         clip_norm=float(positive_array("clip_norm", one_number("clip_norm", clip_norm))),
         adjacency=adjacency,
@@ -466,12 +476,14 @@ class _Calls:
         A length that merely fits a sum or a mean is not known well enough: a mean over 110 looks like one over 100.
         """
         mechanism = self._mechanism
-        allowed = mechanism.moves * float(mechanism_noise(ROUNDED * mechanism.epsilon, delta=mechanism.delta))
         known = mechanism.aggregate is not None and self._fits(reading, unit)
-        return mechanism.needed_noise * unit if known and reading.noise < allowed * unit else reading.noise
+        lacking = known and reading.noise < mechanism.allowed_noise * unit
+        return mechanism.needed_noise * unit if lacking else reading.noise
 
     def _units(self, group: int) -> Floats:
         if group not in self._groups:
+            if self._mechanism.noise is not None:
+                self._groups.clear()  # every call has canaries of its own
             first = group * self._mechanism.clients
             indices = range(first, first + self._mechanism.clients)
             self._groups[group] = np.stack([self._canaries.update(index, 1.0) for index in indices])
