@@ -1,6 +1,6 @@
 """A unit test for privacy: check that a function which aggregates clients' updates gives the epsilon that it claims.
 
-from coalmine.testing import assert_private
+from coalmine.testing import PrivacyNote, assert_private
 
 def test_my_aggregate_is_private():
     assert_private(my_aggregate, dim=5_000, epsilon=3.0, delta=1e-5)
@@ -8,7 +8,7 @@ def test_my_aggregate_is_private():
 docs/testing.md says what is checked and what cannot be seen.
 """
 
-from coalmine.testing.assertion import assert_private
+from coalmine.testing.assertion import PrivacyNote, assert_private
 from coalmine.testing.mechanism_check import check_private
 
-__all__ = ["assert_private", "check_private"]
+__all__ = ["PrivacyNote", "assert_private", "check_private"]

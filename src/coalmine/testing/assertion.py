@@ -1,5 +1,6 @@
 """`assert_private`: the check as an assertion of a test."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -8,17 +9,47 @@ from coalmine.audit.verdict import Outcome
 from coalmine.testing.mechanism_check import check_private
 
 
+class PrivacyNote(UserWarning):
+    """Something about a mechanism that passes its check and is still worth knowing."""
+
+
 def assert_private(release: Callable[..., Any], **claim: Any) -> AuditResult:
     """Raise AssertionError unless the check of `release` passes; the arguments are those of `check_private`.
 
     The message has the verdict, the measured epsilon and the likely fault. UNDERPOWERED raises as well: the check could not
-    confirm the claim, and the message says why. The result is returned for further looks.
+    confirm the claim, and the message says why. Noise in half precision that passes is a warning
+    (PrivacyNote). The result is returned.
     """
     __tracebackhide__ = True  # pytest then points at the line of the test
     result = check_private(release, **claim)
-    if result.verdict is None or result.verdict.outcome != Outcome.PASS:
-        raise AssertionError(describe_failure(result, name_of(release)))
+    raise_unless_private(result, name_of(release))
     return result
+
+
+def raise_unless_private(result: AuditResult, name: str) -> None:
+    """Raise AssertionError unless the verdict is PASS; noise or a release of few bits is a warning."""
+    __tracebackhide__ = True
+    if result.verdict is None or result.verdict.outcome != Outcome.PASS:
+        raise AssertionError(describe_failure(result, name))
+    if note := result.extra["check"]["warning"]:
+        warnings.warn(f"{name}: {note}", PrivacyNote, stacklevel=3)
+
+
+def properties(result: AuditResult) -> dict[str, str]:
+    """Verdict, measured and claimed epsilon, and the likely fault, as the properties of a JUnit report."""
+    assert result.verdict is not None
+    assert result.claim is not None
+    found = {
+        "verdict": str(result.verdict.outcome),
+        "epsilon": "" if result.epsilon is None else f"{result.epsilon:.6g}",
+        "claimed_epsilon": f"{result.claim.epsilon:.6g}",
+        "delta": f"{result.settings.delta:.6g}",
+        "adjacency": str(result.extra["check"]["adjacency"]),
+    }
+    if result.interval is not None:
+        found["epsilon_interval"] = format_interval(result.interval)
+    fault = result.extra["check"]["likely_fault"]
+    return found | ({"likely_fault": fault} if fault else {})
 
 
 def name_of(release: Callable[..., Any]) -> str:

@@ -66,6 +66,11 @@ CERTAIN = 1e-6  # p-value below which a failure is not repeated
 MARGIN = 1.2  # times its limit that a gauge may read by chance
 CONFIDENCE = 0.95
 RUNG = "known-others"
+ROUNDED_RELEASE = "the release is rounded: it has half precision or fewer bits, or lies on a grid"
+ROUNDED_NOISE = (
+    "the noise was drawn in half precision, or has no more bits: its scale is right, but its values lie on a grid, and a "
+    "release in higher precision shows what is left beside the grid. Draw the noise in single precision"
+)
 SMALLEST_DIM = 20
 CLIENTS = 100  # where nobody says for how many the function is configured
 
@@ -425,20 +430,15 @@ class _Calls:
             audit.observe_round(number, vector, present=present, others=zeros, scale=length, **stated)
         return audit
 
-    def half_precision(self, pattern: Pattern) -> str | None:
-        """A note where the noise or the release has the resolution of half precision."""
+    def rounding(self, pattern: Pattern) -> str | None:
+        """A note where the release, or its noise alone, has few bits."""
         made, unit = self._made[pattern.name][0], self._unit(self.reading(pattern))
         if resolution_of(made.vector):
-            return "the release is rounded: it has half precision or fewer bits, or lies on a grid"
+            return ROUNDED_RELEASE
         if unit is None:
             return None
         noise = (made.vector - unit * self._units(made.group).sum(axis=0)).astype(np.float32)
-        if not resolution_of(noise.astype(np.float64)):
-            return None
-        return (
-            "the noise was drawn in half precision, or has no more bits: its scale is right, but its values lie on a grid, "
-            "and a release in higher precision shows what is left beside the grid. Draw the noise in single precision"
-        )
+        return ROUNDED_NOISE if resolution_of(noise.astype(np.float64)) else None
 
     def _headline(self, signal: NoiseSignal) -> Headline:
         """mechanism_epsilon(1/(aβ)): what one call costs, with its interval."""
@@ -523,9 +523,8 @@ def _combined(mechanism: Mechanism, patterns: list[Pattern], calls: _Calls) -> A
     readings = {pattern.name: calls.reading(pattern) for pattern in patterns}
     fault = None if _passed(result) else likely_fault(mechanism, decided.name, result, readings)
     notes = [*result.notes]
-    if mechanism.noise is None and _passed(result):
-        note = calls.half_precision(main)
-        notes += [] if note is None else [note]
+    rounded = calls.rounding(main) if mechanism.noise is None and _passed(result) else None
+    notes += [] if rounded is None else [rounded]
     if mechanism.adjacency == "add-remove":
         notes.append(
             "every call had the same number of clients: whether the number itself stays private is not checked"
@@ -537,6 +536,7 @@ def _combined(mechanism: Mechanism, patterns: list[Pattern], calls: _Calls) -> A
         "calls": calls.total,
         "decided_by": decided.name,
         "likely_fault": fault,
+        "warning": rounded if rounded == ROUNDED_NOISE else None,
     }
     return replace(
         result,
