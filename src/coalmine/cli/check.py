@@ -18,7 +18,8 @@ from coalmine.cli.options import COUNT, JSON, Command, Verbosity, argument, topi
 from coalmine.cli.output import print_json, print_line, print_lines, progress_of
 from coalmine.storage.files import write_atomically
 from coalmine.testing.assertion import describe_failure, measured_epsilon, properties
-from coalmine.testing.mechanism_check import Adjacency, Aggregate, check_private
+from coalmine.testing.mechanism_check import check_private
+from coalmine.testing.tested_mechanism import Adjacency, Aggregate
 from coalmine.testing.update_arrays import LIBRARIES
 
 Function = Callable[..., Any]

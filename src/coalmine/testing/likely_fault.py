@@ -2,14 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from coalmine.audit.result import AuditResult
 from coalmine.audit.signatures import evidence_of
 from coalmine.audit.verdict import Outcome
-
-if TYPE_CHECKING:
-    from coalmine.testing.mechanism_check import Mechanism
+from coalmine.testing.tested_mechanism import Mechanism
 
 APART = 4.0  # standard errors by which two measured lengths must differ
 UNCLIPPED = 50.0  # ratio of the lengths at 1,000 and 10 clip norms: 100 without a clip, 1 with one
@@ -73,7 +70,7 @@ class Reading:
         return self.length - factor * other.length > APART * math.hypot(self.error, factor * other.error)
 
 
-def likely_fault(mechanism: "Mechanism", pattern: str, result: AuditResult, readings: dict[str, Reading]) -> str | None:
+def likely_fault(mechanism: Mechanism, pattern: str, result: AuditResult, readings: dict[str, Reading]) -> str | None:
     """The fault that fits best what was measured; None where nothing points to one."""
     long, exact, huge = (readings.get(name) for name in ("long", "exact", "huge"))
     assert long is not None
@@ -128,7 +125,7 @@ def _is_bare(reading: Reading) -> bool:
     return reading.noise < 1e-6 * abs(reading.length)
 
 
-def _too_little_noise(mechanism: "Mechanism", reading: Reading) -> str:
+def _too_little_noise(mechanism: Mechanism, reading: Reading) -> str:
     """The noise over what the claim needs, and the usual reasons for such a factor."""
     if _is_bare(reading):
         return "there is no noise. Add Gaussian noise to the sum"
@@ -143,7 +140,7 @@ def _too_little_noise(mechanism: "Mechanism", reading: Reading) -> str:
     return f"{text}. Compare the std of the noise that is drawn with the noise multiplier times the clip norm"
 
 
-def _usual(mechanism: "Mechanism") -> list[tuple[float, str]]:
+def _usual(mechanism: Mechanism) -> list[tuple[float, str]]:
     found = [
         (math.sqrt(2), "a variance may have been taken for a standard deviation"),
         (
