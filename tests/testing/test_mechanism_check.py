@@ -297,7 +297,10 @@ def test_the_result_can_be_written_and_read():
         ({"weights": [-1.0] * 100}, "weights must be above 0"),
         ({"noise": "tree"}, "noise must be a TreeNoise"),
         ({"noise": TreeNoise(rounds=50)}, "must be at most dim / 2 under correlated noise"),
-        ({"scale": 0.5}, "scale must be at least 1"),
+        ({"scale": 0.5}, "scale must lie between 1 and 1e"),
+        ({"scale": 1e200}, "scale must lie between 1 and 1e"),
+        ({"clip_norm": 1e200}, "clip_norm must lie between"),
+        ({"epsilon": 1e90}, "epsilon must be at most"),
         ({"most_calls": 2}, "most_calls must be at least 3"),
     ],
 )

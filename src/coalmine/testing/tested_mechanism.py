@@ -25,6 +25,9 @@ Adjacency = Literal["zero-out", "add-remove", "replace-one"]
 Aggregate = Literal["sum", "mean"]
 MOVES = {"zero-out": 1, "add-remove": 1, "replace-one": 2}  # clip norms by which one client moves the sum
 SMALLEST_DIM = 20
+LARGEST_EPSILON = 1e9  # with less noise than that needs, rounding stands in for noise
+SIZES = (1e-30, 1e30)  # of a clip norm, so that single precision holds updates
+LARGEST_SCALE = 1e6
 CLIENTS = 100  # where nobody says for how many the function is configured
 
 
@@ -108,8 +111,12 @@ def checked_mechanism(
         scale=float(positive_array("scale", one_number("scale", scale))),
         most_calls=whole_number("most_calls", most_calls, minimum=3),
     )
-    if found.scale < 1:
-        raise ValueError(f"scale must be at least 1, so that canaries have the clip norm's length, got {found.scale:g}")
+    if found.epsilon > LARGEST_EPSILON:
+        raise ValueError(f"epsilon must be at most {LARGEST_EPSILON:g}, got {found.epsilon:g}")
+    if not SIZES[0] <= found.clip_norm <= SIZES[1]:
+        raise ValueError(f"clip_norm must lie between {SIZES[0]:g} and {SIZES[1]:g}, got {found.clip_norm:g}")
+    if not 1 <= found.scale <= LARGEST_SCALE:
+        raise ValueError(f"scale must lie between 1 and {LARGEST_SCALE:g}, got {found.scale:g}")
     return found
 
 
