@@ -114,7 +114,7 @@ class Calls:
     def verdict(self, pattern: Pattern) -> Verdict:
         """The verdict of an audit of these calls alone."""
         audit = self._audited(pattern)
-        rungs, gauges = LadderReader(audit.log, audit.settings), GaugeReader(audit.log, audit.settings)
+        rungs, gauges = LadderReader(audit.log, audit.settings), GaugeReader(audit.settings, len(audit.log.numbers))
         told = StatedReader(audit.settings)
         with np.errstate(divide="ignore", invalid="ignore"):  # without any noise
             read_log(audit.log, audit.settings, rungs, gauges, told)
