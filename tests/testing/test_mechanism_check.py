@@ -5,6 +5,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -272,6 +273,8 @@ def test_the_result_can_be_written_and_read():
     assert again.epsilon == result.epsilon
     assert again.extra == result.extra
     assert "clipping: checked" in str(result)
+    schema = json.loads((Path(__file__).parents[2] / "docs" / "result.schema.json").read_text())
+    jsonschema.validate(json_ready(result.to_dict()), schema)
 
 
 @pytest.mark.parametrize(
@@ -321,6 +324,7 @@ def test_bad_arguments_are_one_line(changes, message):
         (np.zeros(2_000), "got zeros in every call"),
         ("text", "must return an array of real numbers"),
         (np.zeros(2_000, dtype=complex), "must return an array of real numbers"),
+        (np.ma.zeros(2_000), "must return an array of real numbers"),
         ([[1.0], [2.0, 3.0]], "must return dim"),
     ],
 )
@@ -328,6 +332,22 @@ def test_a_wrong_release_is_one_line(released, message):
     with pytest.raises(ValueError, match=message) as error:
         check_private(lambda updates: released, **CLAIM)
     assert "\n" not in str(error.value)
+
+
+def test_half_precision_of_torch_and_jax():
+    torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax.numpy")
+    release = noised_sum(1)
+    assert outcome(lambda updates: torch.from_numpy(release(updates)).bfloat16().requires_grad_()) == "PASS"
+    assert outcome(lambda updates: jax.asarray(release(updates), dtype=jax.bfloat16)) == "PASS"
+    with pytest.raises(TypeError, match="must return an array of real numbers"):
+        check_private(lambda updates: torch.zeros(2_000).to_sparse(), **CLAIM)
+
+
+def test_progress_counts_the_calls():
+    seen = []
+    result = check_private(noised_sum(1), **CLAIM, progress=lambda done, total: seen.append((done, total)))
+    calls = result.extra["check"]["calls"]
+    assert seen == [(done, calls) for done in range(1, calls + 1)]
 
 
 def test_errors_of_the_function_come_through():

@@ -135,15 +135,15 @@ def _leaves(released: Any) -> list[Any]:
 
 
 def _flat(part: Any) -> Floats:
-    if is_tensor(part):
-        part = part.detach().cpu()
-        part = part.double().numpy() if part.is_floating_point() else part.numpy()
     try:
+        if is_tensor(part):
+            part = part.detach().cpu()
+            part = part.double().numpy() if part.is_floating_point() else part.numpy()
         array = np.asarray(part)
-        if array.dtype.kind not in "iufV" or array.dtype.names is not None:
+        if isinstance(part, np.ma.MaskedArray) or array.dtype.kind not in "iufV" or array.dtype.names is not None:
             raise TypeError
         return np.array(array, dtype=np.float64).ravel()  # jax's bfloat16 has kind V
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):
         raise WrongTypeError(
             f"release must return an array of real numbers, or a list of such arrays, got {shown(part)}"
         ) from None
