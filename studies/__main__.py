@@ -13,6 +13,7 @@ STUDIES = [
     ["-m", "studies.noise", "--jobs", "2"],
     ["-m", "studies.faults", "--jobs", "2"],
     ["-m", "studies.sampler", "--jobs", "2"],
+    ["-m", "studies.mechanisms", "--jobs", "2"],
     ["-m", "studies.amplification", "--jobs", "2"],
     ["-m", "studies.alarm", "--jobs", "2"],
     ["-m", "studies.flower_coverage"],

@@ -187,7 +187,7 @@ def test_closed_streams_are_not_an_error():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("nonsense", "The commands are amplified-epsilon, audit-gaussian-mechanism, compare, data"),
+        ("nonsense", "The commands are amplified-epsilon, audit-gaussian-mechanism, check, compare, data"),
         ("reproduce nonsense", "The commands are accuracy, amplification, beyond, canife"),
         ("data get stackexchange --data-dir nowhere", "docs/data.md there (nowhere/stackexchange)"),
         ("verify . --seed-file missing", "must be the one that the audit was begun with"),

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
@@ -38,10 +39,12 @@ def derive_result(
     clients: int | None = None,
     audited: Iterable[AuditedItem] = (),
     watched: bool = False,
+    others_complete: bool = False,
 ) -> AuditResult:
     """The result that follows from a log: the audit's own, and what `coalmine verify` derives again.
 
     `watched` says that somebody waited for an alarm while the rounds came: then what the alarm refuted is refuted.
+    `others_complete` says that nobody is missing from `others`: a claim can then be confirmed without stated noise.
     """
     clients = None if clients is None else whole_number("clients", clients, minimum=0)
     if clients is not None and clients > MOST_CLIENTS:
@@ -61,7 +64,7 @@ def derive_result(
     read_log(log, settings, rung_reader, gauge_reader, told, facts, *more_readers)
     gauges, unknown = gauge_reader.gauges(), None if hidden is None else hidden.reading()
     rungs = _in_order(rung_reader.scores(log.final), unknown)
-    evidence = _evidence(log, settings, told, clients)
+    evidence = replace(_evidence(log, settings, told, clients), vouched=others_complete)
     participations = evidence.planned if claim is None else claim.participations or evidence.planned
     verdict: Verdict | None = None
     by_rung: dict[str, Verdict] = {}

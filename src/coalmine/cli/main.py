@@ -16,6 +16,7 @@ from rich.logging import RichHandler
 from coalmine.argument_checks import one_line, printable
 from coalmine.cli.amplified_epsilon import amplified_epsilon
 from coalmine.cli.audit_gaussian_mechanism import audit_gaussian_mechanism
+from coalmine.cli.check import check
 from coalmine.cli.compare import compare
 from coalmine.cli.data import data
 from coalmine.cli.estimate import estimate
@@ -39,7 +40,7 @@ from coalmine.version import __version__
 logger = logging.getLogger("coalmine")
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 TOPICS = {
-    "Train and audit": (run, resume, watch, sweep, data),
+    "Train and audit": (run, resume, watch, sweep, check, data),
     "Read finished audits": (report, compare, verdict, verify),
     "Plan and compute": (plan, estimate, mechanism_epsilon, amplified_epsilon),
     "Set up and check coalmine": (seed, selftest, audit_gaussian_mechanism, reproduce),

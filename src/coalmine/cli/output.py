@@ -118,3 +118,13 @@ def progress_bar(label: str, *, total: int, hidden: bool = False) -> Iterator[Ca
     with Progress(*columns, console=console, transient=True, disable=hidden or not shows_bars(console)) as progress:
         task = progress.add_task(label, total=total)
         yield lambda: progress.advance(task)
+
+
+@contextmanager
+def progress_of(label: str, *, hidden: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr that the yielded function sets to a number of a total; shown in a terminal only."""
+    console = Console(stderr=True)
+    columns = (PlainColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=hidden or not shows_bars(console)) as progress:
+        task = progress.add_task(label, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -1,0 +1,205 @@
+"""`coalmine check`: the unit test for privacy of one aggregation function, from the command line."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any, get_args
+from xml.etree import ElementTree
+
+import click
+
+from coalmine.argument_checks import one_line, printable
+from coalmine.audit.result import AuditResult
+from coalmine.audit.verdict import Outcome
+from coalmine.cli.exit_codes import VERDICT_CODES
+from coalmine.cli.options import COUNT, JSON, Command, Verbosity, argument, topic
+from coalmine.cli.output import print_json, print_line, print_lines, progress_of
+from coalmine.storage.files import write_atomically
+from coalmine.testing.assertion import describe_failure, measured_epsilon, properties
+from coalmine.testing.mechanism_check import check_private
+from coalmine.testing.tested_mechanism import Adjacency, Aggregate
+from coalmine.testing.update_arrays import LIBRARIES
+
+Function = Callable[..., Any]
+
+
+@click.command(cls=Command)
+@argument("function", metavar="MODULE:FUNCTION", help="Function to check, as package.module:function.")
+@topic(
+    "Claim",
+    click.option("--epsilon", type=float, required=True, metavar="E", help="Claimed epsilon of one call."),
+    click.option("--delta", type=float, required=True, metavar="D", help="The delta of (epsilon, delta), in (0, 1)."),
+    click.option(
+        "--clip-norm", type=float, default=1.0, show_default=True, metavar="C", help="Clip norm of an update."
+    ),
+    click.option(
+        "--adjacency",
+        type=click.Choice(get_args(Adjacency)),
+        default="zero-out",
+        show_default=True,
+        help="What one client may change: be there or not, or send another update.",
+    ),
+)
+@topic(
+    "Function",
+    click.option("--dim", type=COUNT, required=True, help="Number of coordinates of an update."),
+    click.option(
+        "--clients",
+        type=COUNT,
+        metavar="N",
+        help="Number of clients that the function is configured for.  [default: 100, or dim / 2 if that is less]",
+    ),
+    click.option(
+        "--aggregate",
+        type=click.Choice(get_args(Aggregate)),
+        help="What the function returns; declared, a few percent of missing noise are seen too.",
+    ),
+    click.option(
+        "--updates",
+        type=click.Choice(["matrix", "list"]),
+        default="matrix",
+        show_default=True,
+        help="How the function takes updates: as one matrix, or as a list of vectors.",
+    ),
+    click.option(
+        "--like",
+        type=click.Choice(LIBRARIES),
+        default="numpy",
+        show_default=True,
+        help="Library of the arrays that the function takes.",
+    ),
+)
+@topic(
+    "Check",
+    click.option(
+        "--scale",
+        type=float,
+        default=10.0,
+        show_default=True,
+        help="Length of most updates in clip norms; above 1, the clip is checked.",
+    ),
+    click.option("--most-calls", type=COUNT, default=1_000, show_default=True, help="Largest number of calls."),
+    click.option("--seed", type=int, default=0, show_default=True, help="Seed of the canaries."),
+    click.option(
+        "--junit",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        help="File for a JUnit report with one test.",
+    ),
+    JSON,
+)
+@click.pass_context
+def check(
+    context: click.Context,
+    /,
+    function: str,
+    as_json: bool,
+    junit: Path | None,
+    epsilon: float,
+    delta: float,
+    **options: Any,
+) -> int:
+    """Check that an aggregation function keeps its claimed epsilon.
+
+    The function takes the clients' updates, an array of shape (clients, dim), and returns their noised sum or mean. All
+    clients are canaries. The current directory can be imported from.
+
+    Exit codes: 0 PASS, 1 VIOLATION, 3 UNDERPOWERED, 2 bad input, also if the function fails.
+    """
+    verbosity = context.ensure_object(Verbosity)
+    release = _guarded(_load(function), function)
+    with progress_of("checking", hidden=verbosity.quiet) as progress:
+        result = check_private(release, epsilon=epsilon, delta=delta, progress=progress, **options)
+    assert result.verdict is not None
+    if junit is not None:
+        write_atomically(junit, _junit(result, function))
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        _print(result, function)
+    return VERDICT_CODES[result.verdict.outcome]
+
+
+def _load(name: str) -> Function:
+    """The function that package.module:function names; click.UsageError where there is none."""
+    module_name, _, path = name.partition(":")
+    if not module_name or not path:
+        raise click.UsageError(f"name the function as package.module:function, got {one_line(name)!r}")
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        with redirect_stdout(sys.stderr):
+            found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name + ".").startswith(error.name + "."):
+            raise click.UsageError(
+                f"there is no module {module_name!r} in the current directory or among the installed packages"
+            ) from None
+        raise click.UsageError(f"{module_name} cannot be imported: {one_line(str(error))}") from error
+    except (Exception, SystemExit) as error:
+        raise click.UsageError(f"{module_name} cannot be imported: {_described(error)}") from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise click.UsageError(f"{module_name} has no {path!r}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise click.UsageError(f"{name} must be a function, got {type(found).__name__}")
+    return found
+
+
+def _guarded(function: Function, name: str) -> Function:
+    """The function with its own errors as bad input, and what it prints on stderr, where it does not disturb JSON."""
+
+    def release(*arguments: Any) -> Any:
+        try:
+            with redirect_stdout(sys.stderr):
+                return function(*arguments)
+        except (Exception, SystemExit) as error:
+            raise click.UsageError(f"{name} raised {_described(error)}") from error
+
+    release.__name__ = name
+    return release
+
+
+def _described(error: BaseException) -> str:
+    text = one_line(str(error))
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _print(result: AuditResult, name: str) -> None:
+    assert result.verdict is not None
+    assert result.claim is not None
+    if result.verdict.outcome != Outcome.PASS:
+        print_lines(describe_failure(result, name))
+        return
+    told = result.extra["check"]
+    print_line(f"{name} keeps its claim of ({result.claim.epsilon:g}, {result.settings.delta:g}) for one call: PASS")
+    print_line(
+        f"measured epsilon: {measured_epsilon(result)}; claimed: {result.claim.epsilon:g} ({told['adjacency']} adjacency)"
+    )
+    print_line(f"reason: {result.verdict.reason}")
+    print_line(result.scope)
+    for note in result.notes:
+        print_line(f"note: {note}")
+    print_line(f"checked: {told['calls']} calls with {told['clients']} clients in {result.settings.dim:,} dimensions")
+
+
+def _junit(result: AuditResult, name: str) -> bytes:
+    """A JUnit report with one test: a failure where the verdict is not PASS, and the numbers as properties."""
+    failed = result.verdict is None or result.verdict.outcome != Outcome.PASS
+    suites = ElementTree.Element("testsuites")
+    counts = {"tests": "1", "failures": str(int(failed)), "errors": "0", "skipped": "0"}
+    suite = ElementTree.SubElement(suites, "testsuite", {"name": "coalmine check", **counts})
+    module, _, function = name.partition(":")
+    case = ElementTree.SubElement(suite, "testcase", {"classname": printable(module), "name": printable(function)})
+    listed = ElementTree.SubElement(case, "properties")
+    for key, value in properties(result).items():
+        ElementTree.SubElement(listed, "property", {"name": f"coalmine.{key}", "value": printable(value)})
+    if failed:
+        text = "\n".join(printable(line) for line in describe_failure(result, name).splitlines())
+        failure = ElementTree.SubElement(case, "failure", {"message": text.splitlines()[0]})
+        failure.text = text
+    return bytes(ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True)) + b"\n"

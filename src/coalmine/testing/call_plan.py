@@ -1,0 +1,142 @@
+"""How often the function is called, with which canaries, and how long their updates are."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from coalmine.argument_checks import Floats
+from coalmine.audit.verdict import POWER, TEST_LEVEL
+from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.estimators.planning import power_against_claim
+from coalmine.storage.record import FEWEST
+
+FEWEST_CALLS = 3  # noise from a fixed seed shows only between calls
+FEWEST_CANARIES = 20
+PLANNED_POWER = 0.98  # of each check: a check that fails by a small margin is repeated, and must fail twice
+OTHER_CALLS = 12  # at most, for each of the other lengths
+HUGE, SHORT = 1_000.0, 0.1  # lengths in clip norms
+ONE_IN = 10  # clients is an outlier
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pattern:
+    """What the clients of a call send: the length of each update in clip norms, and which of them are tested.
+
+    Both take the number of the call. The other clients' part is removed from the release before it is audited: canaries
+    are orthogonal, so that takes nothing from the tested ones. `weighted` says that clients have different weights.
+    """
+
+    name: str
+    lengths: Callable[[int], Floats]
+    tested: Callable[[int], Indices]
+    weighted: bool = False
+
+
+def all_alike(name: str, clients: int, length: float) -> Pattern:
+    """Every client sends an update of this length."""
+    everybody = np.arange(clients)
+    return Pattern(name=name, lengths=lambda call: np.full(clients, length), tested=lambda call: everybody)
+
+
+def uneven(clients: int, long: float) -> Pattern:
+    """A third of the clients, in turns, send long updates; all others send short ones."""
+
+    def tested(call: int) -> Indices:
+        return np.flatnonzero(np.arange(clients) % 3 == call % 3)
+
+    def lengths(call: int) -> Floats:
+        found = np.full(clients, SHORT)
+        found[tested(call)] = long
+        return found
+
+    return Pattern(name="uneven", lengths=lengths, tested=tested)
+
+
+def outliers(clients: int, long: float) -> Pattern:
+    """One client in ten, in turns, sends a very long update; the updates of all others have the clip norm's length."""
+
+    def tested(call: int) -> Indices:
+        return np.flatnonzero((np.arange(clients) - call) % min(clients, ONE_IN) == 0)
+
+    def lengths(call: int) -> Floats:
+        found = np.ones(clients)
+        found[tested(call)] = long
+        return found
+
+    return Pattern(name="outliers", lengths=lengths, tested=tested)
+
+
+def heaviest(weights: Floats, long: float) -> Pattern:
+    """Every client sends a long update; those with the largest weight are tested, and the weights move on by one a call."""
+
+    def tested(call: int) -> Indices:
+        return np.flatnonzero(np.roll(weights, call) == weights.max())
+
+    return Pattern(name="weights", lengths=lambda call: np.full(weights.size, long), tested=tested, weighted=True)
+
+
+@dataclass(frozen=True)
+class CallPlan:
+    """`groups` of canaries, as many in each as there are clients, that take turns; and the number of calls.
+
+    `power` is the probability of catching twice the claim.
+    """
+
+    groups: int
+    calls: int
+    power: float
+
+
+def canary_groups(clients: int, dim: int) -> int:
+    """As few groups of canaries as will do: canaries of one rotation are orthogonal, so a group can come again."""
+    if clients > dim // 2:
+        raise ValueError(
+            f"clients must be at most dim / 2, got {clients:,} clients in {dim:,} dimensions: canaries are orthogonal. Test "
+            "the function with a larger dim or fewer clients"
+        )
+    groups = 1 if clients >= FEWEST_CANARIES else -(-FEWEST_CANARIES // clients)
+    groups = max(min(groups, dim // 2 // clients), 1)
+    if groups * clients < FEWEST:
+        raise ValueError(f"dim must be at least {2 * FEWEST} for {clients} clients, got {dim}")
+    return groups
+
+
+def plan_calls(
+    clients: int, dim: int, *, noise: float, delta: float, most_calls: int, tested: float | None = None
+) -> CallPlan:
+    """The fewest calls that catch twice the claim with 98 % probability, at least three; no more than `most_calls`.
+
+    A few, where so many calls do not decide the claim.
+    `noise` is the noise multiplier that the claim needs. `tested` clients of each call are canaries under test, by default
+    all of them.
+    """
+    groups = canary_groups(clients, dim)
+    share = 1.0 if tested is None else tested / clients
+
+    def power(turns: int) -> float:
+        exposure = max(round(turns * share), 1)
+        count = max(round(groups * clients * turns * share / exposure), 1)
+        epsilon = float(mechanism_epsilon(noise, delta=delta, participations=exposure))
+        dof = float(dim - groups * clients) * groups * turns
+        return power_against_claim(count, epsilon, delta=delta, level=TEST_LEVEL, null_dof=dof)
+
+    most = max(most_calls // groups, 1)
+    turns = low = min(-(-FEWEST_CALLS // groups), most)
+    if power(most) < POWER:  # all of those calls would not decide the claim: a few show gross faults
+        turns = min(-(-OTHER_CALLS // groups), most)
+        return CallPlan(groups, turns * groups, power(turns))
+    while power(turns) < PLANNED_POWER and turns < most:
+        low, turns = turns, min(2 * turns, most)
+    while turns - low > 1:
+        middle = (low + turns) // 2
+        low, turns = (low, middle) if power(middle) >= PLANNED_POWER else (middle, turns)
+    return CallPlan(groups, turns * groups, power(turns))
+
+
+def other_calls(plan: CallPlan) -> int:
+    """How many calls each of the other lengths gets."""
+    return plan.groups * math.ceil(min(plan.calls, OTHER_CALLS) / plan.groups)

@@ -1,0 +1,156 @@
+"""From what a failed check measured to the fault that explains it, in a sentence."""
+
+import math
+from dataclasses import dataclass
+
+from coalmine.audit.result import AuditResult
+from coalmine.audit.signatures import evidence_of
+from coalmine.audit.verdict import Outcome
+from coalmine.testing.tested_mechanism import Mechanism
+
+APART = 4.0  # standard errors by which two measured lengths must differ
+UNCLIPPED = 50.0  # ratio of the lengths at 1,000 and 10 clip norms: 100 without a clip, 1 with one
+REPEAT = (
+    "the noise of one call comes again in another, whole or in part. Draw new noise in every call: seed the generator once, "
+    "outside. If the noise is meant to be correlated, declare it with noise=…"
+)
+LAW_FAULTS: list[
+    tuple[set[str], str]
+] = [  # evidence, as in audit.signatures, and what it points to; the first one counts
+    (
+        {"grid", "few values"},
+        "the noise takes few values, and the sum does not. Round the sum with its noise, or neither",
+    ),
+    (
+        {"repeat"},
+        "the same noise comes again in another call. Draw new noise in every call: seed the generator once, outside",
+    ),
+    (
+        {"bare coordinates", "low layer", "lone layer"},
+        "some coordinates have no noise. Add noise to every coordinate that is released",
+    ),
+    (
+        {"repeated values"},
+        "the same random number comes more than once. Draw as many as there are coordinates, anew in every call",
+    ),
+    ({"rank"}, "the noise lies in a subspace. Draw independent noise for every coordinate"),
+    (
+        {"noise follows canaries", "noise follows others"},
+        "the noise is larger where updates are larger. Add noise of the same std to every coordinate",
+    ),
+    (
+        {"heavy tails"},
+        "the noise has heavier tails than a Gaussian, as Laplace noise has, or its std differs between coordinates. Draw it "
+        "from one Gaussian: the accounting holds for no other law",
+    ),
+    (
+        {"light tails"},
+        "the noise has lighter tails than a Gaussian, as uniform or truncated noise has. Draw it from a Gaussian: the "
+        "accounting holds for no other law",
+    ),
+    ({"distribution"}, "the noise is not Gaussian. Draw it from a Gaussian: the accounting holds for no other law"),
+]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a tested canary adds to a release, the noise's std in one coordinate, and the number of scores behind it."""
+
+    length: float
+    noise: float
+    canaries: int
+
+    @property
+    def error(self) -> float:
+        """The standard error of the length."""
+        return self.noise / math.sqrt(self.canaries)
+
+    def is_longer(self, other: "Reading", factor: float) -> bool:
+        """Whether its canaries are longer than those of another by more than this factor, beyond chance."""
+        return self.length - factor * other.length > APART * math.hypot(self.error, factor * other.error)
+
+
+def likely_fault(mechanism: Mechanism, pattern: str, result: AuditResult, readings: dict[str, Reading]) -> str | None:
+    """The fault that fits best what was measured; None where nothing points to one."""
+    long, exact, huge = (readings.get(name) for name in ("long", "exact", "huge"))
+    assert long is not None
+    verdict = result.verdict
+    assert verdict is not None
+    refuted = verdict.outcome == Outcome.VIOLATION
+    if pattern == "weights" and refuted:
+        return (
+            "a client with the largest weight counts for more than the noise was sized for. Weigh all clients equally, or "
+            "size the noise for the largest weight"
+        )
+    if refuted and pattern == "huge" and huge is not None and huge.noise < 0.8 * long.noise:
+        return (
+            "very long updates are released with less noise. If noise is added to an update before the clip, the clip "
+            "shrinks both. Clip first, then add noise to the sum"
+        )
+    if refuted and huge is not None and huge.is_longer(long, UNCLIPPED):
+        return "updates are not clipped: a longer update counts for more, however long it is. Clip every update"
+    if refuted and exact is not None and long.is_longer(exact, 1.1):
+        return (
+            f"the clip does not bound each client's update: one that is {mechanism.scale:g} times too long counts "
+            f"{long.length / exact.length:.3g} times as much as one of the clip norm. The sum or the mean may be clipped "
+            "instead, or each layer or coordinate by itself. Scale each whole update to at most the clip norm"
+        )
+    if refuted and pattern in ("uneven", "outliers"):
+        if readings[pattern].noise < 0.9 * long.noise:
+            return (
+                "the noise depends on the updates: there is less of it beside shorter ones. Size the noise by the clip norm "
+                "alone"
+            )
+        return (
+            "a long update counts for more beside shorter ones, as where the sum or the mean is clipped. Clip each client's "
+            "update by itself"
+        )
+    if verdict.code == "short":
+        return (
+            "the sum or the mean may be clipped, so that each client counts for less the more there are, or updates get "
+            "lost. Clip each client's update by itself"
+        )
+    if mechanism.noise is None and not _is_bare(long):
+        seen = evidence_of(result)
+        if verdict.code == "gauge" and verdict.gauge in ("repeat", "repeat of any"):
+            return REPEAT
+        for words, fault in LAW_FAULTS:
+            if seen & words:
+                return fault
+    return _too_little_noise(mechanism, readings[pattern]) if refuted else None
+
+
+def _is_bare(reading: Reading) -> bool:
+    """Whether there is next to no noise at all."""
+    return reading.noise < 1e-6 * abs(reading.length)
+
+
+def _too_little_noise(mechanism: Mechanism, reading: Reading) -> str:
+    """The noise over what the claim needs, and the usual reasons for such a factor."""
+    if _is_bare(reading):
+        return "there is no noise. Add Gaussian noise to the sum"
+    if mechanism.noise is not None or reading.length <= 0:
+        return "there is less noise than the claim needs. Compare its std with what the accounting takes"
+    share = reading.noise / (mechanism.needed_noise * reading.length)
+    error = reading.error / reading.length
+    text = f"the noise is {share:.2g} of what the claim needs"
+    factor, meaning = min(_usual(mechanism), key=lambda pair: abs(math.log(share * pair[0])))
+    if abs(math.log(share * factor)) < max(3 * error, 0.02):
+        return f"{text}: {meaning}"
+    return f"{text}. Compare the std of the noise that is drawn with the noise multiplier times the clip norm"
+
+
+def _usual(mechanism: Mechanism) -> list[tuple[float, str]]:
+    found = [
+        (math.sqrt(2), "a variance may have been taken for a standard deviation"),
+        (
+            2.0,
+            "it may be sized for zero-out adjacency; under replace-one a client moves the sum by two clip norms"
+            if mechanism.moves == 2
+            else "half of it is missing, or every update counts twice",
+        ),
+    ]
+    if mechanism.clients > 4:
+        found.append((float(mechanism.clients), "it may be divided by the number of clients twice"))
+        found.append((math.sqrt(mechanism.clients), "it may be divided by the square root of the number of clients"))
+    return found

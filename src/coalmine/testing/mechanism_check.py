@@ -1,0 +1,261 @@
+"""Whether a function that aggregates clients' updates gives the epsilon that it claims (Algorithm 1, many canaries a call).
+
+Every client of a call is a canary. The canaries are orthogonal, so one release gives one score for each of them, as an
+attacker who knows everybody else's update sees it. Scores need no unit: sum and mean are told apart by the canaries' length.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from coalmine.audit.audit import Seed
+from coalmine.audit.coverage import AuditedItem, Status
+from coalmine.audit.result import AuditResult
+from coalmine.audit.verdict import Outcome, Verdict
+from coalmine.canaries.secret import secret_seed
+from coalmine.estimators.correlated import CorrelatedNoise
+from coalmine.storage.record import seed_bytes
+from coalmine.testing.call_plan import (
+    HUGE,
+    CallPlan,
+    Pattern,
+    all_alike,
+    heaviest,
+    other_calls,
+    outliers,
+    plan_calls,
+    uneven,
+)
+from coalmine.testing.likely_fault import likely_fault
+from coalmine.testing.release_calls import ROUNDED_NOISE, Calls, Progress
+from coalmine.testing.tested_mechanism import Adjacency, Aggregate, Mechanism, checked_mechanism
+from coalmine.testing.update_arrays import Form
+
+MORE_CALLS = 4  # times the planned number, at most, to detect canaries
+CERTAIN = 1e-6  # p-value below which a failure is not repeated
+MARGIN = 1.2  # times its limit that a gauge may read by chance
+
+
+def check_private(
+    release: Callable[..., Any],
+    *,
+    epsilon: float,
+    delta: float,
+    dim: int | None = None,
+    clip_norm: float = 1.0,
+    clients: int | None = None,
+    adjacency: Adjacency = "zero-out",
+    aggregate: Aggregate | None = None,
+    weights: Sequence[float] | None = None,
+    updates: Form = "matrix",
+    like: Any = "numpy",
+    shapes: Sequence[Sequence[int]] | None = None,
+    noise: CorrelatedNoise | None = None,
+    scale: float = 10.0,
+    most_calls: int = 1_000,
+    seed: Seed = 0,
+    progress: Progress | None = None,
+) -> AuditResult:
+    """What an audit says of one aggregation function: verdict, measured epsilon, gauges of the noise.
+
+    `release` takes the updates of exactly `clients` clients (default: 100, or dim / 2 if that is less) and returns their
+    noised sum or mean. The claim is that one
+    call is (epsilon, delta)-private if each client's update is clipped to `clip_norm`. `adjacency` says what one client may
+    change: under "zero-out" and "add-remove" they are there or not, under "replace-one" they send another update, which
+    moves the sum twice as far.
+
+    Without `aggregate` the check compares the noise with what a canary is measured to add, whatever the release is divided
+    by. "sum" or "mean" says what it must add, so that a few percent of missing noise are seen too.
+
+    The function is called until twice the claimed epsilon would be caught with probability 90 %, at least three times and
+    at most `most_calls` times. Most updates are `scale` times the clip norm long; others have the clip norm itself, are
+    1,000 times as long, or are short beside long ones.
+
+    `updates` is "matrix" for one array of shape (clients, dim), or "list" for a list of vectors. `like` is "numpy", "torch",
+    "jax", or an array whose dtype and device the updates take. With `shapes` each update is a list of layers, and `dim` is
+    their total size. With `weights`, one for each client, `release` is called as release(updates, weights), and the clients
+    with the largest weight are tested. `noise` declares noise that is correlated between calls: a TreeNoise or a
+    BandedNoise, for which the function is called once for each of its rounds.
+
+    A failure that chance could explain is repeated once with other canaries. `progress` is called with the number of calls
+    made and the number planned.
+
+    >>> rng = np.random.default_rng(1)
+    >>> def noised_sum(updates):
+    ...     norms = np.linalg.norm(updates, axis=1, keepdims=True)
+    ...     return (updates / np.maximum(norms, 1.0)).sum(axis=0) + rng.normal(scale=0.7, size=updates.shape[1])
+    >>> check_private(noised_sum, epsilon=10.0, delta=1e-5, dim=1_000).verdict.outcome
+    <Outcome.PASS: 'PASS'>
+    """
+    mechanism = checked_mechanism(
+        release,
+        (epsilon, delta, clip_norm, adjacency, aggregate),
+        (dim, clients, weights),
+        (updates, like, shapes),
+        noise,
+        scale,
+        most_calls,
+    )
+    secret = seed_bytes(secret_seed(seed))
+    result = _check(mechanism, secret, progress)
+    if mechanism.noise is None and _may_be_chance(result):
+        again = _check(mechanism, secret + b"again", progress)
+        first = f"a first check was {_outcome(result)} by a margin that chance can explain ({_reason(result)})"
+        ended = "a second one with other canaries passed" if _passed(again) else "a second one did not pass either"
+        result = replace(again, notes=(*again.notes, f"{first}; {ended}"))
+    return result
+
+
+def _check(mechanism: Mechanism, seed: bytes, progress: Progress | None) -> AuditResult:
+    """One whole check: the main pattern decides, unless another one refutes the claim."""
+    plan, patterns = _plan(mechanism)
+    calls = Calls(mechanism, plan, seed, progress, total=sum(count for _, count in patterns))
+    order = np.random.default_rng(list(seed[:64]) or [0])
+    for number in range(max(count for _, count in patterns)):
+        due = [pattern for pattern, count in patterns if number < count]
+        for place in order.permutation(len(due)):  # so that no period in the calls hides from every pattern
+            calls.make(due[place], number)
+    main, planned = patterns[0]
+    if calls.all_zero(main):
+        raise ValueError("release must return the noised aggregate, got zeros in every call")
+    while (
+        mechanism.noise is None
+        and not calls.detected(main)
+        and calls.count(main) < min(MORE_CALLS * planned, mechanism.most_calls)
+    ):
+        for _ in range(plan.groups):
+            calls.make(main, calls.count(main))
+    return _combined(mechanism, [pattern for pattern, _ in patterns], calls)
+
+
+def _plan(mechanism: Mechanism) -> tuple[CallPlan, list[tuple[Pattern, int]]]:
+    """Groups of canaries, and each pattern with its number of calls; the first pattern decides."""
+    count, scale = mechanism.clients, mechanism.scale
+    main = all_alike("long", count, scale)
+    if mechanism.noise is not None:
+        rounds = mechanism.noise.rounds
+        if rounds * count > mechanism.dim // 2:
+            raise ValueError(
+                f"rounds · clients must be at most dim / 2 under correlated noise, got {rounds} · {count} in "
+                f"{mechanism.dim:,} dimensions: every call has canaries of its own"
+            )
+        return CallPlan(rounds, rounds, math.nan), [(main, rounds)]
+    settings: dict[str, Any] = {
+        "noise": mechanism.needed_noise,
+        "delta": mechanism.delta,
+        "most_calls": mechanism.most_calls,
+    }
+    plan = plan_calls(count, mechanism.dim, **settings)
+    patterns = [(main, plan.calls)]
+    others = []
+    if scale > 1:
+        others.append(all_alike("exact", count, 1.0))
+        others += [] if mechanism.form.is_half else [all_alike("huge", count, max(HUGE, scale))]
+    if count >= 3:
+        others.append(uneven(count, scale))
+    if scale > 1 and count >= 2:
+        others.append(outliers(count, scale if mechanism.form.is_half else max(HUGE, scale)))
+    patterns += [(pattern, other_calls(plan)) for pattern in others]
+    if mechanism.weights is not None and np.ptp(mechanism.weights) > 0:
+        heavy = heaviest(mechanism.weights, scale)
+        needed = plan_calls(count, mechanism.dim, tested=float(heavy.tested(0).size), **settings)
+        patterns.append((heavy, needed.calls))
+    return plan, patterns
+
+
+def _combined(mechanism: Mechanism, patterns: list[Pattern], calls: Calls) -> AuditResult:
+    """The result of the first pattern, or of another one that refutes the claim, with what the check knows beside.
+
+    Different weights must pass too: a claim is about the client with the largest one.
+    """
+    main, *others = patterns
+    result, decided = calls.result(main), main
+    verdicts = {pattern.name: calls.verdict(pattern) for pattern in others}
+    if _outcome(result) != Outcome.VIOLATION:
+        failed = [pattern for pattern in others if verdicts[pattern.name].outcome == Outcome.VIOLATION]
+        if not failed and _passed(result):
+            failed = [each for each in others if each.weighted and verdicts[each.name].outcome != Outcome.PASS]
+        if failed:
+            result, decided = calls.result(failed[0]), failed[0]
+    readings = {pattern.name: calls.reading(pattern) for pattern in patterns}
+    fault = None if _passed(result) else likely_fault(mechanism, decided.name, result, readings)
+    notes = [*result.notes]
+    rounded = calls.rounding(main) if mechanism.noise is None and _passed(result) else None
+    notes += [] if rounded is None else [rounded]
+    if mechanism.adjacency == "add-remove":
+        notes.append(
+            "every call had the same number of clients: whether the number itself stays private is not checked"
+        )
+    check = {
+        "adjacency": mechanism.adjacency,
+        "clients": mechanism.clients,
+        "clip_norm": mechanism.clip_norm,
+        "calls": calls.total,
+        "decided_by": decided.name,
+        "likely_fault": fault,
+        "warning": rounded if rounded == ROUNDED_NOISE else None,
+    }
+    return replace(
+        result,
+        clients=mechanism.clients,
+        audited=tuple(_checked_item(item, mechanism, verdicts) for item in result.audited),
+        notes=tuple(notes),
+        extra={"check": check},
+    )
+
+
+def _checked_item(item: AuditedItem, mechanism: Mechanism, verdicts: dict[str, Verdict]) -> AuditedItem:
+    """What was checked of one function, in the place of what an audit of training says."""
+    scale = mechanism.scale
+    said: dict[str, tuple[Status, str]] = {
+        "noise level": ("checked", "the canaries' scores compare the noise with what one client adds"),
+        "clipping": ("checked", f"updates came {scale:g} times too long, and at other lengths")
+        if scale > 1
+        else ("not checked", "no update was longer than the clip norm: give scale=10"),
+        "weights": ("checked", "the clients with the largest weight were tested")
+        if "weights" in verdicts
+        else ("not checked", "all clients weighed the same: give weights=… if the function takes any"),
+        "sampler": ("not checked", "one call has no sampling: the claim is that of a call"),
+        "participations": ("not checked", "the claim is that of one call; how often it is called is not seen"),
+        "others": ("checked", "every client was a canary, so there is nobody else"),
+    }
+    if item.name not in said:
+        return item
+    status, detail = said[item.name]
+    return replace(item, status=status, detail=detail)
+
+
+def _outcome(result: AuditResult) -> str:
+    return str(_verdict(result).outcome)
+
+
+def _passed(result: AuditResult) -> bool:
+    return _outcome(result) == Outcome.PASS
+
+
+def _reason(result: AuditResult) -> str:
+    return _verdict(result).reason
+
+
+def _verdict(result: AuditResult) -> Verdict:
+    assert result.verdict is not None
+    return result.verdict
+
+
+def _may_be_chance(result: AuditResult) -> bool:
+    """Whether a failure is so narrow that a correct function has it now and then."""
+    verdict = _verdict(result)
+    if verdict.outcome == Outcome.PASS:
+        return False
+    if verdict.code in ("mean", "round"):
+        return (verdict.p_value or 0.0) > CERTAIN
+    if verdict.code == "uneven":
+        return (verdict.spread or 0.0) < MARGIN * (verdict.most_spread or 0.0)
+    if verdict.code == "gauge" and verdict.reading is not None and verdict.limits is not None:
+        smallest, largest = verdict.reading
+        low, high = verdict.limits
+        return smallest >= low - (MARGIN - 1) * abs(low) and largest <= high + (MARGIN - 1) * abs(high)
+    return False

@@ -1,0 +1,233 @@
+"""Every call of a check: what the function is given, what it released, and what an audit says of it."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from coalmine.argument_checks import Floats
+from coalmine.audit.audit import Audit
+from coalmine.audit.derivation import derive_result, derive_scores
+from coalmine.audit.gauge_reader import GaugeReader
+from coalmine.audit.ladder import LadderReader
+from coalmine.audit.noise_law import resolution_of
+from coalmine.audit.noise_signal import NoiseSignal
+from coalmine.audit.result import AuditResult, Headline
+from coalmine.audit.stated_noise import StatedReader
+from coalmine.audit.verdict import Evidence, Verdict, judge
+from coalmine.audit.views import read_log
+from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.testing.call_plan import CallPlan, Indices, Pattern
+from coalmine.testing.likely_fault import Reading
+from coalmine.testing.tested_mechanism import Mechanism
+from coalmine.testing.update_arrays import Shapes, released_vector
+
+Progress = Callable[[int, int], None]
+CREDIBLE_STDS = 3.0  # by which canaries' measured length may differ from that of a sum or a mean
+DETECTED_STDS = 5.0  # below this the canaries get more calls
+CONFIDENCE = 0.95
+RUNG = "known-others"
+ROUNDED_RELEASE = "the release is rounded: it has half precision or fewer bits, or lies on a grid"
+ROUNDED_NOISE = (
+    "the noise was drawn in half precision, or has no more bits: its scale is right, but its values lie on a grid, and a "
+    "release in higher precision shows what is left beside the grid. Draw the noise in single precision"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call: what was released, and how much of each canary of its group is in that."""
+
+    vector: Floats
+    group: int
+    tested: Indices
+    along: Floats
+
+    @property
+    def variance(self) -> float:
+        """Variance of the noise in one coordinate, from the directions that hold no canary."""
+        free = self.vector.size - self.along.size
+        return max(float(self.vector @ self.vector) - float(self.along @ self.along), 0.0) / free
+
+
+class Calls:
+    """Every call of one check, by its pattern."""
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        plan: CallPlan,
+        seed: bytes,
+        progress: Progress | None,
+        *,
+        total: int,
+    ) -> None:
+        self._mechanism, self._plan, self._seed = mechanism, plan, seed
+        self._canaries = self._audit()
+        self._groups: dict[int, Floats] = {}
+        self._made: dict[str, list[Call]] = {}
+        self._progress, self._total = progress, total
+
+    @property
+    def total(self) -> int:
+        """Calls made so far."""
+        return sum(map(len, self._made.values()))
+
+    def count(self, pattern: Pattern) -> int:
+        """Calls made so far with this pattern."""
+        return len(self._made.get(pattern.name, ()))
+
+    def make(self, pattern: Pattern, number: int) -> None:
+        """Call the function once."""
+        mechanism = self._mechanism
+        group = number % self._plan.groups
+        units = self._units(group)
+        rows = units * (pattern.lengths(number) * mechanism.clip_norm)[:, None]
+        arguments = [mechanism.form.present(rows)]
+        if mechanism.weights is not None:
+            alike = np.full(mechanism.clients, mechanism.weights.max())
+            arguments.append(mechanism.form.vector(np.roll(mechanism.weights, number) if pattern.weighted else alike))
+        vector = released_vector(mechanism.release(*arguments), mechanism.dim)
+        call = Call(vector=vector, group=group, tested=pattern.tested(number), along=units @ vector)
+        self._made.setdefault(pattern.name, []).append(call)
+        if self._progress is not None:
+            self._progress(self.total, max(self._total, self.total))
+
+    def all_zero(self, pattern: Pattern) -> bool:
+        """Whether nothing but zeros was released."""
+        return not any(call.vector.any() for call in self._made[pattern.name])
+
+    def reading(self, pattern: Pattern) -> Reading:
+        """What a tested canary adds to a release, and the release's noise."""
+        made = self._made[pattern.name]
+        along = np.concatenate([call.along[call.tested] for call in made])
+        noise = math.sqrt(float(np.mean([call.variance for call in made])))
+        return Reading(length=float(along.mean()), noise=noise, canaries=along.size)
+
+    def detected(self, pattern: Pattern) -> bool:
+        """Whether the canaries can be seen in the releases."""
+        reading = self.reading(pattern)
+        return reading.length > DETECTED_STDS * reading.error
+
+    def verdict(self, pattern: Pattern) -> Verdict:
+        """The verdict of an audit of these calls alone."""
+        audit = self._audited(pattern)
+        rungs, gauges = LadderReader(audit.log, audit.settings), GaugeReader(audit.settings, len(audit.log.numbers))
+        told = StatedReader(audit.settings)
+        with np.errstate(divide="ignore", invalid="ignore"):  # without any noise
+            read_log(audit.log, audit.settings, rungs, gauges, told)
+            scores = [group for group in rungs.scores() if group.rung == RUNG]
+            evidence = Evidence(
+                delta=self._mechanism.delta,
+                planned=None,
+                shown=max((group.presentations or 1 for group in scores), default=0),
+                rounds=told.round_scores(),
+                stated=told.stated_noise(),
+                vouched=True,
+            )
+            found, _, _ = judge(self._mechanism.claim, scores, gauges.gauges(), evidence)
+        return found
+
+    def result(self, pattern: Pattern) -> AuditResult:
+        """The result of an audit of these calls alone."""
+        audit = self._audited(pattern)
+        with np.errstate(divide="ignore", invalid="ignore"):  # without any noise
+            result = derive_result(audit.log, audit.settings, claim=self._mechanism.claim, others_complete=True)
+            groups = [scores for scores in derive_scores(audit.log, audit.settings) if scores.rung == RUNG]
+        return replace(result, headline=self._headline(NoiseSignal.of(groups)) if groups else None)
+
+    def _audited(self, pattern: Pattern) -> Audit:
+        """An audit that has observed these calls."""
+        mechanism, reading = self._mechanism, self.reading(pattern)
+        unit = None if mechanism.noise is not None else self._unit(reading)
+        stated: dict[str, Any] = {}
+        if unit is not None and reading.noise > 0:
+            stated = {"clip_norm": unit, "noise_std": self._stated_noise(reading, unit)}
+        audit = self._audit()
+        zeros = np.zeros(mechanism.dim)
+        for number, call in enumerate(self._made[pattern.name], start=1):
+            rest = np.setdiff1d(np.arange(mechanism.clients), call.tested)
+            vector = call.vector
+            if rest.size:  # what is left without the clients that are not tested
+                vector = vector - call.along[rest] @ self._units(call.group)[rest]
+            present = call.group * mechanism.clients + call.tested
+            length = float(pattern.lengths(number - 1)[call.tested].min())
+            audit.observe_round(number, vector, present=present, others=zeros, scale=length, **stated)
+        return audit
+
+    def rounding(self, pattern: Pattern) -> str | None:
+        """A note where the release, or its noise alone, has few bits."""
+        made, unit = self._made[pattern.name][0], self._unit(self.reading(pattern))
+        if resolution_of(made.vector):
+            return ROUNDED_RELEASE
+        if unit is None:
+            return None
+        noise = (made.vector - unit * self._units(made.group).sum(axis=0)).astype(np.float32)
+        return ROUNDED_NOISE if resolution_of(noise.astype(np.float64)) else None
+
+    def _headline(self, signal: NoiseSignal) -> Headline:
+        """mechanism_epsilon(1/(aβ)): what one call costs, with its interval."""
+        delta, exposure = self._mechanism.delta, self._mechanism.claim.sensitivity or 1.0
+
+        def epsilon(beta: float) -> float:
+            return float(mechanism_epsilon(1 / (exposure * beta), delta=delta)) if beta > 0 else 0.0
+
+        try:
+            low, high = signal.interval(CONFIDENCE)
+            interval = (epsilon(low), epsilon(high))
+        except (ValueError, RuntimeError):  # next to no noise: nothing brackets the ends
+            interval = None
+        return Headline(rung=RUNG, participations=1, epsilon=epsilon(signal.beta), interval=interval, pooled=True)
+
+    def _unit(self, reading: Reading) -> float | None:
+        """What a canary of the clip norm adds to a sum or to a mean, if it adds that; else None.
+
+        Where the aggregate is declared, canaries that arrive shorter are judged against it too.
+        """
+        mechanism = self._mechanism
+        sizes = {"sum": mechanism.clip_norm, "mean": mechanism.clip_norm / mechanism.clients}
+        if mechanism.aggregate is not None:
+            size = sizes[mechanism.aggregate]
+            return size if reading.length < size or self._fits(reading, size) else None
+        fitting = {size for size in sizes.values() if self._fits(reading, size)}
+        return fitting.pop() if len(fitting) == 1 else None
+
+    def _fits(self, reading: Reading, size: float) -> bool:
+        return abs(reading.length - size) <= CREDIBLE_STDS * reading.error + 1e-5 * size
+
+    def _stated_noise(self, reading: Reading, unit: float) -> float:
+        """The noise that is there; where the aggregate is declared and the claim needs more noise, what it needs.
+
+        A length that merely fits a sum or a mean is not known well enough: a mean over 110 looks like one over 100.
+        """
+        mechanism = self._mechanism
+        known = mechanism.aggregate is not None and self._fits(reading, unit)
+        lacking = known and reading.noise < mechanism.allowed_noise * unit
+        return mechanism.needed_noise * unit if lacking else reading.noise
+
+    def _units(self, group: int) -> Floats:
+        if group not in self._groups:
+            if self._mechanism.noise is not None:
+                self._groups.clear()  # every call has canaries of its own
+            first = group * self._mechanism.clients
+            indices = range(first, first + self._mechanism.clients)
+            self._groups[group] = np.stack([self._canaries.update(index, 1.0) for index in indices])
+        return self._groups[group]
+
+    def _audit(self) -> Audit:
+        mechanism, shapes = self._mechanism, self._mechanism.form.shapes
+        return Audit(
+            mechanism.dim,
+            canaries=self._plan.groups * mechanism.clients,
+            seed=self._seed,
+            delta=mechanism.delta,
+            noise=mechanism.noise,
+            layers=None if shapes is None else _named(shapes),
+        )
+
+
+def _named(shapes: Shapes) -> list[tuple[str, int]]:
+    sizes = [(f"{number} ({'×'.join(map(str, shape))})", math.prod(shape)) for number, shape in enumerate(shapes, 1)]
+    return [(name, size) for name, size in sizes if size]

@@ -1,0 +1,142 @@
+"""What is tested: a function that aggregates clients' updates, and what is claimed of it."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+from coalmine.argument_checks import (
+    Floats,
+    WrongTypeError,
+    one_number,
+    positive_array,
+    shown,
+    unit_interval,
+    whole_number,
+)
+from coalmine.audit.claim import Claim
+from coalmine.audit.verdict import ROUNDED
+from coalmine.estimators.correlated import CorrelatedNoise
+from coalmine.estimators.mechanism import mechanism_noise
+from coalmine.testing.update_arrays import Shapes, UpdateForm, checked_shapes
+
+Adjacency = Literal["zero-out", "add-remove", "replace-one"]
+Aggregate = Literal["sum", "mean"]
+MOVES = {"zero-out": 1, "add-remove": 1, "replace-one": 2}  # clip norms by which one client moves the sum
+SMALLEST_DIM = 20
+LARGEST_EPSILON = 1e9  # with less noise than that needs, rounding stands in for noise
+SIZES = (1e-30, 1e30)  # of a clip norm, so that single precision holds updates
+LARGEST_SCALE = 1e6
+CLIENTS = 100  # where nobody says for how many the function is configured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism:
+    """What is tested: the function, and what is claimed of it."""
+
+    release: Callable[..., Any]
+    epsilon: float
+    delta: float
+    dim: int
+    clients: int
+    clip_norm: float
+    adjacency: Adjacency
+    aggregate: Aggregate | None
+    weights: Floats | None
+    form: UpdateForm
+    noise: CorrelatedNoise | None
+    scale: float
+    most_calls: int
+
+    @property
+    def moves(self) -> int:
+        """The clip norms by which one client moves the sum."""
+        return MOVES[self.adjacency]
+
+    @cached_property
+    def needed_noise(self) -> float:
+        """The noise std in clip norms that the claim needs, for noise that is fresh in every call."""
+        return self.moves * float(mechanism_noise(self.epsilon, delta=self.delta))
+
+    @cached_property
+    def allowed_noise(self) -> float:
+        """The same for an epsilon that is printed as the claimed one."""
+        return self.moves * float(mechanism_noise(ROUNDED * self.epsilon, delta=self.delta))
+
+    @cached_property
+    def claim(self) -> Claim:
+        """The claim of one call; under correlated noise that of the most exposed client who takes part in one call."""
+        exposed = 1.0
+        if self.noise is not None:
+            exposed = math.sqrt(max(self.noise.strength([t]) for t in range(1, self.noise.rounds + 1)))
+        return Claim(epsilon=self.epsilon, sensitivity=self.moves * exposed)
+
+
+def checked_mechanism(
+    release: Any,
+    claim: tuple[float, float, float, Any, Any],
+    size: tuple[int | None, int | None, Sequence[float] | None],
+    form: tuple[Any, Any, Any],
+    noise: CorrelatedNoise | None,
+    scale: float,
+    most_calls: int,
+) -> Mechanism:
+    """The arguments, checked."""
+    (epsilon, delta, clip_norm, adjacency, aggregate), (dim, clients, weights) = claim, size
+    updates, like, shapes = form
+    if not callable(release):
+        raise WrongTypeError(f"release must be a function of the clients' updates, got {shown(release)}")
+    if adjacency not in get_args(Adjacency):
+        raise ValueError(f"adjacency must be 'zero-out', 'add-remove' or 'replace-one', got {shown(adjacency)}")
+    if aggregate not in (None, *get_args(Aggregate)):
+        raise ValueError(f"aggregate must be 'sum', 'mean' or None, got {shown(aggregate)}")
+    if noise is not None and not isinstance(noise, get_args(CorrelatedNoise)):
+        raise WrongTypeError(f"noise must be a TreeNoise or a BandedNoise, got {shown(noise)}")
+    layers = checked_shapes(shapes)
+    coordinates = _checked_dim(dim, layers)
+    count = min(CLIENTS, coordinates // 2) if clients is None else whole_number("clients", clients, minimum=1)
+    found = Mechanism(
+        release=release,
+        epsilon=Claim(epsilon).epsilon,
+        delta=unit_interval("delta", delta),
+        dim=coordinates,
+        clients=count,
+        clip_norm=float(positive_array("clip_norm", one_number("clip_norm", clip_norm))),
+        adjacency=adjacency,
+        aggregate=aggregate,
+        weights=_checked_weights(weights, count),
+        form=UpdateForm.of(updates, like, layers),
+        noise=noise,
+        scale=float(positive_array("scale", one_number("scale", scale))),
+        most_calls=whole_number("most_calls", most_calls, minimum=3),
+    )
+    if found.epsilon > LARGEST_EPSILON:
+        raise ValueError(f"epsilon must be at most {LARGEST_EPSILON:g}, got {found.epsilon:g}")
+    if not SIZES[0] <= found.clip_norm <= SIZES[1]:
+        raise ValueError(f"clip_norm must lie between {SIZES[0]:g} and {SIZES[1]:g}, got {found.clip_norm:g}")
+    if not 1 <= found.scale <= LARGEST_SCALE:
+        raise ValueError(f"scale must lie between 1 and {LARGEST_SCALE:g}, got {found.scale:g}")
+    return found
+
+
+def _checked_dim(dim: int | None, shapes: Shapes | None) -> int:
+    if shapes is None:
+        if dim is None:
+            raise ValueError("dim must be given: the number of coordinates of an update")
+        return whole_number("dim", dim, minimum=SMALLEST_DIM)
+    size = sum(map(math.prod, shapes))
+    if dim is not None and whole_number("dim", dim, minimum=1) != size:
+        raise ValueError(f"dim must be the total size of shapes, {size:,}, got {dim:,}")
+    if size < SMALLEST_DIM:
+        raise ValueError(f"shapes must hold at least {SMALLEST_DIM} numbers, got {size}")
+    return size
+
+
+def _checked_weights(weights: Sequence[float] | None, clients: int) -> Floats | None:
+    if weights is None:
+        return None
+    found = positive_array("weights", weights)
+    if found.shape != (clients,):
+        raise ValueError(f"weights must be one for each of {clients} clients, got shape {found.shape}")
+    return found

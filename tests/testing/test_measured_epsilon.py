@@ -1,0 +1,31 @@
+"""The epsilon that a check measures is that of the mechanism, for the adjacency that is claimed."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from coalmine import mechanism_epsilon
+from coalmine.testing import check_private
+
+sys.path.insert(0, str(Path(__file__).parent))
+from aggregators import DELTA, multiplier, noised_sum
+
+
+@pytest.mark.parametrize(("adjacency", "moves"), [("zero-out", 1), ("replace-one", 2)])
+def test_the_measured_epsilon_is_that_of_the_adjacency(adjacency, moves):
+    """Against the Gaussian mechanism of noise z and sensitivity a, over 30 seeds: unbiased, and the interval covers it."""
+    runs, std = 30, moves * multiplier()
+    truth = float(mechanism_epsilon(std / moves, delta=DELTA))
+    releases = [noised_sum(seed, factor=moves) for seed in range(runs)]
+    found = [
+        check_private(release, epsilon=3.0, delta=DELTA, dim=400, clients=40, adjacency=adjacency, scale=1.0, seed=seed)
+        for seed, release in enumerate(releases)
+    ]
+    errors = np.array([result.epsilon - truth for result in found])
+    assert abs(errors.mean()) < 4 * errors.std() / np.sqrt(runs)
+    covered = sum(result.interval[0] <= truth <= result.interval[1] for result in found)
+    assert covered >= binom.ppf(1e-4, runs, 0.95)
+    assert sum(result.verdict.outcome == "PASS" for result in found) >= runs - 1
