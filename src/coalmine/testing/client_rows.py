@@ -1,0 +1,79 @@
+"""The clients' updates as rows of one matrix, checked before they enter a framework, and the arrays of a model in a row."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from coalmine.argument_checks import Floats, finite_array, shown
+
+Release: TypeAlias = Callable[..., Floats]  # release(updates); a strategy's takes weights too
+ROUNDING = 1e-4  # how much shorter than the clip norm single precision may make an update of exactly that length
+
+
+class ClientRows:
+    """Reads the updates of each call as a matrix with one row for each client.
+
+    The first call must hold an update at least as long as the framework's clip norm. Otherwise canaries contribute less
+    than a client may, and the test reads less than leaks. Later calls may be shorter.
+    """
+
+    def __init__(self) -> None:
+        self._checked = False
+
+    def read(self, updates: Any, *, dim: int | None = None, clip_norm: float | None = None) -> Floats:
+        """The matrix, of `dim` numbers for each client if that is known."""
+        rows = finite_array("updates", updates)
+        if rows.ndim != 2 or not rows.size:
+            raise ValueError(f"updates must be a matrix with one row for each client, got shape {rows.shape}")
+        if dim is not None and rows.shape[1] != dim:
+            raise ValueError(f"updates must have {dim} numbers for each client, got {rows.shape[1]}; pass dim={dim}")
+        if clip_norm is not None and not self._checked:
+            longest = float(np.linalg.norm(rows, axis=1).max())
+            if longest < clip_norm * (1 - ROUNDING):
+                raise ValueError(
+                    f"updates must be at least as long as the clip norm, {clip_norm:g}, or they contribute less than a "
+                    f"client may; the longest has length {longest:g}: pass clip_norm={clip_norm:g}"
+                )
+        self._checked = True
+        return rows
+
+
+class ModelArrays:
+    """A model's arrays by name, and how they stand in a row. Without a model there is one array, "weights"."""
+
+    def __init__(self, model: Mapping[str, npt.NDArray[Any]] | None) -> None:
+        if model is not None and (not isinstance(model, Mapping) or not model):
+            raise TypeError(f"model must map names to arrays, got {shown(model)}")
+        self._model = None if model is None else {str(name): np.asarray(values) for name, values in model.items()}
+        for name, values in (self._model or {}).items():
+            if values.dtype.kind != "f":
+                raise ValueError(
+                    f"model must hold floating-point arrays, got {values.dtype} in {name!r}; leave it out of the test"
+                )
+
+    @property
+    def dim(self) -> int | None:
+        """How many numbers the model has; None if it has as many as the first update."""
+        return None if self._model is None else sum(values.size for values in self._model.values())
+
+    def initial(self, dim: int) -> dict[str, npt.NDArray[Any]]:
+        """The model that training starts from: zeros in single precision if none was given."""
+        if self._model is None:
+            return {"weights": np.zeros(dim, dtype=np.float32)}
+        return {name: values.copy() for name, values in self._model.items()}
+
+    def split(self, row: Floats) -> dict[str, npt.NDArray[Any]]:
+        """A row as arrays of the model's shapes and types."""
+        parts, place = {}, 0
+        for name, values in self.initial(row.size).items():
+            part = row[place : place + values.size].reshape(values.shape)
+            parts[name] = np.asarray(part, dtype=values.dtype)
+            place += values.size
+        return parts
+
+
+def joined(arrays: Mapping[str, Any]) -> Floats:
+    """Arrays by name as one row."""
+    return np.concatenate([np.asarray(values, dtype=np.float64).reshape(-1) for values in arrays.values()])
