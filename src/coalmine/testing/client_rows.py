@@ -12,32 +12,25 @@ Release: TypeAlias = Callable[..., Floats]  # release(updates); a strategy's tak
 ROUNDING = 1e-4  # how much shorter than the clip norm single precision may make an update of exactly that length
 
 
-class ClientRows:
-    """Reads the updates of each call as a matrix with one row for each client.
+def client_rows(updates: Any, *, dim: int | None = None, clip_norm: float | None = None) -> Floats:
+    """`updates` as a matrix with one row for each client, of `dim` numbers if that is known.
 
-    The first call must hold an update at least as long as the framework's clip norm. Otherwise canaries contribute less
-    than a client may, and the test reads less than leaks. Later calls may be shorter.
+    One row at least must be as long as the framework's clip norm. Otherwise canaries contribute less than a client may, and
+    the test reads less than leaks.
     """
-
-    def __init__(self) -> None:
-        self._checked = False
-
-    def read(self, updates: Any, *, dim: int | None = None, clip_norm: float | None = None) -> Floats:
-        """The matrix, of `dim` numbers for each client if that is known."""
-        rows = finite_array("updates", updates)
-        if rows.ndim != 2 or not rows.size:
-            raise ValueError(f"updates must be a matrix with one row for each client, got shape {rows.shape}")
-        if dim is not None and rows.shape[1] != dim:
-            raise ValueError(f"updates must have {dim} numbers for each client, got {rows.shape[1]}; pass dim={dim}")
-        if clip_norm is not None and not self._checked:
-            longest = float(np.linalg.norm(rows, axis=1).max())
-            if longest < clip_norm * (1 - ROUNDING):
-                raise ValueError(
-                    f"updates must be at least as long as the clip norm, {clip_norm:g}, or they contribute less than a "
-                    f"client may; the longest has length {longest:g}: pass clip_norm={clip_norm:g}"
-                )
-        self._checked = True
-        return rows
+    rows = finite_array("updates", updates)
+    if rows.ndim != 2 or not rows.size:
+        raise ValueError(f"updates must be a matrix with one row for each client, got shape {rows.shape}")
+    if dim is not None and rows.shape[1] != dim:
+        raise ValueError(f"updates must have {dim} numbers for each client, got {rows.shape[1]}; pass dim={dim}")
+    if clip_norm is not None:
+        longest = float(np.linalg.norm(rows, axis=1).max())
+        if longest < clip_norm * (1 - ROUNDING):
+            raise ValueError(
+                f"updates must be at least as long as the clip norm, {clip_norm:g}, or they contribute less than a client "
+                f"may; the longest has length {longest:g}: pass clip_norm={clip_norm:g}"
+            )
+    return rows
 
 
 class ModelArrays:

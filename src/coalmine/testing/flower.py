@@ -25,7 +25,7 @@ except ImportError as error:
     raise ImportError("testing a Flower strategy needs: pip install 'coalmine[flower]'") from error
 
 from coalmine.argument_checks import Floats, positive_array, shown
-from coalmine.testing.client_rows import ClientRows, ModelArrays, Release, joined
+from coalmine.testing.client_rows import ModelArrays, Release, client_rows, joined
 
 __all__ = ["strategy_release"]
 
@@ -40,7 +40,8 @@ def strategy_release(
 
     Every call is the next round: `configure_train`, a ClientApp with these `mods` whose update is a row, and
     `aggregate_train`. So a clip on the server runs as it is, and one on clients if its mod is among `mods`, as it is in your
-    ClientApp: `[fixedclipping_mod]`. State is kept from round to round, as in training: moments, an adaptive clip norm.
+    ClientApp: `[fixedclipping_mod]`. The model and an optimizer's moments are kept from round to round, as in training. An
+    adaptive clip norm starts every round from the same value.
     `model` maps names to arrays (default: one array of zeros). The function's second argument, `weights`, are what clients
     report under the strategy's `weighted_by_key` (default: all 1).
 
@@ -56,7 +57,7 @@ class _Rounds:
     """The strategy's rounds so far."""
 
     def __init__(self, strategy: Strategy, app: ClientApp, arrays: ModelArrays) -> None:
-        self._strategy, self._app, self._arrays, self._rows = strategy, app, arrays, ClientRows()
+        self._strategy, self._app, self._arrays = strategy, app, arrays
         self._round, self._model = 0, ArrayRecord()
         self._updates: dict[int, Floats] = {}  # by node, in this round
         self._examples: dict[int, float] = {}
@@ -64,7 +65,7 @@ class _Rounds:
         app.train()(self._train)
 
     def __call__(self, updates: Any, weights: Any = None) -> Floats:
-        rows = self._rows.read(updates, dim=self._arrays.dim, clip_norm=_attribute(self._strategy, "clipping_norm"))
+        rows = client_rows(updates, dim=self._arrays.dim, clip_norm=_attribute(self._strategy, "clipping_norm"))
         self._check_count(len(rows))
         examples = np.ones(len(rows)) if weights is None else positive_array("weights", weights)
         if examples.shape != (len(rows),):
@@ -73,7 +74,7 @@ class _Rounds:
             first = self._arrays.initial(rows.shape[1])
             self._model = ArrayRecord({name: Array(values) for name, values in first.items()})
         self._round += 1
-        with _identity():
+        with _identity(), _same_clip_norm(self._strategy):
             arrays = self._train_round(rows, examples.tolist())
         if arrays is None:
             raise ValueError(
@@ -155,6 +156,19 @@ def _identity() -> Iterator[None]:
     finally:
         for name in names:
             setattr(TaskIdentity, name, old[name])
+
+
+@contextmanager
+def _same_clip_norm(strategy: Any) -> Iterator[None]:
+    """Undo what a round does to an adaptive clip norm: every update is longer, so it would drift away."""
+    while strategy is not None and not hasattr(strategy, "clipping_norm"):
+        strategy = getattr(strategy, "strategy", None)
+    norm = getattr(strategy, "clipping_norm", None)
+    try:
+        yield
+    finally:
+        if norm is not None:
+            strategy.clipping_norm = norm
 
 
 def _context(node: int) -> Context:

@@ -20,7 +20,7 @@ except ImportError as error:
     raise ImportError("testing an NVFlare filter needs: pip install 'coalmine[nvflare]'") from error
 
 from coalmine.argument_checks import Floats, shown, whole_number
-from coalmine.testing.client_rows import ClientRows, ModelArrays, Release, joined
+from coalmine.testing.client_rows import ModelArrays, Release, client_rows, joined
 
 __all__ = ["filter_release"]
 
@@ -39,10 +39,10 @@ def filter_release(
     if not filters or not all(isinstance(each, Filter) for each in filters):
         raise TypeError(f"filters must be filters of NVFlare, at least one, got {shown(filters)}")
     steps = whole_number("num_steps", num_steps, minimum=1)
-    arrays, reader = ModelArrays(model), ClientRows()
+    arrays = ModelArrays(model)
 
     def release(updates: Any) -> Floats:
-        rows = reader.read(updates, dim=arrays.dim)
+        rows = client_rows(updates, dim=arrays.dim)
         return np.sum([_filtered(filters, arrays.split(row), steps) for row in rows], axis=0)
 
     return release

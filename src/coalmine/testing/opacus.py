@@ -23,7 +23,7 @@ except ImportError as error:
     raise ImportError("testing an Opacus optimizer needs: pip install 'coalmine[opacus]'") from error
 
 from coalmine.argument_checks import Floats, shown
-from coalmine.testing.client_rows import ClientRows, Release
+from coalmine.testing.client_rows import Release, client_rows
 
 __all__ = ["optimizer_release"]
 LEAST_ALIGNED = 0.95  # share of a canary's length that a clip of each layer must leave
@@ -44,10 +44,10 @@ def optimizer_release(optimizer: DPOptimizer) -> Release:
     the sensitivity is left, a ValueError says so, as the test would read less than leaks.
     """
     _check(optimizer)
-    dim, reader = sum(p.numel() for p in optimizer.params), ClientRows()
+    dim = sum(p.numel() for p in optimizer.params)
 
     def release(updates: Any) -> Floats:
-        rows = reader.read(updates, dim=dim, clip_norm=float(optimizer.max_grad_norm))
+        rows = client_rows(updates, dim=dim, clip_norm=float(optimizer.max_grad_norm))
         state = {name: getattr(optimizer, name) for name in STATE if hasattr(optimizer, name)}
         gradients = [{name: getattr(p, name, None) for name in GRADIENTS} for p in optimizer.params]
         try:

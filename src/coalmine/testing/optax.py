@@ -18,7 +18,7 @@ except ImportError as error:
     raise ImportError("testing a transformation of Optax needs: pip install optax") from error
 
 from coalmine.argument_checks import Floats, shown
-from coalmine.testing.client_rows import ClientRows, Release
+from coalmine.testing.client_rows import Release, client_rows
 
 __all__ = ["transformation_release"]
 
@@ -49,10 +49,9 @@ class _Steps:
         self._transformation, self._aggregate, self._params = transformation, aggregate, params
         self._dim = None if params is None else ravel_pytree(params)[0].size
         self._state: Any = None
-        self._rows = ClientRows()
 
     def __call__(self, updates: Any) -> Floats:
-        rows = self._rows.read(updates, dim=self._dim)
+        rows = client_rows(updates, dim=self._dim)
         if self._params is None:
             self._params, self._dim = jax.numpy.zeros(rows.shape[1]), rows.shape[1]
         flat, to_tree = ravel_pytree(self._params)

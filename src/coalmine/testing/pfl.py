@@ -26,7 +26,7 @@ except ImportError as error:
     ) from error
 
 from coalmine.argument_checks import Floats, shown
-from coalmine.testing.client_rows import ClientRows, ModelArrays, Release
+from coalmine.testing.client_rows import ModelArrays, Release, client_rows
 
 __all__ = ["mechanism_release"]
 
@@ -49,11 +49,10 @@ class _Iterations:
     """The mechanism's central iterations so far."""
 
     def __init__(self, mechanism: Postprocessor, arrays: ModelArrays) -> None:
-        self._mechanism, self._arrays, self._rows = mechanism, arrays, ClientRows()
-        self._iteration = 0
+        self._mechanism, self._arrays, self._iteration = mechanism, arrays, 0
 
     def __call__(self, updates: Any) -> Floats:
-        rows = self._rows.read(updates, dim=self._arrays.dim, clip_norm=_clip_norm(self._mechanism))
+        rows = client_rows(updates, dim=self._arrays.dim, clip_norm=_clip_norm(self._mechanism))
         ops = get_default_framework_module()
         total = None
         for index, row in enumerate(rows):
