@@ -19,6 +19,7 @@ STUDIES = [
     ["-m", "studies.flower_coverage"],
     ["-m", "studies.opacus_faults"],
     ["-m", "studies.other_frameworks"],
+    ["-m", "studies.nvflare_svt"],
     ["-m", "studies.reproduction"],
     ["-m", "fuzz", "--cases", "100000", "--seed", "2"],
     [".ci/versions.py", "lowest"],

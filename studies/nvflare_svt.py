@@ -15,7 +15,8 @@ with Laplace noise. An attacker sees one filtered reply and decides which of two
 estimate and no bound. `bound` is the 95 % lower bound, valid whatever the law of the scores is, and `ceiling` is the most it
 could say with so many replies. `composed` is the ε of as many Laplace mechanisms as the filter releases coordinates, by
 dp-accounting: it shares no code with the attacks. The study makes an environment with NVFlare once, under studies/out, and
-fails if the first default reading does not refute the filter's `epsilon`, or if an estimate is far from `composed`.
+fails if the first default reading does not refute the filter's `epsilon`, or if an estimate is far from `composed`. At the
+end, `check_private` checks two claims with random canaries, through the adapter alone.
 """
 
 import argparse
@@ -106,6 +107,23 @@ def run_case(attack: str, dim: int, replies: int, parameters: dict[str, float]) 
     }
 
 
+def check_claims() -> list[dict[str, Any]]:
+    """What `check_private` says of the default filter, for the claim of its parameter and for that of its own ledger."""
+    from nvflare.app_common.filters.svt_privacy import SVTPrivacy
+
+    from coalmine.testing import check_private
+    from coalmine.testing.nvflare import filter_release
+
+    found = []
+    for claim in (0.1, 50.1):
+        np.random.seed(SEED)  # noqa: NPY002 - NVFlare draws from numpy's global stream
+        result = check_private(filter_release(SVTPrivacy()), epsilon=claim, delta=DELTA, dim=5_000, clients=1)
+        assert result.verdict is not None
+        outcome, calls = str(result.verdict.outcome), result.extra["check"]["calls"]
+        found.append({"claim": claim, "outcome": outcome, "epsilon": result.epsilon, "calls": calls})
+    return found
+
+
 def composed(scale: float, count: int) -> float:
     """Epsilon of `count` Laplace mechanisms of sensitivity 1, at DELTA."""
     from dp_accounting.pld.privacy_loss_distribution import from_laplace_mechanism
@@ -157,7 +175,12 @@ def main() -> int:
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text("".join(json.dumps(line) + "\n" for line in lines))
     print(table(lines))
+    checked = check_claims()
+    for line in checked:
+        print(json.dumps(line))
     bad = failures(lines)
+    if [line["outcome"] for line in checked].count("PASS") or checked[0]["outcome"] != "VIOLATION":
+        bad.append(f"check_private must refute {checked[0]['claim']:g}, and confirm nothing")
     print("\n".join(bad) if bad else "every bar met")
     return bool(bad)
 

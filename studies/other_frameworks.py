@@ -8,6 +8,7 @@ studies/out. The study fails if an example does not run, or if a second run in t
 - pfl adds noise with multiplier 1 in five rounds. Its audit must end in PASS, its intervals must cover the mechanism's
   epsilon, and each tensor must have a noise gauge.
 - NVFlare neither clips nor adds noise. Each of ten canaries must have the cosine 1/√10 with their sum.
+- The tests of pfl's mechanisms and of NVFlare's filters, and the examples of docs/testing-frameworks.md, must pass.
 """
 
 import argparse
@@ -24,12 +25,13 @@ from coalmine import mechanism_epsilon
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "studies" / "out" / "frameworks"
 TORCH = "torch==2.13.0"  # as in constraints.txt, whose other versions belong together with another dp-accounting
+TOOLS = ["pytest", "hypothesis"]
 EXAMPLES = {"pfl": "examples/pfl/train.py", "nvflare": "examples/nvflare/job.py"}
 
 
 def environment(name: str) -> Path:
     """The interpreter of an environment that holds coalmine and one framework."""
-    return make_environment(OUT / f"{name}-venv", TORCH, "--editable", f"{ROOT}[{name}]")
+    return make_environment(OUT / f"{name}-venv", TORCH, *TOOLS, "--editable", f"{ROOT}[{name}]")
 
 
 def make_environment(home: Path, *packages: str) -> Path:
@@ -52,6 +54,13 @@ def try_example(name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((directory / "result.json").read_text())
     again = subprocess.run(command, check=False, cwd=OUT, capture_output=True, text=True)
     return found | {"refused": again.returncode != 0 and "holds a finished audit" in again.stderr}
+
+
+def run_tests(name: str) -> bool:
+    """Whether the framework's own tests of `coalmine.testing` pass in its environment."""
+    tests = [f"tests/testing/test_{name}_release.py", "tests/testing/test_framework_docs.py"]
+    options = ["-q", "-p", "no:cacheprovider", "-k", name]
+    return subprocess.run([environment(name), "-m", "pytest", *options, *tests], check=False, cwd=ROOT).returncode == 0
 
 
 def failures(name: str, result: dict[str, Any]) -> list[str]:
@@ -88,6 +97,7 @@ def main() -> int:
             read = {rung: found["epsilon"] for rung, found in result["adversaries"].items()}
             print(f"{name}: {result['rounds']} rounds, verdict {result['verdict']}, {read}", flush=True)
             bad += [f"{name}: {text}" for text in failures(name, result)]
+            bad += [] if run_tests(name) else [f"{name}: its tests of coalmine.testing fail"]
         except (subprocess.CalledProcessError, OSError, KeyError) as error:
             bad.append(f"{name}: failed ({error!r})")
     print("\n".join(bad) if bad else "every bar met")

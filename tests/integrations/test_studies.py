@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -15,9 +16,9 @@ ROOT = Path(__file__).parents[2]
 if not (ROOT / "studies" / "verdicts.py").exists():
     pytest.skip("the studies are in the repository, not in the package", allow_module_level=True)
 sys.path.insert(0, str(ROOT))
-flower, verdicts, others, opacus, every = (
+flower, verdicts, others, opacus, svt, every = (
     importlib.import_module(f"studies.{name}")
-    for name in ("flower_coverage", "verdicts", "other_frameworks", "opacus_faults", "__main__")
+    for name in ("flower_coverage", "verdicts", "other_frameworks", "opacus_faults", "nvflare_svt", "__main__")
 )
 
 
@@ -116,6 +117,7 @@ def test_a_missed_requirement_fails_the_command(code, monkeypatch, tmp_path, cap
             "adversaries": rungs,
         },
     )
+    monkeypatch.setattr(others, "run_tests", lambda name: True)
     assert others.main() == code
     assert capsys.readouterr().out.count("every bar met") == 3 * (1 - code)
     monkeypatch.setattr(every, "STUDIES", [["-c", f"import sys; sys.exit({code})"]])
@@ -123,7 +125,37 @@ def test_a_missed_requirement_fails_the_command(code, monkeypatch, tmp_path, cap
     assert ("failed: -c" in capsys.readouterr().out) == bool(code)
 
 
-@pytest.mark.parametrize("study", [flower, verdicts, others, opacus])
+def readings(**changes):
+    """A line for each case of the study of SVTPrivacy, as good as can be; the first one has the changes."""
+    good = {"epsilon": 0.1, "ledger": 50.1, "estimate": 4.7, "bound": 2.1, "composed": 4.6}
+    lines = [good | {"attack": attack, "dim": dim} for attack, dim, _, _ in svt.CASES]
+    lines[0] |= changes
+    return lines
+
+
+def test_svt_study_fails_where_a_requirement_is_missed():
+    assert svt.failures(readings()) == []
+    assert svt.failures(readings()[1:]) == ["5 of 6 cases were run"]
+    assert svt.failures(readings(bound=0.9)) == ["the first bound is 0.90, not ten times the parameter 0.1"]
+    assert svt.failures(readings(estimate=6.0)) == ["zero-out, d = 5,000: the estimate 6.00 is far from 4.60"]
+    assert len(svt.failures(readings(estimate=math.nan))) == 1
+    beyond = svt.failures(readings(bound=51.0))
+    assert beyond == ["zero-out, d = 5,000: the bound 51.00 is above the filter's own total 50.10"]
+
+
+def test_svt_attack_is_the_log_likelihood_ratio_of_laplace_noise():
+    """Against scipy's density; coordinates that are 0 were not released and say nothing."""
+    from scipy.stats import laplace
+
+    reply, present, absent = np.array([0.3, 0.0, -2.0]), np.array([1.0, 1.0, -1.0]), np.array([0.0, 0.5, 1.0])
+    expected = sum(
+        laplace.logpdf(y - a, scale=3.0) - laplace.logpdf(y - b, scale=3.0)
+        for y, a, b in [(0.3, 1.0, 0.0), (-2.0, -1.0, 1.0)]
+    )
+    assert svt.log_likelihood_ratio(reply, present, absent, 3.0) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("study", [flower, verdicts, others, opacus, svt])
 def test_each_study_is_listed_in_the_runner(study):
     assert study.__name__ in [word for line in every.STUDIES for word in line]
 
