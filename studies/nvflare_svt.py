@@ -120,7 +120,9 @@ def check_claims() -> list[dict[str, Any]]:
         result = check_private(filter_release(SVTPrivacy()), epsilon=claim, delta=DELTA, dim=5_000, clients=1)
         assert result.verdict is not None
         outcome, calls = str(result.verdict.outcome), result.extra["check"]["calls"]
-        found.append({"claim": claim, "outcome": outcome, "epsilon": result.epsilon, "calls": calls})
+        found.append(
+            {"claim": claim, "outcome": outcome, "epsilon": result.epsilon, "interval": result.interval, "calls": calls}
+        )
     return found
 
 

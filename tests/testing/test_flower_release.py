@@ -29,7 +29,7 @@ from coalmine.testing import assert_private, check_private  # noqa: E402
 from coalmine.testing.flower import strategy_release  # noqa: E402
 
 NOISE, CLIENTS = float(mechanism_noise(3.0, delta=1e-5)), 50
-CHECK = {"epsilon": 3.0, "delta": 1e-5, "dim": 3_000, "clients": CLIENTS}
+CHECK = {"epsilon": 3.0, "delta": 1e-5, "dim": 3_000, "clients": CLIENTS, "aggregate": "mean"}
 SERVER, CLIENT = DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyClientSideFixedClipping
 
 

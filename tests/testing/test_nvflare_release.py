@@ -13,7 +13,7 @@ from coalmine.testing import assert_private, check_private
 from coalmine.testing.nvflare import filter_release
 
 NOISE = float(mechanism_noise(3.0, delta=1e-5))
-CHECK = {"epsilon": 3.0, "delta": 1e-5, "dim": 2_000, "clients": 1}
+CHECK = {"epsilon": 3.0, "delta": 1e-5, "dim": 2_000, "clients": 1, "aggregate": "sum"}
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,8 @@ from coalmine import mechanism_noise
 from coalmine.testing import check_private
 from coalmine.testing.optax import transformation_release
 
-z, check = float(mechanism_noise(3.0, delta=1e-5)), {"epsilon": 3.0, "delta": 1e-5, "dim": 1_500, "clients": 60}
+z = float(mechanism_noise(3.0, delta=1e-5))
+check = {"epsilon": 3.0, "delta": 1e-5, "dim": 1_500, "clients": 60, "aggregate": "mean"}
 key, private = jax.random.key(0), optax.contrib.differentially_private_aggregate
 mean_noise = optax.add_noise((z / 60) ** 2, 0.0, key)
 clipped_mean = lambda rows: optax.per_example_global_norm_clip([rows], 1.0)[0][0] / 60

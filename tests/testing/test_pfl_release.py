@@ -13,7 +13,7 @@ from coalmine.testing import assert_private, check_private
 from coalmine.testing.pfl import mechanism_release
 
 NOISE = float(mechanism_noise(3.0, delta=1e-5))
-CHECK = {"epsilon": 3.0, "delta": 1e-5, "dim": 2_000}
+CHECK = {"epsilon": 3.0, "delta": 1e-5, "dim": 2_000, "aggregate": "sum"}
 
 
 @pytest.fixture(autouse=True)

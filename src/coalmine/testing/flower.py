@@ -1,7 +1,7 @@
 """Test a Flower strategy: one round in memory, whose clients are canaries.
 
     release = strategy_release(strategy)
-    assert_private(release, epsilon=3.0, delta=1e-5, dim=5_000, clients=100)
+    assert_private(release, epsilon=3.0, delta=1e-5, dim=5_000, clients=100, aggregate="mean")
 
 `clients` is the strategy's `num_sampled_clients`.
 """
@@ -120,7 +120,7 @@ class _Rounds:
             )
 
 
-class _Nodes(Grid):  # type: ignore[misc]
+class _Nodes(Grid):
     """A grid that has nodes and no transport: the test calls its clients itself."""
 
     def __init__(self, count: int) -> None:

@@ -1,7 +1,7 @@
 """Test an Opacus optimizer: its own clip and its own noise, on per-example gradients that are canaries.
 
     release = optimizer_release(optimizer)
-    assert_private(release, epsilon=3.0, delta=1e-5, dim=dim)
+    assert_private(release, epsilon=3.0, delta=1e-5, dim=dim, aggregate="sum")
 
 `dim` is the number of the optimizer's parameters.
 """
@@ -33,11 +33,11 @@ GRADIENTS = ("grad", "grad_sample", "summed_grad")  # of each parameter
 
 
 def optimizer_release(optimizer: DPOptimizer) -> Release:
-    """A function from per-example gradients, one row each, to the gradient that the optimizer releases.
+    """A function from per-example gradients, one row each, to their noised sum: the gradient that the optimizer releases.
 
-    The rows become `grad_sample`, and `optimizer.pre_step()` clips them, adds noise and scales. Parameters do not move, the
-    accountant counts nothing, and the optimizer is left as it was: an adaptive clip starts every call from the same norm.
-    The number of rows is free, as the noise does not depend on it.
+    The rows become `grad_sample`, and `optimizer.pre_step()` clips them, adds noise and scales. A mean is multiplied by the
+    expected batch size, as that may differ from the number of rows, which is free. Parameters do not move, the accountant
+    counts nothing, and the optimizer is left as it was: an adaptive clip starts every call from the same norm.
 
     The optimizer must clip per-example gradients: flat, adaptive or per layer, `grad_sample_mode="hooks"`. A clip of each
     layer bends a canary unless each layer's norm is in proportion to the square root of its size. If less than 95 % of
@@ -71,7 +71,8 @@ def _released(optimizer: DPOptimizer, rows: Floats) -> Floats:
         place += p.numel()
     if not optimizer.pre_step():
         raise ValueError("the optimizer must not skip this step: test it outside of BatchMemoryManager")
-    return np.concatenate([p.grad.detach().double().cpu().numpy().reshape(-1) for p in optimizer.params])
+    gradient = np.concatenate([p.grad.detach().double().cpu().numpy().reshape(-1) for p in optimizer.params])
+    return gradient * optimizer.expected_batch_size if optimizer.loss_reduction == "mean" else gradient
 
 
 def _check(optimizer: DPOptimizer) -> None:

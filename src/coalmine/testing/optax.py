@@ -1,7 +1,7 @@
 """Test a transformation of Optax, or any object with its `init` and `update`.
 
     release = transformation_release(optax.contrib.differentially_private_aggregate(1.0, 1.5, key))
-    assert_private(release, epsilon=3.0, delta=1e-5, dim=5_000)
+    assert_private(release, epsilon=3.0, delta=1e-5, dim=5_000, aggregate="mean")
 
 Only jax is imported: a transformation is a pair of functions.
 """

@@ -1,7 +1,7 @@
 """Test a privacy mechanism of pfl: the clip of each user, and the noise on their sum.
 
     release = mechanism_release(CentrallyAppliedPrivacyMechanism(GaussianMechanism(1.0, 1.5)))
-    assert_private(release, epsilon=3.0, delta=1e-5, dim=5_000)
+    assert_private(release, epsilon=3.0, delta=1e-5, dim=5_000, aggregate="sum")
 
 pfl needs an older dp-accounting than Flower, so it has an environment of its own.
 """

@@ -1,0 +1,81 @@
+"""The workflows: valid YAML, no more rights than needed, and commands with options that exist."""
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from coalmine.cli.main import app
+
+ROOT = Path(__file__).parents[1]
+TEMPLATE, OWN = ROOT / "examples" / "ci" / "privacy.yml", ROOT / ".github" / "workflows" / "ci.yml"
+yaml = pytest.importorskip("yaml", reason="PyYAML comes with flwr, which is not installed")
+if not OWN.exists():
+    pytest.skip("the workflows are in the repository, not in the package", allow_module_level=True)
+
+
+def steps(path):
+    workflow = yaml.safe_load(path.read_text())
+    return [step for job in workflow["jobs"].values() for step in job["steps"]]
+
+
+def coalmine_commands(text):
+    """Every call of coalmine in a text, as words; lines that end in a backslash go on."""
+    joined = re.sub(r"\\\n\s*", " ", text)
+    lines = [line.strip() for line in joined.splitlines() if line.strip().startswith("coalmine ")]
+    return [shlex.split(re.split(r"\|\|", line)[0], comments=True) for line in lines]
+
+
+def parse(words):
+    """The command's own parser reads the words; click raises an error over unknown commands and options."""
+    _, name, *arguments = words
+    command = app.get_command(click.Context(app), name)
+    assert command is not None, f"coalmine has no command {name}"
+    return command.make_context(name, list(arguments), resilient_parsing=False)
+
+
+@pytest.mark.parametrize("path", [TEMPLATE, OWN])
+def test_workflows_only_read_the_repository(path):
+    workflow = yaml.safe_load(path.read_text())
+    assert workflow["permissions"] == {"contents": "read"}
+    assert "secrets." not in path.read_text()
+    assert "permissions" not in str(workflow["jobs"])
+    checkouts = [step for step in steps(path) if step.get("uses", "").startswith("actions/checkout@")]
+    assert [step["with"]["persist-credentials"] for step in checkouts] == [False]
+    assert all(job["timeout-minutes"] <= 90 for job in workflow["jobs"].values())
+    assert workflow[True]  # "on" is a truth value in YAML 1.1
+
+
+def test_our_own_workflow_runs_the_script_that_must_be_green():
+    commands = [step["run"] for step in steps(OWN) if "run" in step]
+    assert commands == [".ci/run"]
+    script = ROOT / ".ci" / "run"
+    assert script.stat().st_mode & 0o100
+    assert "python:3.11" in yaml.safe_load(OWN.read_text())["jobs"]["ci"]["container"]
+
+
+def test_the_template_keeps_the_report_that_its_check_writes():
+    (check,) = [words for step in steps(TEMPLATE) for words in coalmine_commands(step.get("run", ""))]
+    (upload,) = [step for step in steps(TEMPLATE) if step.get("uses", "").startswith("actions/upload-artifact@")]
+    assert upload["with"]["path"] == check[check.index("--junit") + 1]
+    assert upload["if"] == "${{ !cancelled() }}"
+
+
+@pytest.mark.parametrize("path", [TEMPLATE, TEMPLATE.with_name("README.md")])
+def test_every_command_and_option_exists(path):
+    found = coalmine_commands(path.read_text())
+    assert found
+    for words in found:
+        parse(words)
+    with pytest.raises(click.UsageError, match="No such option"):
+        parse([*found[0], "--no-such-option"])
+
+
+def test_the_readme_names_every_exit_code_of_a_verdict():
+    codes = re.findall(r"^\| (\d) \| (\w+)", TEMPLATE.with_name("README.md").read_text(), flags=re.M)
+    assert codes == [("0", "PASS"), ("1", "VIOLATION"), ("2", "bad"), ("3", "UNDERPOWERED")]
+    page = (ROOT / "docs" / "exit-codes.md").read_text()
+    for code, word in (("1", "VIOLATION"), ("2", "bad input"), ("3", "UNDERPOWERED")):
+        assert re.search(rf"^\| {code} \| {word}", page, flags=re.M)
