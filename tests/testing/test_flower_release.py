@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integrations"))
 from requires import require
 
 require("flwr")
-from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod  # noqa: E402
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod  # noqa: E402
 from flwr.serverapp.strategy import (  # noqa: E402
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
@@ -96,6 +96,15 @@ def test_adaptive_wrappers_add_noise_for_the_norm_after_the_round(wrapper, mods)
     assert strategy.clipping_norm == 1.0
     with pytest.raises(AssertionError, match="VIOLATION"):
         assert_private(strategy_release(strategy, mods=mods), **CHECK)
+
+
+def test_local_privacy_is_tested_with_one_client():
+    """LocalDpMod's formula gives more noise than ε = 3 needs; at half the sensitivity it gives too little."""
+    strategy = fedavg(min_train_nodes=1, min_available_nodes=1)
+    one = CHECK | {"clients": 1, "dim": 1_000}
+    assert_private(strategy_release(strategy, mods=[LocalDpMod(1.0, 1.0, 3.0, 1e-5)]), **one)
+    with pytest.raises(AssertionError, match="VIOLATION"):
+        assert_private(strategy_release(strategy, mods=[LocalDpMod(1.0, 0.5, 3.0, 1e-5)]), **one)
 
 
 def test_the_release_without_noise_is_the_mean_of_the_clipped_updates():
