@@ -133,6 +133,9 @@ def test_a_strategy_that_samples_gets_enough_nodes(fraction):
 def test_what_cannot_be_tested_is_rejected_with_a_remedy():
     with pytest.raises(TypeError, match="strategy must be a strategy of flwr"):
         strategy_release("FedAvg")
+    for mods in (fixedclipping_mod, ["fixedclipping_mod"]):
+        with pytest.raises(TypeError, match="mods must list the mods of your ClientApp"):
+            strategy_release(fedavg(), mods=mods)
     strategy = SERVER(fedavg(), 1.0, 1.0, 70)
     with pytest.raises(ValueError, match="num_sampled_clients, by which it divides its noise; got 50: pass clients=70"):
         check_private(strategy_release(strategy), **CHECK)

@@ -50,6 +50,8 @@ def strategy_release(
     """
     if not isinstance(strategy, Strategy):
         raise TypeError(f"strategy must be a strategy of flwr.serverapp, got {shown(strategy)}")
+    if callable(mods) or not all(callable(mod) for mod in mods):
+        raise TypeError(f"mods must list the mods of your ClientApp, got {shown(mods)}")
     return _Rounds(strategy, ClientApp(mods=list(mods)), ModelArrays(model))
 
 
