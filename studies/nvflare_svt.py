@@ -119,10 +119,8 @@ def check_claims() -> list[dict[str, Any]]:
         np.random.seed(SEED)  # noqa: NPY002 - NVFlare draws from numpy's global stream
         result = check_private(filter_release(SVTPrivacy()), epsilon=claim, delta=DELTA, dim=5_000, clients=1)
         assert result.verdict is not None
-        outcome, calls = str(result.verdict.outcome), result.extra["check"]["calls"]
-        found.append(
-            {"claim": claim, "outcome": outcome, "epsilon": result.epsilon, "interval": result.interval, "calls": calls}
-        )
+        # The measured epsilon is left out: it takes the noise for Gaussian and equal in all coordinates.
+        found.append({"claim": claim, "outcome": str(result.verdict.outcome), "calls": result.extra["check"]["calls"]})
     return found
 
 
