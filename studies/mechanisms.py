@@ -292,6 +292,55 @@ TREE, BANDED = TreeNoise(rounds=16), BandedNoise.for_prefix_sums(16, bands=4)
 TREE_STD = needed() * max(TREE.strength([number]) for number in range(1, 17)) ** 0.5
 
 
+class Reused:
+    """Noise that is drawn anew in every second call; `sign` -1 turns it around in between."""
+
+    def __init__(self, rng: np.random.Generator, sign: float = 1.0) -> None:
+        self._rng, self._sign, self._noise = rng, sign, np.zeros(0)
+        self._calls = 0
+
+    def __call__(self, updates: Array) -> Array:
+        fresh = self._calls % 2 == 0
+        self._noise = self._rng.standard_normal(updates.shape[1]) if fresh else self._sign * self._noise
+        self._calls += 1
+        return np.asarray(clip(updates).sum(axis=0) + needed() * self._noise)
+
+
+def norms(updates: Array) -> Array:
+    """The norm of each row, as a column."""
+    return np.asarray(np.linalg.norm(updates, axis=1, keepdims=True))
+
+
+def by_largest(updates: Array) -> Array:
+    """All rows scaled by the largest norm."""
+    return np.asarray(updates * min(1.0, 1 / norms(updates).max()))
+
+
+def from_two_on(updates: Array) -> Array:
+    """Rows are clipped only if they are longer than twice the clip norm."""
+    return np.where(norms(updates) > 2, updates / norms(updates), updates)
+
+
+def if_most_are_long(updates: Array) -> Array:
+    """Rows are clipped only if their mean norm is above the clip norm."""
+    return clip(updates) if norms(updates).mean() > 1 else updates
+
+
+def noise_by_largest(rng: np.random.Generator) -> Release:
+    """Noise in proportion to the longest clipped update."""
+
+    def release(updates: Array) -> Array:
+        noise = needed() * norms(clip(updates)).max() * rng.standard_normal(updates.shape[1])
+        return np.asarray(clip(updates).sum(axis=0) + noise)
+
+    return release
+
+
+def first_five_times(updates: Array) -> Array:
+    """The first client counts five times."""
+    return np.vstack([clip(updates), np.repeat(clip(updates)[:1], 4, axis=0)])
+
+
 def rows() -> dict[str, Row]:
     """Every row by its name."""
     found: dict[str, Row] = {}
@@ -337,6 +386,12 @@ def rows() -> dict[str, Row]:
     add("uniform noise", "faulty", lambda rng: noised(rng, std=z, draw=uniform))
     add("coin flips as noise", "faulty", lambda rng: noised(rng, std=z, draw=coins))
     add("first noise again in every second call", "faulty", reused_every_second)
+    add("noise again in the next call", "faulty", Reused)
+    add("noise turned around in the next call", "faulty", lambda rng: Reused(rng, -1.0))
+    add("scaled by the largest norm", "faulty", lambda rng: noised(rng, std=z, clipped=by_largest))
+    add("clipped from twice the clip norm on", "faulty", lambda rng: noised(rng, std=z, clipped=from_two_on))
+    add("clipped only if most are long", "faulty", lambda rng: noised(rng, std=z, clipped=if_most_are_long))
+    add("noise by the longest update", "faulty", noise_by_largest)
     add("a layer without noise", "faulty", lambda rng: in_layers(rng, bare=True), **LAYERS)
     add(
         "replace-one claim, half the noise",
@@ -353,6 +408,7 @@ def rows() -> dict[str, Row]:
 
     add("clip of the sum", "unseen", clipped_sum)
     add("median of the norms as clip norm, noise too", "unseen", lambda rng: median_clip(rng, scaled=True))
+    add("one client counts five times", "unseen", lambda rng: noised(rng, std=z, clipped=first_five_times))
     add("noise × 0.9", "unseen", lambda rng: noised(rng, std=0.9 * z))
 
     add("noised mean", "correct", lambda rng: noised_mean(rng, std=z))
@@ -380,6 +436,7 @@ def rows() -> dict[str, Row]:
         seeds=SEEDS,
     )
     add("adaptive clip", "correct", AdaptiveClip)
+    add("release in whole numbers", "correct", lambda rng: lambda u: np.rint(noised(rng, std=z)(u)))
     add("list of layers", "correct", lambda rng: in_layers(rng, bare=False), **LAYERS)
     add("tree noise", "correct", lambda rng: TreeSum(rng, TREE, TREE_STD), noise=TREE, clients=50)
     add("banded noise", "correct", lambda rng: BandedSum(rng, BANDED, z), noise=BANDED, clients=50)

@@ -73,8 +73,8 @@ class LawReader:
         if counted and whole:
             yield from _follows(counted, settings.dim, repeated, level)
         yield from _neighbours(rounds, parts, settings.dim, repeated, level)
-        if any(item.law_tail is not None for item in counted):
-            yield _ties(counted, level)
+        if any(item.law_tail is not None for item in smooth):  # on a grid of the release values repeat by themselves
+            yield _ties(smooth, level)
         if whole and _rounding_share(rounds, settings.dim) > 0:
             yield _rounding(rounds, settings.dim)
         if whole and len(counted) > 1:

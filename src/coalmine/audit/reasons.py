@@ -116,6 +116,10 @@ SENTENCES = {
     "{v.scheme} holds for a fixed divisor, such as the expected number",
     "unobserved": "{v.rounds} of the rounds that the claim speaks of were not observed, and nothing is known of noise and "
     "sampling in them: observe every round, or claim for the number of rounds that there were",
+    "noise follows data": "the noise is {v.factor:.3g} times as large where the clients' updates have other lengths: it "
+    "depends on the data, and the accounting holds for noise that does not",
+    "shrunk": "updates that need no clip arrive at {v.length:.2g} of their length beside long ones: one client decides how "
+    "much the others count, so what one client changes is not bounded by the clip norm",
     "no canaries": "no round with a canary in it was observed, so nothing can be said of the noise",
     "hidden": "nothing refutes the claim, but real updates could stand in for missing noise, so these scores cannot confirm "
     "it",

@@ -35,7 +35,7 @@ class SketchReader:
     def __init__(self, settings: Settings, rounds: int) -> None:
         self._settings = settings
         self._columns = sketch_columns(settings, rounds)
-        self._pairs = _Pairs()
+        self._pairs = Pairs()
         self._numbers: list[int] = []
         self._products: list[float] = []
         self._lengths: list[float] = []
@@ -62,7 +62,7 @@ class SketchReader:
         settings = self._settings
         if len(self._numbers) > 1 and self._total is not None:
             dof = settings.unobserved_dof * (self._columns / settings.unobserved)
-            yield from _repeats(self._pairs, self._numbers, dof, level)
+            yield from repeated_rounds(self._pairs, self._numbers, dof, level)
             yield _common(np.array(self._with_before), self._total, self._numbers, settings, level)
         if any(self._lengths):
             yield _others(np.array(self._products), np.array(self._lengths), settings, level)
@@ -76,7 +76,7 @@ def _others_sketch(item: Round, canaries: int) -> Floats:
     return np.asarray(whole - np.asarray(item.residual_cosines[canaries:], np.float64) * item.residual_norm)
 
 
-class _Pairs:
+class Pairs:
     """Cosines between every two rounds, at most COMPARED apart: for each round the largest one, and the sum of squares."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class _Pairs:
         return block[np.arange(len(block)), places], float(np.square(block).sum()), pairs
 
 
-def _repeats(compared: _Pairs, numbers: list[int], dof: float, level: float) -> Iterator[Gauge]:
+def repeated_rounds(compared: Pairs, numbers: list[int], dof: float, level: float) -> Iterator[Gauge]:
     """Cosines of what is left between every two rounds: their largest, and the sum of their squares."""
     largest, squares, pairs = compared.found()
     limit = float(-CosineNull(max(int(dof), 2)).ppf(level / (2 * pairs)))

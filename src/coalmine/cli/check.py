@@ -157,7 +157,7 @@ def _guarded(function: Function, name: str) -> Function:
         try:
             with redirect_stdout(sys.stderr):
                 return function(*arguments)
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, GeneratorExit) as error:
             raise click.UsageError(f"{name} raised {_described(error)}") from error
 
     release.__name__ = name

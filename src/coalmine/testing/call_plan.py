@@ -19,6 +19,8 @@ PLANNED_POWER = 0.98  # of each check: a check that fails by a small margin is r
 OTHER_CALLS = 12  # at most, for each of the other lengths
 HUGE, SHORT = 1_000.0, 0.1  # lengths in clip norms
 ONE_IN = 10  # clients is an outlier
+A_LITTLE = 1.8  # clip norms: so long an update without a clip shows as twice the claim would
+GOLDEN = (math.sqrt(5) - 1) / 2
 Indices = npt.NDArray[np.int64]
 
 
@@ -68,6 +70,29 @@ def outliers(clients: int, long: float) -> Pattern:
         return found
 
     return Pattern(name="outliers", lengths=lengths, tested=tested)
+
+
+def assorted(clients: int, longest: float) -> Pattern:
+    """Half of the clients send updates a little too long, all others a length of their own, up to `longest`."""
+    everybody = np.arange(clients)
+
+    def lengths(call: int) -> Floats:
+        steps = (np.arange(clients) * GOLDEN + call * GOLDEN**2 + 0.5) % 1.0  # spread evenly, and never the same
+        spread = A_LITTLE * (longest / A_LITTLE) ** steps
+        return np.where((np.arange(clients) + call) % 2 == 0, A_LITTLE, spread)
+
+    return Pattern(name="assorted", lengths=lengths, tested=lambda call: everybody)
+
+
+def alone(clients: int, long: float) -> Pattern:
+    """One client, in turns, sends a long update; all others send short ones."""
+
+    def lengths(call: int) -> Floats:
+        found = np.full(clients, SHORT)
+        found[call % clients] = long
+        return found
+
+    return Pattern(name="alone", lengths=lengths, tested=lambda call: np.array([call % clients]))
 
 
 def heaviest(weights: Floats, long: float) -> Pattern:

@@ -105,6 +105,12 @@ def likely_fault(mechanism: Mechanism, pattern: str, result: AuditResult, readin
             "a long update counts for more beside shorter ones, as where the sum or the mean is clipped. Clip each client's "
             "update by itself"
         )
+    if verdict.code == "noise follows data":
+        return "the noise is sized by the updates. Size it by the clip norm alone"
+    if verdict.code == "shrunk":
+        return (
+            "all updates are scaled by the largest norm, or by that of all together. Scale each update by its own norm"
+        )
     if verdict.code == "short":
         return (
             "the sum or the mean may be clipped, so that each client counts for less the more there are, or updates get "

@@ -11,18 +11,23 @@ from typing import Any
 
 import numpy as np
 
+from coalmine.argument_checks import WrongTypeError, shown
 from coalmine.audit.audit import Seed
 from coalmine.audit.coverage import AuditedItem, Status
+from coalmine.audit.gauge import Gauge
 from coalmine.audit.result import AuditResult
-from coalmine.audit.verdict import Outcome, Verdict
+from coalmine.audit.verdict import ROUNDED, Outcome, Verdict
 from coalmine.canaries.secret import secret_seed
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.storage.record import seed_bytes
 from coalmine.testing.call_plan import (
     HUGE,
+    SHORT,
     CallPlan,
     Pattern,
     all_alike,
+    alone,
+    assorted,
     heaviest,
     other_calls,
     outliers,
@@ -34,7 +39,14 @@ from coalmine.testing.release_calls import ROUNDED_NOISE, Calls, Progress
 from coalmine.testing.tested_mechanism import Adjacency, Aggregate, Mechanism, checked_mechanism
 from coalmine.testing.update_arrays import Form
 
+LONGEST_ASSORTED = 30.0  # clip norms
+NOISE_RATIO = (
+    0.75  # of the noise at other lengths over that at the main one, or its inverse: further off, it follows the data
+)
+ARRIVES = 0.5  # of its length, that an update of at most the clip norm keeps beside long ones
+ARRIVES_STDS = 5.0  # by which it must be shorter
 MORE_CALLS = 4  # times the planned number, at most, to detect canaries
+NO_NOISE = 1e-3  # of the noise: what is left hides nobody
 CERTAIN = 1e-6  # p-value below which a failure is not repeated
 MARGIN = 1.2  # times its limit that a gauge may read by chance
 
@@ -99,6 +111,8 @@ def check_private(
         scale,
         most_calls,
     )
+    if progress is not None and not callable(progress):
+        raise WrongTypeError(f"progress must be a function of two numbers, got {shown(progress)}")
     secret = seed_bytes(secret_seed(seed))
     result = _check(mechanism, secret, progress)
     if mechanism.noise is None and _may_be_chance(result):
@@ -119,6 +133,8 @@ def _check(mechanism: Mechanism, seed: bytes, progress: Progress | None) -> Audi
         for place in order.permutation(len(due)):  # so that no period in the calls hides from every pattern
             calls.make(due[place], number)
     main, planned = patterns[0]
+    if mechanism.noise is None:
+        calls.repeat(main)
     if calls.all_zero(main):
         raise ValueError("release must return the noised aggregate, got zeros in every call")
     while (
@@ -158,6 +174,10 @@ def _plan(mechanism: Mechanism) -> tuple[CallPlan, list[tuple[Pattern, int]]]:
         others.append(uneven(count, scale))
     if scale > 1 and count >= 2:
         others.append(outliers(count, scale if mechanism.form.is_half else max(HUGE, scale)))
+    if scale > 1:
+        others.append(assorted(count, LONGEST_ASSORTED))
+    if count >= 2:
+        others += [all_alike("short", count, SHORT), alone(count, scale)]
     patterns += [(pattern, other_calls(plan)) for pattern in others]
     if mechanism.weights is not None and np.ptp(mechanism.weights) > 0:
         heavy = heaviest(mechanism.weights, scale)
@@ -181,6 +201,8 @@ def _combined(mechanism: Mechanism, patterns: list[Pattern], calls: Calls) -> Au
         if failed:
             result, decided = calls.result(failed[0]), failed[0]
     readings = {pattern.name: calls.reading(pattern) for pattern in patterns}
+    if mechanism.noise is None and _outcome(result) != Outcome.VIOLATION:
+        result = _compared(mechanism, patterns, calls, result)
     fault = None if _passed(result) else likely_fault(mechanism, decided.name, result, readings)
     notes = [*result.notes]
     rounded = calls.rounding(main) if mechanism.noise is None and _passed(result) else None
@@ -204,6 +226,48 @@ def _combined(mechanism: Mechanism, patterns: list[Pattern], calls: Calls) -> Au
         audited=tuple(_checked_item(item, mechanism, verdicts) for item in result.audited),
         notes=tuple(notes),
         extra={"check": check},
+    )
+
+
+def _compared(mechanism: Mechanism, patterns: list[Pattern], calls: Calls, result: AuditResult) -> AuditResult:
+    """The result after calls were compared with each other: the noise of all of them, and what others' updates change."""
+    main, *others = patterns
+    repeat, rank = calls.repeats()
+    if repeat.status == "low":
+        left = 0.0 if repeat.noise_left is None else repeat.noise_left
+        epsilon = calls.epsilon_with(left, result)
+        if epsilon > ROUNDED * mechanism.epsilon:
+            found = _of_gauge(repeat, Outcome.VIOLATION)
+            if left >= NO_NOISE:
+                found = replace(found, noise_left=left, epsilon=epsilon)
+            return replace(result, verdict=found)
+    if not _passed(result):
+        return result
+    for gauge in (repeat, rank):
+        if gauge.status != "ok":
+            return replace(result, verdict=_of_gauge(gauge, Outcome.UNDERPOWERED))
+    usual = calls.reading(main)
+    for pattern in others:
+        ratio = calls.reading(pattern).noise / usual.noise if usual.noise > 0 else 1.0
+        if not NOISE_RATIO <= ratio <= 1 / NOISE_RATIO and not pattern.weighted:
+            return replace(
+                result, verdict=Verdict(outcome=Outcome.UNDERPOWERED, code="noise follows data", factor=ratio)
+            )
+        kept = calls.arrival(pattern, usual)
+        if kept is not None and kept[0] < ARRIVES and kept[0] + ARRIVES_STDS * kept[1] < 1:
+            return replace(result, verdict=Verdict(outcome=Outcome.UNDERPOWERED, code="shrunk", length=kept[0]))
+    return result
+
+
+def _of_gauge(gauge: Gauge, outcome: Outcome) -> Verdict:
+    return Verdict(
+        outcome=outcome,
+        code="gauge",
+        gauge=gauge.name,
+        reading=(gauge.smallest, gauge.largest),
+        limits=gauge.limits,
+        rounds=len(gauge.flagged) or None,
+        first_round=gauge.flagged[0] if gauge.flagged else None,
     )
 
 

@@ -6,19 +6,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from coalmine.argument_checks import Floats
 from coalmine.audit.audit import Audit
 from coalmine.audit.derivation import derive_result, derive_scores
+from coalmine.audit.gauge import LEVEL, Gauge
 from coalmine.audit.gauge_reader import GaugeReader
 from coalmine.audit.ladder import LadderReader
 from coalmine.audit.noise_law import resolution_of
 from coalmine.audit.noise_signal import NoiseSignal
 from coalmine.audit.result import AuditResult, Headline
+from coalmine.audit.sketch_gauges import Pairs, repeated_rounds
 from coalmine.audit.stated_noise import StatedReader
 from coalmine.audit.verdict import Evidence, Verdict, judge
 from coalmine.audit.views import read_log
-from coalmine.estimators.mechanism import mechanism_epsilon
+from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
 from coalmine.testing.call_plan import CallPlan, Indices, Pattern
 from coalmine.testing.likely_fault import Reading
 from coalmine.testing.tested_mechanism import Mechanism
@@ -28,6 +31,7 @@ Progress = Callable[[int, int], None]
 CREDIBLE_STDS = 3.0  # by which canaries' measured length may differ from that of a sum or a mean
 DETECTED_STDS = 5.0  # below this the canaries get more calls
 CONFIDENCE = 0.95
+MOST_KEPT = 20_000  # coordinates of each call that are compared between calls
 RUNG = "known-others"
 ROUNDED_RELEASE = "the release is rounded: it has half precision or fewer bits, or lies on a grid"
 ROUNDED_NOISE = (
@@ -68,6 +72,7 @@ class Calls:
         self._canaries = self._audit()
         self._groups: dict[int, Floats] = {}
         self._made: dict[str, list[Call]] = {}
+        self._rests: list[npt.NDArray[np.float32]] = []  # of all calls, in their order
         self._progress, self._total = progress, total
 
     @property
@@ -92,8 +97,60 @@ class Calls:
         vector = released_vector(mechanism.release(*arguments), mechanism.dim)
         call = Call(vector=vector, group=group, tested=pattern.tested(number), along=units @ vector)
         self._made.setdefault(pattern.name, []).append(call)
+        if mechanism.noise is None:
+            self._note_rest(call)
         if self._progress is not None:
             self._progress(self.total, max(self._total, self.total))
+
+    def repeat(self, pattern: Pattern) -> None:
+        """Call the function once more with what its first call had: noise that follows the updates comes again."""
+        made = {name: list(calls) for name, calls in self._made.items()}
+        self.make(pattern, 0)
+        self._made = made  # only compared with the other calls
+        self._total += 1
+
+    def repeats(self) -> tuple[Gauge, Gauge]:
+        """The gauges of noise that comes again, over all calls in their order, whatever their updates were."""
+        compared = Pairs()
+        for row in self._rests:
+            compared.add(row)
+        repeat, rank = repeated_rounds(compared, list(range(1, len(self._rests) + 1)), self._dof, LEVEL)
+        return repeat, rank
+
+    @property
+    def _dof(self) -> float:
+        free = float(self._mechanism.dim - self._mechanism.clients)
+        return free * min(len(self._rests[0]) / self._mechanism.dim, 1.0)
+
+    def _note_rest(self, call: Call) -> None:
+        """Keep what a call released off its canaries: its noise, in as many coordinates as are kept of each call."""
+        rest = call.vector - call.along @ self._units(call.group)
+        kept = rest[:: -(-rest.size // MOST_KEPT)].astype(np.float32)
+        if kept.any():
+            self._rests.append(kept / np.linalg.norm(kept))
+
+    def arrival(self, pattern: Pattern, usual: Reading) -> tuple[float, float] | None:
+        """How much of their length updates of at most the clip norm keep beside longer ones, and its standard error."""
+        kept, lengths = [], []
+        for number, call in enumerate(self._made[pattern.name]):
+            length = pattern.lengths(number)
+            rest = np.setdiff1d(np.flatnonzero(length <= 1), call.tested)
+            kept.append(call.along[rest])
+            lengths.append(length[rest])
+        along, long = np.concatenate(kept), np.concatenate(lengths)
+        if not along.size or usual.length <= 0:
+            return None
+        information = float(long @ long)
+        share = float(along @ long) / information / usual.length
+        return share, self.reading(pattern).noise / math.sqrt(information) / usual.length
+
+    def epsilon_with(self, noise_left: float, result: AuditResult) -> float:
+        """The measured epsilon if only this share of the noise protects a client."""
+        if noise_left <= 0 or result.headline is None or not 0 < result.headline.epsilon < math.inf:
+            return math.inf
+        delta = self._mechanism.delta
+        noise = float(mechanism_noise(result.headline.epsilon, delta=delta))
+        return float(mechanism_epsilon(noise * noise_left, delta=delta))
 
     def all_zero(self, pattern: Pattern) -> bool:
         """Whether nothing but zeros was released."""

@@ -28,6 +28,7 @@ SMALLEST_DIM = 20
 LARGEST_EPSILON = 1e9  # with less noise than that needs, rounding stands in for noise
 SIZES = (1e-30, 1e30)  # of a clip norm, so that single precision holds updates
 LARGEST_SCALE = 1e6
+MOST_NUMBERS = 10**9  # in the updates of one call
 CLIENTS = 100  # where nobody says for how many the function is configured
 
 
@@ -87,15 +88,20 @@ def checked_mechanism(
     updates, like, shapes = form
     if not callable(release):
         raise WrongTypeError(f"release must be a function of the clients' updates, got {shown(release)}")
-    if adjacency not in get_args(Adjacency):
+    if shown(adjacency) not in map(repr, get_args(Adjacency)):  # an array has no truth value
         raise ValueError(f"adjacency must be 'zero-out', 'add-remove' or 'replace-one', got {shown(adjacency)}")
-    if aggregate not in (None, *get_args(Aggregate)):
+    if aggregate is not None and shown(aggregate) not in map(repr, get_args(Aggregate)):
         raise ValueError(f"aggregate must be 'sum', 'mean' or None, got {shown(aggregate)}")
     if noise is not None and not isinstance(noise, get_args(CorrelatedNoise)):
         raise WrongTypeError(f"noise must be a TreeNoise or a BandedNoise, got {shown(noise)}")
     layers = checked_shapes(shapes)
     coordinates = _checked_dim(dim, layers)
     count = min(CLIENTS, coordinates // 2) if clients is None else whole_number("clients", clients, minimum=1)
+    if count * coordinates > MOST_NUMBERS:
+        raise ValueError(
+            f"clients times dim must be at most {MOST_NUMBERS:,}, got {shown(count * coordinates)}: test the function with "
+            "a smaller dim, where it does the same"
+        )
     found = Mechanism(
         release=release,
         epsilon=Claim(epsilon).epsilon,

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -30,7 +31,7 @@ class UpdateForm:
     @classmethod
     def of(cls, form: Any, like: Any, shapes: Shapes | None) -> "UpdateForm":
         """The form, checked; ImportError if its library is not installed."""
-        if form not in ("matrix", "list"):
+        if shown(form) not in ("'matrix'", "'list'"):  # an array has no truth value
             raise ValueError(f"updates must be 'matrix' or 'list', got {shown(form)}")
         if isinstance(like, str):
             if like not in LIBRARIES:
@@ -42,6 +43,8 @@ class UpdateForm:
                     raise ImportError(f"like={like!r} needs {like}: pip install {like}") from error
         elif not hasattr(like, "dtype") or not hasattr(like, "shape"):
             raise WrongTypeError(f"like must be 'numpy', 'torch', 'jax' or an array, got {shown(like)}")
+        if not isinstance(like, str) and not _is_floating(like):
+            raise WrongTypeError(f"like must hold floating-point numbers, got {shown(like)}")
         return cls("list" if shapes is not None else form, like, shapes)
 
     @property
@@ -87,12 +90,19 @@ class UpdateForm:
         return self.like.dtype
 
 
+def _is_floating(array: Any) -> bool:
+    if is_tensor(array):
+        return bool(array.is_floating_point())
+    kind = np.dtype(array.dtype).kind
+    return kind == "f" or (kind == "V" and np.dtype(array.dtype).names is None)  # jax's bfloat16 has kind V
+
+
 def checked_shapes(shapes: Any) -> Shapes | None:
     """Layers' shapes as tuples of whole numbers; None where there are none."""
     if shapes is None:
         return None
     try:
-        found = tuple(tuple(int(side) for side in shape) for shape in shapes)
+        found = tuple(tuple(operator.index(side) for side in shape) for shape in shapes)
     except (TypeError, ValueError):
         raise WrongTypeError(f"shapes must list the shape of each layer, got {shown(shapes)}") from None
     if not found or min((side for shape in found for side in shape), default=1) < 1:
@@ -107,7 +117,12 @@ def released_vector(released: Any, dim: int) -> Floats:
     """
     if released is None:
         raise ValueError("release must return the noised aggregate, got None; does it lack a return statement?")
-    parts = [_flat(part) for part in _leaves(released)]
+    try:
+        parts = [_flat(part) for part in _leaves(released)]
+    except RecursionError:
+        raise WrongTypeError(
+            "release must return an array, or a list of arrays, got a list nested without end"
+        ) from None
     size = sum(part.size for part in parts)
     if size != dim:
         shapes = ", ".join(str(tuple(np.shape(part))) for part in parts[:4])
@@ -143,7 +158,7 @@ def _flat(part: Any) -> Floats:
         if isinstance(part, np.ma.MaskedArray) or array.dtype.kind not in "iufV" or array.dtype.names is not None:
             raise TypeError
         return np.array(array, dtype=np.float64).ravel()  # jax's bfloat16 has kind V
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, ArithmeticError, AttributeError, LookupError):
         raise WrongTypeError(
             f"release must return an array of real numbers, or a list of such arrays, got {shown(part)}"
         ) from None

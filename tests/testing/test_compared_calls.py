@@ -1,0 +1,138 @@
+"""Faults that no single kind of call shows: calls are compared with each other, whatever their updates were."""
+
+import zlib
+
+import numpy as np
+import pytest
+
+from coalmine import mechanism_noise
+from coalmine.testing import check_private
+
+EPSILON, DELTA, DIM = 3.0, 1e-5, 2_000
+STD = mechanism_noise(EPSILON, delta=DELTA)
+
+
+def norms(updates):
+    return np.linalg.norm(updates, axis=1, keepdims=True)
+
+
+def clipped(updates):
+    return updates / np.maximum(norms(updates), 1.0)
+
+
+class Reused:
+    """Noise that is drawn anew in every so many calls, or whose sign changes."""
+
+    def __init__(self, every, sign=1):
+        self.rng, self.every, self.sign, self.calls = np.random.default_rng(11), every, sign, 0
+
+    def __call__(self, updates):
+        if self.calls % self.every == 0:
+            self.noise = STD * self.rng.normal(size=updates.shape[1])
+        else:
+            self.noise = self.sign * self.noise
+        self.calls += 1
+        return clipped(updates).sum(axis=0) + self.noise
+
+
+@pytest.mark.parametrize(
+    "release", [Reused(2), Reused(5), Reused(8), Reused(2, sign=-1)], ids=["2", "5", "8", "antithetic"]
+)
+def test_noise_that_comes_again_in_the_next_calls_fails(release):
+    result = check_private(release, epsilon=EPSILON, delta=DELTA, dim=DIM)
+    assert result.verdict.outcome == "VIOLATION"
+    assert result.verdict.gauge in ("repeat", "difference", "repeat of any")
+    assert "comes again" in result.extra["check"]["likely_fault"]
+
+
+RNG = np.random.default_rng(12)
+
+
+def fresh(size):
+    return STD * RNG.normal(size=size)
+
+
+FAULTS = {
+    "scaled by the largest norm": (lambda u: (u * min(1, 1 / norms(u).max())).sum(0) + fresh(DIM), "shrunk"),
+    "clipped from 2 on": (lambda u: np.where(norms(u) > 2, u / norms(u), u).sum(0) + fresh(DIM), "mean"),
+    "clipped from 9.9 on": (lambda u: np.where(norms(u) > 9.9, u / norms(u), u).sum(0) + fresh(DIM), "mean"),
+    "noise by the largest norm": (
+        lambda u: clipped(u).sum(0) + norms(clipped(u)).max() * fresh(DIM),
+        "noise follows data",
+    ),
+    "clipped only if most are long": (lambda u: (clipped(u) if norms(u).mean() > 1 else u).sum(0) + fresh(DIM), "mean"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_one_length_does_not_show_another_one_does(name):
+    release, code = FAULTS[name]
+    result = check_private(release, epsilon=EPSILON, delta=DELTA, dim=DIM)
+    assert result.verdict.outcome != "PASS"
+    assert result.verdict.code in (code, "bound", "round")
+    assert result.extra["check"]["likely_fault"]
+
+
+def test_noise_that_is_seeded_by_the_updates_fails_with_few_clients_too():
+    std = mechanism_noise(20.0, delta=DELTA)
+
+    def release(updates):
+        rng = np.random.default_rng(zlib.crc32(updates.tobytes()))
+        return clipped(updates).sum(axis=0) + std * rng.normal(size=updates.shape[1])
+
+    result = check_private(release, epsilon=20.0, delta=DELTA, dim=DIM, clients=5)
+    assert (result.verdict.outcome, result.verdict.gauge) == ("VIOLATION", "repeat")
+
+
+def test_noise_in_half_of_the_dimensions_fails():
+    basis = np.linalg.qr(np.random.default_rng(13).normal(size=(1_000, 500)))[0]
+    rng = np.random.default_rng(14)
+
+    def release(updates):
+        return clipped(updates).sum(axis=0) + basis @ (np.sqrt(2) * STD * rng.normal(size=500))
+
+    assert check_private(release, epsilon=EPSILON, delta=DELTA, dim=1_000).verdict.outcome != "PASS"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whole_numbers_are_no_fault(seed):
+    rng = np.random.default_rng(seed)
+    result = check_private(
+        lambda u: np.rint(clipped(u).sum(0) + STD * rng.normal(size=DIM)),
+        epsilon=EPSILON,
+        delta=DELTA,
+        dim=DIM,
+        seed=seed,
+    )
+    assert result.verdict.outcome == "PASS"
+
+
+def endless(_):
+    found = []
+    found.append(found)
+    return found
+
+
+class Broken:
+    def __array__(self, *_, **__):
+        raise OverflowError("too large")
+
+
+@pytest.mark.parametrize(
+    ("release", "settings", "said"),
+    [
+        (endless, {}, "nested without end"),
+        (lambda _: Broken(), {}, "release must return an array of real numbers"),
+        (np.sum, {"adjacency": np.zeros(3)}, "adjacency must be"),
+        (np.sum, {"aggregate": np.zeros(3)}, "aggregate must be"),
+        (np.sum, {"updates": np.zeros(3)}, "updates must be"),
+        (np.sum, {"progress": 3}, "progress must be a function"),
+        (np.sum, {"dim": 10**12}, "clients times dim must be at most"),
+        (np.sum, {"dim": None, "shapes": [(10.7, 50)]}, "shapes must list the shape of each layer"),
+        (np.sum, {"like": np.zeros(3, bool)}, "like must hold floating-point numbers"),
+    ],
+)
+def test_bad_input_is_one_line(release, settings, said):
+    with pytest.raises((ValueError, TypeError), match=said) as error:
+        check_private(release, **({"epsilon": EPSILON, "delta": DELTA, "dim": DIM} | settings))
+    assert "\n" not in str(error.value)
