@@ -19,7 +19,7 @@ from coalmine.cli.main import main
 SECONDS = 10.0  # one case may take so long
 QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')  # what a message quotes may hold anything
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-VIOLATION = re.compile(r"VIOLATION|DOES NOT HOLD|\"held\": false|missed")
+VIOLATION = re.compile(r"VIOLATION|Alarm in round|DOES NOT HOLD|\"held\": false|missed")
 LOG_LINE = re.compile(r"^(WARNING|INFO|ERROR|DEBUG| {9})")
 
 

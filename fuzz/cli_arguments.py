@@ -15,7 +15,8 @@ from fuzz.values import number_text, text
 
 # Commands that train, download or open a browser whatever their options are.
 LEFT_OUT = {("selftest",), ("data", "get")}
-SKIPPED = {"--open", "--all", "--mlflow", "--tensorboard", "--verbose"}  # -v prints tracebacks
+# -v prints tracebacks, and --on-violation would run random text in a shell.
+SKIPPED = {"--open", "--all", "--mlflow", "--tensorboard", "--verbose", "--on-violation"}
 READERS = ("report", "compare", "verdict", "verify", "watch")
 FAST = {
     "--canaries": ("10", "100", "1000", "-1", "0", "abc", "1e3"),

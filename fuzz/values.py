@@ -107,7 +107,7 @@ def _edit_at(value: Any, place: tuple[Any, ...], rng: random.Random) -> Any:
         copy[safe_text(rng)] = copy.pop(first)
     elif kind == 2 and isinstance(copy, dict):
         copy[first] = copy[rng.choice(list(copy))]
-    elif kind == 3 and isinstance(old, int | float) and not isinstance(old, bool):
+    elif kind == 3 and isinstance(old, int | float) and not isinstance(old, bool) and abs(old) < 1e290:
         copy[first] = rng.choice((-old, old + 1, old * 1e9, str(old), [old], float(old)))
     elif kind == 4 and isinstance(old, str):
         copy[first] = old + safe_text(rng)

@@ -126,7 +126,9 @@ def check_private(
 def _check(mechanism: Mechanism, seed: bytes, progress: Progress | None) -> AuditResult:
     """One whole check: the main pattern decides, unless another one refutes the claim."""
     plan, patterns = _plan(mechanism)
-    calls = Calls(mechanism, plan, seed, progress, total=sum(count for _, count in patterns))
+    calls = Calls(
+        mechanism, plan, seed, progress, total=sum(count for _, count in patterns) + (mechanism.noise is None)
+    )
     order = np.random.default_rng(list(seed[:64]) or [0])
     for number in range(max(count for _, count in patterns)):
         due = [pattern for pattern, count in patterns if number < count]

@@ -73,12 +73,12 @@ class Calls:
         self._groups: dict[int, Floats] = {}
         self._made: dict[str, list[Call]] = {}
         self._rests: list[npt.NDArray[np.float32]] = []  # of all calls, in their order
-        self._progress, self._total = progress, total
+        self._progress, self._total, self._count = progress, total, 0
 
     @property
     def total(self) -> int:
         """Calls made so far."""
-        return sum(map(len, self._made.values()))
+        return self._count
 
     def count(self, pattern: Pattern) -> int:
         """Calls made so far with this pattern."""
@@ -97,6 +97,7 @@ class Calls:
         vector = released_vector(mechanism.release(*arguments), mechanism.dim)
         call = Call(vector=vector, group=group, tested=pattern.tested(number), along=units @ vector)
         self._made.setdefault(pattern.name, []).append(call)
+        self._count += 1
         if mechanism.noise is None:
             self._note_rest(call)
         if self._progress is not None:
@@ -104,10 +105,8 @@ class Calls:
 
     def repeat(self, pattern: Pattern) -> None:
         """Call the function once more with what its first call had: noise that follows the updates comes again."""
-        made = {name: list(calls) for name, calls in self._made.items()}
         self.make(pattern, 0)
-        self._made = made  # only compared with the other calls
-        self._total += 1
+        self._made[pattern.name].pop()  # only compared with the other calls
 
     def repeats(self) -> tuple[Gauge, Gauge]:
         """The gauges of noise that comes again, over all calls in their order, whatever their updates were."""
