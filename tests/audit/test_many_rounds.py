@@ -108,7 +108,7 @@ def brute_pairs(rows: np.ndarray, apart: int) -> tuple[np.ndarray, float, int]:
 def test_every_two_rounds_are_compared_once(rounds, monkeypatch):
     monkeypatch.setattr(sketch_gauges, "BLOCK", 16)
     rows = np.random.default_rng(rounds).standard_normal((rounds, 30)).astype(np.float32)
-    found = sketch_gauges._Pairs()
+    found = sketch_gauges.Pairs()
     for row in rows:
         found.add(row)
     for _ in range(2):  # asking changes nothing
@@ -125,7 +125,7 @@ def test_of_very_many_rounds_the_last_ones_are_compared(monkeypatch):
     monkeypatch.setattr(sketch_gauges, "COMPARED", 48)
     rows = np.random.default_rng(0).standard_normal((400, 30)).astype(np.float32)
     rows[348] = rows[300]
-    found = sketch_gauges._Pairs()
+    found = sketch_gauges.Pairs()
     for row in rows:
         found.add(row)
     largest, _, pairs = found.found()
