@@ -407,7 +407,7 @@ def rows() -> dict[str, Row]:
     add("half the noise, one client", "faulty", lambda rng: noised(rng, std=z / 2), clients=1)
 
     add("clip of the sum", "unseen", clipped_sum)
-    add("median of the norms as clip norm, noise too", "unseen", lambda rng: median_clip(rng, scaled=True))
+    add("median of the norms as clip norm, noise too", "faulty", lambda rng: median_clip(rng, scaled=True))
     add("one client counts five times", "unseen", lambda rng: noised(rng, std=z, clipped=first_five_times))
     add("noise × 0.9", "unseen", lambda rng: noised(rng, std=0.9 * z))
 
@@ -436,7 +436,11 @@ def rows() -> dict[str, Row]:
         seeds=SEEDS,
     )
     add("adaptive clip", "correct", AdaptiveClip)
-    add("release in whole numbers", "correct", lambda rng: lambda u: np.rint(noised(rng, std=z)(u)))
+    add(
+        "release in steps of half the std",
+        "correct",
+        lambda rng: lambda u: np.rint(noised(rng, std=z)(u) / z * 2) * z / 2,
+    )
     add("list of layers", "correct", lambda rng: in_layers(rng, bare=False), **LAYERS)
     add("tree noise", "correct", lambda rng: TreeSum(rng, TREE, TREE_STD), noise=TREE, clients=50)
     add("banded noise", "correct", lambda rng: BandedSum(rng, BANDED, z), noise=BANDED, clients=50)

@@ -40,9 +40,7 @@ from coalmine.testing.tested_mechanism import Adjacency, Aggregate, Mechanism, c
 from coalmine.testing.update_arrays import Form
 
 LONGEST_ASSORTED = 30.0  # clip norms
-NOISE_RATIO = (
-    0.75  # of the noise at other lengths over that at the main one, or its inverse: further off, it follows the data
-)
+NOISE_RATIO = 0.5  # of the noise at other lengths over that at the main one, or its inverse: else it follows the data
 ARRIVES = 0.5  # of its length, that an update of at most the clip norm keeps beside long ones
 ARRIVES_STDS = 5.0  # by which it must be shorter
 MORE_CALLS = 4  # times the planned number, at most, to detect canaries
