@@ -30,6 +30,7 @@ from coalmine import Audit, mechanism_epsilon
 from coalmine.audit.alarm import EVIDENCE_LEVEL
 from coalmine.canaries.rotation_numpy import stay_in_one_thread
 from coalmine.estimators.sequential import information, log_evidence, standard_score
+from studies.trust import put_between_markers
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "alarm.jsonl"
@@ -229,9 +230,7 @@ def main() -> int:
     bad = failures(found)
     print("\n".join(bad) if bad else "every bar is met")
     if options.write_docs:
-        start, end = "<!-- study -->", "<!-- /study -->"
-        before, rest = DOCS.read_text().split(start)
-        DOCS.write_text(f"{before}{start}\n{tables(found)}\n{end}{rest.split(end)[1]}")
+        DOCS.write_text(put_between_markers(DOCS.read_text(), "study", tables(found)))
     return 1 if bad else 0
 
 

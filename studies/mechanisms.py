@@ -292,6 +292,36 @@ TREE, BANDED = TreeNoise(rounds=16), BandedNoise.for_prefix_sums(16, bands=4)
 TREE_STD = needed() * max(TREE.strength([number]) for number in range(1, 17)) ** 0.5
 
 
+def truncated(rng: np.random.Generator, size: int) -> Array:
+    """Gaussian noise cut at 3.5 standard deviations."""
+    return np.clip(rng.standard_normal(size), -3.5, 3.5)
+
+
+def ramp(rng: np.random.Generator, size: int) -> Array:
+    """Noise whose std rises by a fifth to either side from the first coordinate to the last."""
+    return rng.standard_normal(size) * np.linspace(0.8, 1.2, size)
+
+
+def all_but_one(rng: np.random.Generator, size: int) -> Array:
+    """Noise on all coordinates but the last."""
+    return rng.standard_normal(size) * (np.arange(size) < size - 1)
+
+
+def all_clipped_but_one(updates: Array) -> Array:
+    """The clip leaves the last coordinate as it is."""
+    return np.hstack([clip(updates[:, :-1]), updates[:, -1:]])
+
+
+def sampled_inside(rng: np.random.Generator) -> Release:
+    """Each client is in the sum with probability 0.8, and then counts 1.25 times."""
+
+    def release(updates: Array) -> Array:
+        included = rng.random(len(updates)) < 0.8
+        return np.asarray(clip(updates)[included].sum(axis=0) / 0.8 + needed() * rng.standard_normal(updates.shape[1]))
+
+    return release
+
+
 class Reused:
     """Noise that is drawn anew in every second call; `sign` -1 turns it around in between."""
 
@@ -409,6 +439,13 @@ def rows() -> dict[str, Row]:
     add("clip of the sum", "unseen", clipped_sum)
     add("median of the norms as clip norm, noise too", "faulty", lambda rng: median_clip(rng, scaled=True))
     add("one client counts five times", "unseen", lambda rng: noised(rng, std=z, clipped=first_five_times))
+    add("the last coordinate is not clipped", "unseen", lambda rng: noised(rng, std=z, clipped=all_clipped_but_one))
+    add("the last coordinate has no noise", "unseen", lambda rng: noised(rng, std=z, draw=all_but_one))
+    add("Laplace noise, 50 dimensions", "unseen", lambda rng: noised(rng, std=z, draw=laplace), dim=50, clients=20)
+    add("noise cut at 3.5 std", "unseen", lambda rng: noised(rng, std=z, draw=truncated))
+    add("a std of 0.8 to 1.2", "unseen", lambda rng: noised(rng, std=z, draw=ramp))
+    add("clients sampled inside, 0.8 of them", "unseen", sampled_inside)
+    add("twenty times the noise", "unseen", lambda rng: noised(rng, std=20 * z))
     add("noise × 0.9", "unseen", lambda rng: noised(rng, std=0.9 * z))
 
     add("noised mean", "correct", lambda rng: noised_mean(rng, std=z))
@@ -436,11 +473,7 @@ def rows() -> dict[str, Row]:
         seeds=SEEDS,
     )
     add("adaptive clip", "correct", AdaptiveClip)
-    add(
-        "release in steps of half the std",
-        "correct",
-        lambda rng: lambda u: np.rint(noised(rng, std=z)(u) / z * 2) * z / 2,
-    )
+    add("release in whole numbers", "correct", lambda rng: lambda u: np.rint(noised(rng, std=z)(u)))
     add("list of layers", "correct", lambda rng: in_layers(rng, bare=False), **LAYERS)
     add("tree noise", "correct", lambda rng: TreeSum(rng, TREE, TREE_STD), noise=TREE, clients=50)
     add("banded noise", "correct", lambda rng: BandedSum(rng, BANDED, z), noise=BANDED, clients=50)

@@ -128,6 +128,14 @@ def test_bad_options_are_one_line_and_exit_code_2(honest, arguments, said):
     assert done.stderr.count("\n") == 1
 
 
+def test_a_run_cannot_stop_at_alarms_without_a_claim(tmp_path):
+    command = [sys.executable, "-m", "coalmine", "run", "--stop-on-violation", "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "coalmine: --stop-on-violation needs a --claim that a round can refute\n"
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_page_must_not_be_a_file_of_the_run(honest):
     pytest.importorskip("matplotlib")
     done = watch(honest, "--html", honest / "result.json")

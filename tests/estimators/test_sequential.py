@@ -112,5 +112,4 @@ def test_the_running_evidence_is_the_same_round_by_round():
         total += math.sqrt(weight) * float(standard_score(score, dof, math.sqrt(count) / 0.8))
         informed += weight
     assert running.log == pytest.approx(float(log_evidence(total, informed)), rel=1e-12)
-    assert running.largest >= running.log
     assert running.presentations == 20

@@ -9,6 +9,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from coalmine.integrations.opacus import audited
 
+WARNINGS = (
+    "ignore:divide by zero encountered in log",  # Opacus, at sample rate 1
+    "ignore:Secure RNG turned off",
+    "ignore:Optimal order is",
+    "ignore:Full backward hook",
+    "ignore:.*alphas",
+)
+
 
 def make(
     *,

@@ -13,18 +13,12 @@ require("torch")
 require("opacus")
 require("flwr")
 from flower_training import SMALL, LoopGrid, client_app, initial_arrays, nodes, server_side, small_run  # noqa: E402
-from opacus_training import halve_noise, make, run_epoch  # noqa: E402
+from opacus_training import WARNINGS, halve_noise, make, run_epoch  # noqa: E402
 
 from coalmine import ViolationError, mechanism_epsilon  # noqa: E402
 from coalmine.integrations import flower, opacus  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:divide by zero encountered in log",  # Opacus, at sample rate 1
-    "ignore:Secure RNG turned off",
-    "ignore:Optimal order is",
-    "ignore:Full backward hook",
-    "ignore:.*alphas",
-)
+pytestmark = pytest.mark.filterwarnings(*WARNINGS)
 SEED = b"a secret of this test"
 
 

@@ -15,6 +15,7 @@ require("opacus")
 from click.testing import CliRunner  # noqa: E402
 from opacus import PrivacyEngine  # noqa: E402
 from opacus_training import (  # noqa: E402
+    WARNINGS,
     dimension,
     forget_clip,
     halve_noise,
@@ -36,13 +37,7 @@ from coalmine.integrations.journal import Journal  # noqa: E402
 from coalmine.integrations.opacus import audited, named_layers, unaudited  # noqa: E402
 from coalmine.integrations.setup import refuse_result  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:divide by zero encountered in log",  # Opacus, at sample rate 1
-    "ignore:Secure RNG turned off",
-    "ignore:Optimal order is",
-    "ignore:Full backward hook",
-    "ignore:.*alphas",
-)
+pytestmark = pytest.mark.filterwarnings(*WARNINGS)
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ require("opacus")
 from opacus import PrivacyEngine  # noqa: E402
 from opacus.utils.batch_memory_manager import BatchMemoryManager  # noqa: E402
 from opacus.utils.uniform_sampler import DistributedUniformWithReplacementSampler  # noqa: E402
+from opacus_training import WARNINGS  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import (  # noqa: E402
     BatchSampler,
@@ -27,13 +28,7 @@ from torch.utils.data import (  # noqa: E402
 from coalmine import Audit  # noqa: E402
 from coalmine.integrations.opacus import audited, unaudited  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:divide by zero encountered in log",  # Opacus, at sample rate 1
-    "ignore:Secure RNG turned off",
-    "ignore:Optimal order is",
-    "ignore:Full backward hook",
-    "ignore:.*alphas",
-)
+pytestmark = pytest.mark.filterwarnings(*WARNINGS)
 ROWS = 120
 
 

@@ -1,6 +1,7 @@
 """A training run that stops in the round that refutes its claim, and one that has no reason to."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -55,6 +56,16 @@ def test_the_directory_of_a_stopped_run_is_complete(stopped):
     page = write_report([home], home / "page.md", kind="md").read_text()
     assert "VIOLATION" in page
     assert "alarm in round" in page
+
+
+def test_a_result_without_its_alarm_does_not_verify(stopped, tmp_path):
+    home, outcome = stopped
+    copy = shutil.copytree(home, tmp_path / "run")
+    stored = json.loads((copy / "result.json").read_text())
+    del stored["alarm"]
+    (copy / "result.json").write_text(json.dumps(stored))
+    checks = {check.name: check.held for check in verify_run(copy, outcome.config.canary_seed())}
+    assert (checks["rounds"], checks["result"]) == (False, False)
 
 
 def test_resuming_a_stopped_run_leaves_it_stopped(stopped):

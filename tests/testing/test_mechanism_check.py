@@ -286,7 +286,7 @@ def test_the_result_can_be_written_and_read():
     ("changes", "message"),
     [
         ({"release": 3}, "release must be a function"),
-        ({"epsilon": 0.0}, "claim must be above 0"),
+        ({"epsilon": 0.0}, "epsilon must be above 0"),
         ({"delta": 2.0}, "delta must lie in"),
         ({"dim": None}, "dim must be given"),
         ({"dim": 5}, "dim must be at least 20"),

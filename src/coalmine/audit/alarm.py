@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from scipy.special import ndtr
 
 from coalmine.audit.claim import LARGEST_CLAIM, Claim
+from coalmine.audit.gauge import Gauge
 from coalmine.audit.gauge_reader import GaugeReader
 from coalmine.audit.legs import SampledClaim
 from coalmine.audit.stated_noise import StatedReader
@@ -216,7 +218,7 @@ class AlarmReader:
         certain = leg.p_value is not None and leg.p_value < spent_level(SAMPLER_LEVEL, self._looks)
         return leg if leg.outcome == VIOLATION and certain else None
 
-    def _case(self, claim: Claim, gauges: list[Any] | None = None) -> Case:
+    def _case(self, claim: Claim, gauges: list[Gauge] | None = None) -> Case:
         settings, sampled = self._settings, self._sampled
         evidence = Evidence(
             delta=settings.delta,
@@ -234,7 +236,7 @@ class AlarmReader:
             self.alarm = Alarm(round=self.last_round, evidence=self.evidence, verdict=facts)
 
 
-def _round_score(view: View, members: Any) -> tuple[float, float]:
+def _round_score(view: View, members: npt.NDArray[np.bool_]) -> tuple[float, float]:
     """Presentations in a round and √n times their mean score; whitened rounds hold a share of each canary."""
     weights = np.broadcast_to(view.weights, view.present.shape)[members]
     count = float(weights @ weights)

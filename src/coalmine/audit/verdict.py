@@ -344,11 +344,10 @@ def _weakened(gauge: Gauge, stated: StatedNoise, case: Case) -> float:
     return 1 / math.sqrt((hit / weak**2 + (times - hit) / stated.usual**2) / times)
 
 
-def proof(gauge: Gauge, case: Case) -> Verdict:
-    """The verdict where a gauge refutes the claim."""
-    stated = case.evidence.stated
-    found = Verdict(
-        outcome=VIOLATION,
+def gauge_verdict(gauge: Gauge, outcome: Outcome) -> Verdict:
+    """A verdict that rests on one gauge: what it reads, its limits, and the rounds outside of them."""
+    return Verdict(
+        outcome=outcome,
         code="gauge",
         gauge=gauge.name,
         reading=(gauge.smallest, gauge.largest),
@@ -356,6 +355,11 @@ def proof(gauge: Gauge, case: Case) -> Verdict:
         rounds=len(gauge.flagged) or None,
         first_round=gauge.flagged[0] if gauge.flagged else None,
     )
+
+
+def proof(gauge: Gauge, case: Case) -> Verdict:
+    """The verdict where a gauge refutes the claim."""
+    stated, found = case.evidence.stated, gauge_verdict(gauge, VIOLATION)
     if not gauge.noise_left or gauge.noise_left < 1e-3 or stated is None:
         return found
     noise = _weakened(gauge, stated, case) * stated.high
@@ -450,15 +454,9 @@ def _alarm(odd: list[Gauge]) -> Verdict:
     """The verdict where gauges are outside their limits and refute nothing."""
     gauge = next((gauge for gauge in odd if gauge.name == "rounding"), odd[0])
     long = gauge.name in ("residual", "pooled residual") and gauge.status == "warning"
-    return Verdict(
-        outcome=UNDERPOWERED,
-        code="gauge",
-        gauge=gauge.name,
-        reading=(gauge.smallest, gauge.largest),
-        limits=gauge.limits,
+    return replace(
+        gauge_verdict(gauge, UNDERPOWERED),
         length=gauge.largest if long else None,
-        rounds=len(gauge.flagged) or None,
-        first_round=gauge.flagged[0] if gauge.flagged else None,
         evidence=tuple(other.name for other in odd if other is not gauge),
     )
 

@@ -350,7 +350,7 @@ def _derived(known: _Evidence) -> Check:
             analytical_epsilon=told.analytical_epsilon,
             clients=told.clients,
             audited=[item for item in told.audited if item.source == "pipeline"],
-            watched=told.watched,
+            watched=told.watched or _stops_at_alarms(known.config),
         )
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         return Check(
@@ -368,6 +368,12 @@ def _derived(known: _Evidence) -> Check:
             "was changed, or another version of coalmine wrote them"
         )
     return Check("result", not changed, detail)
+
+
+def _stops_at_alarms(config: dict[str, Any] | None) -> bool:
+    """Whether the config says that the run stops at an alarm: then its result must say whether there was one."""
+    claimed = (config or {}).get("claim")
+    return isinstance(claimed, dict) and claimed.get("stop_on_violation") is True
 
 
 def _alike(one: Any, two: Any) -> bool:

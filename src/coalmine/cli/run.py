@@ -262,6 +262,8 @@ def run(
 
     if options["amplified"] and not config_file and options["claim"] in (None, "analytical", "accountant"):
         raise click.UsageError("--amplified needs a number as --claim")
+    if options["stop_on_violation"] and not config_file and options["claim"] is None:
+        raise click.UsageError("--stop-on-violation needs a --claim that a round can refute")
     config = config_with(_changes(options), config_file)
     if options["separation"] is not None and config.participation.kind != "limited":
         raise click.UsageError("--separation needs --participation limited")

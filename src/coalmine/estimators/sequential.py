@@ -66,13 +66,12 @@ def spent_level(level: float, look: int) -> float:
 class RunningEvidence:
     """Evidence against a noise multiplier of `noise_multiplier` or more, round by round.
 
-    `total` is S = Σ w_t·h_t, `informed` is Σ w_t², and `largest` the largest log evidence so far.
+    `total` is S = Σ w_t·h_t, and `informed` is Σ w_t².
     """
 
     noise_multiplier: float
     total: float = 0.0
     informed: float = 0.0
-    largest: float = 0.0
     scores: float = 0.0  # Σ of scores, weighted as presentations are
     presentations: float = 0.0
 
@@ -85,7 +84,6 @@ class RunningEvidence:
         self.informed += weight
         self.scores += math.sqrt(presentations) * score
         self.presentations += presentations
-        self.largest = max(self.largest, self.log)
         return standard
 
     @property

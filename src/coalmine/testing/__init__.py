@@ -1,11 +1,11 @@
 """A unit test for privacy: check that a function which aggregates clients' updates gives the epsilon that it claims.
 
-from coalmine.testing import PrivacyNote, assert_private
+    from coalmine.testing import assert_private
 
-def test_my_aggregate_is_private():
-    assert_private(my_aggregate, dim=5_000, epsilon=3.0, delta=1e-5)
+    def test_my_aggregate_is_private():
+        assert_private(my_aggregate, dim=5_000, epsilon=3.0, delta=1e-5)
 
-docs/testing.md says what is checked and what cannot be seen.
+What the check sees, and what it misses, is in docs/testing.md.
 """
 
 from coalmine.testing.assertion import PrivacyNote, assert_private

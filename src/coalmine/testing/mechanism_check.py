@@ -14,9 +14,8 @@ import numpy as np
 from coalmine.argument_checks import WrongTypeError, shown
 from coalmine.audit.audit import Seed
 from coalmine.audit.coverage import AuditedItem, Status
-from coalmine.audit.gauge import Gauge
 from coalmine.audit.result import AuditResult
-from coalmine.audit.verdict import ROUNDED, Outcome, Verdict
+from coalmine.audit.verdict import ROUNDED, Outcome, Verdict, gauge_verdict
 from coalmine.canaries.secret import secret_seed
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.storage.record import seed_bytes
@@ -237,7 +236,7 @@ def _compared(mechanism: Mechanism, patterns: list[Pattern], calls: Calls, resul
         left = 0.0 if repeat.noise_left is None else repeat.noise_left
         epsilon = calls.epsilon_with(left, result)
         if epsilon > ROUNDED * mechanism.epsilon:
-            found = _of_gauge(repeat, Outcome.VIOLATION)
+            found = gauge_verdict(repeat, Outcome.VIOLATION)
             if left >= NO_NOISE:
                 found = replace(found, noise_left=left, epsilon=epsilon)
             return replace(result, verdict=found)
@@ -245,7 +244,7 @@ def _compared(mechanism: Mechanism, patterns: list[Pattern], calls: Calls, resul
         return result
     for gauge in (repeat, rank):
         if gauge.status != "ok":
-            return replace(result, verdict=_of_gauge(gauge, Outcome.UNDERPOWERED))
+            return replace(result, verdict=gauge_verdict(gauge, Outcome.UNDERPOWERED))
     usual = calls.reading(main)
     for pattern in others:
         ratio = calls.reading(pattern).noise / usual.noise if usual.noise > 0 else 1.0
@@ -257,18 +256,6 @@ def _compared(mechanism: Mechanism, patterns: list[Pattern], calls: Calls, resul
         if kept is not None and kept[0] < ARRIVES and kept[0] + ARRIVES_STDS * kept[1] < 1:
             return replace(result, verdict=Verdict(outcome=Outcome.UNDERPOWERED, code="shrunk", length=kept[0]))
     return result
-
-
-def _of_gauge(gauge: Gauge, outcome: Outcome) -> Verdict:
-    return Verdict(
-        outcome=outcome,
-        code="gauge",
-        gauge=gauge.name,
-        reading=(gauge.smallest, gauge.largest),
-        limits=gauge.limits,
-        rounds=len(gauge.flagged) or None,
-        first_round=gauge.flagged[0] if gauge.flagged else None,
-    )
 
 
 def _checked_item(item: AuditedItem, mechanism: Mechanism, verdicts: dict[str, Verdict]) -> AuditedItem:

@@ -31,6 +31,10 @@ Progress = Callable[[int, int], None]
 CREDIBLE_STDS = 3.0  # by which canaries' measured length may differ from that of a sum or a mean
 DETECTED_STDS = 5.0  # below this the canaries get more calls
 CONFIDENCE = 0.95
+OF_A_GRID = (
+    "grid",
+    "repeated values",
+)  # gauges that a rounded release sets off once untested clients are taken out of it
 MOST_KEPT = 20_000  # coordinates of each call that are compared between calls
 RUNG = "known-others"
 ROUNDED_RELEASE = "the release is rounded: it has half precision or fewer bits, or lies on a grid"
@@ -183,8 +187,14 @@ class Calls:
                 stated=told.stated_noise(),
                 vouched=True,
             )
-            found, _, _ = judge(self._mechanism.claim, scores, gauges.gauges(), evidence)
+            found, _, _ = judge(self._mechanism.claim, scores, self._fair(pattern, gauges.gauges()), evidence)
         return found
+
+    def _fair(self, pattern: Pattern, gauges: list[Gauge]) -> list[Gauge]:
+        """The gauges less those of a grid where the release itself lies on one: taking clients out of it hides that."""
+        if any(resolution_of(call.vector) for call in self._made[pattern.name]):
+            return [gauge for gauge in gauges if gauge.name not in OF_A_GRID]
+        return gauges
 
     def result(self, pattern: Pattern) -> AuditResult:
         """The result of an audit of these calls alone."""

@@ -104,7 +104,7 @@ def checked_mechanism(
         )
     found = Mechanism(
         release=release,
-        epsilon=Claim(epsilon).epsilon,
+        epsilon=float(positive_array("epsilon", one_number("epsilon", epsilon))),
         delta=unit_interval("delta", delta),
         dim=coordinates,
         clients=count,
