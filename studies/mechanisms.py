@@ -44,6 +44,8 @@ EVERY = 10**6
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 OUTCOMES = ("PASS", "VIOLATION", "UNDERPOWERED")
 
+COMPARED = {"shrunk": "length beside long updates", "noise follows data": "noise at other lengths"}
+
 Array = np.ndarray
 Release = Callable[..., Any]
 Kind = Literal["correct", "faulty", "unseen"]
@@ -590,12 +592,14 @@ def _table(title: str, kind: str) -> str:
 
 
 def _seen_by(found: list[dict[str, Any]]) -> str:
-    """What most of the failures rest on: the scores of a pattern, or a gauge."""
+    """What most of the failures rest on: the scores of a pattern, a gauge, or a comparison of the calls."""
     failed = [record for record in found if record["outcome"] != "PASS"]
     if not failed:
         return "–"
     words = Counter(
-        f"{record['gauge']} gauge" if record["code"] == "gauge" else f"scores, {record['decided_by']}"
+        f"{record['gauge']} gauge"
+        if record["code"] == "gauge"
+        else COMPARED.get(record["code"], f"scores, {record['decided_by']}")
         for record in failed
     )
     return words.most_common(1)[0][0]
