@@ -128,7 +128,7 @@ def test_bad_input_is_one_line_and_exit_code_2(answer, function, said):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--epsilon", "-1"), "claim must be above 0"),
+        (("--epsilon", "-1"), "epsilon must be above 0"),
         (("--delta", "2"), "delta must lie in (0, 1)"),
         (("--clients", "400"), "clients must be at most dim / 2"),
         (("--dim", "3"), "dim must be at least 20"),
