@@ -23,12 +23,36 @@ _BLOCKS = 2**16  # the shuffle moves fewer blocks than this, so that its table i
 
 @dataclass(frozen=True, repr=False)  # the canaries follow from it
 class Stage:
-    """One stage of a rotation: what its signs and its shuffle are."""
+    """One stage of a rotation: what its signs and its shuffle are, drawn from a key when they are first asked for."""
 
-    order: npt.NDArray[np.uint16]  # block j of the shuffled vector is block order[j] of the vector
-    insert: int  # the shuffled block before which the left-over coordinates (dim mod block) go
-    opening: npt.NDArray[np.uint8]  # dim signs as bits, first coordinate lowest; set means minus
-    closing: npt.NDArray[np.uint8]  # 2^m signs, of the last 2^m coordinates
+    dim: int
+    key: int
+    number: int
+    shuffled: bool = True
+
+    @cached_property
+    def order(self) -> npt.NDArray[np.uint16]:
+        """Block j of the shuffled vector is block order[j] of the vector."""
+        blocks = self.dim // block_size(self.dim)
+        if not self.shuffled:
+            return np.arange(blocks).astype(np.uint16)
+        return np.argsort(self._words(philox.SHUFFLE, blocks), kind="stable").astype(np.uint16)
+
+    @cached_property
+    def insert(self) -> int:
+        """The shuffled block before which the left-over coordinates (dim mod block) go."""
+        blocks = self.dim // block_size(self.dim)
+        return int(self._words(philox.INSERT, 1)[0]) * (blocks + 1) >> 64 if self.shuffled else blocks
+
+    @cached_property
+    def opening(self) -> npt.NDArray[np.uint8]:
+        """`dim` signs as bits, first coordinate lowest; set means minus."""
+        return self._bits(philox.OPENING_SIGNS, self.dim)
+
+    @cached_property
+    def closing(self) -> npt.NDArray[np.uint8]:
+        """2^m signs, of the last 2^m coordinates."""
+        return self._bits(philox.CLOSING_SIGNS, 1 << (self.dim.bit_length() - 1))
 
     @cached_property
     def places(self) -> npt.NDArray[np.uint16]:
@@ -36,6 +60,18 @@ class Stage:
         places = np.empty_like(self.order)
         places[self.order] = np.arange(len(self.order), dtype=np.uint16)
         return places
+
+    def forget_signs(self) -> None:
+        """Free the signs, which take most of the memory; they are drawn again when they are needed."""
+        vars(self).pop("opening", None)
+        vars(self).pop("closing", None)
+
+    def _words(self, domain: int, count: int) -> philox.Words:
+        return philox.words(self.key, domain=domain, dim=self.dim, index=self.number, count=count)
+
+    def _bits(self, domain: int, count: int) -> npt.NDArray[np.uint8]:
+        drawn = self._words(domain, -(-count // 64))
+        return drawn.astype("<u8").view(np.uint8)[: -(-count // 8)].copy()
 
 
 @dataclass(frozen=True, repr=False)  # the canaries follow from it
@@ -80,26 +116,11 @@ def block_size(dim: int) -> int:
 
 
 def draw_rotation(dim: int, key: int, *, stages: int = STAGES, shuffled: bool = True) -> Rotation:
-    """The rotation of a key. Fewer stages and no shuffle are there for the tests, which must be able to fail."""
-    return Rotation(dim, tuple(_draw_stage(dim, key, number, shuffled=shuffled) for number in range(stages)))
+    """The rotation of a key, nothing of which is drawn yet.
 
-
-def _draw_stage(dim: int, key: int, number: int, *, shuffled: bool) -> Stage:
-    blocks = dim // block_size(dim)
-    size = 1 << (dim.bit_length() - 1)
-
-    def bits(domain: int, count: int) -> npt.NDArray[np.uint8]:
-        drawn = philox.words(key, domain=domain, dim=dim, index=number, count=-(-count // 64))
-        return drawn.astype("<u8").view(np.uint8)[: -(-count // 8)].copy()
-
-    order = np.argsort(philox.words(key, domain=philox.SHUFFLE, dim=dim, index=number, count=blocks), kind="stable")
-    insert = int(philox.words(key, domain=philox.INSERT, dim=dim, index=number, count=1)[0]) * (blocks + 1) >> 64
-    return Stage(
-        order=(order if shuffled else np.arange(blocks)).astype(np.uint16),
-        insert=insert if shuffled else blocks,
-        opening=bits(philox.OPENING_SIGNS, dim),
-        closing=bits(philox.CLOSING_SIGNS, size),
-    )
+    Fewer stages and no shuffle are there for the tests, which must be able to fail.
+    """
+    return Rotation(dim, tuple(Stage(dim, key, number, shuffled) for number in range(stages)))
 
 
 class RotatedCanaries(Canaries):
@@ -118,6 +139,8 @@ class RotatedCanaries(Canaries):
     def __init__(self, count: int, dim: int, *, seed: SupportsIndex | bytes) -> None:
         super().__init__(count, dim, seed=seed)
         self._rotation = draw_rotation(self.dim, self._key)
+        for stage in self._rotation.stages:  # now, so that too little memory is noticed here
+            _ = stage.order, stage.opening, stage.closing
         self._devices: dict[Any, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
