@@ -28,6 +28,7 @@ ITEMS = (
 )
 VISIBLE_RANK = 10.0  # standard deviations by which half of the dimensions must move the rank gauge to be seen
 NAMED = 12  # tensors that are named in a sentence
+REPLICATED = "each process knows only its own part of `others`, so none has the whole residual"
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,8 @@ def _level(facts: CoverageReader, names: set[str], unobserved: int) -> AuditedIt
 
 
 def _law(facts: CoverageReader, names: set[str], settings: Settings) -> AuditedItem:
+    if settings.replicated and facts.with_others:
+        return AuditedItem("noise law", "cannot be checked", REPLICATED)
     if "shape" not in names or "spectrum" not in names:
         return AuditedItem("noise law", "not checked", "pass `others`: the law is that of the residual")
     if "coarse" in names:
@@ -171,6 +174,8 @@ def _clipping(facts: CoverageReader) -> AuditedItem:
 def _tensors(facts: CoverageReader, names: set[str], settings: Settings) -> AuditedItem:
     if not settings.layers:
         return AuditedItem("tensors", "not checked", "name the layers (`layers=`) so that each has its own gauge")
+    if settings.replicated and facts.with_others:
+        return AuditedItem("tensors", "cannot be checked", REPLICATED)
     if not any(name.startswith("layer ") for name in names):
         return AuditedItem("tensors", "not checked", "gauges by layer need `others` and noise_std")
     listed = [name for name, _ in settings.layers]
