@@ -132,8 +132,33 @@ def test_replicas_have_a_verdict(noise, outcome, blocks):
     first, _ = on_ranks(2, lambda reduce: replicated(reduce, noise=noise, blocks=blocks))
     result = first.result(claim=CLAIM)
     assert str(result.verdict.outcome) == outcome
+    assert {gauge.name for gauge in result.gauges} >= {"layer embedding", "layer bias", "spectrum", "distribution"}
     law = next(item for item in result.audited if item.name == "noise law")
-    assert (law.status, law.source) == ("cannot be checked", "audit")
+    assert law.status == "checked"
+    assert "(on 32,7" in law.detail  # a sample: no process has the whole residual
+
+
+@pytest.mark.parametrize("fault", ["laplace", "bare layer", "repeated"])
+def test_replicas_notice_noise_of_another_law(fault):
+    """The sample of the residual tells what the scores cannot."""
+
+    def work(reduce):
+        whole = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+        audit = Audit.for_model(whole, canaries=500, seed=SEED, delta=DELTA, rounds=20, reduce=reduce, replicated=True)
+        rng = np.random.default_rng(9)
+        first = None
+        for number, drawn, others in training(20, parts=reduce.size):
+            if fault == "laplace":
+                drawn = {name: rng.laplace(0, 0.5**0.5, shape).astype(np.float32) for name, shape in SHAPES.items()}
+            if fault == "bare layer":
+                drawn["bias"] = drawn["bias"] * 0
+            first = first or drawn
+            everybody = {name: sum(part[name] for part in others) for name in drawn}
+            observe(audit, number, first if fault == "repeated" else drawn, others[reduce.rank], whole=everybody)
+        return audit
+
+    result = on_ranks(2, work)[0].result(claim=CLAIM)
+    assert str(result.verdict.outcome) != "PASS"
 
 
 def test_replicas_must_hold_the_same_release():

@@ -28,7 +28,6 @@ ITEMS = (
 )
 VISIBLE_RANK = 10.0  # standard deviations by which half of the dimensions must move the rank gauge to be seen
 NAMED = 12  # tensors that are named in a sentence
-REPLICATED = "each process knows only its own part of `others`, so none has the whole residual"
 
 
 @dataclass(frozen=True)
@@ -135,8 +134,6 @@ def _level(facts: CoverageReader, names: set[str], unobserved: int) -> AuditedIt
 
 
 def _law(facts: CoverageReader, names: set[str], settings: Settings) -> AuditedItem:
-    if settings.replicated and facts.with_others:
-        return AuditedItem("noise law", "cannot be checked", REPLICATED)
     if "shape" not in names or "spectrum" not in names:
         return AuditedItem("noise law", "not checked", "pass `others`: the law is that of the residual")
     if "coarse" in names:
@@ -160,7 +157,7 @@ def _law(facts: CoverageReader, names: set[str], settings: Settings) -> AuditedI
         seen.append("dimensions without noise")
     else:
         missing.append("noise in a fixed subspace (needs more rounds, or more unobserved canaries)")
-    detail = f"seen: {', '.join(seen)}" + (f"; not seen: {', '.join(missing)}" if missing else "")
+    detail = f"seen: {', '.join(seen)}" + (f"; not seen: {', '.join(missing)}" if missing else "") + _sampled(settings)
     return AuditedItem("noise law", "checked", detail)
 
 
@@ -174,13 +171,18 @@ def _clipping(facts: CoverageReader) -> AuditedItem:
 def _tensors(facts: CoverageReader, names: set[str], settings: Settings) -> AuditedItem:
     if not settings.layers:
         return AuditedItem("tensors", "not checked", "name the layers (`layers=`) so that each has its own gauge")
-    if settings.replicated and facts.with_others:
-        return AuditedItem("tensors", "cannot be checked", REPLICATED)
     if not any(name.startswith("layer ") for name in names):
         return AuditedItem("tensors", "not checked", "gauges by layer need `others` and noise_std")
     listed = [name for name, _ in settings.layers]
     more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
-    return AuditedItem("tensors", "checked", f"each by itself: {', '.join(listed[:NAMED])}{more}")
+    return AuditedItem("tensors", "checked", f"each by itself: {', '.join(listed[:NAMED])}{more}{_sampled(settings)}")
+
+
+def _sampled(settings: Settings) -> str:
+    """On how much of the model, where that is not all of it."""
+    if settings.gauged_dim == settings.dim:
+        return ""
+    return f" (on {settings.gauged_dim:,} of {settings.dim:,} coordinates, as each process knows only its part of `others`)"
 
 
 def _sampler(sampling: Verdict | None) -> AuditedItem:
