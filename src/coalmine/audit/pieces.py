@@ -194,10 +194,10 @@ class Pieces:
                 left.add(block, left_of(block))
                 continue
             assert others is not None
-            rest = _less(vector, gathered(others, stretches))
+            rest = _less(vector, gathered(others, stretches, own=True))
             left.add(block, rest)
             if undone and self._before is not None:
-                rest = _less(rest, gathered(self._before[1], stretches), settings.momentum)
+                rest = _less(rest, gathered(self._before[1], stretches, own=True), settings.momentum)
             layers.add(rest, stretches)
         parts = [release.numbers(), left.numbers()]
         if not settings.replicated:
@@ -413,7 +413,7 @@ class Pieces:
             stretches = self._stretches[block]
             vector = None if rows is None else gathered(rows, stretches)
             for other, factor in less:
-                second = gathered(other, stretches)
+                second = gathered(other, stretches, own=True)
                 vector = -second * factor if vector is None else _less(vector, second, factor)
             return vector
 
@@ -503,12 +503,16 @@ def _stretches(settings: Settings, held: Sequence[int], sizes: Sequence[int]) ->
 
 
 def _less(first: Any, second: Any, factor: float = 1.0) -> Any:
-    """first - factor·second, where `first` is."""
+    """first - factor·second, where `first` is; `second`, which is overwritten, is where it goes if both are alike."""
     if is_tensor(first) and (not is_tensor(second) or second.device != first.device):
         second = as_tensor(second, device=first.device)
     elif is_tensor(second) and not is_tensor(first):
         second = second.cpu().numpy()
-    return first - second if factor == 1.0 else first - second * factor
+    if factor != 1.0:
+        second *= factor
+    if first.dtype != second.dtype:
+        return first - second
+    return (sys.modules["torch"].sub if is_tensor(first) else np.subtract)(first, second, out=second)
 
 
 class _VectorSums:

@@ -172,11 +172,11 @@ class Tree:
         return _filled(self._skeleton, values)
 
 
-def gathered(rows: dict[str, Any], stretches: Sequence[Stretch]) -> Any:
-    """One block's vector in working precision: a view where it is one stretch of such numbers, else a copy."""
+def gathered(rows: dict[str, Any], stretches: Sequence[Stretch], *, own: bool = False) -> Any:
+    """One block's vector in working precision: a copy, unless it need not be its own and is one stretch of such numbers."""
     pieces = [rows[part.name][part.here] for part in stretches]
     like = template(pieces)
-    if len(pieces) == 1 and pieces[0].dtype == like.dtype:
+    if not own and len(pieces) == 1 and pieces[0].dtype == like.dtype:
         return pieces[0]
     size = stretches[-1].there.stop
     vector = like.new_empty(size) if is_tensor(like) else np.empty(size, like.dtype)
