@@ -17,6 +17,7 @@ from coalmine.audit.noise_law import (
     NoiseParts,
     block_sizes,
     is_full,
+    is_on_device,
     law_record,
     law_sums,
     measure_law,
@@ -48,6 +49,7 @@ from coalmine.storage.rounds_file import Final, Round, Singles
 SMALL_PART = (
     0.05  # of the canaries in a residual, in standard deviations of its squared length: then their mean is enough
 )
+LARGEST_SINGLE = 1e30  # a canary's measured length, beyond which single precision overflows
 SAME_RELEASE = 1e-5  # relative difference of a length that every process should see alike
 
 
@@ -358,6 +360,8 @@ class Pieces:
             noise = noise_of(block)
             sizes = [others_of(block)]
             if present:
+                if abs(plan.size) > LARGEST_SINGLE:
+                    noise = noise.double() if is_tensor(noise) else noise.astype(np.float64)
                 total = self.canaries.combine(block, present, like=noise)
                 sizes.append(total)
                 noise = noise - total * plan.size
@@ -531,6 +535,7 @@ class _VectorSums:
     ) -> None:
         self._name = name
         self._canaries, self._settings, self._numbers, self._gather = canaries, settings, numbers, gather
+        self._slow = False
         self._blocks: list[int] = []
         self._products: list[Any] = []
         self._squares: list[Any] = []
@@ -538,19 +543,26 @@ class _VectorSums:
 
     def add(self, block: int, vector: Any) -> None:
         """Take the next block."""
+        square = _lazy_square(vector)
+        self._blocks.append(block)
+        if not is_on_device(vector) and square != 0 and not usable(math.sqrt(max(float(square), 0.0))):
+            self._slow = True  # nothing of such a vector is transformed as it is
+        if self._slow:
+            return
         products = self._canaries.products(block, vector)
         seen = products[: self._settings.canaries]
-        self._squares.append(_lazy_square(vector))
+        self._squares.append(square)
         self._alongs.append(seen @ seen)
         weighted = products * float(self._canaries.shares[block])
         if self._products and _place(weighted) == _place(self._products[-1]):
             self._products[-1] += weighted
         else:
             self._products.append(weighted)
-        self._blocks.append(block)
 
     def numbers(self) -> Floats:
         """The sums, on the host; ValueError if they are not finite."""
+        if self._slow:
+            return self._slow_numbers()
         count, total = self._settings.total, len(self._settings.block_sizes)
         found = np.zeros(count + 2 * total)
         for products in self._products:
