@@ -119,8 +119,11 @@ class BlockedCanaries:
 
     def cosines(self, vector: Any) -> Floats:
         """Cosines of all canaries with one vector of all blocks, where this process holds them all."""
-        pieces = np.split(checked_vector(vector, self.dim), np.cumsum(self.sizes)[:-1])
-        norm = float(np.sqrt(sum(euclidean_norm(piece) ** 2 for piece in pieces)))
+        checked: Any = checked_vector(vector, self.dim)
+        host = checked.cpu().numpy() if is_tensor(checked) else checked
+        if not usable(euclidean_norm(host)):
+            host = rescaled(host)
+        pieces, norm = np.split(host, np.cumsum(self.sizes)[:-1]), euclidean_norm(host)
         found = sum(
             share * self.slow_products(b, p) for b, (share, p) in enumerate(zip(self.shares, pieces, strict=True))
         )
