@@ -4,5 +4,7 @@ collect_ignore = [
     "flower_training.py",
     "hostile_clients.py",
     "opacus_training.py",
+    "reduce_ranks.py",
+    "torch_ranks.py",
     "secagg_app.py",
 ]
