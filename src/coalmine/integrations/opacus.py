@@ -31,10 +31,11 @@ try:
 except ImportError as error:
     raise ImportError("auditing Opacus needs: pip install 'coalmine[opacus]'") from error
 
-from coalmine.argument_checks import count_of, one_number, shown
+from coalmine.argument_checks import Floats, count_of, one_number, shown
 from coalmine.audit.audit import Audit
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
+from coalmine.audit.ranks import Ranks, Reduce
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
 from coalmine.estimators.sampling import Poisson
@@ -47,11 +48,9 @@ from coalmine.integrations.opacus_distributed import (
     local,
     on_every_rank,
     own_slot,
-    raise_everywhere,
     reduce_for,
 )
 from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, positive, watch_noise
-from coalmine.integrations.torch_distributed import Reduce
 from coalmine.integrations.watched_sampler import PickedRows, check_loader
 
 __all__ = ["audited", "named_layers", "unaudited"]
@@ -110,12 +109,12 @@ def audited(
     def check_options() -> tuple[float, float | None, AuditedItem]:
         rate = sampling_probability
         if data_loader is not None:
-            rate = _loader_rate(data_loader, rate, rng, every_rank=gradients.reduce.size > 1)
+            rate = _loader_rate(data_loader, rate, rng, every_rank=gradients.ranks.several)
             if settings.get("audit") is None and settings.get("canaries") is None:
                 settings["canaries"] = min(USUAL_CANARIES, _rows(data_loader), room // 2)
         elif rate is None:
             raise TypeError("audited() needs data_loader, or the sampling_probability of an example")
-        elif rng is not None and gradients.reduce.size > 1:
+        elif rng is not None and gradients.ranks.several:
             raise ValueError("rng may differ from rank to rank, so omit it: the audit's seed decides")
         own, count = settings.get("audit"), settings.get("canaries")
         expected = own.settings.canaries if isinstance(own, Audit) else count if isinstance(count, int) else 0
@@ -125,7 +124,7 @@ def audited(
             )
         return _checked_options(optimizer, expected, rate, through_clip, scale)
 
-    probability, length, clipping = on_every_rank(gradients.reduce, check_options)
+    probability, length, clipping = on_every_rank(gradients.ranks, check_options)
     audit = gradients.set_up_audit(layers, **settings)
     dim = sum(p.numel() for p in optimizer.params)
     if dim != audit.settings.dim:
@@ -194,41 +193,40 @@ class _Riders:
     again: Sequence[Indices] = ()
 
     def __init__(self, audit: Audit, gradients: OneProcess, optimizer: DPOptimizer, loader: Any) -> None:
-        self._reduce = gradients.reduce
-        several = self._reduce.size > 1
+        self._audit, self._ranks = audit, gradients.ranks
+        several, count = self._ranks.several, audit.settings.canaries
         self.rows = on_every_rank(
-            self._reduce, lambda: PickedRows(loader, lambda: len(optimizer._step_skip_queue), every_rank=several)
+            self._ranks, lambda: PickedRows(loader, lambda: len(optimizer._step_skip_queue), every_rank=several)
         )
-        counts = self._reduce(own_slot(self._reduce, self.rows.count))
+        counts = self._ranks.sum(own_slot(self._ranks, self.rows.count))
         if (counts != self.rows.count).any():
             raise ValueError(
                 "data_loader must have the whole data set on every rank, but the ranks' data sets have "
                 f"{', '.join(f'{count:.0f}' for count in counts)} rows"
             )
         self._riders = np.full(self.rows.count, -1, dtype=np.int32)
-        self._riders[audit.canary_rows(self.rows.count)] = np.arange(audit.settings.canaries)
-        self._canaries = audit.settings.canaries
+        self._riders[audit.canary_rows(self.rows.count)] = np.arange(count)
         self.most_times, self.steps_with_repeats = 1, 0
 
     def canaries(self, examples: int) -> Indices:
-        try:
-            rows, failure = self.rows.of_step(examples), None
-        except ValueError as error:
-            rows, failure = np.zeros(0, dtype=np.int64), error
-        riders = self._riders[rows]
-        times = np.bincount(riders[riders >= 0], minlength=self._canaries).astype(np.float64)
-        most = np.unique(rows, return_counts=True)[1].max(initial=1)
-        slots = [own_slot(self._reduce, value) for value in (rows.size, most, failure is not None)]
-        total = self._reduce(np.concatenate([times, *slots]))
-        counts = total[: self._canaries].astype(np.int64)
-        sizes, mosts, failed = np.split(total[self._canaries :], 3)
-        raise_everywhere(self._reduce, failed, failure)
+        count, size = self._audit.settings.canaries, self._ranks.size
+
+        def picked() -> Floats:
+            """How often each canary's row was picked, the number of rows, and how often one of them was."""
+            rows = self.rows.of_step(examples)
+            riders = self._riders[rows]
+            times = np.bincount(riders[riders >= 0], minlength=count)
+            most = np.unique(rows, return_counts=True)[1].max(initial=1)
+            return np.concatenate([times, own_slot(self._ranks, rows.size), own_slot(self._ranks, most)])
+
+        total = self._ranks.sum_of(count + 2 * size, picked, number=self._audit.last_round + 1, told={})
+        times, sizes, most = total[:count].astype(np.int64), total[count:-size], total[-size:]
         self.participants = int(sizes.sum())
-        most_times = int(max(mosts.max(), counts.max(initial=1)))
-        self.most_times = max(self.most_times, most_times)
-        self.steps_with_repeats += most_times > 1
-        present = np.flatnonzero(counts).astype(np.int32)
-        self.again = [present[counts[present] >= count] for count in range(2, int(counts.max(initial=1)) + 1)]
+        repeats = int(max(most.max(), times.max(initial=1)))
+        self.most_times = max(self.most_times, repeats)
+        self.steps_with_repeats += repeats > 1
+        present = np.flatnonzero(times).astype(np.int32)
+        self.again = [present[times[present] >= number] for number in range(2, int(times.max(initial=1)) + 1)]
         return present
 
 
@@ -288,7 +286,7 @@ class _OptimizerAudit:
             first = self._initial if initial is None else initial
             self.audit.observe_final(self._parameters(), initial=first)
         self._find_zero_gradients()
-        if self._gradients.reduce.rank > 0:
+        if self._gradients.ranks.rank > 0:
             return None
         smallest = min(self._noise_multipliers, default=0.0)
         noise = smallest if len(self._noise_multipliers) == 1 else None
@@ -311,14 +309,15 @@ class _OptimizerAudit:
 
     def _has_final(self) -> bool:
         """Whether the final model was observed, which rank 0 knows."""
-        reduce = self._gradients.reduce
-        return bool(reduce(np.array([float(reduce.rank == 0 and self.audit.log.final is not None)]))[0])
+        return bool(
+            self._gradients.ranks.together(lambda: self.audit.rank == 0 and self.audit.log.final is not None)[0]
+        )
 
     def _find_zero_gradients(self) -> None:
         """Of the parameters whose gradient was always 0 on this rank, keep those where it was so on every rank."""
         nonzero = np.ones(len(self._optimizer.params))
         nonzero[list(self._zero_gradient)] = 0
-        self._zero_gradient = set(np.flatnonzero(self._gradients.reduce(nonzero) == 0).tolist())
+        self._zero_gradient = set(np.flatnonzero(self._gradients.ranks.sum(nonzero) == 0).tolist())
 
     def _accountants_epsilon(self) -> float | None:
         if self._accountant is None or not self._accountant.history:
@@ -414,11 +413,8 @@ class _OptimizerAudit:
     def _complete(self) -> None:
         """The gradients of all ranks are summed after the step hook: only then are they what the step releases."""
         assert self._real_completion is not None
-        try:
+        with self._gradients.lost_ranks():
             self._real_completion()
-        except RuntimeError as error:
-            reduce = self._gradients.reduce
-            raise (reduce.lost_rank() if isinstance(reduce, Reduce) else error) from error
         self._observe()
 
     def _observe(self) -> None:
@@ -542,7 +538,7 @@ class _OptimizerAudit:
         canaries = {"count": self.audit.settings.canaries, "through_clip": self._scale is not None}
         if isinstance(self._draw, _Riders):
             canaries["rows"] = self._draw.rows.count
-        size = self._gradients.reduce.size
+        size = self._gradients.ranks.size
         return {"trainer": "opacus", "privacy": privacy, "canaries": canaries} | ({"ranks": size} if size > 1 else {})
 
     def _parameters(self) -> Any:
@@ -568,7 +564,7 @@ def _gradients(optimizer: DPOptimizer, model: Any, given: Any) -> OneProcess:
         kind = Replicated if isinstance(optimizer, REPLICATED) else Sharded
         return kind(optimizer, names, reduce, model)
 
-    return on_every_rank(reduce, find)
+    return on_every_rank(Ranks(reduce), find)
 
 
 def _rows(data_loader: "torch.utils.data.DataLoader[Any]") -> int:

@@ -5,7 +5,8 @@ So canaries join rank 0's sum, and the release is observed after `reduce_gradien
 reduced and in shards, each rank adds noise to its own shard, and the step hook already sees the release.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, TypeVar, Unpack
 
 import numpy as np
@@ -16,12 +17,12 @@ from torch.distributed.tensor import DTensor
 
 from coalmine.argument_checks import Floats, shown
 from coalmine.audit.audit import Audit
+from coalmine.audit.ranks import Ranks, Reduce
 from coalmine.integrations.setup import AuditSettings, new_audit_settings, own_audit, refuse_finished, set_up_audit
-from coalmine.integrations.torch_distributed import reduce_over
+from coalmine.integrations.torch_distributed import GroupSum, reduce_over
 
 REPLICATED = (DistributedDPOptimizer, DistributedDPOptimizerFastGradientClipping)
 SHARDED = FSDPOptimizerFastGradientClipping
-MOST_BYTES = 1_000  # of an error that one rank tells the others
 Result = TypeVar("Result")
 
 
@@ -35,7 +36,7 @@ class OneProcess:
 
     def __init__(self, optimizer: DPOptimizer, names: Sequence[str] | None = None) -> None:
         self._optimizer, self._names = optimizer, names
-        self.reduce: Any = _Alone()
+        self.ranks = Ranks(None)
 
     @property
     def room(self) -> int:
@@ -79,6 +80,10 @@ class OneProcess:
                     return sum(map(len, rows)) if isinstance(rows, list) else len(rows)
         return 0
 
+    def lost_ranks(self) -> Any:
+        """Around a collective of the training."""
+        return nullcontext()
+
     def whole(self, parts: Sequence[Any]) -> Any:
         """What the audit takes."""
         return torch.cat([part.reshape(-1) for part in parts])
@@ -96,33 +101,41 @@ class Replicated(OneProcess):
     observed_after = "reduce_gradients"
     _replicated = True
 
-    def __init__(self, optimizer: DPOptimizer, names: Sequence[str] | None, reduce: Any, _model: Any) -> None:
+    def __init__(self, optimizer: DPOptimizer, names: Sequence[str] | None, reduce: Reduce, _model: Any) -> None:
         if names is not None and all(name.startswith("module.") for name in names):  # so DDP calls the model
             names = [name.removeprefix("module.") for name in names]
         super().__init__(optimizer, names)
-        self.reduce = reduce
+        self._reduce, self.ranks = reduce, Ranks(reduce)
         self.joins = optimizer.rank == 0
-        _check_ranks(optimizer, reduce)
+        _check_ranks(optimizer, self.ranks)
 
     @property
     def divisor(self) -> float:
         """The mean over ranks comes after that over examples."""
-        return super().divisor * (self.reduce.size if self._optimizer.loss_reduction == "mean" else 1)
+        return super().divisor * (self.ranks.size if self._optimizer.loss_reduction == "mean" else 1)
 
     def set_up_audit(self, layers: Any, **settings: Unpack[AuditSettings]) -> Audit:
         """The user's own audit, or a new one of all ranks."""
         own = settings.get("audit")
         if own is None:
-            keywords = on_every_rank(self.reduce, lambda: new_audit_settings(layers is not None, **settings))
+            keywords = on_every_rank(self.ranks, lambda: new_audit_settings(layers is not None, **settings))
             tree = self.whole(self.parameters())
-            return Audit.for_model(tree, reduce=self.reduce, replicated=self._replicated, **keywords)
-        return on_every_rank(self.reduce, lambda: self._checked_audit(**settings))
+            return Audit.for_model(tree, reduce=self._reduce, replicated=self._replicated, **keywords)
+        return on_every_rank(self.ranks, lambda: self._checked_audit(**settings))
 
     def _checked_audit(self, **settings: Unpack[AuditSettings]) -> Audit:
         audit = own_audit(**settings)
-        if self.reduce.rank == 0:
+        if self.ranks.rank == 0:
             refuse_finished(audit)
         return audit
+
+    @contextmanager
+    def lost_ranks(self) -> Iterator[None]:
+        """Around a collective of the training: if another rank is gone, its error is the audit's own."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise (self._reduce.lost_rank() if isinstance(self._reduce, GroupSum) else error) from error
 
     def whole(self, parts: Sequence[Any]) -> Any:
         """A dict of tensors by the names of the parameters."""
@@ -144,24 +157,22 @@ class Sharded(Replicated):
     observed_after = None
     _replicated = False
 
-    def __init__(self, optimizer: DPOptimizer, names: Sequence[str] | None, reduce: Any, model: Any) -> None:
+    def __init__(self, optimizer: DPOptimizer, names: Sequence[str] | None, reduce: Reduce, model: Any) -> None:
         super().__init__(optimizer, names, reduce, model)
         self.joins = True
         self._model = model
         for p in optimizer.params:
-            _check_shard(p, reduce)
+            _check_shard(p, self.ranks)
 
     @property
     def room(self) -> int:
         """Number of parameters on the rank that has the fewest."""
-        sizes = np.zeros(self.reduce.size)
-        sizes[self.reduce.rank] = sum(local(p).numel() for p in self._optimizer.params)
-        return int(self.reduce(sizes).min())
+        return min(self.ranks.together(lambda: sum(local(p).numel() for p in self._optimizer.params)))
 
     @property
     def clip_in_sum(self) -> float:
         """FSDP2 takes the mean over the ranks when it reduces gradients."""
-        return 1 / self.reduce.size if self._optimizer.loss_reduction == "mean" else 1.0
+        return 1 / self.ranks.size if self._optimizer.loss_reduction == "mean" else 1.0
 
     def sums(self) -> list[Any]:
         """This rank's shard of the clipped sum."""
@@ -186,7 +197,7 @@ class Sharded(Replicated):
         return len(norms)
 
 
-def reduce_for(optimizer: DPOptimizer, reduce: Any) -> Any:
+def reduce_for(optimizer: DPOptimizer, reduce: Reduce | None) -> Reduce | None:
     """The sum over an optimizer's processes: as given, or over all ranks. None where there is one process."""
     if isinstance(optimizer, (*REPLICATED, SHARDED)):
         return reduce_over() if reduce is None else reduce
@@ -200,64 +211,36 @@ def local(tensor: Any) -> Any:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def on_every_rank(reduce: Any, action: Callable[[], Result]) -> Result:
-    """What `action` returns on this rank. If it fails on one rank, its error is raised on every rank."""
-    try:
-        found, failure = action(), None
-    except (OSError, TypeError, ValueError) as error:
-        found, failure = None, error
-    raise_everywhere(reduce, reduce(own_slot(reduce, failure is not None)), failure)
-    return found  # type: ignore[return-value]
+def on_every_rank(ranks: Ranks, action: Callable[[], Result]) -> Result:
+    """What `action` returns on this rank. If it fails on one rank, every rank raises an error."""
+    found: list[Result] = []
+    ranks.together(lambda: found.append(action()))
+    return found[0]
 
 
-def raise_everywhere(reduce: Any, failed: Floats, failure: Exception | None) -> None:
-    """Raise the error of the first rank that failed, on every rank; `failed` has a slot for each rank."""
-    if not failed.any():
-        return
-    first = int(np.flatnonzero(failed)[0])
-    letters = np.zeros(MOST_BYTES)
-    if reduce.rank == first:
-        text = str(failure).encode()[:MOST_BYTES]
-        letters[: len(text)] = list(text)
-    told = bytes(reduce(letters).astype(np.uint8)).rstrip(b"\0").decode(errors="ignore")
-    if reduce.rank == first:
-        assert failure is not None
-        raise failure
-    raise ValueError(f"rank {first} failed: {told}")
-
-
-def own_slot(reduce: Any, value: float) -> Floats:
+def own_slot(ranks: Ranks, value: float) -> Floats:
     """Zeros but for this rank's slot: their sum over the ranks has every rank's value."""
-    slots = np.zeros(reduce.size)
-    slots[reduce.rank] = value
+    slots = np.zeros(ranks.size)
+    slots[ranks.rank] = value
     return slots
 
 
-class _Alone:
-    """The sum over one process."""
-
-    rank, size = 0, 1
-
-    def __call__(self, numbers: Floats) -> Floats:
-        return numbers
-
-
-def _check_ranks(optimizer: Any, reduce: Any) -> None:
-    if (reduce.rank, reduce.size) != (optimizer.rank, optimizer.world_size):
+def _check_ranks(optimizer: Any, ranks: Ranks) -> None:
+    if (ranks.rank, ranks.size) != (optimizer.rank, optimizer.world_size):
         raise ValueError(
             f"reduce must be over the optimizer's {optimizer.world_size} ranks, and this is rank {optimizer.rank}, got rank "
-            f"{reduce.rank} of {reduce.size}; Opacus sums over all ranks of the job"
+            f"{ranks.rank} of {ranks.size}; Opacus sums over all ranks of the job"
         )
 
 
-def _check_shard(p: Any, reduce: Any) -> None:
+def _check_shard(p: Any, ranks: Ranks) -> None:
     if not isinstance(p, DTensor):
         raise ValueError(
             f"every parameter must be sharded, but the one of shape {tuple(p.shape)} is a plain tensor: use FSDP2Wrapper"
         )
     mesh, placements = p.device_mesh, p.placements
-    if mesh.ndim != 1 or mesh.size() != reduce.size or not placements[0].is_shard():
+    if mesh.ndim != 1 or mesh.size() != ranks.size or not placements[0].is_shard():
         raise ValueError(
-            f"every parameter must be sharded over all {reduce.size} ranks, but the one of shape {tuple(p.shape)} has "
+            f"every parameter must be sharded over all {ranks.size} ranks, but the one of shape {tuple(p.shape)} has "
             f"{placements} on a mesh of shape {tuple(mesh.shape)}; FSDP2Wrapper without a mesh does that"
         )

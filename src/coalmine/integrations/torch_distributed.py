@@ -24,7 +24,7 @@ except ImportError as error:
 
 from coalmine.argument_checks import Floats, one_number, shown
 
-__all__ = ["LostRankError", "Reduce", "reduce_over"]
+__all__ = ["GroupSum", "LostRankError", "reduce_over"]
 TIMEOUT = 50.0  # seconds that a sum may take, waiting for the slowest rank included
 ROLL_CALL = 2.0  # seconds that the ranks which are still there have to say so
 
@@ -33,7 +33,7 @@ class LostRankError(ConnectionError):
     """Another rank was killed, has failed, or hangs. All ranks must be started again."""
 
 
-def reduce_over(group: Any = None, *, timeout: float = TIMEOUT, backend: str | None = None) -> "Reduce":
+def reduce_over(group: Any = None, *, timeout: float = TIMEOUT, backend: str | None = None) -> "GroupSum":
     """The sum over the ranks of a process group, by default of all ranks: `reduce` for `Audit.for_model`.
 
     Every rank of the group calls this once, and gets an object with its `rank`, the `size` of the group, and a call that
@@ -52,10 +52,10 @@ def reduce_over(group: Any = None, *, timeout: float = TIMEOUT, backend: str | N
         raise ValueError("this process is not in the group: only its members call reduce_over")
     ranks = distributed.get_process_group_ranks(group)
     chosen = backend or ("gloo" if distributed.is_gloo_available() else distributed.get_backend(group))
-    return Reduce(ranks, timeout=seconds, backend=chosen)
+    return GroupSum(ranks, timeout=seconds, backend=chosen)
 
 
-class Reduce:
+class GroupSum:
     """The sum of float64 numbers over the ranks of a group, the same to the bit on every rank."""
 
     def __init__(self, ranks: list[int], *, timeout: float, backend: str) -> None:
@@ -70,7 +70,7 @@ class Reduce:
         )
 
     def __repr__(self) -> str:
-        return f"Reduce(rank={self.rank}, size={self.size})"
+        return f"GroupSum(rank={self.rank}, size={self.size})"
 
     def __call__(self, numbers: Floats) -> Floats:
         """The elementwise sum over all ranks. Each rank passes an array of the same length."""
