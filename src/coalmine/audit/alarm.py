@@ -23,6 +23,7 @@ from coalmine.audit.verdict import (
     VIOLATION,
     Case,
     Evidence,
+    Outcome,
     Verdict,
     case_of,
     proof,
@@ -65,6 +66,16 @@ class Alarm:
     def to_dict(self) -> dict[str, Any]:
         """Round, evidence, and the facts as a verdict has them, for JSON."""
         return {"round": self.round, "evidence": self.evidence, **self.verdict.to_dict()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Alarm":
+        """The inverse of `to_dict`."""
+        facts: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values["facts"].items()
+        }
+        outcome, code, rung = Outcome(values["verdict"]), values["reason_code"], values["decided_by"]
+        verdict = Verdict(outcome=outcome, code=code, rung=rung, **facts)
+        return cls(round=values["round"], evidence=values["evidence"], verdict=verdict)
 
 
 class ViolationError(RuntimeError):

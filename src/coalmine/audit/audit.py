@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, SupportsIndex, TypeVar
+from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, SupportsIndex, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.derivation import derive_result
 from coalmine.audit.ladder import RUNGS
+from coalmine.audit.layout import Layout, check_same
 from coalmine.audit.noise_law import (
     MANY_COORDINATES,
     NoiseParts,
@@ -26,8 +27,11 @@ from coalmine.audit.noise_law import (
     measure_law,
     resolution_of,
 )
+from coalmine.audit.pieces import Pieces, canary_size
+from coalmine.audit.ranks import Ranks, Reduce
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices, canary_schedule, rows_of_canaries, sample_canaries, schedule_key
+from coalmine.audit.trees import Tree
 from coalmine.audit.vectors import (
     LONGEST,
     SHORTEST,
@@ -43,6 +47,7 @@ from coalmine.audit.vectors import (
 from coalmine.audit.views import SMALLEST
 from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.canaries.base import usable
+from coalmine.canaries.philox import key_from_seed
 from coalmine.canaries.rotation_numpy import stay_in_one_thread
 from coalmine.canaries.secret import SecretBytes, secret_seed
 from coalmine.estimators.correlated import CorrelatedNoise
@@ -59,7 +64,6 @@ Attack = Callable[..., npt.ArrayLike]
 Vector = TypeVar("Vector")
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
-CREDIBLE_STDS = 4.0  # by which a canary's measured length may differ from the declared one
 
 
 def _one_thread(
@@ -143,19 +147,129 @@ class Audit:
             noise=noise,
             sampling=sampling,
         )
+        self._begin(settings, seed, scores, directory, claim, on_violation, deferred)
+
+    @classmethod
+    def for_model(
+        cls,
+        parameters: Any,
+        *,
+        canaries: int,
+        unobserved: int | None = None,
+        seed: Seed,
+        delta: float,
+        rounds: int | None = None,
+        presentations: int | Sequence[int] = 1,
+        momentum: float = 0.0,
+        noise: CorrelatedNoise | None = None,
+        sampling: Sampling | None = None,
+        scores: Mapping[str, Attack] | None = None,
+        directory: "RunDirectory | Path | str | None" = None,
+        claim: Claim | float | None = None,
+        on_violation: OnViolation | None = None,
+        deferred: bool = False,
+        blocks: Sequence[int] | None = None,
+        reduce: Reduce | None = None,
+        replicated: bool = False,
+    ) -> "Audit":
+        """An audit of a model as its framework holds it: a dict, list, tuple or nested tree of arrays.
+
+        The arrays may be numpy's, torch's or jax's, of different precisions, bfloat16 included. `updates` and `update`
+        return the same structure, `observe_round` and `observe_final` take it. Each array gets a noise gauge of its own.
+        Integers and flags stay as they are: they hold no canary. Leave out what is not trained: it gets no noise.
+
+        The coordinates are cut into `blocks`, by default as few as there can be of at most 2^24 - 1, and each has
+        canaries of its own: no flat copy of the model is ever made. A model of one block has the canaries that
+        `Audit(dim)` gives a flat vector. Blocks are part of what the audit commits to.
+
+        With `reduce`, several processes audit one model: each passes its own shards, which together are the model, makes
+        the audit with the same other arguments, and calls the same methods with the same facts; `reduce` sums numbers over
+        them (`coalmine.integrations.torch_distributed.reduce_over` makes one). One sum a round crosses processes, of some
+        numbers for each canary. Rank 0 holds the log, the directory and the result. Where each process holds the whole
+        model, say that it is `replicated`: then `model_delta` is the same on every rank, and `others` is the sum of a
+        rank's own clients or examples.
+
+        >>> model = {"weights": np.zeros((100, 90), np.float32), "bias": np.zeros(90, np.float16)}
+        >>> audit = Audit.for_model(model, canaries=100, seed=b"a secret", delta=1e-6)
+        >>> sorted((name, update.shape, update.dtype.name) for name, update in audit.update(0, 1.0).items())
+        [('bias', (90,), 'float16'), ('weights', (100, 90), 'float32')]
+        """
+        seed = secret_seed(seed)
+        ranks = Ranks(reduce)
+        layout = Layout.of(parameters, ranks, blocks=blocks, replicated=replicated)
+        if ranks.several and scores:
+            raise ValueError("scores of your own need a model that is in one process")
+        settings = checked_settings(
+            layout.dim,
+            canaries=canaries,
+            unobserved=unobserved,
+            delta=delta,
+            kind="rotated",
+            rounds=rounds,
+            presentations=presentations,
+            momentum=momentum,
+            layers=layout.layers,
+            noise=noise,
+            sampling=sampling,
+            blocks=layout.blocks,
+            processes=layout.processes,
+            shards=layout.shards,
+        )
+        promised = Claim.of(claim)
+        check_same(
+            ranks,
+            seed=bytes(key_from_seed(seed).to_bytes(16, "little")),
+            claim=None if promised is None else promised.to_dict(),
+            on_violation=on_violation is not None,
+            **settings.to_dict(),
+        )
+        audit = cls.__new__(cls)
+        audit._begin(settings, seed, scores, directory, promised, on_violation, deferred, layout.tree, ranks)
+        return audit
+
+    _elsewhere: "_Elsewhere | None" = None
+
+    def _begin(
+        self,
+        settings: Settings,
+        seed: Seed,
+        scores: Mapping[str, Attack] | None,
+        directory: "RunDirectory | Path | str | None",
+        claim: Claim | float | None,
+        on_violation: OnViolation | None,
+        deferred: bool,
+        tree: Tree | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        ranks = ranks or Ranks(None)
         checked_attacks(scores)  # validate before creating the directory
         _check_on_violation(on_violation, claim)
-        home = directory if isinstance(directory, RunDirectory) or directory is None else RunDirectory(Path(directory))
         promised = Claim.of(claim)
         stated = None if promised is None else promised.to_dict()
-        statement = Statement(claim=stated, demonstration=is_guessable(seed))
-        if home is None:
-            commitment = Commitment.to(seed, settings, statement)
-        else:
-            commitment = home.commit(seed, settings, stated)
-            statement = home.read_statement()
-        log = RoundLog() if home is None else home.open_log()
-        self._set_up(settings, statement, seed, commitment, log, scores, home)
+        opened: list[tuple[RunDirectory | None, RoundLog]] = []
+
+        def open_run() -> dict[str, Any] | None:
+            if ranks.rank:
+                return None  # rank 0 holds the log and the directory
+            home = (
+                directory if isinstance(directory, RunDirectory) or directory is None else RunDirectory(Path(directory))
+            )
+            statement = Statement(claim=stated, demonstration=is_guessable(seed))
+            if home is None:
+                commitment = Commitment.to(seed, settings, statement)
+            else:
+                commitment = home.commit(seed, settings, stated)
+                statement = home.read_statement()
+            log = RoundLog() if home is None else home.open_log()
+            opened.append((home, log))
+            return {"commitment": vars(commitment), "statement": vars(statement)} | _state_of(log)
+
+        run = ranks.together(open_run)[0]
+        home, log = opened[0] if opened else (None, RoundLog())
+        statement, commitment = Statement(**run["statement"]), Commitment.from_dict(run["commitment"])
+        self._set_up(settings, statement, seed, commitment, log, scores, home, tree, ranks)
+        if ranks.rank:
+            self._elsewhere = _Elsewhere.of(run)
         self._deferred = deferred
         if on_violation is not None:
             self.watch(on_violation)
@@ -169,14 +283,22 @@ class Audit:
         log: RoundLog,
         scores: Mapping[str, Attack] | None,
         directory: RunDirectory | None,
+        tree: Tree | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.settings = settings
+        self._ranks = ranks or Ranks(None)
         self._statement = statement
         self.commitment = commitment
         self.directory = directory
-        kind = RotatedCanaries if settings.kind == "rotated" else SphereCanaries
+        self._tree = tree
+        self._pieces: Pieces | None = None
         try:
-            self._canaries = kind(settings.total, settings.dim, seed=seed)
+            if tree is not None and (settings.blocks or self._ranks.several):
+                self._pieces = Pieces(tree, settings, seed=seed, ranks=self._ranks)
+            else:
+                kind = RotatedCanaries if settings.kind == "rotated" else SphereCanaries
+                self._canaries = kind(settings.total, settings.dim, seed=seed)
         except MemoryError:
             raise ValueError(
                 f"{settings.total:,} canaries of {settings.dim:,} numbers must fit into memory, and do not: use fewer"
@@ -185,7 +307,7 @@ class Audit:
         self._writer = OneWriter("the audit")
         self._log = log
         self._attacks = checked_attacks(scores)
-        self._parts = NoiseParts.of(settings.layers, settings.dim)
+        self._parts = NoiseParts.of_all(settings)
         self._before: _Before | None = None
         self._last_sum: tuple[list[int], Any] | None = None
         self._deferred = False
@@ -239,19 +361,32 @@ class Audit:
         return self._statement.demonstration
 
     @property
-    def log(self) -> RoundLog:
-        """Everything observed so far."""
-        self.flush()
+    def rank(self) -> int:
+        """Which of the processes that audit a model together this one is, counted from 0; rank 0 holds the result."""
+        return self._ranks.rank
+
+    def _at_home(self) -> RoundLog:
+        """The log, where it is; ValueError on another rank."""
+        if self._elsewhere is not None:
+            raise ValueError(f"rank 0 holds the log and the result of this audit, ask there; this is rank {self.rank}")
         return self._log
+
+    @property
+    def log(self) -> RoundLog:
+        """Everything observed so far; rank 0 has it."""
+        self.flush()
+        return self._at_home()
 
     @property
     def log_digest(self) -> str:
         """A digest of all rounds recorded so far: note it elsewhere, and nobody can change them unnoticed."""
-        return self._log.digest
+        return self._at_home().digest
 
     @property
     def last_round(self) -> int:
         """Number of the last observed round, 0 before the first."""
+        if self._elsewhere is not None:
+            return self._elsewhere.last
         return self._pending.number if self._pending else max(self._log.numbers, default=0)
 
     @cached_property
@@ -294,9 +429,14 @@ class Audit:
         """
         size = _clip_norm(clip_norm) * float(positive_array("scale", one_number("scale", scale)))
         indices = self._observed_indices(present)
-        total = self._canaries.combine(indices, like=like)
+        if self._tree is not None and like is not None:
+            raise ValueError("like is for flat vectors: an audit made for a model returns updates like its parameters")
+        if self._pieces is not None:
+            return self._pieces.sum_of_canaries(indices, size)
+        template = like if self._tree is None else self._tree.vector_like()
+        total = self._canaries.combine(indices, like=template)
         self._last_sum = (indices, total)  # its round is about to need it again
-        return total * size
+        return total * size if self._tree is None else self._tree.from_vector(total * size)
 
     def update(self, index: SupportsIndex, clip_norm: float, *, scale: float = 1.0, like: Any = None) -> Any:
         """One canary client's update, of norm scale·clip_norm."""
@@ -324,30 +464,21 @@ class Audit:
         many clients took part, canaries included: cohort sizes tell fixed-size sampling from Poisson. A delta of zeros is
         recorded as a skipped round. After an error nothing is recorded.
         """
-        number = whole_number("round_number", round_number, minimum=1)
-        if number <= self.last_round:
-            raise ValueError(f"rounds must come in order, got round {number} after round {self.last_round}")
-        if self.settings.noise is not None and number > self.settings.noise.rounds:
-            raise ValueError(f"the noise was planned for {self.settings.noise.rounds} rounds, got round {number}")
-        if self._log.final is not None:
-            raise ValueError(f"the final model was observed before round {number}; rewind_to an earlier round first")
-        indices = self._observed_indices(present)
+        told = (round_number, present, noise_std, clip_norm, scale, participants)
+        if self._pieces is not None:
+            self._observe_pieces(model_delta, others, told)
+            return
+        number, indices, facts = self._facts(*told)
+        if self._tree is not None:
+            model_delta = self._tree.vector("model_delta", model_delta)
+            others = None if others is None else self._tree.vector("others", others)
         checked_length("model_delta", model_delta, self.settings.dim)
         if others is not None:
             checked_length("others", others, self.settings.dim)
-        facts = {
-            "number": number,
-            "present": np.array(indices, dtype=np.int32),
-            "clip_norm": 1.0 if clip_norm is None else _clip_norm(clip_norm),
-            "clip_declared": clip_norm is not None,
-            "noise_std": None if noise_std is None else _noise_std(noise_std),
-            "scale": _usable_size("scale", scale),
-            "participants": None if participants is None else _cohort_size(participants, len(indices)),
-        }
         self.flush()
         order = (
             len(self._log.observed) + 1
-        )  # among the rounds that released something: the log knows it after a restart too
+        )  # among the rounds that released something: the log knows it after a restart
         if self._begin_later(model_delta, others, indices, facts, order):
             return
         item = self._round_now(model_delta, others, indices, self._taken_sum(indices), facts, order)
@@ -356,6 +487,61 @@ class Audit:
             item = replace(item, scores=own)
             self._previous_scores |= {name: values.astype(np.float64) for name, values in own.items()}
         self._record(item)
+
+    def _facts(
+        self,
+        round_number: int,
+        present: Iterable[SupportsIndex],
+        noise_std: float | None,
+        clip_norm: float | None,
+        scale: float,
+        participants: int | None,
+    ) -> tuple[int, list[int], dict[str, Any]]:
+        """The round's number, who is in it, and what else its record says of it; refused if it cannot come now."""
+        number = whole_number("round_number", round_number, minimum=1)
+        if number <= self.last_round:
+            raise ValueError(f"rounds must come in order, got round {number} after round {self.last_round}")
+        if self.settings.noise is not None and number > self.settings.noise.rounds:
+            raise ValueError(f"the noise was planned for {self.settings.noise.rounds} rounds, got round {number}")
+        if self._finished:
+            raise ValueError(f"the final model was observed before round {number}; rewind_to an earlier round first")
+        indices = self._observed_indices(present)
+        return (
+            number,
+            indices,
+            {
+                "number": number,
+                "present": np.array(indices, dtype=np.int32),
+                "clip_norm": 1.0 if clip_norm is None else _clip_norm(clip_norm),
+                "clip_declared": clip_norm is not None,
+                "noise_std": None if noise_std is None else _noise_std(noise_std),
+                "scale": _usable_size("scale", scale),
+                "participants": None if participants is None else _cohort_size(participants, len(indices)),
+            },
+        )
+
+    @property
+    def _finished(self) -> bool:
+        """Whether the final model was observed."""
+        return self._log.final is not None if self._elsewhere is None else self._elsewhere.finished
+
+    def _observe_pieces(self, model_delta: Any, others: Any, told: tuple[Any, ...]) -> None:
+        """Measure a round of a model in blocks, together with the other ranks, and record it on rank 0."""
+        assert self._pieces is not None
+        try:
+            _, indices, facts = self._facts(*told)
+        except Exception as error:
+            self._pieces.refuse(error)  # the other ranks are not left waiting
+            raise
+        seen = len(self._log.observed) if self._elsewhere is None else self._elsewhere.observed
+        item = self._pieces.round(model_delta, others, indices, facts, seen + 1)
+        if self._elsewhere is None:
+            self._record(item)
+        else:
+            self._elsewhere = _Elsewhere(item.number, seen + (not item.skipped), False)
+        if self._ranks.several and self._on_violation is not None:
+            told_by = self._ranks.together(lambda: self._unsounded and self._unsounded.to_dict())[0]
+            self._unsounded = None if told_by is None else Alarm.from_dict(told_by)
 
     def flush(self, *, sync: bool = False) -> None:
         """Record the round that a `deferred` audit is still measuring; errors in it come now.
@@ -407,7 +593,7 @@ class Audit:
             raise ViolationError(alarm)
         if callable(wanted):
             wanted(alarm)
-        else:
+        elif self.rank == 0:
             warnings.warn(str(alarm), RuntimeWarning, stacklevel=3)
 
     def _begin_later(
@@ -473,7 +659,7 @@ class Audit:
             size, declared = 0.0, True
             if present:
                 along = np.asarray(own[present], np.float64) * residual
-                size, declared = self._canary_size(along, residual_rest, facts)
+                size, declared = canary_size(along, residual_rest, facts, self.settings)
             if self.settings.layers:
                 square = found["rests"] - 2 * size * found.get("overlaps", 0.0) + size**2 * found.get("totals", 0.0)
                 extra["layer_rests"] = np.sqrt(np.maximum(square, 0.0))
@@ -491,8 +677,18 @@ class Audit:
     def observe_final(self, model: Any, *, initial: Any = None) -> None:
         """Take note of the final model (Algorithm 2) and, for `final-update`, of the initial one."""
         self.flush()
-        if self._log.final is not None:
+        if self._finished:
             raise ValueError("the final model was observed already; rewind_to a round to observe another")
+        if self._pieces is not None:
+            final = self._pieces.final(model, initial)
+            if self._elsewhere is None:
+                self._log.finish(final)
+            else:
+                self._elsewhere = replace(self._elsewhere, finished=True)
+            return
+        if self._tree is not None:
+            model = self._tree.vector("model", model)
+            initial = None if initial is None else self._tree.vector("initial", initial)
         checked_length("model", model, self.settings.dim)
         norm = vector_norm("model", model)
         cosines = np.asarray(numpy_vector(self._canaries.cosines(model)), dtype=np.float32)
@@ -513,7 +709,13 @@ class Audit:
             self._pending = None
         self.flush()
         self._before = self._watched = self._unsounded = None
-        self._log.rewind_to(number)
+        if self._elsewhere is None:
+            self._log.rewind_to(number)
+        if self._pieces is not None:
+            self._pieces.forget()
+            state = self._ranks.together(lambda: _state_of(self._log))[0]
+            if self._elsewhere is not None:
+                self._elsewhere = _Elsewhere.of(state)
         self._recall_scores()
 
     @property
@@ -535,6 +737,7 @@ class Audit:
         often one looks. The verdict of `result` is for one look at the end. No alarm is no PASS. Without a claim it is the
         one that the audit was made with. Without `wait` a round that a `deferred` audit still measures is left for later.
         """
+        self._at_home()
         if wait:
             self.flush()
         asked = self._claim if claim is None else Claim.of(claim)
@@ -563,7 +766,7 @@ class Audit:
         self.flush()
         asked = self._claim if claim is None else Claim.of(claim)
         return derive_result(
-            self._log,
+            self._at_home(),
             self.settings,
             claim=asked,
             analytical_epsilon=analytical_epsilon,
@@ -575,11 +778,14 @@ class Audit:
     def finish(self, *, claim: Claim | float | None = None, **facts: Any) -> AuditResult:
         """The result of a finished run, which is also written to result.json where the audit has a directory.
 
-        `facts` are further arguments of `result`. If an integration made this audit, it adds what it knows of the run, and
-        takes the facts that its own page lists.
+        Of several ranks, call it on every one: rank 0 returns the result, the others None. `facts` are further arguments of
+        `result`. If an integration made this audit, it adds what it knows of the run, and takes the facts that its own page
+        lists.
         """
         if self._finisher is not None:
             return self._finisher(claim=claim, **facts)
+        if self._elsewhere is not None:
+            return cast(AuditResult, None)  # on other ranks, and only there
         result = self.result(claim=claim, **facts)
         if self.directory is not None:
             self.directory.write_result(result)
@@ -592,17 +798,29 @@ class Audit:
     def save(self, path: Path | str) -> None:
         """Everything but the seed, in one file: written whole or not at all, hashed, no pickle."""
         self.flush()
-        audit_snapshot.save(Path(path), self.settings, self._statement, self.commitment, self._log)
+        audit_snapshot.save(Path(path), self.settings, self._statement, self.commitment, self._at_home())
 
     @classmethod
-    def load(cls, path: Path | str, *, seed: Seed, scores: Mapping[str, Attack] | None = None) -> "Audit":
-        """The audit that was saved, to go on bit for bit; the seed must be the one it committed to."""
+    def load(
+        cls, path: Path | str, *, seed: Seed, scores: Mapping[str, Attack] | None = None, parameters: Any = None
+    ) -> "Audit":
+        """The audit that was saved, to go on bit for bit; the seed must be the one it committed to.
+
+        One that was made for a model takes the model's `parameters` again, for their structure.
+        """
         seed = secret_seed(seed)
         settings, statement, commitment, log = audit_snapshot.load(Path(path))
         if not commitment.opens_to(seed, settings, statement):
             raise ValueError(f"{path}: this is not the seed that the audit committed to")
+        if settings.processes > 1:
+            raise ValueError(f"{path}: an audit of several processes goes on from its directory, not from a saved file")
+        tree = None if parameters is None else Tree(parameters)
+        if tree is None and settings.blocks:
+            raise ValueError(f"{path}: this audit was made for a model in blocks: give its parameters too")
+        if tree is not None and tuple(layer for layer in tree.layers if layer[1]) != settings.layers:
+            raise ValueError(f"{path}: the parameters must be those of the audit's model, got other names or sizes")
         audit = cls.__new__(cls)
-        audit._set_up(settings, statement, seed, commitment, log, scores, None)
+        audit._set_up(settings, statement, seed, commitment, log, scores, None, tree)
         return audit
 
     def _observed_indices(self, present: Iterable[SupportsIndex]) -> list[int]:
@@ -677,21 +895,13 @@ class Audit:
         if present:
             if seen.total is None:
                 seen = replace(seen, total=self._canaries.combine(present, like=vector))
-            size, declared = self._canary_size(along, rest, facts)
+            size, declared = canary_size(along, rest, facts, self.settings)
             vector = difference(vector, seen.total * size)
         if self.settings.layers:
             found["layer_rests"] = layer_norms(vector, [size for _, size in self.settings.layers])
         if measures_law:
             found |= self._law(vector, seen, exact=declared)
         return found
-
-    def _canary_size(self, seen: Floats, rest: float, facts: dict[str, Any]) -> tuple[float, bool]:
-        """How much of each present canary a round holds: as declared where that is credible, else as measured."""
-        measured, clip = float(seen.mean()), float(facts["clip_norm"])
-        error = rest / math.sqrt(self.settings.free * len(seen))
-        if facts["clip_declared"] and abs(measured - clip) <= CREDIBLE_STDS * error:
-            return clip, True
-        return measured, False
 
     def _law(self, noise: Any, seen: "_Seen", *, exact: bool) -> dict[str, Any]:
         """What the noise's own law looks like in this round."""
@@ -771,6 +981,28 @@ class _Seen:
         release, others = resolution_of(self.release), resolution_of(self.others)
         finite = [step for step in (release, others) if step is not None]
         return {"rounding": sum(finite), "lattice": 12 * min(finite, default=0.0)}
+
+
+@dataclass(frozen=True)
+class _Elsewhere:
+    """What a rank that does not hold the log knows of it."""
+
+    last: int
+    observed: int
+    finished: bool
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> "_Elsewhere":
+        return cls(state["last"], state["observed"], state["finished"])
+
+
+def _state_of(log: RoundLog) -> dict[str, Any]:
+    """What other ranks must know of the log."""
+    return {
+        "last": max(log.numbers, default=0),
+        "observed": len(log.observed),
+        "finished": log.final is not None,
+    }
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coalmine.argument_checks import Floats
-from coalmine.audit.views import SMALLEST, Look, View, read_log, sketch_columns
+from coalmine.audit.views import SMALLEST, Look, View, block_scale, read_log, sketch_columns
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.loss_law import LossLaw
@@ -123,10 +123,14 @@ class LadderReader:
         ]
 
 
-def unit_null(settings: Settings) -> CosineNull:
-    """The law of a standardised unobserved cosine with one vector, exact given the observed canaries."""
-    dof = float(settings.free) if settings.kind == "rotated" else math.inf
-    return CosineNull(settings.free, scale=math.sqrt(settings.free), dof=dof)
+def unit_null(settings: Settings, free: float | None = None) -> CosineNull:
+    """The law of a standardised unobserved cosine with one vector, given the observed canaries.
+
+    Exact in one block; in several it has the right variance and fourth moment if `free` is the dof of its scale.
+    """
+    directions = max(round(settings.free if free is None else free), 2)
+    dof = float(directions) if settings.kind == "rotated" else math.inf
+    return CosineNull(directions, scale=math.sqrt(directions), dof=dof)
 
 
 def exact_bound(scores: Floats, dof: float) -> dict[str, Any]:
@@ -142,24 +146,30 @@ def exact_bound(scores: Floats, dof: float) -> dict[str, Any]:
 
 
 def _final_scores(times: npt.NDArray[np.int64], final: Final, settings: Settings) -> list[Scores]:
-    pairs = [("final", final.cosines)]
+    pairs = [("final", final.cosines, final.norm, final.block_rests)]
     if final.update_cosines is not None:
-        pairs.append(("final-update", final.update_cosines))
+        pairs.append(("final-update", final.update_cosines, final.update_norm or 1.0, final.update_block_rests))
     found = []
     groups = [int(number) for number in np.unique(times)]
-    for rung, singles in pairs:
+    for rung, singles, norm, rests in pairs:
         cosines = np.asarray(singles, dtype=np.float64)
         observed = cosines[: settings.canaries]
         off = max(1 - float(observed @ observed), SMALLEST) / settings.free
-        std = math.sqrt(off if settings.kind == "rotated" else 1 / settings.dim)
-        null, unobserved = unit_null(settings), cosines[settings.canaries :] / std
+        std, dof, tail_dof = (
+            math.sqrt(off if settings.kind == "rotated" else 1 / settings.dim),
+            settings.free,
+            settings.free,
+        )
+        if rests is not None:
+            std, dof, tail_dof = block_scale(rests / norm, settings)
+        null, unobserved = unit_null(settings, dof), cosines[settings.canaries :] / std
         everybody = np.ones(settings.canaries, dtype=bool)
         parts: list[tuple[npt.NDArray[np.bool_], int | None, bool]] = [(everybody, None, len(groups) > 1)]
         if len(groups) > 1:
             parts += [(times == number, number, False) for number in groups if number]
         for members, number, mixed in parts:
             scores = observed[members] / std
-            bound = exact_bound(scores, settings.free) if settings.kind == "rotated" else {"bound_null": null}
+            bound = exact_bound(scores, tail_dof) if settings.kind == "rotated" else {"bound_null": null}
             found.append(
                 Scores(
                     rung=rung,
@@ -197,7 +207,7 @@ class _Presentations:
         )  # what a score's mean is, squared, in units of 1/z; fresh noise: times
         self.ghost_sums = np.zeros(settings.unobserved)
         self.sizes: list[float] = []  # canaries present, round by round
-        self.dof = math.inf
+        self.dof = self.tail_dof = math.inf
         self._owners = np.arange(settings.unobserved) % settings.canaries
         self._weigh = _weights(log, residual=residual)
 
@@ -214,7 +224,7 @@ class _Presentations:
         self.strengths += share * share
         self.ghost_sums += weights[self._owners] * view.unobserved
         self.sizes.append(float(share @ share))
-        self.dof = min(self.dof, view.dof)
+        self.dof, self.tail_dof = min(self.dof, view.dof), min(self.tail_dof, view.tail_dof)
 
 
 def _known_scores(
@@ -250,11 +260,11 @@ def _known_scores(
         members = np.flatnonzero(presented == times)
         once = times == 1
         combined = bool(settings.momentum) or whitened
-        null: CosineNull | Gaussian = unit_null(settings) if once and not combined else Gaussian(0.0, 1.0)
+        null: CosineNull | Gaussian = unit_null(settings, seen.dof) if once and not combined else Gaussian(0.0, 1.0)
         closed = once or residual
         bound: dict[str, Any] = {"bound_null": null if closed else None}
         if whitened or (closed and (settings.kind == "rotated" or settings.momentum)):
-            bound = exact_bound(scores[members], seen.dof)  # over several rounds tails are lighter: a bound still
+            bound = exact_bound(scores[members], seen.tail_dof)  # over several rounds tails are lighter: a bound still
         own = strengths[members]
         found.append(
             Scores(

@@ -56,7 +56,7 @@ class LawReader:
         settings, rounds = self._settings, self._rounds
         if not rounds:
             return
-        parts, whole = NoiseParts.of(settings.layers, settings.dim), not proofs_only
+        parts, whole = NoiseParts.of_all(settings), not proofs_only
         repeated = _repetition(settings, [item.number for item in rounds])
         if whole:
             yield _kurtosis(rounds, parts, repeated, level)

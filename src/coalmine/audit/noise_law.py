@@ -17,6 +17,7 @@ from scipy import fft
 
 from coalmine.argument_checks import Floats
 from coalmine.audit.vectors import is_tensor, numpy_vector
+from coalmine.storage.record import Settings
 from coalmine.storage.round_schema import LARGEST_SQUARE, SMALLEST_SQUARE
 
 CELL = 0.125  # width of a histogram's cell, in standard deviations
@@ -45,9 +46,37 @@ class NoiseParts:
 
     @classmethod
     def of(cls, layers: Sequence[tuple[str, int]], dim: int) -> "NoiseParts":
-        edges = np.concatenate([[0], np.cumsum([size for _, size in layers])]) if layers else np.array([0, dim])
-        places = [slice(int(start), int(stop)) for start, stop in itertools.pairwise(edges)]
+        """The parts of a vector in one block."""
+        edges = np.cumsum([size for _, size in layers]).tolist() or [dim]
+        places = [slice(int(one), int(two)) for one, two in itertools.pairwise([0, *edges])]
         return cls(tuple(_merged(places)), tuple(_pairs(places)))
+
+    @classmethod
+    def of_all(cls, settings: Settings) -> "NoiseParts":
+        """The parts of all blocks together, in the places of the whole vector."""
+        starts = np.concatenate([[0], np.cumsum(settings.block_sizes)]).tolist()
+        found = list(zip(starts, cls.of_blocks(settings), strict=False))
+        return cls(
+            tuple(_moved(place, start) for start, part in found for place in part.groups),
+            tuple((_moved(one, start), _moved(two, start)) for start, part in found for one, two in part.pairs),
+        )
+
+    @classmethod
+    def of_blocks(cls, settings: Settings) -> "tuple[NoiseParts, ...]":
+        """The parts of each block, in the places of its own vector: a layer ends where its block does."""
+        edges = np.cumsum([size for _, size in settings.segments]).tolist() if settings.layers else []
+        found, start = [], 0
+        for size in settings.block_sizes:
+            stop = start + size
+            inside = [edge - start for edge in edges if start < edge < stop]
+            pieces = [("", two - one) for one, two in itertools.pairwise([0, *inside, size])]
+            found.append(cls.of(pieces, size))
+            start = stop
+        return tuple(found)
+
+
+def _moved(place: slice, start: int) -> slice:
+    return slice(place.start + start, place.stop + start)
 
 
 def _merged(places: list[slice]) -> list[slice]:
@@ -103,20 +132,92 @@ def measure_law(
     `exact` says that the canaries were subtracted at their declared length: only then can repeated values be seen. `sizes`
     are vectors whose size the noise must not follow: everybody else's part, and the canaries.
     """
+    sums = law_sums(noise, release, parts, full=full, exact=exact, sizes=sizes, width=zero_width(len(noise)))
+    return law_record([sums], sums, parts, full=full, exact=exact)
+
+
+def law_sums(
+    noise: Any,
+    release: Any,
+    parts: NoiseParts,
+    *,
+    full: bool,
+    exact: bool,
+    sizes: Sequence[Any],
+    width: float,
+    blocks: int = 1,
+) -> dict[str, Floats]:
+    """What is measured of the noise in one of so many blocks, each by its name: what `law_record` makes the record of."""
     vector: Any = noise if is_on_device(noise) else _host_vector(noise)
     with np.errstate(over="ignore", invalid="ignore"):
         numbers = _numbers(_sums(vector, parts))
-    moments, products = numbers[: 3 * len(parts.groups)].reshape(-1, 3), numbers[3 * len(parts.groups) + 2 :]
-    if not (moments[:, 1] > 0).all() or not np.isfinite(numbers).all():
-        return {}  # a layer without any noise: its own gauge says so
-    if not SMALLEST_SQUARE < moments[:, 1].min() <= moments[:, 1].max() < LARGEST_SQUARE:
-        return {}  # fourth powers vanish or overflow
-    lags = numbers[3 * len(parts.groups) :][:2] / moments[:, 1].sum()
-    dots = products.reshape(-1, 3)
+    first = 3 * len(parts.groups)
+    found = {"moments": numbers[:first], "lags": numbers[first : first + 2], "dots": numbers[first + 2 :]}
+    if full and _is_sound(found["moments"], numbers):
+        found |= _full(vector, release, parts, found["moments"].reshape(-1, 3), exact, sizes, width, blocks)
+    return found
+
+
+def _is_sound(moments: Floats, numbers: Floats) -> bool:
+    """Whether there is noise in every group, and its fourth powers neither vanish nor overflow."""
+    squares = moments[1::3]
+    return bool(
+        (squares > 0).all()
+        and np.isfinite(numbers).all()
+        and SMALLEST_SQUARE < squares.min() <= squares.max() < LARGEST_SQUARE
+    )
+
+
+def summed_sizes(*, full: bool, sizes: int) -> dict[str, int]:
+    """How many numbers there are of each measurement that is summed over blocks; `sizes` as in `measure_law`."""
+    if not full:
+        return {"lags": 2}
+    return {"lags": 2, "counts": CELLS + 2, "zeros": 2, "follows": 2 * sizes, "cells": GRID_BINS}
+
+
+def block_sizes(parts: NoiseParts, *, dim: int, number: int, blocks: int, full: bool) -> dict[str, int]:
+    """How many numbers there are of each measurement that every block has for itself: of block `number`, of size `dim`."""
+    found = {"moments": 3 * len(parts.groups), "dots": 3 * len(parts.pairs)}
+    if not full:
+        return found
+    sample = len(range(0, dim, _sample_step(dim, blocks)))
+    found |= {"spectrum": 2, "release": sample, "noise": sample, "tail": _tail_size(dim, blocks)}
+    return found | ({"peaks": _peaks_size(dim)} if number == 0 else {})
+
+
+def law_record(
+    blocks: Sequence[dict[str, Floats]], summed: dict[str, Floats], parts: NoiseParts, *, full: bool, exact: bool
+) -> dict[str, Any]:
+    """The fields of a round's record from what each of its blocks has for itself, and what is summed over them.
+
+    None where a layer has no noise at all: its own gauge says so.
+    """
+    moments = np.concatenate([sums["moments"] for sums in blocks])
+    dots = np.concatenate([sums["dots"] for sums in blocks]).reshape(-1, 3)
+    if not _is_sound(moments, np.concatenate([moments, summed["lags"], dots.ravel()])):
+        return {}
+    moments = moments.reshape(-1, 3)
     cosines = dots[:, 0] / np.sqrt(np.maximum(dots[:, 1] * dots[:, 2], np.finfo(np.float64).tiny))
-    found: dict[str, Any] = {"law_moments": moments.ravel(), "law_lags": np.concatenate([lags, cosines])}
-    if full:
-        found |= _full(vector, release, parts, moments, exact, sizes)
+    found: dict[str, Any] = {
+        "law_moments": moments.ravel(),
+        "law_lags": np.concatenate([summed["lags"] / moments[:, 1].sum(), cosines]),
+    }
+    if not full:
+        return found
+    dim = sum(_size(place) for place in parts.groups)
+    stds = np.sqrt(moments[:, 1] / np.array([_size(place) for place in parts.groups]))
+    release, noise = (np.concatenate([sums[name] for sums in blocks]) for name in ("release", "noise"))
+    std = float(np.sqrt(moments[:, 1].sum() / dim))
+    found |= {
+        "law_counts": summed["counts"].astype(np.int64),
+        "law_zeros": summed["zeros"].astype(np.int64)[: 2 if exact else 1],
+        "law_follows": _followed(summed["follows"]),
+        "law_spectrum": max((sums["spectrum"] for sums in blocks), key=lambda reading: float(reading[0])),
+        "law_grid": np.array(_grid(summed["cells"], release, noise, dim, std)),
+        "law_peaks": blocks[0]["peaks"].astype(np.int32),
+    }
+    if exact and stds.min() > TINIEST and stds.max() < HUGEST:
+        found["law_tail"] = np.sort(np.concatenate([sums["tail"] for sums in blocks])).astype(np.float32)
     return found
 
 
@@ -132,23 +233,30 @@ def _sums(vector: Any, parts: NoiseParts) -> list[Any]:
 
 
 def _full(
-    vector: Any, release: Any, parts: NoiseParts, moments: Floats, exact: bool, sizes: Sequence[Any]
-) -> dict[str, Any]:
+    vector: Any,
+    release: Any,
+    parts: NoiseParts,
+    moments: Floats,
+    exact: bool,
+    sizes: Sequence[Any],
+    width: float,
+    blocks: int,
+) -> dict[str, Floats]:
     stds = [float(np.sqrt(moments[i, 1] / _size(place))) for i, place in enumerate(parts.groups)]
     standard = _scaled(vector, parts.groups, stds)
-    found: dict[str, Any] = {
-        "law_counts": _histogram(standard),
-        "law_zeros": np.array([_near_zero(standard, zero_width(len(vector)))], dtype=np.int64),
-        "law_follows": np.array([number for size in sizes for number in _follows(standard, size)]),
-        "law_spectrum": np.array(_spectrum(standard)),
-        "law_grid": np.array(_grid(standard, release, vector, float(np.sqrt(moments[:, 1].sum() / len(vector))))),
-        "law_peaks": _peaks(standard),
+    cells = (standard * GRID_PER_STD + GRID_BINS // 2).clip(0, GRID_BINS - 1)
+    found = {
+        "counts": _histogram(standard),
+        "zeros": np.array([_near_zero(standard, width), _near_zero(standard, BARE) if exact else 0]),
+        "follows": np.array([number for size in sizes for number in _follows(standard, size)]),
+        "spectrum": np.array(_spectrum(standard)),
+        "cells": _counts(cells, GRID_BINS),
+        "release": _host_sample(release, blocks),
+        "noise": _host_sample(vector, blocks),
+        "peaks": _peaks(standard),
+        "tail": _tail(vector, blocks) if exact else np.zeros(0),
     }
-    if exact:
-        if min(stds) > TINIEST and max(stds) < HUGEST:
-            found["law_tail"] = _tail(vector)
-        found["law_zeros"] = np.append(found["law_zeros"], _near_zero(standard, BARE))
-    return found
+    return {name: np.asarray(value, dtype=np.float64) for name, value in found.items()}
 
 
 def zero_width(dim: int) -> float:
@@ -160,8 +268,8 @@ def _near_zero(standard: Any, width: float) -> int:
     return int((abs(standard) < width).sum())
 
 
-def _follows(standard: Any, size: Any) -> tuple[float, float]:
-    """Whether the noise is larger where another vector is: a standard normal score, and the slope of its variance.
+def _follows(standard: Any, size: Any) -> Floats:
+    """Whether the noise is larger where another vector is: the product of both's sizes, and the square of the other's.
 
     The other vector's size is cut at three times its mean, so that no single coordinate decides.
     """
@@ -169,10 +277,16 @@ def _follows(standard: Any, size: Any) -> tuple[float, float]:
     mean = weights.mean()
     weights = (weights / (mean + (mean == 0))).clip(0, 3)
     weights = weights - weights.mean()
-    product, square = _numbers([weights @ (standard * standard - 1), weights @ weights])
-    if square <= 0:
-        return 0.0, 0.0
-    return product / float(np.sqrt(2 * square)), product / square
+    return _numbers([weights @ (standard * standard - 1), weights @ weights])
+
+
+def _followed(sums: Floats) -> Floats:
+    """For each of the vectors that the noise may follow a standard normal score, and the slope of the noise's variance."""
+    found = [
+        (product / float(np.sqrt(2 * square)), product / square) if square > 0 else (0.0, 0.0)
+        for product, square in sums.reshape(-1, 2)
+    ]
+    return np.array(found).ravel()
 
 
 def _as_vector(vector: Any, like: Any) -> Any:
@@ -212,34 +326,32 @@ def _spectrum(standard: Any) -> tuple[float, float]:
     return largest / (length / dim), place
 
 
-def _grid(standard: Any, release: Any, vector: Any, std: float) -> tuple[float, float, float, float]:
+def _grid(cells: Floats, release: Floats, noise: Floats, dim: int, std: float) -> tuple[float, float, float, float]:
     """How well the values line up at their best frequency (0 to 1), that frequency, and what to compare it with.
 
     Values on a grid of spacing Δ make the characteristic function 1 at frequency 1/Δ, and small beside it. Third comes how
     well the release itself lines up: one that lies on the grid was rounded after the noise was added, which costs no
     privacy. Fourth the median beside the peak: a law with sharp edges is large there too.
     """
-    cells = (standard * GRID_PER_STD + GRID_BINS // 2).clip(0, GRID_BINS - 1)
-    image = np.abs(fft.rfft(_counts(cells, GRID_BINS).astype(np.float64), n=GRID_FFT)) / len(standard)
+    image = np.abs(fft.rfft(cells, n=GRID_FFT)) / dim
     frequencies = np.arange(image.size) * GRID_PER_STD / GRID_FFT
     image[(frequencies < COARSEST) | (frequencies > FINEST)] = 0.0
     best = int(np.argmax(image))
     strength, frequency = float(image[best]), float(frequencies[best])
     beside = float(np.median(image[(frequencies >= COARSEST) & (np.abs(frequencies - frequency) < 1.0)]))
     own = 0.0
-    if strength * strength * len(standard) > 16:  # else it is chance, and there is nothing to excuse
-        own = _alignment(release, vector, frequency / std, GRID_PER_STD / GRID_FFT / std)
+    if strength * strength * dim > 16:  # else it is chance, and there is nothing to excuse
+        own = _alignment(release, noise, frequency / std, GRID_PER_STD / GRID_FFT / std)
     return strength, frequency, own, beside
 
 
-def _alignment(release: Any, noise: Any, frequency: float, width: float) -> float:
-    """How well a release lines up at any frequency this close to the given one, 0 to 1.
+def _alignment(release: Floats, noise: Floats, frequency: float, width: float) -> float:
+    """How well a sample of a release lines up at any frequency this close to the given one, 0 to 1.
 
     Looked at are coordinates in which it holds more than noise: only there does its own grid differ from the noise's. Of
     those the smaller ones, as large ones need a finer search.
     """
-    values = _host_sample(release)
-    values = values[np.abs(values - _host_sample(noise)) * frequency >= 0.5]
+    values = release[np.abs(release - noise) * frequency >= 0.5]
     values = values[np.abs(values) <= np.median(np.abs(values), keepdims=True)][:4096] if values.size else values
     if np.unique(values).size < 16:
         return 0.0
@@ -252,26 +364,36 @@ def _alignment(release: Any, noise: Any, frequency: float, width: float) -> floa
     return best
 
 
-def _tail(vector: Any) -> npt.NDArray[np.float32]:
-    """The largest values, signs dropped, in order."""
-    count = min(TAIL, max(len(vector) // 8, 1))
+def _tail(vector: Any, blocks: int) -> Floats:
+    """The largest values of one of so many blocks, signs dropped, in order."""
+    count = _tail_size(len(vector), blocks)
     if is_tensor(vector):
         largest = numpy_vector(vector.abs().topk(count).values)
     else:
         size = np.abs(vector)
-        largest = np.partition(size, len(size) - count)[-count:]
-    return np.sort(largest).astype(np.float32)
+        largest = np.partition(size, len(size) - count)[-count:].astype(np.float64)
+    return np.sort(largest)
+
+
+def _tail_size(dim: int, blocks: int) -> int:
+    """How many of a block's largest values are kept, so that those of all blocks are few."""
+    return min(max(TAIL // blocks, 8), max(dim // 8, 1))
 
 
 def _peaks(standard: Any) -> npt.NDArray[np.int32]:
     """Places of the largest values, counted from 1, with the values' signs."""
-    count = min(PEAKS, max(len(standard) // 8, 1))
+    count = _peaks_size(len(standard))
     if is_tensor(standard):
         places = standard.abs().topk(count).indices.sort().values
         signs = standard[places].sign().to(places.dtype)
         return np.asarray(((places + 1) * signs).cpu().numpy()).astype(np.int32)
     places = np.sort(np.argpartition(np.abs(standard), len(standard) - count)[-count:])
     return np.asarray((places + 1) * np.sign(standard[places])).astype(np.int32)
+
+
+def _peaks_size(dim: int) -> int:
+    """How many places of the largest values are kept."""
+    return min(PEAKS, max(dim // 8, 1))
 
 
 def resolution_of(vector: Any) -> float | None:
@@ -312,9 +434,17 @@ def _common_step(values: Floats) -> float:
     return step if np.abs(places - np.round(places)).max() < 1e-3 else 0.0
 
 
-def _host_sample(vector: Any) -> Floats:
-    step = max(len(vector) // (2048 if is_on_device(vector) else 16384), 1)
+def _host_sample(vector: Any, blocks: int = 1) -> Floats:
+    """Some of the numbers of one of so many blocks."""
+    step = _sample_step(len(vector), blocks)
+    if blocks == 1 and not is_on_device(vector):
+        step = max(len(vector) // 16384, 1)
     return numpy_vector(vector[::step])
+
+
+def _sample_step(dim: int, blocks: int) -> int:
+    """Every so-manieth number of a block is looked at on its own, so that those of all blocks are few."""
+    return max(dim * blocks // 2048, 1)
 
 
 def _host_vector(vector: Any) -> npt.NDArray[np.floating[Any]]:

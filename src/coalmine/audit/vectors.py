@@ -52,7 +52,7 @@ def _unusable(vector: Any) -> str | None:
 def vector_norm(name: str, vector: Any) -> float:
     """Its length, in float64; refused if it is not finite."""
     if is_tensor(vector):
-        norm = float(_tensor_norm(vector.detach()))
+        norm = float(tensor_norm(vector.detach()))
         if not usable(norm):  # at the ends of float32's range squares are zero or infinite
             norm = float(sys.modules["torch"].linalg.vector_norm(vector.detach(), dtype=sys.modules["torch"].float64))
     else:
@@ -76,8 +76,8 @@ def _array_norm(vector: Any) -> float:
         return float(largest * np.sqrt(np.square(vector / largest, dtype=np.float64).sum()))
 
 
-def _tensor_norm(vector: Any) -> Any:
-    """The length in float64: squares are summed a few thousand at a time in the vector's precision, then in float64."""
+def tensor_norm(vector: Any) -> Any:
+    """The length in float64, not waited for: squares are summed a few thousand at a time, then in float64."""
     torch = sys.modules["torch"]
     whole = len(vector) // _ROW * _ROW
     if not whole or vector.dtype.itemsize < 4 or not vector.is_contiguous():
@@ -90,7 +90,7 @@ def _tensor_norm(vector: Any) -> Any:
 def difference(first: Any, second: Any) -> Any:
     """first - second on the device and in the precision of `first`."""
     if is_tensor(first) and not is_tensor(second):
-        second = _as_tensor(second)
+        second = as_tensor(second)
     elif is_tensor(second) and not is_tensor(first):
         second = numpy_vector(second)
     if is_tensor(first):
@@ -110,10 +110,10 @@ def copied(vector: Any) -> Any:
 
 def like_model(vector: Any, model_delta: Any) -> Any:
     """A vector as a tensor where the model delta is, which no gradient goes through."""
-    return _as_tensor(vector, device=model_delta.device).detach()
+    return as_tensor(vector, device=model_delta.device).detach()
 
 
-def _as_tensor(vector: Any, **options: Any) -> Any:
+def as_tensor(vector: Any, **options: Any) -> Any:
     """A tensor, where possible of the same memory: of a copy for a read-only array, which torch warns of."""
     if isinstance(vector, np.ndarray) and not vector.flags.writeable:
         vector = vector.copy()
@@ -125,7 +125,7 @@ def layer_norms(vector: Any, sizes: list[int]) -> Floats:
     if is_tensor(vector):
         torch = sys.modules["torch"]
         parts = vector.detach().split(sizes)
-        norms = numpy_vector(torch.stack([_tensor_norm(part) for part in parts]))  # one wait for all of them
+        norms = numpy_vector(torch.stack([tensor_norm(part) for part in parts]))  # one wait for all of them
         return norms if all(map(usable, norms)) else np.array([vector_norm("a layer", part) for part in parts])
     return np.array([vector_norm("a layer", part) for part in np.split(vector, np.cumsum(sizes)[:-1])])
 

@@ -26,8 +26,9 @@ SMALLEST = 1e-14  # of a squared length: without any noise nothing else is left 
 class View:
     """One round as an attacker sees it: standardised scores, so that an unobserved canary has mean 0 and std 1.
 
-    `scale` is what one std is in the units of the model delta; it rests on `dof` directions. `weights` say how much of each
-    present canary is in it: 1, unless rounds were combined.
+    `scale` is what one std is in the units of the model delta; it rests on `dof` directions, and for the far tail on
+    `tail_dof`: fewer only where canaries are in blocks. `weights` say how much of each present canary is in it: 1, unless
+    rounds were combined.
     """
 
     number: int
@@ -38,6 +39,7 @@ class View:
     unobserved: Floats
     scale: float
     dof: float
+    tail_dof: float
     cosine_scale: float  # times a standardised score is a cosine
     weights: Floats | float = 1.0
 
@@ -125,14 +127,21 @@ def _view(item: Round, previous: Round | None, settings: Settings, residual: boo
     cosines = item.residual_cosines if residual else item.cosines
     norm = item.residual_norm if residual else item.norm
     rest = item.residual_rest if residual else item.rest
+    rests = item.residual_block_rests if residual else item.block_rests
     assert cosines is not None
     assert norm is not None
     assert rest is not None
-    along = np.asarray(cosines, dtype=np.float64) * norm
+    along, tail_dof = np.asarray(cosines, dtype=np.float64) * norm, None
     if settings.momentum and previous is not None:
         along = along - settings.momentum * np.asarray(previous.cosines, dtype=np.float64) * previous.norm
-        scale = math.sqrt(max(float(np.mean(along[settings.canaries :] ** 2)), SMALLEST * float(along @ along)))
+        scale = _unobserved_scale(along, settings)
         length, dof = scale * math.sqrt(settings.dim), settings.unobserved_dof
+    elif (
+        residual and settings.replicated
+    ):  # nobody has the whole residual: its length is that along unobserved canaries
+        scale, length, dof = _unobserved_scale(along, settings), norm, settings.unobserved_dof
+    elif rests is not None:
+        (scale, dof, tail_dof), length = block_scale(rests, settings), norm
     elif settings.kind == "rotated":
         scale, length, dof = rest / math.sqrt(settings.free), norm, float(settings.free)
     else:  # with the others' part out, the canaries' own can be taken out of the length too
@@ -148,8 +157,30 @@ def _view(item: Round, previous: Round | None, settings: Settings, residual: boo
         unobserved=scores[settings.canaries :],
         scale=scale,
         dof=dof,
+        tail_dof=dof if tail_dof is None else tail_dof,
         cosine_scale=scale / length,
     )
+
+
+def block_scale(rests: Floats, settings: Settings) -> tuple[float, float, float]:
+    """The std of an absent canary's projection on a vector in blocks, and the directions that it rests on.
+
+    `rests` are the lengths of its blocks off the observed canaries. The first number of directions is that of a variance
+    with as large an error; the second is safe in the far tail, where the block decides that has the most of the variance on
+    the fewest directions.
+    """
+    sizes = np.array(settings.block_sizes, dtype=np.float64)
+    free = sizes - settings.canaries
+    parts = sizes / settings.dim * rests**2 / free
+    variance = float(parts.sum())
+    shares = parts / variance
+    dof = 1 / float(np.sum(shares**2 / free))
+    tail_dof = math.floor(float((free[shares > 0] / shares[shares > 0]).min()))
+    return math.sqrt(variance), dof, float(tail_dof)
+
+
+def _unobserved_scale(along: Floats, settings: Settings) -> float:
+    return math.sqrt(max(float(np.mean(along[settings.canaries :] ** 2)), SMALLEST * float(along @ along)))
 
 
 class _Whitener:
@@ -173,7 +204,7 @@ class _Whitener:
         if combined is None:
             return None
         shares, along = combined[: settings.canaries], combined[settings.canaries :]
-        scale = math.sqrt(max(float(np.mean(along[settings.canaries :] ** 2)), SMALLEST * float(along @ along)))
+        scale = _unobserved_scale(along, settings)
         present = np.flatnonzero(shares).astype(np.int32)
         return View(
             number=view.number,
@@ -184,6 +215,7 @@ class _Whitener:
             unobserved=along[settings.canaries :] / scale,
             scale=scale,
             dof=settings.unobserved_dof,
+            tail_dof=settings.unobserved_dof,
             cosine_scale=1 / math.sqrt(settings.dim),
             weights=shares[present],
         )

@@ -73,7 +73,7 @@ class Canaries(ABC):
         checked: Any = checked_vector(vector, self.dim)
         cosines, norm = self._cosines(checked)
         if not usable(norm):
-            cosines, _ = self._cosines(_rescaled(checked))
+            cosines, _ = self._cosines(rescaled(checked))
         return cosines
 
     def cosines_of_each(self, vectors: Sequence[Any]) -> list[Any]:
@@ -103,7 +103,7 @@ class Canaries(ABC):
         """Cosines of all canaries with a checked vector, float64 where it is, and its norm: if usable, else anything."""
 
 
-def _rescaled(vector: Any) -> Any:
+def rescaled(vector: Any) -> Any:
     """`vector` over its largest entry, in float64: refused if that is 0 or not finite."""
     if is_tensor(vector):
         largest, bad = float(vector.abs().max()), int((~vector.isfinite()).sum())

@@ -1,6 +1,7 @@
 """A rotation applied where a tensor is: by Triton kernels on a CUDA device in float32, else by plain torch."""
 
 import math
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from threading import Lock
@@ -13,9 +14,10 @@ import torch
 from coalmine.canaries.rotation import Rotation, Stage
 
 if TYPE_CHECKING:
-    from coalmine.canaries.rotation_triton import TritonRotation
+    from coalmine.canaries.rotation_triton import TritonBlocks, TritonRotation
 
 _GRAPH = 2**25  # a graph keeps three vectors on the device; from this dim on launches are no longer what takes the time
+_BLOCK_GRAPHS = 16  # of one BlockRotations: sizes of blocks times the numbers of canaries that are asked for
 
 
 class DeviceRotation:
@@ -33,11 +35,11 @@ class DeviceRotation:
     def cosines(self, vector: torch.Tensor, count: int) -> tuple[torch.Tensor, float]:
         """Cosines of the first `count` columns with `vector`, and its norm: the one thing that is waited for."""
         if vector.dtype == torch.float32 and self._kernels is not None and self._rotation.dim < _GRAPH:
-            with self._lock, self._here():
+            with self._lock, _on_device(self._device):
                 if count not in self._graphs:
                     self._graphs[count] = _Graph(lambda given: self._cosines(given, count), vector)
                 return self._graphs[count](vector)
-        with self._here():
+        with _on_device(self._device):
             cosines, norm = self._cosines(vector, count)
             return cosines, float(norm)
 
@@ -46,7 +48,7 @@ class DeviceRotation:
         chosen = torch.zeros(self._rotation.dim, dtype=dtype, device=self._device)
         chosen[torch.tensor(indices, dtype=torch.int64, device=self._device)] = 1.0
         if dtype == torch.float32 and self._kernels is not None:
-            with self._lock, self._here():
+            with self._lock, _on_device(self._device):
                 if self._rotation.dim >= _GRAPH:
                     return self._kernels.rotate(chosen)
                 if self._sum_graph is None:
@@ -63,14 +65,10 @@ class DeviceRotation:
         """
         if vector.dtype != torch.float32 or self._kernels is None or self._rotation.dim >= _GRAPH:
             return None
-        with self._lock, self._here():
+        with self._lock, _on_device(self._device):
             if plan not in self._measures:
                 self._measures[plan] = _MeasureGraph(self, vector, plan)
             return self._measures[plan](vector, others, total)
-
-    def _here(self) -> AbstractContextManager[Any]:
-        """Kernels are launched on the current device, whatever device their arguments are on."""
-        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
     def _cosines(self, vector: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         norm = torch.linalg.vector_norm(vector).double()
@@ -201,14 +199,148 @@ class _MeasureGraph:
         return torch.cat([part.reshape(-1) for part in parts])
 
 
-def _kernels(rotation: Rotation, device: torch.device) -> "TritonRotation | None":
+class BlockRotations:
+    """Rotations of the blocks of a model on one device, applied one after another.
+
+    All blocks share scratch of two blocks in float32 and the signs of one block, which are drawn anew for each. A block
+    keeps 16 bits for each entry of its shuffles: 400 KB for 2^24 - 1 coordinates. With Triton, the launches for a block
+    are one CUDA graph, which serves all blocks of the same size. Nothing waits for the device.
+
+    Float64 vectors, and devices without Triton, are served by plain torch, which needs more memory and time.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._triton = _triton(device)
+        self._scratch: TritonBlocks | None = None
+        self._prepared: dict[Rotation, torch.Tensor] = {}
+        self._graphs: dict[Any, tuple[Any, torch.Tensor]] = {}
+        self._indices: tuple[list[int], torch.Tensor] | None = None
+        self._done: Any = None
+        self._lock = Lock()
+
+    def room(self, rotation: Rotation) -> torch.Tensor:
+        """A float32 vector to gather a block in, which spares `products` a copy.
+
+        It is scratch: every call of `products` or `combine` overwrites it.
+        """
+        if not self._fast(rotation):
+            return torch.empty(rotation.dim, dtype=torch.float32, device=self._device)
+        with self._lock, _on_device(self._device):
+            self._wait()
+            return self._scratch_for(rotation).room[: rotation.dim]
+
+    def products(self, rotation: Rotation, vector: torch.Tensor, count: int) -> torch.Tensor:
+        """Products of a vector with the first `count` columns, in float64. Overwrites `vector` only if it is `room`."""
+        if vector.dtype == torch.float64 or not self._fast(rotation):
+            products = rotate_back(rotation, vector)[:count].double()
+            _forget_signs(rotation)
+            return products
+        with self._lock, _on_device(self._device):
+            self._wait()
+            scratch = self._load(rotation)
+            if vector.data_ptr() != scratch.room.data_ptr():
+                scratch.room[: rotation.dim].copy_(vector)
+            key = ("products", rotation.dim, len(rotation.stages), count)
+            return self._replay(key, lambda: scratch.products(rotation, count), torch.float64)
+
+    def combine(self, rotation: Rotation, indices: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """The sum of the columns at `indices`, computed in float32 unless `dtype` is float64."""
+        if dtype == torch.float64 or not self._fast(rotation):
+            working = dtype if dtype.itemsize > 2 else torch.float32
+            chosen = torch.zeros(rotation.dim, dtype=working, device=self._device)
+            chosen[torch.tensor(indices, dtype=torch.int64, device=self._device)] = 1.0
+            total = rotate(rotation, chosen).to(dtype)
+            _forget_signs(rotation)
+            return total
+        with self._lock, _on_device(self._device):
+            self._wait()
+            scratch = self._load(rotation)
+            limit = scratch.foldable(rotation) if max(indices, default=0) < scratch.foldable(rotation) else rotation.dim
+            scratch.choose(rotation, self._index_tensor(indices), limit)
+            key = ("combine", rotation.dim, len(rotation.stages), limit)
+            return self._replay(key, lambda: scratch.combine(rotation, limit), dtype)
+
+    def _replay(self, key: Any, function: Callable[[], torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+        """A copy of what a function leaves in the scratch. From the second call on it is a CUDA graph."""
+        if key in self._graphs:
+            graph, result = self._graphs[key]
+            graph.replay()
+            copy = result.to(dtype, copy=True)
+        else:
+            copy = function().to(dtype, copy=True)  # compiles the kernels, which a recording cannot
+            if len(self._graphs) == _BLOCK_GRAPHS:
+                del self._graphs[next(iter(self._graphs))]
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                result = function()
+            self._graphs[key] = graph, result
+        self._done.record()
+        return copy
+
+    def _load(self, rotation: Rotation) -> "TritonBlocks":
+        scratch = self._scratch_for(rotation)
+        if rotation not in self._prepared:
+            self._prepared[rotation] = scratch.prepare(rotation)
+        scratch.load(self._prepared[rotation])
+        return scratch
+
+    def _scratch_for(self, rotation: Rotation) -> "TritonBlocks":
+        dim, stages = rotation.dim, len(rotation.stages)
+        if self._scratch is not None:
+            if dim <= self._scratch.dim and stages <= self._scratch.stages:
+                return self._scratch
+            dim, stages = max(dim, self._scratch.dim), max(stages, self._scratch.stages)
+        self._graphs.clear()
+        self._scratch = None  # first, so that old and new scratch are never there at once
+        self._scratch = self._triton.TritonBlocks(dim, stages, self._device)
+        return self._scratch
+
+    def _wait(self) -> None:
+        """Scratch is shared by all streams: the current one waits for the last call's work, not the host."""
+        if self._done is None:
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        else:
+            torch.cuda.current_stream().wait_event(self._done)
+
+    def _index_tensor(self, indices: Sequence[int]) -> torch.Tensor:
+        """Indices as a tensor: the same canaries go into every block."""
+        if self._indices is None or self._indices[0] != list(indices):
+            tensor = torch.tensor(indices, dtype=torch.int64).to(self._device, non_blocking=True)
+            self._indices = list(indices), tensor
+        return self._indices[1]
+
+    def _fast(self, rotation: Rotation) -> bool:
+        return self._triton is not None and rotation.levels >= self._triton.SMALLEST_LEVELS
+
+
+def _forget_signs(rotation: Rotation) -> None:
+    for stage in rotation.stages:
+        stage.forget_signs()
+
+
+def _on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Kernels are launched on the current device, whatever device their arguments are on."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _triton(device: torch.device) -> Any:
+    """The module of Triton kernels; None where it cannot be used."""
     if device.type != "cuda":
         return None
     try:
-        from coalmine.canaries.rotation_triton import SMALLEST_LEVELS, TritonRotation
+        from coalmine.canaries import rotation_triton
     except ImportError:  # no Triton on this platform
         return None
-    return TritonRotation(rotation, device) if rotation.levels >= SMALLEST_LEVELS else None
+    return rotation_triton
+
+
+def _kernels(rotation: Rotation, device: torch.device) -> "TritonRotation | None":
+    kernels = _triton(device)
+    if kernels is None or rotation.levels < kernels.SMALLEST_LEVELS:
+        return None
+    rotated: TritonRotation = kernels.TritonRotation(rotation, device)
+    return rotated
 
 
 def rotate_back(rotation: Rotation, vector: torch.Tensor) -> torch.Tensor:

@@ -4,14 +4,19 @@
 A Walsh-Hadamard transform of 2^21 numbers is two passes: fourteen steps within rows of 2^14 numbers, seven between 128
 of them. A step is a sum and a difference of registers, or of what two threads exchange. Products with a Hadamard matrix
 on the matrix units took twice as long and rounded more: they want numbers in pieces of bfloat16.
+
+`TritonRotation` keeps the tables of one rotation. `TritonBlocks` serves one rotation after another with the same
+scratch, and draws signs anew for each.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 import triton
 import triton.language as tl
+
+from coalmine.canaries import philox
 
 if TYPE_CHECKING:
     from coalmine.canaries.rotation import Rotation, Stage
@@ -21,6 +26,14 @@ _TILE_LEVELS, _ROW_LEVELS = 14, 7  # steps within a tile of neighbours, and at m
 _TILE_WARPS = 16
 _COLUMNS, _ROW_WARPS = 32, 4
 _WIDE = 2**30  # from this dim on coordinates are 64-bit numbers
+_BLOCK_ROW_LEVELS = 9  # of a block: 2^23 numbers are transformed in two passes
+_BLOCK_COLUMNS, _BLOCK_ROW_WARPS = 16, 8
+_FOLD_COLUMNS, _FOLD_ROWS, _FOLD_WARPS = 64, 64, 8
+_SPREAD, _COUNTERS = 2048, 128  # coordinates, and Philox counters, for one program
+
+_MULTIPLIER_0, _MULTIPLIER_1 = (tl.constexpr(word) for word in philox.MULTIPLIERS)
+_WEYL_0, _WEYL_1 = (tl.constexpr(word) for word in philox.WEYL)
+_ROUNDS = tl.constexpr(philox.ROUNDS)
 
 _PLAIN = tl.constexpr(0)  # a pass reads, or writes, the vector that is being transformed
 _OPEN = tl.constexpr(1)  # through the shuffle, with the opening signs
@@ -42,7 +55,9 @@ def _sign(bits, i):
 
 @triton.jit
 def _origin(order, i, dim, insert, left_over, block_levels: tl.constexpr):
-    """Where the shuffle takes coordinate i from."""
+    """Where the shuffle takes coordinate i from. `insert` is a number, or where one lies."""
+    if insert.dtype.is_ptr():
+        insert = tl.load(insert).to(i.dtype)
     in_left_over = (i >= insert) & (i < insert + left_over)
     j = tl.where(i >= insert, i - left_over, i)
     j = tl.where(in_left_over, 0, j)
@@ -118,71 +133,304 @@ def _rows(outer, inner, first, stride, order, opening, closing, dim, size, inser
     _write(x, outer, inner, i, order, opening, closing, dim, size, insert, left_over, scale, block_levels, write)
 
 
+@triton.jit(do_not_specialize=["insert", "left_over"])
+def _fold(outer, folded, order, opening, dim, insert, left_over, rows, tile,
+          columns: tl.constexpr, group: tl.constexpr, block_levels: tl.constexpr, wide: tl.constexpr):  # fmt: skip
+    """The sum of all rows of `tile` coordinates of the shuffled vector with its opening signs."""
+    column = (tl.program_id(0) * columns + tl.arange(0, columns))[None, :]
+    row = tl.arange(0, group)[:, None]
+    if wide:
+        row = row.to(tl.int64)
+    total = tl.zeros((group, columns), tl.float32)
+    for start in range(0, rows, group):
+        i = (start + row) * tile + column
+        total += tl.load(outer + _origin(order, i, dim, insert, left_over, block_levels)) * _sign(opening, i)
+    tl.store(folded + column, tl.sum(total, axis=0)[None, :])
+
+
+@triton.jit(do_not_specialize=["insert", "left_over"])
+def _spread(outer, folded, order, opening, dim, size, insert, left_over, tile, scale,
+            span: tl.constexpr, block_levels: tl.constexpr, wide: tl.constexpr):  # fmt: skip
+    """The transpose of `_fold`, and zeros where the shuffle took the coordinates beyond the first `size` from."""
+    program = tl.program_id(0)
+    if wide:
+        program = program.to(tl.int64)
+    i = program * span + tl.arange(0, span)
+    within = i < dim
+    i = tl.where(within, i, 0)
+    value = tl.load(folded + (i & (tile - 1))) * (scale * _sign(opening, i))
+    origin = _origin(order, i, dim, insert, left_over, block_levels)
+    tl.store(outer + origin, tl.where(i < size, value, 0.0), mask=within)
+
+
+@triton.jit(do_not_specialize=["counters", "more_counters", "stride"])
+def _draw(words, key, counters, more_counters, stride, dim,
+          domain: tl.constexpr, domains: tl.constexpr, span: tl.constexpr):  # fmt: skip
+    """The first words of the Philox streams of each stage in one or two domains, as philox.words gives them.
+
+    Stream s begins at words + s * stride and is of stage s // domains.
+    """
+    stream = tl.program_id(1)
+    start = tl.program_id(0) * span
+    if stream % domains > 0:
+        counters = more_counters
+    if start < counters:
+        counter = start + tl.arange(0, span)
+        c0 = counter.to(tl.uint64)
+        c1 = tl.zeros_like(c0) + (stream // domains).to(tl.uint64)
+        c2 = tl.zeros_like(c0) + (domain + stream % domains).to(tl.uint64)
+        c3 = tl.zeros_like(c0) + dim.to(tl.uint64)
+        k0 = tl.load(key).to(tl.uint64, bitcast=True)
+        k1 = tl.load(key + 1).to(tl.uint64, bitcast=True)
+        for _ in tl.static_range(_ROUNDS):
+            high_0, low_0 = tl.umulhi(c0, tl.full(c0.shape, _MULTIPLIER_0, tl.uint64)), c0 * _MULTIPLIER_0
+            high_1, low_1 = tl.umulhi(c2, tl.full(c2.shape, _MULTIPLIER_1, tl.uint64)), c2 * _MULTIPLIER_1
+            c0, c1, c2, c3 = high_1 ^ c1 ^ k0, low_1, high_0 ^ c3 ^ k1, low_0
+            k0 += _WEYL_0
+            k1 += _WEYL_1
+        place = words + stream.to(tl.int64) * stride + counter.to(tl.int64) * 4
+        within = counter < counters
+        tl.store(place, c0.to(tl.int64, bitcast=True), mask=within)
+        tl.store(place + 1, c1.to(tl.int64, bitcast=True), mask=within)
+        tl.store(place + 2, c2.to(tl.int64, bitcast=True), mask=within)
+        tl.store(place + 3, c3.to(tl.int64, bitcast=True), mask=within)
+
+
+class _Tables(NamedTuple):
+    """What a stage needs on a device; `insert` is a number of coordinates, or a tensor that holds it."""
+
+    order: torch.Tensor
+    opening: torch.Tensor
+    closing: torch.Tensor
+    insert: int | torch.Tensor
+
+
+class _Shape(NamedTuple):
+    """How a transform is cut into passes and programs."""
+
+    passes: list[int]
+    columns: int
+    row_warps: int
+
+
 class TritonRotation:
     """A rotation whose tables lie on a CUDA device."""
 
     def __init__(self, rotation: "Rotation", device: torch.device) -> None:
         self.rotation = rotation
         self.tables = [_tables(stage, rotation.block, device) for stage in rotation.stages]
-        self.passes = _passes(rotation.levels)
+        self.passes = _passes(rotation.levels, _ROW_LEVELS)
 
     def rotate_back(self, vector: torch.Tensor) -> torch.Tensor:
         """The transposed rotation of a float32 vector, which is left as it is."""
         outer, inner = vector, torch.empty_like(vector)
-        for number in range(len(self.tables)):
-            self._transform(number, outer, inner, 0, read=1, write=0)
-            self._transform(number, outer, inner, self.rotation.dim - self.rotation.size, read=2, write=0)
+        for tables in self.tables:
+            _stage_back(self.rotation, tables, outer, inner, self._shape)
             outer, inner = inner, torch.empty_like(vector) if outer is vector else outer
         return outer
 
     def rotate(self, vector: torch.Tensor) -> torch.Tensor:
         """The rotation of a float32 vector, which is overwritten."""
         inner, outer = vector, torch.empty_like(vector)
-        for number in reversed(range(len(self.tables))):
-            self._transform(number, outer, inner, self.rotation.dim - self.rotation.size, read=0, write=2)
-            self._transform(number, outer, inner, 0, read=0, write=1)
+        for tables in reversed(self.tables):
+            _stage(self.rotation, tables, outer, inner, self._shape)
             inner, outer = outer, inner
         return inner
 
-    def _transform(
-        self, number: int, outer: torch.Tensor, inner: torch.Tensor, first: int, *, read: int, write: int
-    ) -> None:
-        """One Walsh-Hadamard transform of `inner` from `first` on; its first pass reads, its last writes as told."""
-        rotation = self.rotation
-        order, opening, closing, insert = self.tables[number]
-        shared = (order, opening, closing, rotation.dim, rotation.size, insert, rotation.dim % rotation.block)
-        scale = rotation.size**-0.5
-        below = 0
-        for levels in self.passes:
-            how: dict[str, Any] = {
-                "levels": levels,
-                "block_levels": rotation.block.bit_length() - 1,
-                "wide": rotation.dim >= _WIDE,
-                "read": read if below == 0 else 0,
-                "write": write if below + levels == rotation.levels else 0,
-            }
-            if below == 0:
-                grid = (rotation.size >> levels,)
-                _tiles[grid](outer, inner, first, *shared, scale, **how, num_warps=_TILE_WARPS)
+    @property
+    def _shape(self) -> _Shape:
+        return _Shape(self.passes, _COLUMNS, _ROW_WARPS)
+
+
+class TritonBlocks:
+    """Scratch on a CUDA device for rotations of at most `dim` coordinates and `stages` stages, one after another.
+
+    It holds two float32 vectors and the signs of one rotation. Methods read from and write to these fixed places, so one
+    CUDA graph of a method serves all rotations of a dim. `load` selects the rotation.
+
+    The first 2^14 entries of the image need only part of the last stage if its second transform does not reach them:
+    they are the transform of the sum of all tiles. `combine` uses the transpose of that.
+    """
+
+    def __init__(self, dim: int, stages: int, device: torch.device) -> None:
+        self.dim, self.stages, self.device = dim, stages, device
+        self.room, self._other = (torch.empty(dim, dtype=torch.float32, device=device) for _ in range(2))
+        self._folded = torch.empty(1 << _TILE_LEVELS, dtype=torch.float32, device=device)
+        self._signs = torch.empty(2 * stages * _sign_words(dim), dtype=torch.int64, device=device)
+        self._loaded = torch.empty(_header(stages) + stages * _order_words(2**16), dtype=torch.int64, device=device)
+
+    def prepare(self, rotation: "Rotation") -> torch.Tensor:
+        """Key and shuffles of a rotation on the device, for `load`. An order takes 16 bits an entry."""
+        stages, blocks = rotation.stages, rotation.dim // rotation.block
+        header, stride = _header(len(stages)), _order_words(blocks)
+        key = stages[0].key
+        numbers = [key & (2**64 - 1), key >> 64, *(stage.insert * rotation.block for stage in stages)]
+        prepared = torch.zeros(header + len(stages) * stride, dtype=torch.int64, device=self.device)
+        host = torch.from_numpy(np.array(numbers, np.uint64).view(np.int64))
+        prepared[: len(numbers)].copy_(host, non_blocking=True)
+        counters = -(-blocks // 4)
+        drawn = torch.empty((len(stages), 4 * counters), dtype=torch.int64, device=self.device)
+        grid = (-(-counters // _COUNTERS), len(stages))
+        how = {"domain": philox.SHUFFLE, "domains": 1, "span": _COUNTERS}
+        _draw[grid](drawn, prepared, counters, counters, 4 * counters, rotation.dim, **how)
+        for number, stage in enumerate(stages):
+            if stage.shuffled:
+                unsigned = drawn[number, :blocks] ^ -(2**63)  # sorts as words without a sign do
+                order = torch.sort(unsigned, stable=True).indices
             else:
-                grid = (rotation.size // _COLUMNS >> levels,)
-                how |= {"columns": _COLUMNS, "num_warps": _ROW_WARPS}
-                _rows[grid](outer, inner, first, 1 << below, *shared, scale, **how)
-            below += levels
+                order = torch.arange(blocks, device=self.device)
+            prepared[header + number * stride :].view(torch.int16)[:blocks].copy_(order)
+        return prepared
+
+    def load(self, prepared: torch.Tensor) -> None:
+        """Select the rotation that is applied from now on."""
+        self._loaded[: len(prepared)].copy_(prepared)
+
+    def draw_signs(self, rotation: "Rotation") -> torch.Tensor:
+        """The signs of the loaded rotation as bits of int64 words: for each stage the opening and the closing ones."""
+        streams, stride = 2 * len(rotation.stages), _sign_words(rotation.dim)
+        opening, closing = -(-rotation.dim // 256), -(-rotation.size // 256)
+        grid = (-(-opening // _COUNTERS), streams)
+        how = {"domain": philox.OPENING_SIGNS, "domains": 2, "span": _COUNTERS}
+        _draw[grid](self._signs, self._loaded, opening, closing, stride, rotation.dim, **how)
+        return self._signs[: streams * stride].view(-1, 2, stride)
+
+    def products(self, rotation: "Rotation", count: int) -> torch.Tensor:
+        """The first `count` entries of the transposed rotation's image of `room`, which is overwritten."""
+        tables, shape = self._tables(rotation), _block_shape(rotation)
+        outer, inner = self.room[: rotation.dim], self._other[: rotation.dim]
+        folded = count <= self.foldable(rotation)
+        for stage in tables[:-1] if folded else tables:
+            _stage_back(rotation, stage, outer, inner, shape)
+            outer, inner = inner, outer
+        if not folded:
+            return outer[:count]
+        tile = _tile(rotation)
+        rows, columns = rotation.size // tile, min(_FOLD_COLUMNS, tile)
+        how = {"columns": columns, "group": min(_FOLD_ROWS, rows), "num_warps": _FOLD_WARPS, **_kind(rotation)}
+        order, opening, _, insert = tables[-1]
+        shared = (order, opening, rotation.dim, insert, rotation.dim % rotation.block)
+        _fold[(tile // columns,)](outer, self._folded, *shared, rows, tile, **how)
+        self._transform_folded(rotation, tables[-1])
+        return self._folded[:count].mul_(rotation.size**-0.5)
+
+    def foldable(self, rotation: "Rotation") -> int:
+        """How many of the first columns need only part of the last stage."""
+        return min(rotation.dim - rotation.size, _tile(rotation))
+
+    def choose(self, rotation: "Rotation", indices: torch.Tensor, count: int) -> None:
+        """Set which of the first `count` columns `combine` adds."""
+        chosen = self._folded if count <= self.foldable(rotation) else self.room[: rotation.dim]
+        chosen.zero_().index_fill_(0, indices, 1.0)
+
+    def combine(self, rotation: "Rotation", count: int) -> torch.Tensor:
+        """The sum of the columns that `choose` set."""
+        tables, shape = self._tables(rotation), _block_shape(rotation)
+        inner, outer = self.room[: rotation.dim], self._other[: rotation.dim]
+        if count <= self.foldable(rotation):
+            last = tables.pop()
+            self._transform_folded(rotation, last)
+            shared = (last.order, last.opening, rotation.dim, rotation.size, last.insert, rotation.dim % rotation.block)
+            grid = (-(-rotation.dim // _SPREAD),)
+            scale = rotation.size**-0.5
+            _spread[grid](outer, self._folded, *shared, _tile(rotation), scale, span=_SPREAD, **_kind(rotation))
+            inner, outer = outer, inner
+        for stage in reversed(tables):
+            _stage(rotation, stage, outer, inner, shape)
+            inner, outer = outer, inner
+        return inner
+
+    def _transform_folded(self, rotation: "Rotation", tables: _Tables) -> None:
+        shape = _Shape([_tile(rotation).bit_length() - 1], 0, 0)
+        _transform(rotation, tables, self._folded, self._folded, 0, shape, read=0, write=0)
+
+    def _tables(self, rotation: "Rotation") -> list[_Tables]:
+        """Draw the signs of the loaded rotation, and say where its tables lie."""
+        signs = self.draw_signs(rotation).view(torch.int32)
+        header, stride = _header(len(rotation.stages)), _order_words(rotation.dim // rotation.block)
+        orders = self._loaded[header : header + len(signs) * stride].view(torch.uint16).view(len(signs), -1)
+        inserts = self._loaded[2:header]
+        return [_Tables(orders[n], signs[n, 0], signs[n, 1], inserts[n:]) for n in range(len(signs))]
 
 
-def _tables(stage: "Stage", block: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+def _stage_back(rotation: "Rotation", tables: _Tables, outer: torch.Tensor, inner: torch.Tensor, shape: _Shape) -> None:
+    """One stage of the transposed rotation, from `outer` to `inner`."""
+    _transform(rotation, tables, outer, inner, 0, shape, read=1, write=0)
+    _transform(rotation, tables, outer, inner, rotation.dim - rotation.size, shape, read=2, write=0)
+
+
+def _stage(rotation: "Rotation", tables: _Tables, outer: torch.Tensor, inner: torch.Tensor, shape: _Shape) -> None:
+    """One stage of the rotation, from `inner`, which is overwritten, to `outer`."""
+    _transform(rotation, tables, outer, inner, rotation.dim - rotation.size, shape, read=0, write=2)
+    _transform(rotation, tables, outer, inner, 0, shape, read=0, write=1)
+
+
+def _transform(
+    rotation: "Rotation", tables: _Tables, outer: torch.Tensor, inner: torch.Tensor, first: int, shape: _Shape,
+    *, read: int, write: int,
+) -> None:  # fmt: skip
+    """One Walsh-Hadamard transform of `inner` from `first` on; its first pass reads, its last writes as told."""
+    order, opening, closing, insert = tables
+    shared = (order, opening, closing, rotation.dim, rotation.size, insert, rotation.dim % rotation.block)
+    scale = rotation.size**-0.5
+    size = 1 << sum(shape.passes)
+    below = 0
+    for levels in shape.passes:
+        how: dict[str, Any] = {
+            "levels": levels,
+            "read": read if below == 0 else 0,
+            "write": write if 1 << (below + levels) == size else 0,
+            **_kind(rotation),
+        }
+        if below == 0:
+            grid = (size >> levels,)
+            _tiles[grid](outer, inner, first, *shared, scale, **how, num_warps=_TILE_WARPS)
+        else:
+            grid = (size // shape.columns >> levels,)
+            how |= {"columns": shape.columns, "num_warps": shape.row_warps}
+            _rows[grid](outer, inner, first, 1 << below, *shared, scale, **how)
+        below += levels
+
+
+def _kind(rotation: "Rotation") -> dict[str, Any]:
+    return {"block_levels": rotation.block.bit_length() - 1, "wide": rotation.dim >= _WIDE}
+
+
+def _tile(rotation: "Rotation") -> int:
+    return min(rotation.size, 1 << _TILE_LEVELS)
+
+
+def _block_shape(rotation: "Rotation") -> _Shape:
+    return _Shape(_passes(rotation.levels, _BLOCK_ROW_LEVELS), _BLOCK_COLUMNS, _BLOCK_ROW_WARPS)
+
+
+def _sign_words(dim: int) -> int:
+    """How many words `dim` signs take: whole counters of four."""
+    return -(-dim // 256) * 4
+
+
+def _order_words(blocks: int) -> int:
+    """How many words an order of `blocks` 16-bit entries takes: an even number, since kernels want 16 bytes."""
+    return -(-blocks // 8) * 2
+
+
+def _header(stages: int) -> int:
+    """How many words go before the orders: the key, and where each stage inserts the left-over coordinates."""
+    return 2 + stages + stages % 2
+
+
+def _tables(stage: "Stage", block: int, device: torch.device) -> _Tables:
     def packed(bits: Any) -> torch.Tensor:
         padded = np.zeros(-(-len(bits) // 4) * 4, np.uint8)
         padded[: len(bits)] = bits
         return torch.from_numpy(padded.view("<i4")).to(device)
 
     order = torch.from_numpy(stage.order.astype(np.int32)).to(device)
-    return order, packed(stage.opening), packed(stage.closing), stage.insert * block
+    return _Tables(order, packed(stage.opening), packed(stage.closing), stage.insert * block)
 
 
-def _passes(levels: int) -> list[int]:
+def _passes(levels: int, row_levels: int) -> list[int]:
     """How many steps each pass of a transform takes: within tiles, then between rows."""
     tile = min(levels, _TILE_LEVELS)
-    count = -(-(levels - tile) // _ROW_LEVELS)
+    count = -(-(levels - tile) // row_levels)
     return [tile, *((levels - tile) // count + (number < (levels - tile) % count) for number in range(count))]

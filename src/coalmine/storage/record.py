@@ -21,6 +21,8 @@ LARGEST = 10**12  # dim and canaries: a vector of so many numbers fits into no m
 FEWEST = 10  # canaries
 FEWEST_WITH_MOMENTUM = 200  # or with correlated noise
 UNOBSERVED_EACH = 10  # unobserved canaries for every observed one, where the dimension allows
+BLOCK_EACH = 8  # coordinates of a block for every observed canary, where there are several blocks
+OPTIONAL = ("noise", "sampling", "blocks", "processes", "shards")  # settings that are left out where there are none
 SCHEMA_VERSION = 1
 COMMITMENT_VERSION = 3  # 1 had the settings alone, 2 no sampling; the layout will join
 GUESSABLE = 1 << 64
@@ -31,7 +33,9 @@ class Settings:
     """An audit's settings: everything but the seed. `layers` are names and sizes, in the order of the vector.
 
     `noise` says how the noise of rounds is correlated; None, it is fresh in every round. `sampling` is the scheme that
-    hides the clients' rounds, None where none was declared.
+    hides the clients' rounds, None where none was declared. `blocks` are the sizes of the blocks that canaries are made in,
+    those of the first of the `processes` first; empty, the vector is one block. `shards` has for each process how much of
+    each layer it holds; empty, every process holds them all.
     """
 
     dim: int
@@ -45,6 +49,25 @@ class Settings:
     layers: tuple[tuple[str, int], ...] = ()
     noise: CorrelatedNoise | None = None
     sampling: Sampling | None = None
+    blocks: tuple[int, ...] = ()
+    processes: int = 1
+    shards: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def block_sizes(self) -> tuple[int, ...]:
+        """Sizes of all blocks, in the order of the vector."""
+        return self.blocks or (self.dim,)
+
+    @property
+    def replicated(self) -> bool:
+        """Whether each of several processes holds the whole model, and a part of everybody else's sum."""
+        return self.processes > 1 and not self.shards
+
+    @property
+    def segments(self) -> tuple[tuple[int, int], ...]:
+        """The stretches of the vector that belong to one layer, by the layer's place and the stretch's size."""
+        held = self.shards or (tuple(size for _, size in self.layers),)
+        return tuple((place, size) for sizes in held for place, size in enumerate(sizes) if size)
 
     @property
     def total(self) -> int:
@@ -52,9 +75,16 @@ class Settings:
         return self.canaries + self.unobserved
 
     @property
-    def free(self) -> int:
-        """Directions that the null's scale rests on: those off the observed canaries, if canaries are orthonormal."""
-        return self.dim - self.canaries if self.kind == "rotated" else self.dim
+    def free(self) -> float:
+        """Directions that the null's scale rests on: those off the observed canaries, if canaries are orthonormal.
+
+        In blocks those are as few as if the vector lay in the smallest one; how many there are in a round, it tells itself.
+        """
+        if self.kind != "rotated":
+            return self.dim
+        if len(self.blocks) < 2:
+            return self.dim - self.canaries
+        return self.dim * (1 - self.canaries / min(self.blocks))
 
     @property
     def unobserved_dof(self) -> float:
@@ -68,7 +98,8 @@ class Settings:
             "noise": self.noise and self.noise.to_dict(),
             "sampling": self.sampling and sampling_to_dict(self.sampling),
         }
-        return {name: value for name, value in values.items() if name not in ("noise", "sampling") or value}
+        values["processes"] = self.processes if self.processes > 1 else None
+        return {name: value for name, value in values.items() if name not in OPTIONAL or value}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Settings":
@@ -108,6 +139,9 @@ def checked_settings(
     layers: Sequence[tuple[str, int]] | None,
     noise: CorrelatedNoise | None = None,
     sampling: Sampling | None = None,
+    blocks: Sequence[int] = (),
+    processes: int = 1,
+    shards: Sequence[Sequence[int]] = (),
 ) -> Settings:
     """The settings, or a ValueError that says which of them cannot be."""
     dim = whole_number("dim", dim, minimum=2)
@@ -121,11 +155,13 @@ def checked_settings(
         raise ValueError(
             f"canaries must leave {FEWEST} directions for unobserved ones, got {canaries} canaries in dimension {dim}"
         )
-    room = dim - canaries
+    cut = _checked_blocks(blocks, dim, canaries, kind)
+    room = min(cut, default=dim) - canaries
     wanted = min(room, UNOBSERVED_EACH * canaries) if unobserved is None else unobserved
     wanted = whole_number("unobserved", wanted, minimum=FEWEST)
     if wanted > room:
-        raise ValueError(f"unobserved must be at most dim - canaries = {room}, got {wanted}")
+        space = "dim" if not cut else "the smallest block"
+        raise ValueError(f"unobserved must be at most {space} - canaries = {room}, got {wanted}")
     beta = one_number("momentum", momentum)
     if not 0 <= beta < 1:
         raise ValueError(f"momentum must lie in [0, 1), got {beta}")
@@ -163,7 +199,42 @@ def checked_settings(
         layers=named,
         noise=noise,
         sampling=sampling,
+        blocks=cut,
+        processes=whole_number("processes", processes, minimum=1),
+        shards=_checked_shards(shards, named, processes),
     )
+
+
+def _checked_blocks(blocks: Sequence[int], dim: int, canaries: int, kind: str) -> tuple[int, ...]:
+    cut = tuple(whole_number("the size of a block", size, minimum=2) for size in blocks)
+    if not cut:
+        return ()
+    if sum(cut) != dim:
+        raise ValueError(f"blocks must add up to dim = {dim}, got {sum(cut)}")
+    if kind != "rotated":
+        raise ValueError(f"canaries in blocks must be of the kind 'rotated', got {kind!r}")
+    if len(cut) == 1:
+        return ()  # the vector itself
+    if min(cut) < BLOCK_EACH * canaries:
+        raise ValueError(
+            f"every block must hold at least {BLOCK_EACH} coordinates for each observed canary, {BLOCK_EACH * canaries} "
+            f"here, got one of {min(cut)}; use at most {min(cut) // BLOCK_EACH} canaries, or fewer and larger blocks"
+        )
+    return cut
+
+
+def _checked_shards(
+    shards: Sequence[Sequence[int]], layers: tuple[tuple[str, int], ...], processes: int
+) -> tuple[tuple[int, ...], ...]:
+    found = tuple(tuple(whole_number("the size of a shard", size, minimum=0) for size in sizes) for sizes in shards)
+    if not found:
+        return ()
+    if len(found) != processes or any(len(sizes) != len(layers) for sizes in found):
+        raise ValueError("shards must have a size for each layer in each process")
+    for place, (name, size) in enumerate(layers):
+        if sum(sizes[place] for sizes in found) != size:
+            raise ValueError(f"the shards of {name} must add up to its size, {size}")
+    return found
 
 
 def _rounds_of(sampling: Sampling, rounds: int | None, groups: tuple[int, ...]) -> int:

@@ -28,6 +28,9 @@ LAW = {  # size of each array that is measured together with the histogram of th
 NOT_NEGATIVE = (
     "rounding",
     "lattice",
+    "block_rests",
+    "residual_block_rests",
+    "update_block_rests",
     "layer_rests",
     "law_moments",
     "law_counts",
@@ -36,6 +39,7 @@ NOT_NEGATIVE = (
     "law_grid",
 )
 PER_CANARY = ("cosines", "residual_cosines", "update_cosines")
+PER_BLOCK = dict(zip(("block_rests", "residual_block_rests", "update_block_rests"), PER_CANARY, strict=True))
 
 
 class _Schema(NamedTuple):
@@ -144,6 +148,16 @@ def check_fit(item: Any, settings: Settings) -> None:
     present = getattr(item, "present", None)
     if present is not None and present.size and (present.min() < 0 or present.max() >= settings.canaries):
         raise ValueError(f"present must be canaries among 0..{settings.canaries - 1}")
+    for name, cosines in PER_BLOCK.items():
+        value = getattr(item, name, None)
+        summed = settings.replicated and name == "residual_block_rests"  # of which nobody has the whole vector
+        blocks = len(settings.blocks) if getattr(item, cosines, None) is not None and not summed else 0
+        if (0 if value is None else value.size) != blocks:
+            raise ValueError(
+                f"{name} must be {blocks} numbers, one for each block, got {0 if value is None else value.size}"
+            )
+        if value is not None and not value.any():
+            raise ValueError(f"{name} must not all be 0")
     rests = getattr(item, "layer_rests", None)
     if rests is not None and rests.size != len(settings.layers):
         raise ValueError(f"layer_rests must be {len(settings.layers)} numbers, one for each layer, got {rests.size}")

@@ -43,8 +43,10 @@ class Round:
     `clip_norm` is what one client adds at most: in the units of the model delta where it was `clip_declared`. Canaries were
     sent `scale` times longer than that. `participants` is how many clients took part, where that was told. `norm` is the
     length of the model delta, `rest` its length off the observed canaries. The `residual_` twins are those of the model
-    delta less everybody else's part. The `law_` fields are what `noise_law.measure_law` saw, `rounding` is the mean squared
-    rounding error of release and `others`, `lattice` the mean squared step where both are rounded, each where it was
+    delta less everybody else's part. `block_rests` are lengths off the observed canaries block by block, where there are
+    several; without them the residual's length is that along the unobserved canaries. The `law_` fields are what
+    `noise_law.measure_law` saw, `rounding` is the mean squared rounding error of release and `others`, `lattice` the mean
+    squared step where both are rounded, each where it was
     measured. Cosines are single precision here, and so in everything that follows from them: a result can be derived again
     from the log, bit for bit.
     """
@@ -60,9 +62,11 @@ class Round:
     norm: float = 0.0
     rest: float = 0.0
     cosines: Singles = field(default_factory=lambda: np.zeros(0, np.float32))
+    block_rests: npt.NDArray[np.float64] | None = None
     residual_norm: float | None = None
     residual_rest: float | None = None
     residual_cosines: Singles | None = None
+    residual_block_rests: npt.NDArray[np.float64] | None = None
     layer_rests: npt.NDArray[np.float64] | None = None
     rounding: float | None = None
     lattice: float | None = None
@@ -80,12 +84,17 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class Final:
-    """The final model: cosines with it and, where the initial model is known, with their difference."""
+    """The final model: cosines with it and, where the initial model is known, with their difference.
+
+    `block_rests` are their lengths off the observed canaries block by block, where there are several.
+    """
 
     norm: float
     cosines: Singles
+    block_rests: npt.NDArray[np.float64] | None = None
     update_norm: float | None = None
     update_cosines: Singles | None = None
+    update_block_rests: npt.NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,11 @@ class RunDirectory:
             statement = self.read_statement()
             if settings_there != settings:
                 old, new = settings_there.to_dict(), settings.to_dict()
+                if settings_there.processes != settings.processes:
+                    raise ValueError(
+                        f"{self.path} holds an audit with another number of processes, {settings_there.processes}, which "
+                        f"cannot go on with {settings.processes}; use as many, or another directory"
+                    )
                 changed = [name for name in old | new if old.get(name) != new.get(name)]
                 raise ValueError(f"{self.path} holds an audit with other settings (it differs in {', '.join(changed)})")
             if claim is not None and statement.claim != claim:

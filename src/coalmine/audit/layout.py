@@ -1,0 +1,91 @@
+"""Which process holds which coordinates of a model, and in which blocks: agreed on before the first round."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coalmine.argument_checks import whole_number
+from coalmine.audit.ranks import Ranks
+from coalmine.audit.trees import Tree
+from coalmine.canaries.blocked import cut_into_blocks
+
+Layers = list[tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The model as all processes hold it together: its layers, its blocks, and who has how much of each layer."""
+
+    tree: Tree
+    layers: Layers
+    blocks: tuple[int, ...]
+    processes: int
+    shards: tuple[tuple[int, ...], ...]
+
+    @property
+    def dim(self) -> int:
+        """Coordinates in all processes."""
+        return sum(size for _, size in self.layers)
+
+    @classmethod
+    def of(cls, parameters: Any, ranks: Ranks, *, blocks: Sequence[int] | None, replicated: bool) -> "Layout":
+        """The layout of a model, of which this process passes its parameters; every rank calls this together."""
+        made: list[Tree] = []
+
+        def held() -> dict[str, Any]:
+            tree = Tree(parameters)
+            made.append(tree)
+            return {"layers": tree.layers, "blocks": _own_blocks(tree, blocks)}
+
+        everybody = ranks.together(held)
+        tree = made[0]
+        if replicated and ranks.several:
+            for rank, other in enumerate(everybody):
+                if other != everybody[0]:
+                    raise ValueError(
+                        f"every rank must hold the whole model, but that of rank {rank} has other parameters than rank 0's"
+                    )
+            everybody = everybody[:1]
+        sizes: dict[str, int] = {}
+        for one in everybody:
+            for name, size in one["layers"]:
+                sizes[name] = sizes.get(name, 0) + size
+        layers = [(name, size) for name, size in sizes.items() if size]
+        if not layers:
+            raise ValueError("parameters must hold floating-point numbers, got none; pass the model's own parameters")
+        sharded = ranks.several and not replicated
+        shards = tuple(tuple(dict(one["layers"]).get(name, 0) for name, _ in layers) for one in everybody)
+        cut = tuple(int(size) for one in everybody for size in one["blocks"])
+        return cls(tree, layers, cut, ranks.size, shards if sharded else ())
+
+
+def _own_blocks(tree: Tree, blocks: Sequence[int] | None) -> list[int]:
+    if blocks is None:
+        return list(cut_into_blocks(tree.dim))
+    own = [whole_number("the size of a block", size, minimum=2) for size in blocks]
+    if sum(own) != tree.dim:
+        raise ValueError(f"blocks must add up to the {tree.dim} coordinates of the parameters here, got {sum(own)}")
+    return own
+
+
+def check_same(ranks: Ranks, **told: Any) -> None:
+    """Refuse an audit that ranks make with different arguments; none of them is sent, only its digest."""
+    if not ranks.several:
+        return
+    own = {
+        name: hashlib.sha256(b"coalmine same arguments\0" + _bytes(value)).hexdigest()[:16]
+        for name, value in told.items()
+    }
+    for rank, other in enumerate(everybody := ranks.together(lambda: own)):
+        differing = [name for name in own if other[name] != everybody[0][name]]
+        if differing:
+            raise ValueError(
+                f"every rank must make the audit with the same arguments, but rank {rank} differs from rank 0 in "
+                f"{', '.join(differing)}"
+            )
+
+
+def _bytes(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else json.dumps(value, sort_keys=True).encode()

@@ -1,0 +1,580 @@
+"""A round of a model in blocks, measured block by block: nothing of the model's size is made, or sent to another process.
+
+Each process measures the blocks that it holds. What leaves it are sums: products with the canaries, and a few lengths.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+from coalmine.argument_checks import Floats
+from coalmine.audit.noise_law import (
+    MANY_COORDINATES,
+    NoiseParts,
+    block_sizes,
+    is_full,
+    law_record,
+    law_sums,
+    resolution_of,
+    summed_sizes,
+    zero_width,
+)
+from coalmine.audit.ranks import Ranks
+from coalmine.audit.trees import Stretch, Tree, fill, gathered, template
+from coalmine.audit.vectors import (
+    LONGEST,
+    SHORTEST,
+    NotFiniteError,
+    as_tensor,
+    copied,
+    is_tensor,
+    numpy_vector,
+    tensor_norm,
+)
+from coalmine.audit.views import SMALLEST, block_scale
+from coalmine.canaries.array_types import euclidean_norm
+from coalmine.canaries.base import usable
+from coalmine.canaries.blocked import BlockedCanaries
+from coalmine.storage.record import Settings
+from coalmine.storage.rounds_file import Final, Round, Singles
+
+SMALL_PART = (
+    0.05  # of the canaries in a residual, in standard deviations of its squared length: then their mean is enough
+)
+SAME_RELEASE = 1e-5  # relative difference of a length that every process should see alike
+
+
+class Pieces:
+    """The blocks of a model that this process holds, and what is measured of them."""
+
+    def __init__(self, tree: Tree, settings: Settings, *, seed: SupportsIndex | bytes, ranks: Ranks) -> None:
+        self.tree, self._settings, self._ranks = tree, settings, ranks
+        held = settings.shards[ranks.rank] if settings.shards else tuple(size for _, size in settings.layers)
+        first, stop = _blocks_of(settings, ranks.rank)
+        self._numbers = range(first, stop)  # of the blocks here, among all
+        self.canaries = BlockedCanaries(
+            settings.total, settings.block_sizes[first:stop], seed=seed, first=first, dim=settings.dim
+        )
+        self._stretches = _stretches(settings, held, settings.block_sizes[first:stop])
+        self._all_parts = NoiseParts.of_blocks(settings)
+        self._whole = NoiseParts.of_all(settings)
+        self._before: tuple[int, dict[str, Any], Floats] | None = None
+
+    def sum_of_canaries(self, indices: list[int], size: float) -> Any:
+        """The sum of the canaries at `indices`, each of norm `size`, in the model's structure."""
+        rows = {leaf.name: leaf.empty() for leaf in self.tree.leaves if leaf.audited}
+        for block, stretches in enumerate(self._stretches):
+            total = self.canaries.combine(block, indices, like=template([rows[part.name] for part in stretches]))
+            total *= size
+            for part in stretches:
+                fill(rows[part.name], part.here, total[part.there])
+        return self.tree.rebuilt(rows)
+
+    def refuse(self, error: Exception) -> None:
+        """Tell the other ranks, which wait for this one's part of a round, that it will not come."""
+
+        def fail() -> Floats:
+            raise error
+
+        if self._ranks.several:
+            self._ranks.sum_of(self._round_size, fail, number=0, told={})
+
+    @property
+    def _round_size(self) -> int:
+        """How many numbers are summed over processes in a round."""
+        settings = self._settings
+        vectors = 2 * (settings.total + 2 * len(settings.block_sizes))
+        return vectors + len(settings.layers) + (self._ranks.size if settings.replicated else 0)
+
+    def forget(self) -> None:
+        """Forget the round before, which was rewound."""
+        self._before = None
+
+    def round(self, model_delta: Any, others: Any, present: list[int], facts: dict[str, Any], order: int) -> Round:
+        """The record of a round, which every process has in the end."""
+        settings, count = self._settings, self._settings.total
+        told = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in facts.items()}
+        told["others"] = others is not None
+        given: dict[str, dict[str, Any]] = {}
+
+        def measure() -> Floats:
+            given["delta"] = self.tree.rows("model_delta", model_delta)
+            if others is not None:
+                given["others"] = self.tree.rows("others", others)
+            return self._measured(given["delta"], given.get("others"), facts["number"])
+
+        blocks, layers = len(settings.block_sizes), len(settings.layers)
+        sums = self._ranks.sum_of(self._round_size, measure, number=facts["number"], told=told)
+        release, left, squares, lengths = np.split(sums, np.cumsum([count + 2 * blocks, count + 2 * blocks, layers]))
+        _check_same(lengths)
+        whole = _Length.of("model_delta", release, settings)
+        if whole.norm == 0:
+            return Round(number=facts["number"], skipped=True)
+        record: dict[str, Any] = {
+            "norm": whole.norm,
+            "rest": whole.rest,
+            "cosines": whole.cosines,
+            "block_rests": whole.block_rests,
+        }
+        if others is not None:
+            residual = self._residual(left)
+            if residual.norm == 0:
+                raise ValueError(
+                    "model_delta and others are equal: no noise and no canary is left; are they what they say?"
+                )
+            record |= {
+                f"residual_{name}": getattr(residual, name) for name in ("norm", "rest", "cosines", "block_rests")
+            }
+            record |= self._beside(given, residual, squares, present, facts, order)
+        if settings.momentum:
+            copies = {name: copied(row) for name, row in given["delta"].items()}
+            self._before = (facts["number"], copies, whole.cosines.astype(np.float64) * whole.norm)
+        return Round(**facts, **record)
+
+    def final(self, model: Any, initial: Any = None) -> Final:
+        """The record of the final model."""
+        settings = self._settings
+        size = settings.total + 2 * len(settings.block_sizes)
+
+        def of_model() -> Floats:
+            return self._vector_sums("model", self._gatherer(self.tree.rows("model", model)))
+
+        def of_update() -> Floats:
+            rows, first = self.tree.rows("model", model), self.tree.rows("initial", initial)
+            return self._vector_sums("model - initial", self._gatherer(rows, (first, 1.0)))
+
+        told = {"initial": initial is not None}
+        here = 1.0 if not settings.replicated or self._ranks.rank == 0 else 0.0  # all processes hold the same model
+        found = self._ranks.sum_of(size, lambda: of_model() * here, number=0, told=told)
+        last = _Length.of("model", found, settings)
+        _refuse_zero("model", last.norm)
+        if initial is None:
+            return Final(norm=last.norm, cosines=last.cosines, block_rests=last.block_rests)
+        found = self._ranks.sum_of(size, lambda: of_update() * here, number=0, told=told)
+        moved = _Length.of("model - initial", found, settings)
+        _refuse_zero("model - initial", moved.norm)
+        return Final(
+            norm=last.norm,
+            cosines=last.cosines,
+            block_rests=last.block_rests,
+            update_norm=moved.norm,
+            update_cosines=moved.cosines,
+            update_block_rests=moved.block_rests,
+        )
+
+    def _measured(self, delta: dict[str, Any], others: dict[str, Any] | None, number: int) -> Floats:
+        """What this process has to add: products and lengths of the release, of the residual, and of its layers."""
+        settings, ranks = self._settings, self._ranks
+        release_of = self._gatherer(delta)
+        left_of = None if others is None else self._gatherer(delta, (others, 1.0))
+        if settings.replicated and ranks.rank > 0 and others is not None:
+            left_of = self._gatherer(None, (others, 1.0))  # the release itself is rank 0's part
+        release, left = self._sums("model_delta", release_of), self._sums("model_delta - others", left_of)
+        layers, lengths = _LayerSquares(len(settings.layers)), []
+        undone = settings.momentum and self._before is not None and self._before[0] == number - 1
+        for block, stretches in enumerate(self._stretches):
+            vector = release_of(block)
+            if settings.replicated:
+                lengths.append(_square(vector))
+            if not settings.replicated or block % ranks.size == ranks.rank:  # replicas share the work
+                release.add(block, vector)
+            if left_of is None:
+                continue
+            if settings.replicated:
+                left.add(block, left_of(block))
+                continue
+            assert others is not None
+            rest = _less(vector, gathered(others, stretches))
+            left.add(block, rest)
+            if undone and self._before is not None:
+                rest = _less(rest, gathered(self._before[1], stretches), settings.momentum)
+            layers.add(rest, stretches)
+        parts = [release.numbers(), left.numbers(), layers.numbers()]
+        if settings.replicated:
+            own = np.zeros(ranks.size)
+            own[ranks.rank] = sum(lengths)
+            parts.append(own)
+        return np.concatenate(parts)
+
+    def _sums(self, name: str, gather: "Callable[[int], Any] | None") -> "_VectorSums":
+        return _VectorSums(self.canaries, self._settings, self._numbers, gather, name)
+
+    def _vector_sums(self, name: str, gather: Callable[[int], Any]) -> Floats:
+        sums = self._sums(name, gather)
+        for block in range(len(self._stretches)):
+            sums.add(block, gather(block))
+        return sums.numbers()
+
+    def _residual(self, sums: Floats) -> "_Length":
+        """The residual's length: where every process has a part of it, that along the unobserved canaries."""
+        settings = self._settings
+        if not settings.replicated:
+            return _Length.of("model_delta - others", sums, settings)
+        along = sums[: settings.total]
+        unseen, seen = along[settings.canaries :], along[: settings.canaries]
+        rest = math.sqrt(max(float(np.mean(unseen**2)), SMALLEST * float(along @ along)) * settings.free)
+        norm = math.hypot(rest, float(np.linalg.norm(seen)))
+        cosines = along / norm if norm else along
+        return _Length(norm, rest, cosines.astype(np.float32), None)
+
+    def _beside(
+        self,
+        given: dict[str, dict[str, Any]],
+        residual: "_Length",
+        squares: Floats,
+        present: list[int],
+        facts: dict[str, Any],
+        order: int,
+    ) -> dict[str, Any]:
+        """Lengths by layer, and in some rounds the law of the noise: what is left when the canaries are taken out too."""
+        settings = self._settings
+        if settings.replicated or not self._undoes_momentum(facts["number"]):
+            return {}
+        scale = residual.rest / math.sqrt(settings.free)
+        size, declared = 0.0, True
+        if present:
+            along = residual.cosines[present].astype(np.float64) * residual.norm
+            if settings.momentum and self._before is not None:
+                along = along - settings.momentum * self._before[2][present]
+            size, declared = canary_size(along, residual.rest, facts, settings)
+        full = is_full(order, settings.dim)
+        measures_law = settings.dim <= MANY_COORDINATES or full
+        strength = math.sqrt(2 * len(present) / settings.dim) * size / scale
+        if not measures_law and (not settings.layers or abs(strength) < SMALL_PART):
+            if not settings.layers:
+                return {}
+            sizes = np.array([layer for _, layer in settings.layers])
+            mean = size * size * len(present) * sizes / settings.dim
+            return {"layer_rests": np.sqrt(np.maximum(squares - mean, 0.0))}
+        summed = summed_sizes(full=full, sizes=2 if present else 1) if measures_law else {}
+        slots = self._slots(full=full) if measures_law else []
+        whole = len(settings.layers) + 2 + sum(summed.values()) + sum(sum(sizes.values()) for sizes in slots)
+        plan = _LawPlan(full, declared, measures_law, size, summed, slots)
+        sums = self._ranks.sum_of(
+            whole,
+            lambda: self._law_numbers(given, present, plan, facts["number"]),
+            number=facts["number"],
+            told={"present": present},
+        )
+        found: dict[str, Any] = {}
+        place = len(settings.layers)
+        if settings.layers:
+            found["layer_rests"] = np.sqrt(np.maximum(sums[:place], 0.0))
+        if not measures_law:
+            return found
+        found |= {"rounding": float(sums[place]), "lattice": float(sums[place + 1])}
+        together, rest = _unpacked(sums[place + 2 :], summed)
+        blocks = []
+        for wanted in slots:
+            own, rest = _unpacked(rest, wanted)
+            blocks.append(own)
+        return found | law_record(blocks, together, self._whole, full=full, exact=declared)
+
+    def _slots(self, *, full: bool) -> list[dict[str, int]]:
+        """How many numbers every block of every process has for itself."""
+        sizes = self._settings.block_sizes
+        return [
+            block_sizes(part, dim=size, number=number, blocks=len(sizes), full=full)
+            for number, (part, size) in enumerate(zip(self._all_parts, sizes, strict=True))
+        ]
+
+    def _law_numbers(
+        self, given: dict[str, dict[str, Any]], present: list[int], plan: "_LawPlan", number: int
+    ) -> Floats:
+        """What this process adds to the measurement of the noise itself."""
+        settings, count = self._settings, len(self._settings.block_sizes)
+        layers, resolution = _LayerSquares(len(settings.layers)), np.zeros(2)
+        together = {name: np.zeros(wanted) for name, wanted in plan.summed.items()}
+        own = [{name: np.zeros(wanted) for name, wanted in sizes.items()} for sizes in plan.slots]
+        noise_of = self._noise(given["delta"], given["others"], number)
+        release_of, others_of = self._gatherer(given["delta"]), self._gatherer(given["others"])
+        for block, stretches in enumerate(self._stretches):
+            noise = noise_of(block)
+            sizes = [others_of(block)]
+            if present:
+                total = self.canaries.combine(block, present, like=noise)
+                sizes.append(total)
+                noise = noise - total * plan.size
+            layers.add(noise, stretches)
+            if not plan.measures_law:
+                continue
+            resolution += self._resolution(given, stretches)
+            found = law_sums(
+                noise,
+                release_of(block),
+                self._all_parts[self._numbers[block]],
+                full=plan.full,
+                exact=plan.exact,
+                sizes=sizes,
+                width=zero_width(settings.dim),
+                blocks=count,
+            )
+            slot = own[self._numbers[block]]
+            for name, values in found.items():
+                if name in together:
+                    together[name] += values
+                elif name in slot and values.size:
+                    slot[name][:] = values
+        parts = [layers.numbers(), resolution, *together.values(), *(array for slot in own for array in slot.values())]
+        return np.concatenate(parts)
+
+    def _resolution(self, given: dict[str, dict[str, Any]], stretches: Sequence[Stretch]) -> Floats:
+        """How coarsely release and others were rounded, each leaf by itself, weighted by its share of the model."""
+        found = np.zeros(2)
+        for part in stretches:
+            steps = [resolution_of(given[kind][part.name][part.here]) for kind in ("delta", "others")]
+            finite = [step for step in steps if step is not None]
+            share = (part.stop - part.start) / self._settings.dim
+            found += share * np.array([sum(finite), 12 * min(finite, default=0.0)])
+        return found
+
+    def _undoes_momentum(self, number: int) -> bool:
+        """Whether the round can be seen without the momentum of the one before."""
+        if not self._settings.momentum or number == 1:
+            return True
+        return self._before is not None and self._before[0] == number - 1
+
+    def _noise(self, delta: dict[str, Any], others: dict[str, Any], number: int) -> Callable[[int], Any]:
+        """Block by block: the release less everybody else's part, and less the momentum of the round before."""
+        if self._settings.momentum and self._before is not None and self._before[0] == number - 1:
+            return self._gatherer(delta, (others, 1.0), (self._before[1], self._settings.momentum))
+        return self._gatherer(delta, (others, 1.0))
+
+    def _gatherer(self, rows: dict[str, Any] | None, *less: tuple[dict[str, Any], float]) -> Callable[[int], Any]:
+        """A function that makes one block's vector of some rows, less others times a factor, when it is asked for."""
+
+        def gather(block: int) -> Any:
+            stretches = self._stretches[block]
+            vector = None if rows is None else gathered(rows, stretches)
+            for other, factor in less:
+                second = gathered(other, stretches)
+                vector = -second * factor if vector is None else _less(vector, second, factor)
+            return vector
+
+        return gather
+
+
+@dataclass(frozen=True)
+class _Length:
+    """A vector's length, its length off the observed canaries, in all and by block, and its cosines with all canaries."""
+
+    norm: float
+    rest: float
+    cosines: Singles
+    block_rests: Floats | None
+
+    @classmethod
+    def of(cls, name: str, sums: Floats, settings: Settings) -> "_Length":
+        blocks = len(settings.block_sizes)
+        products, rests, squares = np.split(sums, [settings.total, settings.total + blocks])
+        norm = math.sqrt(float(squares.sum()))
+        if norm == 0:
+            return cls(0.0, 0.0, products.astype(np.float32), None)
+        if not np.isfinite(norm):
+            raise NotFiniteError(
+                f"{name} must be finite, got NaN or infinity in it, or numbers too large to be squared"
+            )
+        if not SHORTEST < norm < LONGEST:
+            raise ValueError(f"{name} must have a length between {SHORTEST:g} and {LONGEST:g}, got {norm:.3g}")
+        lengths = np.sqrt(rests)
+        scale, _, _ = block_scale(lengths, settings)
+        several = len(settings.blocks) > 1
+        return cls(
+            norm, scale * math.sqrt(settings.free), (products / norm).astype(np.float32), lengths if several else None
+        )
+
+
+def canary_size(along: Floats, rest: float, facts: dict[str, Any], settings: Settings) -> tuple[float, bool]:
+    """How much of each present canary a round holds: as declared where that is credible, else as measured.
+
+    `along` are the projections on the canaries, `rest` is the vector's length off them.
+    """
+    measured, clip = float(along.mean()), float(facts["clip_norm"])
+    error = rest / math.sqrt(settings.free * len(along))
+    if facts["clip_declared"] and abs(measured - clip) <= CREDIBLE_STDS * error:
+        return clip, True
+    return measured, False
+
+
+CREDIBLE_STDS = 4.0  # by which a canary's measured length may differ from the declared one
+
+
+def _blocks_of(settings: Settings, rank: int) -> tuple[int, int]:
+    """The first block that a process holds, and the one after its last."""
+    sizes = settings.block_sizes
+    if not settings.shards:
+        return 0, len(sizes)
+    edges = np.concatenate([[0], np.cumsum(sizes)])
+    totals = np.concatenate([[0], np.cumsum([sum(held) for held in settings.shards])])
+    first, stop = np.searchsorted(edges, totals[rank : rank + 2])
+    return int(first), int(stop)
+
+
+def _stretches(settings: Settings, held: Sequence[int], sizes: Sequence[int]) -> list[tuple[Stretch, ...]]:
+    """For each block of a process the stretches of leaves that it is made of."""
+    edges = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    found: list[list[Stretch]] = [[] for _ in sizes]
+    place = 0
+    for layer, ((name, _), size) in enumerate(zip(settings.layers, held, strict=True)):
+        start = 0
+        while start < size:
+            block = int(np.searchsorted(edges, place, side="right")) - 1
+            taken = min(size - start, int(edges[block + 1]) - place)
+            found[block].append(Stretch(name, layer, start, start + taken, place - int(edges[block])))
+            start, place = start + taken, place + taken
+    return [tuple(parts) for parts in found]
+
+
+def _less(first: Any, second: Any, factor: float = 1.0) -> Any:
+    """first - factor·second, where `first` is."""
+    if is_tensor(first) and (not is_tensor(second) or second.device != first.device):
+        second = as_tensor(second, device=first.device)
+    elif is_tensor(second) and not is_tensor(first):
+        second = second.cpu().numpy()
+    return first - second if factor == 1.0 else first - second * factor
+
+
+class _VectorSums:
+    """Products of a vector with all canaries, then of each block the squared length off the observed ones, and the whole.
+
+    Blocks come one after another; nothing that lies on a GPU is waited for before the end.
+    """
+
+    def __init__(
+        self,
+        canaries: BlockedCanaries,
+        settings: Settings,
+        numbers: range,
+        gather: Callable[[int], Any] | None,
+        name: str,
+    ) -> None:
+        self._name = name
+        self._canaries, self._settings, self._numbers, self._gather = canaries, settings, numbers, gather
+        self._blocks: list[int] = []
+        self._products: list[Any] = []
+        self._squares: list[Any] = []
+        self._alongs: list[Any] = []
+
+    def add(self, block: int, vector: Any) -> None:
+        """Take the next block."""
+        products = self._canaries.products(block, vector)
+        seen = products[: self._settings.canaries]
+        self._squares.append(_lazy_square(vector))
+        self._alongs.append(seen @ seen)
+        weighted = products * float(self._canaries.shares[block])
+        if self._products and _place(weighted) == _place(self._products[-1]):
+            self._products[-1] += weighted
+        else:
+            self._products.append(weighted)
+        self._blocks.append(block)
+
+    def numbers(self) -> Floats:
+        """The sums, on the host; ValueError if they are not finite."""
+        count, total = self._settings.total, len(self._settings.block_sizes)
+        found = np.zeros(count + 2 * total)
+        for products in self._products:
+            found[:count] += numpy_vector(products)
+        squares, alongs = _numbers(self._squares), _numbers(self._alongs)
+        lengths = np.sqrt(np.maximum(squares, 0.0))
+        if not np.isfinite(found).all() or not all(length == 0 or usable(length) for length in lengths.tolist()):
+            return self._slow_numbers()
+        for block, square, along in zip(self._blocks, squares, alongs, strict=True):
+            place = count + self._numbers[block]
+            found[place], found[place + total] = max(square - along, SMALLEST * square), square
+        return found
+
+    def _slow_numbers(self) -> Floats:
+        """The same where lengths are at the ends of single precision's range."""
+        assert self._gather is not None
+        count, observed, total = self._settings.total, self._settings.canaries, len(self._settings.block_sizes)
+        found = np.zeros(count + 2 * total)
+        for block in self._blocks:
+            vector = numpy_vector(self._gather(block))
+            if not np.isfinite(vector).all():
+                raise NotFiniteError(f"{self._name} must be finite, got NaN or infinity in it")
+            products = self._canaries.slow_products(block, vector)
+            found[:count] += products * float(self._canaries.shares[block])
+            with np.errstate(over="ignore"):
+                square, along = float(vector @ vector), float(products[:observed] @ products[:observed])
+            place = count + self._numbers[block]
+            found[place], found[place + total] = max(square - along, SMALLEST * square), square
+        return found
+
+
+class _LayerSquares:
+    """Squared lengths by layer, from one block after another."""
+
+    def __init__(self, layers: int) -> None:
+        self._found = np.zeros(layers)
+        self._layers: list[int] = []
+        self._squares: list[Any] = []
+
+    def add(self, vector: Any, stretches: Sequence[Stretch]) -> None:
+        """Take the next block."""
+        self._layers += [part.layer for part in stretches]
+        self._squares += [_lazy_square(vector[part.there]) for part in stretches]
+
+    def numbers(self) -> Floats:
+        """The squared lengths, on the host."""
+        np.add.at(self._found, self._layers, _numbers(self._squares))
+        return self._found
+
+
+@dataclass(frozen=True)
+class _LawPlan:
+    """What is measured of the noise in a round, and how many numbers of each kind."""
+
+    full: bool
+    exact: bool
+    measures_law: bool
+    size: float  # of each present canary, to be subtracted
+    summed: dict[str, int]
+    slots: list[dict[str, int]]
+
+
+def _place(vector: Any) -> Any:
+    return vector.device if is_tensor(vector) else None
+
+
+def _lazy_square(vector: Any) -> Any:
+    """The squared length, in float64; on a GPU a number that is not waited for."""
+    return tensor_norm(vector) ** 2 if is_tensor(vector) else euclidean_norm(vector) ** 2
+
+
+def _square(vector: Any) -> float:
+    return float(_lazy_square(vector))
+
+
+def _numbers(values: Sequence[Any]) -> Floats:
+    """Numbers of the host; those of one device are waited for together."""
+    tensors = [value for value in values if is_tensor(value)]
+    if tensors and len(tensors) == len(values) and len({value.device for value in tensors}) == 1:
+        torch = sys.modules["torch"]
+        return numpy_vector(torch.stack([value.double() for value in tensors]))
+    return np.array([float(value) for value in values], dtype=np.float64)
+
+
+def _unpacked(numbers: Floats, sizes: dict[str, int]) -> tuple[dict[str, Floats], Floats]:
+    found, place = {}, 0
+    for name, size in sizes.items():
+        found[name], place = numbers[place : place + size], place + size
+    return found, numbers[place:]
+
+
+def _check_same(lengths: Floats) -> None:
+    """Where every process holds the whole model, refuse a release that is not the same in all of them."""
+    if lengths.size and float(np.ptp(lengths)) > SAME_RELEASE * float(lengths.max()):
+        other = int(np.argmax(np.abs(lengths - lengths[0])))
+        raise ValueError(
+            f"model_delta must be the same on every rank of a replicated model, but its length is "
+            f"{math.sqrt(lengths[0]):.6g} on rank 0 and {math.sqrt(lengths[other]):.6g} on rank {other}"
+        )
+
+
+def _refuse_zero(name: str, norm: float) -> None:
+    if norm == 0:
+        raise ValueError(f"{name} must not be zero, which has no direction; was the model ever updated?")

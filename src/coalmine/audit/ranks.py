@@ -1,0 +1,149 @@
+"""Several processes that audit one model together: all they need of each other is a sum of numbers."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from coalmine.argument_checks import Floats, one_line, shown
+
+_OK, _FAILED = 1.0, 2.0
+_STATE = 3  # numbers of each rank that come with every sum: how it is, its round, and a digest of what it was told
+_BYTES = 6  # in one number: a double holds them exactly
+
+
+class Reduce(Protocol):
+    """What an audit needs to work with other processes: its rank, how many there are, and sums over them.
+
+    Called with a row of float64 numbers, it returns their sums over all ranks: the same to the bit on every rank. It
+    raises an error where a rank is gone. `coalmine.integrations.torch_distributed.reduce_over` makes one.
+    """
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def __call__(self, numbers: Floats, /) -> Floats: ...
+
+
+class Ranks:
+    """This process and the others; alone, every sum is the number itself."""
+
+    def __init__(self, reduce: Reduce | None) -> None:
+        self._reduce = reduce
+        self.rank = 0 if reduce is None else _whole("rank", reduce)
+        self.size = 1 if reduce is None else _whole("size", reduce)
+        if not 0 <= self.rank < self.size:
+            raise ValueError(f"reduce must have a rank from 0 to size - 1, got rank {self.rank} of {self.size}")
+        if reduce is not None and not callable(reduce):
+            raise ValueError(f"reduce must be a function of numbers, got {shown(reduce)}")
+
+    @property
+    def several(self) -> bool:
+        return self.size > 1
+
+    def sum(self, numbers: Floats) -> Floats:
+        """The sums over all ranks."""
+        if self._reduce is None or not self.several:
+            return numbers
+        given = np.ascontiguousarray(numbers, dtype=np.float64)
+        found = np.asarray(self._reduce(given), dtype=np.float64)
+        if found.shape != given.shape:
+            raise ValueError(f"reduce must return as many numbers as it is given, {given.size}, got {found.shape}")
+        return found
+
+    def sum_of(self, size: int, measure: Callable[[], Floats], *, number: int, told: Any) -> Floats:
+        """The sums of what every rank measures; where one of them fails, all of them raise an error.
+
+        `size` is how many numbers there are, on every rank. `number` is the round, and `told` what the rank was told of it:
+        both must be the same on every rank.
+        """
+        if not self.several:
+            return measure()
+        body, failure = np.zeros(size), None
+        try:
+            body = measure()
+        except Exception as error:  # whatever it is, the other ranks must not wait for this one
+            failure = error
+        state = np.zeros((self.size, _STATE))
+        state[self.rank] = (_OK if failure is None else _FAILED, number, _digest(told))
+        found = self.sum(np.concatenate([state.ravel(), body]))
+        states = found[: state.size].reshape(-1, _STATE)
+        self._raise_failure(states[:, 0], failure)
+        _check_agreement(states, told)
+        return found[state.size :]
+
+    def together(self, make: Callable[[], Any]) -> list[Any]:
+        """What every rank makes, for all of them to see: anything that JSON holds. Where one fails, all raise an error."""
+        made, failure = None, None
+        try:
+            made = make()
+        except Exception as error:
+            if not self.several:
+                raise
+            failure = error
+        if not self.several:
+            return [made]
+        states = np.zeros(self.size)
+        states[self.rank] = _OK if failure is None else _FAILED
+        self._raise_failure(self.sum(states), failure)
+        return [json.loads(text) for text in self._gather(json.dumps(made).encode())]
+
+    def _raise_failure(self, states: Floats, failure: Exception | None) -> None:
+        """Where a rank failed, its own error on it, and one that tells of it on the others."""
+        if (states == _OK).all():
+            return
+        texts = self._gather(b"" if failure is None else one_line(str(failure) or type(failure).__name__).encode())
+        if failure is not None:
+            raise failure
+        rank = int(np.flatnonzero(states != _OK)[0])
+        raise ValueError(f"rank {rank} failed: {texts[rank].decode()}")
+
+    def _gather(self, text: bytes) -> list[bytes]:
+        """What each rank has to tell, in bytes."""
+        lengths = np.zeros(self.size)
+        lengths[self.rank] = len(text)
+        sizes = self.sum(lengths).astype(np.int64)
+        words = -(-sizes // _BYTES)
+        start = int(words[: self.rank].sum())
+        everything = np.zeros(int(words.sum()))
+        padded = np.zeros((int(words[self.rank]), 8), np.uint8)
+        padded[:, :_BYTES].flat[: len(text)] = np.frombuffer(text, np.uint8)
+        everything[start : start + len(padded)] = padded.view("<u8").ravel()
+        found = self.sum(everything).astype("<u8").view(np.uint8).reshape(-1, 8)[:, :_BYTES]
+        places = np.concatenate([[0], np.cumsum(words)])
+        return [
+            found[int(one) : int(two)].tobytes()[: int(size)]
+            for one, two, size in zip(places, places[1:], sizes, strict=False)
+        ]
+
+
+def _whole(name: str, reduce: Any) -> int:
+    value = getattr(reduce, name, None)
+    if not isinstance(value, int):
+        raise ValueError(f"reduce must have a whole number as its {name}, got {shown(value)}; use reduce_over()")
+    return value
+
+
+def _digest(told: Any) -> float:
+    """48 bits of a hash, which a double holds exactly."""
+    text = json.dumps(told, sort_keys=True).encode()
+    return float(int.from_bytes(hashlib.blake2b(text, digest_size=_BYTES).digest(), "little"))
+
+
+def _check_agreement(states: Floats, told: Any) -> None:
+    numbers, digests = states[:, 1].astype(np.int64), states[:, 2]
+    if (numbers != numbers[0]).any():
+        other = int(np.flatnonzero(numbers != numbers[0])[0])
+        raise ValueError(
+            f"every rank must observe the same rounds, but rank 0 is in round {numbers[0]} and rank {other} in round "
+            f"{numbers[other]}"
+        )
+    if (digests != digests[0]).any():
+        other = int(np.flatnonzero(digests != digests[0])[0])
+        raise ValueError(
+            f"every rank must be told the same of a round, but rank {other} differs from rank 0 in round {numbers[0]}: "
+            f"compare {', '.join(told)}"
+        )

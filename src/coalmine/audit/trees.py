@@ -1,0 +1,336 @@
+"""Models as people hold them: dicts, lists and tuples of numpy arrays, torch tensors or jax arrays.
+
+A `Tree` remembers the structure of a model's parameters, not the parameters. Its coordinates are those of its leaves, one
+after another; no vector of all of them is ever made unless they are one block.
+"""
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from coalmine.argument_checks import shown
+from coalmine.audit.vectors import as_tensor, is_tensor, numpy_vector
+
+DEEPEST = 100  # levels of nesting
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of a model: its name, shape and type, and what is needed to make another one like it."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str  # numpy, torch, jax
+    dtype: Any
+    size: int  # coordinates in this process
+    place: Any = None  # torch: the device; jax: the sharding
+    mesh: Any = None  # of a DTensor: mesh, placements, shape and stride of the whole
+    audited: bool = True  # integers and flags cannot hold a canary
+
+    @classmethod
+    def of(cls, name: str, value: Any) -> "Leaf":
+        local, mesh = _local(name, value)
+        kind = kind_of(local)
+        if kind is None:
+            raise ValueError(
+                f"parameters must be numpy arrays, torch tensors or jax arrays in dicts, lists and tuples, got "
+                f"{shown(value)} at {name or 'the top'}"
+            )
+        place = local.device if kind == "torch" else local.sharding if kind == "jax" else None
+        if kind == "torch" and (local.is_meta or local.layout is not sys.modules["torch"].strided or local.is_nested):
+            raise ValueError(f"{name} must be a plain tensor with numbers, got {shown(value)}")
+        size = math.prod(local.shape)
+        return cls(name, tuple(local.shape), kind, local.dtype, size, place, mesh, _is_floating(local, kind))
+
+    @property
+    def coordinates(self) -> int:
+        """How many of the audit's coordinates it holds."""
+        return self.size if self.audited else 0
+
+    def flat(self, what: str, value: Any) -> Any:
+        """The numbers of a value in this leaf's place, in one row: numpy or torch; without a copy where that is possible."""
+        local, _ = _local(f"{what} at {self.name}", value)
+        if kind_of(local) is None:
+            raise ValueError(f"{what} must hold an array at {self.name}, got {shown(value)}")
+        if tuple(local.shape) != self.shape:
+            raise ValueError(f"{what} must have shape {self.shape} at {self.name}, got {tuple(local.shape)}")
+        return plain(local).reshape(-1)
+
+    def empty(self) -> Any:
+        """A row of this leaf's numbers to be filled, and to be handed to `rebuilt`."""
+        if self.kind == "torch":
+            torch = sys.modules["torch"]
+            return (torch.empty if self.audited else torch.zeros)(self.size, dtype=self.dtype, device=self.place)
+        return np.empty(self.size, self.dtype) if self.audited else np.zeros(self.size, self.dtype)
+
+    def rebuilt(self, row: Any) -> Any:
+        """An array like this leaf from the row of its numbers."""
+        shaped = row.reshape(self.shape)
+        if self.kind == "jax":
+            return sys.modules["jax"].device_put(shaped, self.place)
+        if self.mesh is not None:
+            kind, mesh, placements, shape, stride = self.mesh
+            return kind.from_local(shaped, mesh, placements, run_check=False, shape=shape, stride=stride)
+        return shaped
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A stretch of one leaf's row, and where it lies in its block."""
+
+    name: str
+    layer: int
+    start: int
+    stop: int
+    place: int
+
+    @property
+    def here(self) -> slice:
+        """Its place in the leaf's row."""
+        return slice(self.start, self.stop)
+
+    @property
+    def there(self) -> slice:
+        """Its place in the block."""
+        return slice(self.place, self.place + self.stop - self.start)
+
+
+class Tree:
+    """The structure of a model's parameters."""
+
+    def __init__(self, parameters: Any) -> None:
+        found: list[Leaf] = []
+        memory: dict[Any, str] = {}
+        for name, value in _walk(parameters, ""):
+            leaf = Leaf.of(name, value)
+            if leaf.coordinates and (owner := _memory_of(value)) is not None:
+                if owner in memory:
+                    raise ValueError(
+                        f"parameters must not share memory, but {memory[owner]} and {name} are one (tied weights): "
+                        "leave one of them out"
+                    )
+                memory[owner] = name
+            found.append(leaf)
+        self._skeleton = _skeleton(parameters, iter(range(len(found))))
+        names = [leaf.name for leaf in found]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"parameters must have different names, but {twice!r} comes twice")
+        self.leaves = tuple(found)
+
+    @property
+    def dim(self) -> int:
+        """Coordinates in this process."""
+        return sum(leaf.coordinates for leaf in self.leaves)
+
+    @property
+    def layers(self) -> list[tuple[str, int]]:
+        """Names and sizes of the leaves that can hold a canary."""
+        return [(leaf.name, leaf.coordinates) for leaf in self.leaves if leaf.audited]
+
+    def rows(self, what: str, given: Any) -> dict[str, Any]:
+        """The leaves of a value of this structure by their names, each in one row."""
+        found = list(_matched(self._skeleton, given, what, ""))
+        return {
+            leaf.name: leaf.flat(what, value)
+            for leaf, (_, value) in zip(self.leaves, found, strict=True)
+            if leaf.audited
+        }
+
+    @property
+    def _whole(self) -> tuple[Stretch, ...]:
+        """All leaves as one block."""
+        starts = np.cumsum([0, *(size for _, size in self.layers)]).tolist()
+        return tuple(
+            Stretch(name, number, 0, size, int(start))
+            for number, ((name, size), start) in enumerate(zip(self.layers, starts, strict=False))
+            if size
+        )
+
+    def vector(self, what: str, given: Any) -> Any:
+        """The leaves of a value of this structure as one vector, for a model of one block."""
+        return gathered(self.rows(what, given), self._whole)
+
+    def vector_like(self) -> Any:
+        """An empty array of the kind that `vector` returns."""
+        return template([leaf.empty() for leaf in self.leaves if leaf.audited])
+
+    def from_vector(self, vector: Any) -> Any:
+        """The inverse of `vector`: the same structure, filled with its numbers."""
+        rows = {leaf.name: leaf.empty() for leaf in self.leaves if leaf.audited}
+        for part in self._whole:
+            fill(rows[part.name], part.here, vector[part.there])
+        return self.rebuilt(rows)
+
+    def rebuilt(self, rows: Mapping[str, Any]) -> Any:
+        """The same structure with these rows in the place of its leaves."""
+        values = [leaf.rebuilt(rows[leaf.name] if leaf.audited else leaf.empty()) for leaf in self.leaves]
+        return _filled(self._skeleton, values)
+
+
+def gathered(rows: dict[str, Any], stretches: Sequence[Stretch]) -> Any:
+    """One block's vector in working precision: a view where it is one stretch of such numbers, else a copy."""
+    pieces = [rows[part.name][part.here] for part in stretches]
+    like = template(pieces)
+    if len(pieces) == 1 and pieces[0].dtype == like.dtype:
+        return pieces[0]
+    size = stretches[-1].there.stop
+    vector = like.new_empty(size) if is_tensor(like) else np.empty(size, like.dtype)
+    for part, piece in zip(stretches, pieces, strict=True):
+        fill(vector, part.there, piece)
+    return vector
+
+
+def template(pieces: Sequence[Any]) -> Any:
+    """An empty array of the kind that a block of these pieces is computed in: torch and double if any of them is."""
+    double = any(piece.dtype.itemsize > 4 for piece in pieces)
+    tensor = next((piece for piece in pieces if is_tensor(piece)), None)
+    if tensor is None:
+        return np.empty(0, np.float64 if double else np.float32)
+    return tensor.new_empty(0).double() if double else tensor.new_empty(0).float()
+
+
+def fill(row: Any, place: slice, piece: Any) -> None:
+    """Write a piece into a row, whatever kind both are."""
+    if is_tensor(row):
+        plain = piece if is_tensor(piece) else as_tensor(piece if piece.dtype.kind == "f" else piece.astype(np.float32))
+        row[place].copy_(plain)
+    else:
+        row[place] = numpy_vector(piece) if is_tensor(piece) else piece
+
+
+def plain(array: Any) -> Any:
+    """An array as numpy or torch: a jax array becomes numpy, a tensor loses its gradient."""
+    if is_tensor(array):
+        return array.detach()
+    return np.asarray(array)
+
+
+def kind_of(value: Any) -> str | None:
+    """numpy, torch or jax; None for anything else, and for arrays of objects or text."""
+    if is_tensor(value):
+        return "torch"
+    if isinstance(value, np.ma.MaskedArray):
+        return None
+    if isinstance(value, np.ndarray):
+        return "numpy" if value.dtype.kind in "fiub" or _is_half(value.dtype) else None
+    jax = sys.modules.get("jax")
+    return "jax" if jax is not None and isinstance(value, jax.Array) else None
+
+
+def _is_half(dtype: Any) -> bool:
+    """Whether it is bfloat16, which numpy knows only by name."""
+    return str(dtype) == "bfloat16"
+
+
+def _is_floating(array: Any, kind: str) -> bool:
+    if kind == "torch":
+        floating = bool(array.dtype.is_floating_point)
+        return floating and array.dtype.itemsize >= 2
+    dtype = np.dtype(array.dtype)
+    return (dtype.kind == "f" and dtype.itemsize <= 8) or _is_half(dtype)
+
+
+def _local(name: str, value: Any) -> tuple[Any, Any]:
+    """This process's part of a DTensor, and what is needed to make another; anything else as it is."""
+    if not (is_tensor(value) and hasattr(value, "to_local") and hasattr(value, "placements")):
+        return value, None
+    if not all(placement.is_shard() for placement in value.placements):
+        raise ValueError(
+            f"{name} must be sharded over the processes, each coordinate in one of them, got {value.placements}"
+        )
+    told = (type(value), value.device_mesh, value.placements, value.shape, value.stride())
+    return value.detach().to_local(), told
+
+
+def _memory_of(value: Any) -> Any:
+    """Where the numbers lie, to notice two names for one tensor."""
+    if is_tensor(value):
+        local = value.to_local() if hasattr(value, "to_local") else value
+        return (str(local.device), local.data_ptr(), tuple(local.shape)) if local.numel() else None
+    if isinstance(value, np.ndarray) and value.size:
+        return value.__array_interface__["data"][0], value.shape
+    return None
+
+
+def _is_inner(value: Any) -> bool:
+    return isinstance(value, Mapping | list | tuple)
+
+
+def _children(value: Any) -> list[tuple[Any, Any]]:
+    return list(value.items()) if isinstance(value, Mapping) else list(enumerate(value))
+
+
+def _walk(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Every leaf with its name: the keys that lead to it, joined by dots."""
+    if depth > DEEPEST:
+        raise ValueError(f"parameters must be nested at most {DEEPEST} deep")
+    if value is None:
+        return
+    if not _is_inner(value):
+        yield name, value
+        return
+    for key, child in _children(value):
+        yield from _walk(child, f"{name}.{key}" if name else str(key), depth + 1)
+
+
+def _skeleton(value: Any, numbers: Iterator[int]) -> Any:
+    """The containers of a tree, with numbers in the place of its leaves."""
+    if value is None:
+        return None
+    if not _is_inner(value):
+        return next(numbers)
+    if isinstance(value, Mapping):
+        return {key: _skeleton(child, numbers) for key, child in value.items()}
+    children = [_skeleton(child, numbers) for child in value]
+    return children if isinstance(value, list) else _like_tuple(value, children)
+
+
+def _like_tuple(value: Any, children: list[Any]) -> Any:
+    return type(value)(*children) if hasattr(value, "_fields") else tuple(children)
+
+
+def _filled(skeleton: Any, values: Sequence[Any]) -> Any:
+    if skeleton is None:
+        return None
+    if isinstance(skeleton, int):
+        return values[skeleton]
+    if isinstance(skeleton, dict):
+        return {key: _filled(child, values) for key, child in skeleton.items()}
+    children = [_filled(child, values) for child in skeleton]
+    return children if isinstance(skeleton, list) else _like_tuple(skeleton, children)
+
+
+def _matched(skeleton: Any, given: Any, what: str, name: str) -> Iterator[tuple[int, Any]]:
+    """The leaves of a value that must have the skeleton's structure, in the skeleton's order."""
+    where = f" at {name}" if name else ""
+    if skeleton is None:
+        if given is not None:
+            raise ValueError(f"{what} must have the model's structure, which has nothing{where}, got {shown(given)}")
+        return
+    if isinstance(skeleton, int):
+        if _is_inner(given) or given is None:
+            raise ValueError(f"{what} must have the model's structure, an array{where}, got {shown(given)}")
+        yield skeleton, given
+        return
+    if isinstance(skeleton, dict):
+        if not isinstance(given, Mapping):
+            raise ValueError(f"{what} must have the model's structure, a dict{where}, got {shown(given)}")
+        missing = [key for key in skeleton if key not in given]
+        extra = [key for key in given if key not in skeleton]
+        if missing or extra:
+            problem = f"{missing[0]!r} is missing" if missing else f"{extra[0]!r} is not in it"
+            raise ValueError(f"{what} must have the model's structure{where}: {problem}")
+        children = [(key, child, given[key]) for key, child in skeleton.items()]
+    else:
+        if not isinstance(given, list | tuple) or len(given) != len(skeleton):
+            raise ValueError(
+                f"{what} must have the model's structure, {len(skeleton)} entries{where}, got {shown(given)}"
+            )
+        children = [(key, child, given[key]) for key, child in enumerate(skeleton)]
+    for key, child, value in children:
+        yield from _matched(child, value, what, f"{name}.{key}" if name else str(key))

@@ -1,0 +1,146 @@
+"""Canaries of a model in blocks: each block has a rotation of its own, so nothing of the model's size is ever needed.
+
+Canary i is the concatenation over blocks b of √(d_b/d)·q_{b,i}, with q_{b,·} the orthonormal canaries of block b. Canaries
+stay orthonormal, and the projection of a vector on an absent one has variance ‖v‖²/d however its length is spread over the
+blocks. One block is `RotatedCanaries`, to the bit.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, NoReturn, SupportsIndex
+
+import numpy as np
+
+from coalmine.argument_checks import Floats, whole_number
+from coalmine.canaries import rotation_numpy
+from coalmine.canaries.array_types import checked_vector, euclidean_norm, is_tensor, same_kind, working_dtype
+from coalmine.canaries.base import rescaled, usable
+from coalmine.canaries.philox import key_from_seed
+from coalmine.canaries.rotation import Rotation, draw_rotation
+from coalmine.canaries.secret import SecretBytes, SecretInt
+
+LARGEST_BLOCK = (1 << 24) - 1  # just below a power of two a transform is cheapest
+
+
+def cut_into_blocks(dim: int, most: int = LARGEST_BLOCK) -> tuple[int, ...]:
+    """Sizes of as few blocks as there can be of at most `most` coordinates: nearly equal, none for none."""
+    count = -(-dim // most)
+    return tuple(dim // count + (number < dim % count) for number in range(count))
+
+
+class BlockedCanaries:
+    """`count` orthonormal vectors, in blocks of these `sizes`.
+
+    A process that holds some of a model's blocks says which is its `first`, counted over all processes, and what `dim` all
+    of them have together. `products` and `combine` are of one block, counted from this process's first.
+
+        >>> canaries = BlockedCanaries(3, [1000, 2000], seed=7)
+        >>> total = np.concatenate([canaries.combine(block, [0, 2]) for block in (0, 1)])
+        >>> abs(canaries.cosines(total)).round(3)
+        array([0.707, 0.   , 0.707])
+    """
+
+    def __init__(
+        self,
+        count: int,
+        sizes: Sequence[int],
+        *,
+        seed: SupportsIndex | bytes,
+        first: int = 0,
+        dim: int | None = None,
+    ) -> None:
+        self.count = whole_number("count", count, minimum=1)
+        self.sizes = tuple(whole_number("the size of a block", size, minimum=2) for size in sizes)
+        self.dim = whole_number("dim", sum(self.sizes) if dim is None else dim, minimum=2)
+        if self.sizes and self.count > min(self.sizes):
+            raise ValueError(f"count must be at most the smallest block, got {self.count} in one of {min(self.sizes)}")
+        if sum(self.sizes) > self.dim:
+            raise ValueError(f"dim must be at least that of the blocks, {sum(self.sizes)}, got {self.dim}")
+        key = key_from_seed(seed)
+        alone = len(self.sizes) == 1 and self.sizes[0] == self.dim
+        keys = [key if alone else block_key(key, first + number) for number in range(len(self.sizes))]
+        self._rotations = [draw_rotation(size, own) for size, own in zip(self.sizes, keys, strict=True)]
+        self._devices: dict[Any, Any] = {}
+
+    def __repr__(self) -> str:  # without the keys, from which anybody can make every canary
+        return f"BlockedCanaries(count={self.count}, dim={self.dim}, blocks={len(self.sizes)})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "BlockedCanaries cannot be copied or pickled: the copy would carry the secret key; "
+            "make it again from the seed where it is needed"
+        )
+
+    @property
+    def shares(self) -> Floats:
+        """√(d_b/d) of each block: how much of a canary's length lies there."""
+        return np.sqrt(np.array(self.sizes, dtype=np.float64) / self.dim)
+
+    def products(self, block: int, vector: Any) -> Any:
+        """Products of a block's vector with its unit canaries q_b: float64, where the vector is.
+
+        Times the block's share they are those with the canaries. On a GPU nothing is waited for, and what comes of a vector
+        at the ends of float32's range is not to be used: see `slow_products`.
+        """
+        checked: Any = checked_vector(vector, self.sizes[block])
+        rotation = self._rotations[block]
+        if is_tensor(checked) and checked.device.type != "cpu":
+            return self._on(checked.device).products(rotation, checked, self.count)
+        found = rotation_numpy.products(rotation, checked.numpy() if is_tensor(checked) else checked, self.count)
+        self._forget(rotation)
+        doubles = found.astype(np.float64)
+        return same_kind(doubles, checked.double()[:0]) if is_tensor(checked) else doubles
+
+    def slow_products(self, block: int, vector: Any) -> Floats:
+        """The same for a vector of any length, on the host; ValueError if it is not finite."""
+        checked: Any = checked_vector(vector, self.sizes[block])
+        host = checked.cpu().numpy() if is_tensor(checked) else checked
+        if not host.any():
+            return np.zeros(self.count)
+        if usable(euclidean_norm(host)):
+            return np.asarray(self.products(block, host))
+        largest = float(np.abs(host).max())
+        return np.asarray(self.products(block, rescaled(host))) * largest
+
+    def combine(self, block: int, indices: Sequence[int], *, like: Any = None) -> Any:
+        """One block of the sum of the canaries at `indices`: of the kind, device and dtype of `like`, else float64."""
+        template = np.empty(0) if like is None else like
+        rotation = self._rotations[block]
+        share = float(self.shares[block])
+        if is_tensor(template) and template.device.type != "cpu":
+            total = self._on(template.device).combine(rotation, list(indices), working_dtype(template))
+        else:
+            dtype = np.float64 if template.dtype.itemsize > 4 else np.float32
+            total = rotation_numpy.combine(rotation, list(indices), dtype)
+            self._forget(rotation)
+        if len(self.sizes) > 1 or self.sizes[0] < self.dim:
+            total *= share
+        return same_kind(total, template)
+
+    def cosines(self, vector: Any) -> Floats:
+        """Cosines of all canaries with one vector of all blocks, where this process holds them all."""
+        pieces = np.split(checked_vector(vector, self.dim), np.cumsum(self.sizes)[:-1])
+        norm = float(np.sqrt(sum(euclidean_norm(piece) ** 2 for piece in pieces)))
+        found = sum(
+            share * self.slow_products(b, p) for b, (share, p) in enumerate(zip(self.shares, pieces, strict=True))
+        )
+        return np.asarray(found) / norm
+
+    def _forget(self, rotation: Rotation) -> None:
+        """Of many blocks only one has its signs in memory, which are quickly drawn again."""
+        if len(self._rotations) > 1:
+            for stage in rotation.stages:
+                stage.forget_signs()
+
+    def _on(self, device: Any) -> Any:
+        from coalmine.canaries.rotation_torch import BlockRotations
+
+        if device not in self._devices:
+            self._devices[device] = BlockRotations(device)
+        return self._devices[device]
+
+
+def block_key(key: int, number: int) -> SecretInt:
+    """The key of a block's rotation, counted from 0 over all processes."""
+    text = SecretBytes(key.to_bytes(16, "little") + number.to_bytes(8, "little"))
+    return SecretInt.from_bytes(hashlib.blake2b(text, digest_size=16, person=b"coalmine.block").digest(), "little")
