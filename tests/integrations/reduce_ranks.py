@@ -1,4 +1,4 @@
-"""One rank of the tests of `reduce_over`: a scenario by its name, what it finds as one line of JSON."""
+"""One rank of the tests of `reduce_over`: sums and errors, then sums until a rank is lost. Each prints a line of JSON."""
 
 import hashlib
 import json
@@ -54,20 +54,21 @@ def message_of(call):
     return None
 
 
-def lose(rank, timeout):
-    """Sum until another rank is lost, and say what the error says and when it came."""
-    reduce = reduce_over(timeout=float(timeout))
+def lose(timeout):
+    """Sum until another rank is lost: what the error says, and when it comes."""
+    reduce = reduce_over(timeout=timeout)
     reduce(np.ones(1))
     print("summing", flush=True)
     while True:
+        time.sleep(0.01)
+        began = time.monotonic()
         try:
-            time.sleep(0.01)
-            began = time.monotonic()
             reduce(np.ones(100))
         except ConnectionError as error:
             return {"error": str(error), "seconds": time.monotonic() - began}
 
 
 if __name__ == "__main__":
-    rank, size, (scenario, *given) = start_rank()
-    print(json.dumps(sums(rank, size) if scenario == "sums" else lose(rank, *given)), flush=True)
+    rank, size, (timeout,) = start_rank()
+    print(json.dumps(sums(rank, size)), flush=True)
+    print(json.dumps(lose(float(timeout))), flush=True)

@@ -48,12 +48,13 @@ from coalmine.integrations.opacus_distributed import (
     local,
     on_every_rank,
     own_slot,
+    plain_names,
     reduce_for,
 )
 from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, positive, watch_noise
 from coalmine.integrations.watched_sampler import PickedRows, check_loader
 
-__all__ = ["audited", "named_layers", "unaudited"]
+__all__ = ["audited", "named_layers", "trained_parameters", "unaudited"]
 # Numbers in the canaries of one step up to which they go through the clip by default: 64 MB in single precision, and 0.2 to
 # 0.5 seconds a step on one core (a transform takes 8 to 33 ns per number).
 MOST_THROUGH_CLIP = 1 << 24
@@ -163,6 +164,17 @@ def named_layers(
             )
         found.append((name, p.numel()))
     return found
+
+
+def trained_parameters(
+    optimizer: DPOptimizer, model: "torch.nn.Module | Mapping[str, torch.Tensor]"
+) -> "dict[str, torch.Tensor]":
+    """The parameters that the optimizer trains, by their names: `parameters` for an `Audit.for_model`.
+
+    Under DDP and FSDP2 they are those that an audit of your own takes; a shard stands for what this rank holds.
+    """
+    names = plain_names(name for name, _ in named_layers(optimizer, model))
+    return dict(zip(names, (local(p.detach()) for p in optimizer.params), strict=True))
 
 
 class _Coin:
@@ -460,6 +472,7 @@ class _OptimizerAudit:
             self._clipping,
             sampler,
             AuditedItem("weights", "cannot be checked", "Opacus has no weights: every example counts once in the sum"),
+            *self._gradients.unchecked(),
         ]
         if self._steps_without_others:
             items.append(AuditedItem("others", "not checked", self._why_no_others()))
@@ -560,7 +573,7 @@ def _gradients(optimizer: DPOptimizer, model: Any, given: Any) -> OneProcess:
         return OneProcess(optimizer)
 
     def find() -> OneProcess:
-        names = None if model is None else [name for name, _ in named_layers(optimizer, model)]
+        names = None if model is None else plain_names(name for name, _ in named_layers(optimizer, model))
         kind = Replicated if isinstance(optimizer, REPLICATED) else Sharded
         return kind(optimizer, names, reduce, model)
 

@@ -5,7 +5,7 @@ So canaries join rank 0's sum, and the release is observed after `reduce_gradien
 reduced and in shards, each rank adds noise to its own shard, and the step hook already sees the release.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, TypeVar, Unpack
 
@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from coalmine.argument_checks import Floats, shown
 from coalmine.audit.audit import Audit
+from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.ranks import Ranks, Reduce
 from coalmine.integrations.setup import AuditSettings, new_audit_settings, own_audit, refuse_finished, set_up_audit
 from coalmine.integrations.torch_distributed import GroupSum, reduce_over
@@ -58,6 +59,10 @@ class OneProcess:
     def set_up_audit(self, layers: Any, **settings: Unpack[AuditSettings]) -> Audit:
         """The user's own audit, or a new one."""
         return set_up_audit(layers, **settings)
+
+    def unchecked(self) -> list[AuditedItem]:
+        """What cannot be measured because of where the gradients are."""
+        return []
 
     def sums(self) -> list[Any]:
         """The clipped sum of the examples, without noise: one tensor for each parameter, not a copy."""
@@ -102,8 +107,6 @@ class Replicated(OneProcess):
     _replicated = True
 
     def __init__(self, optimizer: DPOptimizer, names: Sequence[str] | None, reduce: Reduce, _model: Any) -> None:
-        if names is not None and all(name.startswith("module.") for name in names):  # so DDP calls the model
-            names = [name.removeprefix("module.") for name in names]
         super().__init__(optimizer, names)
         self._reduce, self.ranks = reduce, Ranks(reduce)
         self.joins = optimizer.rank == 0
@@ -121,13 +124,34 @@ class Replicated(OneProcess):
             keywords = on_every_rank(self.ranks, lambda: new_audit_settings(layers is not None, **settings))
             tree = self.whole(self.parameters())
             return Audit.for_model(tree, reduce=self._reduce, replicated=self._replicated, **keywords)
-        return on_every_rank(self.ranks, lambda: self._checked_audit(**settings))
+        return on_every_rank(self.ranks, lambda: self._checked_audit(layers, **settings))
 
-    def _checked_audit(self, **settings: Unpack[AuditSettings]) -> Audit:
+    def _checked_audit(self, layers: Any, **settings: Unpack[AuditSettings]) -> Audit:
         audit = own_audit(**settings)
+        if layers is None:
+            raise TypeError(
+                "audited() needs the model too: in several processes, an audit knows its parameters by name"
+            )
+        made_for = (audit.settings.processes, [name for name, _ in audit.settings.layers], audit.settings.replicated)
+        several = self.ranks.several
+        if made_for != (self.ranks.size, list(self._tree_names()), self._replicated and several):
+            how = ", replicated=True" if self._replicated else ""
+            raise ValueError(
+                f"the audit must be one of the optimizer's {self.ranks.size} processes: make it on every rank by "
+                f"Audit.for_model(trained_parameters(optimizer, model), ..., reduce=reduce_over(){how})"
+            )
         if self.ranks.rank == 0:
             refuse_finished(audit)
         return audit
+
+    def unchecked(self) -> list[AuditedItem]:
+        """The law of the noise, and its parts, are those of the release less the sum of all examples."""
+        if not self._replicated or not self.ranks.several:
+            return []
+        why = (
+            "under DDP each process knows only the sum of its own examples, so the noise is measured along the canaries"
+        )
+        return [AuditedItem("noise law", "not checked", why), AuditedItem("tensors", "not checked", why)]
 
     @contextmanager
     def lost_ranks(self) -> Iterator[None]:
@@ -204,6 +228,12 @@ def reduce_for(optimizer: DPOptimizer, reduce: Reduce | None) -> Reduce | None:
     if reduce is not None:
         raise ValueError(f"reduce is for several processes, and {type(optimizer).__name__} is for one: omit it")
     return None
+
+
+def plain_names(names: Iterable[str]) -> list[str]:
+    """Names of parameters without the prefix that DDP puts before all of them."""
+    found = list(names)
+    return [name.removeprefix("module.") for name in found] if all(n.startswith("module.") for n in found) else found
 
 
 def local(tensor: Any) -> Any:
