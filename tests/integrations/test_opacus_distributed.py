@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -137,7 +138,7 @@ def test_the_result_says_what_ddp_cannot_show(quick):
 def test_rank_0_writes_the_directory(quick, folder):
     written = json.loads((folder / "ghost" / "result.json").read_text())
     assert written["verdict"] == "PASS"
-    assert json.loads((folder / "ghost" / "config.json").read_text())["ranks"] == 2
+    assert tomllib.loads((folder / "ghost" / "config.toml").read_text())["ranks"] == 2
     lines = (folder / "ghost" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["examples"] for line in lines] == quick["ghost"][0]["participants"]
 

@@ -10,6 +10,7 @@ its own: it cannot get between the collectives of the training, and a rank that 
 import math
 import socket
 import time
+from collections import Counter
 from datetime import timedelta
 from threading import Thread
 from typing import Any
@@ -26,48 +27,60 @@ from coalmine.argument_checks import Floats, one_number, shown
 
 __all__ = ["GroupSum", "LostRankError", "reduce_over"]
 TIMEOUT = 50.0  # seconds that a sum may take, waiting for the slowest rank included
+ARRIVAL = 600.0  # seconds between the first rank that calls `reduce_over` and the last
 ROLL_CALL = 2.0  # seconds that the ranks which are still there have to say so
+_MADE: Counter[tuple[int, ...]] = Counter()  # sums made so far over these ranks
 
 
 class LostRankError(ConnectionError):
     """Another rank was killed, has failed, or hangs. All ranks must be started again."""
 
 
-def reduce_over(group: Any = None, *, timeout: float = TIMEOUT, backend: str | None = None) -> "GroupSum":
+def reduce_over(group: Any = None, *, timeout: float = TIMEOUT, backend: str = "gloo") -> "GroupSum":
     """The sum over the ranks of a process group, by default of all ranks: `reduce` for `Audit.for_model`.
 
-    Every rank of the group calls this once, and gets an object with its `rank`, the `size` of the group, and a call that
-    sums arrays. A sum that takes longer than `timeout` seconds is a LostRankError: give more where a rank may be away for
-    longer, for example to evaluate the model. The sum goes over CPU memory and gloo, beside whatever backend the training
-    uses. `backend="nccl"` sums on the GPU, but then torch ends a process whose peer is lost, without a message of ours.
+    Every rank of the group calls this, equally often, and gets an object with its `rank`, the `size` of the group, and a
+    call that sums arrays. A sum that takes longer than `timeout` seconds is a LostRankError: give more where a rank may be
+    away for longer, for example to evaluate the model. The sum goes over CPU memory and gloo, beside whatever backend the
+    training uses. `backend="nccl"` sums on the GPU, but then torch itself ends a process whose peer is lost.
     """
     seconds = one_number("timeout", timeout)
     if not 0 < seconds < math.inf:
         raise ValueError(f"timeout must be a positive number of seconds, got {seconds}")
     if not distributed.is_available() or not distributed.is_initialized():
         raise ValueError("reduce_over needs a process group: call torch.distributed.init_process_group before it")
-    if backend not in (None, "gloo", "nccl"):
+    if backend not in ("gloo", "nccl"):
         raise ValueError(f"backend must be 'gloo' or 'nccl', got {shown(backend)}")
+    if not getattr(distributed, f"is_{backend}_available")():
+        raise ValueError(f"backend must be one that this torch was built with, got {backend!r}; name another")
     if group is distributed.GroupMember.NON_GROUP_MEMBER or distributed.get_rank(group) < 0:
         raise ValueError("this process is not in the group: only its members call reduce_over")
-    ranks = distributed.get_process_group_ranks(group)
-    chosen = backend or ("gloo" if distributed.is_gloo_available() else distributed.get_backend(group))
-    return GroupSum(ranks, timeout=seconds, backend=chosen)
+    return GroupSum(distributed.group.WORLD if group is None else group, timeout=seconds, backend=backend)
 
 
 class GroupSum:
     """The sum of float64 numbers over the ranks of a group, the same to the bit on every rank."""
 
-    def __init__(self, ranks: list[int], *, timeout: float, backend: str) -> None:
-        self.rank = ranks.index(distributed.get_rank())
-        self.size = len(ranks)
+    def __init__(self, group: Any, *, timeout: float, backend: str) -> None:
+        self.rank, self.size = distributed.get_rank(group), distributed.get_world_size(group)
         self.timeout = timeout
         self._device = torch.device("cuda" if backend == "nccl" else "cpu")
         self._calls = 0
-        # Only the members make the group: the other ranks of the job need not know of the audit.
-        self._group = distributed.new_group(
-            ranks, timeout=timedelta(seconds=timeout), backend=backend, use_local_synchronization=True
-        )
+        self._store = _own_store(group)
+        arrivals = [f"arrived/{rank}" for rank in range(self.size)]
+        try:
+            self._store.set(arrivals[self.rank], "yes")
+            self._store.wait(arrivals, timedelta(seconds=ARRIVAL))
+            limit = timedelta(seconds=timeout)
+            # Made by hand: `new_group` wants every rank of the job, whether it is in the group or not.
+            if backend == "gloo":
+                self._group = distributed.ProcessGroupGloo(self._store, self.rank, self.size, limit)
+            else:
+                options = distributed.ProcessGroupNCCL.Options()
+                options._timeout = limit
+                self._group = distributed.ProcessGroupNCCL(self._store, self.rank, self.size, options)
+        except RuntimeError as error:
+            raise self.lost_rank() from error
 
     def __repr__(self) -> str:
         return f"GroupSum(rank={self.rank}, size={self.size})"
@@ -90,14 +103,14 @@ class GroupSum:
     def _sum(self, numbers: Floats) -> Floats:
         tensor = torch.tensor(numbers, dtype=torch.float64, device=self._device)
         try:
-            distributed.all_reduce(tensor, group=self._group)
+            self._group.allreduce([tensor]).wait()
             return np.asarray(tensor.cpu().numpy())
         except RuntimeError as error:
             raise self.lost_rank() from error
 
     def lost_rank(self) -> LostRankError:
         """The error for a rank that no longer takes part, with its number if the other ranks can find it out."""
-        missing = _RollCall(self._group, self.rank, self.size, self._calls).missing()
+        missing = _RollCall(self._store, self.rank, self.size, self._calls).missing()
         who = "another rank" if not missing else f"rank {', '.join(map(str, missing))}"
         return LostRankError(
             f"{who} of {self.size} no longer takes part: it was killed, has failed, or was away for more than "
@@ -111,10 +124,9 @@ class _RollCall:
     The store may be in the lost process itself. So it is asked in a thread that nobody waits for.
     """
 
-    def __init__(self, group: Any, rank: int, size: int, call: int) -> None:
-        self._rank, self._size = rank, size
-        self._store = distributed.distributed_c10d._get_process_group_store(group)
-        self._key = f"coalmine/{call}/"
+    def __init__(self, store: Any, rank: int, size: int, call: int) -> None:
+        self._store, self._rank, self._size = store, rank, size
+        self._key = f"present/{call}/"
         self._present = {rank}
         self._answered = False
 
@@ -137,6 +149,14 @@ class _RollCall:
                 time.sleep(0.05)
         except RuntimeError:
             self._answered = False
+
+
+def _own_store(group: Any) -> Any:
+    """A part of the group's store for the next sum over that group."""
+    store = distributed.distributed_c10d._get_process_group_store(group)
+    ranks = tuple(distributed.get_process_group_ranks(group))
+    _MADE[ranks] += 1
+    return distributed.PrefixStore(f"coalmine/{_MADE[ranks]}", store)
 
 
 def _reachable(store: Any) -> bool:
