@@ -9,7 +9,7 @@ from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.one_release import GaussianMechanismAudit, audit_gaussian_mechanism
 from coalmine.audit.result import AuditResult
 from coalmine.audit.verdict import Verdict
-from coalmine.canaries import RotatedCanaries, SphereCanaries
+from coalmine.canaries import BlockedCanaries, RotatedCanaries, SphereCanaries
 from coalmine.estimators.all_iterates import estimate_from_iterates
 from coalmine.estimators.amplification import AmplifiedEpsilon, amplified_epsilon, amplified_noise
 from coalmine.estimators.bounds import epsilon_lower_bound
@@ -37,6 +37,7 @@ __all__ = [
     "AuditResult",
     "AuditedItem",
     "BandedNoise",
+    "BlockedCanaries",
     "Claim",
     "CosineNull",
     "EpsilonEstimate",

@@ -176,7 +176,8 @@ class Audit:
 
         The arrays may be numpy's, torch's or jax's, of different precisions, bfloat16 included. `updates` and `update`
         return the same structure, `observe_round` and `observe_final` take it. Each array gets a noise gauge of its own.
-        Integers and flags stay as they are: they hold no canary. Leave out what is not trained: it gets no noise.
+        Integers, flags and torch parameters that require no gradient beside others that do hold no canary: their updates
+        are zeros. Leave out whatever else is not trained, as it gets no noise.
 
         The coordinates are cut into `blocks`, by default as few as there can be of at most 2^24 - 1, and each has
         canaries of its own: no flat copy of the model is ever made. A model of one block has the canaries that
@@ -197,25 +198,31 @@ class Audit:
         seed = secret_seed(seed)
         ranks = Ranks(reduce)
         layout = Layout.of(parameters, ranks, blocks=blocks, replicated=replicated)
-        if ranks.several and scores:
-            raise ValueError("scores of your own need a model that is in one process")
-        settings = checked_settings(
-            layout.dim,
-            canaries=canaries,
-            unobserved=unobserved,
-            delta=delta,
-            kind="rotated",
-            rounds=rounds,
-            presentations=presentations,
-            momentum=momentum,
-            layers=layout.layers,
-            noise=noise,
-            sampling=sampling,
-            blocks=layout.blocks,
-            processes=layout.processes,
-            shards=layout.shards,
-        )
-        promised = Claim.of(claim)
+        made: list[tuple[Settings, Claim | None]] = []
+
+        def settle() -> None:
+            if ranks.several and scores:
+                raise ValueError("scores of your own need a model that is in one process")
+            settings = checked_settings(
+                layout.dim,
+                canaries=canaries,
+                unobserved=unobserved,
+                delta=delta,
+                kind="rotated",
+                rounds=rounds,
+                presentations=presentations,
+                momentum=momentum,
+                layers=layout.layers,
+                noise=noise,
+                sampling=sampling,
+                blocks=layout.blocks,
+                processes=layout.processes,
+                shards=layout.shards,
+            )
+            made.append((settings, Claim.of(claim)))
+
+        ranks.together(settle)  # an argument that one rank cannot take ends them all
+        settings, promised = made[0]
         check_same(
             ranks,
             seed=bytes(key_from_seed(seed).to_bytes(16, "little")),

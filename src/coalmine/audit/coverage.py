@@ -157,7 +157,7 @@ def _law(facts: CoverageReader, names: set[str], settings: Settings) -> AuditedI
         seen.append("dimensions without noise")
     else:
         missing.append("noise in a fixed subspace (needs more rounds, or more unobserved canaries)")
-    detail = f"seen: {', '.join(seen)}" + (f"; not seen: {', '.join(missing)}" if missing else "")
+    detail = f"seen: {', '.join(seen)}" + (f"; not seen: {', '.join(missing)}" if missing else "") + _sampled(settings)
     return AuditedItem("noise law", "checked", detail)
 
 
@@ -175,7 +175,14 @@ def _tensors(facts: CoverageReader, names: set[str], settings: Settings) -> Audi
         return AuditedItem("tensors", "not checked", "gauges by layer need `others` and noise_std")
     listed = [name for name, _ in settings.layers]
     more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
-    return AuditedItem("tensors", "checked", f"each by itself: {', '.join(listed[:NAMED])}{more}")
+    return AuditedItem("tensors", "checked", f"each by itself: {', '.join(listed[:NAMED])}{more}{_sampled(settings)}")
+
+
+def _sampled(settings: Settings) -> str:
+    """On how much of the model, where that is not all of it."""
+    if settings.gauged_dim == settings.dim:
+        return ""
+    return f" (on {settings.gauged_dim:,} of {settings.dim:,} coordinates, as each process knows only its part of `others`)"
 
 
 def _sampler(sampling: Verdict | None) -> AuditedItem:

@@ -53,7 +53,7 @@ class LawReader:
 
         With `proofs_only`, those that can prove too little noise; the others only bar a PASS.
         """
-        settings, rounds = self._settings, self._rounds
+        settings, rounds, dim = self._settings, self._rounds, self._settings.gauged_dim
         if not rounds:
             return
         parts, whole = NoiseParts.of_all(settings), not proofs_only
@@ -61,24 +61,24 @@ class LawReader:
         if whole:
             yield _kurtosis(rounds, parts, repeated, level)
         counted = [item for item in rounds if item.law_counts is not None]
-        smooth = [item for item in counted if not _on_lattice(item, settings.dim)]
+        smooth = [item for item in counted if not _on_lattice(item, dim)]
         if smooth and whole:
             yield _distribution(smooth, parts, repeated, level)
             yield _tails(smooth, parts, repeated, level)
-            yield _zeros(smooth, settings.dim, repeated, level)
+            yield _zeros(smooth, dim, repeated, level)
         if smooth:
-            yield _grid(smooth, settings.dim, level)
+            yield _grid(smooth, dim, level)
         if counted:
-            yield _spectrum(counted, settings.dim, level)
+            yield _spectrum(counted, dim, level)
         if counted and whole:
-            yield from _follows(counted, settings.dim, repeated, level)
-        yield from _neighbours(rounds, parts, settings.dim, repeated, level)
+            yield from _follows(counted, dim, repeated, level)
+        yield from _neighbours(rounds, parts, dim, repeated, level)
         if any(item.law_tail is not None for item in smooth):  # on a grid of the release values repeat by themselves
             yield _ties(smooth, level)
-        if whole and _rounding_share(rounds, settings.dim) > 0:
-            yield _rounding(rounds, settings.dim)
+        if whole and _rounding_share(rounds, dim) > 0:
+            yield _rounding(rounds, dim)
         if whole and len(counted) > 1:
-            yield _shifted(counted, settings.dim, level)
+            yield _shifted(counted, dim, level)
 
 
 def _repetition(settings: Settings, numbers: list[int]) -> float:

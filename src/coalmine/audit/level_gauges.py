@@ -161,13 +161,13 @@ def _layers(found: list[_LayerLengths], settings: Settings, level: float) -> Ite
     """The same by layer: a small tensor without noise moves nothing else. Small layers are pooled over rounds too."""
     if not found:
         return
-    sizes = np.array([size for _, size in settings.layers])
+    sizes = np.array([size for _, size in settings.gauged_layers])
     ratios = np.array([item.rests / (np.sqrt(sizes) * item.noise_std) for item in found])
     allowed = math.sqrt(1 + max(item.rounding / item.noise_std**2 for item in found))
     share = level / (2 * ratios.size)
     pooled_share = level / (2 * len(sizes))
     fresh = settings.noise is None  # else rounds are correlated, and do not add up to more directions
-    for column, (name, size) in enumerate(settings.layers):
+    for column, (name, size) in enumerate(settings.gauged_layers):
         low, high = ratio_quantile(share / 2, size), ratio_quantile(1 - share / 2, size) * allowed
         values = ratios[:, column]
         outside = (values < low) | (values > max(high, TOO_LONG * allowed))

@@ -53,7 +53,9 @@ class NoiseParts:
 
     @classmethod
     def of_all(cls, settings: Settings) -> "NoiseParts":
-        """The parts of all blocks together, in the places of the whole vector."""
+        """The parts of all that is measured, in the places of the whole vector: blocks one after another."""
+        if settings.replicated:
+            return cls.of(settings.gauged_layers, settings.gauged_dim)
         starts = np.concatenate([[0], np.cumsum(settings.block_sizes)]).tolist()
         found = list(zip(starts, cls.of_blocks(settings), strict=False))
         return cls(

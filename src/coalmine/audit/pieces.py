@@ -19,6 +19,7 @@ from coalmine.audit.noise_law import (
     is_full,
     law_record,
     law_sums,
+    measure_law,
     resolution_of,
     summed_sizes,
     zero_width,
@@ -36,9 +37,11 @@ from coalmine.audit.vectors import (
     tensor_norm,
 )
 from coalmine.audit.views import SMALLEST, block_scale
+from coalmine.canaries import philox
 from coalmine.canaries.array_types import euclidean_norm
 from coalmine.canaries.base import usable
 from coalmine.canaries.blocked import BlockedCanaries
+from coalmine.canaries.philox import key_from_seed
 from coalmine.storage.record import Settings
 from coalmine.storage.rounds_file import Final, Round, Singles
 
@@ -62,6 +65,7 @@ class Pieces:
         self._stretches = _stretches(settings, held, settings.block_sizes[first:stop])
         self._all_parts = NoiseParts.of_blocks(settings)
         self._whole = NoiseParts.of_all(settings)
+        self._sampled = _sampled_stretches(settings, seed) if settings.replicated else ()
         self._before: tuple[int, dict[str, Any], Floats] | None = None
 
     def sum_of_canaries(self, indices: list[int], size: float) -> Any:
@@ -88,7 +92,9 @@ class Pieces:
         """How many numbers are summed over processes in a round."""
         settings = self._settings
         vectors = 2 * (settings.total + 2 * len(settings.block_sizes))
-        return vectors + len(settings.layers) + (self._ranks.size if settings.replicated else 0)
+        if settings.replicated:
+            return vectors + settings.gauged_dim + self._ranks.size
+        return vectors + len(settings.layers)
 
     def forget(self) -> None:
         """Forget the round before, which was rewound."""
@@ -107,9 +113,9 @@ class Pieces:
                 given["others"] = self.tree.rows("others", others)
             return self._measured(given["delta"], given.get("others"), facts["number"])
 
-        blocks, layers = len(settings.block_sizes), len(settings.layers)
+        blocks, layers = len(settings.block_sizes), settings.gauged_dim if settings.replicated else len(settings.layers)
         sums = self._ranks.sum_of(self._round_size, measure, number=facts["number"], told=told)
-        release, left, squares, lengths = np.split(sums, np.cumsum([count + 2 * blocks, count + 2 * blocks, layers]))
+        release, left, beside, lengths = np.split(sums, np.cumsum([count + 2 * blocks, count + 2 * blocks, layers]))
         _check_same(lengths)
         whole = _Length.of("model_delta", release, settings)
         if whole.norm == 0:
@@ -129,7 +135,7 @@ class Pieces:
             record |= {
                 f"residual_{name}": getattr(residual, name) for name in ("norm", "rest", "cosines", "block_rests")
             }
-            record |= self._beside(given, residual, squares, present, facts, order)
+            record |= self._beside(given, residual, beside, present, facts, order)
         if settings.momentum:
             copies = {name: copied(row) for name, row in given["delta"].items()}
             self._before = (facts["number"], copies, whole.cosines.astype(np.float64) * whole.norm)
@@ -188,17 +194,20 @@ class Pieces:
                 left.add(block, left_of(block))
                 continue
             assert others is not None
-            rest = _less(vector, gathered(others, stretches))
+            rest = _less(vector, gathered(others, stretches, own=True))
             left.add(block, rest)
             if undone and self._before is not None:
-                rest = _less(rest, gathered(self._before[1], stretches), settings.momentum)
+                rest = _less(rest, gathered(self._before[1], stretches, own=True), settings.momentum)
             layers.add(rest, stretches)
-        parts = [release.numbers(), left.numbers(), layers.numbers()]
-        if settings.replicated:
-            own = np.zeros(ranks.size)
-            own[ranks.rank] = sum(lengths)
-            parts.append(own)
-        return np.concatenate(parts)
+        parts = [release.numbers(), left.numbers()]
+        if not settings.replicated:
+            return np.concatenate([*parts, layers.numbers()])
+        sample = np.zeros(settings.gauged_dim) if others is None else numpy_vector(gathered(others, self._sampled))
+        if not np.isfinite(sample).all():
+            raise NotFiniteError("others must be finite, got NaN or infinity in it")
+        own = np.zeros(ranks.size)
+        own[ranks.rank] = sum(lengths)
+        return np.concatenate([*parts, sample, own])
 
     def _sums(self, name: str, gather: "Callable[[int], Any] | None") -> "_VectorSums":
         return _VectorSums(self.canaries, self._settings, self._numbers, gather, name)
@@ -225,14 +234,17 @@ class Pieces:
         self,
         given: dict[str, dict[str, Any]],
         residual: "_Length",
-        squares: Floats,
+        beside: Floats,
         present: list[int],
         facts: dict[str, Any],
         order: int,
     ) -> dict[str, Any]:
-        """Lengths by layer, and in some rounds the law of the noise: what is left when the canaries are taken out too."""
+        """Lengths by layer, and in some rounds the law of the noise: what is left when the canaries are taken out too.
+
+        `beside` are the squared lengths of the layers or, of a replicated model, what everybody else adds up to in a sample.
+        """
         settings = self._settings
-        if settings.replicated or not self._undoes_momentum(facts["number"]):
+        if not self._undoes_momentum(facts["number"]):
             return {}
         scale = residual.rest / math.sqrt(settings.free)
         size, declared = 0.0, True
@@ -241,6 +253,8 @@ class Pieces:
             if settings.momentum and self._before is not None:
                 along = along - settings.momentum * self._before[2][present]
             size, declared = canary_size(along, residual.rest, facts, settings)
+        if settings.replicated:
+            return self._sampled_law(given, beside, present, size, declared, facts["number"], order)
         full = is_full(order, settings.dim)
         measures_law = settings.dim <= MANY_COORDINATES or full
         strength = math.sqrt(2 * len(present) / settings.dim) * size / scale
@@ -249,7 +263,7 @@ class Pieces:
                 return {}
             sizes = np.array([layer for _, layer in settings.layers])
             mean = size * size * len(present) * sizes / settings.dim
-            return {"layer_rests": np.sqrt(np.maximum(squares - mean, 0.0))}
+            return {"layer_rests": np.sqrt(np.maximum(beside - mean, 0.0))}
         summed = summed_sizes(full=full, sizes=2 if present else 1) if measures_law else {}
         slots = self._slots(full=full) if measures_law else []
         whole = len(settings.layers) + 2 + sum(summed.values()) + sum(sum(sizes.values()) for sizes in slots)
@@ -273,6 +287,54 @@ class Pieces:
             own, rest = _unpacked(rest, wanted)
             blocks.append(own)
         return found | law_record(blocks, together, self._whole, full=full, exact=declared)
+
+    def _sampled_law(
+        self,
+        given: dict[str, dict[str, Any]],
+        others: Floats,
+        present: list[int],
+        size: float,
+        exact: bool,
+        number: int,
+        order: int,
+    ) -> dict[str, Any]:
+        """The same of a replicated model, from a sample of its coordinates: rank 0, which writes it down, measures it."""
+        settings, stretches = self._settings, self._sampled
+        measures_law = settings.dim <= MANY_COORDINATES or is_full(order, settings.dim)
+        if self._ranks.rank or not (measures_law or settings.layers):
+            return {}
+        release = numpy_vector(gathered(given["delta"], stretches))
+        noise, sizes = release - others, [others]
+        if settings.momentum and number > 1 and self._before is not None:
+            noise = noise - settings.momentum * numpy_vector(gathered(self._before[1], stretches))
+        if present:
+            rows = {name: row[:0] for name, row in given["delta"].items()}
+            total = self._sampled_canaries(present, rows)
+            sizes.append(total)
+            noise = noise - total * size
+        lengths = [float(np.linalg.norm(noise[part.there])) for part in stretches]
+        found: dict[str, Any] = {"layer_rests": np.array(lengths)}
+        if measures_law:
+            steps = self._resolution(given, stretches) * settings.dim / settings.gauged_dim
+            found |= {"rounding": float(steps[0]) * self._ranks.size, "lattice": float(steps[1])}
+            full = is_full(order, settings.dim)
+            found |= measure_law(noise, release, self._whole, full=full, exact=exact, sizes=sizes)
+        return found
+
+    def _sampled_canaries(self, present: list[int], like: dict[str, Any]) -> Floats:
+        """The sum of the present canaries in the sample."""
+        found = np.zeros(self._settings.gauged_dim)
+        for block, stretches in enumerate(self._stretches):
+            wanted = [(part, one) for part in stretches for one in self._sampled if part.layer == one.layer]
+            pairs = [(part, one, max(part.start, one.start), min(part.stop, one.stop)) for part, one in wanted]
+            if not any(first < last for *_, first, last in pairs):
+                continue
+            total = self.canaries.combine(block, present, like=template([like[part.name] for part in stretches]))
+            for part, one, first, last in pairs:
+                if first < last:
+                    here = total[part.place + first - part.start : part.place + last - part.start]
+                    found[one.place + first - one.start : one.place + last - one.start] = numpy_vector(here)
+        return found
 
     def _slots(self, *, full: bool) -> list[dict[str, int]]:
         """How many numbers every block of every process has for itself."""
@@ -351,7 +413,7 @@ class Pieces:
             stretches = self._stretches[block]
             vector = None if rows is None else gathered(rows, stretches)
             for other, factor in less:
-                second = gathered(other, stretches)
+                second = gathered(other, stretches, own=True)
                 vector = -second * factor if vector is None else _less(vector, second, factor)
             return vector
 
@@ -414,6 +476,17 @@ def _blocks_of(settings: Settings, rank: int) -> tuple[int, int]:
     return int(first), int(stop)
 
 
+def _sampled_stretches(settings: Settings, seed: SupportsIndex | bytes) -> tuple[Stretch, ...]:
+    """A stretch of each layer whose noise is measured; where it begins is as secret as the canaries."""
+    key, found, place = key_from_seed(seed), [], 0
+    for layer, ((name, whole), (_, size)) in enumerate(zip(settings.layers, settings.gauged_layers, strict=True)):
+        word = int(philox.words(key, domain=philox.SAMPLED_PLACES, dim=settings.dim, index=layer, count=1)[0])
+        start = word * (whole - size + 1) >> 64
+        found.append(Stretch(name, layer, start, start + size, place))
+        place += size
+    return tuple(found)
+
+
 def _stretches(settings: Settings, held: Sequence[int], sizes: Sequence[int]) -> list[tuple[Stretch, ...]]:
     """For each block of a process the stretches of leaves that it is made of."""
     edges = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -430,12 +503,16 @@ def _stretches(settings: Settings, held: Sequence[int], sizes: Sequence[int]) ->
 
 
 def _less(first: Any, second: Any, factor: float = 1.0) -> Any:
-    """first - factor·second, where `first` is."""
+    """first - factor·second, where `first` is; `second`, which is overwritten, is where it goes if both are alike."""
     if is_tensor(first) and (not is_tensor(second) or second.device != first.device):
         second = as_tensor(second, device=first.device)
     elif is_tensor(second) and not is_tensor(first):
         second = second.cpu().numpy()
-    return first - second if factor == 1.0 else first - second * factor
+    if factor != 1.0:
+        second *= factor
+    if first.dtype != second.dtype:
+        return first - second
+    return (sys.modules["torch"].sub if is_tensor(first) else np.subtract)(first, second, out=second)
 
 
 class _VectorSums:

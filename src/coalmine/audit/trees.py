@@ -7,7 +7,7 @@ after another; no vector of all of them is ever made unless they are one block.
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,8 @@ class Leaf:
         place = local.device if kind == "torch" else local.sharding if kind == "jax" else None
         if kind == "torch" and (local.is_meta or local.layout is not sys.modules["torch"].strided or local.is_nested):
             raise ValueError(f"{name} must be a plain tensor with numbers, got {shown(value)}")
+        if _is_complex(local, kind):
+            raise ValueError(f"{name} must be real numbers of 16 bits or more, got {local.dtype}")
         size = math.prod(local.shape)
         return cls(name, tuple(local.shape), kind, local.dtype, size, place, mesh, _is_floating(local, kind))
 
@@ -115,6 +117,7 @@ class Tree:
                     )
                 memory[owner] = name
             found.append(leaf)
+        found = _without_frozen(found, [value for _, value in _walk(parameters, "")])
         self._skeleton = _skeleton(parameters, iter(range(len(found))))
         names = [leaf.name for leaf in found]
         if len(set(names)) < len(names):
@@ -172,11 +175,11 @@ class Tree:
         return _filled(self._skeleton, values)
 
 
-def gathered(rows: dict[str, Any], stretches: Sequence[Stretch]) -> Any:
-    """One block's vector in working precision: a view where it is one stretch of such numbers, else a copy."""
+def gathered(rows: dict[str, Any], stretches: Sequence[Stretch], *, own: bool = False) -> Any:
+    """One block's vector in working precision: a copy, unless it need not be its own and is one stretch of such numbers."""
     pieces = [rows[part.name][part.here] for part in stretches]
     like = template(pieces)
-    if len(pieces) == 1 and pieces[0].dtype == like.dtype:
+    if not own and len(pieces) == 1 and pieces[0].dtype == like.dtype:
         return pieces[0]
     size = stretches[-1].there.stop
     vector = like.new_empty(size) if is_tensor(like) else np.empty(size, like.dtype)
@@ -217,9 +220,28 @@ def kind_of(value: Any) -> str | None:
     if isinstance(value, np.ma.MaskedArray):
         return None
     if isinstance(value, np.ndarray):
-        return "numpy" if value.dtype.kind in "fiub" or _is_half(value.dtype) else None
+        return "numpy" if value.dtype.kind in "fiubc" or _is_half(value.dtype) else None
     jax = sys.modules.get("jax")
     return "jax" if jax is not None and isinstance(value, jax.Array) else None
+
+
+def _without_frozen(leaves: list[Leaf], values: list[Any]) -> list[Leaf]:
+    """The leaves, those not audited that require no gradient, if any does: a `state_dict` has none that do."""
+    trained = [bool(getattr(value, "requires_grad", False)) for value in values]
+    if not any(trained):
+        return leaves
+    return [
+        replace(leaf, audited=leaf.audited and (own or leaf.kind != "torch"))
+        for leaf, own in zip(leaves, trained, strict=True)
+    ]
+
+
+def _is_complex(array: Any, kind: str) -> bool:
+    """Whether it holds numbers that no canary can be added to, though they may be trained."""
+    if kind == "torch":
+        return bool(array.dtype.is_complex or (array.dtype.is_floating_point and array.dtype.itemsize < 2))
+    dtype = np.dtype(array.dtype)
+    return dtype.kind == "c" or (dtype.kind == "f" and not 2 <= dtype.itemsize <= 8)
 
 
 def _is_half(dtype: Any) -> bool:
@@ -229,10 +251,9 @@ def _is_half(dtype: Any) -> bool:
 
 def _is_floating(array: Any, kind: str) -> bool:
     if kind == "torch":
-        floating = bool(array.dtype.is_floating_point)
-        return floating and array.dtype.itemsize >= 2
+        return bool(array.dtype.is_floating_point)
     dtype = np.dtype(array.dtype)
-    return (dtype.kind == "f" and dtype.itemsize <= 8) or _is_half(dtype)
+    return dtype.kind == "f" or _is_half(dtype)
 
 
 def _local(name: str, value: Any) -> tuple[Any, Any]:

@@ -20,7 +20,7 @@ from coalmine.audit.cohort_sampling import configured_sampling
 from coalmine.audit.derivation import derive_result
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import canary_schedule, schedule_key
-from coalmine.canaries import RotatedCanaries, SphereCanaries
+from coalmine.canaries import BlockedCanaries, RotatedCanaries, SphereCanaries
 from coalmine.estimators.amplification import amplified_epsilon
 from coalmine.storage.files import json_ready
 from coalmine.storage.record import Settings, Statement
@@ -233,9 +233,13 @@ def _schedule(known: _Evidence) -> Check:
 
 def _model_checks(known: _Evidence, model: Path | None) -> Iterator[Check]:
     final, settings = known.log.final, known.settings
-    kind = RotatedCanaries if settings.kind == "rotated" else SphereCanaries
+    canaries: RotatedCanaries | SphereCanaries | BlockedCanaries
     try:
-        canaries = kind(settings.total, settings.dim, seed=known.seed)
+        if settings.blocks:
+            canaries = BlockedCanaries(settings.total, settings.blocks, seed=known.seed)
+        else:
+            kind = RotatedCanaries if settings.kind == "rotated" else SphereCanaries
+            canaries = kind(settings.total, settings.dim, seed=known.seed)
     except ValueError as error:  # settings that were tampered with
         yield Check("cosines", False, f"the recorded settings allow no canaries ({error}), so they were changed")
         return

@@ -248,7 +248,8 @@ def _settings(run: Run) -> dict[str, dict[str, str]]:
         "dimensions": settings.dim, "canaries": settings.canaries, "unobserved canaries": settings.unobserved,
         "delta": settings.delta, "rounds observed": run.result.rounds, "rounds skipped": run.result.skipped,
         "kind of canaries": settings.kind, "presentations": ", ".join(map(str, settings.presentations)),
-        "momentum": settings.momentum, "layers": len(settings.layers),
+        "momentum": settings.momentum, "layers": len(settings.layers), "blocks": len(settings.block_sizes),
+        "processes": settings.processes,
     }  # fmt: skip
     told = run.result.to_dict()
     claims = {name: told[name] for name in CLAIM if name in told}

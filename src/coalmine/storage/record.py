@@ -21,6 +21,7 @@ LARGEST = 10**12  # dim and canaries: a vector of so many numbers fits into no m
 FEWEST = 10  # canaries
 FEWEST_WITH_MOMENTUM = 200  # or with correlated noise
 UNOBSERVED_EACH = 10  # unobserved canaries for every observed one, where the dimension allows
+SAMPLED, SAMPLED_EACH = 1 << 15, 256  # coordinates of a replicated model whose noise is measured, in all and of a layer
 BLOCK_EACH = 8  # coordinates of a block for every observed canary, where there are several blocks
 OPTIONAL = ("noise", "sampling", "blocks", "processes", "shards")  # settings that are left out where there are none
 SCHEMA_VERSION = 1
@@ -62,6 +63,22 @@ class Settings:
     def replicated(self) -> bool:
         """Whether each of several processes holds the whole model, and a part of everybody else's sum."""
         return self.processes > 1 and not self.shards
+
+    @property
+    def gauged_layers(self) -> tuple[tuple[str, int], ...]:
+        """Names of the layers, and of how many coordinates of each the noise is measured: of all of them.
+
+        Of a replicated model no process has the whole residual. There the processes add up what they know of a stretch of
+        each layer, so that no more than a few numbers for each layer cross them.
+        """
+        if not self.replicated or self.dim <= SAMPLED:
+            return self.layers
+        return tuple((name, min(size, max(SAMPLED * size // self.dim, SAMPLED_EACH))) for name, size in self.layers)
+
+    @property
+    def gauged_dim(self) -> int:
+        """Of how many coordinates the noise is measured."""
+        return sum(size for _, size in self.gauged_layers) if self.replicated else self.dim
 
     @property
     def segments(self) -> tuple[tuple[int, int], ...]:
