@@ -3,6 +3,9 @@ collect_ignore = [
     "flower_processes.py",
     "flower_training.py",
     "hostile_clients.py",
+    "opacus_ranks.py",
     "opacus_training.py",
+    "reduce_ranks.py",
+    "torch_ranks.py",
     "secagg_app.py",
 ]

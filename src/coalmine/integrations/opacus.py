@@ -13,7 +13,7 @@ are subtracted from the gradient, and the audit observes minus the noised gradie
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from typing import Any, TypeVar, Unpack, cast
+from typing import Any, NamedTuple, TypeVar, Unpack, cast
 from warnings import warn
 
 import numpy as np
@@ -23,29 +23,38 @@ try:
     from opacus.accountants import IAccountant
     from opacus.optimizers import (
         AdaClipDPOptimizer,
-        DistributedDPOptimizer,
         DPOptimizer,
         DPOptimizerFastGradientClipping,
         DPPerLayerOptimizer,
-        FSDPOptimizerFastGradientClipping,
     )
-    from opacus.optimizers.ddpoptimizer_fast_gradient_clipping import DistributedDPOptimizerFastGradientClipping
+    from opacus.optimizers.ddp_perlayeroptimizer import DistributedPerLayerOptimizer
 except ImportError as error:
     raise ImportError("auditing Opacus needs: pip install 'coalmine[opacus]'") from error
 
-from coalmine.argument_checks import count_of, one_number, shown
+from coalmine.argument_checks import Floats, count_of, one_number, shown
 from coalmine.audit.audit import Audit
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
+from coalmine.audit.ranks import Ranks, Reduce
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
 from coalmine.estimators.sampling import Poisson
 from coalmine.integrations.journal import Journal
-from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, positive, set_up_audit, watch_noise
+from coalmine.integrations.opacus_distributed import (
+    REPLICATED,
+    OneProcess,
+    Replicated,
+    Sharded,
+    local,
+    on_every_rank,
+    own_slot,
+    plain_names,
+    reduce_for,
+)
+from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, positive, watch_noise
 from coalmine.integrations.watched_sampler import PickedRows, check_loader
 
-__all__ = ["audited", "named_layers", "unaudited"]
-DISTRIBUTED = (DistributedDPOptimizer, DistributedDPOptimizerFastGradientClipping, FSDPOptimizerFastGradientClipping)
+__all__ = ["audited", "named_layers", "trained_parameters", "unaudited"]
 # Numbers in the canaries of one step up to which they go through the clip by default: 64 MB in single precision, and 0.2 to
 # 0.5 seconds a step on one core (a transform takes 8 to 33 ns per number).
 MOST_THROUGH_CLIP = 1 << 24
@@ -63,6 +72,7 @@ def audited(
     scale: float | None = None,
     through_clip: bool | None = None,
     rng: np.random.Generator | None = None,
+    reduce: Reduce | None = None,
     **settings: Unpack[AuditSettings],
 ) -> Optimizer:
     """The same optimizer with canaries in its steps, and its audit as `optimizer.audit`.
@@ -84,6 +94,9 @@ def audited(
     adaptive clip would count them as clipped examples, so there you must ask for it. The accountant's step hook is still
     called.
 
+    In several processes (DDP, FSDP2) every rank calls `audited` with the same arguments, and `finish` at the end. Rank 0 has
+    the directory and the result. `reduce` sums over the ranks, by default `torch_distributed.reduce_over()`.
+
     `optimizer.audit.finish` takes `accounted_epsilon`, by default that of the accountant which `make_private` attached,
     `claim`, `initial`, the model before training, needed for `final-update` after a restart, and `task`, the name of what
     was trained. With `data_loader` the accountant's epsilon is the default claim, and the mechanism's has a verdict beside
@@ -91,28 +104,36 @@ def audited(
     verdict beside it.
     """
     _check_optimizer(optimizer, through_clip)
+    gradients = _gradients(optimizer, model, reduce)
+    room, layers = gradients.room, None if model is None else named_layers(optimizer, model)
+
+    def check_options() -> tuple[float, float | None, AuditedItem]:
+        rate = sampling_probability
+        if data_loader is not None:
+            rate = _loader_rate(data_loader, rate, rng, every_rank=gradients.ranks.several)
+            if settings.get("audit") is None and settings.get("canaries") is None:
+                settings["canaries"] = min(USUAL_CANARIES, _rows(data_loader), room // 2)
+        elif rate is None:
+            raise TypeError("audited() needs data_loader, or the sampling_probability of an example")
+        elif rng is not None and gradients.ranks.several:
+            raise ValueError("rng may differ from rank to rank, so omit it: the audit's seed decides")
+        own, count = settings.get("audit"), settings.get("canaries")
+        expected = own.settings.canaries if isinstance(own, Audit) else count if isinstance(count, int) else 0
+        if data_loader is not None and expected > _rows(data_loader):
+            raise ValueError(
+                f"canaries must be at most the {_rows(data_loader)} rows of the data set, one row for each, got {expected}"
+            )
+        return _checked_options(optimizer, expected, rate, through_clip, scale)
+
+    probability, length, clipping = on_every_rank(gradients.ranks, check_options)
+    audit = gradients.set_up_audit(layers, **settings)
     dim = sum(p.numel() for p in optimizer.params)
-    if data_loader is not None:
-        sampling_probability = _loader_rate(data_loader, sampling_probability, rng)
-        if settings.get("audit") is None and settings.get("canaries") is None:
-            settings["canaries"] = min(USUAL_CANARIES, _rows(data_loader), dim // 2)
-    elif sampling_probability is None:
-        raise TypeError("audited() needs data_loader, or the sampling_probability of an example")
-    own, count = settings.get("audit"), settings.get("canaries")
-    expected = own.settings.canaries if isinstance(own, Audit) else count if isinstance(count, int) else 0
-    if data_loader is not None and expected > _rows(data_loader):
-        raise ValueError(
-            f"canaries must be at most the {_rows(data_loader)} rows of the data set, one row for each, got {expected}"
-        )
-    probability, length, clipping = _checked_options(optimizer, expected, sampling_probability, through_clip, scale)
-    layers = None if model is None else named_layers(optimizer, model)
-    audit = set_up_audit(layers, **settings)
     if dim != audit.settings.dim:
         raise ValueError(f"the audit must have dim = {dim}, the number of the optimizer's parameters, got {audit!r}")
     outside = () if model is None else _outside(optimizer, model)
-    draw = _Coin(audit, probability, rng) if data_loader is None else _Riders(audit, optimizer, data_loader)
+    draw = _Coin(audit, probability, rng) if data_loader is None else _Riders(audit, gradients, optimizer, data_loader)
     watch_noise(audit, settings.get("on_violation"), optimizer.noise_multiplier)
-    _OptimizerAudit(optimizer, audit, probability, length, draw, clipping=clipping, outside=outside)
+    _OptimizerAudit(optimizer, audit, gradients, probability, length, draw, clipping=clipping, outside=outside)
     optimizer.audit = audit
     return optimizer
 
@@ -145,6 +166,17 @@ def named_layers(
     return found
 
 
+def trained_parameters(
+    optimizer: DPOptimizer, model: "torch.nn.Module | Mapping[str, torch.Tensor]"
+) -> "dict[str, torch.Tensor]":
+    """The parameters that the optimizer trains, by their names: `parameters` for an `Audit.for_model`.
+
+    Under DDP and FSDP2 they are those that an audit of your own takes; a shard stands for what this rank holds.
+    """
+    names = plain_names(name for name, _ in named_layers(optimizer, model))
+    return dict(zip(names, (local(p.detach()) for p in optimizer.params), strict=True))
+
+
 class _Coin:
     """Canaries join a step by a coin of their own."""
 
@@ -164,6 +196,7 @@ class _Coin:
 class _Riders:
     """Each canary rides with one row of the data set: it is in a step whenever that row is.
 
+    Each rank of several picks its own rows of the same data set, and a canary is in the step if any of them picks its row.
     `again` are the canaries whose rows are in the step twice, three times and so on. They count as often as their rows.
     `participants` is the number of rows in the last step, as the accountant counts them: canaries ride, so they add none.
     """
@@ -171,21 +204,41 @@ class _Riders:
     participants: int | None = None
     again: Sequence[Indices] = ()
 
-    def __init__(self, audit: Audit, optimizer: DPOptimizer, loader: Any) -> None:
-        self.rows = PickedRows(loader, lambda: len(optimizer._step_skip_queue))
+    def __init__(self, audit: Audit, gradients: OneProcess, optimizer: DPOptimizer, loader: Any) -> None:
+        self._audit, self._ranks = audit, gradients.ranks
+        several, count = self._ranks.several, audit.settings.canaries
+        self.rows = on_every_rank(
+            self._ranks, lambda: PickedRows(loader, lambda: len(optimizer._step_skip_queue), every_rank=several)
+        )
+        counts = self._ranks.sum(own_slot(self._ranks, self.rows.count))
+        if (counts != self.rows.count).any():
+            raise ValueError(
+                "data_loader must have the whole data set on every rank, but the ranks' data sets have "
+                f"{', '.join(f'{count:.0f}' for count in counts)} rows"
+            )
         self._riders = np.full(self.rows.count, -1, dtype=np.int32)
-        self._riders[audit.canary_rows(self.rows.count)] = np.arange(audit.settings.canaries)
+        self._riders[audit.canary_rows(self.rows.count)] = np.arange(count)
         self.most_times, self.steps_with_repeats = 1, 0
 
     def canaries(self, examples: int) -> Indices:
-        rows = self.rows.of_step(examples)
-        self.participants = rows.size
-        most = int(np.unique(rows, return_counts=True)[1].max(initial=1))
-        self.most_times = max(self.most_times, most)
-        self.steps_with_repeats += most > 1
-        riders = self._riders[rows]
-        present, times = np.unique(riders[riders >= 0], return_counts=True)
-        self.again = [present[times >= count] for count in range(2, int(times.max(initial=1)) + 1)]
+        count, size = self._audit.settings.canaries, self._ranks.size
+
+        def picked() -> Floats:
+            """How often each canary's row was picked, the number of rows, and how often one of them was."""
+            rows = self.rows.of_step(examples)
+            riders = self._riders[rows]
+            times = np.bincount(riders[riders >= 0], minlength=count)
+            most = np.unique(rows, return_counts=True)[1].max(initial=1)
+            return np.concatenate([times, own_slot(self._ranks, rows.size), own_slot(self._ranks, most)])
+
+        total = self._ranks.sum_of(count + 2 * size, picked, number=self._audit.last_round + 1, told={})
+        times, sizes, most = total[:count].astype(np.int64), total[count:-size], total[-size:]
+        self.participants = int(sizes.sum())
+        repeats = int(max(most.max(), times.max(initial=1)))
+        self.most_times = max(self.most_times, repeats)
+        self.steps_with_repeats += repeats > 1
+        present = np.flatnonzero(times).astype(np.int32)
+        self.again = [present[times[present] >= number] for number in range(2, int(times.max(initial=1)) + 1)]
         return present
 
 
@@ -196,6 +249,7 @@ class _OptimizerAudit:
         self,
         optimizer: DPOptimizer,
         audit: Audit,
+        gradients: OneProcess,
         sampling_probability: float,
         scale: float | None,
         draw: _Coin | _Riders,
@@ -205,19 +259,23 @@ class _OptimizerAudit:
     ) -> None:
         self.audit = audit
         self._optimizer, self._probability, self._scale, self._draw = optimizer, sampling_probability, scale, draw
+        self._gradients = gradients
         self._examples = 0  # gradients in the step so far
         self._clipping, self._outside = clipping, tuple(outside)
-        if audit.log.final is not None:
+        if self._has_final():
             audit.rewind_to(audit.last_round)  # the run ended between its final model and its result: it is resumed
         self._initial = self._parameters() if audit.last_round == 0 else None
         self._noise_multipliers: set[float] = set()
         self._present: Indices = np.zeros(0, dtype=np.int32)
-        self._others: Any = None
+        self._others: list[Any] = []  # minus the clipped sum of the examples, one tensor for each parameter
+        self._step: _Step | None = None
         self._steps, self._steps_without_others = 0, 0
         self._zero_gradient = set(range(len(optimizer.params)))  # parameters whose gradient was 0 in every step so far
         self._journal = Journal(audit, self._settings())
         self._own: dict[str, Any] = {}  # the optimizer's own attributes under the names that the audit replaces
         self._real_add_noise = self._put("add_noise", self._add_noise)
+        completes = gradients.observed_after
+        self._real_completion = self._put(completes, self._complete) if completes is not None else None
         self._real_clip = self._put("clip_and_accumulate", self._clip_and_accumulate) if scale is not None else None
         if isinstance(draw, _Riders):
             self._real_pre_step = self._put("pre_step", self._pre_step)
@@ -234,11 +292,14 @@ class _OptimizerAudit:
         accounted_epsilon: float | None = None,
         initial: Any = None,
         task: str | None = None,
-    ) -> AuditResult:
-        """Observe the final model and return the result; a second call judges the same model again."""
-        if self.audit.log.final is None:
+    ) -> AuditResult | None:
+        """Observe the final model and return the result, on rank 0; a second call judges the same model again."""
+        if not self._has_final():
             first = self._initial if initial is None else initial
             self.audit.observe_final(self._parameters(), initial=first)
+        self._find_zero_gradients()
+        if self._gradients.ranks.rank > 0:
+            return None
         smallest = min(self._noise_multipliers, default=0.0)
         noise = smallest if len(self._noise_multipliers) == 1 else None
         warnings = self._warnings()
@@ -257,6 +318,18 @@ class _OptimizerAudit:
             warnings=warnings,
             noise_multiplier=smallest,
         )
+
+    def _has_final(self) -> bool:
+        """Whether the final model was observed, which rank 0 knows."""
+        return bool(
+            self._gradients.ranks.together(lambda: self.audit.rank == 0 and self.audit.log.final is not None)[0]
+        )
+
+    def _find_zero_gradients(self) -> None:
+        """Of the parameters whose gradient was always 0 on this rank, keep those where it was so on every rank."""
+        nonzero = np.ones(len(self._optimizer.params))
+        nonzero[list(self._zero_gradient)] = 0
+        self._zero_gradient = set(np.flatnonzero(self._gradients.ranks.sum(nonzero) == 0).tolist())
 
     def _accountants_epsilon(self) -> float | None:
         if self._accountant is None or not self._accountant.history:
@@ -302,7 +375,7 @@ class _OptimizerAudit:
     def _pre_step(self, *given: Any, **named: Any) -> Any:
         """Count the examples of a step. A step that Opacus skips keeps its sum for the next one."""
         before = self._examples if self._optimizer._is_last_step_skipped else 0
-        self._examples = before + _examples(self._optimizer.params)
+        self._examples = before + self._gradients.examples()
         return self._real_pre_step(*given, **named)
 
     def _signal_skip_step(self, do_skip: bool = True) -> None:
@@ -317,57 +390,72 @@ class _OptimizerAudit:
         assert self._scale is not None
         if not self._optimizer._check_skip_next_step(pop_next=False):
             self._present = self._draw.canaries(self._examples)
-            self._others = -self._clipped_sum()
-            if self._present.size:
+            self._others = [-part for part in self._clipped_sum()]
+            if self._present.size and self._gradients.joins:
                 size = float(self._optimizer.max_grad_norm)
                 entering = np.concatenate([*self._draw.again, self._present])
-                rows = [self.audit.update(i, size, scale=self._scale, like=self._others) for i in entering]
-                _append_rows(self._optimizer.params, -torch.stack(rows))
+                rows = [self._gradients.updates(self.audit, [i], size, scale=self._scale) for i in entering]
+                _append_rows(self._optimizer.params, [-torch.stack(parts) for parts in zip(*rows, strict=True)])
         self._real_clip()
 
     def _add_noise(self) -> None:
         """Called once in a step, when the clipped sum of all its examples is complete."""
         if self._scale is None:
             self._present = self._draw.canaries(self._examples)
-            self._others = -torch.cat([p.summed_grad.reshape(-1) for p in self._optimizer.params])
-            if self._present.size:
-                size = float(self._optimizer.max_grad_norm)
-                again = [self.audit.updates(repeated, size, like=self._others) for repeated in self._draw.again]
-                canaries = sum(again, start=self.audit.updates(self._present, size, like=self._others))
-                for p, part in zip(self._optimizer.params, _parts(canaries, self._optimizer.params), strict=True):
-                    p.summed_grad -= part.view_as(p.summed_grad)
+            sums = self._gradients.sums()
+            self._others = [-part for part in sums]
+            if self._gradients.joins:
+                size = float(self._optimizer.max_grad_norm) * self._gradients.clip_in_sum
+                for canaries in [*self._draw.again, self._present]:
+                    if canaries.size:
+                        parts = self._gradients.updates(self.audit, canaries, size)
+                        for part, canary in zip(sums, parts, strict=True):
+                            part -= canary.view_as(part)
         self._real_add_noise()
 
     def _after_noise(self, optimizer: DPOptimizer) -> None:
         if self._real_hook is not None:
             self._real_hook(optimizer)
-        divisor = 1.0
-        if optimizer.loss_reduction == "mean":
-            divisor = float(optimizer.expected_batch_size * optimizer.accumulated_iterations)
-        clip_norm = float(optimizer.max_grad_norm) / divisor
+        divisor = self._gradients.divisor
         noise = _update_noise_multiplier(optimizer)
-        self._noise_multipliers.add(noise)
+        self._step = _Step(divisor, float(optimizer.max_grad_norm) / divisor, noise)
+        if self._real_completion is None:
+            self._observe()
+
+    def _complete(self) -> None:
+        """The gradients of all ranks are summed after the step hook: only then are they what the step releases."""
+        assert self._real_completion is not None
+        with self._gradients.lost_ranks():
+            self._real_completion()
+        self._observe()
+
+    def _observe(self) -> None:
+        assert self._step is not None
+        step, self._step = self._step, None
+        self._noise_multipliers.add(step.noise)
         self._steps += 1
-        parts = _parts(self._others, optimizer.params)
-        self._zero_gradient = {i for i in self._zero_gradient if not bool(parts[i].any())}
-        others = self._others / divisor if noise or self._present.size else None
+        self._zero_gradient = {i for i in self._zero_gradient if not bool(self._others[i].any())}
+        others = None
+        if step.noise or self._present.size:
+            in_release = step.divisor * self._gradients.clip_in_sum
+            others = self._gradients.whole([part / in_release for part in self._others])
         self._steps_without_others += others is None
         self.audit.observe_round(
             self.audit.last_round + 1,
-            -torch.cat([p.grad.reshape(-1) for p in optimizer.params]),
+            self._gradients.whole([-part for part in self._gradients.release()]),
             present=self._present,
             others=others,
-            noise_std=noise * clip_norm,
-            clip_norm=clip_norm,
+            noise_std=step.noise * step.clip_norm,
+            clip_norm=step.clip_norm,
             scale=1.0 if self._scale is None else self._scale,
             participants=self._draw.participants,
         )
-        self._others = None
+        self._others = []
         self._journal.add_round(
             self.audit.last_round,
             canaries=int(self._present.size),
             examples=self._draw.participants,
-            clip_norm=clip_norm * divisor,
+            clip_norm=step.clip_norm * step.divisor,
         )
 
     def _audited_items(self) -> list[AuditedItem]:
@@ -384,6 +472,7 @@ class _OptimizerAudit:
             self._clipping,
             sampler,
             AuditedItem("weights", "cannot be checked", "Opacus has no weights: every example counts once in the sum"),
+            *self._gradients.unchecked(),
         ]
         if self._steps_without_others:
             items.append(AuditedItem("others", "not checked", self._why_no_others()))
@@ -441,15 +530,15 @@ class _OptimizerAudit:
             return [name for name, _ in layers]
         return [f"parameter {i} of shape {tuple(p.shape)}" for i, p in enumerate(params)]
 
-    def _clipped_sum(self) -> Any:
+    def _clipped_sum(self) -> list[Any]:
         """The clipped sum of this step's examples. Computed here, because the optimizer's own clip is being audited."""
         pairs = zip(self._optimizer.grad_samples, self._optimizer.params, strict=True)
         samples = [g.reshape(len(g), p.numel()) for g, p in pairs]  # a step may have no examples
         norms = torch.stack([g.norm(2, dim=1) for g in samples]).norm(2, dim=0)
         factors = (float(self._optimizer.max_grad_norm) / norms).clamp(max=1.0)  # norm 0 gives inf, clamped to 1
-        here = torch.cat([factors.to(g.dtype) @ g for g in samples])
+        here = [factors.to(g.dtype) @ g for g in samples]
         before = [p.summed_grad for p in self._optimizer.params]
-        return here if before[0] is None else here + torch.cat([part.reshape(-1) for part in before])
+        return here if before[0] is None else [a + b.reshape(-1) for a, b in zip(here, before, strict=True)]
 
     def _settings(self) -> dict[str, Any]:
         optimizer = self._optimizer
@@ -462,10 +551,33 @@ class _OptimizerAudit:
         canaries = {"count": self.audit.settings.canaries, "through_clip": self._scale is not None}
         if isinstance(self._draw, _Riders):
             canaries["rows"] = self._draw.rows.count
-        return {"trainer": "opacus", "privacy": privacy, "canaries": canaries}
+        size = self._gradients.ranks.size
+        return {"trainer": "opacus", "privacy": privacy, "canaries": canaries} | ({"ranks": size} if size > 1 else {})
 
     def _parameters(self) -> Any:
-        return torch.cat([p.detach().reshape(-1) for p in self._optimizer.params]).clone()
+        return self._gradients.whole([part.clone() for part in self._gradients.parameters()])
+
+
+class _Step(NamedTuple):
+    """The units of a step: what its sum is divided by, and clip norm and noise multiplier as they are in the release."""
+
+    divisor: float
+    clip_norm: float
+    noise: float
+
+
+def _gradients(optimizer: DPOptimizer, model: Any, given: Any) -> OneProcess:
+    """Where the optimizer's gradients are."""
+    reduce = reduce_for(optimizer, given)
+    if reduce is None:
+        return OneProcess(optimizer)
+
+    def find() -> OneProcess:
+        names = None if model is None else plain_names(name for name, _ in named_layers(optimizer, model))
+        kind = Replicated if isinstance(optimizer, REPLICATED) else Sharded
+        return kind(optimizer, names, reduce, model)
+
+    return on_every_rank(Ranks(reduce), find)
 
 
 def _rows(data_loader: "torch.utils.data.DataLoader[Any]") -> int:
@@ -473,12 +585,12 @@ def _rows(data_loader: "torch.utils.data.DataLoader[Any]") -> int:
     return len(cast(Sized, data_loader.dataset))
 
 
-def _loader_rate(loader: Any, sampling_probability: float | None, rng: Any) -> float:
+def _loader_rate(loader: Any, sampling_probability: float | None, rng: Any, *, every_rank: bool) -> float:
     """The share of steps that Opacus expects a row in; it expects the same of every loader."""
     if sampling_probability is not None or rng is not None:
         name = "rng" if sampling_probability is None else "sampling_probability"
         raise ValueError(f"data_loader decides which canaries are in a step, so omit {name}")
-    check_loader(loader)
+    check_loader(loader, every_rank=every_rank)
     return min(float(getattr(loader, "sample_rate", 1 / max(len(loader), 1))), 1.0)
 
 
@@ -488,16 +600,6 @@ def _attached_accountant(optimizer: DPOptimizer) -> IAccountant | None:
         return None
     held = inspect.getclosurevars(optimizer.step_hook).nonlocals.values()
     return next((value for value in held if isinstance(value, IAccountant)), None)
-
-
-def _examples(params: list[Any]) -> int:
-    """How many examples the gradients of a batch come from, or of all batches that a step gathers."""
-    for p in params:
-        for name in ("grad_sample", "_norm_sample"):  # the second one in ghost mode
-            rows = getattr(p, name, None)
-            if rows is not None:
-                return sum(map(len, rows)) if isinstance(rows, list) else len(rows)
-    return 0
 
 
 def _checked_options(
@@ -523,10 +625,10 @@ def _checked_options(
 def _check_optimizer(optimizer: DPOptimizer, through_clip: bool | None) -> None:
     if not isinstance(optimizer, DPOptimizer):
         raise TypeError(f"optimizer must be the one that make_private returned, got {shown(optimizer)}")
-    if isinstance(optimizer, DISTRIBUTED):
+    if isinstance(optimizer, DistributedPerLayerOptimizer):
         raise ValueError(
-            f"{type(optimizer).__name__} sums over processes after it adds noise, so it cannot be audited; train in one "
-            "process"
+            "DistributedPerLayerOptimizer adds noise layer by layer while gradients are computed, so canaries cannot join "
+            "its sum; use SimpleDistributedPerLayerOptimizer, which make_private chooses"
         )
     if isinstance(getattr(optimizer.add_noise, "__self__", None), _OptimizerAudit):
         raise ValueError("this optimizer is audited already: unaudited(optimizer) takes the first audit out")
@@ -577,7 +679,8 @@ def _plain_name(name: str) -> str:
 
 
 def _place(tensor: Any) -> tuple[Any, ...]:
-    return tensor.device, tensor.data_ptr(), tuple(tensor.shape)
+    here = local(tensor)
+    return here.device, here.data_ptr(), tuple(here.shape)
 
 
 def _outside(optimizer: DPOptimizer, model: Any) -> list[str]:
@@ -600,13 +703,9 @@ def _update_noise_multiplier(optimizer: DPOptimizer) -> float:
     return noise
 
 
-def _parts(vector: Any, params: list[Any]) -> Any:
-    return vector.split([p.numel() for p in params])
-
-
-def _append_rows(params: list[Any], rows: Any) -> None:
-    """Append rows of the whole model's length, as further examples of the last batch."""
-    for p, part in zip(params, rows.split([p.numel() for p in params], dim=1), strict=True):
+def _append_rows(params: list[Any], rows: list[Any]) -> None:
+    """Append rows, one array of them for each parameter, as further examples of the last batch."""
+    for p, part in zip(params, rows, strict=True):
         batches = p.grad_sample if isinstance(p.grad_sample, list) else [p.grad_sample]
         last = batches[-1]
         longer = torch.cat([last, part.to(last.dtype).view(-1, *last.shape[1:])])

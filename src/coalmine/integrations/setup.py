@@ -42,31 +42,50 @@ def set_up_audit(layers: Sequence[tuple[str, int]] | None, **settings: Unpack[Au
 
     A finished audit is rejected, before anything is written. `layers` may be None if the audit is the user's own.
     """
-    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
-    unknown = given.keys() - AuditSettings.__annotations__.keys()
-    if unknown:
-        raise TypeError(f"audited() got an unexpected keyword argument {min(unknown)!r}")
-    audit = given.pop("audit", None)
-    if audit is None:
-        if not {"canaries", "delta"} <= given.keys():
-            raise TypeError("audited() needs canaries and delta, or an audit of your own: audit=")
-        if layers is None:
-            raise TypeError("audited() needs the model that is trained, or an audit of your own: audit=")
-        seed = read_secret(given.pop("seed", None), given.pop("seed_file", None))
-        if "directory" in given:
-            refuse_result(given["directory"])
-        if "claim" not in given:
-            given.pop("on_violation", None)  # `watch_noise` knows what to hold the rounds against
-        return Audit(sum(size for _, size in layers), seed=seed, layers=layers, **given)
-    if not isinstance(audit, Audit):
-        raise TypeError(f"audit must be a coalmine.Audit, got {shown(audit)}")
-    if given:
-        raise ValueError(f"audit= is an audit with settings of its own, so omit {', '.join(given)}")
+    if settings.get("audit") is None:
+        keywords = new_audit_settings(layers is not None, **settings)
+        assert layers is not None
+        return Audit(sum(size for _, size in layers), layers=layers, **keywords)
+    audit = own_audit(**settings)
     dim = audit.settings.dim if layers is None else sum(size for _, size in layers)
     if audit.settings.dim != dim:
         raise ValueError(f"the audit must have dim = {dim}, the number of the model's parameters, got {audit!r}")
     refuse_finished(audit)
     return audit
+
+
+def new_audit_settings(has_model: bool, **settings: Unpack[AuditSettings]) -> dict[str, Any]:
+    """Keywords of a new `Audit`, with its seed: rejected if something is missing, or if their directory has a result."""
+    given = _given(**settings)
+    if not {"canaries", "delta"} <= given.keys():
+        raise TypeError("audited() needs canaries and delta, or an audit of your own: audit=")
+    if not has_model:
+        raise TypeError("audited() needs the model that is trained, or an audit of your own: audit=")
+    seed = read_secret(given.pop("seed", None), given.pop("seed_file", None))
+    if "directory" in given:
+        refuse_result(given["directory"])
+    if "claim" not in given:
+        given.pop("on_violation", None)  # `watch_noise` knows what to hold the rounds against
+    return given | {"seed": seed}
+
+
+def own_audit(**settings: Unpack[AuditSettings]) -> Audit:
+    """The user's own audit, which has its settings already."""
+    given = _given(**settings)
+    audit = given.pop("audit")
+    if not isinstance(audit, Audit):
+        raise TypeError(f"audit must be a coalmine.Audit, got {shown(audit)}")
+    if given:
+        raise ValueError(f"audit= is an audit with settings of its own, so omit {', '.join(given)}")
+    return audit
+
+
+def _given(**settings: Unpack[AuditSettings]) -> dict[str, Any]:
+    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    unknown = given.keys() - AuditSettings.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"audited() got an unexpected keyword argument {min(unknown)!r}")
+    return given
 
 
 def watch_noise(audit: Audit, on_violation: OnViolation | None, noise_multiplier: float | None) -> None:

@@ -45,8 +45,8 @@ class PickedRows:
     step, so `note_signal` takes the same messages.
     """
 
-    def __init__(self, loader: Any, signals_waiting: Callable[[], int]) -> None:
-        check_loader(loader)
+    def __init__(self, loader: Any, signals_waiting: Callable[[], int], *, every_rank: bool = False) -> None:
+        check_loader(loader, every_rank=every_rank)
         self.count = len(loader.dataset)
         self._loader, self._signals_waiting = loader, signals_waiting
         self._fills_empty = bool(getattr(loader.collate_fn, "rand_on_empty", False))
@@ -173,8 +173,8 @@ class _Deliveries:
         return len(cast(Sized, self._batches))
 
 
-def check_loader(loader: Any) -> None:
-    """Reject a loader whose rows cannot be followed into the steps."""
+def check_loader(loader: Any, *, every_rank: bool = False) -> None:
+    """Reject a loader whose rows cannot be followed into the steps; `every_rank` says that each rank follows its own."""
     if not isinstance(loader, DataLoader):
         raise TypeError(f"data_loader must be the torch DataLoader that make_private returned, got {shown(loader)}")
     if isinstance(loader.dataset, IterableDataset):
@@ -188,7 +188,8 @@ def check_loader(loader: Any) -> None:
     if loader.num_workers and not getattr(loader, "in_order", True):
         raise ValueError("data_loader must give batches in the order of its sampler; give DataLoader(in_order=True)")
     if (
-        torch.distributed.is_available()
+        not every_rank
+        and torch.distributed.is_available()
         and torch.distributed.is_initialized()
         and torch.distributed.get_world_size() > 1
     ):

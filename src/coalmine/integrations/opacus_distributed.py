@@ -1,0 +1,276 @@
+"""Where Opacus holds the gradients of a step: in one process, copied on every rank (DDP), or in shards (FSDP2).
+
+Under DDP each rank clips and sums its own examples, rank 0 adds the noise, and `reduce_gradients` then sums over the ranks.
+So canaries join rank 0's sum, and the release is observed after `reduce_gradients`. Under FSDP2 the clipped sums arrive
+reduced and in shards, each rank adds noise to its own shard, and the step hook already sees the release.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, ClassVar, TypeVar, Unpack
+
+import numpy as np
+import torch
+from opacus.optimizers import DistributedDPOptimizer, DPOptimizer, FSDPOptimizerFastGradientClipping
+from opacus.optimizers.ddpoptimizer_fast_gradient_clipping import DistributedDPOptimizerFastGradientClipping
+from torch.distributed.tensor import DTensor
+
+from coalmine.argument_checks import Floats, shown
+from coalmine.audit.audit import Audit
+from coalmine.audit.coverage import AuditedItem
+from coalmine.audit.ranks import Ranks, Reduce
+from coalmine.integrations.setup import AuditSettings, new_audit_settings, own_audit, refuse_finished, set_up_audit
+from coalmine.integrations.torch_distributed import GroupSum, reduce_over
+
+REPLICATED = (DistributedDPOptimizer, DistributedDPOptimizerFastGradientClipping)
+SHARDED = FSDPOptimizerFastGradientClipping
+Result = TypeVar("Result")
+
+
+class OneProcess:
+    """The gradients of one process. The audit takes them as one vector."""
+
+    joins = True  # canaries join the sum of this process
+    observed_after: ClassVar[str | None] = (
+        None  # the optimizer's method that completes the release, after its step hook
+    )
+
+    def __init__(self, optimizer: DPOptimizer, names: Sequence[str] | None = None) -> None:
+        self._optimizer, self._names = optimizer, names
+        self.ranks = Ranks(None)
+
+    @property
+    def room(self) -> int:
+        """Number of parameters in the smallest piece of the model."""
+        return sum(p.numel() for p in self._optimizer.params)
+
+    @property
+    def clip_in_sum(self) -> float:
+        """Length of a clipped example in `sums`, in clip norms."""
+        return 1.0
+
+    @property
+    def divisor(self) -> float:
+        """By how much a clipped example is shorter in the release than the clip norm."""
+        if self._optimizer.loss_reduction != "mean":
+            return 1.0
+        return float(self._optimizer.expected_batch_size * self._optimizer.accumulated_iterations)
+
+    def set_up_audit(self, layers: Any, **settings: Unpack[AuditSettings]) -> Audit:
+        """The user's own audit, or a new one."""
+        return set_up_audit(layers, **settings)
+
+    def unchecked(self) -> list[AuditedItem]:
+        """What cannot be measured because of where the gradients are."""
+        return []
+
+    def sums(self) -> list[Any]:
+        """The clipped sum of the examples, without noise: one tensor for each parameter, not a copy."""
+        return [p.summed_grad for p in self._optimizer.params]
+
+    def release(self) -> list[Any]:
+        """The noised gradient, one tensor for each parameter."""
+        return [p.grad for p in self._optimizer.params]
+
+    def parameters(self) -> list[Any]:
+        """The parameters themselves, not a copy."""
+        return [p.detach() for p in self._optimizer.params]
+
+    def examples(self) -> int:
+        """How many examples the gradients of a batch come from, or of all batches that a step gathers."""
+        for p in self._optimizer.params:
+            for name in ("grad_sample", "_norm_sample"):  # the second one in ghost mode
+                rows = getattr(p, name, None)
+                if rows is not None:
+                    return sum(map(len, rows)) if isinstance(rows, list) else len(rows)
+        return 0
+
+    def lost_ranks(self) -> Any:
+        """Around a collective of the training."""
+        return nullcontext()
+
+    def whole(self, parts: Sequence[Any]) -> Any:
+        """What the audit takes."""
+        return torch.cat([part.reshape(-1) for part in parts])
+
+    def updates(self, audit: Audit, present: Any, clip_norm: float, *, scale: float = 1.0) -> list[Any]:
+        """The sum of these canaries, one tensor for each parameter."""
+        sizes = [p.numel() for p in self._optimizer.params]
+        like = torch.cat([p.detach().reshape(-1)[:0] for p in self._optimizer.params])
+        return list(audit.updates(present, clip_norm, scale=scale, like=like).split(sizes))
+
+
+class Replicated(OneProcess):
+    """The gradients of one of several processes that all hold the whole model (DDP)."""
+
+    observed_after = "reduce_gradients"
+    _replicated = True
+
+    def __init__(self, optimizer: DPOptimizer, names: Sequence[str] | None, reduce: Reduce, _model: Any) -> None:
+        super().__init__(optimizer, names)
+        self._reduce, self.ranks = reduce, Ranks(reduce)
+        self.joins = optimizer.rank == 0
+        _check_ranks(optimizer, self.ranks)
+
+    @property
+    def divisor(self) -> float:
+        """The mean over ranks comes after that over examples."""
+        return super().divisor * (self.ranks.size if self._optimizer.loss_reduction == "mean" else 1)
+
+    def set_up_audit(self, layers: Any, **settings: Unpack[AuditSettings]) -> Audit:
+        """The user's own audit, or a new one of all ranks."""
+        own = settings.get("audit")
+        if own is None:
+            keywords = on_every_rank(self.ranks, lambda: new_audit_settings(layers is not None, **settings))
+            tree = self.whole(self.parameters())
+            return Audit.for_model(tree, reduce=self._reduce, replicated=self._replicated, **keywords)
+        return on_every_rank(self.ranks, lambda: self._checked_audit(layers, **settings))
+
+    def _checked_audit(self, layers: Any, **settings: Unpack[AuditSettings]) -> Audit:
+        audit = own_audit(**settings)
+        if layers is None:
+            raise TypeError(
+                "audited() needs the model too: in several processes, an audit knows its parameters by name"
+            )
+        made_for = (audit.settings.processes, [name for name, _ in audit.settings.layers], audit.settings.replicated)
+        several = self.ranks.several
+        if made_for != (self.ranks.size, list(self._tree_names()), self._replicated and several):
+            how = ", replicated=True" if self._replicated else ""
+            raise ValueError(
+                f"the audit must be one of the optimizer's {self.ranks.size} processes: make it on every rank by "
+                f"Audit.for_model(trained_parameters(optimizer, model), ..., reduce=reduce_over(){how})"
+            )
+        if self.ranks.rank == 0:
+            refuse_finished(audit)
+        return audit
+
+    def unchecked(self) -> list[AuditedItem]:
+        """The law of the noise, and its parts, are those of the release less the sum of all examples."""
+        if not self._replicated or not self.ranks.several:
+            return []
+        why = (
+            "under DDP each process knows only the sum of its own examples, so the noise is measured along the canaries"
+        )
+        return [AuditedItem("noise law", "not checked", why), AuditedItem("tensors", "not checked", why)]
+
+    @contextmanager
+    def lost_ranks(self) -> Iterator[None]:
+        """Around a collective of the training: if another rank is gone, its error is the audit's own."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise (self._reduce.lost_rank() if isinstance(self._reduce, GroupSum) else error) from error
+
+    def whole(self, parts: Sequence[Any]) -> Any:
+        """A dict of tensors by the names of the parameters."""
+        pairs = zip(self._optimizer.params, parts, strict=True)
+        return dict(zip(self._tree_names(), (part.reshape(local(p).shape) for p, part in pairs), strict=True))
+
+    def updates(self, audit: Audit, present: Any, clip_norm: float, *, scale: float = 1.0) -> list[Any]:
+        """The sum of these canaries, one tensor for each parameter."""
+        found = audit.updates(present, clip_norm, scale=scale)
+        return [found[name] for name in self._tree_names()]
+
+    def _tree_names(self) -> Sequence[str]:
+        return self._names or [str(i) for i in range(len(self._optimizer.params))]
+
+
+class Sharded(Replicated):
+    """The gradients of one of several processes that each hold a shard of every parameter (FSDP2)."""
+
+    observed_after = None
+    _replicated = False
+
+    def __init__(self, optimizer: DPOptimizer, names: Sequence[str] | None, reduce: Reduce, model: Any) -> None:
+        super().__init__(optimizer, names, reduce, model)
+        self.joins = True
+        self._model = model
+        for p in optimizer.params:
+            _check_shard(p, self.ranks)
+
+    @property
+    def room(self) -> int:
+        """Number of parameters on the rank that has the fewest."""
+        return min(self.ranks.together(lambda: sum(local(p).numel() for p in self._optimizer.params)))
+
+    @property
+    def clip_in_sum(self) -> float:
+        """FSDP2 takes the mean over the ranks when it reduces gradients."""
+        return 1 / self.ranks.size if self._optimizer.loss_reduction == "mean" else 1.0
+
+    def sums(self) -> list[Any]:
+        """This rank's shard of the clipped sum."""
+        return [local(self._optimizer.grad_state[p]["summed_grad"]) for p in self._optimizer.params]
+
+    def release(self) -> list[Any]:
+        """This rank's shard of the noised gradient."""
+        return [local(p.grad) for p in self._optimizer.params]
+
+    def parameters(self) -> list[Any]:
+        """This rank's shard of each parameter."""
+        return [local(p.detach()) for p in self._optimizer.params]
+
+    def examples(self) -> int:
+        """FSDP2 keeps the examples' norms in the model, not in its parameters."""
+        norms = getattr(self._model, "per_sample_gradient_norms", None)
+        if norms is None:
+            raise TypeError(
+                "with data_loader, model must be the one that make_private returned: it counts the examples of a step; "
+                f"got {shown(self._model)}"
+            )
+        return len(norms)
+
+
+def reduce_for(optimizer: DPOptimizer, reduce: Reduce | None) -> Reduce | None:
+    """The sum over an optimizer's processes: as given, or over all ranks. None where there is one process."""
+    if isinstance(optimizer, (*REPLICATED, SHARDED)):
+        return reduce_over() if reduce is None else reduce
+    if reduce is not None:
+        raise ValueError(f"reduce is for several processes, and {type(optimizer).__name__} is for one: omit it")
+    return None
+
+
+def plain_names(names: Iterable[str]) -> list[str]:
+    """Names of parameters without the prefix that DDP puts before all of them."""
+    found = list(names)
+    return [name.removeprefix("module.") for name in found] if all(n.startswith("module.") for n in found) else found
+
+
+def local(tensor: Any) -> Any:
+    """This rank's shard of a tensor, or the tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def on_every_rank(ranks: Ranks, action: Callable[[], Result]) -> Result:
+    """What `action` returns on this rank. If it fails on one rank, every rank raises an error."""
+    found: list[Result] = []
+    ranks.together(lambda: found.append(action()))
+    return found[0]
+
+
+def own_slot(ranks: Ranks, value: float) -> Floats:
+    """Zeros but for this rank's slot: their sum over the ranks has every rank's value."""
+    slots = np.zeros(ranks.size)
+    slots[ranks.rank] = value
+    return slots
+
+
+def _check_ranks(optimizer: Any, ranks: Ranks) -> None:
+    if (ranks.rank, ranks.size) != (optimizer.rank, optimizer.world_size):
+        raise ValueError(
+            f"reduce must be over the optimizer's {optimizer.world_size} ranks, and this is rank {optimizer.rank}, got rank "
+            f"{ranks.rank} of {ranks.size}; Opacus sums over all ranks of the job"
+        )
+
+
+def _check_shard(p: Any, ranks: Ranks) -> None:
+    if not isinstance(p, DTensor):
+        raise ValueError(
+            f"every parameter must be sharded, but the one of shape {tuple(p.shape)} is a plain tensor: use FSDP2Wrapper"
+        )
+    mesh, placements = p.device_mesh, p.placements
+    if mesh.ndim != 1 or mesh.size() != ranks.size or not placements[0].is_shard():
+        raise ValueError(
+            f"every parameter must be sharded over all {ranks.size} ranks, but the one of shape {tuple(p.shape)} has "
+            f"{placements} on a mesh of shape {tuple(mesh.shape)}; FSDP2Wrapper without a mesh does that"
+        )
