@@ -178,14 +178,20 @@ class Tree:
         return _filled(self._skeleton, values)
 
 
-def gathered(rows: dict[str, Any], stretches: Sequence[Stretch], *, own: bool = False) -> Any:
-    """One block's vector in working precision: a copy, unless it need not be its own and is one stretch of such numbers."""
+def gathered(rows: dict[str, Any], stretches: Sequence[Stretch], *, own: bool = False, into: Any = None) -> Any:
+    """One block's vector in working precision: a copy, unless it need not be its own and is one stretch of such numbers.
+
+    The copy is in `into` if that is of the same kind.
+    """
     pieces = [rows[part.name][part.here] for part in stretches]
     like = template(pieces)
-    if not own and len(pieces) == 1 and pieces[0].dtype == like.dtype and _is_contiguous(pieces[0]):
+    if not own and into is None and len(pieces) == 1 and pieces[0].dtype == like.dtype and _is_contiguous(pieces[0]):
         return pieces[0]
     size = stretches[-1].there.stop
-    vector = like.new_empty(size) if is_tensor(like) else np.empty(size, like.dtype)
+    if into is not None and is_tensor(like) and (into.dtype, into.device) == (like.dtype, like.device):
+        vector = into
+    else:
+        vector = like.new_empty(size) if is_tensor(like) else np.empty(size, like.dtype)
     for part, piece in zip(stretches, pieces, strict=True):
         fill(vector, part.there, piece)
     return vector

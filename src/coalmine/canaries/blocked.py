@@ -91,6 +91,12 @@ class BlockedCanaries:
         doubles = found.astype(np.float64)
         return same_kind(doubles, checked.double()[:0]) if is_tensor(checked) else doubles
 
+    def room(self, block: int, like: Any) -> Any:
+        """A vector to gather a block in, in which `products` needs no copy, and which it overwrites; None for a CPU."""
+        if not is_tensor(like) or like.device.type == "cpu" or like.dtype.itemsize != 4:
+            return None
+        return self._on(like.device).room(self._rotations[block])
+
     def slow_products(self, block: int, vector: Any) -> Floats:
         """The same for a vector of any length, on the host; ValueError if it is not finite."""
         checked: Any = checked_vector(vector, self.sizes[block])
