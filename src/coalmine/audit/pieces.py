@@ -26,12 +26,11 @@ from coalmine.audit.noise_law import (
     zero_width,
 )
 from coalmine.audit.ranks import Ranks
-from coalmine.audit.trees import Stretch, Tree, fill, gathered, template
+from coalmine.audit.trees import Stretch, Tree, fill, gathered, take_away, template
 from coalmine.audit.vectors import (
     LONGEST,
     SHORTEST,
     NotFiniteError,
-    as_tensor,
     copied,
     is_tensor,
     numpy_vector,
@@ -183,7 +182,8 @@ class Pieces:
             left_of = self._gatherer(None, (others, 1.0))  # the release itself is rank 0's part
         release, left = self._sums("model_delta", release_of), self._sums("model_delta - others", left_of)
         layers, lengths = _LayerSquares(len(settings.layers)), []
-        undone = settings.momentum and self._before is not None and self._before[0] == number - 1
+        undone = others is not None and settings.momentum > 0 and number > 1 and self._undoes_momentum(number)
+        noise_of = self._noise(delta, others or {}, number)
         for block, stretches in enumerate(self._stretches):
             vector = release_of(block)
             if settings.replicated:
@@ -192,19 +192,12 @@ class Pieces:
                 release.add(block, vector)
             if left_of is None:
                 continue
-            if settings.replicated:
-                left.add(block, left_of(block))
-                continue
-            assert others is not None
-            rest = _less(vector, gathered(others, stretches, own=True, into=self.canaries.room(block, vector)))
-            del vector  # a GPU is not to hold it beside the next block's
-            if not undone:
-                layers.add(rest, stretches)
-            left.add(block, rest)
-            if undone and self._before is not None:
-                rest = _less(left_of(block), gathered(self._before[1], stretches, own=True), settings.momentum)
-                layers.add(rest, stretches)
-            del rest
+            vector = left_of(block)
+            if not settings.replicated and not undone:
+                layers.add(vector, stretches)  # before it is overwritten
+            left.add(block, vector)
+            if undone:
+                layers.add(noise_of(block), stretches)
         parts = [release.numbers(), left.numbers()]
         if not settings.replicated:
             return np.concatenate([*parts, layers.numbers()])
@@ -361,22 +354,23 @@ class Pieces:
         own = [{name: np.zeros(wanted) for name, wanted in sizes.items()} for sizes in plan.slots]
         noise_of = self._noise(given["delta"], given["others"], number)
         for block, stretches in enumerate(self._stretches):
-            noise, place = noise_of(block), settings.law_stretches[self._numbers[block]]
+            place = settings.law_stretches[self._numbers[block]]
             inner = tuple(_cut(stretches, place))
-            sizes = [gathered(given["others"], inner)] if plan.measures_law else []
-            if present:
-                total = self.canaries.combine(block, present, like=noise)
+            sizes = [gathered(given["others"], inner, own=True)] if plan.measures_law else []
+            total = self.canaries.combine(block, present, like=self._like(block, given["delta"])) if present else None
+            noise = noise_of(block)
+            if total is not None:
                 sizes.append(copied(total[place]))
-                noise = _less(noise, total, plan.size)
+                take_away(noise, slice(0, len(noise)), total, plan.size)
                 del total
             layers.add(noise, stretches)
             if not plan.measures_law:
                 continue
-            noise = copied(noise[place]) if place.stop - place.start < len(noise) else noise
+            noise = copied(noise[place])
             resolution += self._resolution(given, inner)
             found = law_sums(
                 noise,
-                gathered(given["delta"], inner),
+                gathered(given["delta"], inner, own=True),
                 self._all_parts[self._numbers[block]],
                 full=plan.full,
                 exact=plan.exact,
@@ -417,17 +411,28 @@ class Pieces:
         return self._gatherer(delta, (others, 1.0))
 
     def _gatherer(self, rows: dict[str, Any] | None, *less: tuple[dict[str, Any], float]) -> Callable[[int], Any]:
-        """A function that makes one block's vector of some rows, less others times a factor, when it is asked for."""
+        """A function that makes one block's vector of some rows, less others times a factor, when it is asked for.
+
+        On a GPU it is where canaries take it without a copy: the next one overwrites it, and so do its products.
+        """
 
         def gather(block: int) -> Any:
             stretches = self._stretches[block]
-            vector = None if rows is None else gathered(rows, stretches)
+            given = less[0][0] if rows is None else rows
+            room = self.canaries.room(block, self._like(block, given))
+            vector = gathered(given, stretches, own=bool(less), into=room)
+            if rows is None:
+                vector *= 0.0
             for other, factor in less:
-                second = gathered(other, stretches, own=True)
-                vector = -second * factor if vector is None else _less(vector, second, factor)
+                for part in stretches:
+                    take_away(vector, part.there, other[part.name][part.here], factor)
             return vector
 
         return gather
+
+    def _like(self, block: int, rows: dict[str, Any]) -> Any:
+        """An empty array of the kind that a block of these rows is computed in."""
+        return template([rows[part.name] for part in self._stretches[block]])
 
 
 @dataclass(frozen=True)
@@ -521,19 +526,6 @@ def _stretches(settings: Settings, held: Sequence[int], sizes: Sequence[int]) ->
             found[block].append(Stretch(name, layer, start, start + taken, place - int(edges[block])))
             start, place = start + taken, place + taken
     return [tuple(parts) for parts in found]
-
-
-def _less(first: Any, second: Any, factor: float = 1.0) -> Any:
-    """first - factor·second, where `first` is; `second`, which is overwritten, is where it goes if both are alike."""
-    if is_tensor(first) and (not is_tensor(second) or second.device != first.device):
-        second = as_tensor(second, device=first.device)
-    elif is_tensor(second) and not is_tensor(first):
-        second = second.cpu().numpy()
-    if factor != 1.0:
-        second *= factor
-    if first.dtype != second.dtype:
-        return first - second
-    return (sys.modules["torch"].sub if is_tensor(first) else np.subtract)(first, second, out=second)
 
 
 class _VectorSums:

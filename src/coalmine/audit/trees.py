@@ -197,6 +197,17 @@ def gathered(rows: dict[str, Any], stretches: Sequence[Stretch], *, own: bool = 
     return vector
 
 
+def take_away(vector: Any, place: slice, piece: Any, factor: float = 1.0) -> None:
+    """Subtract a piece, times a factor, from a part of a vector, in the vector's own precision."""
+    if is_tensor(vector):
+        tensor = piece if is_tensor(piece) else as_tensor(_native(piece))
+        vector[place].sub_(tensor.to(vector.device), alpha=factor)
+        return
+    own = numpy_vector(piece) if is_tensor(piece) else _native(piece)
+    part = vector[place]
+    np.subtract(part, own if factor == 1.0 else own * factor, out=part, casting="same_kind")
+
+
 def template(pieces: Sequence[Any]) -> Any:
     """An empty array of the kind that a block of these pieces is computed in: torch and double if any of them is."""
     double = any(piece.dtype.itemsize > (4 if _is_float(piece) else 2) for piece in pieces)
