@@ -181,7 +181,8 @@ class Audit:
 
         The coordinates are cut into `blocks`, by default as few as there can be of at most 2^24 - 1, and each has
         canaries of its own: no flat copy of the model is ever made. A model of one block has the canaries that
-        `Audit(dim)` gives a flat vector. Blocks are part of what the audit commits to.
+        `Audit(dim)` gives a flat vector. Blocks are part of what the audit commits to. `scores` of your own take one flat
+        vector if the model is one block; in several they take `model_delta` as you pass it, and `BlockedCanaries`.
 
         With `reduce`, several processes audit one model: each passes its own shards, which together are the model, makes
         the audit with the same other arguments, and calls the same methods with the same facts; `reduce` sums numbers over
@@ -475,7 +476,7 @@ class Audit:
         if self._pieces is not None:
             self._observe_pieces(model_delta, others, told)
             return
-        number, indices, facts = self._facts(*told)
+        _, indices, facts = self._facts(*told)
         if self._tree is not None:
             model_delta = self._tree.vector("model_delta", model_delta)
             others = None if others is None else self._tree.vector("others", others)
@@ -489,11 +490,7 @@ class Audit:
         if self._begin_later(model_delta, others, indices, facts, order):
             return
         item = self._round_now(model_delta, others, indices, self._taken_sum(indices), facts, order)
-        if self._attacks and not item.skipped:
-            own = {name: self._attack(name, number, model_delta) for name in self._attacks}
-            item = replace(item, scores=own)
-            self._previous_scores |= {name: values.astype(np.float64) for name, values in own.items()}
-        self._record(item)
+        self._record(self._with_scores(item, model_delta, self._canaries))
 
     def _facts(
         self,
@@ -542,6 +539,7 @@ class Audit:
             raise
         seen = len(self._log.observed) if self._elsewhere is None else self._elsewhere.observed
         item = self._pieces.round(model_delta, others, indices, facts, seen + 1)
+        item = self._with_scores(item, model_delta, self._pieces.canaries)
         if self._elsewhere is None:
             self._record(item)
         else:
@@ -937,8 +935,16 @@ class Audit:
         length = math.hypot(rest, size)
         return (along / length).astype(np.float32), length
 
-    def _attack(self, name: str, number: int, model_delta: Any) -> Singles:
-        returned = self._attacks[name](number, model_delta, self._canaries, self._previous_scores.get(name))
+    def _with_scores(self, item: Round, model_delta: Any, canaries: Any) -> Round:
+        """A round's record with what the user's own attacks say of it."""
+        if item.skipped or not self._attacks:
+            return item
+        own = {name: self._attack(name, item.number, model_delta, canaries) for name in self._attacks}
+        self._previous_scores |= {name: values.astype(np.float64) for name, values in own.items()}
+        return replace(item, scores=own)
+
+    def _attack(self, name: str, number: int, model_delta: Any, canaries: Any) -> Singles:
+        returned = self._attacks[name](number, model_delta, canaries, self._previous_scores.get(name))
         values = np.asarray(numpy_vector(returned), dtype=np.float64)
         if values.shape != (self.settings.total,):
             raise ValueError(

@@ -175,14 +175,16 @@ def _tensors(facts: CoverageReader, names: set[str], settings: Settings) -> Audi
         return AuditedItem("tensors", "not checked", "gauges by layer need `others` and noise_std")
     listed = [name for name, _ in settings.layers]
     more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
-    return AuditedItem("tensors", "checked", f"each by itself: {', '.join(listed[:NAMED])}{more}{_sampled(settings)}")
+    return AuditedItem(
+        "tensors",
+        "checked",
+        f"each by itself: {', '.join(listed[:NAMED])}{more}{_sampled(settings) if settings.replicated else ''}",
+    )
 
 
 def _sampled(settings: Settings) -> str:
     """On how much of the model, where that is not all of it."""
-    if settings.gauged_dim == settings.dim:
-        return ""
-    return f" (on {settings.gauged_dim:,} of {settings.dim:,} coordinates, as each process knows only its part of `others`)"
+    return f" (on {settings.law_dim:,} of {settings.dim:,} coordinates)" if settings.law_dim < settings.dim else ""
 
 
 def _sampler(sampling: Verdict | None) -> AuditedItem:

@@ -53,7 +53,7 @@ class LawReader:
 
         With `proofs_only`, those that can prove too little noise; the others only bar a PASS.
         """
-        settings, rounds, dim = self._settings, self._rounds, self._settings.gauged_dim
+        settings, rounds, dim = self._settings, self._rounds, self._settings.law_dim
         if not rounds:
             return
         parts, whole = NoiseParts.of_all(settings), not proofs_only

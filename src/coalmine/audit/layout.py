@@ -2,11 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coalmine.argument_checks import whole_number
+from coalmine.argument_checks import shown, whole_number
 from coalmine.audit.ranks import Ranks
 from coalmine.audit.trees import Tree
 from coalmine.canaries.blocked import cut_into_blocks
@@ -64,6 +64,8 @@ class Layout:
 def _own_blocks(tree: Tree, blocks: Sequence[int] | None) -> list[int]:
     if blocks is None:
         return list(cut_into_blocks(tree.dim))
+    if not isinstance(blocks, Iterable):
+        raise ValueError(f"blocks must list the sizes of blocks, got {shown(blocks)}")
     own = [whole_number("the size of a block", size, minimum=2) for size in blocks]
     if sum(own) != tree.dim:
         raise ValueError(f"blocks must add up to the {tree.dim} coordinates of the parameters here, got {sum(own)}")

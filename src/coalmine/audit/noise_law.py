@@ -55,9 +55,9 @@ class NoiseParts:
     def of_all(cls, settings: Settings) -> "NoiseParts":
         """The parts of all that is measured, in the places of the whole vector: blocks one after another."""
         if settings.replicated:
-            return cls.of(settings.gauged_layers, settings.gauged_dim)
-        starts = np.concatenate([[0], np.cumsum(settings.block_sizes)]).tolist()
-        found = list(zip(starts, cls.of_blocks(settings), strict=False))
+            return cls.of(settings.gauged_layers, settings.law_dim)
+        sizes = [_size(place) for place in settings.law_stretches]
+        found = list(zip(np.cumsum([0, *sizes]).tolist(), cls.of_blocks(settings), strict=False))
         return cls(
             tuple(_moved(place, start) for start, part in found for place in part.groups),
             tuple((_moved(one, start), _moved(two, start)) for start, part in found for one, two in part.pairs),
@@ -65,15 +65,15 @@ class NoiseParts:
 
     @classmethod
     def of_blocks(cls, settings: Settings) -> "tuple[NoiseParts, ...]":
-        """The parts of each block, in the places of its own vector: a layer ends where its block does."""
+        """The parts of what is measured of each block: a layer ends where that does."""
         edges = np.cumsum([size for _, size in settings.segments]).tolist() if settings.layers else []
-        found, start = [], 0
-        for size in settings.block_sizes:
-            stop = start + size
+        found, first = [], 0
+        for size, place in zip(settings.block_sizes, settings.law_stretches, strict=True):
+            start, stop = first + place.start, first + place.stop
             inside = [edge - start for edge in edges if start < edge < stop]
-            pieces = [("", two - one) for one, two in itertools.pairwise([0, *inside, size])]
-            found.append(cls.of(pieces, size))
-            start = stop
+            pieces = [("", two - one) for one, two in itertools.pairwise([0, *inside, stop - start])]
+            found.append(cls.of(pieces, stop - start))
+            first += size
         return tuple(found)
 
 

@@ -5,7 +5,7 @@ Each process measures the blocks that it holds. What leaves it are sums: product
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
@@ -17,6 +17,7 @@ from coalmine.audit.noise_law import (
     NoiseParts,
     block_sizes,
     is_full,
+    is_on_device,
     law_record,
     law_sums,
     measure_law,
@@ -48,6 +49,7 @@ from coalmine.storage.rounds_file import Final, Round, Singles
 SMALL_PART = (
     0.05  # of the canaries in a residual, in standard deviations of its squared length: then their mean is enough
 )
+LARGEST_SINGLE = 1e30  # a canary's measured length, beyond which single precision overflows
 SAME_RELEASE = 1e-5  # relative difference of a length that every process should see alike
 
 
@@ -93,7 +95,7 @@ class Pieces:
         settings = self._settings
         vectors = 2 * (settings.total + 2 * len(settings.block_sizes))
         if settings.replicated:
-            return vectors + settings.gauged_dim + self._ranks.size
+            return vectors + settings.law_dim + self._ranks.size
         return vectors + len(settings.layers)
 
     def forget(self) -> None:
@@ -113,7 +115,7 @@ class Pieces:
                 given["others"] = self.tree.rows("others", others)
             return self._measured(given["delta"], given.get("others"), facts["number"])
 
-        blocks, layers = len(settings.block_sizes), settings.gauged_dim if settings.replicated else len(settings.layers)
+        blocks, layers = len(settings.block_sizes), settings.law_dim if settings.replicated else len(settings.layers)
         sums = self._ranks.sum_of(self._round_size, measure, number=facts["number"], told=told)
         release, left, beside, lengths = np.split(sums, np.cumsum([count + 2 * blocks, count + 2 * blocks, layers]))
         _check_same(lengths)
@@ -185,7 +187,7 @@ class Pieces:
         for block, stretches in enumerate(self._stretches):
             vector = release_of(block)
             if settings.replicated:
-                lengths.append(_square(vector))
+                lengths.append(_lazy_square(vector))
             if not settings.replicated or block % ranks.size == ranks.rank:  # replicas share the work
                 release.add(block, vector)
             if left_of is None:
@@ -194,19 +196,23 @@ class Pieces:
                 left.add(block, left_of(block))
                 continue
             assert others is not None
-            rest = _less(vector, gathered(others, stretches, own=True))
+            rest = _less(vector, gathered(others, stretches, own=True, into=self.canaries.room(block, vector)))
+            del vector  # a GPU is not to hold it beside the next block's
+            if not undone:
+                layers.add(rest, stretches)
             left.add(block, rest)
             if undone and self._before is not None:
-                rest = _less(rest, gathered(self._before[1], stretches, own=True), settings.momentum)
-            layers.add(rest, stretches)
+                rest = _less(left_of(block), gathered(self._before[1], stretches, own=True), settings.momentum)
+                layers.add(rest, stretches)
+            del rest
         parts = [release.numbers(), left.numbers()]
         if not settings.replicated:
             return np.concatenate([*parts, layers.numbers()])
-        sample = np.zeros(settings.gauged_dim) if others is None else numpy_vector(gathered(others, self._sampled))
+        sample = np.zeros(settings.law_dim) if others is None else numpy_vector(gathered(others, self._sampled))
         if not np.isfinite(sample).all():
             raise NotFiniteError("others must be finite, got NaN or infinity in it")
         own = np.zeros(ranks.size)
-        own[ranks.rank] = sum(lengths)
+        own[ranks.rank] = _numbers(lengths).sum()
         return np.concatenate([*parts, sample, own])
 
     def _sums(self, name: str, gather: "Callable[[int], Any] | None") -> "_VectorSums":
@@ -280,7 +286,8 @@ class Pieces:
             found["layer_rests"] = np.sqrt(np.maximum(sums[:place], 0.0))
         if not measures_law:
             return found
-        found |= {"rounding": float(sums[place]), "lattice": float(sums[place + 1])}
+        rounding, lattice = sums[place : place + 2]
+        found |= {"rounding": float(rounding), "lattice": float(lattice)}
         together, rest = _unpacked(sums[place + 2 :], summed)
         blocks = []
         for wanted in slots:
@@ -315,7 +322,7 @@ class Pieces:
         lengths = [float(np.linalg.norm(noise[part.there])) for part in stretches]
         found: dict[str, Any] = {"layer_rests": np.array(lengths)}
         if measures_law:
-            steps = self._resolution(given, stretches) * settings.dim / settings.gauged_dim
+            steps = self._resolution(given, stretches)
             found |= {"rounding": float(steps[0]) * self._ranks.size, "lattice": float(steps[1])}
             full = is_full(order, settings.dim)
             found |= measure_law(noise, release, self._whole, full=full, exact=exact, sizes=sizes)
@@ -323,7 +330,7 @@ class Pieces:
 
     def _sampled_canaries(self, present: list[int], like: dict[str, Any]) -> Floats:
         """The sum of the present canaries in the sample."""
-        found = np.zeros(self._settings.gauged_dim)
+        found = np.zeros(self._settings.law_dim)
         for block, stretches in enumerate(self._stretches):
             wanted = [(part, one) for part in stretches for one in self._sampled if part.layer == one.layer]
             pairs = [(part, one, max(part.start, one.start), min(part.stop, one.stop)) for part, one in wanted]
@@ -338,10 +345,10 @@ class Pieces:
 
     def _slots(self, *, full: bool) -> list[dict[str, int]]:
         """How many numbers every block of every process has for itself."""
-        sizes = self._settings.block_sizes
+        places = self._settings.law_stretches
         return [
-            block_sizes(part, dim=size, number=number, blocks=len(sizes), full=full)
-            for number, (part, size) in enumerate(zip(self._all_parts, sizes, strict=True))
+            block_sizes(part, dim=place.stop - place.start, number=number, blocks=len(places), full=full)
+            for number, (part, place) in enumerate(zip(self._all_parts, places, strict=True))
         ]
 
     def _law_numbers(
@@ -353,28 +360,31 @@ class Pieces:
         together = {name: np.zeros(wanted) for name, wanted in plan.summed.items()}
         own = [{name: np.zeros(wanted) for name, wanted in sizes.items()} for sizes in plan.slots]
         noise_of = self._noise(given["delta"], given["others"], number)
-        release_of, others_of = self._gatherer(given["delta"]), self._gatherer(given["others"])
         for block, stretches in enumerate(self._stretches):
-            noise = noise_of(block)
-            sizes = [others_of(block)]
+            noise, place = noise_of(block), settings.law_stretches[self._numbers[block]]
+            inner = tuple(_cut(stretches, place))
+            sizes = [gathered(given["others"], inner)] if plan.measures_law else []
             if present:
                 total = self.canaries.combine(block, present, like=noise)
-                sizes.append(total)
-                noise = noise - total * plan.size
+                sizes.append(copied(total[place]))
+                noise = _less(noise, total, plan.size)
+                del total
             layers.add(noise, stretches)
             if not plan.measures_law:
                 continue
-            resolution += self._resolution(given, stretches)
+            noise = copied(noise[place]) if place.stop - place.start < len(noise) else noise
+            resolution += self._resolution(given, inner)
             found = law_sums(
                 noise,
-                release_of(block),
+                gathered(given["delta"], inner),
                 self._all_parts[self._numbers[block]],
                 full=plan.full,
                 exact=plan.exact,
                 sizes=sizes,
-                width=zero_width(settings.dim),
+                width=zero_width(settings.law_dim),
                 blocks=count,
             )
+            del noise
             slot = own[self._numbers[block]]
             for name, values in found.items():
                 if name in together:
@@ -390,7 +400,7 @@ class Pieces:
         for part in stretches:
             steps = [resolution_of(given[kind][part.name][part.here]) for kind in ("delta", "others")]
             finite = [step for step in steps if step is not None]
-            share = (part.stop - part.start) / self._settings.dim
+            share = (part.stop - part.start) / self._settings.law_dim
             found += share * np.array([sum(finite), 12 * min(finite, default=0.0)])
         return found
 
@@ -487,6 +497,17 @@ def _sampled_stretches(settings: Settings, seed: SupportsIndex | bytes) -> tuple
     return tuple(found)
 
 
+def _cut(stretches: Sequence[Stretch], place: slice) -> Iterator[Stretch]:
+    """The stretches within a part of a block, in the places of that part."""
+    for part in stretches:
+        first, last = max(part.there.start, place.start), min(part.there.stop, place.stop)
+        if first < last:
+            moved = first - part.there.start
+            yield Stretch(
+                part.name, part.layer, part.start + moved, part.start + moved + last - first, first - place.start
+            )
+
+
 def _stretches(settings: Settings, held: Sequence[int], sizes: Sequence[int]) -> list[tuple[Stretch, ...]]:
     """For each block of a process the stretches of leaves that it is made of."""
     edges = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -531,6 +552,7 @@ class _VectorSums:
     ) -> None:
         self._name = name
         self._canaries, self._settings, self._numbers, self._gather = canaries, settings, numbers, gather
+        self._slow = False
         self._blocks: list[int] = []
         self._products: list[Any] = []
         self._squares: list[Any] = []
@@ -538,19 +560,28 @@ class _VectorSums:
 
     def add(self, block: int, vector: Any) -> None:
         """Take the next block."""
+        square = _lazy_square(vector)
+        self._blocks.append(block)
+        if not is_on_device(vector) and square != 0 and not usable(math.sqrt(max(float(square), 0.0))):
+            self._slow = True  # nothing of such a vector is transformed as it is
+        if self._slow:
+            return
         products = self._canaries.products(block, vector)
         seen = products[: self._settings.canaries]
-        self._squares.append(_lazy_square(vector))
+        self._squares.append(square)
         self._alongs.append(seen @ seen)
-        weighted = products * float(self._canaries.shares[block])
-        if self._products and _place(weighted) == _place(self._products[-1]):
-            self._products[-1] += weighted
+        share = float(self._canaries.shares[block])
+        if not self._products or _place(products) != _place(self._products[-1]):
+            self._products.append(products * share)
+        elif is_tensor(products):
+            self._products[-1].add_(products, alpha=share)
         else:
-            self._products.append(weighted)
-        self._blocks.append(block)
+            self._products[-1] += products * share
 
     def numbers(self) -> Floats:
         """The sums, on the host; ValueError if they are not finite."""
+        if self._slow:
+            return self._slow_numbers()
         count, total = self._settings.total, len(self._settings.block_sizes)
         found = np.zeros(count + 2 * total)
         for products in self._products:
@@ -618,12 +649,12 @@ def _place(vector: Any) -> Any:
 
 
 def _lazy_square(vector: Any) -> Any:
-    """The squared length, in float64; on a GPU a number that is not waited for."""
-    return tensor_norm(vector) ** 2 if is_tensor(vector) else euclidean_norm(vector) ** 2
-
-
-def _square(vector: Any) -> float:
-    return float(_lazy_square(vector))
+    """The squared length, in float64; on a GPU in few launches, and not waited for."""
+    if not is_tensor(vector):
+        return euclidean_norm(vector) ** 2
+    if vector.device.type == "cpu":
+        return tensor_norm(vector) ** 2
+    return sys.modules["torch"].linalg.vector_norm(vector).double() ** 2
 
 
 def _numbers(values: Sequence[Any]) -> Floats:

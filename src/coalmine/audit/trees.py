@@ -4,18 +4,21 @@ A `Tree` remembers the structure of a model's parameters, not the parameters. It
 after another; no vector of all of them is ever made unless they are one block.
 """
 
+import copy
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from coalmine.argument_checks import shown
-from coalmine.audit.vectors import as_tensor, is_tensor, numpy_vector
+from coalmine.audit.vectors import as_tensor, is_tensor, numpy_vector, unusable
 
 DEEPEST = 100  # levels of nesting
+WHOLE = "parameters"  # name of a model that is one array
+WIDEST = 8  # bytes of a number that a canary is added to
 
 
 @dataclass(frozen=True)
@@ -29,24 +32,24 @@ class Leaf:
     size: int  # coordinates in this process
     place: Any = None  # torch: the device; jax: the sharding
     mesh: Any = None  # of a DTensor: mesh, placements, shape and stride of the whole
-    audited: bool = True  # integers and flags cannot hold a canary
+    audited: bool = True  # integers, flags and frozen parameters hold no canary
 
     @classmethod
-    def of(cls, name: str, value: Any) -> "Leaf":
+    def of(cls, name: str, value: Any, *, frozen: bool) -> "Leaf":
         local, mesh = _local(name, value)
         kind = kind_of(local)
         if kind is None:
+            module = "; of a torch module pass dict(module.named_parameters())" if name == WHOLE else ""
             raise ValueError(
                 f"parameters must be numpy arrays, torch tensors or jax arrays in dicts, lists and tuples, got "
-                f"{shown(value)} at {name or 'the top'}"
+                f"{shown(value)} at {name}{module}"
             )
+        if problem := _unreadable(local, kind):
+            raise ValueError(f"{name} must be a plain array, got {problem}")
         place = local.device if kind == "torch" else local.sharding if kind == "jax" else None
-        if kind == "torch" and (local.is_meta or local.layout is not sys.modules["torch"].strided or local.is_nested):
-            raise ValueError(f"{name} must be a plain tensor with numbers, got {shown(value)}")
-        if _is_complex(local, kind):
-            raise ValueError(f"{name} must be real numbers of 16 bits or more, got {local.dtype}")
         size = math.prod(local.shape)
-        return cls(name, tuple(local.shape), kind, local.dtype, size, place, mesh, _is_floating(local, kind))
+        audited = not frozen and _holds_canaries(name, local, kind)
+        return cls(name, tuple(local.shape), kind, local.dtype, size, place, mesh, audited)
 
     @property
     def coordinates(self) -> int:
@@ -56,8 +59,12 @@ class Leaf:
     def flat(self, what: str, value: Any) -> Any:
         """The numbers of a value in this leaf's place, in one row: numpy or torch; without a copy where that is possible."""
         local, _ = _local(f"{what} at {self.name}", value)
-        if kind_of(local) is None:
-            raise ValueError(f"{what} must hold an array at {self.name}, got {shown(value)}")
+        kind = kind_of(local)
+        problem = shown(value) if kind is None else _unreadable(local, kind)
+        if problem:
+            raise ValueError(f"{what} must hold a plain array at {self.name}, got {problem}")
+        if _is_flag_or_complex(local):
+            raise ValueError(f"{what} must hold real numbers at {self.name}, got {local.dtype}")
         if tuple(local.shape) != self.shape:
             raise ValueError(f"{what} must have shape {self.shape} at {self.name}, got {tuple(local.shape)}")
         return plain(local).reshape(-1)
@@ -106,18 +113,14 @@ class Tree:
 
     def __init__(self, parameters: Any) -> None:
         found: list[Leaf] = []
-        memory: dict[Any, str] = {}
-        for name, value in _walk(parameters, ""):
-            leaf = Leaf.of(name, value)
-            if leaf.coordinates and (owner := _memory_of(value)) is not None:
-                if owner in memory:
-                    raise ValueError(
-                        f"parameters must not share memory, but {memory[owner]} and {name} are one (tied weights): "
-                        "leave one of them out"
-                    )
-                memory[owner] = name
+        memory: list[_Memory] = []
+        walked = list(_walk(parameters, ""))
+        for (name, value), frozen in zip(walked, _frozen([value for _, value in walked]), strict=True):
+            leaf = Leaf.of(name, value, frozen=frozen)
             found.append(leaf)
-        found = _without_frozen(found, [value for _, value in _walk(parameters, "")])
+            if leaf.coordinates and (place := _memory_of(name, value)) is not None:
+                memory.append(place)
+        _refuse_tied(memory)
         self._skeleton = _skeleton(parameters, iter(range(len(found))))
         names = [leaf.name for leaf in found]
         if len(set(names)) < len(names):
@@ -175,14 +178,20 @@ class Tree:
         return _filled(self._skeleton, values)
 
 
-def gathered(rows: dict[str, Any], stretches: Sequence[Stretch], *, own: bool = False) -> Any:
-    """One block's vector in working precision: a copy, unless it need not be its own and is one stretch of such numbers."""
+def gathered(rows: dict[str, Any], stretches: Sequence[Stretch], *, own: bool = False, into: Any = None) -> Any:
+    """One block's vector in working precision: a copy, unless it need not be its own and is one stretch of such numbers.
+
+    The copy is in `into` if that is of the same kind.
+    """
     pieces = [rows[part.name][part.here] for part in stretches]
     like = template(pieces)
-    if not own and len(pieces) == 1 and pieces[0].dtype == like.dtype:
+    if not own and into is None and len(pieces) == 1 and pieces[0].dtype == like.dtype and _is_contiguous(pieces[0]):
         return pieces[0]
     size = stretches[-1].there.stop
-    vector = like.new_empty(size) if is_tensor(like) else np.empty(size, like.dtype)
+    if into is not None and is_tensor(like) and (into.dtype, into.device) == (like.dtype, like.device):
+        vector = into
+    else:
+        vector = like.new_empty(size) if is_tensor(like) else np.empty(size, like.dtype)
     for part, piece in zip(stretches, pieces, strict=True):
         fill(vector, part.there, piece)
     return vector
@@ -190,7 +199,7 @@ def gathered(rows: dict[str, Any], stretches: Sequence[Stretch], *, own: bool = 
 
 def template(pieces: Sequence[Any]) -> Any:
     """An empty array of the kind that a block of these pieces is computed in: torch and double if any of them is."""
-    double = any(piece.dtype.itemsize > 4 for piece in pieces)
+    double = any(piece.dtype.itemsize > (4 if _is_float(piece) else 2) for piece in pieces)
     tensor = next((piece for piece in pieces if is_tensor(piece)), None)
     if tensor is None:
         return np.empty(0, np.float64 if double else np.float32)
@@ -200,8 +209,7 @@ def template(pieces: Sequence[Any]) -> Any:
 def fill(row: Any, place: slice, piece: Any) -> None:
     """Write a piece into a row, whatever kind both are."""
     if is_tensor(row):
-        plain = piece if is_tensor(piece) else as_tensor(piece if piece.dtype.kind == "f" else piece.astype(np.float32))
-        row[place].copy_(plain)
+        row[place].copy_(piece if is_tensor(piece) else as_tensor(_native(piece)))
     else:
         row[place] = numpy_vector(piece) if is_tensor(piece) else piece
 
@@ -209,7 +217,7 @@ def fill(row: Any, place: slice, piece: Any) -> None:
 def plain(array: Any) -> Any:
     """An array as numpy or torch: a jax array becomes numpy, a tensor loses its gradient."""
     if is_tensor(array):
-        return array.detach()
+        return array.detach().resolve_neg()
     return np.asarray(array)
 
 
@@ -217,31 +225,35 @@ def kind_of(value: Any) -> str | None:
     """numpy, torch or jax; None for anything else, and for arrays of objects or text."""
     if is_tensor(value):
         return "torch"
-    if isinstance(value, np.ma.MaskedArray):
-        return None
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | np.generic):  # an array without dimensions becomes a scalar in most operations
         return "numpy" if value.dtype.kind in "fiubc" or _is_half(value.dtype) else None
     jax = sys.modules.get("jax")
     return "jax" if jax is not None and isinstance(value, jax.Array) else None
 
 
-def _without_frozen(leaves: list[Leaf], values: list[Any]) -> list[Leaf]:
-    """The leaves, those not audited that require no gradient, if any does: a `state_dict` has none that do."""
+def _frozen(values: list[Any]) -> list[bool]:
+    """Which of a model's torch parameters are not trained: those that require no gradient, if any does.
+
+    In a `state_dict` none does, so nothing is known of it.
+    """
     trained = [bool(getattr(value, "requires_grad", False)) for value in values]
-    if not any(trained):
-        return leaves
-    return [
-        replace(leaf, audited=leaf.audited and (own or leaf.kind != "torch"))
-        for leaf, own in zip(leaves, trained, strict=True)
-    ]
+    return [any(trained) and not own and is_tensor(value) for own, value in zip(trained, values, strict=True)]
 
 
-def _is_complex(array: Any, kind: str) -> bool:
-    """Whether it holds numbers that no canary can be added to, though they may be trained."""
-    if kind == "torch":
-        return bool(array.dtype.is_complex or (array.dtype.is_floating_point and array.dtype.itemsize < 2))
-    dtype = np.dtype(array.dtype)
-    return dtype.kind == "c" or (dtype.kind == "f" and not 2 <= dtype.itemsize <= 8)
+def _unreadable(array: Any, kind: str) -> str | None:
+    """What keeps an array's numbers from being read; None for a plain one."""
+    if kind == "torch" and sys.modules["torch"].nn.parameter.is_lazy(array):
+        return "an uninitialized parameter: run the model once first"
+    if kind != "jax":
+        return unusable(array)
+    jax = sys.modules["jax"]
+    if isinstance(array, jax.core.Tracer):
+        return "a value that jax traces: call the audit outside of jit"
+    if array.is_deleted():
+        return "a jax array that was deleted or donated"
+    if not array.is_fully_addressable:
+        return "a jax array of several hosts: pass this host's part"
+    return None
 
 
 def _is_half(dtype: Any) -> bool:
@@ -249,11 +261,43 @@ def _is_half(dtype: Any) -> bool:
     return str(dtype) == "bfloat16"
 
 
-def _is_floating(array: Any, kind: str) -> bool:
-    if kind == "torch":
+def _is_float(array: Any) -> bool:
+    if is_tensor(array):
         return bool(array.dtype.is_floating_point)
-    dtype = np.dtype(array.dtype)
-    return dtype.kind == "f" or _is_half(dtype)
+    return array.dtype.kind == "f" or _is_half(array.dtype)
+
+
+def _is_flag_or_complex(array: Any) -> bool:
+    if is_tensor(array):
+        return bool(array.dtype.is_complex) or str(array.dtype) == "torch.bool"
+    return not hasattr(array.dtype, "kind") or array.dtype.kind in "bc"
+
+
+def _is_contiguous(row: Any) -> bool:
+    return bool(row.is_contiguous() if is_tensor(row) else row.flags.c_contiguous)
+
+
+def _native(piece: Any) -> Any:
+    """A numpy row of a type, byte order and layout that torch takes."""
+    wide = piece.dtype.itemsize > (4 if _is_float(piece) else 2)
+    return np.ascontiguousarray(piece, dtype=np.float64 if wide else np.float32)
+
+
+def _holds_canaries(name: str, array: Any, kind: str) -> bool:
+    """Whether a leaf holds canaries: floating-point numbers do, whole numbers and flags do not, others are refused."""
+    dtype, kinds = array.dtype, getattr(array.dtype, "kind", "")
+    if kind == "torch":
+        floating, whole = dtype.is_floating_point, not (dtype.is_floating_point or dtype.is_complex)
+    else:
+        floating, whole = kinds == "f" or _is_half(dtype), kinds in ("b", "i", "u")
+    if whole:
+        return False
+    if not floating or not 2 <= dtype.itemsize <= WIDEST:
+        raise ValueError(
+            f"{name} must be float16, bfloat16, float32 or float64 to hold a canary, got {dtype}; convert it, or leave it "
+            "out if it is not trained"
+        )
+    return True
 
 
 def _local(name: str, value: Any) -> tuple[Any, Any]:
@@ -268,14 +312,59 @@ def _local(name: str, value: Any) -> tuple[Any, Any]:
     return value.detach().to_local(), told
 
 
-def _memory_of(value: Any) -> Any:
-    """Where the numbers lie, to notice two names for one tensor."""
+@dataclass(frozen=True)
+class _Memory:
+    """Where a leaf's numbers lie: addresses of its first and last number, and whether all between them are its own."""
+
+    name: str
+    space: str
+    low: int
+    high: int
+    dense: bool
+
+    def shares(self, other: "_Memory") -> bool:
+        """Whether two leaves have a number in common; False too where strides make it hard to say."""
+        if self.space != other.space or self.high < other.low or other.high < self.low:
+            return False
+        if self.low == other.low or self.high == other.high or (self.dense and other.dense):
+            return True
+        return self._surrounds(other) or other._surrounds(self)
+
+    def _surrounds(self, other: "_Memory") -> bool:
+        return self.dense and (self.low <= other.low <= self.high or self.low <= other.high <= self.high)
+
+
+def _memory_of(name: str, value: Any) -> _Memory | None:
+    """Where the numbers of a tensor or a numpy array lie; jax's cannot be changed, so no two names share a parameter."""
     if is_tensor(value):
         local = value.to_local() if hasattr(value, "to_local") else value
-        return (str(local.device), local.data_ptr(), tuple(local.shape)) if local.numel() else None
-    if isinstance(value, np.ndarray) and value.size:
-        return value.__array_interface__["data"][0], value.shape
-    return None
+        width, space = local.element_size(), str(local.device)
+        steps = [width * step * (size - 1) for size, step in zip(local.shape, local.stride(), strict=True)]
+        start, count = local.data_ptr(), local.numel()
+    elif isinstance(value, np.ndarray):
+        width, space, count = value.itemsize, "host", value.size
+        steps = [step * (size - 1) for size, step in zip(value.shape, value.strides, strict=True)]
+        start = value.__array_interface__["data"][0]
+    else:
+        return None
+    low = start + sum(step for step in steps if step < 0)
+    high = start + sum(step for step in steps if step > 0)
+    return _Memory(name, space, low, high, high - low + width <= count * width)
+
+
+def _refuse_tied(places: list[_Memory]) -> None:
+    """Refuse two names for one parameter."""
+    open_: list[_Memory] = []
+    for place in sorted(places, key=lambda place: (place.space, place.low)):
+        open_ = [other for other in open_ if other.space == place.space and other.high >= place.low]
+        for other in open_:
+            if place.shares(other):
+                one, two = sorted((place, other), key=places.index)
+                raise ValueError(
+                    f"parameters must not share memory, but {one.name} and {two.name} do (tied weights): "
+                    "leave one of them out"
+                )
+        open_.append(place)
 
 
 def _is_inner(value: Any) -> bool:
@@ -293,7 +382,7 @@ def _walk(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
     if value is None:
         return
     if not _is_inner(value):
-        yield name, value
+        yield name or WHOLE, value
         return
     for key, child in _children(value):
         yield from _walk(child, f"{name}.{key}" if name else str(key), depth + 1)
@@ -306,9 +395,22 @@ def _skeleton(value: Any, numbers: Iterator[int]) -> Any:
     if not _is_inner(value):
         return next(numbers)
     if isinstance(value, Mapping):
-        return {key: _skeleton(child, numbers) for key, child in value.items()}
+        return _like_mapping(value, {key: _skeleton(child, numbers) for key, child in value.items()})
     children = [_skeleton(child, numbers) for child in value]
     return children if isinstance(value, list) else _like_tuple(value, children)
+
+
+def _like_mapping(value: Any, children: dict[Any, Any]) -> Any:
+    """Children in a mapping of the same type, where one can be made: jax tells an OrderedDict from a dict."""
+    if type(value) is dict:
+        return children
+    try:
+        made = copy.copy(value) if isinstance(value, dict) else type(value)(children)
+        if isinstance(value, dict):
+            made.update(children)
+    except Exception:  # a mapping of somebody's own; a dict has the same keys
+        return children
+    return made if isinstance(made, Mapping) else children
 
 
 def _like_tuple(value: Any, children: list[Any]) -> Any:
@@ -320,8 +422,8 @@ def _filled(skeleton: Any, values: Sequence[Any]) -> Any:
         return None
     if isinstance(skeleton, int):
         return values[skeleton]
-    if isinstance(skeleton, dict):
-        return {key: _filled(child, values) for key, child in skeleton.items()}
+    if isinstance(skeleton, Mapping):
+        return _like_mapping(skeleton, {key: _filled(child, values) for key, child in skeleton.items()})
     children = [_filled(child, values) for child in skeleton]
     return children if isinstance(skeleton, list) else _like_tuple(skeleton, children)
 
@@ -338,7 +440,7 @@ def _matched(skeleton: Any, given: Any, what: str, name: str) -> Iterator[tuple[
             raise ValueError(f"{what} must have the model's structure, an array{where}, got {shown(given)}")
         yield skeleton, given
         return
-    if isinstance(skeleton, dict):
+    if isinstance(skeleton, Mapping):
         if not isinstance(given, Mapping):
             raise ValueError(f"{what} must have the model's structure, a dict{where}, got {shown(given)}")
         missing = [key for key in skeleton if key not in given]

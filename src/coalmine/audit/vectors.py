@@ -26,7 +26,7 @@ def checked_length(name: str, vector: Any, dim: int) -> None:
     """Refuse what is no row of `dim` numbers."""
     if not isinstance(vector, np.ndarray) and not is_tensor(vector):
         raise ValueError(f"{name} must be a numpy array or a torch tensor, got {shown(vector)}")
-    if problem := _unusable(vector):
+    if problem := unusable(vector):
         raise ValueError(f"{name} must be a plain array, got {problem}")
     if tuple(vector.shape) != (dim,):
         raise ValueError(f"{name} must be one row of dim = {dim} numbers, got shape {tuple(vector.shape)}")
@@ -36,7 +36,7 @@ def checked_length(name: str, vector: Any, dim: int) -> None:
         raise ValueError(f"{name} must be float64 or smaller, got {vector.dtype}: convert it with .astype(float)")
 
 
-def _unusable(vector: Any) -> str | None:
+def unusable(vector: Any) -> str | None:
     """What keeps an array from being read as its numbers; None for a plain one."""
     if isinstance(vector, np.ma.MaskedArray):
         return "a masked array: fill its masked entries first"
@@ -46,6 +46,8 @@ def _unusable(vector: Any) -> str | None:
         return "a sparse or nested tensor: call .to_dense() first"
     if vector.is_meta:
         return "a tensor on the meta device, which has no numbers"
+    if vector.is_quantized:
+        return "a quantized tensor: call .dequantize() first"
     return None
 
 

@@ -91,6 +91,12 @@ class BlockedCanaries:
         doubles = found.astype(np.float64)
         return same_kind(doubles, checked.double()[:0]) if is_tensor(checked) else doubles
 
+    def room(self, block: int, like: Any) -> Any:
+        """A vector to gather a block in, in which `products` needs no copy, and which it overwrites; None for a CPU."""
+        if not is_tensor(like) or like.device.type == "cpu" or like.dtype.itemsize != 4:
+            return None
+        return self._on(like.device).room(self._rotations[block])
+
     def slow_products(self, block: int, vector: Any) -> Floats:
         """The same for a vector of any length, on the host; ValueError if it is not finite."""
         checked: Any = checked_vector(vector, self.sizes[block])
@@ -119,8 +125,11 @@ class BlockedCanaries:
 
     def cosines(self, vector: Any) -> Floats:
         """Cosines of all canaries with one vector of all blocks, where this process holds them all."""
-        pieces = np.split(checked_vector(vector, self.dim), np.cumsum(self.sizes)[:-1])
-        norm = float(np.sqrt(sum(euclidean_norm(piece) ** 2 for piece in pieces)))
+        checked: Any = checked_vector(vector, self.dim)
+        host = checked.cpu().numpy() if is_tensor(checked) else checked
+        if not usable(euclidean_norm(host)):
+            host = rescaled(host)
+        pieces, norm = np.split(host, np.cumsum(self.sizes)[:-1]), euclidean_norm(host)
         found = sum(
             share * self.slow_products(b, p) for b, (share, p) in enumerate(zip(self.shares, pieces, strict=True))
         )

@@ -9,6 +9,7 @@ on the matrix units took twice as long and rounded more: they want numbers in pi
 scratch, and draws signs anew for each.
 """
 
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,10 +27,11 @@ _TILE_LEVELS, _ROW_LEVELS = 14, 7  # steps within a tile of neighbours, and at m
 _TILE_WARPS = 16
 _COLUMNS, _ROW_WARPS = 32, 4
 _WIDE = 2**30  # from this dim on coordinates are 64-bit numbers
-_BLOCK_ROW_LEVELS = 9  # of a block: 2^23 numbers are transformed in two passes
-_BLOCK_COLUMNS, _BLOCK_ROW_WARPS = 16, 8
-_FOLD_COLUMNS, _FOLD_ROWS, _FOLD_WARPS = 64, 64, 8
-_SPREAD, _COUNTERS = 2048, 128  # coordinates, and Philox counters, for one program
+_BLOCK_TILE_LEVELS, _BLOCK_ROW_LEVELS = 10, 7  # of blocks: three short passes take less time than two long ones
+_BLOCK_TILE_WARPS = 4
+_FOLD_LEVELS = 14  # up to 2^14 columns take the short way through the last stage
+_FOLD_ROWS, _FOLD_COLUMNS = 16, 1024
+_SPREAD, _COUNTERS = 1024, 128  # coordinates, and Philox counters, for one program
 
 _MULTIPLIER_0, _MULTIPLIER_1 = (tl.constexpr(word) for word in philox.MULTIPLIERS)
 _WEYL_0, _WEYL_1 = (tl.constexpr(word) for word in philox.WEYL)
@@ -134,24 +136,27 @@ def _rows(outer, inner, first, stride, order, opening, closing, dim, size, inser
 
 
 @triton.jit(do_not_specialize=["insert", "left_over"])
-def _fold(outer, folded, order, opening, dim, insert, left_over, rows, tile,
-          columns: tl.constexpr, group: tl.constexpr, block_levels: tl.constexpr, wide: tl.constexpr):  # fmt: skip
-    """The sum of all rows of `tile` coordinates of the shuffled vector with its opening signs."""
-    column = (tl.program_id(0) * columns + tl.arange(0, columns))[None, :]
-    row = tl.arange(0, group)[:, None]
+def _fold(outer, sums, order, opening, dim, insert, left_over, tile,
+          rows: tl.constexpr, columns: tl.constexpr, block_levels: tl.constexpr, wide: tl.constexpr):  # fmt: skip
+    """Sums of `rows` tiles each of the shuffled vector with its opening signs.
+
+    One row at a time: in a two-dimensional gather Triton 3.6 lays a warp along the column, which took six times as long.
+    """
+    column = tl.program_id(0) * columns + tl.arange(0, columns)
+    start = tl.program_id(1) * rows
     if wide:
-        row = row.to(tl.int64)
-    total = tl.zeros((group, columns), tl.float32)
-    for start in range(0, rows, group):
+        start = start.to(tl.int64)
+    total = tl.zeros((columns,), tl.float32)
+    for row in tl.static_range(rows):
         i = (start + row) * tile + column
         total += tl.load(outer + _origin(order, i, dim, insert, left_over, block_levels)) * _sign(opening, i)
-    tl.store(folded + column, tl.sum(total, axis=0)[None, :])
+    tl.store(sums + tl.program_id(1) * tile + column, total)
 
 
 @triton.jit(do_not_specialize=["insert", "left_over"])
 def _spread(outer, folded, order, opening, dim, size, insert, left_over, tile, scale,
             span: tl.constexpr, block_levels: tl.constexpr, wide: tl.constexpr):  # fmt: skip
-    """The transpose of `_fold`, and zeros where the shuffle took the coordinates beyond the first `size` from."""
+    """The transpose of the sum of all tiles. Coordinates beyond the first `size` of the shuffled vector are zero."""
     program = tl.program_id(0)
     if wide:
         program = program.to(tl.int64)
@@ -209,8 +214,8 @@ class _Shape(NamedTuple):
     """How a transform is cut into passes and programs."""
 
     passes: list[int]
-    columns: int
-    row_warps: int
+    tile_warps: int
+    tiles_write: bool = False  # tiles are the last pass if it writes through the shuffle: neighbours go together
 
 
 class TritonRotation:
@@ -219,13 +224,13 @@ class TritonRotation:
     def __init__(self, rotation: "Rotation", device: torch.device) -> None:
         self.rotation = rotation
         self.tables = [_tables(stage, rotation.block, device) for stage in rotation.stages]
-        self.passes = _passes(rotation.levels, _ROW_LEVELS)
+        self.shape = _Shape(_passes(rotation.levels, _TILE_LEVELS, _ROW_LEVELS), _TILE_WARPS)
 
     def rotate_back(self, vector: torch.Tensor) -> torch.Tensor:
         """The transposed rotation of a float32 vector, which is left as it is."""
         outer, inner = vector, torch.empty_like(vector)
         for tables in self.tables:
-            _stage_back(self.rotation, tables, outer, inner, self._shape)
+            _stage_back(self.rotation, tables, outer, inner, self.shape)
             outer, inner = inner, torch.empty_like(vector) if outer is vector else outer
         return outer
 
@@ -233,13 +238,9 @@ class TritonRotation:
         """The rotation of a float32 vector, which is overwritten."""
         inner, outer = vector, torch.empty_like(vector)
         for tables in reversed(self.tables):
-            _stage(self.rotation, tables, outer, inner, self._shape)
+            _stage(self.rotation, tables, outer, inner, self.shape)
             inner, outer = outer, inner
         return inner
-
-    @property
-    def _shape(self) -> _Shape:
-        return _Shape(self.passes, _COLUMNS, _ROW_WARPS)
 
 
 class TritonBlocks:
@@ -255,7 +256,8 @@ class TritonBlocks:
     def __init__(self, dim: int, stages: int, device: torch.device) -> None:
         self.dim, self.stages, self.device = dim, stages, device
         self.room, self._other = (torch.empty(dim, dtype=torch.float32, device=device) for _ in range(2))
-        self._folded = torch.empty(1 << _TILE_LEVELS, dtype=torch.float32, device=device)
+        self._sums = torch.empty(max(dim // _FOLD_ROWS, 1 << _FOLD_LEVELS), dtype=torch.float32, device=device)
+        self._folded = torch.empty(1 << _FOLD_LEVELS, dtype=torch.float32, device=device)
         self._signs = torch.empty(2 * stages * _sign_words(dim), dtype=torch.int64, device=device)
         self._loaded = torch.empty(_header(stages) + stages * _order_words(2**16), dtype=torch.int64, device=device)
 
@@ -306,11 +308,13 @@ class TritonBlocks:
         if not folded:
             return outer[:count]
         tile = _tile(rotation)
-        rows, columns = rotation.size // tile, min(_FOLD_COLUMNS, tile)
-        how = {"columns": columns, "group": min(_FOLD_ROWS, rows), "num_warps": _FOLD_WARPS, **_kind(rotation)}
+        tiles = rotation.size // tile
+        how = {"rows": min(_FOLD_ROWS, tiles), "columns": min(_FOLD_COLUMNS, tile), **_kind(rotation)}
+        grid = (tile // how["columns"], tiles // how["rows"])
         order, opening, _, insert = tables[-1]
         shared = (order, opening, rotation.dim, insert, rotation.dim % rotation.block)
-        _fold[(tile // columns,)](outer, self._folded, *shared, rows, tile, **how)
+        _fold[grid](outer, self._sums, *shared, tile, **how)
+        torch.sum(self._sums[: grid[1] * tile].view(-1, tile), 0, out=self._folded[:tile])
         self._transform_folded(rotation, tables[-1])
         return self._folded[:count].mul_(rotation.size**-0.5)
 
@@ -341,7 +345,7 @@ class TritonBlocks:
         return inner
 
     def _transform_folded(self, rotation: "Rotation", tables: _Tables) -> None:
-        shape = _Shape([_tile(rotation).bit_length() - 1], 0, 0)
+        shape = _Shape([_tile(rotation).bit_length() - 1], _TILE_WARPS)
         _transform(rotation, tables, self._folded, self._folded, 0, shape, read=0, write=0)
 
     def _tables(self, rotation: "Rotation") -> list[_Tables]:
@@ -374,22 +378,23 @@ def _transform(
     shared = (order, opening, closing, rotation.dim, rotation.size, insert, rotation.dim % rotation.block)
     scale = rotation.size**-0.5
     size = 1 << sum(shape.passes)
-    below = 0
-    for levels in shape.passes:
+    passes = list(zip(accumulate(shape.passes, initial=0), shape.passes, strict=False))  # steps before it, and its own
+    if write and shape.tiles_write:
+        passes = [*passes[1:], passes[0]]
+    for number, (below, levels) in enumerate(passes):
         how: dict[str, Any] = {
             "levels": levels,
-            "read": read if below == 0 else 0,
-            "write": write if 1 << (below + levels) == size else 0,
+            "read": read if number == 0 else 0,
+            "write": write if number == len(passes) - 1 else 0,
             **_kind(rotation),
         }
         if below == 0:
             grid = (size >> levels,)
-            _tiles[grid](outer, inner, first, *shared, scale, **how, num_warps=_TILE_WARPS)
+            _tiles[grid](outer, inner, first, *shared, scale, **how, num_warps=shape.tile_warps)
         else:
-            grid = (size // shape.columns >> levels,)
-            how |= {"columns": shape.columns, "num_warps": shape.row_warps}
+            grid = (size // _COLUMNS >> levels,)
+            how |= {"columns": _COLUMNS, "num_warps": _ROW_WARPS}
             _rows[grid](outer, inner, first, 1 << below, *shared, scale, **how)
-        below += levels
 
 
 def _kind(rotation: "Rotation") -> dict[str, Any]:
@@ -397,11 +402,12 @@ def _kind(rotation: "Rotation") -> dict[str, Any]:
 
 
 def _tile(rotation: "Rotation") -> int:
-    return min(rotation.size, 1 << _TILE_LEVELS)
+    return min(rotation.size, 1 << _FOLD_LEVELS)
 
 
 def _block_shape(rotation: "Rotation") -> _Shape:
-    return _Shape(_passes(rotation.levels, _BLOCK_ROW_LEVELS), _BLOCK_COLUMNS, _BLOCK_ROW_WARPS)
+    passes = _passes(rotation.levels, _BLOCK_TILE_LEVELS, _BLOCK_ROW_LEVELS)
+    return _Shape(passes, _BLOCK_TILE_WARPS, tiles_write=True)
 
 
 def _sign_words(dim: int) -> int:
@@ -429,8 +435,8 @@ def _tables(stage: "Stage", block: int, device: torch.device) -> _Tables:
     return _Tables(order, packed(stage.opening), packed(stage.closing), stage.insert * block)
 
 
-def _passes(levels: int, row_levels: int) -> list[int]:
+def _passes(levels: int, tile_levels: int, row_levels: int) -> list[int]:
     """How many steps each pass of a transform takes: within tiles, then between rows."""
-    tile = min(levels, _TILE_LEVELS)
+    tile = min(levels, tile_levels)
     count = -(-(levels - tile) // row_levels)
     return [tile, *((levels - tile) // count + (number < (levels - tile) % count) for number in range(count))]

@@ -22,6 +22,7 @@ FEWEST = 10  # canaries
 FEWEST_WITH_MOMENTUM = 200  # or with correlated noise
 UNOBSERVED_EACH = 10  # unobserved canaries for every observed one, where the dimension allows
 SAMPLED, SAMPLED_EACH = 1 << 15, 256  # coordinates of a replicated model whose noise is measured, in all and of a layer
+LAW_STRETCH = 1 << 20  # coordinates of a block, one of several, whose noise has its law measured
 BLOCK_EACH = 8  # coordinates of a block for every observed canary, where there are several blocks
 OPTIONAL = ("noise", "sampling", "blocks", "processes", "shards")  # settings that are left out where there are none
 SCHEMA_VERSION = 1
@@ -76,9 +77,19 @@ class Settings:
         return tuple((name, min(size, max(SAMPLED * size // self.dim, SAMPLED_EACH))) for name, size in self.layers)
 
     @property
-    def gauged_dim(self) -> int:
-        """Of how many coordinates the noise is measured."""
-        return sum(size for _, size in self.gauged_layers) if self.replicated else self.dim
+    def law_stretches(self) -> tuple[slice, ...]:
+        """The stretch in the middle of each block whose noise has its law measured: in one block all of it."""
+        if not self.blocks:
+            return (slice(0, self.dim),)
+        sizes = [(size, min(size, LAW_STRETCH)) for size in self.blocks]
+        return tuple(slice((size - taken) // 2, (size - taken) // 2 + taken) for size, taken in sizes)
+
+    @property
+    def law_dim(self) -> int:
+        """Of how many coordinates the law of the noise is measured."""
+        if self.replicated:
+            return sum(size for _, size in self.gauged_layers)
+        return sum(place.stop - place.start for place in self.law_stretches)
 
     @property
     def segments(self) -> tuple[tuple[int, int], ...]:
