@@ -38,7 +38,7 @@ def main(epochs: int, sharded: bool, out: Path) -> None:
         max_grad_norm=1.0,
         grad_sample_mode="ghost_fsdp" if sharded else "ghost",
     )
-    settings = {"canaries": 1_000, "seed_file": "canary-seed", "delta": DELTA, "directory": out}
+    settings = {"canaries": 500, "seed_file": "canary-seed", "delta": DELTA, "directory": out}
     optimizer = audited(optimizer, model, data_loader=loader, **settings)
     for _ in range(epochs):
         for images, labels in loader:
