@@ -26,10 +26,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from torch_ranks import start_rank
 
 from coalmine import Audit, ViolationError
-from coalmine.integrations.opacus import audited
+from coalmine.integrations.opacus import audited, trained_parameters, unaudited
 from coalmine.integrations.torch_distributed import reduce_over
 
 WORDS, LENGTH, WIDTH, WIDER, CLASSES = 128, 12, 48, 97, 4
+PARAMETERS = 25_973  # as docs/opacus.md says
+SPARED = -3  # from the end: the bias of `narrow`
 
 
 class Transformer(nn.Module):
@@ -53,14 +55,26 @@ class Transformer(nn.Module):
         return self.head(inside.mean(dim=1))
 
 
-def make(rank, *, mode, rows=300, batch=300, noise_multiplier=1.0, poisson=True, same_rows=False, workers=0, **more):
+def make(
+    rank,
+    *,
+    mode,
+    rows=300,
+    batch=300,
+    noise_multiplier=1.0,
+    poisson=True,
+    same_rows=False,
+    same_seed=False,
+    workers=0,
+    **more,
+):
     """Model, optimizer, loss, loader and engine. Batches of `batch` rows in all, over the ranks together."""
     torch.manual_seed(0)
     labels = torch.randint(0, CLASSES, (rows,))
     words = torch.randint(0, WORDS, (rows, LENGTH))
     words[:, :4] = labels[:, None]  # learnable
     net = Transformer()
-    torch.manual_seed(100 + rank)
+    torch.manual_seed(100 if same_seed else 100 + rank)
     model = FSDP2Wrapper(net) if mode == "fsdp2" else DifferentiallyPrivateDistributedDataParallel(net)
     data = TensorDataset(words, labels)
     size = torch.distributed.get_world_size()
@@ -96,10 +110,34 @@ def halve_noise(optimizer):
     optimizer.add_noise = add_noise
 
 
+def spare_bias(optimizer):
+    """Add noise to every parameter but one bias of 48 numbers, which keeps its clipped sum."""
+    real = optimizer.add_noise
+
+    def add_noise():
+        real()
+        p = optimizer.params[SPARED]
+        p.grad = p.summed_grad.view_as(p).clone()
+
+    optimizer.add_noise = add_noise
+
+
 def train(
-    rank, folder, *, steps, name="run", halved=False, observe=True, physical=None, die=None, timeout=50, **settings
+    rank,
+    folder,
+    *,
+    steps,
+    name="run",
+    halved=False,
+    spared=False,
+    by_hand=False,
+    observe=True,
+    physical=None,
+    die=None,
+    timeout=50,
+    **settings,
 ):
-    """What rank 0 finds. `die` is the rank that kills itself, and the round in which it does.
+    """What rank 0 finds. `die` is the rank that kills itself, and in which round; `by_hand` makes the audit here.
 
     With a directory, every step leaves a checkpoint, and a restart goes on from there.
     """
@@ -111,16 +149,17 @@ def train(
     model, optimizer, loss, loader, accountant = make(rank, **settings)
     if halved:
         halve_noise(optimizer)
+    if spared:
+        spare_bias(optimizer)
     rate = {"data_loader": loader} if observe else {"sampling_probability": 1 / len(loader)}
-    optimizer = audited(
-        optimizer,
-        model,
-        seed=b"a seed for tests only",
-        delta=1e-5,
-        reduce=reduce_over(timeout=timeout),
-        **own,
-        **rate,
-    )
+    reduce = reduce_over(timeout=timeout)
+    own |= {"seed": b"a seed for tests only", "delta": 1e-5}
+    if by_hand:
+        replicated = settings["mode"] != "fsdp2"
+        parameters = trained_parameters(optimizer, model)
+        assert sum(p.numel() for p in model.parameters()) == PARAMETERS
+        own = {"audit": Audit.for_model(parameters, reduce=reduce, replicated=replicated, **own)}
+    optimizer = audited(optimizer, model, reduce=reduce, **own, **rate)
     audit = optimizer.audit
     if checkpoint is not None and checkpoint.exists():
         audit.rewind_to(load(checkpoint, optimizer, accountant))
@@ -288,6 +327,9 @@ def errors(rank, folder, *, mode):
     attempt(
         "a flat audit", canaries=None, seed=None, delta=None, audit=Audit(100, canaries=50, seed=b"test", delta=0.1)
     )
+    model, optimizer, _, loader, _ = make(rank, mode=mode)
+    unaudited(audited(optimizer, model, canaries=50, seed=b"a seed for tests only", delta=1e-5, data_loader=loader))
+    found["left by unaudited"] = str({"add_noise", "reduce_gradients", "pre_step", "audit"} & vars(optimizer).keys())
     return found
 
 

@@ -17,6 +17,9 @@ clip: 10 where they go through one, else 1. `clip_norm` and `noise_multiplier` a
 `thing.audit.finish(claim=…, task=…)` returns the `AuditResult` and writes result.json where there is a directory. In
 NVFlare the server makes and finishes the audit, so there is no `audit` keyword.
 
+`torch_distributed` is not a framework of its own: its `reduce_over` sums an audit's numbers over the ranks of a training in
+several processes, for `opacus` under DDP and FSDP2 and for `Audit.for_model`.
+
 To add a framework, write a module with a function `audited`:
 
 1. Import the framework in a `try`, and name the extra to install in the ImportError. Give pyproject.toml that extra.

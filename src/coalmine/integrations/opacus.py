@@ -105,14 +105,14 @@ def audited(
     """
     _check_optimizer(optimizer, through_clip)
     gradients = _gradients(optimizer, model, reduce)
-    room, layers = gradients.room, None if model is None else named_layers(optimizer, model)
+    most, layers = gradients.most_canaries, None if model is None else named_layers(optimizer, model)
 
     def check_options() -> tuple[float, float | None, AuditedItem]:
         rate = sampling_probability
         if data_loader is not None:
             rate = _loader_rate(data_loader, rate, rng, every_rank=gradients.ranks.several)
             if settings.get("audit") is None and settings.get("canaries") is None:
-                settings["canaries"] = min(USUAL_CANARIES, _rows(data_loader), room // 2)
+                settings["canaries"] = min(USUAL_CANARIES, _rows(data_loader), most)
         elif rate is None:
             raise TypeError("audited() needs data_loader, or the sampling_probability of an example")
         elif rng is not None and gradients.ranks.several:
@@ -292,14 +292,14 @@ class _OptimizerAudit:
         accounted_epsilon: float | None = None,
         initial: Any = None,
         task: str | None = None,
-    ) -> AuditResult | None:
-        """Observe the final model and return the result, on rank 0; a second call judges the same model again."""
+    ) -> AuditResult:
+        """Observe the final model and return the result, on rank 0 of several; a second call judges the same model again."""
         if not self._has_final():
             first = self._initial if initial is None else initial
             self.audit.observe_final(self._parameters(), initial=first)
         self._find_zero_gradients()
         if self._gradients.ranks.rank > 0:
-            return None
+            return cast(AuditResult, None)  # as `Audit.finish` does on other ranks
         smallest = min(self._noise_multipliers, default=0.0)
         noise = smallest if len(self._noise_multipliers) == 1 else None
         warnings = self._warnings()
@@ -472,7 +472,6 @@ class _OptimizerAudit:
             self._clipping,
             sampler,
             AuditedItem("weights", "cannot be checked", "Opacus has no weights: every example counts once in the sum"),
-            *self._gradients.unchecked(),
         ]
         if self._steps_without_others:
             items.append(AuditedItem("others", "not checked", self._why_no_others()))

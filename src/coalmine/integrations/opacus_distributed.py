@@ -17,10 +17,10 @@ from torch.distributed.tensor import DTensor
 
 from coalmine.argument_checks import Floats, shown
 from coalmine.audit.audit import Audit
-from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.ranks import Ranks, Reduce
 from coalmine.integrations.setup import AuditSettings, new_audit_settings, own_audit, refuse_finished, set_up_audit
 from coalmine.integrations.torch_distributed import GroupSum, reduce_over
+from coalmine.storage.record import BLOCK_EACH
 
 REPLICATED = (DistributedDPOptimizer, DistributedDPOptimizerFastGradientClipping)
 SHARDED = FSDPOptimizerFastGradientClipping
@@ -40,9 +40,9 @@ class OneProcess:
         self.ranks = Ranks(None)
 
     @property
-    def room(self) -> int:
-        """Number of parameters in the smallest piece of the model."""
-        return sum(p.numel() for p in self._optimizer.params)
+    def most_canaries(self) -> int:
+        """How many canaries the model has room for, beside the unobserved ones."""
+        return sum(p.numel() for p in self._optimizer.params) // 2
 
     @property
     def clip_in_sum(self) -> float:
@@ -59,10 +59,6 @@ class OneProcess:
     def set_up_audit(self, layers: Any, **settings: Unpack[AuditSettings]) -> Audit:
         """The user's own audit, or a new one."""
         return set_up_audit(layers, **settings)
-
-    def unchecked(self) -> list[AuditedItem]:
-        """What cannot be measured because of where the gradients are."""
-        return []
 
     def sums(self) -> list[Any]:
         """The clipped sum of the examples, without noise: one tensor for each parameter, not a copy."""
@@ -103,7 +99,7 @@ class OneProcess:
 class Replicated(OneProcess):
     """The gradients of one of several processes that all hold the whole model (DDP)."""
 
-    observed_after = "reduce_gradients"
+    observed_after: ClassVar[str | None] = "reduce_gradients"
     _replicated = True
 
     def __init__(self, optimizer: DPOptimizer, names: Sequence[str] | None, reduce: Reduce, _model: Any) -> None:
@@ -144,15 +140,6 @@ class Replicated(OneProcess):
             refuse_finished(audit)
         return audit
 
-    def unchecked(self) -> list[AuditedItem]:
-        """The law of the noise, and its parts, are those of the release less the sum of all examples."""
-        if not self._replicated or not self.ranks.several:
-            return []
-        why = (
-            "under DDP each process knows only the sum of its own examples, so the noise is measured along the canaries"
-        )
-        return [AuditedItem("noise law", "not checked", why), AuditedItem("tensors", "not checked", why)]
-
     @contextmanager
     def lost_ranks(self) -> Iterator[None]:
         """Around a collective of the training: if another rank is gone, its error is the audit's own."""
@@ -189,9 +176,10 @@ class Sharded(Replicated):
             _check_shard(p, self.ranks)
 
     @property
-    def room(self) -> int:
-        """Number of parameters on the rank that has the fewest."""
-        return min(self.ranks.together(lambda: sum(local(p).numel() for p in self._optimizer.params)))
+    def most_canaries(self) -> int:
+        """Every rank has a block of its own, or several: room is scarce on the rank with the fewest parameters."""
+        held = self.ranks.together(lambda: sum(local(p).numel() for p in self._optimizer.params))
+        return min(held) // BLOCK_EACH if self.ranks.several else super().most_canaries
 
     @property
     def clip_in_sum(self) -> float:

@@ -74,7 +74,7 @@ class GroupSum:
             limit = timedelta(seconds=timeout)
             # Made by hand: `new_group` wants every rank of the job, whether it is in the group or not.
             if backend == "gloo":
-                self._group = distributed.ProcessGroupGloo(self._store, self.rank, self.size, limit)
+                self._group: Any = distributed.ProcessGroupGloo(self._store, self.rank, self.size, limit)
             else:
                 options = distributed.ProcessGroupNCCL.Options()
                 options._timeout = limit
@@ -156,7 +156,7 @@ def _own_store(group: Any) -> Any:
     store = distributed.distributed_c10d._get_process_group_store(group)
     ranks = tuple(distributed.get_process_group_ranks(group))
     _MADE[ranks] += 1
-    return distributed.PrefixStore(f"coalmine/{_MADE[ranks]}", store)
+    return distributed.distributed_c10d.PrefixStore(f"coalmine/{_MADE[ranks]}", store)
 
 
 def _reachable(store: Any) -> bool:
