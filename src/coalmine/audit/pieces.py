@@ -357,8 +357,10 @@ class Pieces:
             place = settings.law_stretches[self._numbers[block]]
             inner = tuple(_cut(stretches, place))
             sizes = [gathered(given["others"], inner, own=True)] if plan.measures_law else []
-            total = self.canaries.combine(block, present, like=self._like(block, given["delta"])) if present else None
-            noise = noise_of(block)
+            like = self._like(block, given["delta"])
+            large = abs(plan.size) > LARGEST_SINGLE
+            total = self.canaries.combine(block, present, like=_double(like) if large else like) if present else None
+            noise = _double(noise_of(block)) if large else noise_of(block)
             if total is not None:
                 sizes.append(copied(total[place]))
                 take_away(noise, slice(0, len(noise)), total, plan.size)
@@ -595,7 +597,9 @@ class _VectorSums:
         for block in self._blocks:
             vector = numpy_vector(self._gather(block))
             if not np.isfinite(vector).all():
-                raise NotFiniteError(f"{self._name} must be finite, got NaN or infinity in it")
+                raise NotFiniteError(
+                    f"{self._name} must be finite, got NaN or infinity in it, or numbers too large to be squared"
+                )
             products = self._canaries.slow_products(block, vector)
             found[:count] += products * float(self._canaries.shares[block])
             with np.errstate(over="ignore"):
@@ -616,7 +620,7 @@ class _LayerSquares:
     def add(self, vector: Any, stretches: Sequence[Stretch]) -> None:
         """Take the next block."""
         self._layers += [part.layer for part in stretches]
-        self._squares += [_lazy_square(vector[part.there]) for part in stretches]
+        self._squares += [_safe_square(vector[part.there]) for part in stretches]
 
     def numbers(self) -> Floats:
         """The squared lengths, on the host."""
@@ -647,6 +651,20 @@ def _lazy_square(vector: Any) -> Any:
     if vector.device.type == "cpu":
         return tensor_norm(vector) ** 2
     return sys.modules["torch"].linalg.vector_norm(vector).double() ** 2
+
+
+def _safe_square(vector: Any) -> Any:
+    """The same on the host for a vector of any length; on a GPU nothing is looked at, so as not to wait."""
+    square = _lazy_square(vector)
+    if is_on_device(vector) or usable(math.sqrt(float(square))):
+        return square
+    exact = numpy_vector(vector)  # squares underflow or overflow in single precision
+    with np.errstate(over="ignore"):
+        return float(exact @ exact)
+
+
+def _double(vector: Any) -> Any:
+    return vector.double() if is_tensor(vector) else vector.astype(np.float64)
 
 
 def _numbers(values: Sequence[Any]) -> Floats:

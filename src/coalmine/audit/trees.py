@@ -205,7 +205,8 @@ def take_away(vector: Any, place: slice, piece: Any, factor: float = 1.0) -> Non
         return
     own = numpy_vector(piece) if is_tensor(piece) else _native(piece)
     part = vector[place]
-    np.subtract(part, own if factor == 1.0 else own * factor, out=part, casting="same_kind")
+    with np.errstate(over="ignore", invalid="ignore"):  # who measures the vector sees what came out
+        np.subtract(part, own if factor == 1.0 else own * factor, out=part, casting="same_kind")
 
 
 def template(pieces: Sequence[Any]) -> Any:
