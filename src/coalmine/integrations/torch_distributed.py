@@ -14,6 +14,7 @@ from collections import Counter
 from datetime import timedelta
 from threading import Thread
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 
@@ -74,11 +75,12 @@ class GroupSum:
             limit = timedelta(seconds=timeout)
             # Made by hand: `new_group` wants every rank of the job, whether it is in the group or not.
             if backend == "gloo":
-                self._group: Any = distributed.ProcessGroupGloo(self._store, self.rank, self.size, limit)
+                self._group: list[Any] = [distributed.ProcessGroupGloo(self._store, self.rank, self.size, limit)]
             else:
                 options = distributed.ProcessGroupNCCL.Options()
                 options._timeout = limit
-                self._group = distributed.ProcessGroupNCCL(self._store, self.rank, self.size, options)
+                self._group = [distributed.ProcessGroupNCCL(self._store, self.rank, self.size, options)]
+            finalize(self, self._group.clear)  # ends the group's threads, at the latest when Python ends
         except RuntimeError as error:
             raise self.lost_rank(self.missing_ranks()) from error
 
@@ -103,7 +105,7 @@ class GroupSum:
     def _sum(self, numbers: Floats) -> Floats:
         tensor = torch.tensor(numbers, dtype=torch.float64, device=self._device)
         try:
-            self._group.allreduce([tensor]).wait()
+            self._group[0].allreduce([tensor]).wait()
             return np.asarray(tensor.cpu().numpy())
         except RuntimeError as error:
             raise self.lost_rank(self.missing_ranks()) from error
