@@ -601,9 +601,7 @@ class _VectorSums:
         for block in self._blocks:
             vector = numpy_vector(self._gather(block))
             if not np.isfinite(vector).all():
-                raise NotFiniteError(
-                    f"{self._name} must be finite, got NaN or infinity in it, or numbers too large to be squared"
-                )
+                raise NotFiniteError(f"{self._name} must be finite, got NaN or infinity in it")
             products = self._canaries.slow_products(block, vector)
             found[:count] += products * float(self._canaries.shares[block])
             with np.errstate(over="ignore"):
