@@ -108,6 +108,19 @@ def test_a_sum_over_one_process(tmp_path):
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_a_sum_beside_nccl(tmp_path, backend):
+    """The training's own group is of NCCL. NCCL allows one process for each GPU, so this is a sum over one."""
+    torch.cuda.set_device(0)
+    torch.distributed.init_process_group("nccl", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        given = np.random.default_rng(0).normal(size=11_000)
+        assert np.array_equal(reduce_over(backend=backend)(given), given)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_a_sum_needs_a_process_group():
     with pytest.raises(ValueError, match="needs a process group: call torch"):
         reduce_over()

@@ -142,11 +142,15 @@ class Replicated(OneProcess):
 
     @contextmanager
     def lost_ranks(self) -> Iterator[None]:
-        """Around a collective of the training: if another rank is gone, its error is the audit's own."""
+        """Around a collective of the training: if another rank is gone, the error says so."""
         try:
             yield
         except RuntimeError as error:
-            raise (self._reduce.lost_rank() if isinstance(self._reduce, GroupSum) else error) from error
+            missing = self._reduce.missing_ranks() if isinstance(self._reduce, GroupSum) else []
+            if missing == []:
+                raise  # everybody is there: it is an error of the training
+            assert isinstance(self._reduce, GroupSum)
+            raise self._reduce.lost_rank(missing) from error
 
     def whole(self, parts: Sequence[Any]) -> Any:
         """A dict of tensors by the names of the parameters."""

@@ -80,7 +80,7 @@ class GroupSum:
                 options._timeout = limit
                 self._group = distributed.ProcessGroupNCCL(self._store, self.rank, self.size, options)
         except RuntimeError as error:
-            raise self.lost_rank() from error
+            raise self.lost_rank(self.missing_ranks()) from error
 
     def __repr__(self) -> str:
         return f"GroupSum(rank={self.rank}, size={self.size})"
@@ -106,12 +106,15 @@ class GroupSum:
             self._group.allreduce([tensor]).wait()
             return np.asarray(tensor.cpu().numpy())
         except RuntimeError as error:
-            raise self.lost_rank() from error
+            raise self.lost_rank(self.missing_ranks()) from error
 
-    def lost_rank(self) -> LostRankError:
-        """The error for a rank that no longer takes part, with its number if the other ranks can find it out."""
-        missing = _RollCall(self._store, self.rank, self.size, self._calls).missing()
-        who = "another rank" if not missing else f"rank {', '.join(map(str, missing))}"
+    def missing_ranks(self) -> list[int] | None:
+        """The ranks that do not answer after a sum has failed on the others; None if nobody can tell."""
+        return _RollCall(self._store, self.rank, self.size, self._calls).missing()
+
+    def lost_rank(self, missing: list[int] | None) -> LostRankError:
+        """The error for a rank that no longer takes part, with its number if it is known."""
+        who = f"rank {', '.join(map(str, missing))}" if missing else "another rank"
         return LostRankError(
             f"{who} of {self.size} no longer takes part: it was killed, has failed, or was away for more than "
             f"{self.timeout:g} s; restart all ranks, and an audit with a directory continues where that ends"
@@ -130,12 +133,12 @@ class _RollCall:
         self._present = {rank}
         self._answered = False
 
-    def missing(self) -> list[int]:
-        """The ranks that do not answer; none if nobody can tell."""
+    def missing(self) -> list[int] | None:
+        """The ranks that do not answer; None if nobody can tell."""
         asking = Thread(target=self._ask, daemon=True)
         asking.start()
         asking.join(ROLL_CALL + 1)
-        return sorted(set(range(self._size)) - self._present) if self._answered else []
+        return sorted(set(range(self._size)) - self._present) if self._answered else None
 
     def _ask(self) -> None:
         if not _reachable(self._store):
