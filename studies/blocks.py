@@ -516,7 +516,9 @@ def tables(found: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
             layout, law, rounds = row.arguments
             alarmed = sum(bool(run["alarms"]) for run in runs)
             names = Counter(
-                re.sub(r"^layer .*", "layer", name) for run in runs for name in {n for n, _ in run["alarms"]}
+                re.sub(r"^layer .*", "layer", name)
+                for run in runs
+                for name in dict.fromkeys(n for n, _ in run["alarms"])
             )
             by = ", ".join(f"{name} {count}" for name, count in names.most_common(6))
             lines["gauges"].append(f"| {layout} | {law} | {len(runs)} | {alarmed} | {by or '–'} |")
