@@ -6,6 +6,7 @@ from importlib import import_module
 BENCHMARKS = [
     "gaussian_epsilon",
     "canaries",
+    "blocked",
     "engine",
     "text",
     "rounds_cuda",

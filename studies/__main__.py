@@ -16,6 +16,7 @@ STUDIES = [
     ["-m", "studies.mechanisms", "--jobs", "2"],
     ["-m", "studies.amplification", "--jobs", "2"],
     ["-m", "studies.alarm", "--jobs", "2"],
+    ["-m", "studies.blocks", "--jobs", "2"],
     ["-m", "studies.flower_coverage"],
     ["-m", "studies.opacus_faults"],
     ["-m", "studies.other_frameworks"],

@@ -493,7 +493,7 @@ BAD = {
     "NaN in a tensor": (at("embedding", lambda leaf: torch.from_numpy(with_nan(leaf))), "must be finite"),
     "infinity": (at("embedding", lambda leaf: np.where(leaf == leaf[2, 2], np.inf, leaf)), "must be finite"),
     "infinities": (at("embedding", lambda leaf: np.where(leaf > 1, np.inf, -np.inf)), "must be finite"),
-    "too large": (at("embedding", lambda leaf: leaf.astype(float) * 1e200), "too large to be squared"),
+    "too large": (at("embedding", lambda leaf: leaf.astype(float) * 1e200), "must be finite"),
     "masked": (at("embedding", lambda leaf: np.ma.masked_array(leaf, leaf > 1)), "masked entries"),
     "sparse": (at("embedding", lambda leaf: torch.from_numpy(leaf).to_sparse()), "to_dense"),
     "without memory": (at("embedding", lambda leaf: torch.from_numpy(leaf).to("meta")), "meta device"),

@@ -66,11 +66,12 @@ class NoiseParts:
     @classmethod
     def of_blocks(cls, settings: Settings) -> "tuple[NoiseParts, ...]":
         """The parts of what is measured of each block: a layer ends where that does."""
-        edges = np.cumsum([size for _, size in settings.segments]).tolist() if settings.layers else []
+        edges = np.cumsum([size for _, size in settings.segments] if settings.layers else [], dtype=np.int64)
         found, first = [], 0
         for size, place in zip(settings.block_sizes, settings.law_stretches, strict=True):
             start, stop = first + place.start, first + place.stop
-            inside = [edge - start for edge in edges if start < edge < stop]
+            between = slice(np.searchsorted(edges, start, side="right"), np.searchsorted(edges, stop))
+            inside = (edges[between] - start).tolist()
             pieces = [("", two - one) for one, two in itertools.pairwise([0, *inside, stop - start])]
             found.append(cls.of(pieces, stop - start))
             first += size

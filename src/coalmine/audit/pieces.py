@@ -6,7 +6,7 @@ Each process measures the blocks that it holds. What leaves it are sums: product
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -155,13 +155,12 @@ class Pieces:
             return self._vector_sums("model - initial", self._gatherer(rows, (first, 1.0)))
 
         told = {"initial": initial is not None}
-        here = 1.0 if not settings.replicated or self._ranks.rank == 0 else 0.0  # all processes hold the same model
-        found = self._ranks.sum_of(size, lambda: of_model() * here, number=0, told=told)
+        found = self._ranks.sum_of(size, of_model, number=0, told=told)
         last = _Length.of("model", found, settings)
         _refuse_zero("model", last.norm)
         if initial is None:
             return Final(norm=last.norm, cosines=last.cosines, block_rests=last.block_rests)
-        found = self._ranks.sum_of(size, lambda: of_update() * here, number=0, told=told)
+        found = self._ranks.sum_of(size, of_update, number=0, told=told)
         moved = _Length.of("model - initial", found, settings)
         _refuse_zero("model - initial", moved.norm)
         return Final(
@@ -188,7 +187,7 @@ class Pieces:
             vector = release_of(block)
             if settings.replicated:
                 lengths.append(_lazy_square(vector))
-            if not settings.replicated or block % ranks.size == ranks.rank:  # replicas share the work
+            if self._is_mine(block):
                 release.add(block, vector)
             if left_of is None:
                 continue
@@ -212,10 +211,16 @@ class Pieces:
         return _VectorSums(self.canaries, self._settings, self._numbers, gather, name)
 
     def _vector_sums(self, name: str, gather: Callable[[int], Any]) -> Floats:
+        """The sums of a vector that every process holds its own blocks of, or of which replicas share the work."""
         sums = self._sums(name, gather)
         for block in range(len(self._stretches)):
-            sums.add(block, gather(block))
+            if self._is_mine(block):
+                sums.add(block, gather(block))
         return sums.numbers()
+
+    def _is_mine(self, block: int) -> bool:
+        """Whether this process measures a block of a vector that all replicas have."""
+        return not self._settings.replicated or block % self._ranks.size == self._ranks.rank
 
     def _residual(self, sums: Floats) -> "_Length":
         """The residual's length: where every process has a part of it, that along the unobserved canaries."""
@@ -252,21 +257,19 @@ class Pieces:
             if settings.momentum and self._before is not None:
                 along = along - settings.momentum * self._before[2][present]
             size, declared = canary_size(along, residual.rest, facts, settings)
-        if settings.replicated:
-            return self._sampled_law(given, beside, present, size, declared, facts["number"], order)
         full = is_full(order, settings.dim)
         measures_law = settings.dim <= MANY_COORDINATES or full
         strength = math.sqrt(2 * len(present) / settings.dim) * size / scale
-        if not measures_law and (not settings.layers or abs(strength) < SMALL_PART):
-            if not settings.layers:
-                return {}
+        plan = _LawPlan(full, declared, measures_law, size, exactly=measures_law or abs(strength) >= SMALL_PART)
+        if settings.replicated:
+            return self._sampled_law(given, beside, present, plan, facts["number"])
+        if not plan.exactly:
             sizes = np.array([layer for _, layer in settings.layers])
-            mean = size * size * len(present) * sizes / settings.dim
-            return {"layer_rests": np.sqrt(np.maximum(beside - mean, 0.0))}
+            return {"layer_rests": np.sqrt(np.maximum(beside - self._mean_square(present, size) * sizes, 0.0))}
         summed = summed_sizes(full=full, sizes=2 if present else 1) if measures_law else {}
         slots = self._slots(full=full) if measures_law else []
         whole = len(settings.layers) + 2 + sum(summed.values()) + sum(sum(sizes.values()) for sizes in slots)
-        plan = _LawPlan(full, declared, measures_law, size, summed, slots)
+        plan = replace(plan, summed=summed, slots=slots)
         sums = self._ranks.sum_of(
             whole,
             lambda: self._law_numbers(given, present, plan, facts["number"]),
@@ -288,37 +291,38 @@ class Pieces:
             blocks.append(own)
         return found | law_record(blocks, together, self._whole, full=full, exact=declared)
 
+    def _mean_square(self, present: list[int], size: float) -> float:
+        """What the present canaries add to the square of a coordinate, on average."""
+        return size * size * len(present) / self._settings.dim
+
     def _sampled_law(
         self,
         given: dict[str, dict[str, Any]],
         others: Floats,
         present: list[int],
-        size: float,
-        exact: bool,
+        plan: "_LawPlan",
         number: int,
-        order: int,
     ) -> dict[str, Any]:
         """The same of a replicated model, from a sample of its coordinates: rank 0, which writes it down, measures it."""
         settings, stretches = self._settings, self._sampled
-        measures_law = settings.dim <= MANY_COORDINATES or is_full(order, settings.dim)
-        if self._ranks.rank or not (measures_law or settings.layers):
+        if self._ranks.rank:
             return {}
         release = numpy_vector(gathered(given["delta"], stretches))
         noise, sizes = release - others, [others]
         if settings.momentum and number > 1 and self._before is not None:
             noise = noise - settings.momentum * numpy_vector(gathered(self._before[1], stretches))
-        if present:
+        mean = self._mean_square(present, plan.size)
+        if present and plan.exactly:
             rows = {name: row[:0] for name, row in given["delta"].items()}
             total = self._sampled_canaries(present, rows)
             sizes.append(total)
-            noise = noise - total * size
-        lengths = [float(np.linalg.norm(noise[part.there])) for part in stretches]
-        found: dict[str, Any] = {"layer_rests": np.array(lengths)}
-        if measures_law:
+            noise, mean = noise - total * plan.size, 0.0
+        squares = [float(noise[part.there] @ noise[part.there]) - mean * (part.stop - part.start) for part in stretches]
+        found: dict[str, Any] = {"layer_rests": np.sqrt(np.maximum(squares, 0.0))}
+        if plan.measures_law:
             steps = self._resolution(given, stretches)
             found |= {"rounding": float(steps[0]) * self._ranks.size, "lattice": float(steps[1])}
-            full = is_full(order, settings.dim)
-            found |= measure_law(noise, release, self._whole, full=full, exact=exact, sizes=sizes)
+            found |= measure_law(noise, release, self._whole, full=plan.full, exact=plan.exact, sizes=sizes)
         return found
 
     def _sampled_canaries(self, present: list[int], like: dict[str, Any]) -> Floats:
@@ -597,9 +601,7 @@ class _VectorSums:
         for block in self._blocks:
             vector = numpy_vector(self._gather(block))
             if not np.isfinite(vector).all():
-                raise NotFiniteError(
-                    f"{self._name} must be finite, got NaN or infinity in it, or numbers too large to be squared"
-                )
+                raise NotFiniteError(f"{self._name} must be finite, got NaN or infinity in it")
             products = self._canaries.slow_products(block, vector)
             found[:count] += products * float(self._canaries.shares[block])
             with np.errstate(over="ignore"):
@@ -636,8 +638,9 @@ class _LawPlan:
     exact: bool
     measures_law: bool
     size: float  # of each present canary, to be subtracted
-    summed: dict[str, int]
-    slots: list[dict[str, int]]
+    exactly: bool = True  # else what canaries add to a length is taken as what it is on average, which is enough
+    summed: dict[str, int] = field(default_factory=dict)
+    slots: list[dict[str, int]] = field(default_factory=list)
 
 
 def _place(vector: Any) -> Any:

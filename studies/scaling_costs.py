@@ -1,0 +1,282 @@
+"""What an audit costs on more GPUs and larger models than were measured: a model of costs, and its tables.
+
+    python -m studies.scaling_costs                  prints the tables that docs/scaling.md shows
+    python -m studies.scaling_costs --write-docs     puts them there
+    python -m studies.scaling_costs --measure        times sums over processes of this machine: results/reduce.json
+
+Measured are models of 10^9 and 8·10^9 parameters on one H200 (benchmarks/results/blocked_cuda.json). A line through the two
+gives a fixed cost and a cost for each parameter on a GPU. Ranks work at the same time, so a round on R GPUs costs what its
+largest shard does. Scratch memory is as large as the largest block. The line of `updates` goes through 10^9 parameters and
+4·10^6 (benchmarks/results/canaries_cuda.json). The numbers that cross the network are counted by the code that sends them.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coalmine.audit.noise_law import NoiseParts, block_sizes, summed_sizes
+from coalmine.canaries.blocked import LARGEST_BLOCK, cut_into_blocks
+from coalmine.storage.record import BLOCK_EACH, Settings, checked_settings
+
+ROOT = Path(__file__).parents[1]
+RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs" / "scaling.md"
+END = "<!-- end of table -->"
+CANARIES, LAYERS = 1_000, 300
+GPUS = (1, 8, 64, 1_024)
+SIZES = tuple(10**power for power in range(6, 12))
+GPU_BYTES = 139 * 2**30
+SMALL = 4_050_748  # parameters of the model in canaries_cuda.json
+STATE = 3  # numbers of each rank that come with a sum
+SUMS, PROCESSES = 30, (2, 4, 8)
+
+CHILD = """
+import statistics, sys, time
+import numpy as np
+from torch import distributed
+from coalmine.integrations.torch_distributed import reduce_over
+
+folder, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+distributed.init_process_group("gloo", store=distributed.FileStore(folder + "/store", size), rank=rank, world_size=size)
+reduce, taken = reduce_over(), []
+for _ in range({sums}):
+    start = time.perf_counter()
+    reduce(np.ones({numbers}))
+    taken.append(time.perf_counter() - start)
+if rank == 0:
+    print(1e3 * statistics.median(taken))
+"""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A cost that grows with the parameters on a GPU, through what was measured."""
+
+    fixed: float
+    each: float
+
+    @classmethod
+    def through(cls, points: list[tuple[float, float]]) -> "Line":
+        (one, first), (two, second) = points
+        each = (second - first) / (two - one)
+        return cls(first - each * one, each)
+
+    def at(self, parameters: float) -> float:
+        return self.fixed + self.each * parameters
+
+
+def read_lines() -> dict[str, Line]:
+    """Milliseconds of a round with and without `others` and of `updates`, and bytes of extra memory, on an H200."""
+    figures = json.loads((RESULTS / "blocked_cuda.json").read_text())
+    small = json.loads((RESULTS / "canaries_cuda.json").read_text())["times"]["combine_500_ms"]
+    models = [figures["models"][name] for name in ("1e9", "8e9")]
+
+    def line(way: str, field: str) -> Line:
+        return Line.through([(model["parameters"], model[way][field]) for model in models])
+
+    return {
+        "round": line("audited round", "wall_ms"),
+        "others": line("audited round with others", "wall_ms"),
+        "bytes": line("audited round with others", "extra_bytes"),
+        "updates": Line.through([(SMALL, small), (models[0]["parameters"], figures["combine"]["wall_ms"])]),
+    }
+
+
+def settings_of(dim: int, gpus: int) -> Settings:
+    """The settings of an audit of 300 layers of one size, each cut evenly over the GPUs."""
+    sizes = _shares(dim, LAYERS)
+    shards = [[_share(size, gpus, rank) for size in sizes] for rank in range(gpus)]
+    return checked_settings(
+        dim,
+        canaries=CANARIES,
+        unobserved=None,
+        delta=1e-6,
+        kind="rotated",
+        rounds=None,
+        presentations=1,
+        momentum=0.0,
+        layers=[(f"layers.{number}.weight", size) for number, size in enumerate(sizes)],
+        blocks=[block for held in shards for block in cut_into_blocks(sum(held))],
+        processes=gpus,
+        shards=shards if gpus > 1 else (),
+    )
+
+
+def _shares(whole: int, count: int) -> list[int]:
+    return [_share(whole, count, number) for number in range(count)]
+
+
+def _share(whole: int, count: int, number: int) -> int:
+    return whole // count + (number < whole % count)
+
+
+def numbers_in_a_round(settings: Settings) -> int:
+    """How many numbers are summed over the ranks in every round."""
+    vectors = 2 * (settings.total + 2 * len(settings.block_sizes))
+    return vectors + len(settings.layers) + STATE * settings.processes
+
+
+def numbers_of_the_law(settings: Settings) -> int:
+    """How many more are summed in a round that measures the law of the noise."""
+    places, parts = settings.law_stretches, NoiseParts.of_blocks(settings)
+    slots = [
+        block_sizes(part, dim=place.stop - place.start, number=number, blocks=len(places), full=True)
+        for number, (part, place) in enumerate(zip(parts, places, strict=True))
+    ]
+    together = sum(summed_sizes(full=True, sizes=2).values())
+    own = sum(sum(sizes.values()) for sizes in slots)
+    return len(settings.layers) + 2 + together + own + STATE * settings.processes
+
+
+def row_of(dim: int, gpus: int, lines: dict[str, Line]) -> list[str]:
+    """One row of the table."""
+    held = -(-dim // gpus)
+    start = [_power(dim), f"{gpus:,}"]
+    if held < BLOCK_EACH * CANARIES:
+        return [*start, f"too small: at most {held // BLOCK_EACH} canaries", *[""] * 6]
+    if 4 * held > GPU_BYTES:  # the release and the others' sum, two bytes a number each
+        return [*start, "too large for one GPU", *[""] * 6]
+    settings = settings_of(dim, gpus)
+    largest = max(settings.block_sizes)
+    extra = lines["bytes"].fixed * largest / LARGEST_BLOCK + lines["bytes"].each * held
+    crossing = ["0", "0"] if gpus == 1 else [_kilobytes(count) for count in _crossing(settings)]
+    return [
+        *start,
+        f"{len(settings.block_sizes):,}",
+        _milliseconds(lines["updates"].at(held)),
+        _milliseconds(lines["round"].at(held)),
+        _milliseconds(lines["others"].at(held)),
+        f"{extra / 1e6:,.0f}",
+        *crossing,
+    ]
+
+
+def _crossing(settings: Settings) -> tuple[int, int]:
+    return numbers_in_a_round(settings), numbers_of_the_law(settings)
+
+
+def _power(number: int) -> str:
+    return f"10^{len(str(number)) - 1}"
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 0.1 else f"{value:.2f}"
+
+
+def _kilobytes(count: int) -> str:
+    return f"{8 * count / 1e3:,.0f}"
+
+
+def tables() -> dict[str, str]:
+    """The tables of docs/scaling.md, by their names there."""
+    return {"sums": sums_table(), "H200": gpu_table(), "CPU": cpu_table(), "computed": computed_table()}
+
+
+def computed_table() -> str:
+    """Every size on every number of GPUs."""
+    lines = read_lines()
+    head = [
+        "parameters",
+        "GPUs",
+        "blocks",
+        "`updates`, ms",
+        "round, ms",
+        "round with `others`, ms",
+        "extra MB on a GPU",
+    ]
+    head += ["kB summed in a round", "kB more with the noise's law"]
+    return _markdown(head, [row_of(dim, gpus, lines) for dim in SIZES for gpus in GPUS])
+
+
+def gpu_table() -> str:
+    """What was measured on one H200."""
+    figures = json.loads((RESULTS / "blocked_cuda.json").read_text())
+    models = list(figures["models"].values())
+    ways = {
+        "cosines alone": "block by block",
+        "a round": "audited round",
+        "a round with `others`": "audited round with others",
+    }
+    rows = [["blocks", *(str(model["blocks"]) for model in models)]]
+    for name, way in ways.items():
+        rows.append([name, *(f"{model[way]['wall_ms']:.0f} ms" for model in models)])
+    last = [model["audited round with others"] for model in models]
+    rows.append(
+        ["extra memory, with `others`"]
+        + [f"{row['extra_bytes'] / 1e6:.0f} MB, {row['extra_share']:.3f} of the model" for row in last]
+    )
+    rows.append(["500 canaries added to the model", f"{figures['combine']['wall_ms']:.0f} ms", "not measured"])
+    return _markdown(["", *(f"{model['parameters']:,} parameters" for model in models)], rows)
+
+
+def cpu_table() -> str:
+    """What benchmarks/blocked.py measured."""
+    calls = json.loads((RESULTS / "blocked.json").read_text())["calls"]
+    rows = []
+    for name, row in calls.items():
+        seconds, vectors = row["seconds"], row["extra_vectors"]
+        times = [f"{seconds[form]:.1f} s" for form in ("flat", "dict")]
+        memory = [f"{vectors[form]:.2f}" for form in ("flat", "dict")]
+        rows.append([name, *times, f"{row['time_ratio']:.2f}", *memory, f"{row['memory_ratio']:.2f}"])
+    head = ["", "flat", "dict", "ratio", "extra vectors, flat", "dict", "ratio"]
+    return _markdown(head, rows)
+
+
+def sums_table() -> str:
+    """What `--measure` measured."""
+    figures = json.loads((RESULTS / "reduce.json").read_text())["milliseconds"]
+    return _markdown(
+        ["processes", *figures], [["one sum of a round, ms", *(_milliseconds(value) for value in figures.values())]]
+    )
+
+
+def _markdown(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
+
+
+def measure_sums() -> dict[str, Any]:
+    """Milliseconds of one sum over processes of this machine, by gloo."""
+    numbers = numbers_in_a_round(settings_of(10**9, 8))
+    found: dict[str, Any] = {"numbers": numbers, "sums": SUMS, "milliseconds": {}}
+    for size in PROCESSES:
+        found["milliseconds"][str(size)] = _sum_over(size, numbers)
+    return found
+
+
+def _sum_over(size: int, numbers: int) -> float:
+    code = CHILD.format(sums=SUMS, numbers=numbers)
+    with tempfile.TemporaryDirectory() as folder:
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-c", code, folder, str(rank), str(size)], stdout=subprocess.PIPE, text=True
+            )
+            for rank in range(size)
+        ]
+        printed = [child.communicate(timeout=300)[0] for child in started]
+        if any(child.returncode for child in started):
+            raise RuntimeError("a process of the measurement failed; its message is above")
+    return float(printed[0])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description="Costs of an audit on many GPUs, computed from measured ones.")
+    parser.add_argument("--write-docs", action="store_true", help="Put the tables into docs/scaling.md.")
+    parser.add_argument("--measure", action="store_true", help="Time sums over processes of this machine first.")
+    options = parser.parse_args(arguments)
+    if options.measure:
+        (RESULTS / "reduce.json").write_text(json.dumps(measure_sums(), indent=1) + "\n")
+    for name, made in tables().items():
+        print(f"{name}\n{made}\n")
+        if options.write_docs:
+            before, begin, rest = DOCS.read_text().partition(f"<!-- table: {name} -->")
+            DOCS.write_text(f"{before}{begin}\n{made}\n{END}{rest.partition(END)[2]}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,147 @@
+"""The page on scaling up: its code runs, in one process and in two, and its tables are what the study prints."""
+
+import importlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coalmine import Audit
+
+sys.path.insert(0, str(Path(__file__).parent))
+from requires import require
+
+ROOT = Path(__file__).parents[2]
+if not (ROOT / "studies" / "scaling_costs.py").exists():
+    pytest.skip("the studies are in the repository, not in the package", allow_module_level=True)
+sys.path.insert(0, str(ROOT))
+costs = importlib.import_module("studies.scaling_costs")
+on_ranks = importlib.import_module("tests.audit.thread_ranks").on_ranks
+PAGE = (ROOT / "docs" / "scaling.md").read_text()
+
+FACTS = """
+import json
+def facts(found):
+    if found is None:
+        return None
+    interval = found.adversaries["known-others"].headline.estimate.interval
+    return [found.verdict.outcome, interval.low, float(mechanism_epsilon(1.0, delta=1e-6)), interval.high]
+"""
+
+
+def blocks(text):
+    return re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def assert_passes(facts):
+    outcome, low, truth, high = facts
+    assert outcome == "PASS"
+    assert low <= truth <= high
+
+
+def run(program, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+    )
+
+
+def printed(process):
+    """The facts that a program prints last."""
+    out, error = process.communicate(timeout=240)
+    assert process.returncode == 0, error
+    return json.loads(out.split(chr(0))[1])
+
+
+def test_the_loop_of_a_dict_runs():
+    program = blocks(PAGE)[0] + FACTS + "print(chr(0) + json.dumps(facts(result)))"
+    assert_passes(printed(run(program)))
+
+
+def test_the_loop_of_a_torch_model_runs():
+    if find_spec("torch") is None:
+        require("torch")
+    guide = (ROOT / "docs" / "integrate.md").read_text()
+    section = guide.partition("\n## Models in pieces\n")[2].partition("\n## ")[0]
+    setup, loop = blocks(section)
+    assert len(loop.splitlines()) == 10
+    program = blocks(guide)[0] + setup + loop + FACTS + "print(chr(0) + json.dumps(facts(result)))"
+    assert_passes(printed(run(program)))
+
+
+def test_the_loops_of_two_processes_run():
+    if find_spec("torch") is None:
+        require("torch")
+    _, sharded, replicated = blocks(PAGE)
+    program = sharded + replicated + FACTS
+    program += "print(chr(0) + json.dumps([facts(result), facts(replicated_result), audit.settings.to_dict()]))"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    started = [run(program, RANK=str(rank), **address) for rank in range(2)]
+    first, second = (printed(process) for process in started)
+    assert_passes(first[0])
+    assert_passes(first[1])
+    assert second[:2] == [None, None]
+    assert first[2]["processes"] == second[2]["processes"] == 2
+
+
+def table(name):
+    return PAGE.partition(f"<!-- table: {name} -->\n")[2].partition(f"\n{costs.END}")[0]
+
+
+def test_the_measured_tables_are_those_of_the_results():
+    for name, made in {"sums": costs.sums_table(), "H200": costs.gpu_table(), "CPU": costs.cpu_table()}.items():
+        assert table(name) == made
+
+
+def test_the_computed_table_is_what_the_study_prints():
+    """Some of its rows; the others take seconds each."""
+    lines, shown = costs.read_lines(), table("computed").splitlines()
+    assert len(shown) == 2 + len(costs.SIZES) * len(costs.GPUS)
+    for dim, gpus in ((10**6, 1), (10**6, 1_024), (10**8, 8), (10**9, 1), (10**9, 8), (10**10, 64), (10**11, 1)):
+        assert f"| {' | '.join(costs.row_of(dim, gpus, lines))} |" in shown
+
+
+def test_a_line_goes_through_what_was_measured():
+    lines = costs.read_lines()
+    for model in json.loads((costs.RESULTS / "blocked_cuda.json").read_text())["models"].values():
+        row = model["audited round with others"]
+        assert lines["others"].at(model["parameters"]) == pytest.approx(row["wall_ms"])
+        assert lines["bytes"].at(model["parameters"]) == pytest.approx(row["extra_bytes"])
+
+
+def test_the_numbers_of_a_round_are_those_that_an_audit_sums():
+    """Counted on two ranks that sum nothing but what the audit hands them."""
+    sums = []
+
+    def rank(reduce):
+        class Counted:
+            rank, size = reduce.rank, reduce.size
+
+            def __call__(self, numbers):
+                if self.rank == 0:
+                    sums.append(len(numbers))
+                return reduce(numbers)
+
+        shard = {name: np.random.default_rng(1).normal(size=3_000) for name in ("one", "two")}
+        audit = Audit.for_model(shard, canaries=100, seed=b"counted", delta=1e-5, reduce=Counted())
+        if reduce.rank == 0:
+            sums.clear()
+        audit.observe_round(1, shard, present=[0], others={name: 0.1 * value for name, value in shard.items()})
+        return audit.settings
+
+    settings = on_ranks(2, rank)[0]
+    assert sums == [costs.numbers_in_a_round(settings), costs.numbers_of_the_law(settings)]
+    total, count = settings.total, len(settings.block_sizes)
+    assert sums[0] == 2 * (total + 2 * count) + len(settings.layers) + 3 * 2
