@@ -70,7 +70,9 @@ def _commands(group: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tup
 
 
 def _value(option: click.Option, folder: Path, rng: random.Random) -> str:
-    if option.opts[-1] in FAST and rng.random() < 0.8:
+    if option.opts[-1] in FAST and (
+        rng.random() < 0.8 or option.opts[-1] == "--runs"
+    ):  # thousands of runs take minutes
         return rng.choice(FAST[option.opts[-1]])
     if option.opts[-1] == "--out":
         return str(folder / "out" / (text(rng).replace("\0", "") if rng.random() < 0.3 else "x"))

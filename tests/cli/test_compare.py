@@ -120,7 +120,12 @@ def test_a_path_without_a_readable_run_is_one_line_and_exit_code_2(runs, stopped
     assert len(json.loads(out or "[]")) == (0 if alone else 2)
 
 
-@pytest.mark.parametrize("damage", [{"verdict": ["PASS"]}, {"adversaries": {"final": {"interval": [1]}}}])
+WITHOUT_LIMITS = {"verdict": "VIOLATION", "reason_code": "gauge", "decided_by": None, "facts": {"gauge": "noise"}}
+
+
+@pytest.mark.parametrize(
+    "damage", [{"verdict": ["PASS"]}, {"adversaries": {"final": {"interval": [1]}}}, WITHOUT_LIMITS]
+)
 @pytest.mark.parametrize("style", [[], ["--csv"]])
 def test_a_result_with_wrong_types_is_one_line(runs, capsys, damage, style):
     result = runs[0] / "result.json"
@@ -131,6 +136,27 @@ def test_a_result_with_wrong_types_is_one_line(runs, capsys, damage, style):
     out, err = capsys.readouterr()
     assert err == f"coalmine: {result} is not a result as an audit writes it; restore it from a copy\n"
     assert out.count("digits") == 1  # the other run
+
+
+def test_a_number_that_json_does_not_know_is_one_line(runs, capsys):
+    result = runs[0] / "result.json"
+    result.write_text(json.dumps(json.loads(result.read_text()) | {"analytical_epsilon": float("nan")}))
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["compare", *map(str, runs)])
+    assert stop.value.code == 2
+    assert "is not JSON (a number in it is not finite)" in capsys.readouterr().err
+
+
+def test_a_bound_that_is_missing_is_an_empty_cell(runs, capsys):
+    result = runs[1] / "result.json"
+    values = json.loads(result.read_text())
+    adversary = values["adversaries"]["known-others"]
+    for row in (adversary, *adversary["groups"]):
+        row["lower_bound"] = None
+    result.write_text(json.dumps(values))
+    rows = list(csv.DictReader(io.StringIO(compared(capsys, "--csv", *runs).out)))
+    assert rows[1]["known-others lower_bound"] == ""
+    assert "nan" not in rows[1].values()
 
 
 def test_csv_and_json_exclude_each_other(runs, capsys):

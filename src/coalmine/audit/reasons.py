@@ -87,7 +87,8 @@ def _gauge(v: "Verdict") -> str:
 
 
 def _limits(v: "Verdict") -> str:
-    assert v.limits is not None
+    if v.limits is None:
+        raise ValueError("a gauge that decides has a reading and limits")
     return f"{v.limits[0]:.4g} … {v.limits[1]:.4g}"
 
 
@@ -139,7 +140,8 @@ SENTENCES = {
 
 
 def _alarm(v: "Verdict") -> str:
-    assert v.reading is not None
+    if v.reading is None:
+        raise ValueError("a gauge that decides has a reading and limits")
     smallest, largest = v.reading
     if v.gauge == "rounding":
         return (

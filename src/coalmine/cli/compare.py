@@ -2,6 +2,7 @@
 
 import csv
 import logging
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -103,7 +104,9 @@ def _print(results: Mapping[str, AuditResult], *, as_csv: bool, as_json: bool) -
 
 
 def _csv_cell(value: Any) -> Any:
-    """Text without control characters, which a terminal would obey."""
+    """Text without control characters, which a terminal would obey; nothing for a number that is missing."""
+    if isinstance(value, float) and math.isnan(value):
+        return ""
     return printable(value) if isinstance(value, str) else value
 
 

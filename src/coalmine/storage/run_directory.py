@@ -268,7 +268,7 @@ class RunDirectory:
     def _json(self, name: str) -> dict[str, Any]:
         text = self._text(name)
         try:
-            found = json.loads(text)
+            found = json.loads(text, parse_constant=_refused)
         except (ValueError, RecursionError) as error:  # also whole numbers of thousands of digits
             raise ValueError(f"{self.path / name} is not JSON ({error}); restore it from a copy") from None
         if not isinstance(found, dict):
@@ -282,14 +282,15 @@ class RunDirectory:
         return found
 
 
+def _refused(constant: str) -> NoReturn:
+    """For `constant`, NaN or an infinity, which are not JSON."""
+    raise ValueError("a number in it is not finite")
+
+
 def _metrics(line: bytes) -> dict[str, Any] | None:
     """A line of metrics, None where it is damaged."""
-
-    def refused(constant: str) -> NoReturn:
-        raise ValueError(constant)  # NaN and the infinities, which are not JSON
-
     try:
-        values = json.loads(line, parse_constant=refused)
+        values = json.loads(line, parse_constant=_refused)
     except (ValueError, RecursionError):
         return None
     number = values.get("round", 0) if isinstance(values, dict) else None
