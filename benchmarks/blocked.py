@@ -1,13 +1,12 @@
 """A model as a dict of 200 arrays against the same numbers as one flat vector, on the CPU: time and memory of a round.
 
-Floor of the time: both take one transform for `updates` and two to observe a round, of the release and of the residual. The
-dict adds a copy of each block that is gathered from its arrays, 8 bytes a number, and draws the signs of a block again for
-each transform, 3/8 of a byte a number. A transform moves about 60 bytes a number, so 1.15 times the flat time would be the
-least, if transforms of 2^24 numbers were not faster than those of 10^8.
+Floor of the time: both take one transform for `updates` and two to observe a round, of the release and of the residual. A
+transform moves 75 bytes a number in one vector of 10^8, and 66 in a block of a sixth of it (`moved_bytes` of
+benchmarks/canaries.py). The dict adds a copy of each block that is gathered from its arrays, 8 bytes, and draws the signs of
+a block again for each transform, 0.6 bytes. So both move the same, and the floor of the ratio is 1.
 
-Floor of the memory: two vectors of scratch for the transform of a block, the block itself and its residual. With six
-blocks those are 4/6 of a vector. A round that measures the law of the noise also holds a block's standardised noise and its
-spectrum.
+Floor of the memory: two vectors of scratch for the transform of a block, and the block itself. With six blocks those are
+half of a vector. A round that measures the law of the noise does so on 2^20 numbers of each block, which adds little.
 
 Times are medians of rounds in turn. Memory is the peak of a process of its own, beyond what it held before the call.
 """
