@@ -117,7 +117,12 @@ def _share(whole: int, count: int, number: int) -> int:
 def numbers_in_a_round(settings: Settings) -> int:
     """How many numbers are summed over the ranks in every round."""
     vectors = 2 * (settings.total + 2 * len(settings.block_sizes))
-    return vectors + len(settings.layers) + STATE * settings.processes
+    return vectors + len(settings.layers) + _parts(settings) + STATE * settings.processes
+
+
+def _parts(settings: Settings) -> int:
+    """Lengths in parts of blocks, and sketches of blocks."""
+    return len(settings.block_sizes) * (settings.chunks + settings.sketch) if settings.in_blocks else 0
 
 
 def numbers_of_the_law(settings: Settings) -> int:
@@ -129,7 +134,7 @@ def numbers_of_the_law(settings: Settings) -> int:
     ]
     together = sum(summed_sizes(full=True, sizes=2).values())
     own = sum(sum(sizes.values()) for sizes in slots)
-    return len(settings.layers) + 2 + together + own + STATE * settings.processes
+    return len(settings.layers) + _parts(settings) + 2 + together + own + STATE * settings.processes
 
 
 def row_of(dim: int, gpus: int, lines: dict[str, Line]) -> list[str]:

@@ -169,7 +169,7 @@ def test_lengths_by_layer_need_no_sum_of_canaries_in_a_large_model(work, monkeyp
         monkeypatch.setattr(module, "MANY_COORDINATES", 0)
     audit = on_ranks(2, lambda reduce: work(reduce, rounds=20))[0]
     rounds = list(audit.log.rounds())
-    assert [item.number for item in rounds if item.law_moments is not None] == [1]
+    assert [item.number for item in rounds if item.law_counts is not None] == [1]
     sizes = np.array([size for _, size in audit.settings.gauged_layers])
     for item in rounds:
         ratios = item.layer_rests * CLIENTS / (np.sqrt(sizes) * NOISE)

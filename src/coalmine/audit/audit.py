@@ -220,6 +220,7 @@ class Audit:
                 processes=layout.processes,
                 shards=layout.shards,
             )
+            _check_on_violation(on_violation, claim)
             made.append((settings, Claim.of(claim)))
 
         ranks.together(settle)  # an argument that one rank cannot take ends them all
@@ -232,7 +233,7 @@ class Audit:
             **settings.to_dict(),
         )
         audit = cls.__new__(cls)
-        audit._begin(settings, seed, scores, directory, promised, on_violation, deferred, layout.tree, ranks)
+        audit._begin(settings, seed, scores, directory, promised, on_violation, deferred, layout, ranks)
         return audit
 
     _elsewhere: "_Elsewhere | None" = None
@@ -246,10 +247,11 @@ class Audit:
         claim: Claim | float | None,
         on_violation: OnViolation | None,
         deferred: bool,
-        tree: Tree | None = None,
+        layout: Layout | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         ranks = ranks or Ranks(None)
+        tree = None if layout is None else layout.tree
         checked_attacks(scores)  # validate before creating the directory
         _check_on_violation(on_violation, claim)
         promised = Claim.of(claim)
@@ -264,18 +266,23 @@ class Audit:
             )
             statement = Statement(claim=stated, demonstration=is_guessable(seed))
             if home is None:
-                commitment = Commitment.to(seed, settings, statement)
+                commitment, log = Commitment.to(seed, settings, statement), RoundLog()
             else:
-                commitment = home.commit(seed, settings, stated)
-                statement = home.read_statement()
-            log = RoundLog() if home is None else home.open_log()
+                try:
+                    commitment = home.commit(seed, settings, stated)
+                    statement, log = home.read_statement(), home.open_log()
+                except BaseException:
+                    if home is not directory:
+                        home.close()  # else it stays locked for as long as somebody keeps the error
+                    raise
             opened.append((home, log))
             return {"commitment": vars(commitment), "statement": vars(statement)} | _state_of(log)
 
         run = ranks.together(open_run)[0]
         home, log = opened[0] if opened else (None, RoundLog())
         statement, commitment = Statement(**run["statement"]), Commitment.from_dict(run["commitment"])
-        self._set_up(settings, statement, seed, commitment, log, scores, home, tree, ranks)
+        on_host = None if layout is None else layout.on_host
+        self._set_up(settings, statement, seed, commitment, log, scores, home, tree, ranks, on_host)
         if ranks.rank:
             self._elsewhere = _Elsewhere.of(run)
         self._deferred = deferred
@@ -293,8 +300,10 @@ class Audit:
         directory: RunDirectory | None,
         tree: Tree | None = None,
         ranks: Ranks | None = None,
+        on_host: bool | None = None,
     ) -> None:
         self.settings = settings
+        on_host = tree is None or tree.on_host if on_host is None else on_host
         self._ranks = ranks or Ranks(None)
         self._statement = statement
         self.commitment = commitment
@@ -303,7 +312,7 @@ class Audit:
         self._pieces: Pieces | None = None
         try:
             if tree is not None and (settings.blocks or self._ranks.several):
-                self._pieces = Pieces(tree, settings, seed=seed, ranks=self._ranks)
+                self._pieces = Pieces(tree, settings, seed=seed, ranks=self._ranks, on_host=on_host)
             else:
                 kind = RotatedCanaries if settings.kind == "rotated" else SphereCanaries
                 self._canaries = kind(settings.total, settings.dim, seed=seed)

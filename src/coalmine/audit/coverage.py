@@ -60,7 +60,6 @@ class CoverageReader:
     def __init__(self) -> None:
         self.rounds = self.with_others = self.with_noise = 0
         self.scale = float("inf")  # the smallest at which canaries were sent
-        self.tails = False
 
     def add(self, look: Look) -> None:
         """Take the next round."""
@@ -69,7 +68,6 @@ class CoverageReader:
         self.with_others += item.residual_cosines is not None
         self.with_noise += item.noise_std is not None
         self.scale = min(self.scale, item.scale) if item.present.size else self.scale
-        self.tails |= item.law_tail is not None
 
 
 def checked_items(audited: Iterable[AuditedItem]) -> tuple[AuditedItem, ...]:
@@ -145,14 +143,16 @@ def _law(facts: CoverageReader, names: set[str], settings: Settings) -> AuditedI
         seen.append("reuse between rounds")
     else:
         missing.append("reuse between rounds (needs two)")
+    if "shared blocks" in names:
+        seen.append("reuse between blocks")
     if "distribution" in names:
         seen += ["distribution", "a grid of values"]
     else:
         missing.append("distribution and grid (release and `others` are rounded too coarsely)")
-    if facts.tails:
+    if "repeated values" in names:
         seen.append("repeated values")
     else:
-        missing.append("repeated values (pass clip_norm in the units of model_delta)")
+        missing.append("repeated values (pass clip_norm in the units of model_delta, in single precision)")
     if rank_power(facts.rounds, settings.unobserved_dof, settings.dim) >= VISIBLE_RANK:
         seen.append("dimensions without noise")
     else:

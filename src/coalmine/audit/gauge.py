@@ -32,6 +32,8 @@ MEANINGS = {
     "neighbours": "correlation of the noise in neighbouring coordinates",
     "shared draws": "correlation of the noise between two layers",
     "repeated values": "share of the largest noise values that occur twice",
+    "parts of blocks": "length of the residual in a part of a block over that of the stated noise",
+    "shared blocks": "correlation of the noise between two blocks, in one round or in two that follow each other",
     "rounding": "share of the residual's variance that comes from rounding the release",
     "shifted repeat": "share of a round's largest noise values that stand in another round at one common distance",
 }

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from coalmine.audit.block_gauges import BlockReader
 from coalmine.audit.gauge import LEVEL, Gauge
 from coalmine.audit.law_gauges import LawReader
 from coalmine.audit.level_gauges import LevelReader
@@ -27,12 +28,14 @@ class GaugeReader:
         self._level = LevelReader(settings)
         self._sketch = SketchReader(settings, rounds)
         self._law = LawReader(settings)
+        self._blocks = BlockReader(settings)
 
     def add(self, look: Look) -> None:
         """Take the next round."""
         self._level.add(look)
         self._sketch.add(look)
         self._law.add(look)
+        self._blocks.add(look)
 
     def gauges(self, level: float = LEVEL, *, proofs_only: bool = False) -> list[Gauge]:
         """Every gauge whose inputs were given; an honest run sets one off with a probability of at most `level`.
@@ -42,8 +45,10 @@ class GaugeReader:
         Gauges of the law say what share of the residual is still noise; how much noise that is, over the stated noise, the
         length of the residual says. If `others` is not what the rounds summed, nothing that rests on it proves anything.
         """
-        lengths = list(self._level.gauges(level))
+        blocks = list(self._blocks.gauges(level))
+        lengths = [*self._level.gauges(level), *(gauge for gauge in blocks if gauge.name == "parts of blocks")]
         law = [*self._sketch.gauges(level), *self._law.gauges(level, proofs_only=proofs_only)]
+        law += [gauge for gauge in blocks if gauge.name == "shared blocks"]
         longest = next((gauge.largest for gauge in lengths if gauge.name == "residual"), None)
         law = [_over_stated_noise(gauge, longest) for gauge in law]
         if any(gauge.name == "pooled residual" and gauge.status == "warning" for gauge in lengths):

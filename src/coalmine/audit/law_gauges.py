@@ -74,7 +74,7 @@ class LawReader:
             yield from _follows(counted, dim, repeated, level)
         yield from _neighbours(rounds, parts, dim, repeated, level)
         if any(item.law_tail is not None for item in smooth):  # on a grid of the release values repeat by themselves
-            yield _ties(smooth, level)
+            yield from _ties(smooth, level)
         if whole and _rounding_share(rounds, dim) > 0:
             yield _rounding(rounds, dim)
         if whole and len(counted) > 1:
@@ -388,7 +388,7 @@ def _neighbours(rounds: list[Round], parts: NoiseParts, dim: int, repeated: floa
         )
 
 
-def _ties(rounds: list[Round], level: float) -> Gauge:
+def _ties(rounds: list[Round], level: float) -> Iterator[Gauge]:
     """The share of a round's largest values that come again, in the same round or in another: noise that was used twice."""
     found = [item for item in rounds if item.law_tail is not None]
     units = [item.noise_std or math.sqrt(_variance(item)) for item in found]
@@ -397,11 +397,11 @@ def _ties(rounds: list[Round], level: float) -> Gauge:
     everything_sorted = np.sort(np.concatenate(values))
     together = repeated_share(everything_sorted, SAME)
     if _has_steps(everything_sorted, SAME):
-        shares = [(0.0, 1.0) for _ in shares]  # values on a floating-point grid repeat by themselves
+        return  # values on a floating-point grid repeat by themselves
     everything = [*shares, together]
     share = max(share for share, _ in everything)
     alarmed = any(share > REPEATED and p_value < level / (2 * len(everything)) for share, p_value in everything)
-    return Gauge(
+    yield Gauge(
         name="repeated values",
         smallest=min(share for share, _ in everything),
         largest=share,

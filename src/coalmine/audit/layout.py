@@ -23,6 +23,7 @@ class Layout:
     blocks: tuple[int, ...]
     processes: int
     shards: tuple[tuple[int, ...], ...]
+    on_host: bool
 
     @property
     def dim(self) -> int:
@@ -37,10 +38,21 @@ class Layout:
         def held() -> dict[str, Any]:
             tree = Tree(parameters)
             made.append(tree)
-            return {"layers": tree.layers, "blocks": _own_blocks(tree, blocks)}
+            return {
+                "layers": tree.layers,
+                "blocks": _own_blocks(tree, blocks),
+                "replicated": bool(replicated),
+                "on_host": tree.on_host,
+            }
 
         everybody = ranks.together(held)
         tree = made[0]
+        on_host = all(other.pop("on_host") for other in everybody)
+        for rank, other in enumerate(everybody):
+            if other.pop("replicated") != bool(replicated):
+                raise ValueError(
+                    f"every rank must give the same `replicated`, but rank {rank} differs from rank {ranks.rank}"
+                )
         if replicated and ranks.several:
             for rank, other in enumerate(everybody):
                 if other != everybody[0]:
@@ -58,7 +70,7 @@ class Layout:
         sharded = ranks.several and not replicated
         shards = tuple(tuple(dict(one["layers"]).get(name, 0) for name, _ in layers) for one in everybody)
         cut = tuple(int(size) for one in everybody for size in one["blocks"])
-        return cls(tree, layers, cut, ranks.size, shards if sharded else ())
+        return cls(tree, layers, cut, ranks.size, shards if sharded else (), on_host)
 
 
 def _own_blocks(tree: Tree, blocks: Sequence[int] | None) -> list[int]:

@@ -42,6 +42,7 @@ from coalmine.canaries.array_types import euclidean_norm
 from coalmine.canaries.base import usable
 from coalmine.canaries.blocked import BlockedCanaries
 from coalmine.canaries.philox import key_from_seed
+from coalmine.canaries.secret import secret_seed
 from coalmine.storage.record import Settings
 from coalmine.storage.rounds_file import Final, Round, Singles
 
@@ -55,8 +56,12 @@ SAME_RELEASE = 1e-5  # relative difference of a length that every process should
 class Pieces:
     """The blocks of a model that this process holds, and what is measured of them."""
 
-    def __init__(self, tree: Tree, settings: Settings, *, seed: SupportsIndex | bytes, ranks: Ranks) -> None:
+    def __init__(
+        self, tree: Tree, settings: Settings, *, seed: SupportsIndex | bytes, ranks: Ranks, on_host: bool = True
+    ) -> None:
         self.tree, self._settings, self._ranks = tree, settings, ranks
+        self._on_host = on_host  # all of the model, in every process: then the law is cheap enough for every round
+        self._seed = secret_seed(seed)
         held = settings.shards[ranks.rank] if settings.shards else tuple(size for _, size in settings.layers)
         first, stop = _blocks_of(settings, ranks.rank)
         self._numbers = range(first, stop)  # of the blocks here, among all
@@ -66,7 +71,6 @@ class Pieces:
         self._stretches = _stretches(settings, held, settings.block_sizes[first:stop])
         self._all_parts = NoiseParts.of_blocks(settings)
         self._whole = NoiseParts.of_all(settings)
-        self._sampled = _sampled_stretches(settings, seed) if settings.replicated else ()
         self._before: tuple[int, dict[str, Any], Floats] | None = None
 
     def sum_of_canaries(self, indices: list[int], size: float) -> Any:
@@ -94,8 +98,14 @@ class Pieces:
         settings = self._settings
         vectors = 2 * (settings.total + 2 * len(settings.block_sizes))
         if settings.replicated:
-            return vectors + settings.law_dim + self._ranks.size
-        return vectors + len(settings.layers)
+            return vectors + settings.law_dim + 2 * self._ranks.size
+        return vectors + len(settings.layers) + self._parts_size
+
+    @property
+    def _parts_size(self) -> int:
+        """How many numbers there are of lengths in parts of blocks, and of sketches."""
+        blocks = len(self._settings.block_sizes)
+        return blocks * (self._settings.chunks + self._settings.sketch) if self._settings.in_blocks else 0
 
     def forget(self) -> None:
         """Forget the round before, which was rewound."""
@@ -114,10 +124,12 @@ class Pieces:
                 given["others"] = self.tree.rows("others", others)
             return self._measured(given["delta"], given.get("others"), facts["number"])
 
-        blocks, layers = len(settings.block_sizes), settings.law_dim if settings.replicated else len(settings.layers)
+        blocks = len(settings.block_sizes)
+        layers = settings.law_dim if settings.replicated else len(settings.layers)
         sums = self._ranks.sum_of(self._round_size, measure, number=facts["number"], told=told)
-        release, left, beside, lengths = np.split(sums, np.cumsum([count + 2 * blocks, count + 2 * blocks, layers]))
-        _check_same(lengths)
+        release, left, beside, rest = np.split(sums, np.cumsum([count + 2 * blocks, count + 2 * blocks, layers]))
+        if settings.replicated:
+            _check_same(rest.reshape(-1, 2))
         whole = _Length.of("model_delta", release, settings)
         if whole.norm == 0:
             return Round(number=facts["number"], skipped=True)
@@ -136,7 +148,7 @@ class Pieces:
             record |= {
                 f"residual_{name}": getattr(residual, name) for name in ("norm", "rest", "cosines", "block_rests")
             }
-            record |= self._beside(given, residual, beside, present, facts, order)
+            record |= self._beside(given, residual, beside, rest, present, facts, order)
         if settings.momentum:
             copies = {name: copied(row) for name, row in given["delta"].items()}
             self._before = (facts["number"], copies, whole.cosines.astype(np.float64) * whole.norm)
@@ -180,7 +192,7 @@ class Pieces:
         if settings.replicated and ranks.rank > 0 and others is not None:
             left_of = self._gatherer(None, (others, 1.0))  # the release itself is rank 0's part
         release, left = self._sums("model_delta", release_of), self._sums("model_delta - others", left_of)
-        layers, lengths = _LayerSquares(len(settings.layers)), []
+        layers, parts_of, lengths = _LayerSquares(len(settings.layers)), self._block_parts(), []
         undone = others is not None and settings.momentum > 0 and number > 1 and self._undoes_momentum(number)
         noise_of = self._noise(delta, others or {}, number)
         for block, stretches in enumerate(self._stretches):
@@ -192,20 +204,33 @@ class Pieces:
             if left_of is None:
                 continue
             vector = left_of(block)
-            if not settings.replicated and not undone:
-                layers.add(vector, stretches)  # before it is overwritten
+            if not settings.replicated and not undone:  # before it is overwritten
+                layers.add(vector, stretches)
+                parts_of.add(self._numbers[block], vector)
             left.add(block, vector)
             if undone:
-                layers.add(noise_of(block), stretches)
+                vector = noise_of(block)
+                layers.add(vector, stretches)
+                parts_of.add(self._numbers[block], vector)
         parts = [release.numbers(), left.numbers()]
         if not settings.replicated:
-            return np.concatenate([*parts, layers.numbers()])
-        sample = np.zeros(settings.law_dim) if others is None else numpy_vector(gathered(others, self._sampled))
+            return np.concatenate([*parts, layers.numbers(), parts_of.numbers()])
+        places = self._sampled(number)
+        sample = np.zeros(settings.law_dim) if others is None else numpy_vector(gathered(others, places))
         if not np.isfinite(sample).all():
             raise NotFiniteError("others must be finite, got NaN or infinity in it")
-        own = np.zeros(ranks.size)
-        own[ranks.rank] = _numbers(lengths).sum()
-        return np.concatenate([*parts, sample, own])
+        own = np.zeros((ranks.size, 2))
+        seen = numpy_vector(gathered(delta, places))
+        own[ranks.rank] = _numbers(lengths).sum(), float(seen @ np.cos(np.arange(len(seen))))
+        return np.concatenate([*parts, sample, own.ravel()])
+
+    def _block_parts(self) -> "_BlockParts":
+        return _BlockParts(self._settings)
+
+    def _sampled(self, number: int) -> tuple[Stretch, ...]:
+        """The sample of a replicated model in a round: another one in each, unless rounds must be compared."""
+        still = self._settings.noise is not None or self._settings.momentum > 0
+        return _sampled_stretches(self._settings, self._seed, 0 if still else number)
 
     def _sums(self, name: str, gather: "Callable[[int], Any] | None") -> "_VectorSums":
         return _VectorSums(self.canaries, self._settings, self._numbers, gather, name)
@@ -239,13 +264,15 @@ class Pieces:
         given: dict[str, dict[str, Any]],
         residual: "_Length",
         beside: Floats,
+        parts: Floats,
         present: list[int],
         facts: dict[str, Any],
         order: int,
     ) -> dict[str, Any]:
         """Lengths by layer, and in some rounds the law of the noise: what is left when the canaries are taken out too.
 
-        `beside` are the squared lengths of the layers or, of a replicated model, what everybody else adds up to in a sample.
+        `beside` are the squared lengths of the layers or, of a replicated model, what everybody else adds up to in a sample,
+        `parts` the squared lengths in parts of blocks, and the blocks' sketches.
         """
         settings = self._settings
         if not self._undoes_momentum(facts["number"]):
@@ -258,38 +285,52 @@ class Pieces:
                 along = along - settings.momentum * self._before[2][present]
             size, declared = canary_size(along, residual.rest, facts, settings)
         full = is_full(order, settings.dim)
-        measures_law = settings.dim <= MANY_COORDINATES or full
+        measures_law = settings.dim <= MANY_COORDINATES or full or self._on_host
         strength = math.sqrt(2 * len(present) / settings.dim) * size / scale
-        plan = _LawPlan(full, declared, measures_law, size, exactly=measures_law or abs(strength) >= SMALL_PART)
+        exactly = settings.dim <= MANY_COORDINATES or full or abs(strength) >= SMALL_PART
+        plan = _LawPlan(full, declared, measures_law, size, exactly)
         if settings.replicated:
             return self._sampled_law(given, beside, present, plan, facts["number"])
-        if not plan.exactly:
-            sizes = np.array([layer for _, layer in settings.layers])
-            return {"layer_rests": np.sqrt(np.maximum(beside - self._mean_square(present, size) * sizes, 0.0))}
+        mean = self._mean_square(present, size)
+        sizes = np.array([layer for _, layer in settings.layers])
+        found: dict[str, Any] = {"layer_rests": np.sqrt(np.maximum(beside - mean * sizes, 0.0))}
+        found |= self._parts_record(parts, mean)
+        if not measures_law and not exactly:
+            return found
         summed = summed_sizes(full=full, sizes=2 if present else 1) if measures_law else {}
         slots = self._slots(full=full) if measures_law else []
-        whole = len(settings.layers) + 2 + sum(summed.values()) + sum(sum(sizes.values()) for sizes in slots)
+        law = 2 + sum(summed.values()) + sum(sum(wanted.values()) for wanted in slots)
         plan = replace(plan, summed=summed, slots=slots)
         sums = self._ranks.sum_of(
-            whole,
+            law + (len(settings.layers) + self._parts_size if exactly else 0),
             lambda: self._law_numbers(given, present, plan, facts["number"]),
             number=facts["number"],
             told={"present": present},
         )
-        found: dict[str, Any] = {}
-        place = len(settings.layers)
-        if settings.layers:
-            found["layer_rests"] = np.sqrt(np.maximum(sums[:place], 0.0))
+        if exactly:
+            found["layer_rests"] = np.sqrt(np.maximum(sums[law : law + len(settings.layers)], 0.0))
+            found |= self._parts_record(sums[law + len(settings.layers) :], 0.0)
         if not measures_law:
             return found
-        rounding, lattice = sums[place : place + 2]
-        found |= {"rounding": float(rounding), "lattice": float(lattice)}
-        together, rest = _unpacked(sums[place + 2 :], summed)
+        found |= {"rounding": float(sums[0]), "lattice": float(sums[1])}
+        together, rest = _unpacked(sums[2:law], summed)
         blocks = []
         for wanted in slots:
             own, rest = _unpacked(rest, wanted)
             blocks.append(own)
         return found | law_record(blocks, together, self._whole, full=full, exact=declared)
+
+    def _parts_record(self, parts: Floats, mean: float) -> dict[str, Any]:
+        """Lengths in parts of blocks, less what canaries add on average, and sketches."""
+        settings = self._settings
+        if not settings.in_blocks:
+            return {}
+        sizes = np.repeat([size // settings.chunks for size in settings.block_sizes], settings.chunks)
+        squares, sketches = np.split(parts, [len(sizes)])
+        return {
+            "chunk_rests": np.sqrt(np.maximum(squares - mean * sizes, 0.0)),
+            "block_sketches": sketches.astype(np.float32),
+        }
 
     def _mean_square(self, present: list[int], size: float) -> float:
         """What the present canaries add to the square of a coordinate, on average."""
@@ -304,7 +345,7 @@ class Pieces:
         number: int,
     ) -> dict[str, Any]:
         """The same of a replicated model, from a sample of its coordinates: rank 0, which writes it down, measures it."""
-        settings, stretches = self._settings, self._sampled
+        settings, stretches = self._settings, self._sampled(number)
         if self._ranks.rank:
             return {}
         release = numpy_vector(gathered(given["delta"], stretches))
@@ -314,7 +355,7 @@ class Pieces:
         mean = self._mean_square(present, plan.size)
         if present and plan.exactly:
             rows = {name: row[:0] for name, row in given["delta"].items()}
-            total = self._sampled_canaries(present, rows)
+            total = self._sampled_canaries(present, rows, stretches)
             sizes.append(total)
             noise, mean = noise - total * plan.size, 0.0
         squares = [float(noise[part.there] @ noise[part.there]) - mean * (part.stop - part.start) for part in stretches]
@@ -325,11 +366,11 @@ class Pieces:
             found |= measure_law(noise, release, self._whole, full=plan.full, exact=plan.exact, sizes=sizes)
         return found
 
-    def _sampled_canaries(self, present: list[int], like: dict[str, Any]) -> Floats:
+    def _sampled_canaries(self, present: list[int], like: dict[str, Any], sampled: Sequence[Stretch]) -> Floats:
         """The sum of the present canaries in the sample."""
         found = np.zeros(self._settings.law_dim)
         for block, stretches in enumerate(self._stretches):
-            wanted = [(part, one) for part in stretches for one in self._sampled if part.layer == one.layer]
+            wanted = [(part, one) for part in stretches for one in sampled if part.layer == one.layer]
             pairs = [(part, one, max(part.start, one.start), min(part.stop, one.stop)) for part, one in wanted]
             if not any(first < last for *_, first, last in pairs):
                 continue
@@ -353,30 +394,34 @@ class Pieces:
     ) -> Floats:
         """What this process adds to the measurement of the noise itself."""
         settings, count = self._settings, len(self._settings.block_sizes)
-        layers, resolution = _LayerSquares(len(settings.layers)), np.zeros(2)
+        layers, parts_of, resolution = _LayerSquares(len(settings.layers)), self._block_parts(), np.zeros(2)
         together = {name: np.zeros(wanted) for name, wanted in plan.summed.items()}
         own = [{name: np.zeros(wanted) for name, wanted in sizes.items()} for sizes in plan.slots]
         noise_of = self._noise(given["delta"], given["others"], number)
         for block, stretches in enumerate(self._stretches):
             place = settings.law_stretches[self._numbers[block]]
             inner = tuple(_cut(stretches, place))
-            sizes = [gathered(given["others"], inner, own=True)] if plan.measures_law else []
-            like = self._like(block, given["delta"])
-            large = abs(plan.size) > LARGEST_SINGLE
-            total = self.canaries.combine(block, present, like=_double(like) if large else like) if present else None
-            noise = _double(noise_of(block)) if large else noise_of(block)
-            if total is not None:
-                sizes.append(copied(total[place]))
-                take_away(noise, slice(0, len(noise)), total, plan.size)
-                del total
-            layers.add(noise, stretches)
-            if not plan.measures_law:
-                continue
-            noise = copied(noise[place])
+            sizes = [gathered(given["others"], inner, own=True)] if plan.full else []
+            if plan.exactly:
+                total = (
+                    self.canaries.combine(block, present, like=self._like(block, given["delta"])) if present else None
+                )
+                noise = noise_of(block)
+                if total is not None:
+                    sizes.append(copied(total[place]))
+                    take_away(noise, slice(0, len(noise)), total, plan.size)
+                    del total
+                layers.add(noise, stretches)
+                parts_of.add(self._numbers[block], noise)
+                if not plan.measures_law:
+                    continue
+                noise = copied(noise[place])
+            else:  # canaries are a trace of it
+                noise = self._noise(given["delta"], given["others"], number, inner)(block)
             resolution += self._resolution(given, inner)
             found = law_sums(
                 noise,
-                gathered(given["delta"], inner, own=True),
+                gathered(given["delta"], inner, own=True) if plan.full else noise,
                 self._all_parts[self._numbers[block]],
                 full=plan.full,
                 exact=plan.exact,
@@ -391,8 +436,8 @@ class Pieces:
                     together[name] += values
                 elif name in slot and values.size:
                     slot[name][:] = values
-        parts = [layers.numbers(), resolution, *together.values(), *(array for slot in own for array in slot.values())]
-        return np.concatenate(parts)
+        parts = [resolution, *together.values(), *(array for slot in own for array in slot.values())]
+        return np.concatenate([*parts, layers.numbers(), parts_of.numbers()] if plan.exactly else parts)
 
     def _resolution(self, given: dict[str, dict[str, Any]], stretches: Sequence[Stretch]) -> Floats:
         """How coarsely release and others were rounded, each leaf by itself, weighted by its share of the model."""
@@ -410,22 +455,34 @@ class Pieces:
             return True
         return self._before is not None and self._before[0] == number - 1
 
-    def _noise(self, delta: dict[str, Any], others: dict[str, Any], number: int) -> Callable[[int], Any]:
-        """Block by block: the release less everybody else's part, and less the momentum of the round before."""
-        if self._settings.momentum and self._before is not None and self._before[0] == number - 1:
-            return self._gatherer(delta, (others, 1.0), (self._before[1], self._settings.momentum))
-        return self._gatherer(delta, (others, 1.0))
+    def _noise(
+        self,
+        delta: dict[str, Any],
+        others: dict[str, Any],
+        number: int,
+        stretches: Sequence[Stretch] | None = None,
+    ) -> Callable[[int], Any]:
+        """Block by block: the release less everybody else's part, and less the momentum of the round before.
 
-    def _gatherer(self, rows: dict[str, Any] | None, *less: tuple[dict[str, Any], float]) -> Callable[[int], Any]:
+        With `stretches`, of those alone.
+        """
+        less = [(others, 1.0)]
+        if self._settings.momentum and self._before is not None and self._before[0] == number - 1:
+            less.append((self._before[1], self._settings.momentum))
+        return self._gatherer(delta, *less, only=stretches)
+
+    def _gatherer(
+        self, rows: dict[str, Any] | None, *less: tuple[dict[str, Any], float], only: Sequence[Stretch] | None = None
+    ) -> Callable[[int], Any]:
         """A function that makes one block's vector of some rows, less others times a factor, when it is asked for.
 
         On a GPU it is where canaries take it without a copy: the next one overwrites it, and so do its products.
         """
 
         def gather(block: int) -> Any:
-            stretches = self._stretches[block]
+            stretches = self._stretches[block] if only is None else only
             given = less[0][0] if rows is None else rows
-            room = self.canaries.room(block, self._like(block, given))
+            room = self.canaries.room(block, self._like(block, given)) if only is None else None
             vector = gathered(given, stretches, own=bool(less), into=room)
             if rows is None:
                 vector *= 0.0
@@ -497,11 +554,12 @@ def _blocks_of(settings: Settings, rank: int) -> tuple[int, int]:
     return int(first), int(stop)
 
 
-def _sampled_stretches(settings: Settings, seed: SupportsIndex | bytes) -> tuple[Stretch, ...]:
+def _sampled_stretches(settings: Settings, seed: SupportsIndex | bytes, number: int) -> tuple[Stretch, ...]:
     """A stretch of each layer whose noise is measured; where it begins is as secret as the canaries."""
     key, found, place = key_from_seed(seed), [], 0
     for layer, ((name, whole), (_, size)) in enumerate(zip(settings.layers, settings.gauged_layers, strict=True)):
-        word = int(philox.words(key, domain=philox.SAMPLED_PLACES, dim=settings.dim, index=layer, count=1)[0])
+        index = layer + len(settings.layers) * number
+        word = int(philox.words(key, domain=philox.SAMPLED_PLACES, dim=settings.dim, index=index, count=1)[0])
         start = word * (whole - size + 1) >> 64
         found.append(Stretch(name, layer, start, start + size, place))
         place += size
@@ -611,6 +669,45 @@ class _VectorSums:
         return found
 
 
+class _BlockParts:
+    """Squared lengths in equal parts of blocks, and sketches of blocks: sums of every so-manieth number, every other minus.
+
+    Two blocks with the same noise have the same sketch; a constant has none.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._found: list[tuple[int, Any, Any]] = []
+
+    def add(self, number: int, vector: Any) -> None:
+        """Take a block, counted over all processes."""
+        if not self._settings.in_blocks:
+            return
+        chunks, size = self._settings.chunks, self._settings.sketch
+        each, rows = len(vector) // chunks, len(vector) // (2 * size)
+        parts = vector[: each * chunks].reshape(chunks, each)
+        pairs = vector[: rows * 2 * size].reshape(rows, 2, size)
+        if is_tensor(vector):
+            torch = sys.modules["torch"]
+            squares, sums = torch.linalg.vector_norm(parts, dim=1).double() ** 2, pairs.sum(0).double()
+        else:
+            with np.errstate(over="ignore", invalid="ignore"):
+                squares = np.array([euclidean_norm(part) ** 2 for part in parts])
+                sums = pairs.sum(axis=0, dtype=np.float64)
+        self._found.append((number, squares, sums[0] - sums[1]))
+
+    def numbers(self) -> Floats:
+        """Of all blocks, zeros where other processes hold them."""
+        settings = self._settings
+        if not settings.in_blocks:
+            return np.zeros(0)
+        blocks = len(settings.block_sizes)
+        squares, sketches = np.zeros((blocks, settings.chunks)), np.zeros((blocks, settings.sketch))
+        for number, lengths, sketch in self._found:
+            squares[number], sketches[number] = numpy_vector(lengths), numpy_vector(sketch)
+        return np.concatenate([squares.ravel(), sketches.ravel()])
+
+
 class _LayerSquares:
     """Squared lengths by layer, from one block after another."""
 
@@ -686,13 +783,17 @@ def _unpacked(numbers: Floats, sizes: dict[str, int]) -> tuple[dict[str, Floats]
     return found, numbers[place:]
 
 
-def _check_same(lengths: Floats) -> None:
-    """Where every process holds the whole model, refuse a release that is not the same in all of them."""
-    if lengths.size and float(np.ptp(lengths)) > SAME_RELEASE * float(lengths.max()):
-        other = int(np.argmax(np.abs(lengths - lengths[0])))
+def _check_same(seen: Floats) -> None:
+    """Where every process holds the whole model, refuse a release that is not the same in all of them.
+
+    `seen` are each process's squared length of the release, and a weighted sum of its sample.
+    """
+    lengths = np.sqrt(seen[:, 0])
+    apart = np.maximum(np.abs(lengths - lengths[0]), np.abs(seen[:, 1] - seen[0, 1]))
+    if float(apart.max()) > SAME_RELEASE * float(lengths.max()):
         raise ValueError(
-            f"model_delta must be the same on every rank of a replicated model, but its length is "
-            f"{math.sqrt(lengths[0]):.6g} on rank 0 and {math.sqrt(lengths[other]):.6g} on rank {other}"
+            "model_delta must be the same on every rank of a replicated model, but rank "
+            f"{int(np.argmax(apart))} has another than rank 0"
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from coalmine.argument_checks import shown
+from coalmine.argument_checks import printable, shown
 from coalmine.audit.vectors import as_tensor, is_tensor, numpy_vector, unusable
 
 DEEPEST = 100  # levels of nesting
@@ -132,6 +132,11 @@ class Tree:
     def dim(self) -> int:
         """Coordinates in this process."""
         return sum(leaf.coordinates for leaf in self.leaves)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether all of it lies in the memory of the host."""
+        return all(leaf.kind != "torch" or leaf.place.type == "cpu" for leaf in self.leaves if leaf.audited)
 
     @property
     def layers(self) -> list[tuple[str, int]]:
@@ -397,7 +402,8 @@ def _walk(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
         yield name or WHOLE, value
         return
     for key, child in _children(value):
-        yield from _walk(child, f"{name}.{key}" if name else str(key), depth + 1)
+        plain_key = printable(str(key))  # names are printed: a terminal must not obey them
+        yield from _walk(child, f"{name}.{plain_key}" if name else plain_key, depth + 1)
 
 
 def _skeleton(value: Any, numbers: Iterator[int]) -> Any:

@@ -35,7 +35,13 @@ ROUNDED = 1.005  # printed epsilons are rounded: a claim is refuted only beyond 
 WEAKER = 0.9  # of the usual stated noise: rounds below it are tested together
 SHORT = 0.95  # of the declared length: canaries that arrive shorter were lost or cut
 EXCLUDED_LEVEL = 0.01  # at which scores exclude a noise multiplier that the stated noise suggests
-LENGTHS = ("noise", "difference", "residual", "pooled residual")  # gauges that less noise moves, and nothing else
+LENGTHS = (
+    "noise",
+    "difference",
+    "residual",
+    "pooled residual",
+    "parts of blocks",
+)  # that less noise moves, and nothing else
 
 
 class Outcome(StrEnum):

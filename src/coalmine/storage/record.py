@@ -22,6 +22,10 @@ FEWEST = 10  # canaries
 FEWEST_WITH_MOMENTUM = 200  # or with correlated noise
 UNOBSERVED_EACH = 10  # unobserved canaries for every observed one, where the dimension allows
 SAMPLED, SAMPLED_EACH = 1 << 15, 256  # coordinates of a replicated model whose noise is measured, in all and of a layer
+PARTS_OF_ALL, SKETCHES = (
+    1 << 12,
+    1 << 14,
+)  # parts of blocks that lengths are measured of, and numbers in sketches of all
 LAW_STRETCH = 1 << 20  # coordinates of a block, one of several, whose noise has its law measured
 BLOCK_EACH = 8  # coordinates of a block for every observed canary, where there are several blocks
 OPTIONAL = ("noise", "sampling", "blocks", "processes", "shards")  # settings that are left out where there are none
@@ -75,6 +79,21 @@ class Settings:
         if not self.replicated or self.dim <= SAMPLED:
             return self.layers
         return tuple((name, min(size, max(SAMPLED * size // self.dim, SAMPLED_EACH))) for name, size in self.layers)
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether the residual is measured block by block: by processes that have the whole of their blocks."""
+        return len(self.blocks) > 1 and not self.replicated
+
+    @property
+    def chunks(self) -> int:
+        """Into how many equal parts each block is cut to measure lengths there."""
+        return min(max(PARTS_OF_ALL // len(self.block_sizes), 1), 16)
+
+    @property
+    def sketch(self) -> int:
+        """How many numbers are kept of each block's noise, to compare blocks with each other."""
+        return min(max(SKETCHES // len(self.block_sizes), 8), 256, min(self.block_sizes) // 4)
 
     @property
     def law_stretches(self) -> tuple[slice, ...]:

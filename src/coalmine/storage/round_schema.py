@@ -31,6 +31,7 @@ NOT_NEGATIVE = (
     "block_rests",
     "residual_block_rests",
     "update_block_rests",
+    "chunk_rests",
     "layer_rests",
     "law_moments",
     "law_counts",
@@ -158,6 +159,11 @@ def check_fit(item: Any, settings: Settings) -> None:
             )
         if value is not None and not value.any():
             raise ValueError(f"{name} must not all be 0")
+    blocks = len(settings.blocks)
+    for name, each in (("chunk_rests", settings.chunks), ("block_sketches", settings.sketch)):
+        value = getattr(item, name, None)
+        if value is not None and (value.size != blocks * each or not settings.in_blocks):
+            raise ValueError(f"{name} must be {each} numbers for each of {blocks} blocks, got {value.size}")
     rests = getattr(item, "layer_rests", None)
     if rests is not None and rests.size != len(settings.layers):
         raise ValueError(f"layer_rests must be {len(settings.layers)} numbers, one for each layer, got {rests.size}")

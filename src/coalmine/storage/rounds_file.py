@@ -44,7 +44,8 @@ class Round:
     sent `scale` times longer than that. `participants` is how many clients took part, where that was told. `norm` is the
     length of the model delta, `rest` its length off the observed canaries. The `residual_` twins are those of the model
     delta less everybody else's part. `block_rests` are lengths off the observed canaries block by block, where there are
-    several; without them the residual's length is that along the unobserved canaries. The `law_` fields are what
+    several; without them the residual's length is that along the unobserved canaries. `chunk_rests` are lengths of the noise
+    in equal parts of the blocks, `block_sketches` sums of its numbers, block by block. The `law_` fields are what
     `noise_law.measure_law` saw, `rounding` is the mean squared rounding error of release and `others`, `lattice` the mean
     squared step where both are rounded, each where it was
     measured. Cosines are single precision here, and so in everything that follows from them: a result can be derived again
@@ -67,6 +68,8 @@ class Round:
     residual_rest: float | None = None
     residual_cosines: Singles | None = None
     residual_block_rests: npt.NDArray[np.float64] | None = None
+    chunk_rests: npt.NDArray[np.float64] | None = None
+    block_sketches: Singles | None = None
     layer_rests: npt.NDArray[np.float64] | None = None
     rounding: float | None = None
     lattice: float | None = None
@@ -293,7 +296,11 @@ class WithoutOthers(RoundLog):
     def records(self) -> Iterator[tuple[str, Any]]:
         for kind, item in self._whole.records():
             if kind == "round":
-                known = [part.name for part in fields(Round) if part.name.startswith(("residual_", "layer_", "law_"))]
+                known = [
+                    part.name
+                    for part in fields(Round)
+                    if part.name.startswith(("residual_", "layer_", "law_", "chunk_", "block_sk"))
+                ]
                 item = replace(item, **dict.fromkeys(known))
             yield kind, item
 

@@ -1,0 +1,135 @@
+"""Gauges of a model in blocks: is the noise as strong in every part of it, and do two blocks share their noise?
+
+A length of the whole, or of a layer that lies in several processes, can be right though the noise is missing in one of them.
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from coalmine.argument_checks import Floats
+from coalmine.audit.gauge import LEVEL, Gauge, ratio_quantile
+from coalmine.audit.views import Look
+from coalmine.estimators.null import CosineNull
+from coalmine.storage.record import Settings
+
+COMPARED = 256  # blocks, each of which is compared with each other
+TOO_LONG = 1.02  # of the stated noise: from here on a part holds more than noise
+
+
+class BlockReader:
+    """Takes one round after another, and has the gauges of blocks at the end."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._numbers: list[int] = []
+        self._ratios: list[Floats] = []
+        self._allowed = 1.0
+        self._correlations = _Correlations(min(len(settings.block_sizes), COMPARED))
+
+    def add(self, look: Look) -> None:
+        """Take the next round."""
+        item, settings = look.item, self._settings
+        if item.chunk_rests is not None and item.noise_std:
+            sizes = np.repeat([size // settings.chunks for size in settings.block_sizes], settings.chunks)
+            self._numbers.append(item.number)
+            self._ratios.append(item.chunk_rests / (np.sqrt(sizes) * item.noise_std))
+            self._allowed = max(self._allowed, math.sqrt(1 + (item.rounding or 0.0) / item.noise_std**2))
+        if item.block_sketches is not None:
+            sketches = np.asarray(item.block_sketches, np.float64).reshape(-1, settings.sketch)
+            self._correlations.add(item.number, sketches[:COMPARED])
+
+    def gauges(self, level: float = LEVEL) -> Iterator[Gauge]:
+        """Every gauge that has its inputs; an honest run sets one off with probability `level`."""
+        if self._ratios:
+            yield self._lengths(level)
+        yield from self._correlations.gauges(self._settings.sketch, level)
+
+    def _lengths(self, level: float) -> Gauge:
+        """Lengths of the noise in parts of blocks, round by round and over all rounds."""
+        settings, ratios = self._settings, np.array(self._ratios)
+        sizes = np.repeat([size // settings.chunks for size in settings.block_sizes], settings.chunks)
+        low, high, pooled_low, pooled_high = np.ones((4, len(sizes)))
+        share, pooled_share = level / (4 * ratios.size), level / (4 * len(sizes))
+        rounds = len(ratios) if settings.noise is None else 1  # correlated rounds do not add up to more directions
+        for size in np.unique(sizes):
+            here, dof = sizes == size, float(size)
+            low[here], high[here] = ratio_quantile(share, dof), ratio_quantile(1 - share, dof)
+            pooled_low[here] = ratio_quantile(pooled_share, dof * rounds)
+            pooled_high[here] = ratio_quantile(1 - pooled_share, dof * rounds)
+        together = np.sqrt(np.mean(ratios**2, axis=0))
+        worst = min(float((ratios / low).min()), float((together / pooled_low).min()))
+        limit, pooled_limit = (np.maximum(each, TOO_LONG) * self._allowed for each in (high, pooled_high))
+        outside = (ratios < low) | (ratios > limit)
+        long = bool(outside.any() or (together > pooled_limit).any())
+        return Gauge(
+            name="parts of blocks",
+            smallest=float(ratios.min()),
+            largest=float(ratios.max()),
+            limits=(float(low.min()), float(limit.max())),
+            flagged=tuple(self._numbers[index] for index in np.flatnonzero(outside.any(axis=1))),
+            status="low" if worst < 1 else "warning" if long else "ok",
+            noise_left=worst if worst < 1 else None,
+            values=ratios.min(axis=1),
+        )
+
+
+class _Correlations:
+    """Correlations of the noise between two blocks, of a round or of a round and the one before."""
+
+    def __init__(self, blocks: int) -> None:
+        self._numbers: list[int] = []
+        self._largest: list[float] = []
+        self._sums = np.zeros((2, blocks, blocks))  # over rounds: within them, and with the one before
+        self._rounds = [0, 0]
+        self._before: Floats | None = None
+
+    def add(self, number: int, sketches: Floats) -> None:
+        """Take the next round."""
+        lengths = np.linalg.norm(sketches, axis=1, keepdims=True)
+        if not (lengths > 0).all():
+            self._before = None
+            return
+        now = sketches / lengths
+        largest = 0.0
+        for place, other in enumerate((now, self._before)):
+            if other is not None:
+                found = now @ other.T
+                np.fill_diagonal(found, 0.0)
+                self._sums[place] += found
+                self._rounds[place] += 1
+                largest = max(largest, float(np.abs(found).max()))
+        self._before = now
+        self._numbers.append(number)
+        self._largest.append(largest)
+
+    def gauges(self, size: int, level: float) -> Iterator[Gauge]:
+        blocks = self._sums.shape[1]
+        if not self._numbers or blocks < 2:
+            return
+        values = np.array(self._largest)
+        pairs = blocks * (blocks - 1) * sum(self._rounds)
+        limit = float(-CosineNull(max(size, 2)).ppf(level / (4 * pairs)))
+        outside = values > limit
+        every = -float(CosineNull(max(size * max(self._rounds), 2)).ppf(level / (8 * blocks * (blocks - 1))))
+        pooled = [
+            float(np.abs(total).max()) / rounds
+            for total, rounds in zip(self._sums, self._rounds, strict=True)
+            if rounds
+        ]
+        together = max(pooled)
+        fewest = min(rounds for rounds in self._rounds if rounds)
+        every *= math.sqrt(max(self._rounds) / fewest)
+        certain = max(float(values.max()) - limit, together - every, 0.0)
+        alarmed = bool(outside.any()) or together > every
+        yield Gauge(
+            name="shared blocks",
+            smallest=float(values.min()),
+            largest=float(values.max()),
+            limits=(0.0, limit),
+            flagged=tuple(self._numbers[index] for index in np.flatnonzero(outside)),
+            status="low" if alarmed else "ok",
+            noise_left=math.sqrt(max(1 - certain, 0.0)) if alarmed else None,
+            values=values,
+        )
