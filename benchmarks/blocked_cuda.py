@@ -13,6 +13,7 @@ Scratch is two vectors of 67 MB and signs of 13 MB, 0.074 of the model, and shuf
 """
 
 import argparse
+import gc
 import json
 import math
 import statistics
@@ -194,6 +195,7 @@ def measure(model: Model) -> dict[str, Any]:
     dim = sum(leaf.numel() for leaf in model.values())
     results: dict[str, Any] = {"parameters": dim, "blocks": len(block_sizes(dim)), "canaries": COUNT}
     for name, way in WAYS.items():
+        gc.collect()  # what the last way has left
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         started = time.perf_counter()
