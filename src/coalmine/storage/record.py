@@ -26,7 +26,7 @@ PARTS_OF_ALL, SKETCHES = (
     1 << 12,
     1 << 14,
 )  # parts of blocks that lengths are measured of, and numbers in sketches of all
-LAW_STRETCH = 1 << 19  # coordinates of a block, one of several, whose noise has its law measured
+LAW_STRETCH = 1 << 18  # coordinates of a block, one of several, whose noise has its law measured
 BLOCK_EACH = 8  # coordinates of a block for every observed canary, where there are several blocks
 OPTIONAL = ("noise", "sampling", "blocks", "processes", "shards")  # settings that are left out where there are none
 SCHEMA_VERSION = 1
