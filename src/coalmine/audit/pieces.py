@@ -327,6 +327,8 @@ class Pieces:
             return {}
         sizes = np.repeat([size // settings.chunks for size in settings.block_sizes], settings.chunks)
         squares, sketches = np.split(parts, [len(sizes)])
+        if not np.isfinite(parts).all() or float(np.abs(sketches).max()) > LARGEST_SINGLE:
+            return {}  # at the end of single precision's range
         return {
             "chunk_rests": np.sqrt(np.maximum(squares - mean * sizes, 0.0)),
             "block_sketches": sketches.astype(np.float32),
@@ -694,7 +696,8 @@ class _BlockParts:
             with np.errstate(over="ignore", invalid="ignore"):
                 squares = np.array([euclidean_norm(part) ** 2 for part in parts])
                 sums = pairs.sum(axis=0, dtype=np.float64)
-        self._found.append((number, squares, sums[0] - sums[1]))
+        with np.errstate(invalid="ignore"):  # infinities, which the lengths have told of
+            self._found.append((number, squares, sums[0] - sums[1]))
 
     def numbers(self) -> Floats:
         """Of all blocks, zeros where other processes hold them."""
