@@ -7,6 +7,7 @@ BENCHMARKS = [
     "gaussian_epsilon",
     "canaries",
     "blocked",
+    "jax_canaries",
     "engine",
     "text",
     "rounds_cuda",
