@@ -209,3 +209,49 @@ for found in (canaries.cosines(sharded), jax.jit(canaries.cosines)(sharded)):
 print("same")
 """
     assert on_eight_devices(code) == "same\n"
+
+
+def test_sharded_canaries_are_blocked_canaries_and_move_only_scores():
+    code = """
+import re
+import jax, jax.numpy as jnp, numpy as np
+from coalmine.canaries import sharded_jax
+from coalmine.canaries.sharded_jax import ShardedCanaries
+from jax.sharding import NamedSharding, PartitionSpec as P
+sharded_jax.LARGEST_BLOCK = 3_000  # so that each device has several blocks
+rng = np.random.default_rng(9)
+for axes, names, spec, shape in [((8,), ("d",), P("d"), (160, 250)), ((4, 2), ("a", "b"), P("b", "a"), (100, 400))]:
+    mesh = jax.make_mesh(axes, names)
+    values = rng.normal(size=shape).astype(np.float32)
+    array = jax.device_put(values, NamedSharding(mesh, spec))
+    canaries = ShardedCanaries(100, array, seed=9)
+    assert len(canaries.blocks.sizes) == 16, canaries.blocks
+    on = {shard.device: np.asarray(shard.data).reshape(-1) for shard in array.addressable_shards}
+    flat = np.concatenate([on[device] for device in mesh.devices.flat])
+    exact = canaries.blocks.cosines(flat.astype(np.float64))
+    np.testing.assert_allclose(canaries.cosines(array), exact, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(canaries.cosines)(array), exact, atol=1e-6)
+    np.testing.assert_allclose(canaries.products(array), exact * np.linalg.norm(flat), atol=1e-4)
+    total = canaries.combine(np.arange(100) == 7)
+    assert total.sharding.is_equivalent_to(array.sharding, 2)
+    on = {shard.device: np.asarray(shard.data).reshape(-1) for shard in total.addressable_shards}
+    expected = np.concatenate([canaries.blocks.combine(b, [7]) for b in range(16)])
+    np.testing.assert_allclose(np.concatenate([on[device] for device in mesh.devices.flat]), expected, atol=1e-6)
+    text = canaries._products.lower(canaries._tables, array).compile().as_text()
+    moved = re.findall(r"= (\\S+) (all-gather|all-to-all|collective-permute|all-reduce|reduce-scatter)", text)
+    assert moved and all(kind == "all-reduce" and shape.startswith("f32[100]") for shape, kind in moved), moved
+    text = canaries._combine.lower(canaries._tables, jnp.zeros(100)).compile().as_text()
+    assert not re.search("all-gather|all-to-all|collective-permute|all-reduce|reduce-scatter", text)
+    for bad, message in [
+        (values, "NamedSharding"),
+        (jax.device_put(values, NamedSharding(mesh, P())), "in 1 parts"),
+    ]:
+        try:
+            ShardedCanaries(10, bad, seed=1)
+        except ValueError as error:
+            assert message in str(error), error
+        else:
+            raise AssertionError(message)
+print("same")
+"""
+    assert on_eight_devices(code) == "same\n"
