@@ -1,10 +1,15 @@
 """jax_privacy with canaries: verdicts of honest and of broken pipelines, and a state that works under jit."""
 
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
 from requires import require
 
 jax_privacy = require("jax_privacy")
@@ -34,14 +39,14 @@ def loss(params, features, labels):
     return optax.softmax_cross_entropy_with_integer_labels(features @ params["w"] + params["b"][0], labels).mean()
 
 
-def train(privatizer, strategy, *, grad_fn=None, batches=None, largest=160):
-    """Train with an audited privatizer, and return its audit and what `finish` needs."""
+def train(privatizer, strategy, *, grad_fn=None, batches=None, largest=160, through_clip=False):
+    """Train with an audited privatizer, and return what `finish` needs."""
     grad_fn = grad_fn or jax_privacy.clipped_grad(loss, l2_clip_norm=1.0, batch_argnums=(1, 2))
     features, labels = data()
 
     @jax.jit
-    def step(params, noise_state, features, labels, padding):
-        clipped = grad_fn(params, features, labels, is_padding_example=padding)
+    def step(params, noise_state, *batch, padding):
+        clipped = grad_fn(params, *batch, is_padding_example=padding)
         noised, noise_state = privatizer.update(sum_of_clipped_grads=clipped, noise_state=noise_state)
         return jax.tree.map(lambda p, g: p - 0.01 * g, params, noised), noise_state
 
@@ -51,8 +56,12 @@ def train(privatizer, strategy, *, grad_fn=None, batches=None, largest=160):
         noise_state = privatizer.next_step(noise_state, indices)
         rows = np.zeros(largest, np.int64)
         rows[: len(indices)] = indices
-        padding = np.arange(largest) >= len(indices)
-        params, noise_state = step(params, noise_state, features[rows], labels[rows], padding)
+        batch, used = [features[rows], labels[rows]], len(indices)
+        if through_clip:
+            numbers = np.full(largest, -1)
+            numbers[used : used + len(privatizer.canaries_in_step)] = privatizer.canaries_in_step
+            batch, used = [*batch, numbers], used + len(privatizer.canaries_in_step)
+        params, noise_state = step(params, noise_state, *batch, padding=np.arange(largest) >= used)
     return {"noise_state": noise_state, "params": params}
 
 
@@ -84,6 +93,20 @@ def test_half_the_noise_is_a_violation_of_the_noise_leg():
     result = privatizer.audit.finish(**train(privatizer, POISSON))
     assert result.verdict.outcome == "VIOLATION"
     assert legs(result)["noise"] == "VIOLATION"
+
+
+@pytest.mark.parametrize("clips", [True, False], ids=["clip", "no clip"])
+def test_canaries_through_the_clip_show_whether_it_clips(clips):
+    """Without a clip each canary is ten times as long as the noise is made for."""
+    privatizer = gaussian(through_clip=True, canaries=300)
+    wrapped = privatizer.canary_loss(loss)
+    grad_fn = jax_privacy.clipped_grad(
+        wrapped, l2_clip_norm=1.0 if clips else np.inf, batch_argnums=(1, 2, 3), microbatch_size=20
+    )
+    result = privatizer.audit.finish(**train(privatizer, POISSON, grad_fn=grad_fn, through_clip=True))
+    assert result.verdict.outcome == ("PASS" if clips else "VIOLATION")
+    assert legs(result) == {"accounting": "PASS", "noise": "PASS" if clips else "VIOLATION", "sampling": "PASS"}
+    assert next(item for item in result.audited if item.name == "clipping").status == "checked"
 
 
 @pytest.mark.parametrize(

@@ -436,6 +436,14 @@ class Audit:
         """
         return rows_of_canaries(self.settings.canaries, whole_number("rows", rows, minimum=1), key=self._key)
 
+    @property
+    def rotated_canaries(self) -> RotatedCanaries:
+        """The canaries themselves, for an integration that computes with them inside of its framework's compiler."""
+        found = None if self._pieces is not None else self._canaries
+        if not isinstance(found, RotatedCanaries):
+            raise ValueError("only rotated canaries of a model in one block can be compiled into a training step")
+        return found
+
     def updates(
         self, present: Iterable[SupportsIndex], clip_norm: float, *, scale: float = 1.0, like: Any = None
     ) -> Any:

@@ -1,5 +1,6 @@
 """Orthonormal canaries: the first columns of one fast random rotation, so k cosines cost what one does."""
 
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -188,6 +189,14 @@ class RotatedCanaries(Canaries):
 
         cosines, norm = self._cosines(vector.numpy())
         return torch.from_numpy(cosines), norm
+
+    def traced_canary(self, index: Any, like: Any) -> Any:
+        """Canary `index`, a number that jax may trace, as a jax array like `like`; zeros if there is none of this number."""
+        from coalmine.canaries import rotation_jax
+
+        jax = sys.modules["jax"]
+        weights = jax.nn.one_hot(index, self.count, dtype=rotation_jax.working(like).dtype)
+        return rotation_jax.combine(self._jax_tables(like), weights, dim=self.dim).astype(like.dtype)
 
     def _jax_cosines(self, vector: Any) -> Any:
         from coalmine.canaries import rotation_jax

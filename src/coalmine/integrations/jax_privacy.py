@@ -19,6 +19,7 @@ the canaries of the next one. So nothing of the audit is traced but two sums, an
 import dataclasses
 import inspect
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, Unpack
 from warnings import warn
 
@@ -29,6 +30,7 @@ try:
     import jax
     import jax.numpy as jnp
     import optax
+    from jax.flatten_util import ravel_pytree
     from jax_privacy.experimental.execution_plan import DPExecutionPlan
     from jax_privacy.matrix_factorization.streaming_matrix import StreamingMatrix
 except ImportError as error:
@@ -46,6 +48,7 @@ from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.sampling import Poisson
 from coalmine.integrations.journal import Journal
 from coalmine.integrations.setup import (
+    CLIP_SCALE,
     AuditSettings,
     new_audit_settings,
     nonnegative,
@@ -89,6 +92,20 @@ class AuditedPrivatizer(optax.GradientTransformation):  # type: ignore[misc]
         """
         return self._steps.next_step(noise_state, indices)
 
+    @property
+    def canaries_in_step(self) -> Indices:
+        """Numbers of the canaries in the step that `next_step` prepared; twice those whose example is in it twice."""
+        return self._steps.in_step
+
+    def canary_loss(self, loss: Callable[..., Any], *, l2_clip_norm: float | None = None) -> Callable[..., Any]:
+        """The loss with one more batch argument, the last: a canary's number, or -1 for an example.
+
+        For `through_clip`: add a row for each of `canaries_in_step` to the batch, whatever its data, and pass the result to
+        `clipped_grad` in the place of the loss. The gradient of a canary's row is that canary, ten times longer than
+        `l2_clip_norm`, by default the `clip_norm` of `audited`.
+        """
+        return self._steps.canary_loss(loss, l2_clip_norm)
+
 
 def audited(
     privatizer: Any,
@@ -101,6 +118,7 @@ def audited(
     num_examples: int | None = None,
     sampling_probability: float | None = None,
     dp_event: Any = None,
+    through_clip: bool = False,
     **settings: Unpack[AuditSettings],
 ) -> Any:
     """The same privatizer with canaries in its steps and an `audit`; or the same `DPExecutionPlan` with such a privatizer.
@@ -114,6 +132,9 @@ def audited(
     With `num_examples`, the size of the data set, each canary rides with one example: pass each batch to `next_step`. There
     are then at most so many canaries, 1,000 by default. Without it the batch selection is not observed: each canary is in a
     step with `sampling_probability`, and the audit's seed decides.
+
+    With `through_clip` canaries enter `clipped_grad` as rows of the batch, ten times too long, so the audit checks the clip
+    too: see `AuditedPrivatizer.canary_loss`. Otherwise they join the clipped sum at the clip norm.
 
     `privatizer.audit.finish` takes `noise_state`, the state after the last step, `params`, the final model, `claim`,
     `accounted_epsilon` and `task`. `dp_event` is the event that the accountant composes. If it is a Poisson-sampled Gaussian
@@ -147,9 +168,11 @@ def audited(
     audit = _set_up_audit(model, law, settings)
     draw.ride(audit)
     watch_noise(audit, settings.get("on_violation"), mechanism.noise_multiplier)
-    transformation = AuditedPrivatizer(*_functions(inner))
+    if through_clip:
+        _ = audit.rotated_canaries  # says so where there are none that can be compiled
+    transformation = AuditedPrivatizer(*_functions(inner, through_clip=through_clip))
     transformation.audit = audit
-    transformation._steps = _Steps(audit, mechanism, draw, names, treedef, model)
+    transformation._steps = _Steps(audit, mechanism, draw, names, treedef, model, through_clip=through_clip)
     return transformation if plan is None else dataclasses.replace(plan, noise_addition_transform=transformation)
 
 
@@ -330,24 +353,26 @@ def _named_leaves(params: Any) -> tuple[list[str], Any, dict[str, Any]]:
     return names, treedef, dict(zip(names, (leaf for _, leaf in found), strict=True))
 
 
-def _functions(privatizer: Any) -> tuple[Any, Any]:
-    """`init` and `update` with canaries, both to be traced."""
+def _functions(privatizer: Any, *, through_clip: bool) -> tuple[Any, Any]:
+    """`init` and `update` with canaries, both to be traced. Behind the clip, the sum holds the canaries already."""
 
     def init(params: Any) -> AuditState:
         zeros = jax.tree.map(jnp.zeros_like, params)
         return AuditState(privatizer.init(params), jnp.zeros((), jnp.int32), zeros, zeros, zeros)
 
     def update(sum_of_clipped_grads: Any, noise_state: AuditState, params: Any = None) -> tuple[Any, AuditState]:
-        joined = jax.tree.map(
-            lambda grad, own: grad - own.astype(grad.dtype), sum_of_clipped_grads, noise_state.canaries
-        )
+        grads, own = sum_of_clipped_grads, noise_state.canaries
+        if through_clip:
+            joined, real = grads, jax.tree.map(lambda grad, canary: grad + canary.astype(grad.dtype), grads, own)
+        else:
+            joined, real = jax.tree.map(lambda grad, canary: grad - canary.astype(grad.dtype), grads, own), grads
         given = () if params is None else (params,)
         noised, inner = privatizer.update(joined, noise_state.inner, *given)
         return noised, AuditState(
             inner,
             noise_state.step + 1,
-            jax.tree.map(jnp.zeros_like, noise_state.canaries),  # nobody joins twice
-            jax.tree.map(jnp.negative, sum_of_clipped_grads),
+            jax.tree.map(jnp.zeros_like, own),  # nobody joins twice
+            jax.tree.map(jnp.negative, real),
             jax.tree.map(jnp.negative, noised),
         )
 
@@ -365,7 +390,10 @@ class _Steps:
         names: list[str],
         treedef: Any,
         model: dict[str, Any],
+        *,
+        through_clip: bool,
     ) -> None:
+        self._scale = CLIP_SCALE if through_clip else None
         self._audit, self._mechanism, self._draw = audit, mechanism, draw
         self._names, self._treedef = names, treedef
         if audit.log.final is not None:
@@ -375,6 +403,28 @@ class _Steps:
         self._steps_without_others = 0
         self._journal = Journal(audit, self._settings())
         audit.finish_with(self._finish)
+
+    @property
+    def in_step(self) -> Indices:
+        if self._waiting is None:
+            raise ValueError("next_step says which canaries are in a step: call it first")
+        return np.concatenate([self._waiting[1], *self._draw.again])
+
+    def canary_loss(self, loss: Callable[..., Any], l2_clip_norm: float | None) -> Callable[..., Any]:
+        if self._scale is None:
+            raise ValueError("canary_loss needs through_clip=True: without it canaries join the sum behind the clip")
+        clip = self._mechanism.clip_norm if l2_clip_norm is None else positive("l2_clip_norm", l2_clip_norm)
+        canaries, length = self._audit.rotated_canaries, self._scale * clip
+
+        def with_canaries(params: Any, *batch: Any, **options: Any) -> Any:
+            *examples, number = batch
+            index = jnp.reshape(number, (-1,))[0]
+            vector, to_tree = ravel_pytree(params)
+            canary = jax.lax.stop_gradient(canaries.traced_canary(index, vector))
+            along = sum(jax.tree.leaves(jax.tree.map(lambda a, b: jnp.sum(a * b), params, to_tree(canary))))
+            return jnp.where(index >= 0, -length * along, loss(params, *examples, **options))
+
+        return with_canaries
 
     def next_step(self, state: AuditState, indices: Any) -> AuditState:
         self._record(state)
@@ -422,6 +472,7 @@ class _Steps:
             others=others,
             noise_std=mechanism.noise_std(number),
             clip_norm=mechanism.clip_norm,
+            scale=1.0 if self._scale is None else self._scale,
             participants=participants,
         )
         self._journal.add_round(
@@ -501,10 +552,15 @@ class _Steps:
         else:
             own = "the audit drew its canaries itself, at the given probability; pass num_examples and each batch"
             sampler = AuditedItem("sampler", "not checked", own)
-        behind = "canaries joined the sum behind clipped_grad, at the clip norm"
+        clipping = AuditedItem(
+            "clipping", "not checked", "canaries joined the sum behind clipped_grad, at the clip norm"
+        )
+        if self._scale is not None:
+            entered = f"canaries entered clipped_grad {self._scale:g} times longer than the clip norm"
+            clipping = AuditedItem("clipping", "checked", entered)
         weighed = "jax_privacy has no weights: every example counts once in the sum"
         items = [
-            AuditedItem("clipping", "not checked", behind),
+            clipping,
             sampler,
             AuditedItem("weights", "cannot be checked", weighed),
         ]
@@ -552,7 +608,10 @@ class _Steps:
             privacy["sampling_probability"] = draw.probability
         if mechanism.law is not None:
             privacy["bands"] = mechanism.law.bands
-        canaries: dict[str, Any] = {"count": self._audit.settings.canaries}
+        canaries: dict[str, Any] = {
+            "count": self._audit.settings.canaries,
+            "through_clip": self._scale is not None,
+        }
         if draw.rows is not None:
             canaries["rows"] = draw.rows
         return {"trainer": "jax_privacy", "privacy": privacy, "canaries": canaries}
