@@ -8,6 +8,7 @@ BENCHMARKS = [
     "canaries",
     "blocked",
     "jax_canaries",
+    "jax_privacy_step",
     "engine",
     "text",
     "rounds_cuda",
