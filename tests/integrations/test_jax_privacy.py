@@ -194,8 +194,19 @@ def test_noising_matrix_of_a_banded_strategy(normalised):
     assert banded_noise(jnp.eye(5) / 2, None) == (None, 2.0)
 
 
+def test_noising_matrix_of_a_long_run_is_read_from_its_first_steps():
+    """3,000 steps, of which no matrix is made; the columns of the last ones are normalised."""
+    matrix = toeplitz.inverse_as_streaming_matrix(jnp.asarray(BANDS), 3_000)
+    noise, length = banded_noise(matrix, 3_000)
+    assert (noise.rounds, noise.bands) == (3_000, 3)
+    assert length == pytest.approx(1.0, abs=1e-5)
+    np.testing.assert_allclose(noise.unit, BANDS, atol=1e-5)
+    plain, _ = banded_noise(toeplitz.inverse_as_streaming_matrix(jnp.asarray(BANDS)), 3_000)
+    assert plain.rounds == 3_002
+
+
 def test_noising_matrices_that_cannot_be_audited():
-    with pytest.raises(ValueError, match="must be lower triangular"):
+    with pytest.raises(ValueError, match="must be finite and lower triangular"):
         banded_noise(np.ones((3, 3)), None)
     with pytest.raises(ValueError, match="must be a banded Toeplitz matrix"):
         banded_noise(np.linalg.inv(np.array([[1.0, 0, 0], [0.5, 1, 0], [0.2, 0.9, 1]])), None)

@@ -60,7 +60,9 @@ from coalmine.integrations.setup import (
 
 __all__ = ["AuditState", "AuditedPrivatizer", "audited", "banded_noise"]
 USUAL_CANARIES = 1_000  # by default, if the data set has so many examples
-SAME = 1e-3  # relative difference of two entries of a matrix in single precision that are the same
+MOST_BANDS = 256  # of a strategy matrix: the steps from which its coefficients are read
+SAME = 1e-4  # of the length of a column: smaller coefficients are rounding
+STREAMS_SAME = 1e-3  # standard deviations that separate noise which is the same in single precision
 
 
 class AuditState(NamedTuple):
@@ -184,24 +186,30 @@ def banded_noise(noising_matrix: Any, steps: int | None) -> tuple[BandedNoise | 
     if isinstance(noising_matrix, StreamingMatrix):
         if steps is None:
             raise TypeError("audited() needs the number of steps that the noising matrix is for: pass steps=")
-        inverse = np.asarray(noising_matrix.materialize(whole_number("steps", steps, minimum=1)), np.float64)
+        rounds = whole_number("steps", steps, minimum=1)
+        inverse = np.asarray(noising_matrix.materialize(min(rounds, MOST_BANDS)), np.float64)
     else:
         inverse = np.asarray(noising_matrix, np.float64)
-    if inverse.ndim != 2 or inverse.shape[0] != inverse.shape[1] or not np.isfinite(inverse).all():
-        raise ValueError(f"noising_matrix must be a finite square matrix, got shape {inverse.shape}")
-    if np.triu(inverse, 1).any() or not np.diag(inverse).all():
-        raise ValueError("noising_matrix must be lower triangular, and without zeros on its diagonal")
-    strategy = np.linalg.inv(inverse)
-    rounds, first = len(strategy), strategy[:, 0]
-    length, tolerance = float(np.linalg.norm(first)), SAME * float(np.abs(first).max())
-    bands = int(np.flatnonzero(np.abs(first) > tolerance).max()) + 1
-    if bands == 1 and np.allclose(strategy, length * np.eye(rounds), atol=tolerance):
+        if inverse.ndim != 2 or inverse.shape[0] != inverse.shape[1]:
+            raise ValueError(f"noising_matrix must be a square matrix, got shape {inverse.shape}")
+        rounds = len(inverse)
+    if not np.isfinite(inverse).all() or np.triu(inverse, 1).any() or not np.diag(inverse).all():
+        raise ValueError("noising_matrix must be finite and lower triangular, without zeros on its diagonal")
+    first = np.linalg.inv(inverse[:MOST_BANDS, :MOST_BANDS])[:, 0]
+    length = float(np.linalg.norm(first))
+    bands = int(np.flatnonzero(np.abs(first) > SAME * length).max()) + 1
+    # What the matrix does to a few random streams tells it from any other.
+    streams = np.random.default_rng(0).normal(size=(rounds, 4)).astype(np.float32)
+    noised = np.asarray(noising_matrix @ jnp.asarray(streams), np.float64) * length
+    if bands == 1 and np.allclose(noised, streams, atol=STREAMS_SAME):
         return None, length
-    falling = np.minimum.accumulate(np.maximum(first[:bands], 0.0))  # rounding apart, or `matrix` will differ
+    falling = np.minimum.accumulate(np.maximum(first[:bands], 0.0))  # rounding apart, or the streams will differ
     # Columns that the last step cuts off are shorter, unless the strategy scales each of them to one length.
     for planned in (rounds + bands - 1, rounds):
         noise = BandedNoise(rounds=planned, coefficients=tuple(falling))
-        if np.allclose(noise.matrix()[:rounds, :rounds] * length, strategy, atol=tolerance):
+        encoder = noise.encoder()
+        undone = np.array([encoder.add(number, row) for number, row in enumerate(noised, start=1)])
+        if np.allclose(undone, streams, atol=STREAMS_SAME):
             return noise, length
     raise ValueError(
         "the inverse of noising_matrix must be a banded Toeplitz matrix whose coefficients are positive and do not "
