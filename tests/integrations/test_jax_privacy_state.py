@@ -18,7 +18,7 @@ from jax_privacy.matrix_factorization import toeplitz  # noqa: E402
 from jax_training import BANDS, EXAMPLES, PARAMS, POISSON, SETTINGS, gaussian  # noqa: E402
 
 from coalmine import Audit, BandedNoise  # noqa: E402
-from coalmine.integrations.jax_privacy import AuditState, audited, banded_noise  # noqa: E402
+from coalmine.integrations.jax_privacy import AuditState, audited, banded_noise, named_leaves  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
 
@@ -97,6 +97,25 @@ def test_works_in_a_chain_and_with_donated_state():
         _, (own, *rest) = step(params, state)
     privatizer.next_step(own, [])
     assert privatizer.audit.last_round == 3
+
+
+def test_an_audit_of_your_own():
+    own = Audit.for_model(named_leaves(PARAMS), deferred=True, **SETTINGS)
+    privatizer = gaussian(audit=own, canaries=None, seed=None, delta=None)
+    params = jax.tree.map(jnp.asarray, PARAMS)
+    state, update = privatizer.init(params), jax.jit(privatizer.update)
+    for batch in ([1, 2, 3], [4, 5]):
+        _, state = update(params, privatizer.next_step(state, batch))
+    privatizer.next_step(state, [])
+    assert privatizer.audit is own
+    assert [entry.participants for entry in own.log.rounds()] == [3, 2]
+    none = {"canaries": None, "seed": None, "delta": None}
+    for wrong in (Audit(3_100, **SETTINGS), Audit.for_model({"w": PARAMS["w"]}, **SETTINGS)):
+        with pytest.raises(ValueError, match=r"must be that of Audit\.for_model\(named_leaves\(params\), …\)"):
+            gaussian(audit=wrong, **none)
+    banded = Audit.for_model(named_leaves(PARAMS), noise=BandedNoise(rounds=9, coefficients=(1.0, 0.5)), **SETTINGS)
+    with pytest.raises(ValueError, match="must be made with noise=None, as the privatizer's is"):
+        gaussian(audit=banded, **none)
 
 
 def test_sampling_probability_instead_of_batches():

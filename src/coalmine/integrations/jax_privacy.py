@@ -58,7 +58,7 @@ from coalmine.integrations.setup import (
     watch_noise,
 )
 
-__all__ = ["AuditState", "AuditedPrivatizer", "audited", "banded_noise"]
+__all__ = ["AuditState", "AuditedPrivatizer", "audited", "banded_noise", "named_leaves"]
 USUAL_CANARIES = 1_000  # by default, if the data set has so many examples
 MOST_BANDS = 256  # of a strategy matrix: the steps from which its coefficients are read
 SAME = 1e-4  # of the length of a column: smaller coefficients are rounding
@@ -129,7 +129,9 @@ def audited(
     privatizer was made with, and `clip_norm` the most that one example adds to the clipped sum: `grad_fn.sensitivity()`. For
     a privatizer with correlated noise pass its `noising_matrix` too, and the number of `steps` that it was made for. Of a
     plan all of them are read from the plan, unless you give them. `settings` are `canaries`, `unobserved`, `delta`,
-    `directory`, `claim` and `on_violation` as in `Audit`, and either `seed` or `seed_file`.
+    `directory`, `claim` and `on_violation` as in `Audit`, and either `seed` or `seed_file`. An `audit` of your own takes
+    the place of all of them: make it with `Audit.for_model(named_leaves(params), …)`, under correlated noise with the
+    `noise` that `banded_noise` returns.
 
     With `num_examples`, the size of the data set, each canary rides with one example: pass each batch to `next_step`. There
     are then at most so many canaries, 1,000 by default. Without it the batch selection is not observed: each canary is in a
@@ -343,13 +345,19 @@ def _set_up_audit(model: dict[str, Any], law: BandedNoise | None, settings: Audi
         return Audit.for_model(model, noise=law, **new_audit_settings(True, **settings))
     audit = own_audit(**settings)
     refuse_finished(audit)
-    dim = Audit.for_model(model, canaries=1, unobserved=1, seed=0, delta=0.5).settings.dim
-    if audit.settings.dim != dim or audit.settings.noise != law:
-        raise ValueError(
-            f"the audit must be made for this model, of dim = {dim}, and with noise={law}, got {audit!r} with "
-            f"noise={audit.settings.noise}"
-        )
+    structure = audit.updates([], 1.0)
+    if not isinstance(structure, dict) or {k: v.shape for k, v in structure.items()} != {
+        name: tuple(leaf.shape) for name, leaf in model.items()
+    }:
+        raise ValueError(f"the audit must be that of Audit.for_model(named_leaves(params), …), got {audit!r}")
+    if audit.settings.noise != law:
+        raise ValueError(f"the audit must be made with noise={law}, as the privatizer's is, got {audit.settings.noise}")
     return audit
+
+
+def named_leaves(params: Any) -> dict[str, Any]:
+    """The arrays of a pytree by their names: `parameters` for an `Audit.for_model` of your own."""
+    return _named_leaves(params)[2]
 
 
 def _named_leaves(params: Any) -> tuple[list[str], Any, dict[str, Any]]:
