@@ -7,6 +7,8 @@ BENCHMARKS = [
     "gaussian_epsilon",
     "canaries",
     "blocked",
+    "jax_canaries",
+    "jax_privacy_step",
     "engine",
     "text",
     "rounds_cuda",

@@ -226,7 +226,7 @@ def test_a_zero_delta_is_a_skipped_round_and_gaps_are_allowed():
         ({"round_number": 0}, "round_number must be at least 1"),
         ({"model_delta": np.ones(99)}, r"model_delta must be one row of dim = 100 numbers, got shape \(99,\)"),
         ({"model_delta": np.ones((100, 1))}, "model_delta must be one row"),
-        ({"model_delta": [1.0] * 100}, "must be a numpy array or a torch tensor"),
+        ({"model_delta": [1.0] * 100}, "must be a numpy array, a torch tensor or a jax array"),
         ({"model_delta": np.full(100, np.nan)}, "model_delta must be finite"),
         ({"model_delta": np.full(100, 1j)}, "must be real numbers, got complex128"),
         ({"others": np.full(100, np.inf)}, "must be finite"),

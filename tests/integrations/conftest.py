@@ -3,6 +3,7 @@ collect_ignore = [
     "flower_processes.py",
     "flower_training.py",
     "hostile_clients.py",
+    "jax_training.py",
     "opacus_ranks.py",
     "opacus_training.py",
     "reduce_ranks.py",

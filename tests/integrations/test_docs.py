@@ -54,6 +54,7 @@ def test_the_plain_loops_run(framework):
 EXAMPLES = {
     "flower": ("flower.md", "examples/flower"),
     "opacus": ("opacus.md", "examples/opacus"),
+    "jax_privacy": ("jax.md", "examples/jax_privacy"),
     "pfl": ("integrate.md", "examples"),
     "nvflare": ("integrate.md", "examples"),
 }

@@ -31,7 +31,7 @@ from coalmine.audit.pieces import Pieces, canary_size
 from coalmine.audit.ranks import Ranks, Reduce
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices, canary_schedule, rows_of_canaries, sample_canaries, schedule_key
-from coalmine.audit.trees import Tree
+from coalmine.audit.trees import Tree, host_vector
 from coalmine.audit.vectors import (
     LONGEST,
     SHORTEST,
@@ -436,6 +436,14 @@ class Audit:
         """
         return rows_of_canaries(self.settings.canaries, whole_number("rows", rows, minimum=1), key=self._key)
 
+    @property
+    def rotated_canaries(self) -> RotatedCanaries:
+        """The canaries themselves, for an integration that computes with them inside of its framework's compiler."""
+        found = None if self._pieces is not None else self._canaries
+        if not isinstance(found, RotatedCanaries):
+            raise ValueError("only rotated canaries of a model in one block can be compiled into a training step")
+        return found
+
     def updates(
         self, present: Iterable[SupportsIndex], clip_norm: float, *, scale: float = 1.0, like: Any = None
     ) -> Any:
@@ -452,7 +460,7 @@ class Audit:
             return self._pieces.sum_of_canaries(indices, size)
         template = like if self._tree is None else self._tree.vector_like()
         total = self._canaries.combine(indices, like=template)
-        self._last_sum = (indices, total)  # its round is about to need it again
+        self._last_sum = (indices, host_vector("updates", total))  # its round is about to need it again
         return total * size if self._tree is None else self._tree.from_vector(total * size)
 
     def update(self, index: SupportsIndex, clip_norm: float, *, scale: float = 1.0, like: Any = None) -> Any:
@@ -486,6 +494,7 @@ class Audit:
             self._observe_pieces(model_delta, others, told)
             return
         _, indices, facts = self._facts(*told)
+        model_delta, others = host_vector("model_delta", model_delta), host_vector("others", others)
         if self._tree is not None:
             model_delta = self._tree.vector("model_delta", model_delta)
             others = None if others is None else self._tree.vector("others", others)
@@ -700,6 +709,7 @@ class Audit:
             else:
                 self._elsewhere = replace(self._elsewhere, finished=True)
             return
+        model, initial = host_vector("model", model), host_vector("initial", initial)
         if self._tree is not None:
             model = self._tree.vector("model", model)
             initial = None if initial is None else self._tree.vector("initial", initial)

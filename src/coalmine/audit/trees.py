@@ -238,6 +238,15 @@ def plain(array: Any) -> Any:
     return np.asarray(array)
 
 
+def host_vector(name: str, value: Any) -> Any:
+    """A jax array as numpy, without a copy if it is on a CPU; anything else as it is."""
+    if kind_of(value) != "jax":
+        return value
+    if problem := _unreadable(value, "jax"):
+        raise ValueError(f"{name} must be a plain array, got {problem}")
+    return np.asarray(value)
+
+
 def kind_of(value: Any) -> str | None:
     """numpy, torch or jax; None for anything else, and for arrays of objects or text."""
     if is_tensor(value):

@@ -25,7 +25,7 @@ def is_tensor(vector: Any) -> bool:
 def checked_length(name: str, vector: Any, dim: int) -> None:
     """Refuse what is no row of `dim` numbers."""
     if not isinstance(vector, np.ndarray) and not is_tensor(vector):
-        raise ValueError(f"{name} must be a numpy array or a torch tensor, got {shown(vector)}")
+        raise ValueError(f"{name} must be a numpy array, a torch tensor or a jax array, got {shown(vector)}")
     if problem := unusable(vector):
         raise ValueError(f"{name} must be a plain array, got {problem}")
     if tuple(vector.shape) != (dim,):

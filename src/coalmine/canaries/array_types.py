@@ -1,4 +1,4 @@
-"""What comes in and goes out: a numpy array or a torch tensor, told apart without importing torch."""
+"""What comes in and goes out: a numpy array, a torch tensor or a jax array, told apart without importing torch or jax."""
 
 import os
 import sys
@@ -21,6 +21,38 @@ def is_tensor(value: object) -> "TypeGuard[torch.Tensor]":
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def is_jax(value: object) -> bool:
+    """Whether `value` is a jax array, or stands for one while jax traces a function."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(value, jax.Array)
+
+
+def is_traced(value: object) -> bool:
+    """Whether `value` stands for a jax array while jax traces a function: it has a shape, and no numbers yet."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(value, jax.core.Tracer)
+
+
+def checked_jax_vector(vector: Any, dim: int) -> Any:
+    """A jax array, refused unless it is one row of `dim` real numbers that can be read."""
+    if not is_traced(vector):
+        if vector.is_deleted():
+            raise ValueError("vector must have its numbers, got a jax array that was deleted or donated")
+        if not vector.is_fully_addressable:
+            raise ValueError("vector must be on this host, got a jax array of several hosts: pass this host's part")
+    numpy = sys.modules["jax"].numpy
+    if not (numpy.issubdtype(vector.dtype, numpy.floating) or numpy.issubdtype(vector.dtype, numpy.integer)):
+        raise ValueError(f"vector must be real numbers, got dtype {vector.dtype}")
+    _check_shape(vector, dim)
+    return vector
+
+
+def _check_shape(vector: Any, dim: int) -> None:
+    if tuple(vector.shape) != (dim,):
+        hint = "; flatten it first" if vector.ndim > 1 else ""
+        raise ValueError(f"vector must have shape ({dim},), one entry per dimension, got {tuple(vector.shape)}{hint}")
+
+
 def checked_vector(vector: Any, dim: int) -> "Array | torch.Tensor":
     """`vector` in the precision it is computed in: contiguous float32 or float64 of shape (dim,), where it was.
 
@@ -35,9 +67,7 @@ def checked_vector(vector: Any, dim: int) -> "Array | torch.Tensor":
         real = given.dtype.kind in "fiu"
     if not real:
         raise ValueError(f"vector must be real numbers, got {shown(vector)} (dtype {given.dtype})")
-    if tuple(given.shape) != (dim,):
-        hint = "; flatten it first" if given.ndim > 1 else ""
-        raise ValueError(f"vector must have shape ({dim},), one entry per dimension, got {tuple(given.shape)}{hint}")
+    _check_shape(given, dim)
     if is_tensor(given):
         return given.to(working_dtype(given)).contiguous()
     return np.ascontiguousarray(given, dtype=working_dtype(given))
@@ -49,8 +79,10 @@ def checked_like(like: Any) -> Any:
         floating = like.dtype.is_floating_point
     elif isinstance(like, np.ndarray):
         floating = like.dtype.kind == "f"
+    elif is_jax(like):
+        floating = bool(sys.modules["jax"].numpy.issubdtype(like.dtype, np.floating))
     else:
-        raise ValueError(f"like must be a numpy array or a torch tensor, got {type(like).__name__}")
+        raise ValueError(f"like must be a numpy array, a torch tensor or a jax array, got {type(like).__name__}")
     if not floating:
         raise ValueError(f"like must be of a floating-point dtype, for canaries are unit vectors, got {like.dtype}")
     return like

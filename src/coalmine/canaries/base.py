@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, TypeVar, overloa
 import numpy as np
 
 from coalmine.argument_checks import Floats, shown, whole_number
-from coalmine.canaries.array_types import Array, checked_like, checked_vector, is_tensor, same_kind
+from coalmine.canaries.array_types import (
+    Array,
+    checked_jax_vector,
+    checked_like,
+    checked_vector,
+    is_jax,
+    is_tensor,
+    is_traced,
+    same_kind,
+)
 from coalmine.canaries.philox import key_from_seed
 
 if TYPE_CHECKING:
@@ -63,13 +72,20 @@ class Canaries(ABC):
         """The sum of the canaries at `indices`, each at most once; zeros for none; like what, as in `canary`."""
         template = np.empty(0) if like is None else checked_like(like)
         numbers = self._checked_indices(indices)
+        if is_jax(template):
+            return self._jax_sum(numbers, template).astype(template.dtype)
         return same_kind(self._sum(numbers, template), template)
 
     def cosines(self, vector: Vector) -> Vector:
         """Cosines of all `count` canaries with `vector`: float64, on its backend and device.
 
-        A float32 vector is transformed in float32 (errors near 1e-6 of a typical cosine), a float64 one in float64.
+        A float32 vector is transformed in float32 (errors near 1e-6 of a typical cosine), a float64 one in float64. Of a
+        jax array they are float32 unless jax has double precision enabled. While jax traces a function nothing can be
+        refused, and cosines with a vector of zeros are NaN.
         """
+        if is_jax(vector):
+            found: Any = self._jax_cosines(checked_jax_vector(vector, self.dim))
+            return found
         checked: Any = checked_vector(vector, self.dim)
         cosines, norm = self._cosines(checked)
         if not usable(norm):
@@ -79,6 +95,19 @@ class Canaries(ABC):
     def cosines_of_each(self, vectors: Sequence[Any]) -> list[Any]:
         """`cosines` of several vectors, beside each other where that is faster."""
         return [self.cosines(vector) for vector in vectors]
+
+    def _jax_cosines(self, vector: Any) -> Any:
+        """Cosines with a checked jax array: computed by numpy, where the kind has no jax functions of its own."""
+        from coalmine.canaries import rotation_jax
+
+        return rotation_jax.placed(self.cosines(_jax_numbers(vector)), vector)
+
+    def _jax_sum(self, indices: list[int], like: Any) -> Any:
+        """The sum of the canaries as a jax array, where `like` is."""
+        from coalmine.canaries import rotation_jax
+
+        wide = np.float64 if like.dtype.itemsize > 4 else np.float32
+        return rotation_jax.placed(np.asarray(self._sum(indices, np.empty(0, wide)), dtype=wide), like)
 
     def _checked_indices(self, indices: Any) -> list[int]:
         try:
@@ -101,6 +130,15 @@ class Canaries(ABC):
     @abstractmethod
     def _cosines(self, vector: Any) -> tuple[Any, float]:
         """Cosines of all canaries with a checked vector, float64 where it is, and its norm: if usable, else anything."""
+
+
+def _jax_numbers(vector: Any) -> Array:
+    """A jax array as numpy, in its working precision: without a copy if it is on a CPU and no half precision."""
+    if is_traced(vector):
+        raise ValueError("these canaries need numbers, got a value that jax traces: call them outside of jit")
+    from coalmine.canaries import rotation_jax
+
+    return np.asarray(rotation_jax.working(vector))
 
 
 def rescaled(vector: Any) -> Any:

@@ -13,7 +13,15 @@ import numpy as np
 
 from coalmine.argument_checks import Floats, whole_number
 from coalmine.canaries import rotation_numpy
-from coalmine.canaries.array_types import checked_vector, euclidean_norm, is_tensor, same_kind, working_dtype
+from coalmine.canaries.array_types import (
+    checked_jax_vector,
+    checked_vector,
+    euclidean_norm,
+    is_jax,
+    is_tensor,
+    same_kind,
+    working_dtype,
+)
 from coalmine.canaries.base import rescaled, usable
 from coalmine.canaries.philox import key_from_seed
 from coalmine.canaries.rotation import Rotation, draw_rotation
@@ -79,11 +87,14 @@ class BlockedCanaries:
     def products(self, block: int, vector: Any) -> Any:
         """Products of a block's vector with its unit canaries q_b: float64, where the vector is.
 
-        Times the block's share they are those with the canaries. On a GPU nothing is waited for, and what comes of a vector
-        at the ends of float32's range is not to be used: see `slow_products`.
+        Times the block's share they are those with the canaries. Those of a jax array are in its working
+        precision. On a GPU nothing is waited for, and what comes of a vector at the ends of float32's range is not to be
+        used: see `slow_products`.
         """
-        checked: Any = checked_vector(vector, self.sizes[block])
         rotation = self._rotations[block]
+        if is_jax(vector):
+            return self._jax_products(rotation, checked_jax_vector(vector, self.sizes[block]))
+        checked: Any = checked_vector(vector, self.sizes[block])
         if is_tensor(checked) and checked.device.type != "cpu":
             return self._on(checked.device).products(rotation, checked, self.count)
         found = rotation_numpy.products(rotation, checked.numpy() if is_tensor(checked) else checked, self.count)
@@ -99,7 +110,7 @@ class BlockedCanaries:
 
     def slow_products(self, block: int, vector: Any) -> Floats:
         """The same for a vector of any length, on the host; ValueError if it is not finite."""
-        checked: Any = checked_vector(vector, self.sizes[block])
+        checked: Any = checked_vector(np.asarray(vector) if is_jax(vector) else vector, self.sizes[block])
         host = checked.cpu().numpy() if is_tensor(checked) else checked
         if not host.any():
             return np.zeros(self.count)
@@ -113,6 +124,8 @@ class BlockedCanaries:
         template = np.empty(0) if like is None else like
         rotation = self._rotations[block]
         share = float(self.shares[block])
+        if is_jax(template):
+            return (self._jax_sum(rotation, list(indices), template) * share).astype(template.dtype)
         if is_tensor(template) and template.device.type != "cpu":
             total = self._on(template.device).combine(rotation, list(indices), working_dtype(template))
         else:
@@ -125,7 +138,7 @@ class BlockedCanaries:
 
     def cosines(self, vector: Any) -> Floats:
         """Cosines of all canaries with one vector of all blocks, where this process holds them all."""
-        checked: Any = checked_vector(vector, self.dim)
+        checked: Any = checked_vector(np.asarray(vector) if is_jax(vector) else vector, self.dim)
         host = checked.cpu().numpy() if is_tensor(checked) else checked
         if not usable(euclidean_norm(host)):
             host = rescaled(host)
@@ -134,6 +147,34 @@ class BlockedCanaries:
             share * self.slow_products(b, p) for b, (share, p) in enumerate(zip(self.shares, pieces, strict=True))
         )
         return np.asarray(found) / norm
+
+    def _jax_products(self, rotation: Rotation, vector: Any) -> Any:
+        from coalmine.canaries import rotation_jax
+
+        own = rotation_jax.working(vector)
+        if not rotation_jax.on_cpu(vector):
+            return rotation_jax.products(self._jax_tables(rotation, vector), own, count=self.count)
+        found = rotation_numpy.products(rotation, np.asarray(own), self.count)
+        self._forget(rotation)
+        return rotation_jax.placed(found, vector)
+
+    def _jax_sum(self, rotation: Rotation, indices: list[int], like: Any) -> Any:
+        from coalmine.canaries import rotation_jax
+
+        dtype = np.float64 if like.dtype.itemsize > 4 else np.float32
+        if rotation_jax.on_cpu(like):
+            total = rotation_numpy.combine(rotation, indices, dtype)
+            self._forget(rotation)
+            return rotation_jax.placed(total, like)
+        weights = np.zeros(self.count, dtype)
+        weights[indices] = 1.0
+        tables = self._jax_tables(rotation, like)
+        return rotation_jax.combine(tables, rotation_jax.placed(weights, like), dim=rotation.dim)
+
+    def _jax_tables(self, rotation: Rotation, like: Any) -> Any:
+        from coalmine.canaries.rotation_jax import DeviceTables
+
+        return self._devices.setdefault("jax", DeviceTables()).of(rotation, like)
 
     def _forget(self, rotation: Rotation) -> None:
         """Of many blocks only one has its signs in memory, which are quickly drawn again."""

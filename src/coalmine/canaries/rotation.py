@@ -1,5 +1,6 @@
 """Orthonormal canaries: the first columns of one fast random rotation, so k cosines cost what one does."""
 
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from coalmine.canaries import philox
-from coalmine.canaries.array_types import Array, euclidean_norm, is_tensor, working_dtype
-from coalmine.canaries.base import Canaries, usable
+from coalmine.canaries.array_types import Array, euclidean_norm, is_jax, is_tensor, is_traced, working_dtype
+from coalmine.canaries.base import Canaries, rescaled, usable
 
 if TYPE_CHECKING:
     import torch
@@ -151,7 +152,8 @@ class RotatedCanaries(Canaries):
         from coalmine.canaries import rotation_numpy
 
         beside = len(vectors) > 1 and rotation_numpy.threads() > 1 and self.dim < _BESIDE
-        if not beside or any(is_tensor(vector) and vector.device.type != "cpu" for vector in vectors):
+        elsewhere = any(is_jax(v) or (is_tensor(v) and v.device.type != "cpu") for v in vectors)
+        if not beside or elsewhere:
             return super().cosines_of_each(vectors)
         with ThreadPoolExecutor(len(vectors), initializer=rotation_numpy.stay_in_one_thread) as pool:
             return list(pool.map(self.cosines, vectors))
@@ -187,6 +189,39 @@ class RotatedCanaries(Canaries):
 
         cosines, norm = self._cosines(vector.numpy())
         return torch.from_numpy(cosines), norm
+
+    def traced_canary(self, index: Any, like: Any) -> Any:
+        """Canary `index`, a number that jax may trace, as a jax array like `like`; zeros if there is none of this number."""
+        from coalmine.canaries import rotation_jax
+
+        jax = sys.modules["jax"]
+        weights = jax.nn.one_hot(index, self.count, dtype=rotation_jax.working(like).dtype)
+        return rotation_jax.combine(self._jax_tables(like), weights, dim=self.dim).astype(like.dtype)
+
+    def _jax_cosines(self, vector: Any) -> Any:
+        from coalmine.canaries import rotation_jax
+
+        if rotation_jax.on_cpu(vector):
+            return super()._jax_cosines(vector)  # numpy is faster there
+        own = rotation_jax.working(vector)
+        found, norm = rotation_jax.cosines(self._jax_tables(vector), own, count=self.count)
+        if not is_traced(norm) and not (np.isfinite(norm) and norm):
+            rescaled(np.asarray(own))  # says what is wrong
+        return found
+
+    def _jax_sum(self, indices: list[int], like: Any) -> Any:
+        from coalmine.canaries import rotation_jax
+
+        if rotation_jax.on_cpu(like):
+            return super()._jax_sum(indices, like)
+        weights = np.zeros(self.count, np.float64 if like.dtype.itemsize > 4 else np.float32)
+        weights[indices] = 1.0
+        return rotation_jax.combine(self._jax_tables(like), rotation_jax.placed(weights, like), dim=self.dim)
+
+    def _jax_tables(self, like: Any) -> Any:
+        from coalmine.canaries.rotation_jax import DeviceTables
+
+        return self._devices.setdefault("jax", DeviceTables()).of(self._rotation, like)
 
     def _on(self, device: "torch.device") -> Any:
         from coalmine.canaries.rotation_torch import DeviceRotation

@@ -8,6 +8,7 @@
 |---|---|---|---|
 | `flower` | a strategy | a strategy around it | clients, replaced replies or extra replies |
 | `opacus` | the optimizer of `make_private` | the same optimizer | extra examples |
+| `jax_privacy` | a privatizer or a plan | a privatizer around it, or a plan with it | extra examples |
 | `pfl` | a privacy mechanism | a postprocessor in its place | users named canary-0, canary-1, … |
 | `nvflare` | a recipe | the same recipe | sites |
 

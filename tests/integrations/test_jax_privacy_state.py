@@ -1,0 +1,204 @@
+"""An audited privatizer of jax_privacy: its sums, its state under jit, and the noise that it reads from a matrix."""
+
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from requires import require
+
+require("jax_privacy")
+from jax_privacy import noise_addition  # noqa: E402
+from jax_privacy.matrix_factorization import toeplitz  # noqa: E402
+from jax_training import BANDS, EXAMPLES, PARAMS, POISSON, SETTINGS, gaussian  # noqa: E402
+
+from coalmine import Audit, BandedNoise  # noqa: E402
+from coalmine.integrations.jax_privacy import AuditState, audited, banded_noise, named_leaves  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+def test_noising_matrix_of_a_banded_strategy(normalised):
+    """C as jax_privacy defines it, Toeplitz, is the inverse of its noising matrix."""
+    matrix = toeplitz.inverse_as_streaming_matrix(jnp.asarray(BANDS), 12 if normalised else None)
+    noise, length = banded_noise(matrix, 12)
+    strategy = np.array(toeplitz.materialize_lower_triangular(jnp.asarray(BANDS), 12), np.float64)
+    if normalised:
+        strategy /= np.linalg.norm(strategy, axis=0)
+    assert isinstance(noise, BandedNoise)
+    np.testing.assert_allclose(length * noise.matrix()[:12, :12], strategy, atol=1e-5)
+    dense, dense_length = banded_noise(np.linalg.inv(strategy), None)
+    np.testing.assert_allclose(dense_length * dense.matrix()[:12, :12], strategy, atol=1e-9)
+    assert banded_noise(jnp.eye(5) / 2, None) == (None, 2.0)
+
+
+def test_noising_matrix_of_a_long_run_is_read_from_its_first_steps():
+    """3,000 steps, of which no matrix is made; the columns of the last ones are normalised."""
+    matrix = toeplitz.inverse_as_streaming_matrix(jnp.asarray(BANDS), 3_000)
+    noise, length = banded_noise(matrix, 3_000)
+    assert (noise.rounds, noise.bands) == (3_000, 3)
+    assert length == pytest.approx(1.0, abs=1e-5)
+    np.testing.assert_allclose(noise.unit, BANDS, atol=1e-5)
+    plain, _ = banded_noise(toeplitz.inverse_as_streaming_matrix(jnp.asarray(BANDS)), 3_000)
+    assert plain.rounds == 3_002
+
+
+def test_noising_matrices_that_cannot_be_audited():
+    with pytest.raises(ValueError, match="must be finite and lower triangular"):
+        banded_noise(np.ones((3, 3)), None)
+    with pytest.raises(ValueError, match="must be a banded Toeplitz matrix"):
+        banded_noise(np.linalg.inv(np.array([[1.0, 0, 0], [0.5, 1, 0], [0.2, 0.9, 1]])), None)
+    with pytest.raises(TypeError, match=r"number of steps .*: pass steps="):
+        banded_noise(toeplitz.inverse_as_streaming_matrix(jnp.asarray(BANDS)), None)
+
+
+def test_the_sum_holds_the_canaries_and_the_privatizers_own_noise():
+    """With the same key, the release is that of the plain privatizer less the canaries of the batch."""
+    inner = noise_addition.gaussian_privatizer(stddev=1.0, prng_key=jax.random.key(7))
+    privatizer = gaussian()
+    params = jax.tree.map(jnp.asarray, PARAMS)
+    grads = jax.tree.map(lambda leaf: 0.1 * jnp.ones_like(leaf), params)
+    batch = np.arange(50)
+    state = privatizer.next_step(privatizer.init(params), batch)
+    noised, state = jax.jit(privatizer.update)(grads, state)
+    plain, _ = inner.update(grads, inner.init(params))
+    twin = Audit.for_model({"b/0": PARAMS["b"][0], "w": PARAMS["w"]}, **SETTINGS)
+    present = np.flatnonzero(np.isin(twin.canary_rows(EXAMPLES), batch))
+    assert 20 < len(present) < 50
+    total = twin.updates(present, 1.0)
+    np.testing.assert_allclose(noised["w"], plain["w"] - total["w"], atol=1e-6)
+    np.testing.assert_allclose(noised["b"][0], plain["b"][0] - total["b/0"], atol=1e-6)
+    assert not np.asarray(state.canaries["w"]).any()
+    np.testing.assert_allclose(state.others["w"], -0.1)
+    np.testing.assert_array_equal(state.model_delta["w"], -noised["w"])
+
+
+def test_examples_that_are_twice_in_a_batch_count_twice():
+    privatizer, params = gaussian(), jax.tree.map(jnp.asarray, PARAMS)
+    row = int(privatizer.audit.canary_rows(EXAMPLES)[3])
+    once = privatizer.next_step(privatizer.init(params), [row]).canaries["w"]
+    twice = privatizer.next_step(privatizer.init(params), [row, row, -1]).canaries["w"]
+    np.testing.assert_allclose(twice, 2 * once, atol=1e-7)
+
+
+def test_works_in_a_chain_and_with_donated_state():
+    privatizer, params = gaussian(), jax.tree.map(jnp.asarray, PARAMS)
+    chain = optax.chain(privatizer, optax.sgd(0.1))
+    own, *rest = chain.init(params)
+    step = jax.jit(lambda grads, state: chain.update(grads, state), donate_argnums=1)
+    for number in range(3):
+        state = (privatizer.next_step(own, np.arange(number, EXAMPLES, 7)), *rest)
+        _, (own, *rest) = step(params, state)
+    privatizer.next_step(own, [])
+    assert privatizer.audit.last_round == 3
+
+
+def test_an_audit_of_your_own():
+    own = Audit.for_model(named_leaves(PARAMS), deferred=True, **SETTINGS)
+    privatizer = gaussian(audit=own, canaries=None, seed=None, delta=None)
+    params = jax.tree.map(jnp.asarray, PARAMS)
+    state, update = privatizer.init(params), jax.jit(privatizer.update)
+    for batch in ([1, 2, 3], [4, 5]):
+        _, state = update(params, privatizer.next_step(state, batch))
+    privatizer.next_step(state, [])
+    assert privatizer.audit is own
+    assert [entry.participants for entry in own.log.rounds()] == [3, 2]
+    none = {"canaries": None, "seed": None, "delta": None}
+    for wrong in (Audit(3_100, **SETTINGS), Audit.for_model({"w": PARAMS["w"]}, **SETTINGS)):
+        with pytest.raises(ValueError, match=r"must be that of Audit\.for_model\(named_leaves\(params\), …\)"):
+            gaussian(audit=wrong, **none)
+    banded = Audit.for_model(named_leaves(PARAMS), noise=BandedNoise(rounds=9, coefficients=(1.0, 0.5)), **SETTINGS)
+    with pytest.raises(ValueError, match="must be made with noise=None, as the privatizer's is"):
+        gaussian(audit=banded, **none)
+
+
+def test_sampling_probability_instead_of_batches():
+    privatizer = gaussian(num_examples=None, sampling_probability=0.2, dp_event=None, canaries=300)
+    params = jax.tree.map(jnp.asarray, PARAMS)
+    state = privatizer.init(params)
+    update = jax.jit(privatizer.update)
+    for _ in range(20):
+        state = privatizer.next_step(state)
+        _, state = update(params, state)
+    result = privatizer.audit.finish(noise_state=state)
+    assert result.verdict.outcome == "PASS"
+    assert not result.claim.amplified
+    assert next(item for item in result.audited if item.name == "sampler").status == "not checked"
+
+
+def test_a_resumed_run_records_what_an_uninterrupted_one_does(tmp_path):
+    def run(directory, stop):
+        params = jax.tree.map(jnp.asarray, PARAMS)
+        kept = None
+        privatizer = gaussian(directory=tmp_path / directory, seed=b"a secret of mine")
+        update = jax.jit(privatizer.update)
+        batches = list(POISSON.batch_iterator(EXAMPLES, rng=1))[:6]
+        state, first = privatizer.init(params), 0
+        if stop:
+            for number, batch in enumerate(batches[:4]):
+                _, state = update(params, privatizer.next_step(state, batch))
+                kept = state if number == 1 else kept
+            privatizer.audit.close()
+            privatizer = gaussian(directory=tmp_path / directory, seed=b"a secret of mine")
+            # The checkpoint after the second step was written when that step was recorded.
+            state, first = kept, 2
+        for batch in batches[first:]:
+            _, state = update(params, privatizer.next_step(state, batch))
+        privatizer.next_step(state, [])
+        return privatizer.audit.log_digest
+
+    assert run("whole", stop=False) == run("resumed", stop=True)
+
+
+def test_steps_that_the_audit_missed_are_refused():
+    privatizer, params = gaussian(), jax.tree.map(jnp.asarray, PARAMS)
+    state = privatizer.init(params)
+    _, unseen = privatizer.update(params, state)
+    with pytest.raises(ValueError, match="comes from step 1, and the audit knows 0 steps: call next_step"):
+        privatizer.next_step(unseen, [1])
+    _, once = privatizer.update(params, privatizer.next_step(state, [1]))
+    _, twice = privatizer.update(params, once)
+    with pytest.raises(ValueError, match="comes from step 2, and the audit waits for step 1"):
+        privatizer.next_step(twice, [1])
+    with pytest.raises(ValueError, match="a state that jax traces: call it outside of jit"):
+        jax.jit(lambda given: privatizer.next_step(given, [1]))(once)
+    with pytest.raises(TypeError, match="needs the indices of the batch"):
+        privatizer.next_step(once)
+    with pytest.raises(TypeError, match=r"finish needs the state after the last step"):
+        privatizer.audit.finish()
+    with pytest.raises(ValueError, match=r"indices must lie in 0\.\.599, got 600"):
+        privatizer.next_step(once, [600])
+
+
+def test_bad_arguments_are_refused():
+    inner = noise_addition.gaussian_privatizer(stddev=1.0, prng_key=1)
+    good = {"stddev": 1.0, "clip_norm": 1.0, "num_examples": EXAMPLES, **SETTINGS}
+    for options, kind, message in [
+        ({"stddev": None}, TypeError, "needs the privatizer's stddev"),
+        ({"clip_norm": None}, TypeError, "needs the privatizer's clip_norm"),
+        ({"clip_norm": -1.0}, ValueError, "clip_norm"),
+        ({"num_examples": None}, TypeError, "either num_examples"),
+        ({"sampling_probability": 0.1}, TypeError, "either num_examples"),
+        ({"num_examples": 100}, ValueError, "at most the 100 examples"),
+        ({"seed": None}, ValueError, "exactly one of seed and seed_file"),
+    ]:
+        with pytest.raises(kind, match=message):
+            audited(inner, PARAMS, **good | options)
+    with pytest.raises(TypeError, match="must be an optax transformation or a DPExecutionPlan"):
+        audited(PARAMS, PARAMS, **good)
+    with pytest.raises(ValueError, match="audited already"):
+        audited(audited(inner, PARAMS, **good), PARAMS, **good)
+    with pytest.raises(ValueError, match="empty tree"):
+        audited(inner, {}, **good)
+
+
+def test_state_is_a_pytree_of_arrays():
+    state = gaussian().init(jax.tree.map(jnp.asarray, PARAMS))
+    assert isinstance(state, AuditState)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
