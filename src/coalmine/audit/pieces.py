@@ -6,7 +6,9 @@ Each process measures the blocks that it holds. What leaves it are sums: product
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -42,6 +44,7 @@ from coalmine.canaries.array_types import euclidean_norm
 from coalmine.canaries.base import usable
 from coalmine.canaries.blocked import BlockedCanaries
 from coalmine.canaries.philox import key_from_seed
+from coalmine.canaries.rotation_numpy import threads
 from coalmine.canaries.secret import secret_seed
 from coalmine.storage.record import Settings
 from coalmine.storage.rounds_file import Final, Round, Singles
@@ -76,11 +79,15 @@ class Pieces:
     def sum_of_canaries(self, indices: list[int], size: float) -> Any:
         """The sum of the canaries at `indices`, each of norm `size`, in the model's structure."""
         rows = {leaf.name: leaf.empty() for leaf in self.tree.leaves if leaf.audited}
-        for block, stretches in enumerate(self._stretches):
-            total = self.canaries.combine(block, indices, like=template([rows[part.name] for part in stretches]))
-            total *= size
-            for part in stretches:
-                fill(rows[part.name], part.here, total[part.there])
+        with ThreadPoolExecutor(threads()) as pool:
+            each = (
+                pool.map if self._on_host else map
+            )  # fresh memory is slow to touch; a GPU's work stays in this thread
+            for block, stretches in enumerate(self._stretches):
+                like = template([rows[part.name] for part in stretches])
+                total = self.canaries.combine(block, indices, like=like, unit=True)
+                write = partial(_write, rows, total, size * float(self.canaries.shares[block]))
+                list(each(write, stretches))
         return self.tree.rebuilt(rows)
 
     def refuse(self, error: Exception) -> None:
@@ -741,6 +748,10 @@ class _LawPlan:
     exactly: bool = True  # else what canaries add to a length is taken as what it is on average, which is enough
     summed: dict[str, int] = field(default_factory=dict)
     slots: list[dict[str, int]] = field(default_factory=list)
+
+
+def _write(rows: dict[str, Any], total: Any, factor: float, part: Stretch) -> None:
+    fill(rows[part.name], part.here, total[part.there], factor)
 
 
 def _place(vector: Any) -> Any:

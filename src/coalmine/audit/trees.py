@@ -223,12 +223,16 @@ def template(pieces: Sequence[Any]) -> Any:
     return tensor.new_empty(0).double() if double else tensor.new_empty(0).float()
 
 
-def fill(row: Any, place: slice, piece: Any) -> None:
-    """Write a piece into a row, whatever kind both are."""
+def fill(row: Any, place: slice, piece: Any, factor: float = 1.0) -> None:
+    """Write a piece, times a factor, into a row, whatever kind both are."""
+    if factor != 1.0 and type(row) is type(piece) is np.ndarray and row.dtype == piece.dtype:
+        np.multiply(piece, factor, out=row[place])  # one pass over memory
+        return
+    scaled = piece if factor == 1.0 else piece * factor
     if is_tensor(row):
-        row[place].copy_(piece if is_tensor(piece) else as_tensor(_native(piece)))
+        row[place].copy_(scaled if is_tensor(scaled) else as_tensor(_native(scaled)))
     else:
-        row[place] = numpy_vector(piece) if is_tensor(piece) else piece
+        row[place] = numpy_vector(scaled) if is_tensor(scaled) else scaled
 
 
 def plain(array: Any) -> Any:

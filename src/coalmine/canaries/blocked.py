@@ -119,20 +119,24 @@ class BlockedCanaries:
         largest = float(np.abs(host).max())
         return np.asarray(self.products(block, rescaled(host))) * largest
 
-    def combine(self, block: int, indices: Sequence[int], *, like: Any = None) -> Any:
-        """One block of the sum of the canaries at `indices`: of the kind, device and dtype of `like`, else float64."""
+    def combine(self, block: int, indices: Sequence[int], *, like: Any = None, unit: bool = False) -> Any:
+        """One block of the sum of the canaries at `indices`: of the kind, device and dtype of `like`, else float64.
+
+        As a `unit` it is the sum of the block's unit canaries q_b, which times the block's share are the canaries.
+        """
         template = np.empty(0) if like is None else like
         rotation = self._rotations[block]
         share = float(self.shares[block])
         if is_jax(template):
-            return (self._jax_sum(rotation, list(indices), template) * share).astype(template.dtype)
+            total = self._jax_sum(rotation, list(indices), template)
+            return (total if unit else total * share).astype(template.dtype)
         if is_tensor(template) and template.device.type != "cpu":
             total = self._on(template.device).combine(rotation, list(indices), working_dtype(template))
         else:
             dtype = np.float64 if template.dtype.itemsize > 4 else np.float32
             total = rotation_numpy.combine(rotation, list(indices), dtype)
             self._forget(rotation)
-        if len(self.sizes) > 1 or self.sizes[0] < self.dim:
+        if not unit and (len(self.sizes) > 1 or self.sizes[0] < self.dim):
             total *= share
         return same_kind(total, template)
 
