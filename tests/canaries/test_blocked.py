@@ -181,3 +181,18 @@ def test_the_key_is_neither_shown_nor_copied():
     for make in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError, match="make it again from the seed"):
             make(canaries)
+
+
+@pytest.mark.parametrize(
+    ("block", "indices", "line"),
+    [
+        (2, [0], "block must lie in 0..1, got 2"),
+        (-1, [0], "block must lie in 0..1, got -1"),
+        (0, [3], "indices must lie in 0..2, got 3"),
+        (0, [1, 1], "indices must differ, got 1 twice"),
+        (0, [0.5], "indices must be a list of whole numbers"),
+    ],
+)
+def test_a_sum_of_what_is_not_there_is_refused(block, indices, line):
+    with pytest.raises(ValueError, match=line):
+        BlockedCanaries(3, [100, 100], seed=1).combine(block, indices)

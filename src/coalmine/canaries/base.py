@@ -71,7 +71,7 @@ class Canaries(ABC):
     def combine(self, indices: Iterable[SupportsIndex], *, like: Any = None) -> Any:
         """The sum of the canaries at `indices`, each at most once; zeros for none; like what, as in `canary`."""
         template = np.empty(0) if like is None else checked_like(like)
-        numbers = self._checked_indices(indices)
+        numbers = checked_indices(indices, self.count)
         if is_jax(template):
             return self._jax_sum(numbers, template).astype(template.dtype)
         return same_kind(self._sum(numbers, template), template)
@@ -109,20 +109,6 @@ class Canaries(ABC):
         wide = np.float64 if like.dtype.itemsize > 4 else np.float32
         return rotation_jax.placed(np.asarray(self._sum(indices, np.empty(0, wide)), dtype=wide), like)
 
-    def _checked_indices(self, indices: Any) -> list[int]:
-        try:
-            listed = indices.tolist() if hasattr(indices, "tolist") else indices  # of arrays and tensors
-            numbers = [operator.index(index) for index in listed]
-        except TypeError:
-            raise ValueError(f"indices must be a list of whole numbers, got {shown(indices)}") from None
-        outside = [number for number in numbers if not 0 <= number < self.count]
-        if outside:
-            raise ValueError(f"indices must lie in 0..{self.count - 1}, got {outside[0]}")
-        if len(set(numbers)) < len(numbers):
-            repeated = next(number for number in numbers if numbers.count(number) > 1)
-            raise ValueError(f"indices must differ, got {repeated} twice; a canary that counts twice is scaled by hand")
-        return numbers
-
     @abstractmethod
     def _sum(self, indices: list[int], like: "Array | torch.Tensor") -> "Array | torch.Tensor":
         """The sum of the canaries, on the backend and device of `like`, in at least its precision."""
@@ -139,6 +125,22 @@ def _jax_numbers(vector: Any) -> Array:
     from coalmine.canaries import rotation_jax
 
     return np.asarray(rotation_jax.working(vector))
+
+
+def checked_indices(indices: Any, count: int) -> list[int]:
+    """Indices of different canaries, refused if one of `count` is not there."""
+    try:
+        listed = indices.tolist() if hasattr(indices, "tolist") else indices  # of arrays and tensors
+        numbers = [operator.index(index) for index in listed]
+    except TypeError:
+        raise ValueError(f"indices must be a list of whole numbers, got {shown(indices)}") from None
+    outside = [number for number in numbers if not 0 <= number < count]
+    if outside:
+        raise ValueError(f"indices must lie in 0..{count - 1}, got {outside[0]}")
+    if len(set(numbers)) < len(numbers):
+        repeated = next(number for number in numbers if numbers.count(number) > 1)
+        raise ValueError(f"indices must differ, got {repeated} twice; a canary that counts twice is scaled by hand")
+    return numbers
 
 
 def rescaled(vector: Any) -> Any:

@@ -22,7 +22,7 @@ from coalmine.canaries.array_types import (
     same_kind,
     working_dtype,
 )
-from coalmine.canaries.base import rescaled, usable
+from coalmine.canaries.base import checked_indices, rescaled, usable
 from coalmine.canaries.philox import key_from_seed
 from coalmine.canaries.rotation import Rotation, draw_rotation
 from coalmine.canaries.secret import SecretBytes, SecretInt
@@ -91,7 +91,7 @@ class BlockedCanaries:
         precision. On a GPU nothing is waited for, and what comes of a vector at the ends of float32's range is not to be
         used: see `slow_products`.
         """
-        rotation = self._rotations[block]
+        rotation = self._rotation(block)
         if is_jax(vector):
             return self._jax_products(rotation, checked_jax_vector(vector, self.sizes[block]))
         checked: Any = checked_vector(vector, self.sizes[block])
@@ -125,16 +125,16 @@ class BlockedCanaries:
         As a `unit` it is the sum of the block's unit canaries q_b, which times the block's share are the canaries.
         """
         template = np.empty(0) if like is None else like
-        rotation = self._rotations[block]
+        rotation, numbers = self._rotation(block), checked_indices(indices, self.count)
         share = float(self.shares[block])
         if is_jax(template):
-            total = self._jax_sum(rotation, list(indices), template)
+            total = self._jax_sum(rotation, numbers, template)
             return (total if unit else total * share).astype(template.dtype)
         if is_tensor(template) and template.device.type != "cpu":
-            total = self._on(template.device).combine(rotation, list(indices), working_dtype(template))
+            total = self._on(template.device).combine(rotation, numbers, working_dtype(template))
         else:
             dtype = np.float64 if template.dtype.itemsize > 4 else np.float32
-            total = rotation_numpy.combine(rotation, list(indices), dtype)
+            total = rotation_numpy.combine(rotation, numbers, dtype)
             self._forget(rotation)
         if not unit and (len(self.sizes) > 1 or self.sizes[0] < self.dim):
             total *= share
@@ -179,6 +179,11 @@ class BlockedCanaries:
         from coalmine.canaries.rotation_jax import DeviceTables
 
         return self._devices.setdefault("jax", DeviceTables()).of(rotation, like)
+
+    def _rotation(self, block: int) -> Rotation:
+        if not 0 <= block < len(self.sizes):
+            raise ValueError(f"block must lie in 0..{len(self.sizes) - 1}, got {block}")
+        return self._rotations[block]
 
     def _forget(self, rotation: Rotation) -> None:
         """Of many blocks only one has its signs in memory, which are quickly drawn again."""

@@ -63,6 +63,10 @@ GAUGE_ADVICE = {
     "repeated values": ONE_DRAW,
     "shifted repeat": "The same noise stands in two rounds at different places. Look for noise that is cut from a "
     "buffer that was drawn once, and draw fresh noise in every round. Clients that `others` leaves out look the same.",
+    "parts of blocks": "The noise is not as strong in every part of the model. Look for a rank or a tensor that adds noise "
+    "of another size, or none, and check that each rank scales its noise alike.",
+    "shared blocks": "Two parts of the model get the same noise, or noise of the round before. Seed each rank's generator "
+    "differently, and draw fresh noise for every shard.",
     "rounding": "The release is rounded too coarsely to see the noise. Pass model_delta as it was before it was rounded.",
 }
 LOW_LAYERS = "The noise is missing or too small there. Add noise to every tensor that is released, buffers included."
