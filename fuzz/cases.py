@@ -16,7 +16,8 @@ from typing import Any
 
 from coalmine.cli.main import main
 
-SECONDS = 10.0  # one case may take so long
+SECONDS = 10.0  # of processor time that one case may take
+WAITING = 6.0  # and so many times as long by the clock: a busy machine is no hang
 QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')  # what a message quotes may hold anything
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 VIOLATION = re.compile(r"VIOLATION|Alarm in round|DOES NOT HOLD|\"held\": false|missed")
@@ -74,7 +75,13 @@ def run_case(part: str, number: int, case: Case) -> Fault | None:
     except FaultError as fault:
         return Fault(part, number, case.given, "wrong answer", str(fault))
     except HangError:
-        return Fault(part, number, case.given, "hang", f"more than {case.seconds:g} s")
+        return Fault(
+            part,
+            number,
+            case.given,
+            "hang",
+            f"more than {case.seconds:g} s of work or {WAITING * case.seconds:g} s of waiting",
+        )
     except (Exception, SystemExit) as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(place.filename).name}:{place.lineno}"
@@ -102,13 +109,16 @@ def _time_limit(seconds: float) -> Iterator[None]:
     def stop(*_: object) -> None:
         raise HangError
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGPROF, signal.SIGALRM)}
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, WAITING * seconds)
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def command(*arguments: str, stdin: bytes = b"") -> Outcome:
