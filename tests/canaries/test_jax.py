@@ -149,6 +149,20 @@ def test_bad_jax_arrays_are_refused(kind):
         canaries.cosines(gone)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_arrays_on_an_accelerator_agree_with_numpy_and_are_checked(monkeypatch, dtype):
+    """The code of accelerators, on a CPU device."""
+    monkeypatch.setattr(rotation_jax, "on_cpu", lambda array: False)
+    canaries, vector = RotatedCanaries(20, 5_000, seed=4), jnp.asarray(vector_of(5_000), dtype)
+    found = canaries.cosines(vector)
+    assert isinstance(found, jax.Array)
+    assert relative_error(found, canaries.cosines(np.asarray(vector.astype(jnp.float32)))) < 1e-5
+    with pytest.raises(ValueError, match=r"^vector must not be zero"):
+        canaries.cosines(jnp.zeros(5_000, dtype))
+    with pytest.raises(ValueError, match=r"^vector must be finite, got NaN or infinity in 1 of 5000 entries$"):
+        canaries.cosines(vector.at[3].set(jnp.inf))
+
+
 def test_zeros_under_tracing_give_nan():
     found = jax.jit(RotatedCanaries(3, 100, seed=1).cosines)(jnp.zeros(100))
     assert np.isnan(found).all()

@@ -1,5 +1,6 @@
 """Orthonormal canaries: the first columns of one fast random rotation, so k cosines cost what one does."""
 
+import math
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -203,10 +204,12 @@ class RotatedCanaries(Canaries):
 
         if rotation_jax.on_cpu(vector):
             return super()._jax_cosines(vector)  # numpy is faster there
-        own = rotation_jax.working(vector)
-        found, norm = rotation_jax.cosines(self._jax_tables(vector), own, count=self.count)
-        if not is_traced(norm) and not (np.isfinite(norm) and norm):
-            rescaled(np.asarray(own))  # says what is wrong
+        tables = self._jax_tables(vector)
+        if is_traced(vector):
+            return rotation_jax.cosines(tables, rotation_jax.working(vector), count=self.count)[0]
+        found, norm = rotation_jax.cosines_and_length(tables, vector, count=self.count)
+        if not (math.isfinite(norm) and norm):
+            rescaled(np.asarray(rotation_jax.working(vector)))  # says what is wrong
         return found
 
     def _jax_sum(self, indices: list[int], like: Any) -> Any:

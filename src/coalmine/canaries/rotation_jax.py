@@ -10,7 +10,7 @@ under tracing. Sums are hierarchical: their errors in single precision do not gr
 """
 
 import math
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +25,9 @@ _STEPS = 5  # steps of a transform in one product: 2^5 rows are the fastest on t
 _FRONT = 1 << 16  # outputs of the last transform that are computed at least, as in numpy: sums of few terms each
 _ROW = 64  # terms that are summed at a time
 _PRECISION = jax.lax.Precision.HIGHEST  # GPUs and TPUs would round the factors
+# On a CUDA device: factors of ±1 are exact in TF32, so that three products of it keep 22 bits of each number.
+_CUDA_STEPS = 6
+_CUDA_PRECISION = jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3
 
 
 class StageTables(NamedTuple):
@@ -124,6 +127,29 @@ def cosines(tables: Tables, vector: Any, *, count: int) -> tuple[Any, Any]:
     return products(tables, scaled, count=count) / length, length * largest
 
 
+def cosines_and_length(tables: Tables, vector: Any, *, count: int) -> tuple[Any, float]:
+    """`cosines` of an array that is not traced; the length is a number of Python's.
+
+    The device writes the length into the host's memory, where reading it takes a third of the time of a copy.
+    """
+    found, length = _cosines_on(placement(vector))(tables, vector, count=count)
+    return found, float(length)
+
+
+@cache
+def _cosines_on(place: Any) -> Any:
+    """`cosines`, compiled for one device."""
+
+    def measured(tables: Tables, vector: Any, *, count: int) -> tuple[Any, Any]:
+        return cosines(tables, working(vector), count=count)
+
+    kinds = {memory.kind for memory in place.addressable_memories()} if isinstance(place, jax.Device) else set()
+    if "pinned_host" not in kinds:
+        return jax.jit(measured, static_argnames="count")
+    near = jax.sharding.SingleDeviceSharding(place, memory_kind="pinned_host")
+    return jax.jit(measured, static_argnames="count", out_shardings=(None, near))
+
+
 def _front(dim: int, size: int, count: int) -> int:
     """How many outputs of the last transform are computed; 0 if all of them are wanted."""
     if count > dim - size:
@@ -169,14 +195,25 @@ def _signs(bits: Any, count: int, dtype: Any) -> Any:
 
 def _hadamard(values: Any) -> Any:
     """The orthonormal Walsh-Hadamard transform of 2^m numbers."""
+    if values.dtype != jnp.float32:
+        return _transformed(values, _STEPS, _PRECISION)
+    return jax.lax.platform_dependent(
+        values,
+        cuda=partial(_transformed, steps=_CUDA_STEPS, precision=_CUDA_PRECISION),
+        default=partial(_transformed, steps=_STEPS, precision=_PRECISION),
+    )
+
+
+def _transformed(values: Any, steps: int, precision: Any) -> Any:
+    """The transform in products of at most so many of its steps."""
     size = values.shape[0]
     levels = size.bit_length() - 1
-    groups = -(-levels // _STEPS)
+    groups = -(-levels // steps)
     for number in range(groups):
-        steps = levels // groups + (number < levels % groups)
-        rows = values.reshape(size >> steps, 1 << steps)
-        matrix = jnp.asarray(_hadamard_matrix(steps), values.dtype)
-        values = jax.lax.dot_general(matrix, rows, (((1,), (1,)), ((), ())), precision=_PRECISION).reshape(-1)
+        taken = levels // groups + (number < levels % groups)
+        rows = values.reshape(size >> taken, 1 << taken)
+        matrix = jnp.asarray(_hadamard_matrix(taken), values.dtype)
+        values = jax.lax.dot_general(matrix, rows, (((1,), (1,)), ((), ())), precision=precision).reshape(-1)
     return values * _scale(values.dtype, 1 / size)
 
 
