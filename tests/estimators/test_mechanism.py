@@ -45,6 +45,7 @@ def test_participations_compose():
 
 def test_zero_noise_has_infinite_epsilon():
     assert mechanism_epsilon(0, delta=1e-5) == math.inf
+    assert mechanism_epsilon(5e-324, delta=1e-5) == math.inf
     assert mechanism_noise(math.inf, delta=1e-5) == 0
     assert mechanism_noise(math.inf, delta=5e-324) == 0
     assert mechanism_noise(0, delta=5e-324) == math.inf  # larger than a float can be

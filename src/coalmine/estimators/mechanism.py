@@ -24,7 +24,7 @@ def mechanism_epsilon(
     noise, times, delta = same_shape(
         noise_multiplier=noise, participations=_times(participations), delta=delta_array(delta)
     )
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):  # noise 0, or the smallest number above it
         shift = np.sqrt(times) / noise
     finite = np.isfinite(shift)
     answer = np.where(finite, 0.0, np.inf)
