@@ -142,7 +142,7 @@ def command(*arguments: str, stdin: bytes = b"") -> Outcome:
 
 
 def check_command(*arguments: str, stdin: bytes = b"") -> Outcome:
-    """Run a command and check that its answer is one that docs/exit-codes.md allows."""
+    """Run a command and check that its answer is one that docs/reference/exit-codes.md allows."""
     found = command(*arguments, stdin=stdin)
     if found.code not in (0, 1, 2, 3):
         last = found.err.strip().splitlines()[-1:] or [""]

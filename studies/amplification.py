@@ -2,7 +2,7 @@
 
     python -m studies.amplification --jobs 2                500 seeds of each honest setting, 100 of each broken one
     python -m studies.amplification --only poisson          the rows whose name matches
-    python -m studies.amplification --write-docs            put the table of what was run into docs/amplification.md
+    python -m studies.amplification --write-docs            put the table of runs into docs/explanation/amplification.md
 
 Rounds are drawn as an attacker sees them who knows everybody else: independent normals along the canaries, and a length
 off them. The rest is the package's own code, from the log to the verdict. A finished seed is one line of
@@ -36,7 +36,7 @@ from coalmine.storage.rounds_file import Round, RoundLog
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "amplification.jsonl"
-DOCS = ROOT / "docs" / "amplification.md"
+DOCS = ROOT / "docs" / "explanation" / "amplification.md"
 CANARIES, DIM, UNOBSERVED, DELTA = 1_000, 10_000, 1_000, 1e-5
 HONEST, BROKEN = 500, 100
 
@@ -315,7 +315,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--seeds", type=int, help="at most so many seeds of each row")
     parser.add_argument("--only", default="", help="regular expression of the rows to run")
-    parser.add_argument("--write-docs", action="store_true", help="put the tables into docs/amplification.md")
+    parser.add_argument(
+        "--write-docs", action="store_true", help="put the tables into docs/explanation/amplification.md"
+    )
     options = parser.parse_args()
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     done = {(line["row"], line["seed"]) for line in read()}

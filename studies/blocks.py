@@ -2,7 +2,7 @@
 
     python -m studies.blocks --jobs 2           every row: about an hour on two cores
     python -m studies.blocks --only "^tail"     the rows whose name matches
-    python -m studies.blocks --write-docs       put the tables of what was run into docs/blocks.md
+    python -m studies.blocks --write-docs       put the tables of what was run into docs/explanation/blocks.md
 
 Every audit is made with `Audit.for_model` and sees rounds as a training loop shows them. A finished part of a row is kept in
 studies/out/blocks.jsonl and is not run again.
@@ -40,7 +40,7 @@ from studies.trust import put_between_markers
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "blocks.jsonl"
-DOCS = ROOT / "docs" / "blocks.md"
+DOCS = ROOT / "docs" / "explanation" / "blocks.md"
 DELTA, CONFIDENCE = 1e-5, 0.95
 RARE = 1e-4  # p-value below which a test of a law fails: there are about 130 of them
 HONEST = 0.005  # of runs with an alarm, at most: some 25 gauges at 1e-4 each, layers together, and rank at 2e-3
@@ -542,7 +542,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--only", default="", help="regular expression of the rows to run")
     parser.add_argument("--parts", type=int, default=PARTS, help=f"how many of the {PARTS} parts of each row to run")
-    parser.add_argument("--write-docs", action="store_true", help="put the tables into docs/blocks.md")
+    parser.add_argument("--write-docs", action="store_true", help="put the tables into docs/explanation/blocks.md")
     options = parser.parse_args()
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     if not options.write_docs:

@@ -1,8 +1,8 @@
-"""Whether coalmine's error bars are true: the study behind docs/calibration.md.
+"""Whether coalmine's error bars are true: the study behind docs/evidence/calibration.md.
 
     python studies/calibration.py                        every cell, 10,000 runs each
     python studies/calibration.py --cells 'interval/k=300' --runs 1000
-    python studies/calibration.py --write-docs           tables of docs/calibration.md from what has been run
+    python studies/calibration.py --write-docs           tables of docs/evidence/calibration.md from what has been run
 
 A cell is one row of studies/out/calibration.jsonl; a cell found there with at least as many runs is not run again, so a
 study that was stopped goes on where it was. Each cell has its own seed, made from its name.
@@ -34,7 +34,7 @@ from coalmine.estimators.variance import Sample, point_epsilon
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "calibration.jsonl"
-DOCS = ROOT / "docs" / "calibration.md"
+DOCS = ROOT / "docs" / "evidence" / "calibration.md"
 CHUNK = 100_000  # scores at a time: temporaries stay in the cache
 RATIOS = (0.8, 0.9, 1.0, 1.05, 1.25)  # of the alternative's std to the null's
 AUTO_RATIOS = (0.8, 0.9, 0.93, 0.95, 0.97, 1.0, 1.03, 1.05, 1.07, 1.1, 1.25)
@@ -271,7 +271,7 @@ def read_results(path: Path = RESULTS) -> dict[str, Result]:
 
 
 def write_docs(results: dict[str, Result]) -> str:
-    """The whole of docs/calibration.md."""
+    """The whole of docs/evidence/calibration.md."""
     runs = sorted({result["runs"] for result in results.values()})
     if len(results) < len(all_cells()) or len(runs) > 1:
         print(f"note: {len(results)} of {len(all_cells())} cells, with {runs} runs", file=sys.stderr)
@@ -467,7 +467,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=10_000, help="simulated audits in each cell")
     parser.add_argument("--cells", default="", help="only the cells in whose name this regular expression is found")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--write-docs", action="store_true", help="write docs/calibration.md from the results")
+    parser.add_argument("--write-docs", action="store_true", help="write docs/evidence/calibration.md from the results")
     options = parser.parse_args()
     results = read_results()
     if options.write_docs:

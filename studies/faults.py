@@ -1,7 +1,7 @@
-"""How often each fault is caught: the study behind the table in docs/faults.md.
+"""How often each fault is caught: the study behind the table in docs/evidence/faults.md.
 
     python -m studies.faults                  run 100 seeds of each fault
-    python -m studies.faults --write-docs     write the table into docs/faults.md
+    python -m studies.faults --write-docs     write the table into docs/evidence/faults.md
 
 A finished trial is one line of studies/out/faults.jsonl and is not run again.
 """
@@ -19,7 +19,7 @@ from coalmine.simulation.faults import evidence, is_caught, try_fault
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "faults.jsonl"
-DOCS = ROOT / "docs" / "faults.md"
+DOCS = ROOT / "docs" / "evidence" / "faults.md"
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 PRIVATE = ("noise-times-n", "others-wrong")  # faults that cost no privacy
 FAULTS = {fault.name: fault for fault in SIGNATURES}
@@ -137,7 +137,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--jobs", type=int, default=2, help="number of processes")
-    parser.add_argument("--write-docs", action="store_true", help="write the table into docs/faults.md")
+    parser.add_argument("--write-docs", action="store_true", help="write the table into docs/evidence/faults.md")
     arguments = parser.parse_args()
     if not arguments.write_docs:
         run(arguments.seeds, arguments.jobs)

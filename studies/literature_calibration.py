@@ -1,7 +1,7 @@
-"""Which published estimator can be believed: the study behind docs/estimators.md.
+"""Which published estimator can be believed: the study behind docs/evidence/estimators.md.
 
     python -m studies.literature_calibration                 every cell, 1,000 runs each: 7 minutes of processor time
-    python -m studies.literature_calibration --write-docs    docs/estimators.md and its picture from what has been run
+    python -m studies.literature_calibration --write-docs    docs/evidence/estimators.md and its picture from the runs
 
 A cell is one line of studies/out/literature_calibration.jsonl and is not run again. A run draws 1,000 observed and 1,000
 unobserved scores whose true epsilon is known, and asks every estimator. Methods that want several runs get the same
@@ -35,7 +35,7 @@ from studies.calibration import read_results
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "literature_calibration.jsonl"
-DOCS, PICTURE = ROOT / "docs" / "estimators.md", ROOT / "docs" / "estimators.png"
+DOCS, PICTURE = ROOT / "docs" / "evidence" / "estimators.md", ROOT / "docs" / "evidence" / "estimators.png"
 DELTA, CANARIES, RUNS = 1e-6, 1_000, 1_000
 EPSILONS = (0.0, 0.8, 2.3, 4.9)
 MECHANISMS = ("gaussian", "laplace")
@@ -156,7 +156,7 @@ def main() -> int:
     """Run what has not been run; or write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=RUNS, help="simulated audits in each cell")
-    parser.add_argument("--write-docs", action="store_true", help="write docs/estimators.md and its picture")
+    parser.add_argument("--write-docs", action="store_true", help="write docs/evidence/estimators.md and its picture")
     options = parser.parse_args()
     results = read_results(RESULTS)
     if options.write_docs:
@@ -183,7 +183,7 @@ def main() -> int:
 
 
 def page(results: dict[str, Result], compared: Result) -> str:
-    """The whole of docs/estimators.md."""
+    """The whole of docs/evidence/estimators.md."""
     runs = min(result["runs"] for result in results.values())
     figures = {
         "runs": f"{runs:,}",

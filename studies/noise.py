@@ -1,6 +1,6 @@
 """Does the ladder hold under correlated noise? Whole audits of a loop whose noise is drawn by dense linear algebra.
 
-    python -m studies.noise --jobs 2       a few minutes; what docs/noise.md shows
+    python -m studies.noise --jobs 2       a few minutes; what docs/explanation/noise.md shows
 
 Honest loops must be called VIOLATION in at most 1 % of runs, half of the noise in at least 99 %, and known-others must meet
 the analytical epsilon. Also printed: how far bands that are a formula are from the best ones.

@@ -8,7 +8,8 @@ studies/out. The study fails if an example does not run, or if a second run in t
 - pfl adds noise with multiplier 1 in five rounds. Its audit must end in PASS, its intervals must cover the mechanism's
   epsilon, and each tensor must have a noise gauge.
 - NVFlare neither clips nor adds noise. Each of ten canaries must have the cosine 1/√10 with their sum.
-- The tests of pfl's mechanisms and of NVFlare's filters, and the examples of docs/testing-frameworks.md, must pass.
+- The tests of pfl's mechanisms and of NVFlare's filters, and the examples of docs/how-to/testing-frameworks.md,
+  must pass.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Does the sampling gauge name samplers rightly? Honest and broken samplers, and how often each is called what.
 
-python -m studies.sampler --jobs 2       about 20 minutes on two free cores; the tables of docs/sampling.md
+python -m studies.sampler --jobs 2       about 20 minutes on two free cores; the tables of docs/explanation/sampling.md
 """
 
 import argparse

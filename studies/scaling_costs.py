@@ -1,6 +1,6 @@
 """What an audit costs on more GPUs and larger models than were measured: a model of costs, and its tables.
 
-    python -m studies.scaling_costs                  prints the tables that docs/scaling.md shows
+    python -m studies.scaling_costs                  prints the tables that docs/how-to/scaling.md shows
     python -m studies.scaling_costs --write-docs     puts them there
     python -m studies.scaling_costs --measure        times sums over processes of this machine: results/reduce.json
 
@@ -24,7 +24,7 @@ from coalmine.canaries.blocked import LARGEST_BLOCK, cut_into_blocks
 from coalmine.storage.record import BLOCK_EACH, Settings, checked_settings
 
 ROOT = Path(__file__).parents[1]
-RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs" / "scaling.md"
+RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs" / "how-to" / "scaling.md"
 END = "<!-- end of table -->"
 CANARIES, LAYERS = 1_000, 300
 GPUS = (1, 8, 64, 1_024)
@@ -177,7 +177,7 @@ def _kilobytes(count: int) -> str:
 
 
 def tables() -> dict[str, str]:
-    """The tables of docs/scaling.md, by their names there."""
+    """The tables of docs/how-to/scaling.md, by their names there."""
     return {"sums": sums_table(), "H200": gpu_table(), "CPU": cpu_table(), "computed": computed_table()}
 
 
@@ -270,7 +270,7 @@ def _sum_over(size: int, numbers: int) -> float:
 def main(arguments: list[str] | None = None) -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(description="Costs of an audit on many GPUs, computed from measured ones.")
-    parser.add_argument("--write-docs", action="store_true", help="Put the tables into docs/scaling.md.")
+    parser.add_argument("--write-docs", action="store_true", help="Put the tables into docs/how-to/scaling.md.")
     parser.add_argument("--measure", action="store_true", help="Time sums over processes of this machine first.")
     options = parser.parse_args(arguments)
     if options.measure:

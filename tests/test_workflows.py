@@ -76,6 +76,6 @@ def test_every_command_and_option_exists(path):
 def test_the_readme_names_every_exit_code_of_a_verdict():
     codes = re.findall(r"^\| (\d) \| (\w+)", TEMPLATE.with_name("README.md").read_text(), flags=re.M)
     assert codes == [("0", "PASS"), ("1", "VIOLATION"), ("2", "bad"), ("3", "UNDERPOWERED")]
-    page = (ROOT / "docs" / "exit-codes.md").read_text()
+    page = (ROOT / "docs" / "reference" / "exit-codes.md").read_text()
     for code, word in (("1", "VIOLATION"), ("2", "bad input"), ("3", "UNDERPOWERED")):
         assert re.search(rf"^\| {code} \| {word}", page, flags=re.M)

@@ -12,7 +12,7 @@ from coalmine.estimators.sampling import FixedSize, Shuffled, sampling_to_dict
 sys.path.insert(0, str(Path(__file__).parent))
 from training import train
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "result.schema.json").read_text())
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "reference" / "result.schema.json").read_text())
 
 
 @pytest.mark.parametrize("claim", [None, 3.0])

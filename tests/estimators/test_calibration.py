@@ -1,4 +1,4 @@
-"""A small calibration study; the full one is studies/calibration.py, its figures are in docs/calibration.md."""
+"""A small calibration study; the full one is studies/calibration.py, with figures in docs/evidence/calibration.md."""
 
 import importlib.util
 import math

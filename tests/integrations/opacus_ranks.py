@@ -30,7 +30,7 @@ from coalmine.integrations.opacus import audited, trained_parameters, unaudited
 from coalmine.integrations.torch_distributed import reduce_over
 
 WORDS, LENGTH, WIDTH, WIDER, CLASSES = 128, 12, 48, 97, 4
-PARAMETERS = 25_973  # as docs/opacus.md says
+PARAMETERS = 25_973  # as docs/how-to/opacus.md says
 SPARED = -3  # from the end: the bias of `narrow`
 
 

@@ -540,7 +540,7 @@ def test_audited_in_one_line(mode, canaries, tmp_path):
 
 
 def test_the_run_directory_is_valid_and_verifies(tmp_path):
-    schema = json.loads((Path(__file__).parents[2] / "docs" / "result.schema.json").read_text())
+    schema = json.loads((Path(__file__).parents[2] / "docs" / "reference" / "result.schema.json").read_text())
     audit = small_audit(directory=tmp_path)
     strategy = audited(server_side(REAL), audit=audit, mode="extra")
 

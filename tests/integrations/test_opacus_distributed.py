@@ -275,7 +275,7 @@ def test_the_example_passes_under_fsdp2(tmp_path):
 
 
 def test_the_guide_shows_the_lines_of_the_example():
-    guide = (ROOT / "docs" / "opacus.md").read_text()
+    guide = (ROOT / "docs" / "how-to" / "opacus.md").read_text()
     (shown,) = re.findall(r"^```python\n(.*?)^```", guide, flags=re.MULTILINE | re.DOTALL)
     assert shown in (ROOT / "examples" / "opacus-distributed" / "train.py").read_text()
 

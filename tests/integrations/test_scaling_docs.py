@@ -24,7 +24,7 @@ if not (ROOT / "studies" / "scaling_costs.py").exists():
 sys.path.insert(0, str(ROOT))
 costs = importlib.import_module("studies.scaling_costs")
 on_ranks = importlib.import_module("tests.audit.thread_ranks").on_ranks
-PAGE = (ROOT / "docs" / "scaling.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "scaling.md").read_text()
 
 FACTS = """
 import json
@@ -71,7 +71,7 @@ def test_the_loop_of_a_dict_runs():
 def test_the_loop_of_a_torch_model_runs():
     if find_spec("torch") is None:
         require("torch")
-    guide = (ROOT / "docs" / "integrate.md").read_text()
+    guide = (ROOT / "docs" / "how-to" / "integrate.md").read_text()
     section = guide.partition("\n## Models in pieces\n")[2].partition("\n## ")[0]
     setup, loop = blocks(section)
     assert len(loop.splitlines()) == 10

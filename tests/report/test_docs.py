@@ -13,18 +13,18 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_example_of_an_amplified_claim_runs():
-    done = doctest.testfile(str(DOCS / "amplification.md"), module_relative=False)
+    done = doctest.testfile(str(DOCS / "explanation" / "amplification.md"), module_relative=False)
     assert (done.failed, done.attempted > 8) == (0, True)
 
 
 def test_the_page_on_amplified_claims_has_room_for_its_study():
-    page = (DOCS / "amplification.md").read_text()
+    page = (DOCS / "explanation" / "amplification.md").read_text()
     assert page.index("<!-- study -->") < page.index("<!-- /study -->")
 
 
 @pytest.fixture
 def notebook():
-    return json.loads((DOCS / "notebook.ipynb").read_text())
+    return json.loads((DOCS / "tutorial" / "notebook.ipynb").read_text())
 
 
 def test_the_notebook_runs(notebook, tmp_path, monkeypatch):
@@ -44,12 +44,12 @@ def test_the_notebook_was_executed_and_is_small(notebook):
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
     assert all(output["output_type"] != "error" for cell in code for output in cell["outputs"])
-    assert (DOCS / "notebook.ipynb").stat().st_size < 300_000
-    assert os.sep + "home" not in (DOCS / "notebook.ipynb").read_text()
+    assert (DOCS / "tutorial" / "notebook.ipynb").stat().st_size < 300_000
+    assert os.sep + "home" not in (DOCS / "tutorial" / "notebook.ipynb").read_text()
 
 
 def test_the_gallery_holds_what_its_script_makes_and_the_docs_show():
-    script, page = (DOCS / "make_gallery.py").read_text(), (DOCS / "report.md").read_text()
+    script, page = (DOCS / "make_gallery.py").read_text(), (DOCS / "how-to" / "report.md").read_text()
     made = set(re.findall(r'save\("([\w-]+)"', script)) | {"ladder", "ladder-halved-noise"}
     there = {picture.stem for picture in (DOCS / "gallery").glob("*.png")}
     assert there == made

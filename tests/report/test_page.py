@@ -151,7 +151,7 @@ def test_a_page_prints(browser, pages):
 
 
 def test_a_page_is_small_and_quick(tmp_path):
-    """The size that the full scale must keep to is measured by hand (docs/report.md); here a scale model of it."""
+    """The size that the full scale must keep to is measured by hand (docs/how-to/report.md); here a scale model."""
     runs = [make_run(tmp_path / f"run {z}", noise_multiplier=z, rounds=60, canaries=400, dim=5_000) for z in (1.0, 2.0)]
     start = time.perf_counter()
     pages = [write_report(runs[:1]), write_report(runs, tmp_path / "both.html")]

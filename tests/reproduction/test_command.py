@@ -144,8 +144,8 @@ def test_every_experiment_ends_in_numbers_a_picture_and_words(capsys, tmp_path, 
 
 
 def make_page(folder):
-    """docs/reproduction.md as it would be made of a folder, elsewhere."""
-    spec = importlib.util.spec_from_file_location("make_reproduction", ROOT / "docs/make_reproduction.py")
+    """docs/evidence/reproduction.md as it would be made of a folder, elsewhere."""
+    spec = importlib.util.spec_from_file_location("make_reproduction", ROOT / "docs/evidence/make_reproduction.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.HERE, module.FOLDER = folder, folder / "reproduction"
@@ -154,7 +154,7 @@ def make_page(folder):
 
 
 def test_markdown_tables_have_as_many_cells_in_every_line(tmp_path):
-    (tmp_path / "table-2.json").write_text((ROOT / "docs/reproduction/table-2.json").read_text())
+    (tmp_path / "table-2.json").write_text((ROOT / "docs/evidence/reproduction/table-2.json").read_text())
     blocks = itertools.groupby(make_page(tmp_path).splitlines(), key=lambda line: line.startswith("|"))
     tables = [list(lines) for is_table, lines in blocks if is_table]
     summary, table_2, signal = (len(table) - 2 for table in tables)
@@ -180,14 +180,14 @@ def test_noises_that_an_experiment_does_not_have_are_refused(tmp_path, capsys, w
 
 def test_the_page_takes_runs_with_more_examples_from_folders_too(tmp_path):
     for name in ("stackoverflow-paper", "stackoverflow-paper-64-examples"):
-        (tmp_path / f"{name}.json").write_bytes((ROOT / f"docs/reproduction/{name}.json").read_bytes())
+        (tmp_path / f"{name}.json").write_bytes((ROOT / f"docs/evidence/reproduction/{name}.json").read_bytes())
     page = make_page(tmp_path)
     assert (tmp_path / "reproduction/stackoverflow-paper-64-examples.json").is_file()
     assert "`coalmine reproduce stackoverflow --scale paper --only 0.2317 --max-examples 64`" in page
 
 
 def test_table_2_has_a_row_a_section_and_a_picture(tmp_path):
-    (tmp_path / "table-2.json").write_bytes((ROOT / "docs/reproduction/table-2.json").read_bytes())
+    (tmp_path / "table-2.json").write_bytes((ROOT / "docs/evidence/reproduction/table-2.json").read_bytes())
     page = make_page(tmp_path)
     assert "| `table-2` | paper |" in page
     assert "![The Gaussian mechanism (Table 2)](reproduction/table-2.png)" in page
@@ -223,7 +223,7 @@ def test_table_2_needs_no_torch(tmp_path):
 
 
 def test_a_table_2_that_is_not_the_papers_does_not_pass():
-    found = read_json(ROOT / "docs/reproduction/table-2.json")
+    found = read_json(ROOT / "docs/evidence/reproduction/table-2.json")
     assert [check.holds for check in table_2.checks(found)] == [True]
     found["table_2"][3]["sphere"]["null"]["mean"] += 0.1
     assert table_2.checks(found)[0].holds is False
@@ -232,7 +232,7 @@ def test_a_table_2_that_is_not_the_papers_does_not_pass():
 
 @pytest.mark.parametrize("name", ["presentations", "beyond"])
 def test_a_model_that_has_not_learnt_is_named(name):
-    found = read_json(ROOT / f"docs/reproduction/{name}-paper.json")
+    found = read_json(ROOT / f"docs/evidence/reproduction/{name}-paper.json")
     worst = min(found["readings"], key=lambda reading: reading["accuracy"])
     text = load_experiment(name).account.conclusion(found)
     lost = text.partition("Not every model learnt: ")[2].partition(", where")[0]
@@ -241,7 +241,7 @@ def test_a_model_that_has_not_learnt_is_named(name):
 
 
 def test_groups_with_fewer_canaries_than_the_papers_are_named():
-    found = read_json(ROOT / "docs/reproduction/presentations-paper.json")
+    found = read_json(ROOT / "docs/evidence/reproduction/presentations-paper.json")
     assert "Groups of handwriting have 250 canaries, fewer than the paper's 1,000." in presentations.conclusion(found)
     assert "Groups of next words" not in presentations.conclusion(found)
 

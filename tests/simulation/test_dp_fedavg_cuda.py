@@ -1,4 +1,4 @@
-"""Whole runs on a CUDA device: resumed, within the tolerance of docs/training.md, and on one stream alone."""
+"""Whole runs on a CUDA device: resumed, within the tolerance of docs/how-to/training.md, and on one stream alone."""
 
 import os
 from dataclasses import replace
@@ -25,7 +25,7 @@ from coalmine.simulation.dp_fedavg import Training
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DATA = Path(os.environ.get("COALMINE_DATA_DIR", "missing"))
 DEVICE = "cuda"
-MODEL, EPSILON = 1e-4, 1e-3  # relative, as docs/training.md has it
+MODEL, EPSILON = 1e-4, 1e-3  # relative, as docs/how-to/training.md has it
 
 
 def config(task: str) -> RunConfig:

@@ -28,7 +28,7 @@ UNREFUTED = [  # faults that no measurement proves to cost privacy: a gauge bars
     "noise-times-n", "coin-flips", "uniform-noise", "truncated-noise", "coarse-grid", "laplace-noise",
     "noise-in-subspace", "others-wrong",
 ]  # fmt: skip
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "evidence"
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""docs/testing-frameworks.md: each example is a test, and passes as it stands; with less noise it fails."""
+"""docs/how-to/testing-frameworks.md: each example is a test, and passes as it stands; with less noise it fails."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "integrations"))
 from requires import require
 
-PAGE = Path(__file__).parents[2] / "docs" / "testing-frameworks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "testing-frameworks.md"
 if not PAGE.exists():
     pytest.skip("the docs are in the repository, not in the package", allow_module_level=True)
 MODULES = {"opacus": "opacus", "flower": "flwr", "optax": "optax", "nvflare": "nvflare", "pfl": "pfl"}

@@ -278,7 +278,7 @@ def test_the_result_can_be_written_and_read():
     assert again.epsilon == result.epsilon
     assert again.extra == result.extra
     assert "clipping: checked" in str(result)
-    schema = json.loads((Path(__file__).parents[2] / "docs" / "result.schema.json").read_text())
+    schema = json.loads((Path(__file__).parents[2] / "docs" / "reference" / "result.schema.json").read_text())
     jsonschema.validate(json_ready(result.to_dict()), schema)
 
 

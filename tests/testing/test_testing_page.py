@@ -1,4 +1,4 @@
-"""The examples of docs/testing.md run, and the page has room for its study."""
+"""The examples of docs/how-to/testing.md run, and the page has room for its study."""
 
 import re
 import sys
@@ -10,7 +10,7 @@ import pytest
 from coalmine.testing import check_private
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "testing.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "testing.md").read_text()
 sys.path.insert(0, str(ROOT))
 
 

@@ -158,7 +158,7 @@ class AuditResult:
         return None if self.headline is None else self.headline.interval
 
     def to_dict(self) -> dict[str, Any]:
-        """As docs/result.schema.json has it; inf and NaN are still floats here."""
+        """As docs/reference/result.schema.json has it; inf and NaN are still floats here."""
         claim = {} if self.claim is None else self.claim.to_dict()
         accounted = {f"claim_{name}": claim[name] for name in OF_CLAIM if claim.get(name)}
         plan = {name: value for name, value in self.settings.to_dict().items() if name not in ON_TOP}

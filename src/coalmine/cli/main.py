@@ -1,4 +1,4 @@
-"""`coalmine`: the list of commands, and how an error becomes one line and an exit code (docs/exit-codes.md)."""
+"""`coalmine`: the list of commands, and an error as one line and an exit code (docs/reference/exit-codes.md)."""
 
 import io
 import logging

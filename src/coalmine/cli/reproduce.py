@@ -60,7 +60,8 @@ def reproduce() -> None:
 
     Every experiment prints our numbers beside the paper's and whether the paper's claims hold. It writes
     NAME-SCALE.json and a figure into --out, where its training runs are kept too. After an interruption, the same
-    command continues. Scale small is a quick look on two cores; docs/reproduction.md has the results at scale paper.
+    command continues. Scale small is a quick look on two cores. docs/evidence/reproduction.md has the results at
+    scale paper.
     """
 
 

@@ -251,7 +251,7 @@ def run(
 
     The audit reports how much privacy the model gives away. Without options, it is a small built-in training run on
     handwritten digits from scikit-learn, and takes under two minutes. The defaults below are for the task digits;
-    docs/training.md has those of the other tasks. After an interruption, `coalmine resume` continues the run.
+    docs/how-to/training.md has those of the other tasks. After an interruption, `coalmine resume` continues the run.
 
     Exit codes with --claim: 0 PASS, 1 VIOLATION, 3 UNDERPOWERED. With --stop-on-violation the run ends with 1 as soon as
     a round refutes the claim; its directory is complete and can be reported.

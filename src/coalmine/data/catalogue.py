@@ -232,7 +232,7 @@ _ALL = (
         source="excerpts of the Stack Exchange data dumps",
         folder="stackexchange",
         own_files=("stackexchange_by_user.jsonl.gz",),
-        note="no place to download it from is known: put a file of the format in docs/data.md there",
+        note="no place to download it from is known: put a file of the format in docs/how-to/data.md there",
     ),
     Dataset(
         name="shakespeare",
@@ -265,7 +265,8 @@ _ALL = (
         source="https://github.com/CodyCahoon/Shapespeare, commit 84f89f1",
         folder="shakespeare",
         own_files=("shakespeare_by_role.jsonl.gz",),
-        note="no place to download it from is known: put a file of the format in docs/data.md there, or get shakespeare",
+        note="no place to download it from is known: put a file of the format in docs/how-to/data.md there, "
+        "or get shakespeare",
     ),
 )
 DATASETS = {dataset.name: dataset for dataset in _ALL}

@@ -1,6 +1,7 @@
 """The numbers that an experiment publishes of a finished run, taken from its result and its log.
 
-Tables, pictures and checks are made of these alone. docs/reproduction holds them for runs that took a GPU and are not kept.
+Tables, pictures and checks are made of these alone. docs/evidence/reproduction holds them for runs that took a
+GPU and are not kept.
 """
 
 import json

@@ -5,7 +5,7 @@
     def test_my_aggregate_is_private():
         assert_private(my_aggregate, dim=5_000, epsilon=3.0, delta=1e-5)
 
-What the check sees, and what it misses, is in docs/testing.md.
+What the check sees, and what it misses, is in docs/how-to/testing.md.
 """
 
 from coalmine.testing.assertion import PrivacyNote, assert_private

@@ -1,4 +1,4 @@
-"""A small part of the study behind docs/estimators.md; the whole of it is studies/literature_calibration.py."""
+"""A small part of the study behind docs/evidence/estimators.md; all of it is studies/literature_calibration.py."""
 
 import copy
 import importlib

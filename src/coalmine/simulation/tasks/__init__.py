@@ -48,7 +48,7 @@ def _from_files(name: str, data_dir: Path | None) -> Task:
         if data_dir is None and not os.environ.get("COALMINE_DATA_DIR"):
             raise ValueError(
                 f"task {name} reads files: fetch them by `coalmine data get {name}`, or say where they are by --data-dir or "
-                "COALMINE_DATA_DIR (docs/data.md)"
+                "COALMINE_DATA_DIR (docs/how-to/data.md)"
             )
         raise FileNotFoundError(f"the data folder {folder} is not there")
     read, where = _READERS[name]

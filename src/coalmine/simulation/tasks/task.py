@@ -36,5 +36,5 @@ def missing_files(folder: Path, names: Sequence[str], dataset: str) -> FileNotFo
     missing = ", ".join(name for name in names if not (folder / name).is_file())
     return FileNotFoundError(
         f"{folder} does not hold {missing}: `coalmine data get {dataset}`, or name the folder above by --data-dir "
-        "(docs/data.md)"
+        "(docs/how-to/data.md)"
     )

@@ -1,4 +1,4 @@
-"""docs/faults.md and its pictures, from runs made here: python -m docs.make_faults."""
+"""docs/evidence/faults.md and its pictures, from runs made here: python -m docs.evidence.make_faults."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ grey bar is what an honest run keeps to. On the right are the gauges of the nois
 grid gauge is raised only if it lies over its limit and one spacing stands out, so it can lie right of 1 and be in order.
 Blue is in order, red is evidence of less noise, orange is a warning.
 
-`python -m docs.make_faults` makes the pictures and the text of this page.
+`python -m docs.evidence.make_faults` makes the pictures and the text of this page.
 
 ## How often each is caught
 

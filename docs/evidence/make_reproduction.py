@@ -1,7 +1,7 @@
-"""docs/reproduction.md and its pictures, from what `coalmine reproduce` wrote.
+"""docs/evidence/reproduction.md and its pictures, from what `coalmine reproduce` wrote.
 
-    python -m docs.make_reproduction              from docs/reproduction/*.json
-    python -m docs.make_reproduction FOLDER…      take the JSON files of these folders first
+    python -m docs.evidence.make_reproduction              from docs/evidence/reproduction/*.json
+    python -m docs.evidence.make_reproduction FOLDER…      take the JSON files of these folders first
 
 Every number on the page comes from those files. Of an experiment's two scales the paper's is shown where there is one.
 """
@@ -35,16 +35,16 @@ Runs of paper size go on where they were stopped, by a kill or by `--minutes`; `
 noise multipliers only. Experiments with the same `--out` share their runs. At the end of each stands
 `NAME-SCALE.json` with every number, a picture, and for each claim whether it holds; with `--rounds`, `--max-examples`
 or `--originals` the files are named after them too. This page is made of those files by
-`python -m docs.make_reproduction`.
+`python -m docs.evidence.make_reproduction`.
 
 SUMMARY
 
 ## What stands in for what
 
 The paper's data are Stack Overflow and federated EMNIST. Neither was ever read here: the loaders for them are tested
-on small files in their formats (docs/data.md), and `--originals` trains on them where you have them. Stack Exchange
-(15 sites) stands in for Stack Overflow and MNIST by NIST writer for EMNIST, and results name them so; models, rounds,
-clients a round, learning rates, momentum and adaptive clipping are the paper's.
+on small files in their formats ([data](../how-to/data.md)), and `--originals` trains on them where you have them.
+Stack Exchange (15 sites) stands in for Stack Overflow and MNIST by NIST writer for EMNIST, and results name them so;
+models, rounds, clients a round, learning rates, momentum and adaptive clipping are the paper's.
 
 - Stack Exchange has USERS users where Stack Overflow has as many as ROUNDS rounds of CLIENTS take. They come again, at
   the earliest APART rounds later, and train on at most SENTENCES sentences a round (`--max-examples`), which is one
@@ -54,8 +54,8 @@ clients a round, learning rates, momentum and adaptive clipping are the paper's.
   which are five epochs of the paper's users.
 - delta is m^-1.1 with the paper's m, not with the number of users who stand in.
 - Canaries send ten times the clip norm, so that an adaptive clip counts them as too long and settles a little higher.
-- At scale small everything but `canife` (Fashion-MNIST, which it needs at both scales: docs/data.md) is trained on
-  scikit-learn's digits, which come with it, to show the same directions; nothing there is to be
+- At scale small everything but `canife` (Fashion-MNIST, which it needs at both scales: [data](../how-to/data.md)) is trained
+  on scikit-learn's digits, which come with it, to show the same directions; nothing there is to be
   compared with the paper's numbers.
 
 The analytical ε *of updates* is what `known-others` should meet: an adaptive clip's noisy count is a release too and
