@@ -4,7 +4,7 @@ EXTRAS ?= simulation,report,parquet
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: run test check bench fuzz studies lowest newest clean wheel
+.PHONY: run test check docs docs-serve bench fuzz studies lowest newest clean wheel
 .DELETE_ON_ERROR:
 
 run: .venv/core.done
@@ -13,11 +13,18 @@ run: .venv/core.done
 test: .venv/dev.done wheel
 	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist loadfile
 
-check: .venv/dev.done
+check: .venv/dev.done docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The documentation as a site; a broken link, a page that no list names, or a docstring that cannot be read is an error.
+docs: .venv/dev.done
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --builder html docs build/docs
+
+docs-serve: docs
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs 8000
 
 bench: .venv/dev.done
 	$(BIN)/python -m benchmarks

@@ -1,0 +1,36 @@
+"""Settings of the documentation's site, which `make docs` builds with Sphinx into build/docs."""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "extensions"))
+
+from coalmine.version import __version__
+
+project = "coalmine"
+author = "The coalmine developers"
+copyright = f"2026, {author}"  # noqa: A001 - Sphinx's name
+release = version = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click", "reference_pages", "plain_docstrings"]
+exclude_patterns = ["extensions", "**.ipynb"]
+myst_heading_anchors = 4
+suppress_warnings = ["config.cache"]
+
+default_role = "py:obj"  # a name in a docstring links to its entry, if it has one
+add_module_names = False
+autodoc_default_options = {"members": True, "undoc-members": True, "show-inheritance": False}
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_mock_imports = [
+    name
+    for name in ("torch", "flwr", "opacus", "jax", "jax_privacy", "optax", "pfl", "nvflare", "matplotlib", "sklearn")
+    if find_spec(name) is None
+]
+python_maximum_signature_line_length = 100
+
+html_theme = "furo"
+html_title = "coalmine"
+html_copy_source = False
+html_show_sphinx = False
