@@ -20,7 +20,7 @@ suppress_warnings = ["config.cache"]
 
 default_role = "py:obj"  # a name in a docstring links to its entry, if it has one
 add_module_names = False
-autodoc_default_options = {"members": True, "undoc-members": True, "show-inheritance": False}
+autodoc_default_options = {"members": True, "undoc-members": True}
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_mock_imports = [
@@ -29,6 +29,8 @@ autodoc_mock_imports = [
     if find_spec(name) is None
 ]
 python_maximum_signature_line_length = 100
+
+smartquotes = False  # "--option" must stay as it is
 
 html_theme = "furo"
 html_title = "coalmine"

@@ -11,6 +11,7 @@ from coalmine.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 TEMPLATE, OWN = ROOT / "examples" / "ci" / "privacy.yml", ROOT / ".github" / "workflows" / "ci.yml"
+SITE = OWN.with_name("docs.yml")
 yaml = pytest.importorskip("yaml", reason="PyYAML comes with flwr, which is not installed")
 if not OWN.exists():
     pytest.skip("the workflows are in the repository, not in the package", allow_module_level=True)
@@ -46,6 +47,21 @@ def test_workflows_only_read_the_repository(path):
     assert [step["with"]["persist-credentials"] for step in checkouts] == [False]
     assert all(job["timeout-minutes"] <= 90 for job in workflow["jobs"].values())
     assert workflow[True]  # "on" is a truth value in YAML 1.1
+
+
+def test_the_site_is_published_by_a_job_that_may_do_nothing_else():
+    workflow = yaml.safe_load(SITE.read_text())
+    assert workflow["permissions"] == {"contents": "read"}
+    assert "secrets." not in SITE.read_text()
+    assert workflow[True] == {"push": {"branches": ["main"]}, "workflow_dispatch": None}
+    build, publish = workflow["jobs"]["build"], workflow["jobs"]["publish"]
+    assert "permissions" not in build
+    assert build["steps"][0]["with"]["persist-credentials"] is False
+    assert [step["run"] for step in build["steps"] if "run" in step] == ["make docs EXTRAS=all"]
+    assert build["steps"][-1]["with"]["path"] == "build/docs"
+    assert publish["needs"] == "build"
+    assert publish["permissions"] == {"pages": "write", "id-token": "write"}
+    assert [step["uses"].partition("@")[0] for step in publish["steps"]] == ["actions/deploy-pages"]
 
 
 def test_our_own_workflow_runs_the_script_that_must_be_green():

@@ -16,24 +16,36 @@ def setup(app: "Sphinx") -> dict[str, Any]:
 
 
 def convert(lines: list[str]) -> None:
-    """Turn indented blocks into code and characters that have a meaning in reStructuredText into plain ones, in place."""
-    text = "".join(part if part.startswith("`") else _outside_code(part) for part in CODE.split("\n".join(lines)))
+    """Mark indented blocks as code, and escape what has a meaning in reStructuredText elsewhere; in place."""
     converted: list[str] = []
-    for line in text.split("\n"):
-        indented = line.startswith("    ")
-        if indented and converted and not converted[-1].strip() and not _in_block(converted):
-            converted += ["::", ""]
-        converted.append(line)
-    lines[:] = converted
+    prose: list[str] = []
+    block = False
+    for place, line in enumerate(lines):
+        if not line.strip():
+            (converted if block else prose).append("")
+            continue
+        starts = line.startswith("    ") and place and not lines[place - 1].strip() and not _in_list(lines[:place])
+        if starts and not block:
+            converted += [*_escaped(prose), "::", ""]
+            prose = []
+        block = bool(line.startswith("    ") and (block or starts))
+        (converted if block else prose).append(line)
+    lines[:] = [*converted, *_escaped(prose)]
 
 
-def _in_block(before: list[str]) -> bool:
-    """Whether the last line that is not empty belongs to an indented block, or is the item of a list."""
-    last = next((line for line in reversed(before) if line.strip()), "")
-    return last.startswith("    ") or last == "::" or bool(re.match(r"\s*(\d+\.|[-*]) ", last))
+def _in_list(before: list[str]) -> bool:
+    """Whether the last line that does not stand further in is the item of a list."""
+    last = next((line for line in reversed(before) if line.strip() and not line.startswith("    ")), "")
+    return bool(re.match(r"\s*(\d+\.|-) ", last))
+
+
+def _escaped(lines: list[str]) -> list[str]:
+    """Prose without emphasis, substitutions and references; names between backticks stay."""
+    parts = CODE.split("\n".join(lines))
+    text = "".join(part if part.startswith("`") else _outside_code(part) for part in parts)
+    return text.split("\n") if lines else []
 
 
 def _outside_code(text: str) -> str:
-    """Text without emphasis, substitutions and references."""
     text = re.sub(r"([*|\\])", r"\\\1", text)
     return re.sub(r"(\w)_(?=\W|$)", r"\1\\_", text)
