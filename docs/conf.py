@@ -6,6 +6,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "extensions"))
 
+from sphinx.ext.autodoc.mock import _MockObject
+
 from coalmine.version import __version__
 
 project = "coalmine"
@@ -28,6 +30,8 @@ autodoc_mock_imports = [
     for name in ("torch", "flwr", "opacus", "jax", "jax_privacy", "optax", "pfl", "nvflare", "matplotlib", "sklearn")
     if find_spec(name) is None
 ]
+# In a signature, "Name | None" must also work for a name of a package that is not installed.
+_MockObject.__or__ = _MockObject.__ror__ = lambda mock, _: mock
 python_maximum_signature_line_length = 100
 
 smartquotes = False  # "--option" must stay as it is
