@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "extensions"))
 
-from sphinx.ext.autodoc.mock import _MockObject
+from sphinx.ext.autodoc._dynamic._mock import _MockObject
 
 from coalmine.version import __version__
 
