@@ -1,6 +1,7 @@
 """`coalmine run`: train a model with canaries, and print what the audit found."""
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,6 +30,8 @@ from coalmine.cli.output import (
 from coalmine.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
+    from coalmine.simulation.config import RunConfig
+    from coalmine.simulation.distributed.rank_group import RankGroup
     from coalmine.simulation.run_outcome import RunOutcome
     from coalmine.simulation.training_run import Progress
 
@@ -223,10 +226,13 @@ PAGE = click.option(
         help="Train the clients of a round together in batches, or one by one; auto takes the faster.  [default: auto]",
     ),
     click.option(
+        "--workers",
         "--jobs",
+        "jobs",
         type=click.IntRange(1),
         metavar="N",
-        help="Number of processes for --engine one-by-one.  [default: one per core]",
+        help="Number of processes that divide the clients of a round, one core or GPU each; under torchrun or srun, the "
+        "number of ranks.  [default: one per core if clients train one by one on a CPU, else 1]",
     ),
 )
 @topic(
@@ -255,6 +261,8 @@ def run(
 
     Exit codes with --claim: 0 PASS, 1 VIOLATION, 3 UNDERPOWERED. With --stop-on-violation the run ends with 1 as soon as
     a round refutes the claim; its directory is complete and can be reported.
+
+    Under torchrun or srun, every rank runs this command; rank 0 writes the run directory and exits with the verdict's code.
     """
     with training_extra():
         from coalmine.simulation.config import config_with
@@ -267,10 +275,38 @@ def run(
     config = config_with(_changes(options), config_file)
     if options["separation"] is not None and config.participation.kind != "limited":
         raise click.UsageError("--separation needs --participation limited")
+    ranks = join_ranks(config)
+    if ranks is not None and ranks.rank:
+        return follow_rank_0(ranks)
     directory = out or _new_directory(config.task.name)
     with resumable("coalmine resume", directory), live_progress(config.rounds, hidden=verbosity.quiet) as progress:
-        outcome = start(config, directory, progress=progress)
+        outcome = start(config, directory, progress=progress, ranks=ranks)
     return report(outcome, directory, page=page, as_json=as_json, quiet=verbosity.quiet)
+
+
+def join_ranks(config: "RunConfig") -> "RankGroup | None":
+    """The group of ranks that torchrun or srun started this process in; None if it was started alone."""
+    from coalmine.simulation.distributed.rank_environment import join_group, place_from, use_own_gpu
+
+    place = place_from(os.environ)
+    if place is None:
+        return None
+    if config.engine.jobs not in (0, place.size):
+        raise ValueError(
+            f"--workers must be the number of ranks that were started, {place.size}, or be left out, got "
+            f"{config.engine.jobs}"
+        )
+    if config.engine.device != "cpu":
+        use_own_gpu(place)
+    return join_group(place, device=config.engine.resolved().device)
+
+
+def follow_rank_0(ranks: "RankGroup") -> int:
+    """Train a share of each round until rank 0 ends; this rank prints nothing and writes nothing."""
+    from coalmine.simulation.training_run import follow
+
+    follow(ranks)
+    return 0
 
 
 @contextmanager

@@ -15,7 +15,6 @@ import torch
 
 from coalmine.argument_checks import delta_array, nonnegative_array, one_number, shown, unit_interval, whole_number
 from coalmine.audit.cohort_sampling import SAMPLED
-from coalmine.canaries.array_types import cores
 from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.simulation.clipping import CLIPPINGS, AdaptiveClipping, Clipping, FixedClipping
 from coalmine.simulation.engines import ENGINES, PRECISIONS, ClientSettings
@@ -33,7 +32,7 @@ PATTERNS = ("spread", "clients", "replace")
 DIVISORS = ("actual", "expected")
 FEWEST_CANARIES = 10
 LARGEST_CLIP = 1e30  # leaves single precision room for sums and products
-MOST_THREADS = 1_024
+MOST_THREADS = MOST_WORKERS = 1_024
 MOST_ROUNDS = 10**9
 MOST_CLIENTS = 100_000_000
 REPLACED_SHARE = 0.1  # default share of the clients that canaries replace
@@ -235,22 +234,25 @@ class ClaimSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """How the clients are trained. `memory_limit` is in GiB; 0 jobs or threads means one per core.
+    """How the clients are trained. `memory_limit` is in GiB; 0 threads means one per core.
 
-    The number of threads is part of a run, since sums in another order round differently. `precision`, fp32 or tf32, is
-    that of matrix products in the clients' training on a GPU; weights, sums, clip and noise are always fp32.
+    `jobs` is the number of workers: processes, called ranks, that divide the clients of every round among them. 0 means one
+    per core if clients train one by one on a CPU, else one. The numbers of workers and threads are part of a run, since
+    sums in another order round differently. `precision`, fp32 or tf32, is that of matrix products in the clients' training
+    on a GPU; weights, sums, clip and noise are always fp32.
     """
 
     name: str = "auto"
     device: str = "auto"
-    jobs: int = 0  # processes that train clients one by one
+    jobs: int = 0  # --workers
     threads: int = 0
     memory_limit: float | None = None  # default: 1 on a CPU, half of what a GPU has
     precision: str = "auto"
 
     def __post_init__(self) -> None:
         _one_of("engine.name", self.name, ENGINES)
-        whole_number("engine.jobs", self.jobs, minimum=0)
+        if whole_number("engine.jobs", self.jobs, minimum=0) > MOST_WORKERS:
+            raise ValueError(f"engine.jobs (--workers) must be at most {MOST_WORKERS:,}, got {shown(self.jobs)}")
         if whole_number("engine.threads", self.threads, minimum=0) > MOST_THREADS:
             raise ValueError(f"engine.threads must be at most {MOST_THREADS:,}, got {self.threads:,}")
         _one_of("engine.precision", self.precision, PRECISIONS)
@@ -258,7 +260,7 @@ class EngineSettings:
             raise ValueError(f"engine.memory_limit must be above 0, got {self.memory_limit}")
 
     def resolved(self) -> "EngineSettings":
-        """The settings with this machine's device and cores for "auto" and 0, so that a resumed run keeps them."""
+        """The settings with this machine's device and threads for "auto" and 0, so that a resumed run keeps them."""
         device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
         try:
             torch.empty(0, device=device)
@@ -275,7 +277,6 @@ class EngineSettings:
         return dataclasses.replace(
             self,
             device=device,
-            jobs=self.jobs or cores(),
             threads=self.threads or torch.get_num_threads(),
             memory_limit=self.memory_limit or memory,
             precision=("tf32" if on_gpu else "fp32") if self.precision == "auto" else self.precision,
@@ -311,6 +312,12 @@ class RunConfig:
             )
         if self.claim.computed and not self.privacy.noise_multiplier:
             raise ValueError("without noise the computed epsilon is infinite, so it cannot be claimed: claim a number")
+        most = self.participation.clients_per_round
+        if self.participation.kind != "file" and self.engine.jobs > most:
+            raise ValueError(
+                f"engine.jobs (--workers) must be at most participation.clients_per_round = {most:,}, since each trains "
+                f"some of a round's clients, got {self.engine.jobs:,}"
+            )
         self.noise_law()
         if self.claim.counts_on_sampling:
             self._check_accountable()

@@ -10,22 +10,25 @@ from torch import Tensor
 
 from coalmine.audit.audit import Audit
 from coalmine.canaries.rotation_numpy import stay_in_one_thread
-from coalmine.simulation.batches import draw_batches
+from coalmine.simulation.client_sums import ClientSums, equal_weights
 from coalmine.simulation.clipping import Clipping, clip_factors
 from coalmine.simulation.cohorts import Cohort, Cohorts
 from coalmine.simulation.config import RunConfig
 from coalmine.simulation.engines import Engine
 from coalmine.simulation.models import accuracy
 from coalmine.simulation.noise_addition import Noise, gaussian_noise, noise_of, noise_spread, noised_average
-from coalmine.simulation.population import Population, single_examples
-from coalmine.simulation.randomness import numpy_stream, torch_stream
+from coalmine.simulation.population import Indices, Population, single_examples
+from coalmine.simulation.randomness import torch_stream
 from coalmine.simulation.server_optimizer import ServerSettings, State, server_step
 from coalmine.simulation.tasks import Task
 
+# Model, clients, round and clip norm to the sum of the clipped updates, and their norms before clipping.
+SumOfClients = Callable[[Tensor, Indices, int, float], tuple[Tensor, Tensor]]
 
-def equal_weights(examples: Tensor) -> Tensor:
-    """The weight of each update in the sum: 1, whatever its client's number of examples."""
-    return torch.ones_like(examples, dtype=torch.float32)
+
+def population_of(config: RunConfig, task: Task) -> Population:
+    """The clients of a run: the task's own, or its single examples."""
+    return task.population if config.task.level == "client" else single_examples(len(task.train))
 
 
 def clients_part(clients: Tensor, count: float) -> Tensor:
@@ -82,13 +85,19 @@ class Training:
     ) -> None:
         self.config, self.task, self.engine, self.cohorts, self.audit = config, task, engine, cohorts, audit
         self.steps = steps or Steps()
-        self.population: Population = (
-            task.population if config.task.level == "client" else single_examples(len(task.train))
-        )
+        self.population = population_of(config, task)
+        self.sums = ClientSums(config, self.population, engine, self.steps.weigh, self.steps.clip)
+        self.clients_sum: SumOfClients = self.sums.compute  # of one process; several ranks replace it
         self.clipping: Clipping = config.privacy.clipping_of(cohorts.expected_size)
         self.noise: Noise = noise_of(config.noise_law())
         self._second: Any = None
         self._thread: ThreadPoolExecutor | None = None
+
+    @property
+    def description(self) -> str:
+        """How the clients are trained, in a few words."""
+        ranks = self.config.engine.jobs
+        return f"{self.engine.description}, in {ranks} ranks" if ranks > 1 else self.engine.description
 
     def initial_vector(self) -> Tensor:
         """θ₀."""
@@ -111,7 +120,7 @@ class Training:
         cohort = self.cohorts.of_round(number)
         count = float(len(cohort) or 1) if self.config.divisor == "actual" else self.cohorts.expected_size
         join = self._begin_beside(lambda: self._canaries_sum(state.model_vector, cohort, clip_norm))
-        clients, norms = self._clients_sum(state.model_vector, cohort, number, clip_norm)
+        clients, norms = self.clients_sum(state.model_vector, cohort.clients, number, clip_norm)
         canaries, canary_norms = join()
         noise_std = self.clipping.update_noise_multiplier * clip_norm
         noise = self._noise(number, noise_std, state.model_vector)
@@ -181,30 +190,6 @@ class Training:
             number, std, lambda size, index: self.steps.noise(size, like, self._stream("noise", index))
         )
 
-    def _clients_sum(
-        self, model_vector: Tensor, cohort: Cohort, number: int, clip_norm: float
-    ) -> tuple[Tensor, Tensor]:
-        """The sum of the real clients' clipped updates, and their norms before clipping."""
-        client = self.config.client
-        by_example = self.config.task.level == "example"
-        owned = [self.population.examples(index) for index in cohort.clients.tolist()]
-        batches = draw_batches(
-            owned,
-            epochs=1 if by_example else client.epochs,
-            batch_size=1 if by_example else client.batch_size,
-            rng=numpy_stream(self.config.seed, "batches", number),
-            most=self.config.task.max_examples_per_client,
-        )
-        sizes = [self._declared(len(examples)) for examples in owned]
-        weights = self.steps.weigh(torch.tensor(sizes, device=model_vector.device))
-        total, norms, done = torch.zeros_like(model_vector), [model_vector.new_zeros(0)], 0
-        for updates in self.engine.updates(model_vector, batches):
-            norms.append(torch.linalg.vector_norm(updates, dim=1))
-            factors = self.steps.clip(norms[-1], clip_norm) * weights[done : done + len(updates)]
-            total += factors @ updates
-            done += len(updates)
-        return total, torch.cat(norms)
-
     def _canaries_sum(self, model_vector: Tensor, cohort: Cohort, clip_norm: float) -> tuple[Tensor, Tensor]:
         """The sum of the canaries' updates after the same weights and clip, and their norms before clipping.
 
@@ -216,14 +201,10 @@ class Training:
         if not len(norms):
             return torch.zeros_like(model_vector), norms
         factors = self.steps.clip(norms, clip_norm) * self.steps.weigh(
-            torch.full_like(norms, self._declared(self.population.most_examples))
+            torch.full_like(norms, self.sums.declared(self.population.most_examples))
         )
         total = self.audit.updates(cohort.canaries, clip_norm, scale=scale, like=model_vector)
         return total * factors[0], norms
-
-    def _declared(self, examples: int) -> int:
-        """The number of examples that a client declares: at most the number it may train on per round."""
-        return min(examples, self.config.task.max_examples_per_client or examples)
 
     def _accuracy(self, state: TrainingState) -> float | None:
         if state.round_number % self.config.evaluate_every and state.round_number != self.config.rounds:

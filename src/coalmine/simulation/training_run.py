@@ -1,6 +1,7 @@
 """A training run in a directory, with its audit and result. Killed at any moment, it can be resumed."""
 
 import io
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,13 +17,18 @@ from coalmine.audit.audit import Audit
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.vectors import NotFiniteError
+from coalmine.canaries.array_types import cores
 from coalmine.estimators.amplification import amplified_epsilon
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.sampling import Shuffled
+from coalmine.simulation.client_sums import ClientSums, engine_of
 from coalmine.simulation.cohorts import Cohorts, plan_cohorts, sampling_of
 from coalmine.simulation.config import RunConfig, TaskSettings
-from coalmine.simulation.dp_fedavg import RoundReport, Steps, Training, TrainingState
-from coalmine.simulation.engines import Engine, client_engine, example_engine
+from coalmine.simulation.distributed.local_ranks import LocalRanks, SharedExamples
+from coalmine.simulation.distributed.rank_group import LostRankError, RankGroup
+from coalmine.simulation.distributed.rounds import RankSums
+from coalmine.simulation.dp_fedavg import RoundReport, Steps, Training, TrainingState, population_of
+from coalmine.simulation.engines.plain.one_by_one import OneByOne
 from coalmine.simulation.exposure import CanaryExposures, Exposure, canary_exposures, exposed_epsilon, most_exposed
 from coalmine.simulation.participation import rounds_digest
 from coalmine.simulation.run_outcome import RunOutcome
@@ -52,29 +58,60 @@ def start(
     *,
     progress: Callable[[Progress], None] = lambda _: None,
     steps: Steps | None = None,
+    ranks: RankGroup | None = None,
+    home: RunDirectory | None = None,
+    most_workers: int | None = None,
 ) -> RunOutcome:
     """Train with canaries in `directory` and return the outcome.
 
-    If the directory holds the same run, it is resumed from its checkpoint; another run there is a ValueError.
+    If the directory holds the same run, it is resumed from its checkpoint; another run there is a ValueError. On rank 0 of
+    several processes, `ranks` is their group; the others call `follow`. Where the config leaves the number of workers open,
+    it is at most `most_workers`. `home` is the directory, if the caller holds its lock.
     """
     config = replace(config, engine=config.engine.resolved())
     task = _loaded_task(config)
+    config = _with_workers(config, task, steps, ranks, most_workers)
     if not (directory / "config.toml").exists():
         _planned(config, task, None)  # validate before creating the directory
-    home = RunDirectory(directory)
+    else:
+        _check_workers(config, directory)
+    home = home or RunDirectory(directory)
     with _named_errors(directory):
         try:
             home.write_config(config.to_dict())
-            return _in_directory(config, home, task, progress, steps)
+            return _in_directory(config, home, task, progress, steps, ranks)
         finally:
             home.close()
 
 
-def resume(directory: Path, *, progress: Callable[[Progress], None] = lambda _: None) -> RunOutcome:
+def resume(
+    directory: Path,
+    *,
+    progress: Callable[[Progress], None] = lambda _: None,
+    ranks: RankGroup | None = None,
+    home: RunDirectory | None = None,
+) -> RunOutcome:
     """Resume the run in `directory` from its checkpoint; the result is that of a run that was never stopped."""
     if not (directory / "config.toml").is_file():
         raise ValueError(f"{directory} holds no run: config.toml is missing")
-    return start(RunConfig.from_dict(RunDirectory(directory).read_config()), directory, progress=progress)
+    config = RunConfig.from_dict(RunDirectory(directory).read_config())
+    return start(config, directory, progress=progress, ranks=ranks, home=home)
+
+
+def follow(ranks: RankGroup) -> None:
+    """On every rank but 0: train a share of each round of the run that rank 0 starts or resumes, until it ends."""
+    config = RunConfig.from_dict(json.loads(ranks.read()))
+
+    def prepare() -> tuple[Task, RankSums]:
+        task = _loaded_task(config).to(config.engine.device)
+        engine = engine_of(config, task.model, task.train)
+        return task, RankSums(ranks, ClientSums(config, population_of(config, task), engine))
+
+    task, sums = ranks.succeed(prepare)
+    try:
+        sums.follow(torch.zeros(task.model.dim, device=config.engine.device))
+    finally:
+        sums.sums.engine.close()
 
 
 def simulate(config: RunConfig, *, steps: Steps | None = None) -> RunOutcome:
@@ -91,12 +128,53 @@ def simulate(config: RunConfig, *, steps: Steps | None = None) -> RunOutcome:
         return _outcome(training, training.evaluated(state) if accuracy is None else accuracy)
 
 
+def _with_workers(
+    config: RunConfig, task: Task, steps: Steps | None, ranks: RankGroup | None, most: int | None = None
+) -> RunConfig:
+    """The config with its number of workers, which are ranks: on a CPU one per core, where clients train one by one."""
+    wanted = config.engine.jobs
+    if ranks is not None and wanted not in (0, ranks.size):
+        raise ValueError(
+            f"the run has {wanted} workers, but {ranks.size} ranks were started (WORLD_SIZE or SLURM_STEP_NUM_TASKS); start "
+            f"{wanted} ranks, or a new run in another directory"
+        )
+    on_gpu = torch.device(config.engine.device).type == "cuda"
+    if ranks is None and on_gpu and wanted > torch.cuda.device_count():
+        raise ValueError(
+            f"engine.jobs (--workers) must be at most the {torch.cuda.device_count()} GPUs of this machine, got {wanted}"
+        )
+    if steps is not None and wanted > 1:
+        raise ValueError(f"engine.jobs must be 1 where the steps of a round are replaced, got {wanted}")
+    if wanted:
+        return config
+    engine = engine_of(config, task.model, task.train)
+    apart = isinstance(engine, OneByOne) and not on_gpu and steps is None
+    count = min(cores(), most or cores(), config.participation.clients_per_round) if apart else 1
+    return replace(config, engine=replace(config.engine, jobs=count if ranks is None else ranks.size))
+
+
+def _check_workers(config: RunConfig, directory: Path) -> None:
+    """ValueError if the run in the directory has another number of workers."""
+    stored = RunDirectory(directory).read_config().get("engine")
+    there = stored.get("jobs") if isinstance(stored, dict) else None
+    if isinstance(there, int) and there not in (0, config.engine.jobs):
+        raise ValueError(
+            f"{directory} holds a run with {there} workers, which cannot go on with {config.engine.jobs}: sums in another "
+            f"order round differently; use --workers {there}, or name another directory"
+        )
+
+
 def _in_directory(
-    config: RunConfig, home: RunDirectory, task: Task, progress: Callable[[Progress], None], steps: Steps | None
+    config: RunConfig,
+    home: RunDirectory,
+    task: Task,
+    progress: Callable[[Progress], None],
+    steps: Steps | None,
+    ranks: RankGroup | None,
 ) -> RunOutcome:
     digest = _unknown_rounds(config, home)
-    with prepared(config, home, steps, task=task) as training:
-        log.info("training %s", training.engine.description)
+    with prepared(config, home, steps, task=task, ranks=ranks) as training:
+        log.info("training %s", training.description)
         log.info("commitment, to be noted elsewhere before round 1: %s", training.audit.commitment.statement_sha256)
         if digest is not None:  # only after validation, so that an invalid file can be corrected
             write_atomically(home.path / ROUNDS_DIGEST, f"{digest}  {config.participation.rounds_file}\n".encode())
@@ -217,19 +295,39 @@ def _explain_divergence(training: Training) -> Iterator[None]:
 
 @contextmanager
 def prepared(
-    config: RunConfig, home: RunDirectory | None, steps: Steps | None, *, task: Task | None = None
+    config: RunConfig,
+    home: RunDirectory | None,
+    steps: Steps | None,
+    *,
+    task: Task | None = None,
+    ranks: RankGroup | None = None,
 ) -> Iterator[Training]:
-    """The training with its task, engine and audit; resources are released at the end."""
-    task = (task or _loaded_task(config)).to(config.engine.device)
+    """The training with its task, engine, ranks and audit; resources are released at the end."""
+    task = task or _loaded_task(config)
+    config = _with_workers(config, task, steps, ranks)
+    shared = SharedExamples(task.train) if config.engine.jobs > 1 and ranks is None else None
+    task = task.to(config.engine.device)
     config, audit, cohorts = _planned(config, task, home)
     _warn_of_many_canaries(config, cohorts)
-    engine = _engine(config, task)
+    engine = engine_of(config, task.model, task.train)
     threads = torch.get_num_threads()
     torch.set_num_threads(config.engine.threads)
+    training = Training(config, task=task, engine=engine, cohorts=cohorts, audit=audit, steps=steps)
+    local = None if shared is None else LocalRanks(task.model, shared, training.sums, size=config.engine.jobs)
+    if local is not None:
+        training.clients_sum = local.compute
+    elif ranks is not None:
+        ranks.publish(json.dumps(config.to_dict()))
+        ranks.succeed(lambda: None)
+        training.clients_sum = RankSums(ranks, training.sums).compute
     try:
-        yield Training(config, task=task, engine=engine, cohorts=cohorts, audit=audit, steps=steps)
+        yield training
+        if ranks is not None:
+            ranks.end()
     finally:
         torch.set_num_threads(threads)
+        if local is not None:
+            local.close()
         engine.close()
 
 
@@ -246,7 +344,7 @@ def check_plans(configs: Mapping[str, RunConfig]) -> None:
 
 def _planned(config: RunConfig, task: Task, home: RunDirectory | None) -> tuple[RunConfig, Audit, Cohorts]:
     """The config with its number of canaries, the audit, and the cohorts."""
-    population = _population(config, task)
+    population = len(population_of(config, task))
     config = replace(config, canaries=config.canaries.with_count(population))
     canaries = config.canaries
     kind: Literal["rotated", "sphere"] = "rotated" if canaries.kind == "rotated" else "sphere"
@@ -285,10 +383,6 @@ def _loaded_task(config: RunConfig) -> Task:
     return load_task(config.task.name, clients=config.task.clients, data_dir=data_dir)
 
 
-def _population(config: RunConfig, task: Task) -> int:
-    return len(task.population) if config.task.level == "client" else len(task.train)
-
-
 def _warn_of_many_canaries(config: RunConfig, cohorts: Cohorts) -> None:
     """Warn if canaries, all above or all below the clip norm, outnumber the adaptive clip's quantile of clients."""
     share = cohorts.expected_canaries / cohorts.expected_size
@@ -301,21 +395,6 @@ def _warn_of_many_canaries(config: RunConfig, cohorts: Cohorts) -> None:
             100 * share,
             "grow" if always_above else "shrink",
         )
-
-
-def _engine(config: RunConfig, task: Task) -> Engine:
-    settings = config.engine
-    if config.task.level == "example":
-        return example_engine(task.model, task.train, memory_limit=settings.memory_limit or 1.0)
-    return client_engine(
-        settings.name,
-        task.model,
-        task.train,
-        config.client,
-        memory_limit=settings.memory_limit or 1.0,
-        jobs=settings.jobs,
-        precision="tf32" if settings.precision == "tf32" else "fp32",
-    )
 
 
 def _outcome(training: Training, accuracy: float) -> RunOutcome:
@@ -339,7 +418,7 @@ def _outcome(training: Training, accuracy: float) -> RunOutcome:
         title=training.task.title or config.task.name,
         result=result,
         accuracy=accuracy,
-        engine=training.engine.description,
+        engine=training.description,
         analytical=analytical,
         presentations=presentations,
         update_noise_multiplier=update_noise,
@@ -446,6 +525,8 @@ def _named_errors(directory: Path) -> Iterator[None]:
     """Add to file system errors which run they stopped, and how to resume it."""
     try:
         yield
+    except LostRankError as error:
+        raise LostRankError(f"{error}; `coalmine resume {directory}` continues the run") from error
     except OSError as error:
         elsewhere = isinstance(error.filename, str) and not Path(error.filename).is_relative_to(directory)
         if error.errno is None or elsewhere:

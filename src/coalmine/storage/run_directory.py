@@ -73,8 +73,16 @@ class RunDirectory:
 
     def lock(self) -> None:
         """Become the one writer; refused while another process is, and in a process forked by the one that is."""
+        if not self.try_lock():
+            raise ValueError(
+                f"{self.path} is being written by another process, or by another audit of this one; wait for it, close() "
+                "its directory, or name another"
+            )
+
+    def try_lock(self) -> bool:
+        """Become the one writer, unless another process is: whether this one has the lock now."""
         if self._lock is not None and self._lock.is_here:
-            return
+            return True
         if self._lock is not None:
             raise RuntimeError(
                 f"{self.path} is locked by the process that this one was forked from, and may only be read here; write "
@@ -85,13 +93,11 @@ class RunDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         lock = lock_file(self.path / ".lock")
         if lock is None:
-            raise ValueError(
-                f"{self.path} is being written by another process, or by another audit of this one; wait for it, close() "
-                "its directory, or name another"
-            )
+            return False
         self._lock = lock
         for name in ("config.toml", "metrics.jsonl", "result.json", "audit/record.json"):
             remove_drafts(self.path / name)
+        return True
 
     def close(self) -> None:
         """Give the lock back. A forked process leaves it, and the log, to the process that it was forked from."""

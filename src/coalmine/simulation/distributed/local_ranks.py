@@ -1,0 +1,214 @@
+"""Ranks on this machine that rank 0 starts itself, with one copy of the examples in shared memory."""
+
+import ctypes
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from coalmine.simulation.client_sums import ClientSums, engine_of
+from coalmine.simulation.config import RunConfig
+from coalmine.simulation.distributed.rank_group import LOOPBACK, LostRankError, RankGroup
+from coalmine.simulation.distributed.rounds import RankSums
+from coalmine.simulation.engines.plain.engine import Examples
+from coalmine.simulation.models import Model, model_by_name
+from coalmine.simulation.population import Indices
+
+Description = tuple[int, tuple[int, ...], torch.dtype]  # of shared memory: its handle, and the tensor in it
+
+# glibc keeps freed memory for the next step, in large pages. By default it returns it to the system, which costs a thousand
+# page faults in every step of the CNN. Other allocators ignore this.
+KEEP_MEMORY = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=1073741824:glibc.malloc.hugetlb=1"
+KEPT = {-3: 33_554_432, -1: 1_073_741_824}  # the same for this process, as mallopt() names the first two
+PATIENCE = 10.0  # seconds that a rank has to end after the last round
+
+
+class LocalRanks:
+    """Ranks 1 to size − 1 as processes of this machine; this process is rank 0. They start with the first round.
+
+    They are started as separate commands, since multiprocessing would run the caller's script again in each. They end with
+    this process, however it ends.
+    """
+
+    def __init__(self, model: Model, shared: "SharedExamples", sums: ClientSums, *, size: int) -> None:
+        self.model, self.sums, self.size = model, sums, size
+        self._shared = shared
+        self._started: dict[Connection, subprocess.Popen[bytes]] = {}
+        self._ranks: RankSums | None = None
+
+    @property
+    def description(self) -> str:
+        return f"in {self.size} ranks"
+
+    def compute(self, model_vector: Tensor, clients: Indices, number: int, clip_norm: float) -> tuple[Tensor, Tensor]:
+        """The sum of all clipped updates, and the norms before clipping."""
+        try:
+            if self._ranks is None:
+                self._ranks = RankSums(self._start(), self.sums)
+            return self._ranks.compute(model_vector, clients, number, clip_norm)
+        except BaseException:
+            self._kill()
+            raise
+
+    def close(self) -> None:
+        """End the other ranks."""
+        if self._ranks is not None:
+            with suppress(LostRankError):
+                self._ranks.group.end()
+        for connection, process in self._started.items():
+            connection.close()  # which also ends the process
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._started, self._ranks = {}, None
+
+    def _kill(self) -> None:
+        self._ranks = None
+        for process in self._started.values():
+            process.kill()
+        self.close()
+
+    def _start(self) -> RankGroup:
+        _keep_memory()
+        store = distributed.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+        config = self.sums.config
+        device = config.engine.device
+        for rank in range(1, self.size):
+            ours, theirs = Pipe()
+            command = [sys.executable, "-c", f"from {__name__} import work; work({theirs.fileno()})"]
+            environment = {"GLIBC_TUNABLES": KEEP_MEMORY, **os.environ}
+            process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno(), *self._shared.handles],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=environment,
+            )
+            self._started[ours] = process
+            theirs.close()
+            parts = (rank, self.size, store.port, config.to_dict(), self.model.name)
+            with suppress(OSError):  # it has ended: the next recv says so
+                ours.send((*parts, self._shared.descriptions, self.sums.population))
+        for connection in self._started:
+            try:
+                connection.recv()  # it is ready
+            except (EOFError, OSError):
+                raise LostRankError(self._describe_loss() or "a rank could not be started") from None
+        group = RankGroup(store, 0, self.size, device=device, local=True)
+        group.describe_loss = self._describe_loss
+        return group
+
+    def _describe_loss(self) -> str | None:
+        """Which rank has ended, and how."""
+        end = time.monotonic() + 2.0
+        while time.monotonic() < end:
+            for rank, process in enumerate(self._started.values(), 1):
+                code = process.poll()
+                if code is not None:
+                    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+                    return f"rank {rank} of {self.size} {how}; if memory was short, use fewer --workers"
+            time.sleep(0.02)
+        return None
+
+
+def work(handle: int) -> None:
+    """The main function of the other ranks: train a share of every round, until rank 0 ends."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # rank 0 decides what an interruption means
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    torch.set_num_threads(1)
+    connection = Connection(handle)
+    try:
+        rank, size, port, values, name, descriptions, population = connection.recv()
+    except (EOFError, OSError):
+        return
+    config, model = RunConfig.from_dict(values), model_by_name(name)
+    device = config.engine.device
+    if torch.device(device).type == "cuda":
+        torch.cuda.set_device(rank)
+    examples = Examples(*map(_mapped, descriptions)).to(device)
+    engine = engine_of(config, model, examples)
+    sums = ClientSums(config, population, engine)
+    threading.Thread(target=_end_with_rank_0, args=(connection,), daemon=True).start()
+    with suppress(OSError):
+        connection.send("ready")
+    try:
+        store = distributed.TCPStore(LOOPBACK, port, is_master=False)
+        group = RankGroup(store, rank, size, device=device, local=True)
+        RankSums(group, sums).follow(torch.zeros(model.dim, device=device))
+    except (LostRankError, RuntimeError):  # rank 0 has failed or ended, and says why
+        os._exit(1)
+    os._exit(0)
+
+
+def _end_with_rank_0(connection: Connection) -> None:
+    with suppress(EOFError, OSError):
+        connection.recv()
+    os._exit(1)
+
+
+class SharedExamples:
+    """Examples in shared memory. The tensors of `examples` are moved there, so that there is one copy."""
+
+    def __init__(self, examples: Examples) -> None:
+        self._parts = [_move(examples.inputs), _move(examples.labels)]
+
+    @property
+    def handles(self) -> list[int]:
+        return [part.handle for part in self._parts]
+
+    @property
+    def descriptions(self) -> list[Description]:
+        return [part.description for part in self._parts]
+
+
+class Shared:
+    """A tensor in shared memory."""
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype) -> None:
+        self.file = None if hasattr(os, "memfd_create") else tempfile.TemporaryFile()  # noqa: SIM115
+        self.handle = os.memfd_create("coalmine") if self.file is None else self.file.fileno()
+        self.description: Description = (self.handle, tuple(shape), dtype)
+        size = torch.empty(0, dtype=dtype).element_size()
+        for length in shape:
+            size *= length
+        os.ftruncate(self.handle, max(size, mmap.PAGESIZE))
+        self.tensor = _mapped(self.description)
+
+    def __del__(self) -> None:
+        if self.file is None:
+            os.close(self.handle)
+
+
+def _move(tensor: Tensor) -> Shared:
+    shared = Shared(tensor.shape, tensor.dtype)
+    shared.tensor.copy_(tensor)
+    tensor.set_(shared.tensor)  # type: ignore[no-untyped-call]
+    return shared
+
+
+def _mapped(description: Description) -> Tensor:
+    handle, shape, dtype = description
+    count = torch.Size(shape).numel()
+    return torch.frombuffer(mmap.mmap(handle, 0), dtype=dtype)[:count].view(shape)
+
+
+def _keep_memory() -> None:
+    """Let glibc keep freed memory in this process too, which trains as the other ranks do."""
+    with suppress(OSError, AttributeError):
+        libc: Any = ctypes.CDLL(None)
+        for name, value in KEPT.items():
+            libc.mallopt(name, value)

@@ -1,0 +1,210 @@
+"""Ranks that somebody else started: torchrun, srun, or a script that sets the same variables."""
+
+import errno
+import os
+import re
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+
+from coalmine.argument_checks import shown
+from coalmine.simulation.distributed.rank_group import LostRankError, RankGroup, can_connect
+
+ARRIVAL = 300.0  # seconds between the first rank and the last; COALMINE_RANK_TIMEOUT overrides it
+MOST_RANKS = 1_024
+FIRST_PORT, PORTS = 20_000, 20_000  # of Slurm jobs without MASTER_PORT
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """This process among the ranks of one training: its number, their number, and where they meet."""
+
+    rank: int
+    size: int
+    local_rank: int
+    address: str
+    port: int
+    agent: bool = False  # whether torchrun's own process holds the store
+    attempt: str = "0"
+
+
+def place_from(environment: Mapping[str, str]) -> RankPlace | None:
+    """The place that torchrun's or Slurm's variables give this process; None without such variables.
+
+    torchrun sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. srun sets SLURM_PROCID, SLURM_STEP_NUM_TASKS,
+    SLURM_LOCALID and SLURM_STEP_NODELIST; a batch script itself, outside of srun, has no SLURM_STEP_NUM_TASKS. A step of one
+    task is a run of its own.
+    """
+    if "RANK" in environment or "WORLD_SIZE" in environment:
+        return _from_torchrun(environment)
+    if environment.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+        return _from_slurm(environment)
+    return None
+
+
+def _from_torchrun(environment: Mapping[str, str]) -> RankPlace:
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    missing = [name for name in names if not environment.get(name)]
+    if missing:
+        there = ", ".join(name for name in names if name not in missing)
+        raise ValueError(
+            f"{' and '.join(missing)} must be set beside {there}, as torchrun does; or unset those, and --workers N "
+            "starts the ranks"
+        )
+    return _checked(
+        RankPlace(
+            rank=_whole(environment, "RANK"),
+            size=_whole(environment, "WORLD_SIZE"),
+            local_rank=_whole(environment, "LOCAL_RANK", "0"),
+            address=environment["MASTER_ADDR"],
+            port=_whole(environment, "MASTER_PORT"),
+            agent=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            attempt=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
+        ),
+        "RANK",
+        "WORLD_SIZE",
+        "MASTER_PORT",
+    )
+
+
+def _from_slurm(environment: Mapping[str, str]) -> RankPlace:
+    if "SLURM_PROCID" not in environment:
+        raise ValueError("SLURM_PROCID must be set beside SLURM_STEP_NUM_TASKS, as srun does; start the ranks by srun")
+    job = _whole(environment, "SLURM_JOB_ID", "0")
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
+    address = environment.get("MASTER_ADDR") or first_node(nodes)
+    if not address:
+        raise ValueError("MASTER_ADDR must name the machine of rank 0, since SLURM_STEP_NODELIST is not set")
+    return _checked(
+        RankPlace(
+            rank=_whole(environment, "SLURM_PROCID"),
+            size=_whole(environment, "SLURM_STEP_NUM_TASKS"),
+            local_rank=_whole(environment, "SLURM_LOCALID", "0"),
+            address=address,
+            port=_whole(environment, "MASTER_PORT", str(FIRST_PORT + job % PORTS)),
+        ),
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        "MASTER_PORT",
+    )
+
+
+def first_node(nodes: str) -> str:
+    """The first machine of a Slurm node list: gpu[03-06,9],cpu1 begins with gpu03."""
+    found = re.match(r"([^,\[]+)(?:\[(\d+))?", nodes)
+    return "" if found is None else found[1] + (found[2] or "")
+
+
+def _checked(place: RankPlace, rank: str, size: str, port: str) -> RankPlace:
+    if not 1 <= place.size <= MOST_RANKS:
+        raise ValueError(f"{size} must be between 1 and {MOST_RANKS:,}, got {place.size}")
+    if not 0 <= place.rank < place.size:
+        raise ValueError(f"{rank} must lie between 0 and {size} - 1 = {place.size - 1}, got {place.rank}")
+    if not 0 < place.port < 65_536:
+        raise ValueError(f"{port} must be a port between 1 and 65535, got {place.port}")
+    return place
+
+
+def _whole(environment: Mapping[str, str], name: str, default: str | None = None) -> int:
+    text = environment.get(name) or default or ""
+    if not re.fullmatch(r"-?\d{1,12}", text):
+        raise ValueError(f"{name} must be a whole number, got {shown(text)}")
+    return int(text)
+
+
+def arrival_limit(environment: Mapping[str, str]) -> float:
+    """Seconds that the first rank waits for the last."""
+    text = environment.get("COALMINE_RANK_TIMEOUT")
+    try:
+        seconds = ARRIVAL if text is None else float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise ValueError(f"COALMINE_RANK_TIMEOUT must be a positive number of seconds, got {shown(text)}")
+    return seconds
+
+
+def join_group(place: RankPlace, *, device: str) -> RankGroup:
+    """Meet the other ranks; whoever is missing after the time limit is named."""
+    limit = arrival_limit(os.environ)
+    end = time.monotonic() + limit
+    store = distributed.PrefixStore(f"coalmine/{place.attempt}", _store(place, end, limit))
+    arrivals = [f"arrived/{rank}" for rank in range(place.size)]
+    try:
+        store.set(arrivals[place.rank], "yes")
+        while not store.check(arrivals):
+            if time.monotonic() > end:
+                missing = [str(rank) for rank, key in enumerate(arrivals) if not store.check([key])]
+                raise LostRankError(
+                    f"rank {', '.join(missing)} of {place.size} did not come within {limit:g} s (COALMINE_RANK_TIMEOUT); "
+                    "start all ranks at about the same time"
+                )
+            time.sleep(0.05)
+    except RuntimeError as error:
+        raise LostRankError(f"{place.address}:{place.port} no longer answers: rank 0 has ended") from error
+    return RankGroup(store, place.rank, place.size, device=device, local=place.address in ("127.0.0.1", "localhost"))
+
+
+def _store(place: RankPlace, end: float, limit: float) -> Any:
+    here = place.rank == 0 and not place.agent
+    if here:
+        _check_port(place)
+    else:
+        while not can_connect(place.address, place.port):
+            if time.monotonic() > end:
+                raise LostRankError(
+                    f"MASTER_ADDR and MASTER_PORT must be where rank 0 is, but {place.address}:{place.port} cannot be "
+                    f"reached for {limit:g} s (COALMINE_RANK_TIMEOUT)"
+                )
+            time.sleep(0.1)
+    try:
+        return distributed.TCPStore(
+            place.address,
+            place.port,
+            is_master=here,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=max(1.0, end - time.monotonic())),
+        )
+    except RuntimeError as error:
+        raise LostRankError(
+            f"{place.address}:{place.port} is not where the ranks of a training meet ({type(error).__name__}); check "
+            "MASTER_ADDR and MASTER_PORT"
+        ) from error
+
+
+def _check_port(place: RankPlace) -> None:
+    """ValueError if rank 0 cannot listen where the others look for it: torch would write a stack trace to stderr."""
+    try:
+        with socket.create_server(("", place.port), family=_family(), dualstack_ipv6=socket.has_dualstack_ipv6()):
+            if not can_connect(place.address, place.port):
+                raise ValueError(
+                    f"MASTER_ADDR must be an address of the machine of rank 0, got {shown(place.address)}, which cannot be "
+                    "reached from there"
+                )
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ValueError(f"MASTER_PORT must be a free port, but {place.port} is taken; choose another") from None
+        raise ValueError(
+            f"MASTER_PORT must be a port that this process may open, got {place.port} ({error.strerror}); choose another"
+        ) from None
+
+
+def _family() -> int:
+    return socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+
+
+def use_own_gpu(place: RankPlace) -> None:
+    """Select this rank's GPU where several are visible."""
+    if torch.cuda.is_available() and torch.cuda.device_count() > 1:
+        if place.local_rank >= torch.cuda.device_count():
+            raise ValueError(
+                f"a machine must have a GPU for each of its ranks, but this one has {torch.cuda.device_count()} and rank "
+                f"{place.rank} is number {place.local_rank} on it"
+            )
+        torch.cuda.set_device(place.local_rank)

@@ -1,0 +1,210 @@
+"""What crosses between ranks: a round and its model from rank 0 to the others, and a sum back."""
+
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, distributed
+
+from coalmine.simulation.population import Indices
+
+WAIT = 1_800.0  # seconds between the first rank that is ready for a sum and the last; a killed rank is noticed at once
+ROLL_CALL = 2.0  # seconds that the ranks which are still there have to say so
+LONGEST_PAUSE = 0.001  # seconds between two looks at whether the others are ready
+LOOPBACK = "127.0.0.1"
+
+
+Result = TypeVar("Result")
+
+
+class RankError(RuntimeError):
+    """An unexpected error of another rank."""
+
+
+class RankInputError(ValueError):
+    """Another rank has input that it cannot use, for example files that are missing on its machine."""
+
+
+class LostRankError(ConnectionError):
+    """Another rank was killed, has failed, or cannot be reached."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What rank 0 tells the others before a round, beside the model."""
+
+    number: int
+    clip_norm: float
+    clients: Indices
+
+
+class RankGroup:
+    """Ranks 0 to size − 1 of one training. Small messages go through gloo; vectors on a GPU go through nccl.
+
+    A rank that ends closes its connections, which the others notice at once. Before each sum the ranks agree through gloo
+    that all are there, so that none waits on a GPU for one that is gone.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, *, device: str = "cpu", local: bool = False) -> None:
+        self.rank, self.size = rank, size
+        self.store = store
+        self.describe_loss: Callable[[], str | None] = lambda: None
+        limit = timedelta(seconds=WAIT)
+        try:
+            self._control = _gloo(distributed.PrefixStore("control", store), rank, size, limit, local=local)
+            self._vectors = self._control
+            if torch.device(device).type == "cuda":
+                self._vectors = _nccl(distributed.PrefixStore("vectors", store), rank, size, limit)
+        except RuntimeError as error:
+            raise self._lost() from error
+
+    @property
+    def backend(self) -> str:
+        return "gloo" if self._vectors is self._control else "nccl"
+
+    def send_round(self, planned: Round, model_vector: Tensor) -> None:
+        """On rank 0: what the others need to train their share of a round."""
+        head = torch.tensor([planned.number, len(planned.clients), planned.clip_norm], dtype=torch.float64)
+        self._broadcast(self._control, head)
+        if len(planned.clients):
+            self._broadcast(self._control, torch.from_numpy(np.ascontiguousarray(planned.clients, dtype=np.int64)))
+        self._broadcast(self._vectors, model_vector)
+
+    def receive_round(self, model_vector: Tensor) -> Round | None:
+        """On the other ranks: the next round, its model written to `model_vector`; None where the training ends."""
+        head = torch.zeros(3, dtype=torch.float64)
+        self._broadcast(self._control, head)
+        number, count, clip_norm = head.tolist()
+        if not number:
+            return None
+        clients = torch.zeros(int(count), dtype=torch.int64)
+        if len(clients):
+            self._broadcast(self._control, clients)
+        self._broadcast(self._vectors, model_vector)
+        return Round(int(number), clip_norm, clients.numpy())
+
+    def end(self) -> None:
+        """On rank 0: let the others end."""
+        self._broadcast(self._control, torch.zeros(3, dtype=torch.float64))
+
+    def add(self, compute: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """The sum over all ranks of the two tensors that each computes."""
+        tensors = self.succeed(compute)
+        for tensor in tensors:
+            if tensor.numel():
+                self._sum(self._vectors, tensor)
+        return tensors
+
+    def succeed(self, act: Callable[[], Result]) -> Result:
+        """What `act` returns, once it has succeeded on every rank; an error of one rank is raised on all."""
+        failure: Exception | None = None
+        try:
+            found = act()
+        except (RuntimeError, ValueError, IndexError, OSError, MemoryError) as error:
+            failure = error
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            self._ask_store(lambda: self.store.set(f"failure/{self.rank}", text[:1_000]))
+        failed = torch.zeros(self.size, dtype=torch.int64)
+        if failure is not None:
+            failed[self.rank] = 2 if isinstance(failure, ValueError | OSError | MemoryError) else 1
+        self._sum(self._control, failed)
+        if failure is not None:
+            raise failure
+        if failed.any():
+            first = int(failed.nonzero()[0])
+            text = self._ask_store(lambda: self.store.get(f"failure/{first}").decode())
+            raise (RankError if failed[first] == 1 else RankInputError)(f"rank {first} failed: {text}")
+        return found
+
+    def publish(self, text: str) -> None:
+        """On rank 0: a text that the others `read`."""
+        self._ask_store(lambda: self.store.set("text", text))
+        self._sum(self._control, torch.zeros(1))
+
+    def read(self) -> str:
+        """On the other ranks: the text that rank 0 publishes."""
+        self._sum(self._control, torch.zeros(1))
+        return str(self._ask_store(lambda: self.store.get("text").decode()))
+
+    def _broadcast(self, group: Any, tensor: Tensor) -> None:
+        options = distributed.BroadcastOptions()
+        options.rootRank = 0
+        self._finish(lambda: group.broadcast([tensor], options))
+
+    def _sum(self, group: Any, tensor: Tensor) -> None:
+        self._finish(lambda: group.allreduce([tensor]))
+
+    def _finish(self, begin: Callable[[], Any]) -> None:
+        """Wait for a collective so that signals are still served."""
+        try:
+            work, pause = begin(), 0.0001
+            while not work.is_completed():
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+            work.wait()
+        except RuntimeError as error:
+            raise self._lost() from error
+
+    def _ask_store(self, ask: Callable[[], Any]) -> Any:
+        try:
+            return ask()
+        except RuntimeError as error:
+            raise self._lost() from error
+
+    def _lost(self) -> LostRankError:
+        known = self.describe_loss()
+        if known is None:
+            missing = self._missing()
+            who = f"rank {', '.join(map(str, missing))}" if missing else "another rank"
+            known = f"{who} of {self.size} no longer takes part: it was killed, has failed, or cannot be reached"
+        return LostRankError(known)
+
+    def _missing(self) -> list[int]:
+        """The ranks that do not answer after a failure; none if the store is gone."""
+        if not store_answers(self.store):
+            return [0] if self.rank else []
+        try:
+            self.store.set(f"present/{self.rank}", "yes")
+            end, there = time.monotonic() + ROLL_CALL, set()
+            while len(there) < self.size and time.monotonic() < end:
+                there = {rank for rank in range(self.size) if self.store.check([f"present/{rank}"])}
+                time.sleep(0.05)
+        except RuntimeError:
+            return []
+        return sorted(set(range(self.size)) - there)
+
+
+def store_answers(store: Any) -> bool:
+    """Whether the process of a store accepts connections: torch writes a stack trace to stderr if it does not."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return can_connect(store.host, store.port)
+
+
+def can_connect(host: str, port: int) -> bool:
+    """Whether a port accepts connections."""
+    try:
+        socket.create_connection((host, port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _gloo(store: Any, rank: int, size: int, limit: timedelta, *, local: bool) -> Any:
+    if not local:
+        return distributed.ProcessGroupGloo(store, rank, size, limit)
+    options = distributed.ProcessGroupGloo._Options()
+    options._devices = [distributed.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+    options._timeout = limit
+    return distributed.ProcessGroupGloo(store, rank, size, options)
+
+
+def _nccl(store: Any, rank: int, size: int, limit: timedelta) -> Any:
+    options = distributed.ProcessGroupNCCL.Options()
+    options._timeout = limit
+    return distributed.ProcessGroupNCCL(store, rank, size, options)
