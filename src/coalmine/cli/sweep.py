@@ -1,7 +1,7 @@
 """`coalmine sweep`: train and audit a grid of settings, one run directory each."""
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from coalmine.cli.interruption import resumable
 from coalmine.cli.options import JSON, Command, Verbosity, argument
 from coalmine.cli.output import PlainColumn, print_error, print_json, print_line, shows_bars
 from coalmine.cli.run import FILE, training_extra
+from coalmine.storage.run_directory import runs_in
 
 if TYPE_CHECKING:
     from coalmine.simulation.sweep import SweepProgress, SweepRun
@@ -39,44 +40,72 @@ if TYPE_CHECKING:
     metavar="N",
     help="Number of runs at the same time, one process each.",
 )
+@click.option(
+    "--shard",
+    metavar="I/N",
+    help="Train part I of N, while other processes train the others on a shared file system; I counts from 1.",
+)
 @JSON
 @click.pass_obj
-def sweep(verbosity: Verbosity, file: Path, out: Path | None, jobs: int, as_json: bool) -> int:
+def sweep(verbosity: Verbosity, file: Path, out: Path | None, jobs: int, shard: str | None, as_json: bool) -> int:
     """Train and audit a grid of settings.
 
     The section [sweep] lists the values of each setting, and every combination is trained; the rest of FILE is a config
     as for `coalmine run --config`. After an interruption, the same command continues: finished runs are kept, and
     interrupted ones are resumed.
 
+    With --shard, several processes train one grid, on one machine or on several with a shared file system (docs/slurm.md).
+    Each trains its own part, then takes over runs that nobody trains. No run is trained twice, and a run whose process was
+    killed is resumed by another. The table and the exit code are those of this shard's runs.
+
     Exit codes: 2 if a run failed (the others are still trained), else that of the worst verdict: 1 VIOLATION,
     3 UNDERPOWERED, 0 PASS or no claim.
     """
     with training_extra():
-        from coalmine.simulation.sweep import read_sweep, run_sweep
+        from coalmine.simulation.sweep import Shard, read_sweep, run_sweep
 
+    part = None if shard is None else Shard.parse(shard)
     points = read_sweep(file)
     home = out or Path("runs") / file.stem
-    again = f"coalmine sweep {shlex.quote(str(file))} --out"
+    chosen = "" if shard is None else f"--shard {shlex.quote(shard)} "
+    again = f"coalmine sweep {shlex.quote(str(file))} {chosen}--out"
     with resumable(again, home), _bar(hidden=verbosity.quiet) as progress:
-        runs = run_sweep(points, home, jobs=jobs, plan=file.read_bytes(), progress=progress)
+        runs = run_sweep(points, home, jobs=jobs, shard=part, plan=file.read_bytes(), progress=progress)
     results: dict[str, AuditResult] = {}
     runs = [_read_into(results, run) for run in runs]
     if as_json:
-        print_json({"directory": str(home), "runs": [_record(run, results) for run in runs]})
+        about = {"directory": str(home)} if shard is None else {"directory": str(home), "shard": shard}
+        print_json(about | {"runs": [_record(run, results) for run in runs]})
     else:
         if results:
             print_results(results)
-        print_line(f"{len(results)} of {len(runs)} runs finished, in {home}; `coalmine report {home}` compares them")
+        if shard is not None:
+            print_line(_shard_line(shard, runs, home, len(points)))
+        else:
+            print_line(
+                f"{len(results)} of {len(runs)} runs finished, in {home}; `coalmine report {home}` compares them"
+            )
     for run in runs:
         if run.error is not None:
             print_error(f"{run.point.name} failed: {run.error}")
-    return BAD_INPUT if len(results) < len(runs) else _worst_verdict(results)
+    return BAD_INPUT if any(run.error is not None for run in runs) else _worst_verdict(results)
+
+
+def _shard_line(shard: str, runs: "Sequence[SweepRun]", home: Path, grid: int) -> str:
+    """What this shard did, and what is left to others."""
+    trained, held = (sum(getattr(run, name) for run in runs) for name in ("trained", "held"))
+    finished = sum((path / "result.json").is_file() for path in runs_in(home))
+    left = f", {held} of this shard's are being trained by others" if held else ""
+    return (
+        f"shard {shard}: {trained} runs trained here, {finished} of {grid} finished in {home}{left}; `coalmine compare "
+        f"{home}` shows them all"
+    )
 
 
 def _read_into(results: dict[str, AuditResult], run: "SweepRun") -> "SweepRun":
     """The run, its result added to the others; or the run with what is wrong with its result."""
     try:
-        if run.error is None:
+        if run.error is None and not run.held:
             results[run.point.name] = read_result(run.directory)
     except ValueError as error:
         return replace(run, error=str(error))
@@ -88,7 +117,7 @@ def _record(run: "SweepRun", results: dict[str, AuditResult]) -> dict[str, Any]:
     name = run.point.name
     found = run_record(name, results[name]) if name in results else {}
     about = {"run": run.point.name, "directory": str(run.directory), "settings": run.point.values}
-    return found | about | {"error": run.error}
+    return found | about | {"error": run.error, "trained": run.trained, "held": run.held}
 
 
 def _worst_verdict(results: dict[str, AuditResult]) -> int:

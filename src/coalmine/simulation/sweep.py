@@ -1,4 +1,8 @@
-"""A grid of runs, each in its own directory: finished runs are skipped, stopped ones are resumed."""
+"""A grid of runs, each in its own directory: finished runs are skipped, stopped ones are resumed.
+
+Several processes, on several machines, may run the same grid at once. The lock of a run's directory decides who trains it;
+it goes with its holder, so a run whose process was killed is resumed by another.
+"""
 
 import hashlib
 import itertools
@@ -30,6 +34,9 @@ from coalmine.storage.run_directory import RunDirectory
 
 log = logging.getLogger("coalmine")
 LONGEST_NAME = 120
+FAILURE = "failure.txt"  # in a run's directory: why a shard's run failed
+MOST_SHARDS = 10_000
+TRAINED, HELD, FINISHED = "trained", "held", "finished"
 UNSET = ("auto", 0, None)  # engine settings that the machine decides
 
 
@@ -58,11 +65,45 @@ class SweepProgress:
 
 @dataclass(frozen=True)
 class SweepRun:
-    """The outcome of one run; `error` is None where it finished."""
+    """The outcome of one run; `error` is None where it finished, or where another process trains it (`held`)."""
 
     point: Point
     directory: Path
     error: str | None = None
+    held: bool = False
+    trained: bool = False  # by this sweep, not before or elsewhere
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part `number` of `count` of a sweep that several processes run at once."""
+
+    number: int
+    count: int
+
+    def __post_init__(self) -> None:
+        whole_number("the number of shards", self.count, minimum=1)
+        if not 1 <= whole_number("the shard", self.number, minimum=1) <= min(self.count, MOST_SHARDS):
+            raise ValueError(
+                f"a shard must lie between 1 and their number, at most {MOST_SHARDS:,}, got {self.number}/{self.count}"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> "Shard":
+        """The shard of a text like 3/16."""
+        found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
+        if found is None:
+            raise ValueError(f"a shard must be a number and how many there are, like 3/16, got {shown(text)}")
+        return cls(int(found[1]), int(found[2]))
+
+    def own(self, points: Sequence[Point]) -> Sequence[Point]:
+        """Every `count`-th run."""
+        return points[self.number - 1 :: self.count]
+
+    def others(self, points: Sequence[Point]) -> list[Point]:
+        """The runs of the other shards, those of the next one first."""
+        starts = [(self.number + step) % self.count for step in range(self.count - 1)]
+        return [point for start in starts for point in points[start :: self.count]]
 
 
 def read_sweep(path: Path) -> list[Point]:
@@ -150,34 +191,92 @@ def run_sweep(
     out: Path,
     *,
     jobs: int = 1,
+    shard: Shard | None = None,
     plan: bytes | None = None,
     progress: Callable[[SweepProgress], None] = lambda _: None,
 ) -> list[SweepRun]:
     """Run the unfinished runs of a sweep in `out`, `jobs` at a time; a failed run does not stop the others.
 
     A directory there that holds a different run is a ValueError before anything starts. `plan`, the content of the sweep's
-    file, is stored beside the runs.
+    file, is stored beside the runs. With `shard`, other processes run the same grid. This one trains its own part first,
+    then takes over runs of the others that nobody trains: they may have ended, or may not have come so far. Its part and
+    what it took over are returned.
     """
     count = whole_number("jobs", jobs, minimum=1)
     todo = [point for point in points if not is_finished(point, out / point.name)]
     check_plans({point.name: point.config for point in todo})
     if plan is not None:
         write_atomically(out / "sweep.toml", plan)
-    board = _Board(points, todo, progress)
-    failed: dict[str, str] = {}
-    if count == 1:
+    mine = list(points) if shard is None else list(shard.own(points))
+    named = {point.name for point in mine}
+    first = [point for point in todo if point.name in named]
+    sweep = _Sweep(out, count, _Board(mine, first, progress), shared=shard is not None)
+    sweep.train(first)
+    while shard is not None and sweep.train(sweep.free([*mine, *shard.others(points)])):
+        pass  # as long as there was something to do: meanwhile other shards may have been killed
+    return [sweep.outcome(point) for point in points if point.name in named | sweep.trained | sweep.failed.keys()]
+
+
+class _Sweep:
+    """What one process does of a sweep."""
+
+    def __init__(self, out: Path, jobs: int, board: "_Board", *, shared: bool) -> None:
+        self.out, self.jobs, self.board, self.shared = out, jobs, board, shared
+        self.failed: dict[str, str] = {}
+        self.held: set[str] = set()
+        self.trained: set[str] = set()
+
+    def free(self, points: Sequence[Point]) -> list[Point]:
+        """The runs that are not finished, and have not failed here or elsewhere."""
+        return [
+            point
+            for point in points
+            if point.name not in self.failed
+            and not is_finished(point, self.out / point.name)
+            and not (self.out / point.name / FAILURE).exists()
+        ]
+
+    def train(self, todo: Sequence[Point]) -> bool:
+        """Train these runs but those that others hold; whether there were any."""
+        before = len(self.trained) + len(self.failed)
+        for point, ending, problem in self._endings(todo):
+            self.held.discard(point.name)
+            if problem is not None:
+                self.failed[point.name] = problem
+                if self.shared:
+                    _note_failure(self.out / point.name, problem)
+            elif ending == HELD and not self.shared:
+                self.failed[point.name] = f"{self.out / point.name} is being written by another process; wait for it"
+            elif ending == HELD:
+                self.held.add(point.name)
+            elif ending == TRAINED:
+                self.trained.add(point.name)
+            if ending != HELD or not self.shared:
+                self.board.ended(point, point.name in self.failed)
+        return len(self.trained) + len(self.failed) > before
+
+    def outcome(self, point: Point) -> SweepRun:
+        name = point.name
+        held = name in self.held and not is_finished(point, self.out / name)
+        return SweepRun(point, self.out / name, self.failed.get(name), held=held, trained=name in self.trained)
+
+    def _endings(self, todo: Sequence[Point]) -> Iterator[tuple[Point, str, str | None]]:
+        """Each run as it ends: how, and its error or None."""
+        if self.jobs > 1:
+            yield from _in_processes([_shared(point, self.jobs) for point in todo], self.out, self.jobs, self.board)
+            return
         for point in todo:
             try:
-                _start_or_resume(point.config, out / point.name, partial(board.round_finished, point.name))
+                ending = _train(point.config, self.out / point.name, partial(self.board.round_finished, point.name))
+                yield point, ending, None
             except Exception as error:
-                failed[point.name] = _one_line(error)
-            board.ended(point, point.name in failed)
-    else:
-        for point, problem in _in_processes([_shared(point, count) for point in todo], out, count, board):
-            if problem is not None:
-                failed[point.name] = problem
-            board.ended(point, problem is not None)
-    return [SweepRun(point, out / point.name, failed.get(point.name)) for point in points]
+                yield point, TRAINED, _one_line(error)
+
+
+def _note_failure(directory: Path, problem: str) -> None:
+    """Leave a note in the run's directory, so that other shards do not repeat the failure."""
+    with suppress(OSError):
+        write_atomically(directory / FAILURE, f"{problem}\n".encode())
 
 
 def is_finished(point: Point, directory: Path) -> bool:
@@ -215,7 +314,8 @@ class _Board:
     def round_finished(self, name: str, round_number: int) -> None:
         """Count a finished round of a run."""
         before = self._seen.get(name, round_number - 1)  # the first report shows where it resumed
-        self._left -= round_number - self._seen.get(name, 0)
+        if name in self._rounds:
+            self._left -= round_number - self._seen.get(name, 0)
         if self._started is None:
             self._started = time.monotonic()
         else:
@@ -224,6 +324,12 @@ class _Board:
         self._report()
 
     def ended(self, point: Point, failed: bool) -> None:
+        if point.name not in self._rounds:  # taken over from another shard
+            self._runs, self._done = self._runs + 1, self._done + (not failed)
+            self._failed += failed
+            self._seen.pop(point.name, None)
+            self._report()
+            return
         self._left -= point.config.rounds - self._seen.pop(point.name, 0)
         self._done += not failed
         self._failed += failed
@@ -245,28 +351,49 @@ class _Board:
         )
 
 
-def _start_or_resume(config: RunConfig, directory: Path, on_round: Callable[[int], None]) -> None:
-    """Start the run, or resume it with the device and the threads it was started with."""
+def _train(config: RunConfig, directory: Path, on_round: Callable[[int], None], most: int | None = None) -> str:
+    """Start the run, or resume it with the device and the threads it was started with, unless another process has it.
+
+    Whether it is finished is looked up again under the lock, in a fresh listing of the directory: another machine may have
+    finished it a moment ago.
+    """
 
     def follow(seen: Progress) -> None:
         on_round(seen.report.round_number)
 
-    if (directory / "config.toml").is_file():
-        resume(directory, progress=follow)
-    else:
-        start(config, directory, progress=follow)
+    home = RunDirectory(directory)
+    if not home.try_lock():
+        return HELD
+    try:
+        names = {path.name for path in directory.iterdir()}
+        if "result.json" in names:
+            return FINISHED
+        (directory / FAILURE).unlink(missing_ok=True)
+        if "config.toml" in names:
+            resume(directory, progress=follow, home=home)
+        else:
+            start(config, directory, progress=follow, home=home, most_workers=most)
+    finally:
+        home.close()
+    return TRAINED
 
 
 def _shared(point: Point, runs: int) -> Point:
-    """The run with its share of the cores."""
-    engine = point.config.engine
-    share = max(1, cores() // runs)
-    threads, jobs = engine.threads or min(torch.get_num_threads(), share), engine.jobs or share
-    return replace(point, config=replace(point.config, engine=replace(engine, threads=threads, jobs=jobs)))
+    """The run with its share of the cores as threads."""
+    engine, share = point.config.engine, core_share(runs)
+    threads = engine.threads or min(torch.get_num_threads(), share)
+    return replace(point, config=replace(point.config, engine=replace(engine, threads=threads)))
 
 
-def _in_processes(todo: Sequence[Point], out: Path, jobs: int, board: _Board) -> Iterator[tuple[Point, str | None]]:
-    """Each run with its error, or None, as it ends.
+def core_share(runs: int) -> int:
+    """The cores of each of several runs at a time."""
+    return max(1, cores() // runs)
+
+
+def _in_processes(
+    todo: Sequence[Point], out: Path, jobs: int, board: _Board
+) -> Iterator[tuple[Point, str, str | None]]:
+    """Each run as it ends: how, and its error or None.
 
     Each job is a pool of one process, so that a process that dies fails its run alone.
     """
@@ -274,12 +401,13 @@ def _in_processes(todo: Sequence[Point], out: Path, jobs: int, board: _Board) ->
     rounds = context.SimpleQueue()
     parent, held = context.Pipe(duplex=False)  # nobody writes: it closes with this process, or at the end
     waiting = list(reversed(todo))
-    running: dict[Future[None], tuple[Point, ProcessPoolExecutor]] = {}
+    running: dict[Future[str], tuple[Point, ProcessPoolExecutor]] = {}
 
     def start_next(pool: ProcessPoolExecutor | None) -> None:
         pool = pool or ProcessPoolExecutor(1, context, initializer=_begin_worker, initargs=(rounds, parent))
         point = waiting.pop()
-        running[pool.submit(_run_in_worker, point.name, point.config.to_dict(), str(out))] = point, pool
+        arguments = point.name, point.config.to_dict(), str(out), core_share(jobs)
+        running[pool.submit(_run_in_worker, *arguments)] = point, pool
 
     try:
         for _ in range(min(jobs, len(todo))):
@@ -292,7 +420,10 @@ def _in_processes(todo: Sequence[Point], out: Path, jobs: int, board: _Board) ->
                 point, pool = running.pop(future)
                 error = future.exception()
                 died = isinstance(error, BrokenProcessPool)
-                yield point, "its process died" if died else None if error is None else _one_line(error)
+                if error is None:
+                    yield point, future.result(), None
+                else:
+                    yield point, TRAINED, "its process died" if died else _one_line(error)
                 if waiting:
                     start_next(None if died else pool)
                 else:
@@ -317,8 +448,8 @@ def _begin_worker(rounds: Any, parent: Connection) -> None:
     threading.Thread(target=end_with_the_sweep, daemon=True).start()
 
 
-def _run_in_worker(name: str, values: dict[str, Any], out: str) -> None:
-    _start_or_resume(RunConfig.from_dict(values), Path(out) / name, lambda number: _rounds.put((name, number)))
+def _run_in_worker(name: str, values: dict[str, Any], out: str, most: int) -> str:
+    return _train(RunConfig.from_dict(values), Path(out) / name, lambda number: _rounds.put((name, number)), most)
 
 
 def _one_line(error: BaseException) -> str:

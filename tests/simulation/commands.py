@@ -1,0 +1,82 @@
+"""Real processes that run `coalmine`, forked from a server that has imported it: imports are paid once."""
+
+import contextlib
+import multiprocessing
+import os
+import runpy
+import time
+from pathlib import Path
+
+RUNNER = Path(__file__).with_name("command_runner.py")
+PRELOADED = ["coalmine.cli.main", "coalmine.simulation.sweep", "coalmine.report", "sklearn.datasets"]
+
+
+class Command:
+    """One command in a process of its own."""
+
+    def __init__(self, arguments, output, environment):
+        self.output = output
+        self.process = context().Process(
+            target=runpy.run_path,
+            args=(str(RUNNER),),
+            kwargs={
+                "init_globals": {
+                    "arguments": [str(argument) for argument in arguments],
+                    "output": str(output),
+                    "environment": environment,
+                },
+                "run_name": "__main__",
+            },
+        )
+        self.process.start()
+
+    def wait(self, seconds=180):
+        """The exit code; negative where a signal ended the process."""
+        self.process.join(seconds)
+        assert self.process.exitcode is not None, f"still running: {self.text}"
+        return self.process.exitcode
+
+    def wait_for(self, condition, seconds=180):
+        """Wait until a condition holds; the command must not end before."""
+        end = time.monotonic() + seconds
+        while not condition():
+            assert self.process.is_alive(), self.text
+            assert time.monotonic() < end, self.text
+            time.sleep(0.002)
+
+    @property
+    def text(self):
+        return self.output.read_text()
+
+    @property
+    def errors(self):
+        """What it printed on stderr."""
+        return Path(f"{self.output}.err").read_text()
+
+    @property
+    def children(self):
+        """The process ids of the ranks that it started."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                fields = path.read_text().rpartition(")")[2].split()
+                if int(fields[1]) == self.process.pid and fields[0] != "Z":
+                    found.append(int(path.parent.name))
+        return sorted(found)
+
+
+def context():
+    """The server; one thread, since what is forked must not have others."""
+    made = multiprocessing.get_context("forkserver")
+    made.set_forkserver_preload(PRELOADED)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    return made
+
+
+def command(output, *arguments, **environment):
+    return Command(arguments, output, environment)
+
+
+def lines_of(path):
+    """Whole lines of a file that may not be there yet."""
+    return path.read_bytes().count(b"\n") if path.exists() else 0

@@ -1,0 +1,364 @@
+"""Several ranks train as one process does; a rank that is killed ends the run, which is resumed bit for bit."""
+
+import dataclasses
+import itertools
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from commands import command, lines_of
+
+from coalmine.audit.audit import Audit
+from coalmine.simulation import RunConfig
+from coalmine.simulation.client_sums import divide_clients
+from coalmine.simulation.cohorts import plan_cohorts
+from coalmine.simulation.config import EngineSettings, merged, task_defaults
+from coalmine.simulation.distributed.local_ranks import LocalRanks, SharedExamples
+from coalmine.simulation.distributed.rank_environment import first_node, join_group, place_from
+from coalmine.simulation.distributed.rank_group import LostRankError, RankError
+from coalmine.simulation.dp_fedavg import Training
+from coalmine.simulation.engines import ClientSettings, Examples, client_engine
+from coalmine.simulation.models import cnn_dropout, mlp
+from coalmine.simulation.population import random_partition
+from coalmine.simulation.tasks import Task
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
+CONFIG = """
+rounds = 40
+checkpoint_every = 3
+[canaries]
+count = 30
+[participation]
+clients_per_round = 12
+[engine]
+threads = 1
+"""
+SAME = ("result.json", "model.npy", "audit/rounds.log")
+
+
+def smallest_longest(steps, shares):
+    """The smallest possible largest load, by trying every division."""
+    divisions = itertools.product(range(shares), repeat=len(steps))
+    return min(
+        max(sum(s for s, r in zip(steps, ranks, strict=True) if r == k) for k in range(shares)) for ranks in divisions
+    )
+
+
+@pytest.mark.parametrize("shares", [1, 2, 3])
+def test_division_has_every_client_once_and_is_near_the_best(shares):
+    """Longest first is at most 4/3 − 1/(3m) times the best division (Graham 1969)."""
+    rng = np.random.default_rng(shares)
+    for _ in range(10):
+        steps = rng.integers(1, 30, size=8)
+        divided = divide_clients(steps, shares)
+        assert sorted(np.concatenate(divided).tolist()) == list(range(8))
+        longest = max(steps[share].sum() for share in divided)
+        assert longest <= (4 / 3 - 1 / (3 * shares)) * smallest_longest(steps.tolist(), shares)
+
+
+def test_division_of_fewer_clients_than_ranks_leaves_ranks_without_work():
+    assert [share.tolist() for share in divide_clients(np.array([5]), 3)] == [[0], [], []]
+    assert [share.tolist() for share in divide_clients(np.array([], dtype=np.int64), 2)] == [[], []]
+    assert [share.tolist() for share in divide_clients(np.array([0, 0, 0, 0]), 2)] == [[0, 2], [1, 3]]
+
+
+def pictures(count):
+    generator = torch.Generator().manual_seed(3)
+    return Examples(torch.rand(count, 1, 28, 28, generator=generator), torch.randint(10, (count,), generator=generator))
+
+
+def training(model, examples, *, clients, size):
+    """A training of so many ranks, without a directory."""
+    settings = {"rounds": 9, "evaluate_every": 9, "participation": {"clients_per_round": clients}}
+    config = RunConfig.from_dict(merged(task_defaults("mnist-by-writer"), settings))
+    config = dataclasses.replace(config, engine=EngineSettings(jobs=size, threads=1, device="cpu").resolved())
+    task = Task("pictures", model, examples, examples, random_partition(len(examples), clients, seed=0))
+    audit = Audit(model.dim, canaries=20, seed=1, delta=1e-6, rounds=9, layers=model.sizes)
+    shared = SharedExamples(examples)
+    engine = client_engine("auto", model, examples, config.client)
+    found = Training(
+        config,
+        task=task,
+        engine=engine,
+        cohorts=plan_cohorts(config, clients, audit.canaries_in_round),
+        audit=audit,
+    )
+    local = LocalRanks(model, shared, found.sums, size=size)
+    if size > 1:
+        found.clients_sum = local.compute
+    return found, local
+
+
+def test_the_cnn_in_two_ranks_trains_as_in_one_process():
+    """The same model, norms and clip norm to 1e-5; the clip norm follows from every client's norm."""
+    models, reports = [], []
+    for size in (1, 2):
+        trained, local = training(cnn_dropout(), pictures(60), clients=5, size=size)
+        state = trained.initial_state()
+        for _ in range(3):
+            report = trained.round(state)
+        local.close()
+        models.append((state.model_vector, state.clip_norm))
+        reports.append(report)
+    (alone, clip), (ranked, ranked_clip) = models
+    assert float((ranked - alone).norm() / alone.norm()) < 1e-5
+    assert float((ranked - alone).abs().max()) < 1e-5
+    assert ranked_clip == pytest.approx(clip, rel=1e-5)
+    assert reports[1].clipped_share == reports[0].clipped_share
+
+
+def test_examples_are_moved_to_shared_memory_and_not_copied():
+    examples = pictures(20)
+    before, where = examples.inputs.clone(), examples.inputs.data_ptr()
+    shared = SharedExamples(examples)
+    assert torch.equal(examples.inputs, before)
+    assert examples.inputs.data_ptr() != where
+    assert examples.inputs.data_ptr() == shared._parts[0].tensor.data_ptr()
+
+
+def test_an_error_of_another_rank_is_raised_on_rank_0():
+    """The ranks' examples are cut short under them, so that an index is out of range on rank 1 alone."""
+    trained, local = training(mlp(784, 4, 10), flat_pictures(40), clients=4, size=2)
+    short = trained.sums.population
+    local.sums = dataclasses.replace(trained.sums, population=random_partition(4000, 4, seed=0))
+    state = trained.initial_state()
+    group_sums = local._start()
+    with pytest.raises(RankError, match="rank 1 failed: IndexError"):
+        _compute(local, group_sums, dataclasses.replace(local.sums, population=short), state)
+    local._kill()
+
+
+def flat_pictures(count):
+    found = pictures(count)
+    return Examples(found.inputs.flatten(1), found.labels)
+
+
+def _compute(local, group, sums, state):
+    from coalmine.simulation.distributed.rounds import RankSums
+
+    RankSums(group, sums).compute(state.model_vector, np.arange(4), 1, 0.5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("ranks")
+    (made / "run.toml").write_text(CONFIG)
+    return made
+
+
+def run_of(folder, name, *more, **environment):
+    """`coalmine run` in its own process; the directory is named like the output."""
+    arguments = ("run", "--config", folder / "run.toml", "--out", folder / name, "--no-page", "-q", *more)
+    return command(folder / f"{name}.txt", *arguments, **environment)
+
+
+@pytest.fixture(scope="module")
+def whole(folder):
+    """A run of two ranks that nothing disturbed."""
+    done = run_of(folder, "whole", "--workers", 2)
+    assert done.wait() == 0, done.errors
+    assert "in 2 ranks" in done.text
+    return folder / "whole"
+
+
+def assert_same(directory, whole):
+    for name in SAME:
+        assert (directory / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_two_ranks_end_as_one_process_does(folder, whole):
+    alone = run_of(folder, "alone", "--workers", 1)
+    assert alone.wait() == 0
+    models = [np.load(directory / "model.npy") for directory in (folder / "alone", whole)]
+    np.testing.assert_allclose(models[1], models[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("victim", ["rank 1", "rank 0"])
+def test_a_killed_rank_ends_the_run_which_is_resumed_bit_for_bit(folder, whole, victim):
+    """SIGKILL: within 60 s one line and exit code 2; where rank 0, the command itself, is killed, rank 1 ends with it."""
+    name = victim.replace(" ", "-")
+    going = run_of(folder, name, "--workers", 2)
+    going.wait_for(lambda: lines_of(folder / name / "metrics.jsonl") > 5)
+    [follower] = going.children
+    began = time.monotonic()
+    os.kill(follower if victim == "rank 1" else going.process.pid, signal.SIGKILL)
+    code = going.wait(60)
+    if victim == "rank 1":
+        assert code == 2
+        [line] = going.errors.splitlines()
+        assert line.startswith("coalmine: rank 1 of 2 was ended by SIGKILL; if memory was short, use fewer --workers; ")
+        assert line.endswith(f"`coalmine resume {folder / name}` continues the run")
+    else:
+        assert code == -signal.SIGKILL
+    while Path(f"/proc/{follower}").exists():
+        assert time.monotonic() - began < 60
+        time.sleep(0.01)
+    assert not (folder / name / "result.json").exists()
+    other = run_of(folder, name, "--workers", 3)
+    assert other.wait() == 2
+    [line] = other.errors.splitlines()
+    assert "holds a run with 2 workers, which cannot go on with 3" in line
+    resumed = command(folder / "resumed.txt", "resume", folder / name, "--no-page", "-q")
+    assert resumed.wait() == 0, resumed.errors
+    assert_same(folder / name, whole)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def variables(rank, size, port):
+    names = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return {name: str(value) for name, value in names.items()}
+
+
+def test_ranks_started_by_variables_end_like_those_that_coalmine_starts(folder, whole):
+    """Killed and resumed on the way: rank 1 by SIGKILL, which rank 0 names; three ranks are refused."""
+    port = free_port()
+    ranks = [run_of(folder, "outer", **variables(rank, 2, port)) for rank in range(2)]
+    ranks[0].wait_for(lambda: lines_of(folder / "outer" / "metrics.jsonl") > 5)
+    ranks[1].process.kill()
+    assert ranks[0].wait(60) == 2
+    assert "rank 1 of 2 no longer takes part" in ranks[0].errors
+    refused = command(folder / "refused.txt", "resume", folder / "outer", **variables(0, 3, port))
+    assert refused.wait() == 2
+    assert "--workers must be the number of ranks that were started, 3, or be left out, got 2" in refused.errors
+    port = free_port()
+    again = [
+        command(folder / f"again{rank}.txt", "resume", folder / "outer", "--no-page", "-q", **variables(rank, 2, port))
+        for rank in range(2)
+    ]
+    assert [rank.wait() for rank in again] == [0, 0], again[0].errors
+    assert again[1].text == again[1].errors == ""
+    assert_same(folder / "outer", whole)
+
+
+@pytest.mark.parametrize(
+    ("workers", "words"),
+    [
+        ("0", "0 is not in the range x>=1"),
+        ("-1", "-1 is not in the range x>=1"),
+        ("13", "must be at most participation.clients_per_round = 12"),
+        ("two", "'two' is not a valid integer"),
+    ],
+)
+def test_a_bad_number_of_workers_is_one_line(folder, workers, words):
+    done = run_of(folder, "bad", "--workers", workers)
+    assert done.wait() == 2
+    assert words in done.errors
+    assert done.errors.count("\n") == 1
+    assert not (folder / "bad").exists()
+
+
+def test_without_variables_a_process_is_alone():
+    assert place_from({}) is None
+    assert place_from({"MASTER_ADDR": "a", "MASTER_PORT": "1"}) is None
+    batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}  # a batch script, outside of srun
+    assert place_from(batch) is None
+    assert place_from({**batch, "SLURM_STEP_NUM_TASKS": "1"}) is None
+
+
+def test_variables_of_torchrun_and_slurm_give_the_place():
+    place = place_from(variables(1, 4, 29500) | {"TORCHELASTIC_USE_AGENT_STORE": "True"})
+    assert (place.rank, place.size, place.local_rank, place.address, place.port) == (1, 4, 1, "127.0.0.1", 29500)
+    assert place.agent
+    slurm = {
+        "SLURM_PROCID": "5",
+        "SLURM_STEP_NUM_TASKS": "8",
+        "SLURM_LOCALID": "1",
+        "SLURM_JOB_ID": "123456",
+        "SLURM_STEP_NODELIST": "gpu[03-04,7],cpu1",
+    }
+    place = place_from(slurm)
+    assert (place.rank, place.size, place.local_rank, place.address) == (5, 8, 1, "gpu03")
+    assert place.port == place_from(slurm | {"SLURM_PROCID": "0"}).port
+    assert 20_000 <= place.port < 40_000
+    named = place_from(slurm | {"MASTER_ADDR": "head", "MASTER_PORT": "1234"})
+    assert (named.address, named.port) == ("head", 1234)
+    assert place_from(slurm | variables(0, 2, 29500)).size == 2  # torchrun inside of a step
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"), [("node1", "node1"), ("a-b,c", "a-b"), ("n[1-3]", "n1"), ("x[007,9]", "x007"), ("", "")]
+)
+def test_first_node_of_a_list(nodes, first):
+    assert first_node(nodes) == first
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE and MASTER_ADDR and MASTER_PORT must be set beside RANK"),
+        ({"WORLD_SIZE": "2"}, "RANK and MASTER_ADDR"),
+        (variables(2, 2, 29500), "RANK must lie between 0 and WORLD_SIZE - 1 = 1, got 2"),
+        (variables(-1, 2, 29500), "RANK must lie between 0"),
+        (variables(0, 0, 29500), "WORLD_SIZE must be between 1 and 1,024, got 0"),
+        (variables(0, 10**7, 29500), "WORLD_SIZE must be between"),
+        (variables(0, "two", 29500), "WORLD_SIZE must be a whole number, got 'two'"),
+        (variables(0, 2, 0), "MASTER_PORT must be a port between 1 and 65535, got 0"),
+        (variables(0, 2, 70000), "MASTER_PORT must be a port"),
+        ({"SLURM_STEP_NUM_TASKS": "2"}, "SLURM_PROCID must be set"),
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}, "MASTER_ADDR must name the machine of rank 0"),
+        (
+            {"SLURM_STEP_NUM_TASKS": "x", "SLURM_PROCID": "0", "MASTER_ADDR": "a"},
+            "SLURM_STEP_NUM_TASKS must be a whole",
+        ),
+    ],
+)
+def test_variables_that_do_not_fit_together_are_one_line(given, words):
+    with pytest.raises(ValueError, match=words) as error:
+        place_from(given)
+    assert "\n" not in str(error.value)
+
+
+def join(monkeypatch, seconds="0.5", **changes):
+    monkeypatch.setenv("COALMINE_RANK_TIMEOUT", seconds)
+    return join_group(dataclasses.replace(place_from(variables(0, 2, free_port())), **changes), device="cpu")
+
+
+def test_a_port_that_is_taken_is_one_line(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"MASTER_PORT must be a free port, but {port} is taken"):
+            join(monkeypatch, port=port)
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1", "no-such-host.invalid"])
+def test_an_address_that_cannot_be_reached_is_one_line_in_time(monkeypatch, address, capfd):
+    began = time.monotonic()
+    with pytest.raises(ValueError, match="MASTER_ADDR must be an address of the machine of rank 0"):
+        join(monkeypatch, address=address)
+    with pytest.raises(LostRankError, match=f"but {address}:[0-9]+ cannot be reached for 0.5 s"):
+        join(monkeypatch, rank=1, address=address)
+    assert time.monotonic() - began < 20
+    assert capfd.readouterr().err == ""
+
+
+def test_a_rank_that_does_not_come_is_named(monkeypatch, capfd):
+    with pytest.raises(LostRankError, match=r"rank 1 of 2 did not come within 0\.5 s"):
+        join(monkeypatch)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "soon", "inf", "nan"])
+def test_a_bad_time_limit_is_refused(monkeypatch, seconds):
+    with pytest.raises(ValueError, match="COALMINE_RANK_TIMEOUT must be a positive number of seconds"):
+        join(monkeypatch, seconds)
+
+
+def test_replaced_steps_need_one_worker():
+    from coalmine.simulation import Steps, simulate
+
+    with pytest.raises(ValueError, match="jobs must be 1 where the steps of a round are replaced, got 2"):
+        simulate(RunConfig(rounds=2, engine=EngineSettings(jobs=2)), steps=Steps())
+    assert ClientSettings().momentum == 0
