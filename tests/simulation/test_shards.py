@@ -1,0 +1,187 @@
+"""A sweep by several processes at once: every run once, and none lost when a process is killed."""
+
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from commands import command, lines_of
+
+from coalmine.simulation.sweep import FAILURE, Shard, make_points, run_sweep
+from coalmine.storage import files
+from coalmine.storage.run_directory import RunDirectory
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a fork server")
+TINY = {"rounds": 2, "evaluate_every": 2, "canaries": {"count": 20}, "participation": {"clients_per_round": 10}}
+GRID = """
+rounds = {rounds}
+evaluate_every = 100
+checkpoint_every = 5
+[canaries]
+count = 20
+[participation]
+clients_per_round = 10
+[engine]
+threads = 1
+jobs = 1
+[sweep]
+"seed" = {seeds}
+"""
+SAME = ("result.json", "model.npy", "audit/rounds.log")
+
+
+def sweep_by_shards(folder, out, *, shards, seeds, rounds, killed):
+    """Runs a grid by some shards at once and kills one of them in the middle of its second run; their outputs."""
+    (folder / "grid.toml").write_text(GRID.format(rounds=rounds, seeds=list(range(1, seeds + 1))))
+    going = [
+        command(
+            folder / f"shard{number}.json",
+            *("sweep", folder / "grid.toml", "--out", out, "--shard", f"{number}/{shards}", "--json"),
+        )
+        for number in range(1, shards + 1)
+    ]
+    if killed is not None:
+        second = out / f"seed={killed + shards}" / "metrics.jsonl"
+        going[killed - 1].wait_for(lambda: 2 < lines_of(second) < rounds)
+        going[killed - 1].process.kill()
+        assert not (second.parent / "result.json").exists()
+    codes = [shard.wait(500) for shard in going]
+    assert codes == [-9 if number == killed else 0 for number in range(1, shards + 1)], [one.errors for one in going]
+    return [json.loads(shard.text) for number, shard in enumerate(going, 1) if number != killed]
+
+
+def assert_every_run_was_trained_once(outputs, out, *, seeds, rounds, killed, shards):
+    """What the shards say that they trained, and the rounds on the disk, agree with one training of each run."""
+    trained = sorted(run["run"] for found in outputs for run in found["runs"] if run["trained"])
+    assert len(trained) == len(set(trained))
+    missing = {f"seed={seed}" for seed in range(1, seeds + 1)} - set(trained)
+    assert f"seed={killed + shards}" not in missing  # the run that was interrupted was taken over
+    assert missing <= {f"seed={seed}" for seed in range(killed, seeds + 1, shards)}  # finished before the kill
+    for seed in range(1, seeds + 1):
+        lines = [json.loads(line) for line in (out / f"seed={seed}" / "metrics.jsonl").read_text().splitlines()]
+        assert [line["round"] for line in lines] == list(range(1, rounds + 1))
+        assert (out / f"seed={seed}" / "result.json").exists()
+
+
+def test_three_shards_train_every_run_once_and_take_over_from_one_that_is_killed(tmp_path):
+    rounds, seeds, shards, killed = 60, 8, 3, 2
+    out = tmp_path / "out"
+    outputs = sweep_by_shards(tmp_path, out, shards=shards, seeds=seeds, rounds=rounds, killed=killed)
+    assert_every_run_was_trained_once(outputs, out, seeds=seeds, rounds=rounds, killed=killed, shards=shards)
+    again = command(tmp_path / "again.txt", "sweep", tmp_path / "grid.toml", "--out", out, "--shard", "1/1")
+    written = {path: path.stat().st_mtime_ns for path in out.glob("*/result.json")}
+    assert again.wait() == 0
+    assert f"shard 1/1: 0 runs trained here, {seeds} of {seeds} finished" in " ".join(again.text.split())
+    assert written == {path: path.stat().st_mtime_ns for path in out.glob("*/result.json")}
+    compared = command(tmp_path / "compared.json", "compare", out, "--json")
+    assert compared.wait() == 0
+    assert [Path(run["run"]).name for run in json.loads(compared.text)] == [f"seed={s}" for s in range(1, seeds + 1)]
+    interrupted = out / f"seed={killed + shards}"
+    shutil.copytree(interrupted, tmp_path / "taken-over")
+    shutil.rmtree(interrupted)
+    alone = command(tmp_path / "alone.txt", "sweep", tmp_path / "grid.toml", "--out", out)
+    assert alone.wait() == 0
+    for name in SAME:
+        assert (tmp_path / "taken-over" / name).read_bytes() == (interrupted / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_forty_runs_by_four_shards_of_which_one_is_killed(tmp_path):
+    rounds, seeds, shards, killed = 60, 40, 4, 3
+    out = tmp_path / "out"
+    outputs = sweep_by_shards(tmp_path, out, shards=shards, seeds=seeds, rounds=rounds, killed=killed)
+    assert_every_run_was_trained_once(outputs, out, seeds=seeds, rounds=rounds, killed=killed, shards=shards)
+
+
+def test_parts_of_a_grid_are_disjoint_and_whole():
+    points = make_points(TINY, {"seed": list(range(1, 11))})
+    for count in (1, 3, 4, 12):
+        parts = [list(Shard(number, count).own(points)) for number in range(1, count + 1)]
+        assert sorted(point.name for part in parts for point in part) == sorted(point.name for point in points)
+        for number, part in enumerate(parts, 1):
+            others = Shard(number, count).others(points)
+            assert {point.name for point in others} == {point.name for point in points if point not in part}
+            assert len(others) + len(part) == len(points)
+
+
+@pytest.mark.parametrize(
+    "text", ["0/4", "5/4", "-1/4", "1/0", "3", "a/b", "1/4/4", "1 / 4", "1.5/4", "", "1/1000000000000"]
+)
+def test_a_bad_shard_is_one_line(text):
+    with pytest.raises(ValueError, match=r"shard|at least 1") as error:
+        Shard.parse(text)
+    assert "\n" not in str(error.value)
+
+
+def test_a_bad_shard_is_refused_before_anything_starts(tmp_path):
+    (tmp_path / "grid.toml").write_text(GRID.format(rounds=2, seeds=[1]))
+    done = command(tmp_path / "o.txt", "sweep", tmp_path / "grid.toml", "--out", tmp_path / "out", "--shard", "5/4")
+    assert done.wait() == 2
+    assert done.errors == "coalmine: a shard must lie between 1 and their number, at most 10,000, got 5/4\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_another_process_holds_is_left_to_it(tmp_path):
+    """And trained once the lock is free, although its file is still there."""
+    points = make_points(TINY, {"seed": [1, 2]})
+    holder = RunDirectory(tmp_path / "seed=1")
+    holder.lock()
+    held, trained = run_sweep(points, tmp_path, shard=Shard(1, 1))
+    assert (held.held, held.trained, held.error) == (True, False, None)
+    assert (trained.held, trained.trained, trained.error) == (False, True, None)
+    alone, _ = run_sweep(points, tmp_path)
+    assert "is being written by another process; wait for it" in alone.error
+    holder.close()
+    assert (tmp_path / "seed=1" / ".lock").exists()
+    first, second = run_sweep(points, tmp_path, shard=Shard(2, 2))  # its own is finished, so it takes over the other
+    assert (first.point.name, first.trained) == ("seed=1", True)
+    assert (second.point.name, second.trained) == ("seed=2", False)
+
+
+def test_a_failed_run_is_not_repeated_by_other_shards(tmp_path):
+    points = make_points(TINY, {"client.learning_rate": [1e30, 0.1]})
+    [failed, other] = run_sweep(points, tmp_path, shard=Shard(1, 2))
+    assert "training has diverged" in failed.error
+    assert other.trained
+    note = tmp_path / points[0].name / FAILURE
+    assert "training has diverged" in note.read_text()
+    written = note.stat().st_mtime_ns
+    [finished] = run_sweep(points, tmp_path, shard=Shard(2, 2))
+    assert (finished.point.name, finished.error) == (points[1].name, None)
+    assert note.stat().st_mtime_ns == written
+    [again, _] = run_sweep(points, tmp_path)  # whose own it is tries again
+    assert "training has diverged" in again.error
+    assert not note.exists()
+
+
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    """Not taken for a lock that another process holds, which would leave every run to nobody."""
+
+    def refuse(handle, how):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(files.fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="this file system has no locks"):
+        RunDirectory(tmp_path / "run").lock()
+    [run] = run_sweep(make_points(TINY, {"seed": [1]}), tmp_path, shard=Shard(1, 1))
+    assert "this file system has no locks" in run.error
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path):
+    """The kernel releases it: nothing has to be cleaned up by hand."""
+    (tmp_path / "grid.toml").write_text(GRID.format(rounds=10_000, seeds=[1]))
+    going = command(tmp_path / "o.txt", "sweep", tmp_path / "grid.toml", "--out", tmp_path / "out", "--shard", "1/2")
+    going.wait_for(lambda: lines_of(tmp_path / "out" / "seed=1" / "metrics.jsonl") > 0)
+    directory = RunDirectory(tmp_path / "out" / "seed=1")
+    assert not directory.try_lock()
+    going.process.kill()
+    going.wait()
+    end = time.monotonic() + 5
+    while not directory.try_lock():
+        assert time.monotonic() < end
+    directory.close()
