@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.engine import pictures
+from benchmarks.ranks import pictures
 from coalmine.audit.audit import Audit
+from coalmine.canaries.array_types import cores
 from coalmine.simulation.cohorts import plan_cohorts
 from coalmine.simulation.config import RunConfig, merged, task_defaults
+from coalmine.simulation.distributed.local_ranks import LocalRanks, SharedExamples
 from coalmine.simulation.dp_fedavg import Training
 from coalmine.simulation.engines import client_engine
 from coalmine.simulation.models import cnn_dropout
@@ -66,9 +68,12 @@ def measure() -> tuple[list[float], list[float], float]:
         layers=model.sizes,
         deferred=True,
     )
-    engine = client_engine("auto", model, examples, config.client, jobs=config.engine.jobs)
+    shared, engine = SharedExamples(examples), client_engine("auto", model, examples, config.client)
     cohorts = plan_cohorts(config, CLIENTS, audit.canaries_in_round)
     training = Training(config, task=task, engine=engine, cohorts=cohorts, audit=audit)
+    ranks = LocalRanks(model, shared, training.sums, size=cores())
+    if cores() > 1:
+        training.clients_sum = ranks.compute
     taken: dict[bool, list[float]] = {False: [], True: []}
     try:
         state = training.initial_state()
@@ -85,6 +90,7 @@ def measure() -> tuple[list[float], list[float], float]:
                 taken[idle].append((time.perf_counter() - start) / STRETCH)
         return taken[False], taken[True], audit.seconds / (PAIRS * (STRETCH + 1))
     finally:
+        ranks.close()
         engine.close()
 
 

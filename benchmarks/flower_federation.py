@@ -141,7 +141,7 @@ def in_process_grid() -> Any:
         (record,) = message.content.array_records.values()
         moved = {name: array.numpy() for name, array in record.items()}
         moved["bias"] = moved["bias"] + np.float32(1e-3 * (context.node_id % 7 + 1))
-        content = {
+        content: Any = {
             "arrays": ArrayRecord({name: Array(np.asarray(values, np.float32)) for name, values in moved.items()}),
             "metrics": MetricRecord({"num-examples": 1}),
         }
@@ -164,7 +164,9 @@ def in_process_grid() -> Any:
         def set_run(self, run: Any) -> None:
             raise NotImplementedError
 
-        run = property(set_run)
+        @property
+        def run(self) -> Any:
+            raise NotImplementedError
 
         def create_message(self, *arguments: Any, **settings: Any) -> Any:
             raise NotImplementedError

@@ -100,7 +100,8 @@ def main() -> int:
         print("skipped: this benchmark needs a CUDA device")
         return 0
     os.environ.setdefault("NCCL_DEBUG", "WARN")
-    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, nccl {torch.cuda.nccl.version()}")
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, nccl {nccl}")
     digits = whole_runs()
     (ranked, in_group), (plain, alone) = cnn_rounds(in_group=True), cnn_rounds(in_group=False)
     cnn = float((ranked - plain).norm() / plain.norm())

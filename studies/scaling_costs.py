@@ -178,7 +178,14 @@ def _kilobytes(count: int) -> str:
 
 def tables() -> dict[str, str]:
     """The tables of docs/how-to/scaling.md, by their names there."""
-    return {"sums": sums_table(), "H200": gpu_table(), "CPU": cpu_table(), "computed": computed_table()}
+    return {
+        "sums": sums_table(),
+        "H200": gpu_table(),
+        "CPU": cpu_table(),
+        "ranks": ranks_table(),
+        "federation": federation_table(),
+        "computed": computed_table(),
+    }
 
 
 def computed_table() -> str:
@@ -229,6 +236,30 @@ def cpu_table() -> str:
         rows.append([name, *times, f"{row['time_ratio']:.2f}", *memory, f"{row['memory_ratio']:.2f}"])
     head = ["", "flat", "dict", "ratio", "extra vectors, flat", "dict", "ratio"]
     return _markdown(head, rows)
+
+
+def ranks_table() -> str:
+    """What benchmarks/ranks.py measured."""
+    figures = json.loads((RESULTS / "ranks.json").read_text())
+    rows = [
+        [name, f"{figures[key]['one process']:.2f}", f"{figures[key]['ranks']:.2f}"]
+        for name, key in (("seconds of a round", "seconds"), ("processor seconds of a round", "processor_seconds"))
+    ]
+    rows.append(["median of the ratios of turns", f"{figures['ratio']:.2f}", "1"])
+    return _markdown(["", "one process", f"{figures['ranks']} ranks"], rows)
+
+
+def federation_table() -> str:
+    """What benchmarks/flower_federation.py measured."""
+    figures = json.loads((RESULTS / "flower_federation.json").read_text())
+    seconds, more = figures["seconds"], figures["audit_seconds"]
+    rows = [
+        ["the server without an audit", f"{seconds['plain']:.2f}"],
+        ["more with the audit", f"{more['audited']:.2f}"],
+        ["more with the audit, without `known_others`", f"{more['without known others']:.2f}"],
+        ["1,000 clients that do not train", f"{seconds['clients']:.2f}"],
+    ]
+    return _markdown(["in a round", "processor seconds"], rows)
 
 
 def sums_table() -> str:

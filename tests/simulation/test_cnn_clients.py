@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from coalmine.simulation.batches import Batches, draw_batches
 from coalmine.simulation.engines import ClientSettings, Engine, Examples, client_engine
 from coalmine.simulation.engines.fast.cnn_step import convolutional_step
-from coalmine.simulation.engines.fast.processes import Processes
 from coalmine.simulation.engines.plain.one_by_one import OneByOne
 from coalmine.simulation.models import Model, cnn_dropout
 
@@ -85,22 +84,9 @@ def test_memory_format_does_not_change_the_step(pictures):
     torch.testing.assert_close(collected(engine, vector, batches), expected, rtol=1e-3, atol=1e-6)
 
 
-def test_which_process_trains_a_client_has_no_effect(pictures):
-    """Bit for bit, and every update in its client's row though the longest are trained first."""
-    model, client = cnn_dropout(), ClientSettings(learning_rate=0.05, batch_size=8)
-    vector, batches = start(model), batches_of(3, 17, 9, 20)
-    engine = Processes(model, pictures, client, jobs=2, memory_limit=1, step=convolutional_step)
-    again = torch.cat([chunk.clone() for chunk in engine.updates(vector, batches)])
-    assert torch.equal(collected(engine, vector, batches), again)
-    alone = collected(OneByOne(model, pictures, client, step=convolutional_step), vector, batches)
-    assert torch.equal(again, alone)
-
-
 def test_model_structure_selects_the_engine(pictures):
     client = ClientSettings()
     models = cnn_dropout(), replace(cnn_dropout(), structure=None)
     written, general = (client_engine("auto", model, pictures, client) for model in models)
     assert written.description == "one by one, written out for the CNN"
     assert general.description == "one by one, by autograd"
-    both = client_engine("one-by-one", cnn_dropout(), pictures, client, jobs=2)
-    assert both.description == "one by one, written out for the CNN, in 2 processes"

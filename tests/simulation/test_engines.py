@@ -1,7 +1,5 @@
 """Every engine against plain PyTorch: one client at a time, nn.Module, torch.optim.SGD."""
 
-import os
-import signal
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,7 +11,6 @@ from coalmine.simulation.batches import Batches, draw_batches
 from coalmine.simulation.engines import ClientSettings, Engine, Examples, client_engine, example_engine
 from coalmine.simulation.engines.fast.cnn_clients import CnnTogether
 from coalmine.simulation.engines.fast.dense_clients import DenseTogether
-from coalmine.simulation.engines.fast.processes import Processes
 from coalmine.simulation.engines.plain.one_by_one import OneByOne
 from coalmine.simulation.engines.plain.vectorized import VectorizedTogether
 from coalmine.simulation.models import Model, cnn_dropout, mlp
@@ -67,11 +64,10 @@ ENGINES = {
     "dense": lambda *parts: DenseTogether(*parts, memory_limit=1),
     "vectorized": lambda *parts: VectorizedTogether(*parts, memory_limit=1),
     "one by one": lambda *parts: OneByOne(*parts),
-    "processes": lambda *parts: Processes(*parts, jobs=2, memory_limit=1),
 }
 
 
-@pytest.mark.parametrize(("name", "momentum"), [(name, momentum) for name in ENGINES for momentum in (0.0, 0.9)][:-1])
+@pytest.mark.parametrize(("name", "momentum"), [(name, momentum) for name in ENGINES for momentum in (0.0, 0.9)])
 def test_ragged_clients_train_as_one_at_a_time(name, momentum, examples):
     client = ClientSettings(learning_rate=0.5, momentum=momentum)
     model = mlp(6, 8, 5, 4)
@@ -108,11 +104,8 @@ def test_the_cnn_drops_the_same_activations_in_every_engine(pictures):
     model, client, batches = cnn_dropout(), ClientSettings(learning_rate=0.05), ragged_batches((3, 20), epochs=1)
     vector = model.initial(torch.Generator().manual_seed(1))
     alone = collected(OneByOne(model, pictures, client), vector, batches)
-    for other in (
-        VectorizedTogether(model, pictures, client, memory_limit=1),
-        Processes(model, pictures, client, jobs=2, memory_limit=1),
-    ):
-        torch.testing.assert_close(collected(other, vector, batches), alone, rtol=1e-3, atol=1e-6)
+    other = VectorizedTogether(model, pictures, client, memory_limit=1)
+    torch.testing.assert_close(collected(other, vector, batches), alone, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
@@ -180,23 +173,10 @@ def test_per_example_updates_add_up_to_minus_the_gradient_of_the_sum(model, exam
 def test_auto_selects_the_faster_engine_and_describes_it(examples, pictures):
     client = ClientSettings()
     assert "together" in client_engine("auto", mlp(6, 8, 4), examples, client).description
-    convolutions = client_engine("auto", cnn_dropout(), pictures, client, jobs=2)
-    assert convolutions.description == "one by one, written out for the CNN, in 2 processes"
-    alone = client_engine("auto", cnn_dropout(), pictures, client, jobs=1)
-    assert alone.description == "one by one, written out for the CNN"
+    convolutions = client_engine("auto", cnn_dropout(), pictures, client)
+    assert convolutions.description == "one by one, written out for the CNN"
     with pytest.raises(ValueError, match="engine must be one of auto, together, one-by-one, got 'fast'"):
         client_engine("fast", mlp(6, 8, 4), examples, client)
-
-
-def test_killed_training_process_is_reported(examples):
-    model = mlp(6, 8, 4)
-    engine = Processes(model, examples, ClientSettings(), jobs=2, memory_limit=1)
-    vector = model.initial(torch.Generator().manual_seed(1))
-    assert sum(len(chunk) for chunk in engine.updates(vector, ragged_batches())) == len(SIZES)
-    for process in engine._started.values():
-        os.kill(process.pid, signal.SIGKILL)
-    with pytest.raises(ChildProcessError, match="exit code -9; if memory was short, use fewer --jobs"):
-        collected(engine, vector, ragged_batches())
 
 
 def test_batches_hold_every_example_once_an_epoch():

@@ -15,7 +15,8 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from coalmine.simulation.client_sums import ClientSums, engine_of
 from coalmine.simulation.config import RunConfig
@@ -83,7 +84,7 @@ class LocalRanks:
 
     def _start(self) -> RankGroup:
         _keep_memory()
-        store = distributed.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+        store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
         config = self.sums.config
         device = config.engine.device
         for rank in range(1, self.size):
@@ -146,7 +147,7 @@ def work(handle: int) -> None:
     with suppress(OSError):
         connection.send("ready")
     try:
-        store = distributed.TCPStore(LOOPBACK, port, is_master=False)
+        store = TCPStore(LOOPBACK, port, is_master=False)
         group = RankGroup(store, rank, size, device=device, local=True)
         RankSums(group, sums).follow(torch.zeros(model.dim, device=device))
     except (LostRankError, RuntimeError):  # rank 0 has failed or ended, and says why
@@ -196,7 +197,7 @@ class Shared:
 def _move(tensor: Tensor) -> Shared:
     shared = Shared(tensor.shape, tensor.dtype)
     shared.tensor.copy_(tensor)
-    tensor.set_(shared.tensor)  # type: ignore[no-untyped-call]
+    tensor.data = shared.tensor  # frees the copy that was there, whoever else refers to it
     return shared
 
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import distributed
+from torch.distributed import TCPStore, distributed_c10d  # type: ignore[attr-defined]
 
 from coalmine.argument_checks import shown
 from coalmine.simulation.distributed.rank_group import LostRankError, RankGroup, can_connect
@@ -134,7 +134,7 @@ def join_group(place: RankPlace, *, device: str) -> RankGroup:
     """Meet the other ranks; whoever is missing after the time limit is named."""
     limit = arrival_limit(os.environ)
     end = time.monotonic() + limit
-    store = distributed.PrefixStore(f"coalmine/{place.attempt}", _store(place, end, limit))
+    store = distributed_c10d.PrefixStore(f"coalmine/{place.attempt}", _store(place, end, limit))
     arrivals = [f"arrived/{rank}" for rank in range(place.size)]
     try:
         store.set(arrivals[place.rank], "yes")
@@ -164,7 +164,7 @@ def _store(place: RankPlace, end: float, limit: float) -> Any:
                 )
             time.sleep(0.1)
     try:
-        return distributed.TCPStore(
+        return TCPStore(
             place.address,
             place.port,
             is_master=here,

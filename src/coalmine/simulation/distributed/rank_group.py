@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, distributed
+from torch.distributed import distributed_c10d
 
 from coalmine.simulation.population import Indices
 
@@ -56,10 +57,10 @@ class RankGroup:
         self.describe_loss: Callable[[], str | None] = lambda: None
         limit = timedelta(seconds=WAIT)
         try:
-            self._control = _gloo(distributed.PrefixStore("control", store), rank, size, limit, local=local)
+            self._control = _gloo(distributed_c10d.PrefixStore("control", store), rank, size, limit, local=local)
             self._vectors = self._control
             if torch.device(device).type == "cuda":
-                self._vectors = _nccl(distributed.PrefixStore("vectors", store), rank, size, limit)
+                self._vectors = _nccl(distributed_c10d.PrefixStore("vectors", store), rank, size, limit)
         except RuntimeError as error:
             raise self._lost() from error
 
@@ -170,7 +171,7 @@ class RankGroup:
             return [0] if self.rank else []
         try:
             self.store.set(f"present/{self.rank}", "yes")
-            end, there = time.monotonic() + ROLL_CALL, set()
+            end, there = time.monotonic() + ROLL_CALL, set[int]()
             while len(there) < self.size and time.monotonic() < end:
                 there = {rank for rank in range(self.size) if self.store.check([f"present/{rank}"])}
                 time.sleep(0.05)
@@ -196,12 +197,13 @@ def can_connect(host: str, port: int) -> bool:
 
 
 def _gloo(store: Any, rank: int, size: int, limit: timedelta, *, local: bool) -> Any:
+    gloo: Any = distributed.ProcessGroupGloo
     if not local:
-        return distributed.ProcessGroupGloo(store, rank, size, limit)
-    options = distributed.ProcessGroupGloo._Options()
-    options._devices = [distributed.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+        return gloo(store, rank, size, limit)
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=LOOPBACK)]
     options._timeout = limit
-    return distributed.ProcessGroupGloo(store, rank, size, options)
+    return gloo(store, rank, size, options)
 
 
 def _nccl(store: Any, rank: int, size: int, limit: timedelta) -> Any:

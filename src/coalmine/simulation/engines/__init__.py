@@ -7,7 +7,6 @@ from coalmine.simulation.engines.fast.cnn_clients import CnnTogether
 from coalmine.simulation.engines.fast.cnn_step import convolutional_step
 from coalmine.simulation.engines.fast.dense_clients import DenseTogether
 from coalmine.simulation.engines.fast.lstm_clients import LstmTogether
-from coalmine.simulation.engines.fast.processes import Processes
 from coalmine.simulation.engines.plain.dp_sgd import PerExample
 from coalmine.simulation.engines.plain.engine import ClientSettings, Engine, Examples
 from coalmine.simulation.engines.plain.one_by_one import OneByOne, autograd_step
@@ -27,13 +26,12 @@ def client_engine(
     client: ClientSettings,
     *,
     memory_limit: float = 1.0,
-    jobs: int = 1,
     precision: str = "fp32",
 ) -> Engine:
     """The engine of this name; "auto" is the one measured to be faster (benchmarks/engine.py).
 
     Dense layers train together anywhere and everything trains together on a GPU; convolutions on a CPU are faster one
-    by one, with several jobs each in its own process. `memory_limit` is in GiB.
+    by one. `memory_limit` is in GiB.
     """
     if name not in ENGINES:
         raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {name!r}")
@@ -49,8 +47,6 @@ def client_engine(
     if name == "together":
         return VectorizedTogether(model, examples, client, memory_limit=memory_limit)
     step = convolutional_step if on_cpu and isinstance(model.structure, Convolutional) else autograd_step
-    if on_cpu and jobs > 1:
-        return Processes(model, examples, client, jobs=jobs, memory_limit=memory_limit, step=step)
     return OneByOne(model, examples, client, step=step)
 
 
