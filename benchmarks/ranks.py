@@ -33,7 +33,7 @@ from coalmine.simulation.population import Population, random_partition
 from coalmine.simulation.tasks import Task
 
 BAR = 1.0  # ranks are at least as fast as one process
-CLIENTS, EACH, TURNS, STRETCH, ROUNDS = 12, 64, 8, 3, 200
+CLIENTS, EACH, TURNS, STRETCH, ROUNDS = 12, 64, 6, 2, 200
 RESULTS = Path(__file__).parent / "results" / "ranks.json"
 
 

@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -82,6 +83,7 @@ class RankGroup:
         self._broadcast(self._control, head)
         number, count, clip_norm = head.tolist()
         if not number:
+            self._shut_down()
             return None
         clients = torch.zeros(int(count), dtype=torch.int64)
         if len(clients):
@@ -92,6 +94,13 @@ class RankGroup:
     def end(self) -> None:
         """On rank 0: let the others end."""
         self._broadcast(self._control, torch.zeros(3, dtype=torch.float64))
+        self._shut_down()
+
+    def _shut_down(self) -> None:
+        """nccl writes a warning to stderr if it is not told that the training has ended."""
+        if self._vectors is not self._control:
+            with suppress(RuntimeError, AttributeError):
+                self._vectors.shutdown()
 
     def add(self, compute: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """The sum over all ranks of the two tensors that each computes."""
