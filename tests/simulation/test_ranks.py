@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +18,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 from commands import command, lines_of
 
 from coalmine.audit.audit import Audit
+from coalmine.data import data_folder
 from coalmine.simulation import RunConfig
 from coalmine.simulation.client_sums import divide_clients
 from coalmine.simulation.cohorts import plan_cohorts
 from coalmine.simulation.config import EngineSettings, merged, task_defaults
+from coalmine.simulation.distributed import rank_group
 from coalmine.simulation.distributed.local_ranks import LocalRanks, SharedExamples
 from coalmine.simulation.distributed.rank_environment import first_node, join_group, place_from
-from coalmine.simulation.distributed.rank_group import LostRankError, RankError
+from coalmine.simulation.distributed.rank_group import LostRankError, RankError, RankInputError
 from coalmine.simulation.dp_fedavg import Training
-from coalmine.simulation.engines import ClientSettings, Examples, client_engine
+from coalmine.simulation.engines import Examples, client_engine
 from coalmine.simulation.models import cnn_dropout, mlp
 from coalmine.simulation.population import random_partition
 from coalmine.simulation.tasks import Task
@@ -115,6 +118,18 @@ def test_the_cnn_in_two_ranks_trains_as_in_one_process():
     assert reports[1].clipped_share == reports[0].clipped_share
 
 
+@pytest.mark.parametrize("clients", [0, 1, 2, 7])
+def test_sums_of_the_ranks_add_up_to_that_of_one_process(clients):
+    """Also where a rank has no client, or nobody takes part; norms are the same to the bit."""
+    trained, _ = training(mlp(784, 4, 10), flat_pictures(120), clients=8, size=1)
+    vector, present = trained.initial_vector(), np.arange(clients)
+    total, norms = trained.sums.compute(vector, present, 1, 0.01)
+    parts = [trained.sums.compute(vector, present, 1, 0.01, rank=rank, ranks=3) for rank in range(3)]
+    torch.testing.assert_close(sum(part[0] for part in parts), total, rtol=1e-5, atol=1e-7)
+    assert torch.equal(sum(part[1] for part in parts), norms)
+    assert len(norms) == clients
+
+
 def test_examples_are_moved_to_shared_memory_and_not_copied():
     examples = pictures(20)
     before, where = examples.inputs.clone(), examples.inputs.data_ptr()
@@ -124,27 +139,54 @@ def test_examples_are_moved_to_shared_memory_and_not_copied():
     assert examples.inputs.data_ptr() == shared._parts[0].tensor.data_ptr()
 
 
-def test_an_error_of_another_rank_is_raised_on_rank_0():
-    """The ranks' examples are cut short under them, so that an index is out of range on rank 1 alone."""
-    trained, local = training(mlp(784, 4, 10), flat_pictures(40), clients=4, size=2)
-    short = trained.sums.population
-    local.sums = dataclasses.replace(trained.sums, population=random_partition(4000, 4, seed=0))
-    state = trained.initial_state()
-    group_sums = local._start()
-    with pytest.raises(RankError, match="rank 1 failed: IndexError"):
-        _compute(local, group_sums, dataclasses.replace(local.sums, population=short), state)
-    local._kill()
-
-
 def flat_pictures(count):
     found = pictures(count)
     return Examples(found.inputs.flatten(1), found.labels)
 
 
-def _compute(local, group, sums, state):
-    from coalmine.simulation.distributed.rounds import RankSums
+def on_two_ranks(act, monkeypatch):
+    """What `act` returns or raises on each rank of a group of two; ranks are threads here."""
+    monkeypatch.setenv("COALMINE_RANK_TIMEOUT", "30")
+    place = place_from(variables(0, 2, free_port()))
 
-    RankSums(group, sums).compute(state.model_vector, np.arange(4), 1, 0.5)
+    def on_rank(rank):
+        group = join_group(dataclasses.replace(place, rank=rank), device="cpu")
+        try:
+            return act(group)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(on_rank, range(2)))
+
+
+@pytest.mark.parametrize(("error", "raised"), [(IndexError("out"), RankError), (ValueError("bad"), RankInputError)])
+def test_an_error_of_one_rank_is_raised_on_all(monkeypatch, error, raised):
+    def act(group):
+        def fail():
+            raise error
+
+        return group.succeed(fail if group.rank == 1 else lambda: "fine")
+
+    first, second = on_two_ranks(act, monkeypatch)
+    assert type(first) is raised
+    assert str(first) == f"rank 1 failed: {type(error).__name__}: {error}"
+    assert second is error
+
+
+def test_a_rank_that_hangs_is_named_after_the_time_limit(monkeypatch):
+    monkeypatch.setattr(rank_group, "WAIT", 1.0)
+    monkeypatch.setattr(rank_group, "ROLL_CALL", 0.2)
+
+    def act(group):
+        if group.rank == 1:
+            time.sleep(2.5)
+            return None
+        return group.add(lambda: (torch.zeros(3), torch.zeros(1)))
+
+    lost, _ = on_two_ranks(act, monkeypatch)
+    assert isinstance(lost, LostRankError)
+    assert str(lost).startswith("rank 1 of 2 no longer takes part")
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +223,18 @@ def test_two_ranks_end_as_one_process_does(folder, whole):
     np.testing.assert_allclose(models[1], models[0], atol=1e-5)
 
 
-@pytest.mark.parametrize("victim", ["rank 1", "rank 0"])
+def test_an_interruption_is_that_of_the_run_and_not_a_lost_rank(folder):
+    """A terminal or Slurm sends the signal to every process; rank 0 decides."""
+    going = run_of(folder, "stopped", "--workers", 2)
+    going.wait_for(lambda: lines_of(folder / "stopped" / "metrics.jsonl") > 3)
+    [follower] = going.children
+    for process in (follower, going.process.pid):
+        os.kill(process, signal.SIGTERM)
+    assert going.wait(60) == 128 + signal.SIGTERM
+    assert going.errors == f"coalmine: interrupted by SIGTERM; continue with: coalmine resume {folder / 'stopped'}\n"
+
+
+@pytest.mark.parametrize("victim", ["rank 1", pytest.param("rank 0", marks=pytest.mark.slow)])
 def test_a_killed_rank_ends_the_run_which_is_resumed_bit_for_bit(folder, whole, victim):
     """SIGKILL: within 60 s one line and exit code 2; where rank 0, the command itself, is killed, rank 1 ends with it."""
     name = victim.replace(" ", "-")
@@ -209,6 +262,29 @@ def test_a_killed_rank_ends_the_run_which_is_resumed_bit_for_bit(folder, whole, 
     resumed = command(folder / "resumed.txt", "resume", folder / name, "--no-page", "-q")
     assert resumed.wait() == 0, resumed.errors
     assert_same(folder / name, whole)
+
+
+@pytest.mark.slow
+def test_the_cnn_on_mnist_is_resumed_bit_for_bit_and_trains_as_in_one_process(tmp_path):
+    if not data_folder().joinpath("mnist-by-writer").is_dir():
+        pytest.skip("needs MNIST")
+    (tmp_path / "run.toml").write_text(
+        'rounds = 5\nevaluate_every = 5\ncheckpoint_every = 1\n[task]\nname = "mnist-by-writer"\n[canaries]\n'
+        "count = 30\n[participation]\nclients_per_round = 6\n[engine]\nthreads = 1\n"
+    )
+    for name, workers in (("alone", 1), ("whole", 2)):
+        done = run_of(tmp_path, name, "--workers", workers)
+        assert done.wait(900) == 0, done.errors
+    models = [np.load(tmp_path / name / "model.npy") for name in ("alone", "whole")]
+    assert np.abs(models[1] - models[0]).max() < 1e-5
+    going = run_of(tmp_path, "killed", "--workers", 2)
+    going.wait_for(lambda: lines_of(tmp_path / "killed" / "metrics.jsonl") > 1, seconds=900)
+    [follower] = going.children
+    os.kill(follower, signal.SIGKILL)
+    assert going.wait(60) == 2
+    resumed = command(tmp_path / "resumed.txt", "resume", tmp_path / "killed", "--no-page", "-q")
+    assert resumed.wait(900) == 0, resumed.errors
+    assert_same(tmp_path / "killed", tmp_path / "whole")
 
 
 def free_port():
@@ -361,4 +437,3 @@ def test_replaced_steps_need_one_worker():
 
     with pytest.raises(ValueError, match="jobs must be 1 where the steps of a round are replaced, got 2"):
         simulate(RunConfig(rounds=2, engine=EngineSettings(jobs=2)), steps=Steps())
-    assert ClientSettings().momentum == 0
