@@ -181,22 +181,29 @@ def _store(place: RankPlace, end: float, limit: float) -> Any:
 def _check_port(place: RankPlace) -> None:
     """ValueError if rank 0 cannot listen where the others look for it: torch would write a stack trace to stderr."""
     try:
-        with socket.create_server(("", place.port), family=_family(), dualstack_ipv6=socket.has_dualstack_ipv6()):
-            if not can_connect(place.address, place.port):
-                raise ValueError(
-                    f"MASTER_ADDR must be an address of the machine of rank 0, got {shown(place.address)}, which cannot be "
-                    "reached from there"
-                )
+        with _listening(place.port):
+            reached = can_connect(place.address, place.port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ValueError(f"MASTER_PORT must be a free port, but {place.port} is taken; choose another") from None
         raise ValueError(
             f"MASTER_PORT must be a port that this process may open, got {place.port} ({error.strerror}); choose another"
         ) from None
+    if not reached:
+        raise ValueError(
+            f"MASTER_ADDR must be an address of the machine of rank 0, got {shown(place.address)}, which cannot be reached "
+            "from there"
+        )
 
 
-def _family() -> int:
-    return socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+def _listening(port: int) -> socket.socket:
+    """A socket that listens on all addresses, of IPv4 alone where the machine has no IPv6."""
+    try:
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES):
+            raise
+        return socket.create_server(("", port))
 
 
 def use_own_gpu(place: RankPlace) -> None:
