@@ -69,7 +69,7 @@ def assert_every_run_was_trained_once(outputs, out, *, seeds, rounds, killed, sh
 
 
 def test_three_shards_train_every_run_once_and_take_over_from_one_that_is_killed(tmp_path):
-    rounds, seeds, shards, killed = 60, 8, 3, 2
+    rounds, seeds, shards, killed = 40, 6, 3, 2
     out = tmp_path / "out"
     outputs = sweep_by_shards(tmp_path, out, shards=shards, seeds=seeds, rounds=rounds, killed=killed)
     assert_every_run_was_trained_once(outputs, out, seeds=seeds, rounds=rounds, killed=killed, shards=shards)
