@@ -244,7 +244,7 @@ class EngineSettings:
 
     name: str = "auto"
     device: str = "auto"
-    jobs: int = 0  # --workers
+    jobs: int = 0  # processes that divide the clients of a round (--workers)
     threads: int = 0
     memory_limit: float | None = None  # default: 1 on a CPU, half of what a GPU has
     precision: str = "auto"
