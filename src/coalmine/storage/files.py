@@ -18,7 +18,7 @@ except ImportError:  # Windows
 BINARY = getattr(os, "O_BINARY", 0)  # Windows translates line ends without it
 
 PIECE = 1 << 24  # bytes read at a time
-HELD = (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)  # what a lock that another process holds is refused with
+HELD = (errno.EWOULDBLOCK, errno.EACCES)  # what flock says of a lock that another process holds
 
 
 def write_atomically(path: Path, data: bytes, *, keep: Path | None = None) -> None:
@@ -153,7 +153,7 @@ def lock_file(path: Path) -> FileLock | None:
             msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
     except OSError as error:
         os.close(handle)
-        if error.errno in HELD:
+        if fcntl is None or error.errno in HELD:
             return None
         raise OSError(error.errno, f"{error.strerror}: this file system has no locks", str(path)) from None
     return FileLock(handle)
