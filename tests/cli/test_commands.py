@@ -35,7 +35,7 @@ def test_mechanism_prints_the_papers_noise_levels():
     assert [row["epsilon"] for row in rows] == [mechanism_epsilon(0.0496, delta=8.2e-7), "inf"]
 
 
-def test_amplified_epsilon_says_its_range_and_its_accountant():
+def test_amplified_epsilon_prints_its_range_and_accountant():
     words = ("amplified-epsilon", "--delta", "1e-5", "--sampling", "shuffled", "--rounds", "100")
     told = json.loads(coalmine(*words, "--noise-multiplier", "1", "--json").stdout)
     assert told["epsilon"] == pytest.approx(4.377, abs=1e-3)
@@ -55,7 +55,7 @@ def test_amplified_epsilon_says_its_range_and_its_accountant():
         assert done.stderr.count("\n") == 1
 
 
-def test_mechanism_inverse_as_a_table_without_colour():
+def test_mechanism_prints_noise_levels_as_a_table_without_colour():
     done = coalmine("mechanism-epsilon", "--epsilon", "10", "--delta", "1e-6")
     assert "0.5411" in done.stdout
     assert "\x1b" not in done.stdout
@@ -85,7 +85,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments: Sequence[str], message
 
 
 @pytest.mark.parametrize("error", [RuntimeError("boom"), KeyError("x"), ZeroDivisionError()])
-def test_an_internal_error_is_70_and_explains_how_to_report_it(error, monkeypatch, capsys):
+def test_an_internal_error_exits_70_and_explains_how_to_report_it(error, monkeypatch, capsys):
     @click.command()
     def broken() -> None:
         raise error
@@ -98,7 +98,7 @@ def test_an_internal_error_is_70_and_explains_how_to_report_it(error, monkeypatc
 
 
 @pytest.mark.parametrize("arguments", ["-v {}", "--verbose {}", "{} -v", "{} --verbose", "-vv {}", "{} -vv"])
-def test_verbose_prints_the_traceback_wherever_it_stands(arguments):
+def test_verbose_prints_the_traceback_in_any_position(arguments):
     done = coalmine(*arguments.format("mechanism-epsilon --noise-multiplier 1 --delta 2").split())
     assert done.returncode == 2
     assert done.stderr.startswith("Traceback")
@@ -145,7 +145,7 @@ def test_the_options_of_run_are_listed_by_topic():
     assert text.index("\nPrivacy:") < text.index("--noise-multiplier Z") < text.index("\nCanaries:")
 
 
-def test_the_choices_of_run_are_those_of_a_config():
+def test_run_and_config_accept_the_same_choices():
     config = pytest.importorskip("coalmine.simulation.config")
     server = pytest.importorskip("coalmine.simulation.server_optimizer")
     names = ("TASKS", "LEVELS", "PARTICIPATIONS", "NOISES", "CLIPPINGS", "PATTERNS", "ENGINES")
@@ -161,8 +161,8 @@ def test_the_library_does_not_log_by_default():
 
 @pytest.mark.parametrize("output", ["", "--json"])
 @pytest.mark.parametrize(("claim", "code"), [("100 --known-others", 0), ("0.1 --known-others", 1), ("100", 3)])
-def test_a_closed_pipe_changes_no_exit_code(tmp_path, claim, code, output):
-    """`… | head` is no error, and no verdict either."""
+def test_a_closed_pipe_does_not_change_the_exit_code(tmp_path, claim, code, output):
+    """`… | head` is neither an error nor a verdict."""
     scores = np.random.default_rng(1).normal(1.0, 0.5, size=400)
     (tmp_path / "scores.csv").write_text("\n".join(map(str, scores)))
     estimate = f"-m coalmine estimate {tmp_path}/scores.csv --null-std 0.5 --delta 1e-6 --claim {claim} {output}"

@@ -21,8 +21,8 @@ def plan(*arguments: object) -> dict:
     return json.loads(done.stdout)
 
 
-def test_the_canaries_to_detect_are_the_fewest():
-    """The plan for the answer detects that epsilon, and with one canary fewer it does not."""
+def test_plan_gives_the_fewest_canaries_that_detect_an_epsilon():
+    """The planned number of canaries detects that epsilon, and one canary fewer does not."""
     found = plan("--dim", 10_000, "--detect", 2)
     count = found["detect"]["canaries"]
     around = plan("--dim", 10_000, "--canaries", count, "--canaries", count - 1)["plans"]
@@ -44,7 +44,7 @@ def mechanism_mean(epsilon: float) -> float:
 
 @pytest.mark.parametrize(("dim", "claim"), [(1_000_000, 3), (1_000_000, 1), (10_000, 1)])
 def test_the_canaries_that_decide_a_claim_have_90_percent_power(dim, claim):
-    """A one-sided test at 0.2 % of the mean, the null's std estimated from the directions without a canary."""
+    """A one-sided test of the mean at 0.2 %, with the null's std estimated from the directions without canaries."""
 
     def power(count: int) -> float:
         claimed, faulty = mechanism_mean(claim), mechanism_mean(2 * claim)
@@ -76,7 +76,7 @@ def test_plan_says_when_no_number_of_canaries_is_enough():
 
 
 def test_plan_states_what_few_canaries_can_check_and_that_their_interval_is_wide():
-    """Ten canaries check a large claim and still measure epsilon poorly: both are said."""
+    """Ten canaries can check a large claim but measure epsilon poorly: the plan says both."""
     done = coalmine("plan", "--dim", 10**6, "--delta", "1e-6", "--claim", 16, "--canaries", 10)
     (row,) = (line for line in done.stdout.splitlines() if line.startswith("│"))
     interval = row.split("│")[3].strip()
@@ -103,7 +103,7 @@ def test_canaries_for_precision_are_the_fewest(epsilon):
 
 
 def test_more_canaries_detect_smaller_epsilons_with_narrower_intervals():
-    """Errors of the mean go with 1/√k: four times the canaries halve the smallest epsilon, or nearly."""
+    """The error of the mean scales as 1/√k: four times the canaries nearly halve the smallest detectable epsilon."""
     found = plan("--dim", 10**5, "--at", 5, "--canaries", 100, "--canaries", 400, "--canaries", 1600)["plans"]
     for fewer, more in itertools.pairwise(found):
         assert more["detectable"] < 0.6 * fewer["detectable"]
@@ -112,7 +112,7 @@ def test_more_canaries_detect_smaller_epsilons_with_narrower_intervals():
         assert more["ceiling"] > fewer["ceiling"]
 
 
-def test_the_table_has_the_planned_numbers():
+def test_the_table_prints_the_planned_numbers():
     done = coalmine("plan", "--dim", "600", "--delta", "1e-6", "--detect", "5", "--claim", "4")
     for words in ("smallest detectable ε", "95 % interval at ε = 4", "power against claim 4", "canaries detect an"):
         assert words in done.stdout
@@ -197,7 +197,7 @@ def test_bad_input_about_amplified_claims_is_one_line_and_exit_code_2(capsys, ar
     assert (stop.value.code, said.err.count("\n"), said.out) == (2, 1, "")
 
 
-def test_plot_writes_a_picture(tmp_path):
+def test_plot_writes_an_image(tmp_path):
     pytest.importorskip("matplotlib")
     done = coalmine("plan", "--dim", 10_000, "--delta", 1e-6, "--plot", tmp_path / "plan.png")
     assert done.returncode == 0, done.stderr

@@ -23,7 +23,7 @@ def test_selftest_lists_what_detected_each_fault():
 
 
 def test_selftest_prints_the_margin_of_each_detection():
-    """A gauge's reading and limit where only a gauge did; a rung's and a gauge's where both; the unseen with a reason."""
+    """The value and limit of the gauge or rung; a fault that cannot be detected has a reason, too."""
     names = ("small-tensor-without-noise", "noise-on-one-layer", "clip-forgotten-at-scale-1", "weighted-mean-declared")
     done = coalmine("selftest", *(word for name in names for word in ("--fault", name)))
     assert done.returncode == 0, done.stderr
@@ -48,7 +48,7 @@ def test_selftest_prints_the_margin_of_each_detection():
 
 
 def rows(table):
-    """The cells of each fault of a printed table; what was folded onto a second line is put together again."""
+    """The cells of each row of a printed table; wrapped lines are joined."""
     found = []
     for line in table.splitlines():
         if line.startswith("│"):
