@@ -1,4 +1,4 @@
-"""The search for the best threshold gives what trying every one of them gives, and looks at few."""
+"""The search for the best threshold finds the same as trying all of them, with few evaluations."""
 
 import numpy as np
 import pytest
@@ -45,8 +45,8 @@ def test_the_search_for_mu_equals_trying_every_threshold(scores, monkeypatch):
     assert nasr_row(SCORES[scores], NORMAL, delta=1e-6).value == searched
 
 
-def test_a_million_thresholds_need_few_looks():
-    """A smooth pair of error rates, whose epsilon changes little from one threshold to the next."""
+def test_a_million_thresholds_need_few_evaluations():
+    """Smooth error rates, whose epsilon changes little from one threshold to the next."""
     looked = 0
     ranks = np.arange(1_000_000.0)
 
