@@ -157,9 +157,7 @@ def test_every_data_set_can_be_read_after_it_was_fetched(tmp_path):
         for file in dataset.downloads:
             for name in file.results:
                 (folder / name).write_bytes(b"")
-            assert (
-                file.url.startswith("https://") or file.sha256 or file.md5
-            )  # HTTPS is required unless there is a checksum
+            assert file.url.startswith("https://") or file.sha256 or file.md5  # HTTP only with a checksum
             assert bool(file.unpacked) == bool(file.unpacked_limit)
             assert bool(file.checksum_from) == bool(file.sha256 or file.md5)
         assert dataset.is_in(tmp_path / dataset.name) == bool(dataset.downloads)

@@ -39,9 +39,7 @@ def test_the_interval_of_known_others_must_contain_the_analytical_epsilon():
     check = paper_claims.covers_analytical([reading(0.5, good), reading(1.0, bad)])
     assert check.holds is False
     assert "noise 1, known-others" in check.detail
-    assert (
-        paper_claims.covers_analytical([reading(0.0, bad)]).holds is None
-    )  # without noise there is no analytical epsilon
+    assert paper_claims.covers_analytical([reading(0.0, bad)]).holds is None  # no analytical epsilon without noise
 
 
 def test_no_bound_may_exceed_the_epsilon_of_its_presentations():

@@ -308,9 +308,7 @@ def test_momentum_hides_canaries_from_single_steps(task, plan, compared):
     apart = [np.median(found.observed) / np.median(found.unobserved) for found in (compared, moved)]
     assert apart[1] < apart[0]
     scores = moved.known_others.flatten() * math.sqrt(moved.dim)
-    assert scores.mean() == pytest.approx(
-        5, abs=4 / math.sqrt(scores.size) + 0.01
-    )  # inverting the momentum recovers the canary
+    assert scores.mean() == pytest.approx(5, abs=4 / math.sqrt(scores.size) + 0.01)  # with momentum inverted
 
 
 def test_impossible_comparisons_are_rejected(task, plan):

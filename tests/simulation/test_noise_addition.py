@@ -142,7 +142,7 @@ def test_exposures_match_the_sampled_rounds():
         own = [t for t in range(1, ROUNDS + 1) if canary in rounds[t - 1]]
         assert found.times[canary] == len(own)
         assert found.strengths[canary] == pytest.approx(law.strength(own))
-    assert found.usual == Exposure(3, pytest.approx(3.0))  # four bands, rounds 4 apart
+    assert found.usual == Exposure(3, pytest.approx(3.0))  # four canaries, each in every fourth round
     most = most_exposed(rounds, law)
     assert most.times == 4
     assert most.strength == pytest.approx(found.strengths.max()) == found.most.strength
