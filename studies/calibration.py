@@ -4,8 +4,8 @@
     python studies/calibration.py --cells 'interval/k=300' --runs 1000
     python studies/calibration.py --write-docs           tables of docs/evidence/calibration.md from what has been run
 
-A cell is one row of studies/out/calibration.jsonl; a cell found there with at least as many runs is not run again, so a
-study that was stopped goes on where it was. Each cell has its own seed, made from its name.
+A cell is one row of studies/out/calibration.jsonl. A cell that is stored with at least as many runs is not run again, so an
+interrupted study resumes. Each cell has its own seed, derived from its name.
 """
 
 import argparse
@@ -36,18 +36,18 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "calibration.jsonl"
 DOCS = ROOT / "docs" / "evidence" / "calibration.md"
 CHUNK = 100_000  # scores at a time: temporaries stay in the cache
-RATIOS = (0.8, 0.9, 1.0, 1.05, 1.25)  # of the alternative's std to the null's
+RATIOS = (0.8, 0.9, 1.0, 1.05, 1.25)  # ratios of the alternative's std to the null's
 AUTO_RATIOS = (0.8, 0.9, 0.93, 0.95, 0.97, 1.0, 1.03, 1.05, 1.07, 1.1, 1.25)
 MEANS = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)
 EPSILONS = (0.0, 0.2, 0.8, 2.3, 4.9, 10.0, 25.0)
-STACK_OVERFLOW_DELTA = 341_000**-1.1  # the paper's (Section 5)
+STACK_OVERFLOW_DELTA = 341_000**-1.1  # as in the paper (Section 5)
 
 Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """A law of observed scores against N(0, 1): how to draw it, and its log density and cdf."""
+    """A law of observed scores against N(0, 1): its sampler, log density and cdf."""
 
     draw: Callable[[np.random.Generator, tuple[int, int]], Floats]
     log_density: Callable[[Floats], Floats]
@@ -111,7 +111,7 @@ def true_epsilon(alternative: Alternative, delta: float) -> float:
 
 
 def best_threshold_epsilon(alternative: Alternative, delta: float) -> float:
-    """The largest epsilon that any threshold test shows (Eq. 1): what a bound from thresholds could reach at best."""
+    """The largest epsilon of any threshold test (Eq. 1): the most that a bound from thresholds can reach."""
     with np.errstate(divide="ignore"):
         log_fnr = np.log(np.clip(alternative.cdf(GRID), 0, 1))
     return float(epsilon_from_rates(log_ndtr(-GRID), log_fnr, delta=delta)[log_fnr > -600].max())
@@ -130,7 +130,7 @@ def bound_cell(
     rng: np.random.Generator, runs: int, *, family: str, epsilon: float, count: int, unobserved: int, delta: float,
     methods: tuple[str, ...] = ("simultaneous", "paper"),
 ) -> Result:  # fmt: skip
-    """How often each bound exceeds the true epsilon, and its mean; `unobserved` 0 is the null in closed form."""
+    """How often each bound exceeds the true epsilon, and its mean; `unobserved` 0 means a null in closed form."""
     alternative = alternative_at(family, epsilon, delta)
     bands = {}
     for method in methods:
@@ -156,7 +156,7 @@ def bound_cell(
 def interval_cell(
     rng: np.random.Generator, runs: int, *, ratio: float, mean: float, count: int, null_dof: float, delta: float
 ) -> Result:
-    """How often the interval covers the true epsilon, against the usual profile likelihood's, and the two mean widths."""
+    """Coverage and mean width of the interval, and of the usual profile likelihood interval."""
     truth = gaussian_epsilon(Gaussian(0, 1), Gaussian(mean, ratio), delta=delta)
     sample = Sample(count, null_dof=null_dof)
     means, stds = fitted_scores(rng, runs, mean, ratio, sample)
@@ -227,7 +227,7 @@ def all_cells() -> dict[str, dict[str, Any]]:
 
 
 def run_cell(name: str, runs: int) -> Result:
-    """One cell, with the seed that its name gives."""
+    """One cell, with the seed derived from its name."""
     started = time.monotonic()
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     result = CELLS[name.split("/")[0]](rng, runs, **all_cells()[name])
@@ -237,7 +237,7 @@ def run_cell(name: str, runs: int) -> Result:
 def fitted_scores(
     rng: np.random.Generator, runs: int, mean: float, ratio: float, sample: Sample
 ) -> tuple[Floats, Floats]:
-    """Fitted means and stds of normal scores, over a null std estimated from the sample's directions."""
+    """Fitted means and stds of normal scores, divided by a null std estimated with the sample's degrees of freedom."""
     means = mean + ratio * rng.standard_normal(runs) / math.sqrt(sample.count)
     stds = ratio * np.sqrt(rng.chisquare(sample.count - 1, runs) / sample.count)
     if math.isinf(sample.null_dof):
@@ -254,14 +254,14 @@ def count_at_least(scores: Floats, thresholds: Floats) -> Any:
 
 
 def chunks(runs: int, width: int) -> Iterator[int]:
-    """Numbers of runs that add up to `runs`, each of about CHUNK scores."""
+    """Numbers of runs that add up to `runs`, each with about CHUNK scores."""
     rows = max(CHUNK // width, 1)
     for start in range(0, runs, rows):
         yield min(rows, runs - start)
 
 
 def read_results(path: Path = RESULTS) -> dict[str, Result]:
-    """The longest run of each cell so far."""
+    """The result with the most runs for each cell."""
     results: dict[str, Result] = {}
     for line in path.read_text().splitlines() if path.exists() else []:
         result = json.loads(line)
@@ -441,7 +441,7 @@ def _log_normal(x: Floats) -> Floats:
 
 
 def missed(results: dict[str, Result]) -> list[str]:
-    """A line for each cell that is not as the page wants it; 5 % and 94 % have four standard errors of room."""
+    """A line for each cell that misses its requirement; 5 % and 94 % have a tolerance of four standard errors."""
 
     def room(rate: float, runs: int) -> float:
         return 4 * math.sqrt(rate * (1 - rate) / runs)
@@ -462,10 +462,10 @@ def missed(results: dict[str, Result]) -> list[str]:
 
 
 def main() -> int:
-    """Run what the arguments name and has not been run; or write the page. 1 if a cell is not as it should be."""
+    """Run the selected cells that are not finished, or write the page. 1 if a cell misses its requirement."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=10_000, help="simulated audits in each cell")
-    parser.add_argument("--cells", default="", help="only the cells in whose name this regular expression is found")
+    parser.add_argument("--runs", type=int, default=10_000, help="Number of simulated audits in each cell.")
+    parser.add_argument("--cells", default="", help="Run only the cells whose name matches this regular expression.")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--write-docs", action="store_true", help="write docs/evidence/calibration.md from the results")
     options = parser.parse_args()

@@ -3,13 +3,13 @@
     python -m studies.literature_calibration                 every cell, 1,000 runs each: 7 minutes of processor time
     python -m studies.literature_calibration --write-docs    docs/evidence/estimators.md and its picture from the runs
 
-A cell is one line of studies/out/literature_calibration.jsonl and is not run again. A run draws 1,000 observed and 1,000
-unobserved scores whose true epsilon is known, and asks every estimator. Methods that want several runs get the same
-number of scores as 100 runs of 10 canaries a side; those that want checkpoints, 10 of them, between which scores wander
-and each canary rises once; CANIFE, 10 rounds with 100 scores a side that together have the true epsilon.
+A cell is one line of studies/out/literature_calibration.jsonl and is not run again. A run samples 1,000 observed and 1,000
+unobserved scores whose true epsilon is known, and evaluates every estimator. Methods that need several runs get the same
+number of scores as 100 runs of 10 canaries on each side. Those that need checkpoints get 10, between which scores drift and
+each canary rises once. CANIFE gets 10 rounds with 100 scores on each side, which together have the true epsilon.
 
-Then rows are set beside those of public packages (studies/literature_packages.py). The study fails if one differs, or if a
-"valid bound" lies above the true epsilon more often than 5 % of runs and chance allow, where what it assumes is so.
+Then rows are compared with those of public packages (studies/literature_packages.py). The study fails if one differs, or if
+a "valid bound" whose assumptions hold exceeds the true epsilon in more than 5 % of runs, beyond chance.
 """
 
 import argparse
@@ -40,14 +40,14 @@ DELTA, CANARIES, RUNS = 1e-6, 1_000, 1_000
 EPSILONS = (0.0, 0.8, 2.3, 4.9)
 MECHANISMS = ("gaussian", "laplace")
 CHECKPOINTS, ROUNDS, PER_RUN = 10, 10, 10
-KNOWN = ("coalmine's lower bound", "paper's ε_lo")  # shown against the null in closed form too
-CHANCE = 1e-3  # that a rate of 5 % is seen above what is allowed
+KNOWN = ("coalmine's lower bound", "paper's ε_lo")  # also shown with the null in closed form
+CHANCE = 1e-3  # probability that a true rate of 5 % exceeds the allowed rate
 
 Result = dict[str, Any]
 
 
 def all_cells() -> dict[str, tuple[str, float]]:
-    """Every cell by its name; where nothing leaks both mechanisms' scores are one law, so one of them will do."""
+    """Every cell by its name; without a leak both mechanisms have the same scores, so one of them is enough."""
     return {
         f"{mechanism}/eps={epsilon}": (mechanism, epsilon)
         for mechanism in MECHANISMS
@@ -57,7 +57,7 @@ def all_cells() -> dict[str, tuple[str, float]]:
 
 
 def run_cell(name: str, runs: int) -> Result:
-    """How often each estimator lies above the true epsilon, and its mean; the seed is made from the cell's name."""
+    """How often each estimator exceeds the true epsilon, and its mean; the seed is derived from the cell's name."""
     started = time.process_time()
     mechanism, epsilon = all_cells()[name]
     rng = np.random.default_rng(zlib.crc32(name.encode()))
@@ -98,20 +98,20 @@ def one_run(rng: np.random.Generator, mechanism: str, epsilon: float) -> Iterato
 
 
 def laplace_scores(rng: np.random.Generator, epsilon: float) -> tuple[Floats, Floats]:
-    """Scores of a Laplace mechanism: its privacy loss is bounded, so that its epsilon at delta is s + 2 log(1 - delta)."""
+    """Scores of a Laplace mechanism: its privacy loss is bounded, so its epsilon at delta is s + 2 log(1 - delta)."""
     shift = epsilon - 2 * math.log1p(-DELTA)
     return rng.laplace(shift, 1, CANARIES), rng.laplace(size=CANARIES)
 
 
 def checkpoints(rng: np.random.Generator, shift: float) -> Floats:
-    """Scores that wander by N(0, 1) from checkpoint to checkpoint; each canary rises by `shift` once."""
+    """Scores that change by N(0, 1) from checkpoint to checkpoint; each canary rises by `shift` once."""
     steps = rng.normal(size=(CHECKPOINTS, CANARIES))
     steps[rng.integers(1, CHECKPOINTS, CANARIES), np.arange(CANARIES)] += shift
     return np.cumsum(steps, axis=0)
 
 
 def rounds(rng: np.random.Generator, shift: float) -> Floats:
-    """Scores of rounds that everybody is in, and that together are one Gaussian mechanism with `shift`."""
+    """Scores of rounds with full participation, which together form one Gaussian mechanism with `shift`."""
     return rng.normal(shift / math.sqrt(ROUNDS), 1, (ROUNDS, CANARIES // ROUNDS))
 
 
@@ -121,12 +121,12 @@ def named(row: LiteratureRow, name: str) -> LiteratureRow:
 
 
 def allowed_rate(runs: int) -> float:
-    """The largest rate above the truth that a 95 % bound may show: one that errs in 5 % shows more with 0.1 % chance."""
+    """The largest allowed rate of a 95 % bound: one that errs in 5 % of runs exceeds it with probability 0.1 %."""
     return float(binom.isf(CHANCE, runs, 0.05)) / runs
 
 
 def failures(results: dict[str, Result]) -> list[str]:
-    """A line for each valid bound that breaks its promise in a cell where what it assumes is so."""
+    """A line for each valid bound that lacks its stated coverage in a cell where its assumptions hold."""
     bad, gaussian_only = [], if_gaussian()
     listed = {mechanism: methods(results, mechanism) for mechanism in MECHANISMS}
     for name, cell in results.items():
@@ -143,7 +143,7 @@ def failures(results: dict[str, Result]) -> list[str]:
 
 
 def if_gaussian() -> set[str]:
-    """The valid bounds that are none unless the mechanism is Gaussian, or its scores are normal."""
+    """The bounds that are valid only if the mechanism is Gaussian or its scores are normal."""
     return {
         row.name
         for row in compare_estimators(np.arange(20.0), np.arange(20.0), delta=DELTA)
@@ -153,9 +153,9 @@ def if_gaussian() -> set[str]:
 
 
 def main() -> int:
-    """Run what has not been run; or write the page."""
+    """Run the remaining cells, or write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=RUNS, help="simulated audits in each cell")
+    parser.add_argument("--runs", type=int, default=RUNS, help="Number of simulated audits in each cell.")
     parser.add_argument("--write-docs", action="store_true", help="write docs/evidence/estimators.md and its picture")
     options = parser.parse_args()
     results = read_results(RESULTS)
@@ -333,7 +333,7 @@ with a fixed seed for each cell. The first and the last exit with 1 where a bar 
 
 
 def spoken(results: dict[str, Result]) -> dict[str, str]:
-    """The figures in the plain words."""
+    """The figures quoted in the text."""
 
     def mean(name: str, cell: str = "gaussian/eps=4.9") -> str:
         return f"{results[cell]['rows'][name]['mean']:.2f}"
@@ -384,12 +384,12 @@ def spoken(results: dict[str, Result]) -> dict[str, str]:
 
 
 def _rates(results: dict[str, Result], name: str) -> list[float]:
-    """At each true epsilon of the Gaussian mechanism."""
+    """Rates at each true epsilon of the Gaussian mechanism."""
     return [float(results[f"gaussian/eps={epsilon}"]["rows"][name]["above"]) for epsilon in EPSILONS]
 
 
 def packages_table(compared: Result) -> str:
-    """What was compared, and by how much the numbers differ."""
+    """The comparisons and the differences of their numbers."""
     lines = [
         [row, method, str(count), f"{largest:.0e}", f"{tolerance:g}"]
         for row, method, count, largest, tolerance in literature_packages.grouped(compared)
@@ -398,7 +398,7 @@ def packages_table(compared: Result) -> str:
 
 
 def figures_table(compared: Result) -> str:
-    """Both numbers at the deterministic quantiles."""
+    """Our and the packages' numbers at the deterministic quantiles."""
     lines = []
     for name in ("Steinke 2023, ROC hull", "Mahloujifar 2024, ROC hull"):
         for whose in ("ours", "theirs"):
@@ -419,7 +419,7 @@ def methods_table() -> str:
 
 
 def rates_table(results: dict[str, Result], mechanism: str) -> str:
-    """In how many runs each lies above the true epsilon."""
+    """The share of runs in which each exceeds the true epsilon."""
     epsilons = [epsilon for epsilon in EPSILONS if f"{mechanism}/eps={epsilon}" in results]
     lines = []
     for name, kind in methods(results, mechanism):
@@ -440,7 +440,7 @@ def means_table(results: dict[str, Result]) -> str:
 
 
 def methods(results: dict[str, Result], mechanism: str) -> list[tuple[str, str]]:
-    """Names and kinds in the order of the rows, "null known" after its like."""
+    """Names and kinds in the order of the rows, each "null known" after its counterpart."""
     kinds = {row.name: row.kind for row in compare_estimators(np.arange(20.0), np.arange(20.0), delta=DELTA)}
     found = results[f"{mechanism}/eps={EPSILONS[-1]}"]["rows"]
     names = [each for name in kinds for each in (name, f"{name}, null known") if each in found]
@@ -448,7 +448,7 @@ def methods(results: dict[str, Result], mechanism: str) -> list[tuple[str, str]]
 
 
 def shown_rate(cell: Result, name: str, kind: str) -> str:
-    """A rate in percent; bold where a number with a confidence breaks it."""
+    """A rate in percent, in bold if a number with a confidence level violates it."""
     rate = cell["rows"][name]["above"]
     text = percent(rate)
     return f"**{text}**" if kind != "estimate" and rate > allowed_rate(cell["runs"]) else text
@@ -465,7 +465,7 @@ def table(heads: list[str], lines: list[list[str]]) -> str:
 
 
 def draw(results: dict[str, Result]) -> None:
-    """The picture: rates above the truth for both mechanisms, and mean values over the truth."""
+    """Draw the plot: rates above the truth for both mechanisms, and mean values divided by the truth."""
     import matplotlib
 
     matplotlib.use("Agg")
