@@ -49,7 +49,7 @@ def test_different_deltas_are_noted(runs, capsys):
     found = compared(capsys, *runs)
     assert "delta ┃" in found.out
     assert "0.01" in found.out
-    assert "not to be compared" in " ".join(found.err.split())
+    assert "do not compare their epsilons" in " ".join(found.err.split())
 
 
 @pytest.mark.parametrize("damage", [{"adversaries": []}, {"adversaries": {"final": 5}}])

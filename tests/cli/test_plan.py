@@ -71,7 +71,7 @@ def test_plan_says_when_no_number_of_canaries_is_enough():
         "no number of canaries up to half the dimension gives a 95 % interval within ±25 % of epsilon 0.01"
     )
     assert claim == (
-        "no number of canaries would catch twice the claimed epsilon of 0.01 in 90 % of runs in this dimension"
+        "no number of canaries would detect twice the claimed epsilon of 0.01 in 90 % of runs in this dimension"
     )
 
 
@@ -82,7 +82,7 @@ def test_plan_states_what_few_canaries_can_check_and_that_their_interval_is_wide
     interval = row.split("│")[3].strip()
     claim = done.stdout.splitlines()[-1]
     assert claim == (
-        "10 canaries would catch twice the claimed epsilon of 16 in 90 % of runs; their 95 % interval is still wide: "
+        "10 canaries would detect twice the claimed epsilon of 16 in 90 % of runs; their 95 % interval is still wide: "
         + interval
     )
     assert "decide" not in done.stdout
@@ -130,7 +130,7 @@ def test_plan_answers_for_amplified_claims():
     assert found["claim"]["sampling"] == {"scheme": "poisson", "probability": 0.1, "rounds": 100}
     assert (found["accounted"]["kind"], found["leg"]) == ("upper bound", "noise")
     assert found["canaries"] == max(found["legs"].values())
-    assert answer == f"{found['canaries']} canaries decide the claimed epsilon of 7.05; the noise leg asks for most"
+    assert answer == f"{found['canaries']} canaries decide the claimed epsilon of 7.05; the noise leg needs most"
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
         (["--dim", "1000", "--noise-multiplier", "1"], "--noise-multiplier belongs to a claim amplified by sampling"),
         (
             ["--dim", "1000", "--sampling", "shuffled", "--rounds", "10"],
-            "--sampling is about a claim: give --claim too",
+            "--sampling needs a claim: give --claim too",
         ),
         (
             ["--dim", "1000", "--claim", "1", "--sampling", "shuffled", "--rounds", "10", "--size", "3"],
@@ -177,7 +177,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
         ),
         (
             ["--dim", "1000", "--claim", "1", "--sampling", "shuffled", "--rounds", "10", "--detect", "1"],
-            "--sampling answers for a claim alone",
+            "--sampling only plans for a claim",
         ),
         (
             ["--dim", "1000", "--claim", "0", "--sampling", "shuffled", "--rounds", "9"],
