@@ -298,42 +298,42 @@ def write_docs(results: dict[str, Result]) -> str:
     return TEMPLATE.format(**figures)
 
 
-TEMPLATE = """# Are the error bars true?
+TEMPLATE = """# Calibration
 
-Every number of coalmine that carries a probability was tried against simulated scores whose true ε is known: {runs} runs a
-cell, so a rate of 5 % is known to ± {error} % (one standard deviation). All tables on this page are printed by
+Every bound and interval of coalmine was tested on simulated scores with a known true ε: {runs} runs per cell, so that a
+rate of 5 % is known to ± {error} % (one standard deviation). All tables on this page are printed by
 
     python studies/calibration.py --jobs 2      # {minutes} minutes of processor time
     python studies/calibration.py --write-docs
 
-with a fixed seed for each cell. δ = 1e-6 unless said; k is the number of observed canaries, m that of unobserved ones.
-Scores are in units of the null's standard deviation.
+with a fixed seed for each cell. δ = 1e-6 unless stated otherwise. k is the number of observed canaries, m that of unobserved
+ones. Scores are in units of the null's standard deviation.
 
 ## The lower bound
 
-`epsilon_lower_bound`, method "simultaneous", 95 %: in how many runs it lies above the true ε. It is to be at most 5 % (5.7 %
-allows for the sampling error); the largest is {worst_bound}. Alternatives: normal; skewed (normal plus an exponential);
-mixture (half at one mean, half at three times that). The true ε is over all events, by quadrature.
+The tables show the share of runs in which `epsilon_lower_bound` (method "simultaneous", 95 %) exceeds the true ε. It must be
+at most 5 % (5.7 % with sampling error); the largest is {worst_bound}. Alternatives: normal; skewed (normal plus an
+exponential); mixture (half at one mean, half at three times that mean). The true ε is over all events, by quadrature.
 
-Against the null in closed form:
+With the null in closed form:
 
 {closed}
 
-Two-sample, m = k. There a bound exceeds the true ε only if the bounds on both rates come close to failing at one threshold,
-so it errs far more seldom than it may:
+With two samples, m = k. Here a bound exceeds the true ε only if the bounds on both rates nearly fail at the same threshold,
+so errors are much rarer than allowed:
 
 {two_sample}
 
-The paper's ε_lo, in the same runs, is not a 95 % bound (normal alternative):
+In the same runs, the paper's ε_lo is not a 95 % bound (normal alternative):
 
 {paper}
 
-Mean of the bound by method, k = 1,000, normal alternative. Closed form, δ = 341000^-1.1; "paper" and "clopper-pearson" hold
-at one threshold only and are no bounds:
+Mean of the bound by method, k = 1,000, normal alternative. Closed form, δ = 341000^-1.1; "paper" and "clopper-pearson" are
+valid only at a single threshold and are not bounds:
 
 {closed_means}
 
-Two-sample, m = 1,000, and below it m = 10,000:
+Two samples, first with m = 1,000, then with m = 10,000:
 
 {means_1000}
 
@@ -341,27 +341,28 @@ Two-sample, m = 1,000, and below it m = 10,000:
 
 ## The interval
 
-`epsilon_estimate(...).interval`, 95 %: in how many runs it covers the true ε, at k = 300 / 1,000 / 5,000, by the std of the
-alternative over the null's and by its mean. At least 94 % is wanted everywhere; the lowest is {lowest_cover}.
+The share of runs in which `epsilon_estimate(...).interval` (95 %) covers the true ε, at k = 300 / 1,000 / 5,000, by the
+ratio of the alternative's std to the null's and by its mean. At least 94 % is required everywhere; the lowest is
+{lowest_cover}.
 
 {covers}
 
-The usual interval (profile likelihood, χ² with one degree of freedom) falls to {lowest_profile}:
+The coverage of the usual interval (profile likelihood, χ² with one degree of freedom) falls to {lowest_profile}:
 
 {profile_covers}
 
-Mean width over that of the usual interval: at most 1.3 is wanted; the largest is {widest}.
+Mean width relative to the usual interval: at most 1.3 is required; the largest is {widest}.
 
 {widths}
 
-With the null's std estimated from the d - k directions that hold no canary, d = 10,000:
+With the null's std estimated from the d - k directions without a canary, d = 10,000:
 
 {estimated}
 
 ## "auto"
 
-Root mean square error of `variance="auto"` over that of "fitted" (the paper's), k = 1,000, δ = 341000^-1.1. At most 0.7 is
-wanted where the stds are equal, and never more than 1.7:
+Root mean square error of `variance="auto"` relative to "fitted" (the paper's), k = 1,000, δ = 341000^-1.1. It must be at
+most 0.7 if the stds are equal, and at most 1.7 otherwise:
 
 {auto}
 """
