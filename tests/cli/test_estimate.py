@@ -1,4 +1,3 @@
-import contextlib
 import io
 import json
 import math
@@ -11,7 +10,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from coalmine.cli.main import app, main
+from coalmine.cli.main import app
+
+sys.path.insert(0, str(Path(__file__).parent))
+from in_process import called
 
 DIM, DELTA = 1_000_000, 1e-5
 QUANTILES = norm.ppf((np.arange(1000) + 0.5) / 1000) / math.sqrt(DIM)
@@ -21,16 +23,6 @@ def coalmine(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedProc
     words = [sys.executable, "-W", "error", "-m", "coalmine", *map(str, arguments)]
     done = subprocess.run(words, input=stdin, capture_output=True)
     return subprocess.CompletedProcess(words, done.returncode, done.stdout.decode(), done.stderr.decode())
-
-
-def called(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
-    """The same in this process: starting another takes most of a second."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        with pytest.raises(SystemExit) as stop:
-            main([str(argument) for argument in arguments])
-    return subprocess.CompletedProcess(arguments, int(str(stop.value.code)), out.getvalue(), err.getvalue())
 
 
 def estimate(*arguments: object, stdin: bytes = b"", run=called) -> dict:

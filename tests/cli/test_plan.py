@@ -1,22 +1,20 @@
 import itertools
 import json
 import math
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from scipy.stats import norm
 
 from coalmine.cli import main as cli
 
-
-def coalmine(*arguments: object) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-W", "error", "-m", "coalmine", *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True)
+sys.path.insert(0, str(Path(__file__).parent))
+from in_process import called
 
 
 def plan(*arguments: object) -> dict:
-    done = coalmine("plan", "--delta", "1e-6", *arguments, "--json")
+    done = called("plan", "--delta", "1e-6", *arguments, "--json")
     assert (done.stderr, done.returncode) == ("", 0)
     return json.loads(done.stdout)
 
@@ -65,7 +63,7 @@ def test_the_default_table_lists_the_usual_numbers_that_fit():
 
 
 def test_plan_says_when_no_number_of_canaries_is_enough():
-    done = coalmine("plan", "--dim", 1000, "--delta", "1e-6", "--claim", 0.01, "--canaries", 100)
+    done = called("plan", "--dim", 1000, "--delta", "1e-6", "--claim", 0.01, "--canaries", 100)
     *_, precision, claim = done.stdout.splitlines()
     assert precision == (
         "no number of canaries up to half the dimension gives a 95 % interval within ±25 % of epsilon 0.01"
@@ -77,7 +75,7 @@ def test_plan_says_when_no_number_of_canaries_is_enough():
 
 def test_plan_states_what_few_canaries_can_check_and_that_their_interval_is_wide():
     """Ten canaries can check a large claim but measure epsilon poorly: the plan says both."""
-    done = coalmine("plan", "--dim", 10**6, "--delta", "1e-6", "--claim", 16, "--canaries", 10)
+    done = called("plan", "--dim", 10**6, "--delta", "1e-6", "--claim", 16, "--canaries", 10)
     (row,) = (line for line in done.stdout.splitlines() if line.startswith("│"))
     interval = row.split("│")[3].strip()
     claim = done.stdout.splitlines()[-1]
@@ -113,7 +111,7 @@ def test_more_canaries_detect_smaller_epsilons_with_narrower_intervals():
 
 
 def test_the_table_prints_the_planned_numbers():
-    done = coalmine("plan", "--dim", "600", "--delta", "1e-6", "--detect", "5", "--claim", "4")
+    done = called("plan", "--dim", "600", "--delta", "1e-6", "--detect", "5", "--claim", "4")
     for words in ("smallest detectable ε", "95 % interval at ε = 4", "power against claim 4", "canaries detect an"):
         assert words in done.stdout
     assert (done.stderr, done.returncode) == ("", 0)
@@ -122,11 +120,11 @@ def test_the_table_prints_the_planned_numbers():
 def test_plan_answers_for_amplified_claims():
     scheme = ("--sampling", "poisson", "--probability", 0.1, "--rounds", 100, "--noise-multiplier", 1)
     arguments = ("plan", "--dim", 10_000, "--delta", "1e-5", "--claim", 7.05, *scheme)
-    done = coalmine(*arguments)
+    done = called(*arguments)
     assert (done.stderr, done.returncode) == ("", 0)
     *_, accounted, answer = done.stdout.splitlines()
     assert accounted == "noise multiplier 1: dp-accounting PLD gives epsilon 7.047, adjacency add or remove one"
-    found = json.loads(coalmine(*arguments, "--json").stdout)
+    found = json.loads(called(*arguments, "--json").stdout)
     assert found["claim"]["sampling"] == {"scheme": "poisson", "probability": 0.1, "rounds": 100}
     assert (found["accounted"]["kind"], found["leg"]) == ("upper bound", "noise")
     assert found["canaries"] == max(found["legs"].values())
@@ -155,7 +153,7 @@ def test_plan_answers_for_amplified_claims():
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
-    done = coalmine("plan", "--delta", "1e-6", *arguments)
+    done = called("plan", "--delta", "1e-6", *arguments)
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert (done.stdout, done.returncode) == ("", 2)
@@ -199,11 +197,11 @@ def test_bad_input_about_amplified_claims_is_one_line_and_exit_code_2(capsys, ar
 
 def test_plot_writes_an_image(tmp_path):
     pytest.importorskip("matplotlib")
-    done = coalmine("plan", "--dim", 10_000, "--delta", 1e-6, "--plot", tmp_path / "plan.png")
+    done = called("plan", "--dim", 10_000, "--delta", 1e-6, "--plot", tmp_path / "plan.png")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     for name in ("plan.txt", "plan.gif"):
-        bad = coalmine("plan", "--dim", 10_000, "--delta", 1e-6, "--canaries", 100, "--plot", tmp_path / name)
+        bad = called("plan", "--dim", 10_000, "--delta", 1e-6, "--canaries", 100, "--plot", tmp_path / name)
         assert bad.returncode == 2
         assert "must end in .png, .svg or .pdf" in bad.stderr
 

@@ -17,6 +17,8 @@ from coalmine.storage.files import write_atomically
 from coalmine.storage.rounds_file import LENGTHS, TAG, RoundLog
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "audit"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
+from in_process import called
 from training import train
 
 SMALL = {"dim": 400, "canaries": 40, "rounds": 6, "noise_multiplier": 0.5}
@@ -326,11 +328,8 @@ def test_a_full_disk_leaves_no_partial_record(tmp_path, monkeypatch):
 def test_verify_command_accepts_honest_runs_and_rejects_changes(tmp_path):
     seed_file = tmp_path / "seed"
 
-    def coalmine(*arguments):
-        return subprocess.run([sys.executable, "-m", "coalmine", *arguments], capture_output=True, text=True)
-
-    assert coalmine("seed", str(seed_file)).returncode == 0
-    assert coalmine("seed", str(seed_file)).returncode == 2
+    assert called("seed", str(seed_file)).returncode == 0
+    assert called("seed", str(seed_file)).returncode == 2
     assert oct(seed_file.stat().st_mode & 0o777) == "0o600"
     seed = seed_file.read_bytes().strip()
     audit = Audit(400, canaries=40, seed=seed, delta=1e-5, rounds=4, directory=tmp_path / "run")
@@ -342,7 +341,7 @@ def test_verify_command_accepts_honest_runs_and_rejects_changes(tmp_path):
     audit.directory.close()
     run = str(tmp_path / "run")
 
-    good = coalmine("verify", run, "--seed-file", str(seed_file), "--model", str(tmp_path / "model.npy"), "--json")
+    good = called("verify", run, "--seed-file", str(seed_file), "--model", str(tmp_path / "model.npy"), "--json")
     assert good.returncode == 3, good.stderr  # nobody noted the digests elsewhere
     held = {name: check["held"] for name, check in json.loads(good.stdout).items()}
     assert held["commitment"]
@@ -351,14 +350,14 @@ def test_verify_command_accepts_honest_runs_and_rejects_changes(tmp_path):
     assert False not in held.values()
     other = tmp_path / "other"
     other.write_text("12345\n")
-    wrong = coalmine("verify", run, "--seed-file", str(other), "--model", str(tmp_path / "model.npy"), "--json")
+    wrong = called("verify", run, "--seed-file", str(other), "--model", str(tmp_path / "model.npy"), "--json")
     assert wrong.returncode == 1
     assert not json.loads(wrong.stdout)["commitment"]["held"]
     assert not json.loads(wrong.stdout)["cosines"]["held"]
 
     path = tmp_path / "run" / "result.json"
     path.write_text(path.read_text().replace('"rounds": 4', '"rounds": 5'))
-    forged = coalmine("verify", run, "--seed-file", str(seed_file))
+    forged = called("verify", run, "--seed-file", str(seed_file))
     assert forged.returncode == 1
     assert "rounds" in forged.stdout.partition("differs in")[2]
     assert seed.decode() not in path.read_text() + (tmp_path / "run" / "audit" / "record.json").read_text()
@@ -367,12 +366,12 @@ def test_verify_command_accepts_honest_runs_and_rejects_changes(tmp_path):
     published = json.loads(record.read_text())
     for name, value in (("canaries", 300), ("unobserved", 5)):  # values that no audit can have
         record.write_text(json.dumps(published | {"settings": published["settings"] | {name: value}}))
-        impossible = coalmine("verify", run, "--seed-file", str(seed_file))
+        impossible = called("verify", run, "--seed-file", str(seed_file))
         assert impossible.returncode == 2
         assert "is not a record of an audit" in impossible.stderr
     for name, value in (("canaries", 30), ("canaries", 10), ("unobserved", 50)):
         record.write_text(json.dumps(published | {"settings": published["settings"] | {name: value}}))
-        tampered = coalmine(
+        tampered = called(
             "verify", run, "--seed-file", str(seed_file), "--model", str(tmp_path / "model.npy"), "--json"
         )
         assert tampered.returncode == 1, tampered.stderr
@@ -380,14 +379,14 @@ def test_verify_command_accepts_honest_runs_and_rejects_changes(tmp_path):
     record.write_text(json.dumps(published))
     for damage in ({"claimed_epsilon": [1]}, {"analytical_epsilon": {}}, {"claim_accounting": None}):
         path.write_text(json.dumps(json.loads(path.read_text()) | damage))
-        tampered = coalmine("verify", run, "--seed-file", str(seed_file))
+        tampered = called("verify", run, "--seed-file", str(seed_file))
         assert tampered.returncode == 1, tampered.stderr
         assert "nothing follows from" in tampered.stdout
 
     for arguments in (["verify", str(tmp_path / "nothing"), "--seed-file", str(seed_file)],
                       ["verify", run, "--seed-file", str(tmp_path / "none")],
                       ["verify", str(tmp_path), "--seed-file", str(seed_file)]):  # fmt: skip
-        bad = coalmine(*arguments)
+        bad = called(*arguments)
         assert (bad.returncode, bad.stderr.count("\n")) == (2, 1), bad.stderr
 
 
