@@ -1,8 +1,8 @@
-"""Whether coalmine's error bars are true: the study behind docs/evidence/calibration.md.
+"""Calibration of coalmine's bounds and intervals: the study behind docs/evidence/calibration.md.
 
     python studies/calibration.py                        every cell, 10,000 runs each
     python studies/calibration.py --cells 'interval/k=300' --runs 1000
-    python studies/calibration.py --write-docs           tables of docs/evidence/calibration.md from what has been run
+    python studies/calibration.py --write-docs           write docs/evidence/calibration.md from finished cells
 
 A cell is one row of studies/out/calibration.jsonl. A cell that is stored with at least as many runs is not run again, so an
 interrupted study resumes. Each cell has its own seed, derived from its name.
@@ -468,7 +468,9 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=10_000, help="Number of simulated audits in each cell.")
     parser.add_argument("--cells", default="", help="Run only the cells whose name matches this regular expression.")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--write-docs", action="store_true", help="write docs/evidence/calibration.md from the results")
+    parser.add_argument(
+        "--write-docs", action="store_true", help="Write docs/evidence/calibration.md from the results."
+    )
     options = parser.parse_args()
     results = read_results()
     if options.write_docs:

@@ -1,4 +1,4 @@
-"""How often each fault is caught: the study behind the table in docs/evidence/faults.md.
+"""How often each fault is detected: the study behind the table in docs/evidence/faults.md.
 
     python -m studies.faults                  run 100 seeds of each fault
     python -m studies.faults --write-docs     write the table into docs/evidence/faults.md
@@ -137,7 +137,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--jobs", type=int, default=2, help="number of processes")
-    parser.add_argument("--write-docs", action="store_true", help="write the table into docs/evidence/faults.md")
+    parser.add_argument("--write-docs", action="store_true", help="Write the table into docs/evidence/faults.md.")
     arguments = parser.parse_args()
     if not arguments.write_docs:
         run(arguments.seeds, arguments.jobs)

@@ -1,7 +1,7 @@
-"""Which published estimator can be believed: the study behind docs/evidence/estimators.md.
+"""Calibration of published estimators: the study behind docs/evidence/estimators.md.
 
     python -m studies.literature_calibration                 every cell, 1,000 runs each: 7 minutes of processor time
-    python -m studies.literature_calibration --write-docs    docs/evidence/estimators.md and its picture from the runs
+    python -m studies.literature_calibration --write-docs    write docs/evidence/estimators.md and its plot
 
 A cell is one line of studies/out/literature_calibration.jsonl and is not run again. A run samples 1,000 observed and 1,000
 unobserved scores whose true epsilon is known, and evaluates every estimator. Methods that need several runs get the same
@@ -156,7 +156,7 @@ def main() -> int:
     """Run the remaining cells, or write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=RUNS, help="Number of simulated audits in each cell.")
-    parser.add_argument("--write-docs", action="store_true", help="write docs/evidence/estimators.md and its picture")
+    parser.add_argument("--write-docs", action="store_true", help="Write docs/evidence/estimators.md and its plot.")
     options = parser.parse_args()
     results = read_results(RESULTS)
     if options.write_docs:

@@ -3,7 +3,7 @@
     python -m studies.mechanisms                  every row, 50 minutes on one core
     python -m studies.mechanisms --seeds 5        at most five seeds in each row
     python -m studies.mechanisms --only 'clip'    only the rows whose name matches this regular expression
-    python -m studies.mechanisms --write-docs     the tables of docs/how-to/testing.md from what has been run
+    python -m studies.mechanisms --write-docs     write the tables of docs/how-to/testing.md from finished runs
 
 Every run is one `coalmine.testing.check_private`. A finished run is one line of studies/out/mechanisms.jsonl and is not run
 again; `--fresh` starts over, which is necessary after a change of the check. The study fails if a correct aggregator passes
@@ -606,7 +606,7 @@ def _seen_by(found: list[dict[str, Any]]) -> str:
 
 
 def write_docs() -> None:
-    """Every table between its markers in docs/how-to/testing.md."""
+    """Write every table between its markers in docs/how-to/testing.md."""
     text = DOCS.read_text()
     for name, table in tables().items():
         text = put_between_markers(text, name, table)
@@ -620,7 +620,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="Run only the rows whose name matches this regular expression.")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--fresh", action="store_true", help="Discard all finished runs.")
-    parser.add_argument("--write-docs", action="store_true", help="write the tables into docs/how-to/testing.md")
+    parser.add_argument("--write-docs", action="store_true", help="Write the tables into docs/how-to/testing.md.")
     options = parser.parse_args()
     if options.write_docs:
         write_docs()

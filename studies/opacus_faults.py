@@ -1,4 +1,4 @@
-"""The table in docs/how-to/opacus.md: Opacus as it is, with half the noise, without a clip, and with one bias left out.
+"""The table in docs/how-to/opacus.md: Opacus unchanged, with half the noise, without a clip, and without noise on one bias.
 
     python -m studies.opacus_faults                  takes a few seconds
     python -m studies.opacus_faults --write-docs     also writes the table into docs/how-to/opacus.md
@@ -107,7 +107,7 @@ def failures(found: list[dict[str, Any]]) -> list[str]:
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write-docs", action="store_true", help="write the table into docs/how-to/opacus.md")
+    parser.add_argument("--write-docs", action="store_true", help="Write the table into docs/how-to/opacus.md.")
     arguments = parser.parse_args()
     found = run_all()
     print(table(found))

@@ -1,6 +1,6 @@
 """The cost of an audit on more GPUs and larger models than were measured: a cost model and its tables.
 
-    python -m studies.scaling_costs                  prints the tables that docs/how-to/scaling.md shows
+    python -m studies.scaling_costs                  print the tables of docs/how-to/scaling.md
     python -m studies.scaling_costs --write-docs     write them into the page
     python -m studies.scaling_costs --measure        time sums over local processes: results/reduce.json
 
@@ -270,7 +270,7 @@ def _sum_over(size: int, numbers: int) -> float:
 def main(arguments: list[str] | None = None) -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(description="Costs of an audit on many GPUs, computed from measured ones.")
-    parser.add_argument("--write-docs", action="store_true", help="Put the tables into docs/how-to/scaling.md.")
+    parser.add_argument("--write-docs", action="store_true", help="Write the tables into docs/how-to/scaling.md.")
     parser.add_argument("--measure", action="store_true", help="First time sums over local processes.")
     options = parser.parse_args(arguments)
     if options.measure:
