@@ -18,11 +18,8 @@ def read(table, sampling, sizes=None, numbers=None):
     return read_sampler([np.flatnonzero(row) for row in table], numbers, table.shape[1], sampling, sizes)
 
 
-def test_of(reading, name):
+def named_test(reading, name):
     return next(test for test in reading.tests if test.name == name)
-
-
-test_of.__test__ = False
 
 
 def coins(seed, canaries, rounds, rate):
@@ -64,7 +61,7 @@ def test_dispersion_of_few_picks_is_exact(name, axis):
     for table in itertools.islice(all_tables(3, 4, 4), 0, None, 37):
         seen = pairs(table.sum(axis=axis))
         tails = np.mean(statistics <= seen), np.mean(statistics >= seen)
-        test = test_of(read(table, Poisson(0.5, rounds=4)), name)
+        test = named_test(read(table, Poisson(0.5, rounds=4)), name)
         assert test.p_value == pytest.approx(min(1, 2 * min(tails)), abs=1e-12)
         assert test.expected == pytest.approx(statistics.mean(), rel=1e-12)
 
@@ -177,13 +174,13 @@ def test_shuffling_called_allocation_is_detected_only_by_cohort_sizes():
 
 def test_poisson_called_allocation_is_named():
     reading = read(coins(13, 100, 200, 0.05), RandomAllocation(20, epochs=10))
-    assert not test_of(reading, "once an epoch").passed
+    assert not named_test(reading, "once an epoch").passed
     assert reading.seen == "poisson"
 
 
 def test_faster_sampling_is_named_with_its_rate():
     reading = read(coins(14, 100, 300, 0.06), Poisson(0.02, rounds=300))
-    assert not test_of(reading, "rate").passed
+    assert not named_test(reading, "rate").passed
     assert reading.seen == "poisson"
     assert reading.seen_sampling.probability == reading.rate == pytest.approx(0.06, abs=0.006)
     low, high = reading.rate_interval
@@ -236,7 +233,7 @@ def test_the_rate_counts_rows_that_are_always_sampled():
 def test_the_same_order_in_every_epoch_is_not_allocation():
     order = np.random.default_rng(18).integers(20, size=100)
     reading = read(shuffled(18, 100, 20, 5, order=order), RandomAllocation(20, epochs=5))
-    assert not test_of(reading, "order").passed
+    assert not named_test(reading, "order").passed
     assert reading.seen == "repeated order"
 
 
@@ -244,7 +241,7 @@ def test_fixed_batches_are_not_shuffling():
     rng, once = np.random.default_rng(19), shuffled(19, 100, 20, 1)
     table = np.concatenate([once[rng.permutation(20)] for _ in range(6)])
     reading = read(table, Shuffled(20, epochs=6))
-    assert not test_of(reading, "together").passed
+    assert not named_test(reading, "together").passed
     assert reading.seen == "clumped"
 
 
@@ -265,7 +262,7 @@ def test_missing_rounds_do_not_matter():
     assert read(table[observed], Poisson(0.1, rounds=300), numbers=observed + 1).passed
     blocks = np.repeat(coins(22, 200, 60, 0.1), 5, axis=0)
     seen = read(blocks[observed], Poisson(0.1, rounds=300), numbers=observed + 1)
-    assert not test_of(seen, "adjacent rounds").passed
+    assert not named_test(seen, "adjacent rounds").passed
     order = np.random.default_rng(23).permutation(180)
     again = read(blocks[observed][order], Poisson(0.1, rounds=300), numbers=observed[order] + 1)
     assert again == seen
@@ -296,7 +293,7 @@ def test_cohort_sizes_may_be_known_for_some_rounds():
 def test_power_of_the_rate_test_is_its_rejection_rate():
     claimed, alarms = Poisson(0.1, rounds=40), 0
     for seed in range(100):
-        alarms += not test_of(read(coins((seed, 26), 10, 40, 0.16), claimed), "rate").passed
+        alarms += not named_test(read(coins((seed, 26), 10, 40, 0.16), claimed), "rate").passed
     power = rate_power(claimed, 40, 10, 0.16)
     assert 0.2 < power < 0.8
     assert abs(alarms / 100 - power) < 4 * np.sqrt(power * (1 - power) / 100)
