@@ -163,4 +163,4 @@ def test_csv_and_json_exclude_each_other(runs, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["compare", "--csv", "--json", *map(str, runs)])
     assert stop.value.code == 2
-    assert "--csv and --json are two ways" in capsys.readouterr().err
+    assert "--csv and --json exclude each other" in capsys.readouterr().err

@@ -283,7 +283,7 @@ def test_the_time_limit_stops_between_repeats(capsys, tmp_path, monkeypatch, pro
     asked = ("reproduce", "multirun", "--out", tmp_path, "--jobs", processes)
     code, text, err = coalmine(capsys, *asked, "--minutes", 1e-9)
     assert code == 0
-    assert f"{6 - processes} repeats were not begun; the same command continues from there" in err
+    assert f"{6 - processes} repeats were not started; the same command continues from there" in err
     assert f"not finished: {6 - processes} of the repeats; see --plan" in text
     code, text, err = coalmine(capsys, *asked)
     assert (code, err) == (0, "")
@@ -293,7 +293,7 @@ def test_the_time_limit_stops_between_repeats(capsys, tmp_path, monkeypatch, pro
 def test_the_time_limit_stops_between_small_runs(capsys, tmp_path):
     code, text, err = coalmine(capsys, "-q", "reproduce", "emnist", "--rounds", 4, "--minutes", 1e-9, "--out", tmp_path)
     assert code == 0
-    assert "was not begun; the same command continues from there" in err
+    assert "was not started; the same command continues from there" in err
     assert "not finished: 5 of the runs" in text
 
 

@@ -57,7 +57,7 @@ def test_after_the_time_limit_no_run_is_started(tmp_path):
     """The runs' only checkpoint is at their end. The first run finishes regardless, so that every call makes progress."""
     whole = replace(TINY, checkpoint_every=TINY.rounds)
     first, second = (PlannedRun(config=replace(whole, seed=seed)) for seed in (1, 2))
-    with pytest.raises(OutOfTimeError, match=f"{second.name} was not begun"):
+    with pytest.raises(OutOfTimeError, match=f"{second.name} was not started"):
         carry_out([first, second], options(tmp_path, ends=0.0))
     assert first.finished(tmp_path)
     assert not second.directory(tmp_path).exists()
