@@ -172,7 +172,7 @@ def test_canaries_presented_unequally_are_not_pooled_into_one_interval():
 
 
 def test_momentum_needs_enough_unobserved_canaries():
-    with pytest.raises(ValueError, match="unobserved must be at least 200 where momentum is undone"):
+    with pytest.raises(ValueError, match="unobserved must be at least 200 if momentum is undone"):
         Audit(2_000, canaries=20, unobserved=100, seed=1, delta=1e-5, momentum=0.9)
 
 

@@ -148,7 +148,7 @@ def test_impossible_blocks_are_refused(arguments, words):
 
 
 def test_more_blocks_than_the_model_has_coordinates_are_refused():
-    with pytest.raises(ValueError, match="dim must be at least that of the blocks, 765, got 700"):
+    with pytest.raises(ValueError, match="dim must be at least the total size of the blocks, 765, got 700"):
         BlockedCanaries(5, UNEVEN, seed=5, dim=700)
 
 

@@ -110,7 +110,7 @@ def test_server_errors_are_tried_again_and_missing_files_are_not(site, tmp_path)
 def test_no_server_is_reported_with_the_proxy_settings(tmp_path):
     with serving({}) as closed:
         url = closed.url
-    with pytest.raises(ConnectionError, match=r"Connection refused.*a proxy is named by HTTPS_PROXY") as raised:
+    with pytest.raises(ConnectionError, match=r"Connection refused.*set a proxy with HTTPS_PROXY") as raised:
         download(Download(url=url + "file.bin"), tmp_path / "file.bin")
     assert "\n" not in str(raised.value)
     assert list(tmp_path.iterdir()) == []
