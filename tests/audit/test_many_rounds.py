@@ -112,7 +112,7 @@ def test_every_two_rounds_are_compared_once(rounds, monkeypatch):
     for row in rows:
         found.add(row)
     for _ in range(2):  # asking changes nothing
-        largest, squares, pairs = found.found()
+        largest, squares, pairs = found.results()
         wanted = brute_pairs(rows, rounds)
         np.testing.assert_allclose(largest, wanted[0], atol=1e-6)
         assert squares == pytest.approx(wanted[1], rel=1e-5)
@@ -128,7 +128,7 @@ def test_of_very_many_rounds_the_last_ones_are_compared(monkeypatch):
     found = sketch_gauges.Pairs()
     for row in rows:
         found.add(row)
-    largest, _, pairs = found.found()
+    largest, _, pairs = found.results()
     assert largest[348] == pytest.approx(1)
     assert brute_pairs(rows, 48)[2] <= pairs <= brute_pairs(rows, 48 + 15)[2]
     assert len(found._rows) <= 48 + 16

@@ -1,4 +1,4 @@
-"""Fetching a data set: download, check and unpack each file, and record its origin beside it."""
+"""Fetching a data set: download, check and unpack each file, and record its origin in the folder."""
 
 import json
 import os

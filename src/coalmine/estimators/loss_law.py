@@ -124,13 +124,13 @@ def poisson_laws(*, noise: float, probability: float, rounds: int, dof: float) -
 
 
 def allocation_laws(*, noise: float, rounds: int, observed: Iterable[int], dof: float) -> tuple[LossLaw, LossLaw]:
-    """The same for a client in one round of each epoch of `rounds`; `observed` counts the rounds seen in each epoch."""
+    """The same for a client in one round of each epoch of `rounds`; `observed` has each epoch's observed rounds."""
     counts = sorted(observed)
     absent, present = [], []
-    for seen in sorted(set(counts)):
-        values, without_target, with_target = _epoch_laws(noise, rounds, seen, dof)
-        absent.append((values, without_target, counts.count(seen)))
-        present.append((values, with_target, counts.count(seen)))
+    for observed_rounds in sorted(set(counts)):
+        values, without_target, with_target = _epoch_laws(noise, rounds, observed_rounds, dof)
+        absent.append((values, without_target, counts.count(observed_rounds)))
+        present.append((values, with_target, counts.count(observed_rounds)))
     return _composed(absent), _composed(present)
 
 
@@ -209,9 +209,9 @@ def _epoch_laws(noise: float, rounds: int, observed: int, dof: float) -> tuple[F
         sums, without_target, with_target = _linear_sums(np.exp(logs), absent, shifted, observed)
     else:
         sums, without_target, with_target = _logarithmic_sums(logs, absent, shifted, observed)
-    seen = observed / rounds
+    share = observed / rounds
     values = allocated_ratio(sums, rounds=rounds, observed=observed)
-    return values, without_target, seen * with_target + (1 - seen) * without_target
+    return values, without_target, share * with_target + (1 - share) * without_target
 
 
 def _linear_sums(ratios: Floats, absent: Floats, shifted: Floats, count: int) -> tuple[Floats, Floats, Floats]:

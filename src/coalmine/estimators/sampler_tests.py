@@ -68,7 +68,7 @@ class SamplerTest:
 
     @property
     def seen(self) -> float:
-        """The statistic, beside `expected`."""
+        """Another name for `statistic`."""
         return self.statistic
 
     @property
@@ -351,11 +351,11 @@ def _tail(above: float, variance: float, third: float) -> tuple[float, float]:
     return (lower, upper) if skew > 0 else (upper, lower)
 
 
-def _lattice_tails(seen: float, mean: float, variance: float, third: float) -> tuple[float, float]:
-    """Pr(X <= seen) and Pr(X >= seen) for a whole number, with the correction for continuity."""
+def _lattice_tails(statistic: float, mean: float, variance: float, third: float) -> tuple[float, float]:
+    """Pr(X <= statistic) and Pr(X >= statistic) for a whole number, with the correction for continuity."""
     if variance < 1e-9:
         return 1.0, 1.0
-    return _tail(seen + 0.5 - mean, variance, third)[0], _tail(seen - 0.5 - mean, variance, third)[1]
+    return _tail(statistic + 0.5 - mean, variance, third)[0], _tail(statistic - 0.5 - mean, variance, third)[1]
 
 
 def _two_sided(tails: tuple[float, float]) -> float:
@@ -405,9 +405,9 @@ def _pair_moments(total: int, groups: int, capacity: int | None) -> tuple[float,
     return float(mean), float(second - mean**2), float(third - 3 * mean * second + 2 * mean**3)
 
 
-def _pairs_exactly(weights: Floats, groups: int, total: int, seen: int) -> tuple[float, float]:
-    """Pr(pairs <= seen) and Pr(pairs >= seen) for independent counts with this law, given that they sum to `total`."""
-    sums, pairs = total + 1, seen + 1
+def _pairs_exactly(weights: Floats, groups: int, total: int, statistic: int) -> tuple[float, float]:
+    """Pr(pairs <= statistic) and Pr(pairs >= statistic) for independent counts with this law that sum to `total`."""
+    sums, pairs = total + 1, statistic + 1
     shape = (next_fast_len(2 * sums, real=True), next_fast_len(2 * pairs, real=True))
 
     def times(a: Floats, b: Floats) -> Floats:
@@ -428,33 +428,33 @@ def _pairs_exactly(weights: Floats, groups: int, total: int, seen: int) -> tuple
     size = next_fast_len(groups * (len(weights) - 1) + 1, real=True)
     every_sum = irfft(rfft(weights, size) ** groups, size)[total]
     inside = law[total] / every_sum
-    return min(float(inside.sum()), 1.0), max(1.0 - float(inside[:seen].sum()), 0.0)
+    return min(float(inside.sum()), 1.0), max(1.0 - float(inside[:statistic].sum()), 0.0)
 
 
 def _dispersion(counts: Ints, capacity: int | None) -> tuple[float, float, tuple[float, float]]:
     """The number of pairs within the counts, its expected value given the total, and the two tails."""
-    total, groups, seen = int(counts.sum()), len(counts), _pairs(counts)
+    total, groups, statistic = int(counts.sum()), len(counts), _pairs(counts)
     mean, variance, third = _pair_moments(total, groups, capacity)
-    if total <= EXACT_PICKS and seen <= EXACT_PAIRS and variance > 0:
+    if total <= EXACT_PICKS and statistic <= EXACT_PAIRS and variance > 0:
         share = total / groups
         orders = np.arange(min(total, capacity or total) + 1)
         if capacity is None:
             weights = np.exp(orders * np.log(share) - share - np.cumsum(np.log(np.maximum(orders, 1))))
         else:
             weights = _stats().binom.pmf(orders, capacity, share / capacity)
-        return seen, mean, _pairs_exactly(weights, groups, total, seen)
-    return seen, mean, _lattice_tails(seen, mean, variance, third)
+        return statistic, mean, _pairs_exactly(weights, groups, total, statistic)
+    return statistic, mean, _lattice_tails(statistic, mean, variance, third)
 
 
-def _shared_law(firsts: Ints, seconds: Ints, canaries: int, seen: int) -> tuple[float, float]:
-    """Pr(X <= seen) and Pr(X >= seen) for the canaries that pairs of rounds share, summed over pairs that form chains."""
+def _shared_law(firsts: Ints, seconds: Ints, canaries: int, statistic: int) -> tuple[float, float]:
+    """Both tails at `statistic` of the number of canaries that pairs of rounds share, summed over pairs that form chains."""
     scale = firsts * seconds / canaries
     rest = (1 - firsts / canaries) * (1 - seconds / canaries)
     mean, variance = float(scale.sum()), float((scale * rest).sum() * canaries / max(canaries - 1, 1))
     bend = (1 - 2 * firsts / canaries) * (1 - 2 * seconds / canaries) * canaries / max(canaries - 2, 1)
     third = float((scale * rest * bend).sum() * canaries / max(canaries - 1, 1))
     if variance > EXACT_VARIANCE:
-        return _lattice_tails(seen, mean, variance, third)
+        return _lattice_tails(statistic, mean, variance, third)
     pairs, times = np.unique(np.sort(np.stack([firsts, seconds]), axis=0), axis=1, return_counts=True)
     floor = int(np.maximum(pairs.sum(axis=0) - canaries, 0) @ times)  # canaries that must be shared
     size = next_fast_len(int(min(pairs[0] @ times, mean + 20 * sqrt(variance) + 60)) - floor + 1, real=True)
@@ -466,7 +466,7 @@ def _shared_law(firsts: Ints, seconds: Ints, canaries: int, seen: int) -> tuple[
         np.add.at(folded, np.arange(len(law)) % size, law)
         transform *= rfft(folded) ** repeats
     masses = np.maximum(irfft(transform, size), 0.0)
-    at = seen - floor
+    at = statistic - floor
     if at >= size:
         return 1.0, 0.0
     return min(float(masses[: at + 1].sum()), 1.0), min(float(masses[at:].sum()), 1.0)
@@ -491,7 +491,7 @@ def _tests(picks: _Picks, sampling: Sampling) -> list[SamplerTest]:
 def _rate_test(picks: _Picks, rate: float) -> SamplerTest:
     return SamplerTest(
         name="rate",
-        title="picks in all: more than claimed",
+        title="picks in total: more than claimed",
         statistic=float(picks.total),
         expected=picks.cells * rate,
         p_value=float(_stats().binom.sf(picks.total - 1, picks.cells, rate)),
@@ -553,7 +553,7 @@ def _halves_test(picks: _Picks) -> SamplerTest:
 
 def _canaries_test(picks: _Picks, fixed: FixedSize | None) -> SamplerTest:
     """Dispersion of the rounds of a canary. For fixed sizes the law is conditional on the canaries of each round."""
-    seen, mean, tails = _dispersion(picks.per_canary, picks.rounds)
+    statistic, mean, tails = _dispersion(picks.per_canary, picks.rounds)
     if fixed is not None and picks.total > EXACT_PICKS and picks.canaries > 2:
         sizes, k = picks.per_round.astype(np.float64), picks.canaries
         spread = sizes * (1 - sizes / k)
@@ -564,11 +564,11 @@ def _canaries_test(picks: _Picks, fixed: FixedSize | None) -> SamplerTest:
         third = (skewed.sum() ** 2 - (skewed**2).sum()) / 2 * k / ((k - 1) * (k - 2))
         s1, s2, s3 = spread.sum(), (spread**2).sum(), (spread**3).sum()
         third += (s1**3 - 3 * s1 * s2 + 2 * s3) / (k - 1) ** 2  # six times the sum over triples of rounds
-        tails = _lattice_tails(seen, float(mean), float(variance), float(third))
+        tails = _lattice_tails(statistic, float(mean), float(variance), float(third))
     return SamplerTest(
         name="canaries",
         title="pairs of rounds of the same canary: some canaries more often than others",
-        statistic=seen,
+        statistic=statistic,
         expected=float(mean),
         p_value=_two_sided(tails),
     )
@@ -577,29 +577,29 @@ def _canaries_test(picks: _Picks, fixed: FixedSize | None) -> SamplerTest:
 def _rounds_test(picks: _Picks, fixed: FixedSize | None) -> SamplerTest:
     """Dispersion of the canaries of a round. With a fixed size it is smaller if canaries are much of the population."""
     if fixed is None or fixed.population < picks.canaries:
-        seen, mean, tails = _dispersion(picks.per_round, picks.canaries)
+        statistic, mean, tails = _dispersion(picks.per_round, picks.canaries)
     else:
         size = min(max(round(picks.rate * fixed.population), 1), fixed.population)
         orders = np.arange(min(picks.canaries, size) + 1)
         weights = _stats().hypergeom.pmf(orders, fixed.population, picks.canaries, size)
         counts = picks.per_round
-        seen, total, rounds = _pairs(counts), int(counts.sum()), picks.rounds
+        statistic, total, rounds = _pairs(counts), int(counts.sum()), picks.rounds
         share = total / rounds
         about = orders - weights @ orders
         variance, fourth = float(weights @ about**2), float(weights @ about**4)
         mean = total * (share - 1) / 2 + (rounds - 1) * variance / 2
         if rounds == 1 or variance < 1e-12:
             tails = (1.0, 1.0)
-        elif total <= EXACT_PICKS and seen <= EXACT_PAIRS:
-            tails = _pairs_exactly(weights, rounds, total, seen)
+        elif total <= EXACT_PICKS and statistic <= EXACT_PAIRS:
+            tails = _pairs_exactly(weights, rounds, total, statistic)
         else:  # half the sum of squares about the mean, a gamma law with the variance of a sample variance
             relative = (fourth / variance**2 - 3) / rounds + 2 / (rounds - 1)
             scale = (rounds - 1) * variance / 2
-            tails = _lattice_tails(seen, mean, relative * scale**2, 2 * relative**2 * scale**3)
+            tails = _lattice_tails(statistic, mean, relative * scale**2, 2 * relative**2 * scale**3)
     return SamplerTest(
         name="rounds",
         title="pairs of canaries in the same round: some rounds fuller than others",
-        statistic=seen,
+        statistic=statistic,
         expected=float(mean),
         p_value=_two_sided(tails),
     )
@@ -607,11 +607,11 @@ def _rounds_test(picks: _Picks, fixed: FixedSize | None) -> SamplerTest:
 
 def _adjacent_test(picks: _Picks) -> SamplerTest:
     """How often a canary is picked in two adjacent rounds."""
-    seen, mean, tails = _lag_tails(picks, 1) if len(picks.in_time) > 1 else (0.0, 0.0, (1.0, 1.0))
+    statistic, mean, tails = _lag_tails(picks, 1) if len(picks.in_time) > 1 else (0.0, 0.0, (1.0, 1.0))
     return SamplerTest(
         name="adjacent rounds",
         title="canaries picked again in the next round",
-        statistic=seen,
+        statistic=statistic,
         expected=mean,
         p_value=_two_sided(tails),
     )
@@ -621,11 +621,11 @@ def _lag_tails(picks: _Picks, lag: int) -> tuple[float, float, tuple[float, floa
     places = picks.in_time
     both = (places[:-lag] >= 0) & (places[lag:] >= 0)
     firsts, seconds = picks.per_round[places[:-lag][both]], picks.per_round[places[lag:][both]]
-    seen = float(picks.by_lag[lag])
+    statistic = float(picks.by_lag[lag])
     if not len(firsts):
-        return seen, 0.0, (1.0, 1.0)
+        return statistic, 0.0, (1.0, 1.0)
     mean = float((firsts * seconds).sum() / picks.canaries)
-    return seen, mean, _shared_law(firsts, seconds, picks.canaries, int(seen))
+    return statistic, mean, _shared_law(firsts, seconds, picks.canaries, int(statistic))
 
 
 def _lag_moments(picks: _Picks) -> tuple[Floats, Floats, Floats]:
@@ -645,18 +645,18 @@ def _any_lag_test(picks: _Picks) -> SamplerTest:
     usable = variance > 1e-6
     usable[:2] = False
     lags = np.flatnonzero(usable)
-    best, seen, expected, p_value = 0, 0.0, 0.0, 1.0
+    best, statistic, expected, p_value = 0, 0.0, 0.0, 1.0
     if len(lags):
         deviation = np.sqrt(variance[lags])
         scores = (picks.by_lag[lags] - 0.5 - mean[lags]) / deviation
         shape = 4 / np.maximum(np.abs(third[lags]) / deviation**3, 1e-3) ** 2  # accurate enough to choose the lag
         best = int(lags[np.argmin(gammaincc(shape, np.maximum(shape + np.sqrt(shape) * scores, 0.0)))])
-        seen, expected, (_, upper) = _lag_tails(picks, best)
+        statistic, expected, (_, upper) = _lag_tails(picks, best)
         p_value = min(1.0, len(lags) * upper)
     return SamplerTest(
         name="any lag",
         title=f"canaries picked again {best} rounds later, the most unusual lag" if best else "canaries that return",
-        statistic=seen,
+        statistic=statistic,
         expected=expected,
         p_value=p_value,
     )
@@ -669,7 +669,7 @@ def _together_test(picks: _Picks) -> SamplerTest:
     third moment over the variance.
     """
     picks = picks.first_canaries(min(LARGEST_SIDE, max(LARGEST_TABLE // picks.rounds, 4)))
-    seen, p_value = 0.0, 1.0
+    statistic, p_value = 0.0, 1.0
     k, rounds = picks.canaries, picks.rounds
     if k >= 4 and rounds >= 2 and 0 < picks.total < picks.cells:
         sizes = picks.per_round.astype(np.float64)
@@ -687,18 +687,18 @@ def _together_test(picks: _Picks) -> SamplerTest:
         squares = (picks.squared_meetings - float((sizes**2).sum())) / 2
         about_mean = squares - 2 * met(sizes) / k + over_pairs(sizes**2) / k**2
         linear = skewing * (met(slope) - over_pairs(slope * sizes) / k)
-        seen = about_mean - linear - over_pairs(spread) / (k - 1)
+        statistic = about_mean - linear - over_pairs(spread) / (k - 1)
         variance, third = _meeting_moments(picks.per_round, k)
         dimension = k * (k - 3) / 2
         third += sqrt(8 / dimension) * variance**1.5
         if variance > 1e-9 and min(k, rounds) >= FEWEST:
-            p_value = _tail(seen - 1, variance, third)[1]
-        elif variance > 1e-9 and seen > 0:
-            p_value = variance / (variance + seen**2)  # Cantelli's inequality
+            p_value = _tail(statistic - 1, variance, third)[1]
+        elif variance > 1e-9 and statistic > 0:
+            p_value = variance / (variance + statistic**2)  # Cantelli's inequality
     return SamplerTest(
         name="together",
         title="the same canaries meet in several rounds",
-        statistic=seen,
+        statistic=statistic,
         expected=0.0,
         p_value=p_value,
     )
@@ -726,8 +726,8 @@ def _poisson_cohort_tests(picks: _Picks) -> list[SamplerTest]:
         return []
     sizes = picks.cohorts
     low, high = picks.rate_interval(1e-3)
-    seen, total = float(_pairs(sizes)), int(sizes.sum())
-    mean, p_value, tie = seen, 1.0, 1.0
+    statistic, total = float(_pairs(sizes)), int(sizes.sum())
+    mean, p_value, tie = statistic, 1.0, 1.0
     most = int(np.unique(sizes, return_counts=True)[1].max())
     if len(sizes) > 1 and total:
         share = total / len(sizes)
@@ -735,7 +735,7 @@ def _poisson_cohort_tests(picks: _Picks) -> list[SamplerTest]:
         def tails(rate: float) -> tuple[float, tuple[float, float]]:
             population = max(round(share / rate), int(sizes.max()), 1)
             mean, variance, third = _pair_moments(total, len(sizes), population)
-            return mean, _lattice_tails(seen, mean, variance, third)
+            return mean, _lattice_tails(statistic, mean, variance, third)
 
         lower = tails(high)[1][0] if high < 1 else 1.0
         mean, (_, upper) = tails(max(low, 1e-9))
@@ -749,7 +749,7 @@ def _poisson_cohort_tests(picks: _Picks) -> list[SamplerTest]:
         SamplerTest(
             name="cohort sizes",
             title="pairs within the cohorts: sizes more even, or more varied, than Poisson sampling makes them",
-            statistic=seen,
+            statistic=statistic,
             expected=mean,
             p_value=p_value,
         ),
@@ -812,11 +812,11 @@ def _epoch_tests(picks: _Picks, length: int) -> list[SamplerTest]:
 
 def _epoch_rounds_test(picks: _Picks, length: int) -> SamplerTest:
     """Test of the canaries of a round, given those of its epoch: multinomial under random allocation."""
-    seen, mean, tails = _epoch_dispersion(picks.per_round, (picks.numbers - 1) // length)
+    statistic, mean, tails = _epoch_dispersion(picks.per_round, (picks.numbers - 1) // length)
     return SamplerTest(
         name="rounds",
         title="pairs of canaries in the same round: some rounds fuller than others",
-        statistic=seen,
+        statistic=statistic,
         expected=mean,
         p_value=_two_sided(tails),
     )
@@ -829,20 +829,20 @@ def _epoch_dispersion(counts: Ints, epochs: Ints) -> tuple[float, float, tuple[f
         return _dispersion(parts[0], None)
     moments = {key: np.array(_pair_moments(*key, None)) for key in {(int(part.sum()), len(part)) for part in parts}}
     mean, variance, third = np.sum([moments[int(part.sum()), len(part)] for part in parts], axis=0)
-    seen = float(sum(_pairs(part) for part in parts))
-    return seen, float(mean), _lattice_tails(seen, float(mean), float(variance), float(third))
+    statistic = float(sum(_pairs(part) for part in parts))
+    return statistic, float(mean), _lattice_tails(statistic, float(mean), float(variance), float(third))
 
 
 def _allocation_tests(picks: _Picks, sampling: RandomAllocation) -> list[SamplerTest]:
     """Tests that rounds, and cohorts if known, fill up as in balls and bins: one ball per client and epoch."""
     tests = [_epoch_rounds_test(picks, sampling.rounds)]
     if picks.cohorts is not None:
-        seen, mean, tails = _epoch_dispersion(picks.cohorts, (picks.cohort_numbers - 1) // sampling.rounds)
+        statistic, mean, tails = _epoch_dispersion(picks.cohorts, (picks.cohort_numbers - 1) // sampling.rounds)
         tests.append(
             SamplerTest(
                 name="cohort sizes",
                 title="pairs within the cohorts: sizes more even, or more varied, than independent draws make them",
-                statistic=seen,
+                statistic=statistic,
                 expected=mean,
                 p_value=_two_sided(tails),
             )
@@ -904,21 +904,21 @@ def _epochs_together_test(picks: _Picks, length: int) -> SamplerTest:
     within = np.bincount(epochs - epochs[0], weights=picks.per_round * (picks.per_round - 1) / 2)
     shares = within / max(pairs, 1)
     products = float(shares.sum() ** 2 - (shares**2).sum()) / 2
-    seen, mean, p_value = 0.0, pairs * products, 1.0
+    statistic, mean, p_value = 0.0, pairs * products, 1.0
     if mean > 0 and length > 1:
         sizes = picks.per_round.astype(np.float64)
         # Over pairs of rounds, the pairs of canaries they share; rounds of one epoch share no canary.
         squares = (picks.squared_meetings - float((sizes**2).sum())) / 2
-        seen = (squares - float(_pairs(picks.per_canary))) / 2
+        statistic = (squares - float(_pairs(picks.per_canary))) / 2
         odds = shares * (1 - shares)
         variance = pairs * float(odds.sum() ** 2 - (odds**2).sum()) / 2
         epoch_pairs = max(comb(int((shares > 0).sum()), 2), 1)
         skewness = sqrt(8 / epoch_pairs) / (length - 1) + sqrt(8 / max(pairs, 1))
-        p_value = _tail(seen - 0.5 - mean, variance, mean + skewness * variance**1.5)[1]
+        p_value = _tail(statistic - 0.5 - mean, variance, mean + skewness * variance**1.5)[1]
     return SamplerTest(
         name="together",
         title="pairs of canaries that meet in two epochs",
-        statistic=seen,
+        statistic=statistic,
         expected=mean,
         p_value=p_value,
     )
