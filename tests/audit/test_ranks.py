@@ -278,7 +278,7 @@ def test_rewound_ranks_go_on_together():
 
 def test_text_of_any_length_goes_through_sums():
     texts = ["", "a", "seven77", "Ä" * 1000]
-    assert on_ranks(4, lambda reduce: Ranks(reduce).together(lambda: texts[reduce.rank])) == [texts] * 4
+    assert on_ranks(4, lambda reduce: Ranks(reduce).gather(lambda: texts[reduce.rank])) == [texts] * 4
 
 
 def test_what_can_be_no_reduce_is_refused():

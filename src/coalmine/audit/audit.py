@@ -227,7 +227,7 @@ class Audit:
             _check_on_violation(on_violation, claim)
             checked.append((settings, Claim.of(claim)))
 
-        ranks.together(check)  # an argument that one rank rejects stops them all
+        ranks.gather(check)  # an argument that one rank rejects stops them all
         settings, promised = checked[0]
         check_same(
             ranks,
@@ -282,7 +282,7 @@ class Audit:
             opened.append((home, log))
             return {"commitment": vars(commitment), "statement": vars(statement)} | _state_of(log)
 
-        run = ranks.together(open_run)[0]
+        run = ranks.gather(open_run)[0]
         home, log = opened[0] if opened else (None, RoundLog())
         statement, commitment = Statement(**run["statement"]), Commitment.from_dict(run["commitment"])
         on_host = None if layout is None else layout.on_host
@@ -567,7 +567,7 @@ class Audit:
         else:
             self._remote_log = _RemoteLog(item.number, observed + (not item.skipped), False)
         if self._ranks.several and self._on_violation is not None:
-            alarm = self._ranks.together(lambda: self._new_alarm and self._new_alarm.to_dict())[0]
+            alarm = self._ranks.gather(lambda: self._new_alarm and self._new_alarm.to_dict())[0]
             self._new_alarm = None if alarm is None else Alarm.from_dict(alarm)
 
     def flush(self, *, sync: bool = False) -> None:
@@ -743,7 +743,7 @@ class Audit:
             self._log.rewind_to(number)
         if self._pieces is not None:
             self._pieces.forget()
-            state = self._ranks.together(lambda: _state_of(self._log))[0]
+            state = self._ranks.gather(lambda: _state_of(self._log))[0]
             if self._remote_log is not None:
                 self._remote_log = _RemoteLog.of(state)
         self._recall_scores()

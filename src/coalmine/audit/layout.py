@@ -45,7 +45,7 @@ class Layout:
                 "on_host": tree.on_host,
             }
 
-        all_ranks = ranks.together(describe)
+        all_ranks = ranks.gather(describe)
         tree = trees[0]
         on_host = all(other.pop("on_host") for other in all_ranks)
         for rank, other in enumerate(all_ranks):
@@ -92,7 +92,7 @@ def check_same(ranks: Ranks, **arguments: Any) -> None:
         name: hashlib.sha256(b"coalmine same arguments\0" + _bytes(value)).hexdigest()[:16]
         for name, value in arguments.items()
     }
-    for rank, other in enumerate(all_ranks := ranks.together(lambda: own)):
+    for rank, other in enumerate(all_ranks := ranks.gather(lambda: own)):
         differing = [name for name in own if other[name] != all_ranks[0][name]]
         if differing:
             raise ValueError(

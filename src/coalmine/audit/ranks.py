@@ -75,7 +75,7 @@ class Ranks:
         _check_agreement(states, told)
         return sums[state.size :]
 
-    def together(self, make: Callable[[], Any]) -> list[Any]:
+    def gather(self, make: Callable[[], Any]) -> list[Any]:
         """Gather every rank's return value, which must be JSON, on all ranks. If one fails, all raise an error."""
         made, failure = None, None
         try:
