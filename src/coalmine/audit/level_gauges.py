@@ -158,7 +158,7 @@ class _LayerLengths:
 
 
 def _layers(lengths: list[_LayerLengths], settings: Settings, level: float) -> Iterator[Gauge]:
-    """The same by layer: a small tensor without noise changes no other gauge. Layers are pooled over rounds too."""
+    """The same by layer: a small tensor without noise hardly changes the norm of the whole. Rounds are pooled too."""
     if not lengths:
         return
     sizes = np.array([size for _, size in settings.gauged_layers])

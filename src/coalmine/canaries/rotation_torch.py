@@ -117,7 +117,7 @@ class _SumGraph:
 class MeasurePlan:
     """The measurements of a round: cosines of `count` canaries with it and, if `others`, without the others.
 
-    With `layers`, also the squared norm of each layer of that difference. With a `total`, also the products that give the
+    With `layers`, also the squared norm of each layer without the others. With a `total`, also the products that give the
     norm of each layer less any multiple of the total.
     """
 
