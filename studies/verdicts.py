@@ -77,7 +77,7 @@ def score_model(claim: float, rng: np.random.Generator) -> list[Scores]:
 def model_batch(claim: float, batch: int) -> dict[str, Any]:
     """Outcomes of mechanism claims and of amplified claims in one batch."""
     rng = np.random.default_rng([int(1000 * claim), batch])
-    evidence = Evidence(delta=DELTA, planned=1, shown=1, vouched=True)
+    evidence = Evidence(delta=DELTA, planned=1, presentations=1, vouched=True)
     outcomes: Counter[str] = Counter()
     for _ in range(BATCH):
         rungs = score_model(claim, rng)

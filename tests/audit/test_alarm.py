@@ -212,7 +212,7 @@ def test_a_rewound_audit_forgets_its_alarm():
 @pytest.mark.parametrize("deferred", [False, True])
 def test_on_violation_raises_and_the_audit_can_still_be_finished(tmp_path, deferred):
     audit = new_audit(on_violation="raise", directory=tmp_path / "run", deferred=deferred)
-    with pytest.raises(ViolationError, match=r"alarm in round 1: .*The training was stopped") as caught:
+    with pytest.raises(ViolationError, match=r"alarm in round 1: .*Training was stopped") as caught:
         train(audit, 0.5)
     assert caught.value.alarm.round == 1
     result = audit.finish()

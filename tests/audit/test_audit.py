@@ -172,7 +172,7 @@ def test_canaries_presented_unequally_are_not_pooled_into_one_interval():
 
 
 def test_momentum_requires_enough_unobserved_canaries():
-    with pytest.raises(ValueError, match="unobserved must be at least 200 where momentum is undone"):
+    with pytest.raises(ValueError, match="unobserved must be at least 200 if momentum is undone"):
         Audit(2_000, canaries=20, unobserved=100, seed=1, delta=1e-5, momentum=0.9)
 
 
@@ -232,7 +232,7 @@ def test_a_zero_delta_counts_as_a_skipped_round_and_gaps_are_allowed():
         ({"others": np.full(100, np.inf)}, "must be finite"),
         ({"others": np.ones(5)}, "others must be one row"),
         ({"others": np.arange(1.0, 101.0)}, "no noise and no canary is left"),
-        ({"present": [20]}, r"present canaries must be among 0\.\.19, got 20"),
+        ({"present": [20]}, r"present canaries must lie in 0\.\.19, got 20"),
         ({"present": [-1]}, "index must be at least 0, got -1"),
         ({"present": [1, 1]}, "must differ, got one twice"),
         ({"present": [0.5]}, "whole number"),

@@ -83,7 +83,7 @@ def test_every_canary_takes_part_once_per_epoch(scheme):
     ("given", "message"),
     [
         ({"rounds": 50}, "rounds must be the 100 of the sampling scheme, got 50"),
-        ({"presentations": 3}, "presentations must be left out where sampling is given"),
+        ({"presentations": 3}, "presentations must be omitted if sampling is given"),
         ({"sampling": "poisson"}, "sampling must be one of"),
     ],
 )

@@ -381,7 +381,7 @@ def test_a_loaded_audit_continues_bit_for_bit(tmp_path):
     trained(loaded, model, first=3)
     assert loaded.log_digest == whole.log_digest
     assert loaded.result(claim=5.0).to_dict() == whole.result(claim=5.0).to_dict()
-    with pytest.raises(ValueError, match="give its parameters too"):
+    with pytest.raises(ValueError, match="pass its parameters too"):
         Audit.load(tmp_path / "audit", seed=SEED)
     with pytest.raises(ValueError, match="those of the audit's model"):
         Audit.load(tmp_path / "audit", seed=SEED, parameters={"other": model["embedding"]})

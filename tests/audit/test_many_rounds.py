@@ -112,7 +112,7 @@ def test_every_pair_of_rounds_is_compared_once(rounds, monkeypatch):
     for row in rows:
         found.add(row)
     for _ in range(2):  # a second call changes nothing
-        largest, squares, pairs = found.found()
+        largest, squares, pairs = found.results()
         wanted = brute_pairs(rows, rounds)
         np.testing.assert_allclose(largest, wanted[0], atol=1e-6)
         assert squares == pytest.approx(wanted[1], rel=1e-5)
@@ -128,7 +128,7 @@ def test_with_very_many_rounds_only_the_latest_are_compared(monkeypatch):
     found = sketch_gauges.Pairs()
     for row in rows:
         found.add(row)
-    largest, _, pairs = found.found()
+    largest, _, pairs = found.results()
     assert largest[348] == pytest.approx(1)
     assert brute_pairs(rows, 48)[2] <= pairs <= brute_pairs(rows, 48 + 15)[2]
     assert len(found._rows) <= 48 + 16

@@ -69,7 +69,7 @@ def test_updates_with_flipped_sign_do_not_pass():
         audit.observe_round(number, -delta, present=present, others=np.zeros(4_000), clip_norm=1.0)
     found = verdict(audit, mechanism_epsilon(1.0, delta=1e-6))
     assert found.outcome == "UNDERPOWERED"
-    assert "is the sign of the updates turned?" in found.reason
+    assert "is the sign of the updates flipped?" in found.reason
 
 
 def test_much_more_noise_than_claimed_passes_if_canaries_are_detected():
@@ -100,7 +100,7 @@ def test_too_few_canaries_are_underpowered_and_the_needed_number_is_stated():
     audit = train(dim=4_000, canaries=20, rounds=8, noise_multiplier=4.22)
     found = verdict(audit, 1.0)
     assert found.outcome == "UNDERPOWERED"
-    assert "canaries would decide, 20 were there" in found.reason
+    assert "canaries would decide, 20 took part" in found.reason
 
 
 def test_final_never_passes_a_mechanism_claim():
@@ -150,7 +150,7 @@ def test_known_round_never_passes_where_signal_could_replace_noise():
     honest = train(signal=0.0, give_others=False, **SMALL)
     found = honest.result(claim=claim)
     assert found.verdict.outcome == "UNDERPOWERED"
-    assert "real updates could stand in for missing noise" in found.verdict.reason
+    assert "real updates could hide missing noise" in found.verdict.reason
     assert honest.result(claim=claim, clients=20).verdict.outcome == "PASS"  # 20 clipped clients hide at most 0.33 C√d
     many = honest.result(claim=claim, clients=100).verdict
     assert many.outcome == "UNDERPOWERED"

@@ -148,7 +148,7 @@ def test_invalid_blocks_are_rejected(arguments, words):
 
 
 def test_blocks_larger_than_the_model_are_rejected():
-    with pytest.raises(ValueError, match="dim must be at least that of the blocks, 765, got 700"):
+    with pytest.raises(ValueError, match="dim must be at least the total size of the blocks, 765, got 700"):
         BlockedCanaries(5, UNEVEN, seed=5, dim=700)
 
 

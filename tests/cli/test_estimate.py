@@ -210,7 +210,7 @@ def test_a_low_mean_passes_only_with_known_others():
     found = judged(mean, "--claim", 3)
     assert found["verdict"] == "UNDERPOWERED"
     assert any("--known-others" in warning for warning in found["warnings"])
-    assert "real updates could stand in for missing noise" in found["reason"]
+    assert "real updates could hide missing noise" in found["reason"]
     assert "`" not in found["reason"]  # no advice that only applies to Python code
     assert judged(mean, "--claim", 3, "--known-others")["verdict"] == "PASS"
 

@@ -514,7 +514,7 @@ def test_the_accountants_epsilon_passes_and_is_verified(tmp_path, capsys):
 def test_planned_canaries_do_not_observe_the_sampler(tmp_path, capsys):
     ends_with(3, "run", *SHORT, *SAMPLED, "--pattern", "spread", "--claim", "accountant", "--out", tmp_path / "run")
     out = " ".join(capsys.readouterr().out.split())
-    assert "nobody observed the pipeline's own sampler" in out
+    assert "the pipeline's own sampler was not observed" in out
     assert "--pattern clients or --pattern replace lets it pick the canaries" in out
 
 

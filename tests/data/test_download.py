@@ -110,7 +110,7 @@ def test_server_errors_are_retried_and_missing_files_are_not(site, tmp_path):
 def test_an_unreachable_server_is_reported_with_a_hint_about_proxies(tmp_path):
     with serving({}) as closed:
         url = closed.url
-    with pytest.raises(ConnectionError, match=r"Connection refused.*a proxy is named by HTTPS_PROXY") as raised:
+    with pytest.raises(ConnectionError, match=r"Connection refused.*set a proxy with HTTPS_PROXY") as raised:
         download(Download(url=url + "file.bin"), tmp_path / "file.bin")
     assert "\n" not in str(raised.value)
     assert list(tmp_path.iterdir()) == []

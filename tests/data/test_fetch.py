@@ -140,12 +140,12 @@ def test_a_damaged_archive_is_deleted(site, tmp_path):
 
 def test_unwritable_folder_is_reported(site, tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(OSError, match=r"writing .* failed: Not a directory; name another folder by --data-dir"):
+    with pytest.raises(OSError, match=r"writing .* failed: Not a directory; choose another folder with --data-dir"):
         fetch(tiny(site.url), tmp_path / "file")
 
 
 def test_unfetchable_data_set_says_why(tmp_path):
-    with pytest.raises(ValueError, match="stackexchange cannot be fetched: no place to download it from is known"):
+    with pytest.raises(ValueError, match="stackexchange cannot be fetched: no download is known"):
         fetch(DATASETS["stackexchange"], tmp_path)
 
 

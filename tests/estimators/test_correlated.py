@@ -171,7 +171,7 @@ def test_to_dict_and_correlated_noise_are_inverse(law):
         (lambda: BandedNoise(rounds=4, coefficients=(1.0, 2.0)), "must not increase"),
         (lambda: BandedNoise(rounds=4, coefficients=(1.0, -0.5)), "at least 0"),
         (lambda: TreeNoise(rounds=8).worst_strength(3, 4), "do not fit into 8 rounds"),
-        (lambda: correlated_noise({"kind": "forest"}), "a tree or banded, got 'forest'"),
+        (lambda: correlated_noise({"kind": "forest"}), "must be tree or banded, got 'forest'"),
     ],
 )
 def test_invalid_settings_are_rejected(make, words):

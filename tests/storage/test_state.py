@@ -77,7 +77,7 @@ def test_a_damaged_file_is_rejected_with_one_line(tmp_path, harm):
             "longer": bytes(data) + b"x",
         }[harm]
     )
-    with pytest.raises(ValueError, match=r"is damaged or cut short|is not a saved audit") as error:
+    with pytest.raises(ValueError, match=r"is damaged or truncated|is not a saved audit") as error:
         Audit.load(path, seed=7)
     assert "\n" not in str(error.value)
 

@@ -7,7 +7,7 @@ from scipy.stats import norm
 
 import coalmine
 from coalmine import CosineNull, compare_estimators
-from coalmine.estimators.literature.all_estimators import OF_TWO_SETS
+from coalmine.estimators.literature.all_estimators import TWO_SAMPLE_ESTIMATORS
 
 QUANTILES = norm.ppf((np.arange(1_000) + 0.5) / 1_000)
 EVERY = [
@@ -162,7 +162,7 @@ def test_rows_agree_with_table_1():
 
 
 def test_each_estimator_takes_the_same_arguments():
-    for estimator in OF_TWO_SETS:
+    for estimator in TWO_SAMPLE_ESTIMATORS:
         assert list(inspect.signature(estimator).parameters) == ["observed", "unobserved", "delta", "confidence"]
         assert estimator(QUANTILES + 1, QUANTILES, delta=1e-6).reference
 

@@ -55,7 +55,7 @@ def test_halvings_stop_at_ten_guesses():
     [
         ((0, 0, 10), "guesses must be at least 1, got 0"),
         ((5, 6, 10), "mistakes must be at most the guesses, got 6 mistakes in 5 guesses"),
-        ((11, 6, 10), "guesses must be at most the total of canaries, got 11 guesses at 10 canaries"),
+        ((11, 6, 10), "guesses must be at most the total of canaries, got 11 guesses for 10 canaries"),
         ((5.5, 1, 10), "guesses must be a whole number, got 5.5"),
         ((5, -1, 10), "mistakes must be at least 0, got -1"),
     ],

@@ -117,7 +117,7 @@ def test_the_threshold_of_a_run_is_chosen_on_other_runs():
     [
         (None, "needs scores of several runs"),
         ((np.zeros((19, 5)), np.zeros((19, 5))), "needs at least 20 runs.*got 19"),
-        ((np.zeros((20, 3)), np.zeros((20, 5))), "needs at least 4 canaries a run"),
+        ((np.zeros((20, 3)), np.zeros((20, 5))), "needs at least 4 canaries per run"),
     ],
 )
 def test_a_row_without_input_states_what_it_needs(trials, needs):
