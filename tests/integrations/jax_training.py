@@ -29,7 +29,7 @@ def loss(params, features, labels):
 
 
 def train(privatizer, strategy, *, grad_fn=None, batches=None, largest=160, through_clip=False):
-    """Train with an audited privatizer, and return what `finish` needs."""
+    """Train with an audited privatizer and return the arguments of `finish`."""
     grad_fn = grad_fn or jax_privacy.clipped_grad(loss, l2_clip_norm=1.0, batch_argnums=(1, 2))
     features, labels = data()
 
@@ -55,7 +55,7 @@ def train(privatizer, strategy, *, grad_fn=None, batches=None, largest=160, thro
 
 
 def gaussian(stddev=1.0, **options):
-    """An audited Gaussian privatizer whose noise is `stddev`, where 1 is stated."""
+    """An audited Gaussian privatizer with noise `stddev`, while 1 is stated."""
     inner = noise_addition.gaussian_privatizer(stddev=stddev, prng_key=jax.random.key(7))
     given = {"stddev": 1.0, "clip_norm": 1.0, "num_examples": EXAMPLES, "dp_event": EVENT, **SETTINGS}
     return audited(inner, PARAMS, **given | options)

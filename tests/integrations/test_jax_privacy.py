@@ -46,15 +46,15 @@ def test_half_the_noise_is_a_violation_of_the_noise_leg():
     ],
     ids=["balls in bins", "higher rate"],
 )
-def test_another_batch_selection_than_accounted_is_a_violation_of_the_sampling_leg(strategy):
+def test_unaccounted_batch_selection_is_a_violation_of_the_sampling_leg(strategy):
     privatizer = gaussian()
     result = privatizer.audit.finish(**train(privatizer, strategy))
     assert result.verdict.outcome == "VIOLATION"
     assert legs(result)["sampling"] == "VIOLATION"
 
 
-def test_batches_of_a_fixed_size_bar_a_pass_on_poisson_sampling():
-    """Each example is picked as often as accounted; the sizes of the batches show that the scheme is another."""
+def test_batches_of_fixed_size_prevent_a_pass_on_poisson_sampling():
+    """Each example is sampled as often as accounted, but the batch sizes reveal another scheme."""
     privatizer = gaussian()
     result = privatizer.audit.finish(
         **train(privatizer, batch_selection.FixedBatchSampling(batch_size=60, iterations=STEPS))
