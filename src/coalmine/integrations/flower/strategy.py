@@ -362,6 +362,7 @@ class AuditedStrategy(Strategy):
             weight=self._ratio.to_heaviest,
             sampler_observed=self._observes_sampler,
             audited=self.audited_items(),
+            pipeline={"trust_model": "central"} if self._private is not None else None,  # the server adds the noise
             warnings=[*self._warned, *describe_dropped(self.dropped)],
             **more,
         )
