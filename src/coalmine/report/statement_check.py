@@ -52,7 +52,7 @@ def _parsed(file: Path, text: str) -> dict[str, Any]:
         found = json.loads(text, parse_constant=_refused, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON ({error})") from None
-    if not isinstance(found, dict) or "schema_version" not in found:
+    if not isinstance(found, dict) or not {"guarantee", "evidence"} & found.keys():
         raise ValueError(f"{file} must be a privacy statement as `coalmine statement --format json` writes it")
     return found
 

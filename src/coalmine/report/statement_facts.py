@@ -179,21 +179,28 @@ def _readable(message: str, values: Any) -> str:
     name = place.rstrip("`").removeprefix("$").lstrip(".")
     if "unknown field" in reason:
         return f"{shown(reason.split('`')[1])} is no fact; `coalmine statement --template` lists those there are"
+    table, _, field = name.partition(".")
+    given = values.get(table, {}) if isinstance(values, Mapping) else values
+    if field and isinstance(given, Mapping):
+        given = given.get(field.partition("[")[0])
+    got = f"got {shown(given)}"
     if reason.startswith("Invalid enum value"):
-        options = ", ".join(_options(name))
-        return f"{name} must be one of {options}, got {reason.removeprefix('Invalid enum value ')}"
-    wanted = reason.removeprefix("Expected ").replace("`", "").replace(" | null", "")
-    return f"{name or 'the file'} must be {_plain_words(wanted)}"
+        return f"{name} must be one of {', '.join(_options(name))}, {got}"
+    if field.startswith("publication_date"):
+        return f"{name} must be a date such as 2026-11-16, {got}"
+    if not reason.startswith("Expected "):
+        return f"{name} must be a number of a usual size, {got}"
+    wanted = reason.removeprefix("Expected ").partition(", got")[0].replace("`", "").replace(" | null", "")
+    return f"{name or 'the file'} must be {_plain_words(wanted)}, {got}"
 
 
 def _plain_words(wanted: str) -> str:
-    return (
-        wanted.replace("object", "a table")
-        .replace("array", "a list")
-        .replace("str ", "text ")
-        .replace("float", "a number")
-        .replace(", got", ", got")
-    )
+    """A type of msgspec's in words."""
+    kind, _, limits = wanted.partition(" ")
+    words = {"object": "a table", "array": "a list", "str": "text", "float": "a number", "int": "a whole number"}
+    limits = limits.replace(">=", "of at least").replace("<=", "of at most").replace(">", "above").replace("<", "below")
+    limits = limits.replace("of length of", "of a length of").replace("matching regex", "like")
+    return f"{words.get(kind, kind)} {limits}".strip()
 
 
 def _options(name: str) -> Iterator[str]:
