@@ -159,7 +159,11 @@ def test_without_a_claim_nothing_is_guaranteed(runs):
 def test_a_client_who_takes_part_more_often_is_named_at_the_top(tmp_path):
     more = {"client_rounds": 4, "client_epsilon": 11.5, "client_exposure": "average", "level": "client"}
     run = make_run(tmp_path / "run", canaries=60, more=more)
-    lines = read_statement(run).summary
+    result = stored(run) | {"claim_participations": 1}
+    (run / "result.json").write_text(json.dumps(result))
+    lines, item = read_statement(run).summary, read_statement(run).items["accounting.participations"]
+    assert item.basis == "observed"
+    assert "Contradicted: A client takes part in about 4 rounds" in item.text
     assert lines[1] == "A client takes part in about 4 rounds of this run, for which the analytical ε is 11.5."
     record = statement_text(read_statement(run, facts_from_dict({"deployment": DEPLOYMENT})), "yaml")
     assert (
@@ -382,7 +386,8 @@ def test_a_record_without_what_the_registry_requires_is_refused(runs, command):
 
 
 def test_a_model_card_is_read_by_hugging_face(runs):
-    hub = pytest.importorskip("huggingface_hub")
+    import huggingface_hub as hub  # which takes a while to import
+
     result = stored(runs["sampled"])
     read = hub.ModelCard(statement_text(read_statement(runs["sampled"], facts_from_dict(FACTS)), "card"))
     told = read.data.to_dict()

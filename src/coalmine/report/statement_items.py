@@ -66,7 +66,7 @@ SCHEMES = {
 }
 ASSUMPTIONS = {  # by audited item: label, and the assumption in a sentence
     "noise level": ("size of the noise", "Every round has as much noise as stated."),
-    "noise law": ("law of the noise", "The noise is Gaussian and fresh as the scheme says, in every coordinate."),
+    "noise law": ("law of the noise", "The noise follows the stated scheme: Gaussian, in every coordinate."),
     "clipping": ("clipping", "Every contribution is cut to the clip norm."),
     "weights": ("weights", "Nobody counts for more than a canary."),
     "tensors": ("tensors", "Every tensor gets its noise."),
@@ -345,7 +345,12 @@ def _participations(sources: Sources) -> Item:
     times = fact if known is None else known
     if times is None:
         return _missing(key, label, detail)
-    text = f"one {sources.unit} takes part in at most {rounds_of(times)}"
+    text, seen = (
+        f"the ε is for one {sources.unit} who takes part in at most {rounds_of(times)}",
+        client_sentence(sources.result),
+    )
+    if seen:
+        return _known(key, label, f"{text}. Contradicted: {seen}", times, basis=OBSERVED, detail=detail)
     return _known(key, label, text, times, basis=OPERATOR, detail=detail)
 
 

@@ -73,7 +73,10 @@ class RunOutcome:
             accountant = CLOSED_FORM
         elif config.claim.accountant and "accounting" in self.result.legs:
             accountant = self.result.legs["accounting"].accountant
-        released = ["accuracy on examples held out from training, without noise"]
+        released = [
+            "metrics.jsonl, without noise: the accuracy on examples held out from training, and in each round the number of "
+            f"{config.task.level}s and the share of clipped updates"
+        ]
         if config.privacy.clipping == "adaptive":
             released.append(
                 "the adaptive clip's count, with noise of its own that the ε counts"
