@@ -12,7 +12,7 @@ from coalmine.report.statement import read_statement
 from coalmine.report.statement_facts import NO_FACTS
 from coalmine.report.statement_formats import statement_text
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "statement.schema.json").read_text())
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "reference" / "statement.schema.json").read_text())
 PARTS = ("guarantee", "accounting", "mechanism", "evidence")
 EVERY_ITEM = [f"{part}.{name}" for part in PARTS for name in SCHEMA["properties"][part]["required"]]
 ASSUMPTIONS = [

@@ -141,7 +141,7 @@ class PrivacyStatement:
         return f"Made by coalmine {__version__} from the run's result.json{facts}."
 
     def to_dict(self) -> dict[str, Any]:
-        """As docs/statement.schema.json has it."""
+        """As docs/reference/statement.schema.json has it."""
         return {
             "schema_version": SCHEMA_VERSION,
             "coalmine_version": __version__,
