@@ -203,6 +203,21 @@ def test_the_test_of_numbers_sees_a_number_that_is_not_there():
     assert 4.88 not in set(shown_as(4.8926))
 
 
+def test_entries_of_a_pipeline_that_make_no_sense_are_left_out(tmp_path):
+    odd = {
+        "unit": "martian",
+        "clip_norm": "<b>",
+        "library": 7,
+        "generator": "",
+        "trust_model": ["central"],
+        "clipping": "x",
+    }
+    statement = complete(make_run(tmp_path / "run", canaries=60, more={"pipeline": odd | {"precision": "float32"}}))
+    for key in ("guarantee.unit", "guarantee.trust_model", "mechanism.clip_norm", "mechanism.library"):
+        assert not statement.items[key].stated
+    assert statement.items["mechanism.precision"].value == "float32"
+
+
 # Facts
 
 

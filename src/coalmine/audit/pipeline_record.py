@@ -12,6 +12,11 @@ from coalmine.version import __version__
 CLOSED_FORM = "closed form of the Gaussian mechanism, by coalmine"
 ACCOUNTING_PACKAGES = ("dp-accounting", "PLD_accounting", "opacus")
 NUMBERS = ("clip_norm",)
+WORDS = {
+    "unit": ("client", "example"),
+    "trust_model": ("central", "local", "distributed"),
+    "clipping": ("fixed", "adaptive"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +58,7 @@ class PipelineRecord:
             if part.name in NUMBERS:
                 fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
             else:
-                fits = isinstance(value, str) and bool(value.strip())
+                fits = isinstance(value, str) and bool(value.strip()) and value in WORDS.get(part.name, (value,))
             if fits:
                 known[part.name] = value
         return cls(**known)

@@ -19,7 +19,6 @@ from coalmine.storage.files import read_regular
 LARGEST_FILE = 1 << 18  # bytes
 LONGEST_TEXT = 4_000  # characters
 LARGEST_NUMBER = 1e100
-JOINERS = "\u200c\u200d"  # in words of some scripts, and in emoji
 
 Positive = Annotated[float, Meta(gt=0, le=LARGEST_NUMBER)]
 Share = Annotated[float, Meta(gt=0, lt=1)]
@@ -39,7 +38,7 @@ class Part(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One table of the file. Everything may be left out."""
 
 
-class GuaranteeFacts(Part):
+class GuaranteeFacts(Part, frozen=True):
     """The table [guarantee]."""
 
     variant: Variant | None = None
@@ -55,7 +54,7 @@ class GuaranteeFacts(Part):
     evaluation: Text | None = None
 
 
-class AccountingFacts(Part):
+class AccountingFacts(Part, frozen=True):
     """The table [accounting]: the accountant, and what the operator states of its assumptions."""
 
     accountant: Text | None = None
@@ -70,7 +69,7 @@ class AccountingFacts(Part):
     tensors: Text | None = None
 
 
-class MechanismFacts(Part):
+class MechanismFacts(Part, frozen=True):
     """The table [mechanism]."""
 
     clip_norm: Positive | None = None
@@ -83,7 +82,7 @@ class MechanismFacts(Part):
     also_released: Text | None = None
 
 
-class DeploymentFacts(Part):
+class DeploymentFacts(Part, frozen=True):
     """The table [deployment]: what the OpenDP registry asks about the product itself."""
 
     name: Text | None = None
@@ -107,7 +106,7 @@ class DeploymentFacts(Part):
     authors: Texts | None = None
 
 
-class Facts(Part):
+class Facts(Part, frozen=True):
     """Everything that a facts file may hold."""
 
     guarantee: GuaranteeFacts = GuaranteeFacts()
@@ -166,7 +165,7 @@ def _tidy(value: Any, where: str) -> Any:
         raise ValueError(f"{shown(where)} must be a finite number, got {value}")
     if isinstance(value, str):
         text = " ".join(value.split())
-        hidden = next((mark for mark in text if not (mark.isprintable() or mark in JOINERS)), None)
+        hidden = next((mark for mark in text if not mark.isprintable()), None)
         if hidden is not None:
             raise ValueError(f"{shown(where)} must be text that can be read, got the hidden character {shown(hidden)}")
         return text
