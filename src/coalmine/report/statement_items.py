@@ -468,9 +468,11 @@ def _power(result: AuditResult) -> Item:
         return _known(key, label, "does not apply: the claim is refuted")
     if verdict.power is None:
         return _missing(key, label, f"the verdict does not rest on one: {verdict.reason}")
-    text = f"a leak of twice the claimed ε would have been caught with a probability of {percent(verdict.power)}"
+    text = f"a leak of twice the claimed ε would have been detected with a probability of {percent(verdict.power)}"
     if verdict.outcome == "PASS" and result.legs:
-        text = f"each leg would have caught twice the claimed ε with a probability of at least {percent(verdict.power)}"
+        text = (
+            f"each leg would have detected twice the claimed ε with a probability of at least {percent(verdict.power)}"
+        )
     return _known(key, label, text, verdict.power)
 
 
