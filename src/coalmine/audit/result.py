@@ -17,10 +17,12 @@ from coalmine.audit.unknown_round import LossFit
 from coalmine.audit.verdict import NO_VERDICT, Verdict
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.estimators.intervals import Interval
+from coalmine.estimators.mechanism import mechanism_noise
 from coalmine.storage.record import SCHEMA_VERSION, Settings
 
 CONFIDENCE = 0.95
 CLAIM_FIELDS = ("sensitivity", "sampling", "noise_multiplier", "sampler_observed")  # in result.json if a claim has them
+MU = "claim_mu"
 TOP_LEVEL_SETTINGS = ("dim", "delta", "canaries", "unobserved", "kind")  # settings at the top level of result.json
 
 
@@ -156,13 +158,25 @@ class AuditResult:
         """The interval of `epsilon`."""
         return None if self.headline is None else self.headline.interval
 
+    @property
+    def claim_mu(self) -> float | None:
+        """μ of the Gaussian trade-off curve that goes through the claimed (ε, δ); None for an amplified claim.
+
+        A claim about known rounds is one about a Gaussian mechanism, whose curve ε and δ fix. Sampling bends the curve.
+        """
+        if self.claim is None or self.claim.amplified:
+            return None
+        noise = float(mechanism_noise(self.claim.epsilon, delta=self.settings.delta))
+        return 1 / noise if 0 < noise < math.inf else None
+
     def to_dict(self) -> dict[str, Any]:
         """The result in the form of docs/reference/result.schema.json, except that inf and NaN are still floats."""
         claim = {} if self.claim is None else self.claim.to_dict()
         accounted = {f"claim_{name}": claim[name] for name in CLAIM_FIELDS if claim.get(name)}
+        curve = {} if self.claim_mu is None else {MU: self.claim_mu}
         plan = {name: value for name, value in self.settings.to_dict().items() if name not in TOP_LEVEL_SETTINGS}
         alarm = {"alarm": None if self.alarm is None else self.alarm.to_dict()} if self.watched else {}
-        return {**self.extra, **accounted, **alarm} | {
+        return {**self.extra, **accounted, **curve, **alarm} | {
             "schema_version": SCHEMA_VERSION,
             "dim": self.settings.dim,
             "delta": self.settings.delta,
@@ -315,6 +329,7 @@ def _result_of(values: Mapping[str, Any]) -> AuditResult:
     known = {
         *AuditResult(settings=_EMPTY, rounds=0, skipped=0, adversaries={}, gauges=()).to_dict(),
         *(f"claim_{name}" for name in CLAIM_FIELDS),
+        MU,
         "alarm",
     }
     return AuditResult(

@@ -18,7 +18,7 @@ from coalmine.argument_checks import Floats, shown
 from coalmine.audit.claim import Claim
 from coalmine.audit.cohort_sampling import configured_sampling
 from coalmine.audit.derivation import derive_result
-from coalmine.audit.result import AuditResult
+from coalmine.audit.result import MU, AuditResult
 from coalmine.audit.schedule import canary_schedule, schedule_key
 from coalmine.canaries import BlockedCanaries, RotatedCanaries, SphereCanaries
 from coalmine.estimators.amplification import amplified_epsilon
@@ -366,6 +366,8 @@ def _derived(known: _Evidence) -> Check:
             "them was changed",
         )
     again: dict[str, Any] = json.loads(json.dumps(json_ready(derived.to_dict())))
+    if MU not in stored:
+        again.pop(MU, None)  # results written before it existed
     changed = [name for name, value in again.items() if name not in DERIVED and not _alike(stored.get(name), value)]
     detail = "recomputing the result from the stored rounds gives result.json"
     if changed:

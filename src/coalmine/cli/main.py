@@ -31,6 +31,7 @@ from coalmine.cli.reproduce import reproduce
 from coalmine.cli.resume import resume
 from coalmine.cli.run import run
 from coalmine.cli.selftest import selftest
+from coalmine.cli.statement import statement
 from coalmine.cli.sweep import sweep
 from coalmine.cli.verdict import verdict
 from coalmine.cli.verify import seed, verify
@@ -41,7 +42,7 @@ logger = logging.getLogger("coalmine")
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 TOPICS = {
     "Train and audit": (run, resume, watch, sweep, check, data),
-    "Read finished audits": (report, compare, verdict, verify),
+    "Read finished audits": (report, statement, compare, verdict, verify),
     "Plan and compute": (plan, estimate, mechanism_epsilon, amplified_epsilon),
     "Set up and check coalmine": (seed, selftest, audit_gaussian_mechanism, reproduce),
 }

@@ -4,16 +4,22 @@ from pathlib import Path
 
 import click
 
-from coalmine.audit.verification import verify_run
+from coalmine.audit.verification import Check, verify_run
 from coalmine.cli.options import Command, argument
 from coalmine.cli.output import print_columns, print_json, print_line
+from coalmine.report.statement_check import check_statement
+from coalmine.report.statement_facts import read_facts
 from coalmine.storage.seed_file import read_seed, write_seed
+
+UNVERIFIED = Check("run", None, "give --seed-file to verify the run itself: a statement is worth no more than its run")
 
 
 @click.command(cls=Command)
 @argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True), help="Run directory.")
 @click.option(
-    "--seed-file", type=click.Path(path_type=Path), required=True, help="File with the secret seed of the audit."
+    "--seed-file",
+    type=click.Path(path_type=Path),
+    help="File with the secret seed of the audit. Without it, only a statement can be checked.",
 )
 @click.option(
     "--model",
@@ -26,20 +32,49 @@ from coalmine.storage.seed_file import read_seed, write_seed
     help="Commitment that was noted elsewhere before round 1 (statement_sha256 of audit/record.json).",
 )
 @click.option("--log-digest", metavar="HEX", help="Digest of the log that was noted elsewhere when the run ended.")
+@click.option(
+    "--statement",
+    "statement_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Privacy statement, in any format of `coalmine statement`; it must follow from the run.",
+)
+@click.option(
+    "--facts",
+    "facts_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Facts file that the statement was made with.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
 def verify(
-    directory: Path, seed_file: Path, model: Path | None, commitment: str | None, log_digest: str | None, as_json: bool
+    directory: Path,
+    seed_file: Path | None,
+    model: Path | None,
+    commitment: str | None,
+    log_digest: str | None,
+    statement_file: Path | None,
+    facts_file: Path | None,
+    as_json: bool,
 ) -> int:
     """Verify an audit: what was committed to before round 1, its rounds, and the result that follows from them.
 
     A check holds, does not hold, or could not be made. Give the final model, and the two digests that somebody noted
-    elsewhere when the run began and ended, to have every check made.
+    elsewhere when the run began and ended, to have every check made. With --statement, a privacy statement is made again
+    from the run and compared: a changed number or word is found. The statement is worth no more than its run.
 
     Exit codes: 0 if every check holds, 1 if one does not, 3 if none fails but some could not be made.
     """
-    if not seed_file.is_file():
+    if seed_file is None and statement_file is None:
+        raise click.UsageError("give --seed-file, --statement or both")
+    if facts_file is not None and statement_file is None:
+        raise click.UsageError("--facts belongs to a statement: give --statement too")
+    if seed_file is not None and not seed_file.is_file():
         raise ValueError(f"{seed_file} does not exist: --seed-file must be the one that the audit was begun with")
-    checks = verify_run(directory, read_seed(seed_file), model=model, commitment=commitment, log_digest=log_digest)
+    checks = [UNVERIFIED]
+    if seed_file is not None:
+        checks = verify_run(directory, read_seed(seed_file), model=model, commitment=commitment, log_digest=log_digest)
+    if statement_file is not None:
+        facts = None if facts_file is None else read_facts(facts_file)
+        checks += check_statement(directory, statement_file, facts)
     words = {True: "holds", False: "DOES NOT HOLD", None: "NOT CHECKED"}
     if as_json:
         print_json({check.name: {"held": check.held, "detail": check.detail} for check in checks})

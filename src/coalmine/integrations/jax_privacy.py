@@ -40,9 +40,11 @@ from coalmine.argument_checks import count_of, one_number, shown, whole_number
 from coalmine.audit.audit import Audit
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
+from coalmine.audit.pipeline_record import CLOSED_FORM
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
 from coalmine.canaries.array_types import is_traced
+from coalmine.estimators.amplification import PLD
 from coalmine.estimators.correlated import BandedNoise
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.sampling import Poisson
@@ -412,6 +414,7 @@ class _Steps:
         self._scale = CLIP_SCALE if through_clip else None
         self._audit, self._mechanism, self._draw = audit, mechanism, draw
         self._names, self._treedef = names, treedef
+        self._precision = ", ".join(sorted({str(leaf.dtype) for leaf in model.values()}))
         if audit.log.final is not None:
             audit.rewind_to(audit.last_round)  # the run ended between its final model and its result: it is resumed
         self._initial = {name: np.array(leaf) for name, leaf in model.items()} if audit.last_round == 0 else None
@@ -527,13 +530,17 @@ class _Steps:
         elif accounted is not None:
             accounted_epsilon = accounted.epsilon
         noise = mechanism.noise_multiplier if mechanism.law is None else None
+        claimed_by = None
         if claim is None and audit.claim is None and mechanism.law is not None and mechanism.unit_std:
-            claim = self._correlated_claim()
+            claim, claimed_by = self._correlated_claim(), CLOSED_FORM
         return self._journal.finish(
             claim,
             noise=noise,
             accounted_epsilon=accounted_epsilon,
             accounted=accounted,
+            accounted_by=PLD,
+            claimed_by=claimed_by,
+            pipeline={"trust_model": "central", "precision": self._precision},
             task=task,
             audited=self._audited_items(),
             notes=self._notes(),

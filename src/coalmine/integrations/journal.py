@@ -12,8 +12,17 @@ from coalmine.audit.audit import Audit
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.ladder import presented_times
+from coalmine.audit.pipeline_record import CLOSED_FORM, accountant_version, of_library
 from coalmine.audit.result import AuditResult
 from coalmine.estimators.mechanism import mechanism_epsilon
+
+LIBRARIES = {  # of each trainer: the distribution that holds it, and what one clip bounds
+    "flower": ("flwr", "client"),
+    "jax_privacy": ("jax-privacy", "example"),
+    "nvflare": ("nvflare", "client"),
+    "opacus": ("opacus", "example"),
+    "pfl": ("pfl", "client"),
+}
 
 
 class Journal:
@@ -25,6 +34,7 @@ class Journal:
     def __init__(self, audit: Audit, config: Mapping[str, Any]) -> None:
         self._audit = audit
         self._trainer = str(config["trainer"])
+        self._clip_norm = config["privacy"].get("clip_norm") or None
         self._started = time.monotonic()
         if audit.directory is not None:
             audit.directory.write_config(config)
@@ -46,6 +56,9 @@ class Journal:
         sampler_observed: bool | None = None,
         accounted_epsilon: float | None = None,
         accounted: Claim | None = None,
+        accounted_by: str | None = None,
+        claimed_by: str | None = None,
+        pipeline: Mapping[str, Any] | None = None,
         task: str | None = None,
         audited: Iterable[AuditedItem] = (),
         notes: Iterable[str] = (),
@@ -60,8 +73,9 @@ class Journal:
         `sampler_observed` says whether the framework's own sampler picked the canaries; None leaves that to the claim.
         `accounted_epsilon` is the accountant's, and `accounted` the claim of it, amplified by sampling. If the canaries
         followed the pipeline's own sampler, that claim is judged by default, and the mechanism's is an entry beside it;
-        otherwise the other way round. `task` is the name of what was trained, as `coalmine compare` shows it; the default
-        is the trainer's name. `audited` says what the integration
+        otherwise the other way round. `accounted_by` and `claimed_by` name the accountants of `accounted` and of `claim`.
+        `pipeline` are further facts of a `PipelineRecord`. `task` is the name of what was trained, as `coalmine compare`
+        shows it; the default is the trainer's name. `audited` says what the integration
         covers of the pipeline and what it leaves out. `notes` and `warnings` are printed with the result. In result.json
         both have entries of their own, because `coalmine verify` derives the entry `notes` from the rounds alone.
         """
@@ -76,11 +90,12 @@ class Journal:
                 for times in (usual, most)
             )
             counts["most_exposed_epsilon"] = largest
-        beside = accounted
+        beside, accountant = accounted, claimed_by
         if claim is None and noise:
+            accountant = CLOSED_FORM
             claim = claim_for_weight(self._audit, noise_claim(self._audit, noise), weight)
             if accounted is not None and accounted.sampler_observed:
-                claim, beside = accounted, claim
+                claim, beside, accountant = accounted, claim, accounted_by
         elif claim is not None:
             claim = claim_for_weight(self._audit, claim if isinstance(claim, Claim) else Claim(claim), weight)
             if claim.amplified and sampler_observed is not None:
@@ -103,9 +118,17 @@ class Journal:
             remarks.insert(0, f"{text.format(beside.epsilon)}: {verdict.outcome}: {verdict.reason}")
         if self._audit.directory is not None:
             names = {"trainer": self._trainer, "task": task or self._trainer}
-            added = {"trainer_notes": remarks, "warnings": cautions}
+            added = {"trainer_notes": remarks, "warnings": cautions, "pipeline": self._pipeline(accountant, pipeline)}
             self._audit.directory.write_result(result, **names, **counts, **added, **more)
         return replace(result, notes=(*result.notes, *remarks, *(f"warning: {text}" for text in cautions)))
+
+    def _pipeline(self, accountant: str | None, more: Mapping[str, Any] | None) -> dict[str, Any]:
+        """What the trainer knows of its pipeline, for result.json."""
+        library, unit = LIBRARIES[self._trainer]
+        facts: dict[str, Any] = {"unit": unit, "clip_norm": self._clip_norm} | dict(more or {})
+        if accountant is not None:
+            facts |= {"accountant": accountant, "accountant_version": accountant_version(accountant)}
+        return of_library(library, **facts).to_dict()
 
 
 def noise_claim(audit: Audit, noise_multiplier: float) -> Claim:

@@ -312,6 +312,8 @@ class _OptimizerAudit:
             noise=noise,
             accounted_epsilon=accounted_epsilon,
             accounted=self._accounted_claim(accounted_epsilon),
+            accounted_by=None if self._accountant is None else f"opacus {type(self._accountant).__name__}",
+            pipeline=self._pipeline(),
             task=task,
             audited=self._audited_items(),
             notes=self._notes(bool(claim or noise)),
@@ -550,6 +552,17 @@ class _OptimizerAudit:
             canaries["rows"] = self._draw.rows.count
         size = self._gradients.ranks.size
         return {"trainer": "opacus", "privacy": privacy, "canaries": canaries} | ({"ranks": size} if size > 1 else {})
+
+    def _pipeline(self) -> dict[str, Any]:
+        """What the optimizer tells of the pipeline beside its settings."""
+        kinds = sorted({str(p.dtype).removeprefix("torch.") for p in self._optimizer.params})
+        secure = "a cryptographic generator (Opacus's secure mode)"
+        plain = "a torch.Generator, which is not cryptographic (Opacus without secure mode)"
+        return {
+            "trust_model": "central",
+            "precision": ", ".join(kinds),
+            "generator": secure if self._optimizer.secure_mode else plain,
+        }
 
     def _parameters(self) -> Any:
         return self._gradients.whole([part.clone() for part in self._gradients.parameters()])

@@ -37,7 +37,7 @@ def write_report(directories: Sequence[Path | str], out: Path | str | None = Non
         raise ValueError("a report needs at least one directory of a run")
     home = paths[0] if len(paths) == 1 else Path()  # a sweep's directory too
     target = home / f"report.{kind}" if out is None else Path(out)
-    if any(_own_file(run, target) for path in paths for run in runs_in(path)):
+    if any(is_own_file(run, target) for path in paths for run in runs_in(path)):
         raise ValueError(f"{target} is a file of the run itself; name another file with --out")
     text = report_text(paths, kind=kind)
     try:
@@ -54,7 +54,7 @@ def write_live_page(directory: Path, out: Path, watched: Watched | None, *, seco
     """
     from coalmine.report.page import LivePage, run_page, waiting_page
 
-    if _own_file(directory, out):
+    if is_own_file(directory, out):
         raise ValueError(f"{out} is a file of the run itself; name another file with --html")
     sentence = NO_CLAIM if watched is None else watched.sentence
     live = LivePage(sentence, watched is not None and watched.alarm is not None, seconds)
@@ -68,7 +68,7 @@ def write_live_page(directory: Path, out: Path, watched: Watched | None, *, seco
         raise OSError(f"writing {out} failed ({error.strerror or error}); name another file with --html") from error
 
 
-def _own_file(run: Path, target: Path) -> bool:
+def is_own_file(run: Path, target: Path) -> bool:
     """Whether the run keeps something else in that file."""
     home, file = run.resolve(), target.resolve()
     return (file.parent == home and file.name in OWN_FILES) or home / "audit" in file.parents

@@ -40,6 +40,8 @@ from coalmine.report.sentences import (
     suspicion,
     verdict_sentence,
 )
+from coalmine.report.statement import privacy_statement
+from coalmine.report.statement_page import statement_context
 from coalmine.report.stored_run import Run
 from coalmine.report.summary import NAMED, claim_words, folded_line, key_figures, legs_of, tensor_names
 from coalmine.report.table_rows import (
@@ -127,7 +129,15 @@ def run_page(run: Run, live: "LivePage | None" = None) -> str:
         commitment=run.commitment,
         demonstration=run.demonstration,
         log_digest=str(result.extra.get("log_digest", "not written yet")),
+        **_statement(run),
     )
+
+
+def _statement(run: Run) -> dict[str, Any]:
+    """What the section on the privacy statement shows; nothing of a run that is not finished."""
+    if not run.finished:
+        return {"statement": None}
+    return statement_context(privacy_statement(run.result, commitment=run.commitment, demonstration=run.demonstration))
 
 
 def waiting_page(name: str, reason: str, live: LivePage) -> str:
@@ -154,6 +164,7 @@ def _render(template: str, **context: Any) -> str:
         resources.files("coalmine.report").joinpath(name).read_text(encoding="utf-8")
         for name in ("page.css", "page.js")
     )
+    style += resources.files("coalmine.report").joinpath("statement.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _environment().get_template(template).render(style=style, script=script, script_digest=digest, **context)
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from coalmine.audit.pipeline_record import CLOSED_FORM, accountant_version, of_library
 from coalmine.audit.result import AuditResult
 from coalmine.audit.verdict import Verdict
 from coalmine.simulation.config import RunConfig
@@ -59,10 +60,47 @@ class RunOutcome:
             "client_epsilon": self.client_epsilon,
             "client_exposure": "most exposed" if self.exact_client else "average",
             "secret_seed": self.config.canaries.seed_file is not None,
+            "pipeline": self._pipeline(),
             "if_analytical_were_claimed": None
             if self.if_claimed is None
             else {"verdict": self.if_claimed.outcome, "reason": self.if_claimed.reason},
         }
+
+    def _pipeline(self) -> dict[str, Any]:
+        """What a statement needs to know of this trainer."""
+        config, accountant = self.config, None
+        if config.claim.analytical:
+            accountant = CLOSED_FORM
+        elif config.claim.accountant and "accounting" in self.result.legs:
+            accountant = self.result.legs["accounting"].accountant
+        released = [
+            "metrics.jsonl, without noise: the accuracy on examples held out from training, and in each round the number of "
+            f"{config.task.level}s and the share of clipped updates"
+        ]
+        if config.privacy.clipping == "adaptive":
+            released.append(
+                "the adaptive clip's count, with noise of its own that the ε counts"
+                if self.count_noise_multiplier
+                else "the adaptive clip's count, without noise, which no ε counts"
+            )
+        precision = "fp32 for weights, sums, clip and noise"
+        if config.engine.precision == "tf32":
+            precision += "; tf32 for matrix products in training"
+        return of_library(
+            "coalmine",
+            unit=config.task.level,
+            trust_model="central",
+            clip_norm=config.privacy.clip_norm,
+            clipping=config.privacy.clipping,
+            precision=precision,
+            generator="a torch.Generator, which is not cryptographic; its seed stands in config.toml, so whoever has that "
+            "file can draw the noise again",
+            accountant=accountant,
+            accountant_version=None if accountant is None else accountant_version(accountant),
+            also_released="; ".join(released),
+            pretraining="none: the first model is drawn at random",
+            evaluation="accuracy is measured on examples that took no part in training; the ε does not cover them",
+        ).to_dict()
 
     def heading(self) -> str:
         """The run in one line."""

@@ -362,9 +362,17 @@ class AuditedStrategy(Strategy):
             weight=self._ratio.to_heaviest,
             sampler_observed=self._observes_sampler,
             audited=self.audited_items(),
+            pipeline=self._pipeline(),
             warnings=[*self._warned, *describe_dropped(self.dropped)],
             **more,
         )
+
+    def _pipeline(self) -> dict[str, Any]:
+        """What the strategy tells of the pipeline; nothing where it is none of Flower's private ones."""
+        if self._private is None:
+            return {}
+        adaptive = "Adaptive" in type(self._private).__name__
+        return {"trust_model": "central", "clipping": "adaptive" if adaptive else "fixed"}  # the server adds the noise
 
     @property
     def _observes_sampler(self) -> bool:

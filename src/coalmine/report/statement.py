@@ -1,0 +1,215 @@
+"""A privacy statement: the guarantee, its accounting, the mechanism, the evidence, and what is not stated.
+
+    statement = read_statement(directory, read_facts("facts.toml"))
+    print(statement_text(statement, "md"))
+
+Every item is filled in from the run, or from the operator's facts, or says "not stated".
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from coalmine.argument_checks import one_line
+from coalmine.audit.result import AuditResult
+from coalmine.report.sentences import meaning, percent, rounds_of, shown, suspicion
+from coalmine.report.statement_facts import NO_FACTS, Facts
+from coalmine.report.statement_items import (
+    UNITS,
+    Item,
+    Sources,
+    accounting_items,
+    client_sentence,
+    evidence_items,
+    guarantee_items,
+    mechanism_items,
+)
+from coalmine.storage.record import Commitment
+from coalmine.storage.run_directory import RunDirectory
+from coalmine.version import __version__
+
+SCHEMA_VERSION = 1
+NEARLY_ALL = 0.999
+PRIORS = (0.01, 0.1, 0.5)
+PARTS = {
+    "guarantee": "The guarantee",
+    "accounting": "Accounting",
+    "mechanism": "Mechanism",
+    "evidence": "Evidence",
+}
+MISSING_PART = "What is not stated"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meaning:
+    """An ε in words: what a suspicion of each of `PRIORS` can become."""
+
+    name: str
+    epsilon: float
+
+    @property
+    def posteriors(self) -> tuple[float, ...]:
+        return tuple(suspicion(prior, self.epsilon) for prior in PRIORS)
+
+    def to_dict(self) -> dict[str, Any]:
+        grown = {f"{prior:g}": value for prior, value in zip(PRIORS, self.posteriors, strict=True)}
+        return {"name": self.name, "epsilon": self.epsilon, "suspicion_becomes": grown}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyStatement:
+    """A statement; `parts` has the items of each of `PARTS`."""
+
+    title: str
+    parts: dict[str, tuple[Item, ...]]
+    facts: Facts
+    delta: float
+    passed_scope: str
+    more_exposed: str  # what holds for a client who takes part more often than the claim says
+
+    @cached_property
+    def items(self) -> dict[str, Item]:
+        """Every item by its key, such as "guarantee.epsilon"."""
+        return {item.key: item for items in self.parts.values() for item in items}
+
+    @property
+    def not_stated(self) -> list[Item]:
+        """The items that neither the run nor the facts answer."""
+        return [item for item in self.items.values() if not item.stated]
+
+    @property
+    def meanings(self) -> list[Meaning]:
+        """The ε of the guarantee and of the measurement, as far as there are any."""
+        named = {"guaranteed": "guarantee.epsilon", "measured (an estimate)": "evidence.measured_epsilon"}
+        values = {name: self.items[key].value for name, key in named.items()}
+        return [Meaning(name=name, epsilon=value) for name, value in values.items() if isinstance(value, int | float)]
+
+    @property
+    def meaning(self) -> str:
+        """The first ε in plain words."""
+        return (
+            meaning(self.meanings[0].epsilon, self.delta) if self.meanings else "No ε is stated, and none was measured."
+        )
+
+    @property
+    def guessed_right(self) -> str:
+        """What an attacker's guesses become: the sentence under the picture."""
+        first, guaranteed = self.meanings[0], self.items["guarantee.epsilon"].stated
+        right = first.posteriors[-1]
+        share = "nearly all" if right > NEARLY_ALL else ("at most " if guaranteed else "") + percent(right)
+        start = "An" if guaranteed else "Going by the measured ε, which is an estimate, an"
+        return (
+            "Toss a coin for each of 100 people to decide who takes part. Somebody who only guesses is right about 50 of "
+            f"them. {start} attacker who sees everything that is released can be right about {share} of them, at ε = "
+            f"{shown(first.epsilon)}."
+        )
+
+    @property
+    def summary(self) -> list[str]:
+        """The statement in two or three sentences."""
+        epsilon, delta, unit = (self.items[f"guarantee.{name}"] for name in ("epsilon", "delta", "unit"))
+        protected = f" for {UNITS[unit.value].partition(',')[0].partition(';')[0]}" if unit.stated else ""
+        times = self.items["accounting.participations"].value
+        often = f" who takes part in at most {rounds_of(times)}" if protected and times else ""
+        lines = ["No ε is guaranteed."]
+        if epsilon.stated:
+            chance = f" and δ = {delta.text}" if delta.stated else ""
+            lines = [f"The training promises differential privacy with ε = {epsilon.text}{chance}{protected}{often}."]
+            if not protected:
+                lines.append("Whose contribution is protected, the unit of privacy, is not stated.")
+            if self.more_exposed:
+                lines.append(self.more_exposed)
+        verdict = self.items["evidence.verdict"]
+        lines.append(f"The audit's verdict is {verdict.text}." if verdict.value else "The audit has no verdict.")
+        return [*lines, self.passed_scope] if self.passed_scope else lines
+
+    @property
+    def facts_digest(self) -> str:
+        """A fingerprint of the facts; empty without any."""
+        told = self.facts.to_dict()
+        text = json.dumps(told, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest() if told else ""
+
+    @property
+    def made_by(self) -> str:
+        facts = f" and a facts file with the fingerprint {self.facts_digest}" if self.facts_digest else ""
+        return f"Made by coalmine {__version__} from the run's result.json{facts}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """As docs/reference/statement.schema.json has it."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "coalmine_version": __version__,
+            "title": self.title,
+            "summary": self.summary,
+            **{
+                name: {item.key.partition(".")[2]: item.to_dict() for item in items}
+                for name, items in self.parts.items()
+            },
+            "not_stated": [item.key for item in self.not_stated],
+            "meaning": {"text": self.meaning, "epsilons": [each.to_dict() for each in self.meanings]},
+            "facts": self.facts.to_dict(),
+        }
+
+
+def privacy_statement(
+    result: AuditResult,
+    *,
+    facts: Facts = NO_FACTS,
+    commitment: Commitment | None = None,
+    demonstration: bool = False,
+) -> PrivacyStatement:
+    """The statement of a result. ValueError in one line where the facts contradict it."""
+    sources = Sources(result=result, facts=facts, commitment=commitment, demonstration=demonstration)
+    parts = {
+        "guarantee": tuple(guarantee_items(sources)),
+        "accounting": tuple(accounting_items(sources)),
+        "mechanism": tuple(mechanism_items(sources)),
+        "evidence": tuple(evidence_items(sources)),
+    }
+    passed = result.verdict is not None and result.verdict.outcome == "PASS" and bool(result.audited)
+    return PrivacyStatement(
+        title=next(_names(result, facts)),
+        parts=parts,
+        facts=facts,
+        delta=result.settings.delta,
+        passed_scope=one_line(result.scope) if passed else "",
+        more_exposed=client_sentence(result),
+    )
+
+
+def read_statement(directory: Path | str, facts: Facts = NO_FACTS) -> PrivacyStatement:
+    """The statement of a finished run. ValueError where the run is not finished, or the facts contradict it."""
+    path = Path(directory)
+    if not path.is_dir():
+        raise ValueError(f"{path} is not a directory of a run")
+    home = RunDirectory(path)
+    try:
+        result = AuditResult.from_dict(home.read_result())
+    except ValueError as error:
+        if (path / "result.json").exists():
+            raise ValueError(f"{path / 'result.json'}: {error}") from None
+        raise
+    if not (path / "audit" / "record.json").exists():
+        return privacy_statement(result, facts=facts)
+    _, commitment = home.read_record()
+    demonstration = home.read_statement().demonstration
+    return privacy_statement(result, facts=facts, commitment=commitment, demonstration=demonstration)
+
+
+def _names(result: AuditResult, facts: Facts) -> Iterator[str]:
+    """What the model may be called, the best name first."""
+    for name in (facts.deployment.name, result.extra.get("title"), result.extra.get("task")):
+        if isinstance(name, str) and name.strip():
+            yield one_line(name)
+    yield "a model"
+
+
+def finite(value: Any) -> bool:
+    """Whether a value is a number that YAML and JSON have words for."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,76 @@
+"""A privacy statement as one HTML page: no network, no script, light and dark, for a phone, a printer and a text browser."""
+
+import functools
+import math
+from importlib import resources
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from coalmine.argument_checks import printable
+from coalmine.report.sentences import percent, shown
+from coalmine.report.statement import MISSING_PART, PARTS, PRIORS, PrivacyStatement
+
+PEOPLE, ACROSS, STEP = 100, 10, 12
+
+
+def statement_page(statement: PrivacyStatement) -> str:
+    """The page of a statement."""
+    style = resources.files("coalmine.report").joinpath("page.css").read_text(encoding="utf-8")
+    own = resources.files("coalmine.report").joinpath("statement.css").read_text(encoding="utf-8")
+    context = statement_context(statement)
+    return _environment().get_template("statement.html").render(style=style + own, **context)
+
+
+def statement_context(statement: PrivacyStatement) -> dict[str, object]:
+    """What the templates show of a statement."""
+    picture = Markup("") if not statement.meanings else people_picture(statement.meanings[0].posteriors[-1])
+    return {
+        "statement": statement,
+        "part_titles": PARTS,
+        "missing_title": MISSING_PART,
+        "priors": [percent(prior) for prior in PRIORS],
+        "meaning_rows": [
+            (shown(each.epsilon), each.name, [percent(value) for value in each.posteriors])
+            for each in statement.meanings
+        ],
+        "people": picture,
+    }
+
+
+def people_picture(right: float) -> Markup:
+    """Two crowds of 100 people: about whom a guess is right, and about whom an attacker can be, rounded up."""
+    after = min(math.ceil(PEOPLE * right - 1e-9), PEOPLE)
+    size, gap = ACROSS * STEP, 40
+    text = f"Two crowds of {PEOPLE} people. {PEOPLE // 2} are marked in the first, at most {after} in the second."
+    crowds = [
+        _crowd(PEOPLE // 2, 0, f"guessing: {PEOPLE // 2} of {PEOPLE}"),
+        _crowd(after, size + gap, f"with the model: up to {after}"),
+    ]
+    return Markup(
+        '<svg class="people" role="img" viewBox="0 0 {} {}" aria-label="{}"><title>{}</title>{}</svg>'
+    ).format(2 * size + gap, size + 18, text, text, Markup("\n").join(crowds))
+
+
+def _crowd(marked: int, left: int, name: str) -> Markup:
+    dots = [
+        Markup('<circle class="{}" cx="{}" cy="{}" r="4"/>').format(
+            "right" if place < marked else "wrong",
+            left + STEP // 2 + STEP * (place % ACROSS),
+            STEP // 2 + STEP * (place // ACROSS),
+        )
+        for place in range(PEOPLE)
+    ]
+    middle, below = left + ACROSS * STEP // 2, ACROSS * STEP + 12
+    label = Markup('<text x="{}" y="{}" text-anchor="middle">{}</text>').format(middle, below, name)
+    return Markup("").join([*dots, label])
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("coalmine.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    environment.filters["printable"] = printable
+    return environment

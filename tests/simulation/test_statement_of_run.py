@@ -1,0 +1,62 @@
+"""The privacy statement of `coalmine run` says what its config says."""
+
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from coalmine.simulation import training_run
+from coalmine.simulation.config import RunConfig
+from coalmine.version import __version__
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
+from statements import complete, values
+
+
+def config(**changes):
+    """A config of four rounds with 20 canaries."""
+    given = {
+        "rounds": 4,
+        "participation": {"clients_per_round": 20},
+        "privacy": {"noise_multiplier": 0.7, "clip_norm": 0.3},
+        "canaries": {"count": 20},
+        "claim": {"analytical": True},
+        "engine": {"device": "cpu", "jobs": 1, "threads": 1},
+    }
+    return RunConfig.from_dict({"schema_version": 1} | given | changes)
+
+
+KINDS = {
+    "client": {},
+    "example": {"task": {"level": "example"}},
+    "adaptive": {"privacy": {"noise_multiplier": 0.7, "clip_norm": 0.3, "clipping": "adaptive"}},
+    "tree": {"privacy": {"noise_multiplier": 0.7, "clip_norm": 0.3, "noise": "tree"}},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_statement_of_a_run_says_what_the_config_says(tmp_path, kind):
+    outcome = training_run.start(config(**KINDS[kind]), tmp_path)
+    settings, statement = tomllib.loads((tmp_path / "config.toml").read_text()), complete(tmp_path)
+    assert values(statement, "mechanism.clip_norm", "mechanism.noise_multiplier", "guarantee.delta") == {
+        "mechanism.clip_norm": settings["privacy"]["clip_norm"],
+        "mechanism.noise_multiplier": settings["privacy"]["noise_multiplier"],
+        "guarantee.delta": settings["privacy"]["delta"],
+    }
+    assert values(statement, "mechanism.library", "mechanism.library_version", "guarantee.unit") == {
+        "mechanism.library": "coalmine",
+        "mechanism.library_version": __version__,
+        "guarantee.unit": settings["task"]["level"],
+    }
+    assert statement.items["guarantee.epsilon"].value == outcome.analytical
+    assert statement.items["accounting.participations"].value == outcome.presentations
+    assert statement.items["guarantee.mu"].value == pytest.approx(outcome.sensitivity / 0.7, rel=1e-6)
+    assert statement.items["accounting.accountant"].value == "closed form of the Gaussian mechanism, by coalmine"
+    for name in ("noise_level", "noise_law", "clipping", "weights", "tensors"):
+        assert statement.items[f"accounting.{name}"].basis == "observed"
+    assert "whoever has that file can draw the noise again" in statement.items["mechanism.generator"].text
+    adaptive, tree = kind == "adaptive", kind == "tree"
+    assert ("clip's count" in statement.items["mechanism.also_released"].text) is adaptive
+    assert ("it then follows the updates" in statement.items["mechanism.clip_norm"].detail) is adaptive
+    assert ("tree aggregation" in statement.items["mechanism.noise_scheme"].text) is tree
