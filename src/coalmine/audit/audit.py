@@ -461,7 +461,7 @@ class Audit:
         template = like if self._tree is None else self._tree.vector_like()
         total = self._canaries.combine(indices, like=template)
         self._last_sum = (indices, host_vector("updates", total))  # its round is about to need it again
-        return total * size if self._tree is None else self._tree.from_vector(total * size)
+        return total * size if self._tree is None else self._tree.from_vector(total, size)
 
     def update(self, index: SupportsIndex, clip_norm: float, *, scale: float = 1.0, like: Any = None) -> Any:
         """One canary client's update, of norm scale·clip_norm."""
@@ -496,8 +496,8 @@ class Audit:
         _, indices, facts = self._facts(*told)
         model_delta, others = host_vector("model_delta", model_delta), host_vector("others", others)
         if self._tree is not None:
-            model_delta = self._tree.vector("model_delta", model_delta)
-            others = None if others is None else self._tree.vector("others", others)
+            model_delta = self._tree.vector("model_delta", model_delta, own=self._deferred)
+            others = None if others is None else self._tree.vector("others", others, own=self._deferred)
         checked_length("model_delta", model_delta, self.settings.dim)
         if others is not None:
             checked_length("others", others, self.settings.dim)
@@ -629,7 +629,9 @@ class Audit:
         if not on_gpu(model_delta):
             if self._beside is None:
                 self._beside = ThreadPoolExecutor(1, "coalmine-audit", initializer=stay_in_one_thread)
-            given = copied(model_delta), None if others is None else copied(others)
+            given = (model_delta, others)
+            if self._tree is None:  # the caller's own, who may overwrite them
+                given = copied(model_delta), None if others is None else copied(others)
             total = self._taken_sum(present)
             future = self._beside.submit(self._round_now, *given, present, total, facts, order)
             self._pending = _Pending(facts["number"], future.result)

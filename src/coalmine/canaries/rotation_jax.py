@@ -107,7 +107,11 @@ def combine(tables: Tables, weights: Any, *, dim: int) -> Any:
 @jax.jit
 def squared_length(vector: Any) -> Any:
     """The sum of squares, a few terms at a time."""
-    terms = vector * vector
+    return summed(vector * vector)
+
+
+def summed(terms: Any) -> Any:
+    """The sum of a vector, a few terms at a time."""
     while terms.shape[0] > _ROW:
         whole = terms.shape[0] // _ROW * _ROW
         rows = terms[:whole].reshape(-1, _ROW).sum(axis=1)
