@@ -671,7 +671,11 @@ class _Steps:
 
     def _notes(self) -> list[str]:
         event = self._mechanism.event
-        if event is None or self._mechanism.law is not None or _poisson_event(event) is not None:
+        if event is None:
+            return []
+        if self._mechanism.law is not None:
+            return ["the verdict is for known steps: amplification by sampling is not judged under correlated noise"]
+        if _poisson_event(event) is not None:
             return []
         return ["the accountant's epsilon has no verdict: its event is no Poisson-sampled Gaussian mechanism"]
 
