@@ -69,7 +69,8 @@ class Leaf:
         if not self.parts and not is_device_jax(local):
             return {self.name: plain(local).reshape(-1)}
         # a value from elsewhere is moved to where the model is, or to one device
-        array = jax_measures().moved(local, self.place if self.parts else None)
+        given = numpy_vector(local) if is_tensor(local) else local
+        array = jax_measures().moved(given, self.place if self.parts else None)
         found = jax_measures().one_of_each(array)
         names = [part.name for part in self.parts] or [self.name]
         return {name: piece.reshape(-1) for name, (_, piece) in zip(names, found, strict=True)}
@@ -165,7 +166,7 @@ class Tree:
                 memory.append(place)
         _refuse_tied(memory)
         self._skeleton = _skeleton(parameters, iter(range(len(found))))
-        names = [leaf.name for leaf in found]
+        names = [name for leaf in found for name in {leaf.name, *(part.name for part in leaf.parts)}]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"parameters must have different names, but {twice!r} comes twice")
