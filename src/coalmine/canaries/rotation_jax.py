@@ -147,7 +147,8 @@ def _cosines_on(place: Any) -> Any:
     def measured(tables: Tables, vector: Any, *, count: int) -> tuple[Any, Any]:
         return cosines(tables, working(vector), count=count)
 
-    kinds = {memory.kind for memory in place.addressable_memories()} if isinstance(place, jax.Device) else set()
+    on_gpu = isinstance(place, jax.Device) and place.platform == "gpu"  # elsewhere the host's memory may be listed only
+    kinds = {memory.kind for memory in place.addressable_memories()} if on_gpu else set()
     if "pinned_host" not in kinds:
         return jax.jit(measured, static_argnames="count")
     near = jax.sharding.SingleDeviceSharding(place, memory_kind="pinned_host")
