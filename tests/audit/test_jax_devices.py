@@ -89,6 +89,7 @@ def test_a_model_on_a_device_has_the_records_of_numpy(devices, blocks):
     assert found.result(claim=5.0).verdict.outcome == expected.result(claim=5.0).verdict.outcome
 
 
+@pytest.mark.slow
 def test_a_flat_vector_on_a_device_has_the_records_of_numpy(devices):
     expected = train(Audit(DIM, **SETTINGS), np.asarray, flat=True)
     assert_same_records(train(Audit(DIM, **SETTINGS), jnp.asarray, flat=True), expected)
@@ -128,6 +129,7 @@ def test_vectors_that_are_not_finite_are_refused_on_a_device(devices):
     assert audit.last_round == 1
 
 
+@pytest.mark.slow
 def test_sharded_and_replicated_arrays_are_measured_where_they_are():
     """On eight devices: the canaries are those of ShardedCanaries, and the result is that of the parts as blocks."""
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
