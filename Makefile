@@ -1,4 +1,4 @@
-# Each target sets up what it needs in .venv: Python 3.11 to 3.13, make and git are enough.
+# Each target installs what it needs into .venv; only Python 3.11 to 3.13, make and git are required.
 PYTHON ?= python3
 EXTRAS ?= simulation,report,parquet
 BIN := .venv/bin
@@ -29,14 +29,14 @@ docs-serve: docs
 bench: .venv/dev.done
 	$(BIN)/python -m benchmarks
 
-# Random bad input for every way into the package: no traceback, no exit code 70, no hang.
+# Random bad input for every entry point of the package: no traceback, no exit code 70, no hang.
 fuzz: .venv/dev.done
 	$(BIN)/python -m fuzz
 
 studies: .venv/dev.done
 	$(BIN)/python -m studies
 
-# The wheel as a user without extras gets it: built, installed into an environment of its own, and tried.
+# Build the wheel, install it without extras into a separate environment, and try it there.
 wheel: .venv/wheel.done
 
 .venv/wheel.done: .venv/dev.done $(shell find src -name '*.py') README.md
@@ -47,7 +47,7 @@ wheel: .venv/wheel.done
 	cd build/wheel && venv/bin/python ../../tests/try_wheel.py
 	touch $@
 
-# The tests with the lowest versions that pyproject.toml allows, and with the newest there are: each in its own environment.
+# The tests with the lowest versions that pyproject.toml allows, and with the newest available, each in its own environment.
 lowest newest: .venv/dev.done
 	$(BIN)/python .ci/versions.py $@ --python $(PYTHON)
 

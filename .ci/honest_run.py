@@ -1,6 +1,6 @@
 """Make honest audits of several kinds for `.ci/versions.py`: python .ci/honest_run.py FOLDER.
 
-Each gets a folder with `seed`, `model.npy` and `run`, as `coalmine verify` takes them.
+Each has its own folder with `seed`, `model.npy` and `run`, the inputs of `coalmine verify`.
 """
 
 import sys
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def make(folder: Path, settings: dict[str, Any]) -> None:
-    """Train with independent noise, whatever noise the settings name: the audit's numbers are what is compared."""
+    """Train with independent noise, whatever the settings say: only the audit's numbers are compared."""
     seed = coalmine.read_seed(folder / "seed")
     rng = np.random.default_rng(3)
     model = initial = rng.normal(size=DIM)

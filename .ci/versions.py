@@ -1,10 +1,10 @@
-"""Try the package with the lowest versions that pyproject.toml allows, or with the newest there are.
+"""Test the package with the lowest versions that pyproject.toml allows, or with the newest available.
 
     python .ci/versions.py lowest|newest [--python PYTHON] [--extras EXTRAS]
 
-Installs it into an environment of its own, build/lowest or build/newest, and runs the tests of everything that users with
-these extras have. Then honest audits that were made here are verified by every environment there is, and those made there
-are verified here. Exit code 1 if anything fails.
+Installs it into a separate environment, build/lowest or build/newest, and runs the tests of everything in these extras.
+Then every existing environment verifies honest audits made by this one, and this one verifies theirs. Exit code 1 if
+anything fails.
 """
 
 import argparse
@@ -34,15 +34,15 @@ TESTS = [
     "tests/storage/test_portable.py",
     "tests/storage/test_state.py",
 ]
-# matplotlib 3.8 calls functions that newer releases of pyparsing warn of, and the tests make errors of warnings.
+# matplotlib 3.8 calls functions that newer releases of pyparsing deprecate, and the tests turn warnings into errors.
 INDIRECT = ["pyparsing<3.3"]
 
 
 def main() -> int:
-    """Make the environment and run the tests in it."""
+    """Create the environment and run the tests in it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kind", choices=("lowest", "newest"))
-    parser.add_argument("--python", default=sys.executable, help="interpreter of the environment")
+    parser.add_argument("--python", default=sys.executable, help="Python interpreter of the environment")
     parser.add_argument("--extras", default="report", help="extras to install, separated by commas (default: report)")
     given = parser.parse_args()
     home = ROOT / "build" / given.kind
@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def verified_everywhere(python: str) -> bool:
-    """Whether the honest audits of each pair of this environment and another one are verified by both."""
+    """Whether this environment and every other verify each other's honest audits."""
     pythons = [sys.executable, *(str(ROOT / "build" / kind / "bin" / "python") for kind in ("lowest", "newest"))]
     good = True
     for maker in [each for each in pythons if Path(each).exists()]:
@@ -76,7 +76,7 @@ def verified_everywhere(python: str) -> bool:
 
 
 def verified(python: str, home: Path, maker: str) -> bool:
-    """Whether `coalmine verify` makes every check of an audit, and all hold."""
+    """Whether `coalmine verify` makes every check of an audit and all of them hold."""
     record = json.loads((home / "run" / "audit" / "record.json").read_text())
     result = json.loads((home / "run" / "result.json").read_text())
     options = ["--seed-file", home / "seed", "--model", home / "model.npy", "--log-digest", result["log_digest"]]

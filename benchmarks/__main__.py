@@ -1,4 +1,4 @@
-"""`make bench`: every benchmark in turn; each prints its ratios beside its bars. Exit code 1 if a bar is missed."""
+"""`make bench`: run every benchmark; each prints its ratios next to its bars. Exit code 1 if a bar is missed."""
 
 import sys
 from importlib import import_module
@@ -22,7 +22,7 @@ BENCHMARKS = [
 
 
 def main() -> int:
-    """Run them all, the failed ones named at the end."""
+    """Run all benchmarks and name the failed ones at the end."""
     missed = []
     for name in BENCHMARKS:
         print(f"== {name}", flush=True)

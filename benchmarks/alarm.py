@@ -1,7 +1,7 @@
-"""What an alarm that is asked after every round costs, beside observing the round.
+"""The cost of checking the alarm after every round, compared with observing the round.
 
-The floor is one pass over the scores of the round, and the noncentral t law of their mean; gauges are looked at when there
-are 1.25 times as many rounds as at the last look.
+The floor is one pass over the scores of the round, and the noncentral t law of their mean. Gauges are checked whenever the
+number of rounds has grown by a factor of 1.25.
 """
 
 import time
@@ -11,7 +11,7 @@ import numpy as np
 from coalmine import Audit, mechanism_epsilon
 
 DIM, CANARIES, ROUNDS, DELTA = 200_000, 1_000, 200, 1e-6
-BAR = 0.15  # of the processor time that observing the rounds takes
+BAR = 0.15  # share of the processor time of observing the rounds
 
 
 def main() -> int:

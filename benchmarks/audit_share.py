@@ -1,9 +1,9 @@
-"""What the audit costs in a round: all five rungs, 1,000 + 1,000 canaries, the CNN of 1.2 million, 34 clients.
+"""The cost of the audit in a round: all five rungs, 1,000 + 1,000 canaries, the CNN of 1.2 million, 34 clients.
 
-Its floor are the transforms of the canaries' rotation: one for the sum of the present canaries, one each for the cosines
-with the model delta and with what is left of it without the clients. All three are done beside the training, on
-cores that it keeps busy, so what the audit costs is what rounds with it take longer than rounds without. They take turns,
-and what comes first changes too: a machine that slows down is then neither's doing.
+Its floor is the three transforms of the canaries' rotation: one for the sum of the present canaries, and one each for the
+cosines with the model delta and with its residual. All three run during training, on cores that training keeps busy. So
+the cost of the audit is the additional time of rounds with it. Rounds with and without it alternate, in changing order, so
+that a machine that slows down affects both.
 """
 
 import dataclasses
@@ -24,11 +24,11 @@ from coalmine.simulation.population import random_partition
 from coalmine.simulation.tasks import Task
 
 BAR = 0.03
-PAIRS, STRETCH, CLIENTS, EXAMPLES_EACH = 8, 6, 34, 111  # as many digits as a writer of MNIST has
+PAIRS, STRETCH, CLIENTS, EXAMPLES_EACH = 8, 6, 34, 111  # the digits of one MNIST writer
 
 
 class SwitchedAudit(Audit):
-    """An audit that can be switched off, and that keeps the time that its calls take."""
+    """An audit that can be switched off and that measures the time of its calls."""
 
     seconds = 0.0
     idle = False
@@ -49,7 +49,7 @@ class SwitchedAudit(Audit):
 
 
 def measure() -> tuple[list[float], list[float], float]:
-    """Seconds of rounds with the audit and of rounds without it, in turn, and of the audit's own calls in a round."""
+    """Seconds of alternating rounds with and without the audit, and of the audit's own calls in a round."""
     rounds = 2 * PAIRS * (STRETCH + 1) + 1
     settings = {"rounds": rounds, "evaluate_every": 1000, "participation": {"clients_per_round": CLIENTS}}
     config = RunConfig.from_dict(merged(task_defaults("mnist-by-writer"), settings))
@@ -78,7 +78,7 @@ def measure() -> tuple[list[float], list[float], float]:
             for idle in (False, True) if pair % 2 else (True, False):
                 audit.flush()
                 audit.idle = idle
-                training.round(state)  # its measurement is taken beside the first round that is timed, and so on
+                training.round(state)  # its audit is measured during the first timed round, and so on
                 start = time.perf_counter()
                 for _ in range(STRETCH):
                     training.round(state)

@@ -1,14 +1,14 @@
 """A model as a dict of 200 arrays against the same numbers as one flat vector, on the CPU: time and memory of a round.
 
-Floor of the time: both take one transform for `updates` and two to observe a round, of the release and of the residual. A
-transform moves 75 bytes a number in one vector of 10^8, and 66 in a block of a sixth of it (`moved_bytes` of
-benchmarks/canaries.py). The dict adds a copy of each block that is gathered from its arrays, 8 bytes, and draws the signs of
-a block again for each transform, 0.6 bytes. So both move the same, and the floor of the ratio is 1.
+Floor of the time: both need one transform for `updates` and two to observe a round, of the release and of the residual. A
+transform moves 75 bytes per number in one vector of 10^8, and 66 in a block of a sixth of it (`moved_bytes` of
+benchmarks/canaries.py). The dict adds a copy of each block, gathered from its arrays, 8 bytes, and generates the signs of
+a block again for each transform, 0.6 bytes. So both move equally many bytes, and the floor of the ratio is 1.
 
-Floor of the memory: two vectors of scratch for the transform of a block, and the block itself. With six blocks those are
-half of a vector. A round that measures the law of the noise does so on 2^20 numbers of each block, which adds little.
+Floor of the memory: two vectors of scratch for the transform of a block, and the block itself. With six blocks that is
+half a vector. A round that measures the noise law does so on 2^20 numbers of each block, which adds little.
 
-Times are medians of rounds in turn. Memory is the peak of a process of its own, beyond what it held before the call.
+Times are medians over alternating rounds. Memory is the peak of a separate process, beyond its memory before the call.
 """
 
 import argparse
@@ -45,7 +45,7 @@ print(1024 * (kilobytes("VmHWM") - before))
 
 
 def sizes(dim: int) -> list[tuple[str, int]]:
-    """Names and sizes of arrays as uneven as a network's: every second one is a tenth of its neighbour."""
+    """Names and sizes of arrays as uneven as a network's: every second one is a tenth as large as its neighbour."""
     pairs = ARRAYS // 2
     small = dim // (11 * pairs)
     large = [(dim - pairs * small) // pairs + (number < (dim - pairs * small) % pairs) for number in range(pairs)]
@@ -76,7 +76,7 @@ class Round:
         self.present = list(range(PRESENT))
 
     def warm_up(self) -> None:
-        """Let BLAS take its buffers, and the sums of a small audit their imports."""
+        """Make BLAS allocate its buffers, and a small audit import its modules."""
         small = Audit(2_000, canaries=20, seed=b"small", delta=1e-6)
         small.observe_round(1, np.ones(2_000), present=[], others=np.zeros(2_000))
 
@@ -85,26 +85,26 @@ class Round:
         return self.audit.updates(self.present, 1.0, like=self.delta if self.form == "flat" else None)
 
     def observe(self) -> None:
-        """The next round: the first one measures the noise's law, and so does every twentieth."""
+        """The next round: the first one and every twentieth after it measure the noise law."""
         self.number += 1
         self.audit.observe_round(
             self.number, self.delta, present=self.present, others=self.others, noise_std=1.4, clip_norm=1.0
         )
 
     def observe_release(self) -> None:
-        """The next round without the others' sum: the law of the noise is not measured."""
+        """The next round without the other clients' sum: the noise law is not measured."""
         self.number += 1
         self.audit.observe_round(self.number, self.delta, present=self.present)
 
 
 def kilobytes(field: str) -> int:
-    """A figure of this process's memory."""
+    """One memory figure of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
 def reset_peak() -> None:
-    """Let the peak be what is in memory now."""
+    """Reset the peak to the current memory."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -115,7 +115,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def times(dim: int, repeats: int) -> dict[str, dict[str, list[float]]]:
-    """Seconds of each call in each form, the two in turn."""
+    """Seconds of each call in each form, alternating between the two."""
     forms = [Round("flat", dim), Round("dict", dim)]
     found: dict[str, dict[str, list[float]]] = {name: {"flat": [], "dict": []} for name in CALLS}
     for given in forms:
@@ -129,7 +129,7 @@ def times(dim: int, repeats: int) -> dict[str, dict[str, list[float]]]:
 
 
 def extra_memory(form: str, dim: int, call: str) -> float:
-    """Bytes at the peak of one call, beyond what there was before."""
+    """Peak bytes of one call, beyond the memory before it."""
     before = "given.observe_release()" if call == OBSERVE else ""
     what = "updates" if call == UPDATES else "observe"
     code = MEMORY.format(form=form, dim=dim, what=what, before=before)
@@ -181,7 +181,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def failed(what: str, ratio: float, bar: float, detail: str) -> bool:
-    """Print a ratio beside its bar; whether it is missed."""
+    """Print a ratio next to its bar and return whether it is missed."""
     print(f"  {what} ratio {ratio:.2f} ({detail}), at most {bar:g}: {'pass' if ratio <= bar else 'FAIL'}")
     return ratio > bar
 

@@ -1,8 +1,8 @@
 """Canaries of a model in blocks on a CUDA device: time and memory of all products with a dict of bf16 tensors.
 
-The models have the shapes of Llama: 10^9 parameters (a 1 B model with twelve layers, padded) and 8.03 * 10^9. Blocks are
-as few nearly equal ones as there can be of at most 2^24 - 1 coordinates; a block is gathered into float32, its norm is
-taken, and its products with all canaries.
+The models have the shapes of Llama: 10^9 parameters (a 1 B model with twelve layers, padded) and 8.03 * 10^9. They are
+split into the fewest nearly equal blocks of at most 2^24 - 1 coordinates. Each block is gathered into float32; then its
+norm and its products with all canaries are computed.
 
 Floor, for a block of d numbers, 2^23 < d < 2^24: two of three stages are two transforms of 2^23 numbers in float32, each
 of at least two passes that read and write, 8 * 67 MB. The last stage is one read of half the vector, 34 MB. Gathering
@@ -35,7 +35,7 @@ from coalmine.canaries.rotation_torch import BlockRotations
 LARGEST = 2**24 - 1
 COUNT = 11_000
 BAR_MS, BAR_MEMORY, BAR_ERROR = 60.0, 0.15, 1e-6
-BAR_LAW = 0.2  # of memory in rounds that measure the noise's law, where the canaries of a block are summed
+BAR_LAW = 0.2  # memory in rounds that measure the noise law and sum the canaries of a block
 
 Model = dict[str, torch.Tensor]
 
@@ -69,8 +69,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 class BlockByBlock:
     """All products of a model with its blocks' canaries: the least that a round needs.
 
-    Another way to compute them (canaries that own their blocks) is measured by the same functions: it is made from a
-    model, and called with one.
+    The same functions measure another way to compute them (canaries that own their blocks). Each way is constructed
+    from a model and called with a model.
     """
 
     def __init__(self, model: Model) -> None:
@@ -98,7 +98,7 @@ class BlockByBlock:
                 start += len(piece)
 
     def pieces(self, model: Model) -> Iterator[tuple[Rotation, list[torch.Tensor]]]:
-        """Each block's rotation with the pieces of the tensors that it covers."""
+        """Each block's rotation, with the pieces of the tensors in the block."""
         leaves = iter(model.values())
         leaf = next(leaves).reshape(-1)
         for rotation in self.blocks:
@@ -113,9 +113,9 @@ class BlockByBlock:
 
 
 class AuditedRounds:
-    """Whole rounds of an audit: cosines, lengths and the log, and without `others` no more than that.
+    """Whole rounds of an audit without `others`: cosines, lengths and the log.
 
-    With `others` there are cosines of the residual too, lengths by layer and, in rounds 1, 21 and 41, the noise's law.
+    With `others` there are also cosines of the residual, lengths by layer and, in rounds 1, 21 and 41, the noise law.
     """
 
     others: Model | None = None
@@ -129,7 +129,7 @@ class AuditedRounds:
 
     @property
     def inputs(self) -> int:
-        """Bytes of what is observed beside the model."""
+        """Bytes of the observed vectors besides the model."""
         return sum(2 * leaf.numel() for leaf in (self.others or {}).values())
 
 
@@ -151,7 +151,7 @@ WAYS: dict[str, Callable[[Model], Any]] = {
 
 
 def block_sizes(dim: int) -> list[int]:
-    """As few nearly equal sizes as there can be of at most 2^24 - 1."""
+    """The fewest nearly equal sizes of at most 2^24 - 1."""
     count = math.ceil(dim / LARGEST)
     return [dim // count + (number < dim % count) for number in range(count)]
 
@@ -192,11 +192,11 @@ def llama(*, layers: int, hidden: int, narrow: int, wide: int, heads: int, total
 
 
 def measure(model: Model) -> dict[str, Any]:
-    """Time of each way, and memory beyond the model at its highest, the first call included."""
+    """Time of each way, and its peak memory beyond the model, including the first call."""
     dim = sum(leaf.numel() for leaf in model.values())
     results: dict[str, Any] = {"parameters": dim, "blocks": len(block_sizes(dim)), "canaries": COUNT}
     for name, way in WAYS.items():
-        gc.collect()  # what the last way has left
+        gc.collect()  # frees the previous way's memory
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         started = time.perf_counter()
@@ -226,7 +226,7 @@ def measure_sums(model: Model) -> dict[str, float]:
 
 
 def errors(model: Model) -> dict[str, float]:
-    """Errors of a block's products, and of its share of a sum, against float64 on the CPU, over a typical entry."""
+    """Errors of a block's products and of its part of a sum, against float64 on the CPU, relative to a typical entry."""
     call = BlockByBlock(model)
     products, norms = call(model)
     products, norms = call(model)  # replayed
@@ -262,14 +262,14 @@ def tune(model: Model) -> dict[str, float]:
 
 
 def copy_bandwidth() -> float:
-    """TB/s of a copy from device to device, bytes read and written."""
+    """TB/s of a copy from device to device, counting bytes read and written."""
     given = torch.empty(2**30, dtype=torch.float32, device="cuda").normal_()
     result = torch.empty_like(given)
     return 8 * 2**30 / _times(lambda: result.copy_(given))[2] / 1e9
 
 
 def _times(call: Callable[[], Any], repeats: int = 20) -> tuple[float, float, float]:
-    """Medians in ms: from call to the end of the device's work, until the call returns, and between device events."""
+    """Medians in ms: until the device has finished, until the call returns, and between device events."""
     event: Any = torch.cuda.Event
     for _ in range(3):
         call()

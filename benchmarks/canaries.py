@@ -1,9 +1,9 @@
-"""Rotated canaries on the CPU against drawing every canary in every round, at the paper's size.
+"""Rotated canaries on the CPU against generating every canary in every round, at the paper's size.
 
-The floor of one transform is the bytes that it moves: per stage the vector is read and written once by the shuffle, its
-tail once by the signs, and its first and its last 2^m coordinates twice each by the transforms, which need too few
-operations to matter (21 sums and differences per number and transform). Of the last of three stages only the shuffle is
-left, and one reading of 2^m coordinates. Bandwidth is measured in the same run.
+The floor of one transform is the bytes that it moves. In each stage, the shuffle reads and writes the vector once, the
+signs its tail once, and the transforms its first and its last 2^m coordinates twice each. Their operations are too few to
+matter (21 sums and differences per number and transform). The last of three stages only needs the shuffle and one read of
+2^m coordinates. Bandwidth is measured in the same run.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from coalmine.canaries.array_types import Array
 
 DIM = 4_050_748
 CANARIES = 2_000
-DRAWN = 40  # of them drawn and timed; the rest would cost the same again
+DRAWN = 40  # number that is generated and timed; the rest would take proportionally longer
 
 MEMORY = """
 import numpy as np
@@ -36,7 +36,7 @@ def kilobytes(field):
     return next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 vector = np.random.default_rng(0).standard_normal({dim}, dtype=np.float32)
-RotatedCanaries(10, 1000, seed=1).cosines(vector[:1000])  # BLAS takes its buffers now
+RotatedCanaries(10, 1000, seed=1).cosines(vector[:1000])  # BLAS allocates its buffers
 before = kilobytes("VmRSS")
 start = perf_counter()
 canaries = RotatedCanaries({count}, {dim}, seed=1)
@@ -50,12 +50,12 @@ print(1024 * (kilobytes("VmHWM") - before) / vector.nbytes, made - start, done -
 
 @dataclass(frozen=True)
 class Row:
-    """One measured ratio beside its bar."""
+    """One measured ratio with its bar."""
 
     what: str
     measured: float
     bar: float
-    at_least: bool  # else at most
+    at_least: bool  # otherwise at most
 
     @property
     def passed(self) -> bool:
@@ -63,14 +63,14 @@ class Row:
 
 
 def draw_and_dot(count: int, vector: Array) -> float:
-    """Seconds for drawing `count` canaries on two threads and dotting each with the vector."""
+    """Seconds to generate `count` canaries on two threads and take the dot product of each with the vector."""
     buffers = [np.empty_like(vector) for _ in range(2)]
 
     def half(number: int) -> None:
         rng = np.random.default_rng(number)
         for _ in range(count // 2):
             rng.standard_normal(dtype=np.float32, out=buffers[number])
-            np.einsum("i,i->", buffers[number], vector)  # dot would start threads in each of the two
+            np.einsum("i,i->", buffers[number], vector)  # dot would start more threads in each of the two
 
     with ThreadPoolExecutor(2) as pool:
         return seconds(lambda: list(pool.map(half, range(2))))
@@ -83,7 +83,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def interleaved(*calls: Callable[[], object], repeats: int = 9) -> list[float]:
-    """The best of each call's times, taken in turns, so that a noisy machine hits all of them."""
+    """The best time of each call; the calls alternate, so that a noisy machine affects all of them."""
     times = [[seconds(call) for call in calls] for _ in range(repeats)]
     return [min(column) for column in zip(*times, strict=True)]
 
@@ -95,7 +95,7 @@ def moved_bytes(dim: int, itemsize: int) -> int:
 
 
 def memory(dim: int, count: int) -> tuple[float, float, float]:
-    """Peak extra memory in vectors, and the seconds of making canaries and of one call, in a process of its own."""
+    """Peak extra memory in vectors, and seconds to make canaries and for one call, in a separate process."""
     code = MEMORY.format(dim=dim, count=count)
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     extra, making, call = map(float, done.stdout.split())
@@ -148,7 +148,7 @@ def measure() -> tuple[list[Row], dict[str, float]]:
 def main(arguments: list[str] | None = None) -> int:
     """Print the table; 1 if a bar is missed."""
     parser = argparse.ArgumentParser(description="Rotated canaries on the CPU, at the paper's size.")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--json", type=Path, help="Also write the figures to this file.")
     options = parser.parse_args(arguments or [])
     rows, figures = measure()
     for row in rows:

@@ -1,7 +1,7 @@
-"""Rotated canaries on a CUDA device: right against float64 on the CPU, and how long a call of `cosines` takes.
+"""Rotated canaries on a CUDA device: errors against float64 on the CPU, and the time of a call of `cosines`.
 
-Floor: twelve passes over half of the vector each, read and written, and three gathers. At dim 4,050,748 that is about
-0.25 GB, 0.06 ms at 4.3 TB/s, if launches cost nothing.
+Floor: twelve passes that read and write half of the vector each, and three gathers. At dim 4,050,748 that is about
+0.25 GB, 0.06 ms at 4.3 TB/s, without launch overhead.
 """
 
 import argparse
@@ -24,8 +24,8 @@ BAR_MS, BAR_ERROR = 0.5, 1e-5
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="write the figures here as JSON")
-    parser.add_argument("--tune", action="store_true", help="also time other shapes of the kernels")
+    parser.add_argument("--out", type=Path, help="Write the figures to this JSON file.")
+    parser.add_argument("--tune", action="store_true", help="Also time other shapes of the kernels.")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         sys.exit("this benchmark needs a CUDA device")
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
 
 def check(dim: int) -> dict[str, float]:
-    """Relative errors in norm of what the device computes, against float64 on the CPU."""
+    """Relative errors (in norm) of the device's results, against float64 on the CPU."""
     started = time.perf_counter()
     canaries = RotatedCanaries(dim, dim, seed=dim)
     vector = np.random.default_rng(dim).standard_normal(dim)
@@ -68,7 +68,7 @@ def check(dim: int) -> dict[str, float]:
 
 
 def check_wide() -> dict[str, float]:
-    """As `check`, with the 64-bit coordinates that only vectors of gigabytes need."""
+    """Like `check`, with the 64-bit coordinates that only vectors of gigabytes need."""
     kept, rotation_triton._WIDE = rotation_triton._WIDE, 0
     try:
         return check(1_206_591)
@@ -78,7 +78,7 @@ def check_wide() -> dict[str, float]:
 
 def times() -> dict[str, Any]:
     canaries = RotatedCanaries(2000, PAPER_DIM, seed=1)
-    vectors = [torch.randn(PAPER_DIM, device="cuda") for _ in range(4)]  # several, so that none is in cache
+    vectors = [torch.randn(PAPER_DIM, device="cuda") for _ in range(4)]  # several, so that none is cached
     device = canaries._on(vectors[0].device)
     canaries.cosines(vectors[0])
     kernels = device._kernels
@@ -141,7 +141,7 @@ def _error(found: torch.Tensor, expected: Any) -> float:
 
 
 def _wall(call: Any, repeats: int = 200) -> float:
-    """The median of a call's own time, in ms; the device has nothing left to do when it begins and when it ends."""
+    """The median time of a call in ms; the device is idle when it begins and when it ends."""
     call(0)
     taken = []
     for number in range(repeats):

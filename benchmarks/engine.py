@@ -1,10 +1,10 @@
 """Training the clients of a round against plain PyTorch, one client at a time, with the same work in the same run.
 
-The floor is arithmetic: forward and backward pass of the MLP are 0.9 MFlop a step and client, those of the CNN 1.15 GFlop,
-of which the second convolution has 1.02 and the first dense layer 0.11, whose 4.7 MB of weights are read three times and
-written once. Plain PyTorch spends its time on the MLP in calls, so training clients together pays, and on the CNN in
-convolutions, which PyTorch already does near the peak of a core if they are laid out for it; what there is to gain is that
-layout, no waiting between cores, no work around the convolutions that can be left out, and no memory given back in between.
+The floor is arithmetic. Forward and backward pass of the MLP take 0.9 MFlop per step and client, those of the CNN 1.15
+GFlop: 1.02 for the second convolution and 0.11 for the first dense layer, whose 4.7 MB of weights are read three times and
+written once. For the MLP, plain PyTorch spends its time on calls, so it pays to train clients together. For the CNN, it
+spends its time on convolutions, which already run near the peak of a core in the right memory layout. The gains come from
+that layout, no waiting between cores, no unnecessary work around the convolutions, and no memory freed in between.
 """
 
 import time
@@ -24,7 +24,7 @@ CLIENT = ClientSettings(learning_rate=0.05)
 
 
 def plain(net: nn.Module, vector: Tensor, batches: Batches, examples: Examples) -> float:
-    """One client after another with nn.Module and torch.optim, as one writes it; the norm of the summed updates."""
+    """Train one client after another with nn.Module and torch.optim; return the norm of the summed updates."""
     total = torch.zeros_like(vector)
     for steps in batches.examples:
         nn.utils.vector_to_parameters(vector.clone(), net.parameters())
@@ -52,7 +52,7 @@ def seconds(call: Callable[[], float]) -> float:
 
 
 def measure(model: Model, net: nn.Module, examples: Examples, *, clients: int, steps: int, repeats: int) -> float:
-    """How many times faster than plain PyTorch; the two take turns, so that a noisy machine hits both."""
+    """The speed relative to plain PyTorch; the two alternate, so that a noisy machine affects both."""
     rng = np.random.default_rng(0)
     owned = [rng.choice(len(examples), 16 * steps, replace=False) for _ in range(clients)]
     batches = draw_batches(owned, epochs=1, batch_size=16, rng=rng)
@@ -66,7 +66,7 @@ def measure(model: Model, net: nn.Module, examples: Examples, *, clients: int, s
         ]
     finally:
         engine.close()
-    slow, fast = min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)  # a busy machine only adds
+    slow, fast = min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)  # a busy machine only adds time
     print(f"{model.name}, {clients} clients, {steps} steps of 16: {engine.description}", flush=True)
     print(f"  plain PyTorch {1e3 * slow:.1f} ms, coalmine {1e3 * fast:.1f} ms, ratio {slow / fast:.2f}", flush=True)
     return slow / fast

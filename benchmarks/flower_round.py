@@ -1,15 +1,15 @@
-"""What the audit adds to a Flower round at d = 1,000,000 with 1,000 canaries, on the server and on a canary client.
+"""The time that the audit adds to a Flower round at d = 1,000,000 with 1,000 canaries, on the server and on a canary client.
 
-A round is a real one: Flower's simulation engine, 50 nodes that train on as many examples as the clients of
-benchmarks/audit_share.py and clip, FedAvg in Flower's wrapper that adds the noise; five of the nodes are canaries.
-Strategies with and without an audit take turns on the same replies. The overhead is what the audited one needs longer for
-`configure_train` and `aggregate_train`, over the whole of the plain round. In every second round clients send the model back
+Rounds are real: Flower's simulation engine runs 50 nodes that train on as many examples as the clients of
+benchmarks/audit_share.py and clip, and FedAvg in Flower's wrapper adds the noise. Five of the nodes are canaries.
+Strategies with and without an audit alternate on the same replies. The overhead is the additional time of the audited one in
+`configure_train` and `aggregate_train`, divided by the whole plain round. In every second round clients send the model back
 without training: no round can be shorter.
 
-The floor, for n real clients: every number of their replies is read once, 4·n·d bytes, 180 MB here. The audit itself takes
+The floor, for n real clients: every number of their replies is read once, 4·n·d bytes, 180 MB here. The audit itself needs
 three transforms of d numbers: one of the round's model delta, one of that delta without the real clients, and one for the
-sum of the canaries, which the gauges of single arrays subtract. Some ten passes over single vectors of d, 4 MB each, are
-added. With a directory, 4 MB of model are written and synced.
+sum of the canaries, which the gauges of single arrays subtract. About ten passes over single vectors of d, 4 MB each, come
+on top. With a directory, 4 MB of model are written and synced.
 
     python -m benchmarks.flower_round
 """
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def server(folder: Path) -> float:
-    """The share that the bar is for; every figure is printed."""
+    """Print every figure and return the share that the bar limits."""
     from flwr.clientapp.mod import fixedclipping_mod
     from flwr.serverapp import ServerApp
     from flwr.simulation import run_simulation
@@ -73,7 +73,7 @@ def server(folder: Path) -> float:
 
 
 def timed_turn(strategies: dict[str, Any], number: int, model: Any, grid: Any, *, steps: int) -> dict[str, float]:
-    """Seconds of each strategy in one round as `Strategy.start` makes it, and of all that is between, as "exchange"."""
+    """Seconds of each strategy in one round of `Strategy.start`, and of everything in between, as "exchange"."""
     from flwr.app import ConfigRecord, RecordDict
 
     seconds, messages, start = {}, {}, time.perf_counter()
@@ -85,7 +85,9 @@ def timed_turn(strategies: dict[str, Any], number: int, model: Any, grid: Any, *
     assert len(replies) == NODES
     names = list(strategies)
     first = number // 2 % len(names)
-    for turn, name in enumerate(["plain", *names[first:], *names[:first]]):  # once for nothing: fresh memory is slow
+    for turn, name in enumerate(
+        ["plain", *names[first:], *names[:first]]
+    ):  # the first is not counted: fresh memory is slow
         own = [copy.copy(reply) for reply in replies]
         for reply in own:
             reply.content = RecordDict(dict(reply.content))  # strategies change it
@@ -118,7 +120,7 @@ def made(folder: Path) -> dict[str, Any]:
     from coalmine.integrations.flower import audited
     from coalmine.integrations.flower.arrays import Layout
 
-    arrays = Layout.of(initial_model()).layers  # a gauge for each, as audited() has it
+    arrays = Layout.of(initial_model()).layers  # a gauge for each, like audited()
 
     def plain() -> Any:
         inner = FedAvg(fraction_evaluate=0.0, min_train_nodes=NODES, min_available_nodes=NODES)
@@ -139,7 +141,7 @@ def made(folder: Path) -> dict[str, Any]:
 
 
 def client() -> None:
-    """A canary's part of its client's work, beside the transform that no canary can do without."""
+    """The time that a canary adds to its client, next to that of the one necessary transform."""
     from flwr.app import ConfigRecord, Context, Message, RecordDict
     from flwr.supercore.task_identity import TaskIdentity
 
@@ -182,7 +184,7 @@ def initial_model() -> Any:
 
 
 def training_client(mods: list[Any]) -> Any:
-    """A client that takes as many steps as it is asked to, in batches of 16 examples."""
+    """A client that takes the requested number of steps in batches of 16 examples."""
     from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
 

@@ -17,7 +17,7 @@ BAR = 100
 
 
 def scalar_epsilon(null_mean: float, null_std: float, mean: float, std: float, delta: float) -> float:
-    """Appendix A as printed: roots of the quadratic, log cdfs, a line search over epsilon; the larger direction."""
+    """Appendix A as printed: roots of the quadratic, log cdfs, a line search over epsilon; the larger of two directions."""
     return max(_direction(null_mean, null_std, mean, std, delta), _direction(mean, std, null_mean, null_std, delta))
 
 
@@ -69,7 +69,7 @@ def _between(low: float, high: float, mean: float, std: float) -> float:
 
 
 def measure(batch: int = 10_000, scalars: int = 200) -> dict[str, float]:
-    """Seconds per epsilon, batch and scalar, on the same rows, interleaved so that a noisy machine hits both."""
+    """Seconds per epsilon, batch and scalar, on the same rows; they alternate, so that a noisy machine affects both."""
     rng = np.random.default_rng(0)
     mean, std = 3 * rng.normal(size=batch), np.exp(0.3 * rng.normal(size=batch))
     delta = 10 ** rng.uniform(-10, -2, size=batch)

@@ -1,6 +1,6 @@
 """Rotated canaries by jax against numpy on the CPU, at the paper's size, after compilation.
 
-On a CPU coalmine takes numpy for jax arrays too. This is what tracing costs there: inside of jit nothing else can be used.
+On a CPU coalmine uses numpy for jax arrays, except inside jit, where only jax works. This measures the cost of tracing.
 """
 
 import argparse
@@ -16,11 +16,11 @@ from coalmine.canaries import rotation_jax, rotation_numpy
 from coalmine.canaries.rotation import draw_rotation
 
 DIM, CANARIES = 4_050_748, 2_000
-BAR = 4.0  # times numpy's
+BAR = 4.0  # times numpy's time
 
 
 def median_seconds(works: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Median time of each, measured in turns: what else the machine does hits all of them alike."""
+    """Median time of each; they alternate, so that other load on the machine affects all of them equally."""
     taken: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(repeats + 1):
         for name, work in works.items():
@@ -31,7 +31,7 @@ def median_seconds(works: dict[str, Callable[[], Any]], repeats: int) -> dict[st
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the ratios beside the bar; 1 if one is missed."""
+    """Print the ratios next to the bar; 1 if one misses it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dim", type=int, default=DIM)
     parser.add_argument("--canaries", type=int, default=CANARIES)

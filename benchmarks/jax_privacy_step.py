@@ -1,6 +1,6 @@
-"""What the audit adds to a step of DP-SGD in jax_privacy: a network of one million parameters, 1,000 canaries.
+"""The time that the audit adds to a DP-SGD step in jax_privacy: a network of one million parameters, 1,000 canaries.
 
-Plain and audited steps are taken in turns, so whatever else the machine does hits both alike.
+Plain and audited steps alternate, so that other load on the machine affects both equally.
 """
 
 import argparse
@@ -19,11 +19,11 @@ from coalmine.integrations.jax_privacy import audited
 
 SIZES = [(512, 1024), (1024, 512), (512, 10)]
 EXAMPLES = 4_096
-BAR, LONG_BAR = 0.15, 0.03  # of a step, and of one that is ten times longer
+BAR, LONG_BAR = 0.15, 0.03  # share of a step, and of one that takes ten times as long
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the shares beside their bars; 1 if one is missed."""
+    """Print the shares next to their bars; 1 if one is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--batch", type=int, default=64)

@@ -1,8 +1,8 @@
-"""What a result costs: one pass over the log, and the statistics at its end. 2,000 rounds of 11,000 canaries.
+"""The cost of a result: one pass over the log, and the statistics at its end. 2,000 rounds of 11,000 canaries.
 
-Its floor is a bare pass, which reads every record, checks its digest and decodes it. A result takes a pass of its own, makes
-two views of each round, compares every two rounds, and bounds epsilon for every group of canaries. It used to take twenty
-passes, 28 times the floor. Where a sampling scheme is declared, the rung unknown-round adds a likelihood ratio of every
+Its floor is a bare pass, which reads every record, checks its digest and decodes it. A result makes such a pass, makes two
+views of each round, compares every pair of rounds, and bounds epsilon for every group of canaries. It used to take twenty
+passes, 28 times the floor. If a sampling scheme is declared, the rung unknown-round adds a likelihood ratio of every
 canary in every round, the law of their sums, and four calls of the accountant; it may add a quarter.
 """
 
@@ -26,7 +26,7 @@ DIM, CANARIES, UNOBSERVED, ROUNDS = 20_000, 1_000, 10_000, 2_000
 
 
 def write_log(path: Path) -> None:
-    """A run in which each canary takes part about once, with everybody else's part known."""
+    """Write a run in which each canary takes part about once and all other updates are known."""
     rng, log = np.random.default_rng(0), RoundLog(path)
     for number in range(1, ROUNDS + 1):
         cosines = (rng.standard_normal(CANARIES + UNOBSERVED) / np.sqrt(DIM)).astype(np.float32)
@@ -52,7 +52,7 @@ def write_log(path: Path) -> None:
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Processor time, which other processes do not lengthen much."""
+    """Processor time, which other processes hardly affect."""
     start = time.process_time()
     call()
     return time.process_time() - start

@@ -1,9 +1,9 @@
 """A whole round on a GPU: the paper's CNN (34 clients, 15 steps of 16) and LSTM (167 clients, one step of 16 × 20 words).
 
-Floors. CNN: 39 GFLOP a step, 590 GFLOP a round, 9 ms in fp32 at 67 TFLOP/s and 2 ms in tf32; some 1 GB moved a step (maps
-and their slopes, the first dense layer's weights of every client read twice and written), 4 ms a round at 4.3 TB/s.
+Floors. CNN: 39 GFLOP per step, 590 GFLOP per round, 9 ms in fp32 at 67 TFLOP/s and 2 ms in tf32; about 1 GB moved per step
+(activations and their gradients, every client's first dense layer read twice and written), 4 ms per round at 4.3 TB/s.
 LSTM: 1 TFLOP, 15 ms in fp32, 3 ms in tf32; the updates of 167 clients are 2.7 GB, written once and read twice (norms,
-clipped sum), the logits 2.1 GB, touched five times: 4 ms.
+clipped sum), the logits 2.1 GB, accessed five times: 4 ms.
 """
 
 import argparse
@@ -33,13 +33,13 @@ from coalmine.simulation.population import Partition
 from coalmine.simulation.tasks import Task
 
 BARS = {"cnn": 35.0, "lstm": 30.0}
-AUDIT_BAR = 0.03  # it was 0.02 before the law of the noise was measured too
+AUDIT_BAR = 0.03  # 0.02 before the noise law was measured as well
 REPEATS = 15
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A round's work: clients with as many examples each, one epoch in batches of 16."""
+    """A round's work: clients with equally many examples, one epoch in batches of 16."""
 
     model: Model
     examples: Examples
@@ -65,7 +65,7 @@ def sentences() -> Work:
 
 
 class IdleAudit(Audit):
-    """An audit that can be switched off, to see what it costs."""
+    """An audit that can be switched off, to measure its cost."""
 
     idle = False
 
@@ -106,7 +106,7 @@ def error_of_one_step(
 ) -> float:
     """The largest relative error of three clients' first steps, against autograd in fp64, one client at a time.
 
-    Of one step, since a ReLU or a pool that rounding tips over the edge sends random pictures elsewhere in the next ones.
+    Only the first step: if rounding changes a ReLU or a pool, training on random images diverges in later steps.
     """
     some = batches.take(np.arange(3))
     short = dataclasses.replace(some, examples=some.examples[:, :1], counts=some.counts[:, :1])
@@ -118,7 +118,7 @@ def error_of_one_step(
 
 
 def rounds(name: str, work: Work, client: ClientSettings) -> dict[str, Any]:
-    """The whole of Training.round: batches drawn, clients, clip, canaries, noise, audit, server."""
+    """All of Training.round: sampling batches, clients, clip, canaries, noise, audit, server."""
     settings = {"rounds": 10_000, "evaluate_every": 10_000, "participation": {"clients_per_round": work.clients}}
     config = RunConfig.from_dict(merged(task_defaults("mnist-by-writer"), settings))
     config = dataclasses.replace(
@@ -147,7 +147,7 @@ def rounds(name: str, work: Work, client: ClientSettings) -> dict[str, Any]:
         training.round(state)
     profile(f"{name} round", lambda: training.round(state))
     taken: dict[bool, list[float]] = {False: [], True: []}
-    for _ in range(12):  # in turn, several rounds at a stretch as a run has them
+    for _ in range(12):  # alternating, with several consecutive rounds as in a run
         for idle in (False, True):
             audit.idle = idle
             taken[idle].append(stretch(lambda: training.round(state)))
@@ -163,7 +163,7 @@ def rounds(name: str, work: Work, client: ClientSettings) -> dict[str, Any]:
 
 
 def stretch(call: Callable[[], Any], rounds: int = 8) -> float:
-    """Milliseconds of one of several rounds in a row."""
+    """Milliseconds per round over several consecutive rounds."""
     call()
     torch.cuda.synchronize()
     start = time.perf_counter()
@@ -174,7 +174,7 @@ def stretch(call: Callable[[], Any], rounds: int = 8) -> float:
 
 
 def wall(call: Callable[[], Any], *, repeats: int = REPEATS, warm: bool = True) -> float:
-    """The median time of a call in ms, the device idle when it begins and when it ends."""
+    """The median time of a call in ms; the device is idle when it begins and when it ends."""
     if warm:
         call()
         call()
@@ -200,7 +200,7 @@ def profile(title: str, call: Callable[[], Any]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="write the figures here as JSON")
+    parser.add_argument("--out", type=Path, help="Write the figures to this JSON file.")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("skipped: this benchmark needs a CUDA device")

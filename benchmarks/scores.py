@@ -1,8 +1,8 @@
-"""What ten million scores cost: their estimate with its bounds, from a file, beside bare passes over the same numbers.
+"""The cost of ten million scores: their estimate with its bounds, from a file, against bare passes over the same numbers.
 
 The floor of an estimate is one sort and one pass of log Φ, which the Anderson-Darling statistic needs, and for a text file
-the conversion of each line. A bound used to take a Beta quantile at every score, 6 µs each; a plan took them for every
-unobserved canary. Both now look at a few thousand thresholds at most. `before` is what the same call took then.
+the conversion of each line. A bound used to compute a Beta quantile at every score, 6 µs each, and a plan at every
+unobserved canary. Both now evaluate at most a few thousand thresholds. `before` is the earlier time of the same call.
 """
 
 import sys
@@ -23,19 +23,19 @@ from coalmine.storage.score_files import read_scores
 SCORES = 10_000_000
 ESTIMATE_BAR = 6.0  # times a sort and a pass of log Φ
 FILE_BAR = 3.0  # times the conversion of the lines
-PLAN_BAR = 10.0  # times the plan of 1,000 canaries; a quantile of an F law with so many degrees of freedom takes longer
+PLAN_BAR = 10.0  # times the plan of 1,000 canaries; F quantiles with many degrees of freedom take longer
 BEFORE = {"estimate": 150.0}  # seconds
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Processor time, which other processes do not lengthen much."""
+    """Processor time, which other processes hardly affect."""
     start = time.process_time()
     call()
     return time.process_time() - start
 
 
 def estimate(scores: np.ndarray) -> None:
-    """What `coalmine estimate` computes: the estimate, the valid bound, and the paper's."""
+    """The computations of `coalmine estimate`: the estimate, the valid bound, and the paper's bound."""
     null = Gaussian(0.0, 1.0)
     epsilon_estimate(scores, null=null, delta=1e-6)
     for method in ("simultaneous", "paper"):

@@ -1,6 +1,6 @@
-"""How long it takes until Stack Exchange's 5,022 clients train: a new process, up to the first client's first update.
+"""The time until Stack Exchange's 5,022 clients train: from a new process to the first client's first update.
 
-Once with an empty cache, so that 241,796 sentences are read and turned into symbols, and once more with what is cached.
+Measured with an empty cache, when 241,796 sentences are read and converted to symbols, and again with a full cache.
 """
 
 import os
@@ -18,7 +18,7 @@ BAR = 20.0  # seconds
 
 
 def first_update() -> None:
-    """What `coalmine run --task stackexchange` does until a client has trained."""
+    """Do the work of `coalmine run --task stackexchange` until a client has trained."""
     from dataclasses import replace
 
     from coalmine.simulation.batches import draw_batches

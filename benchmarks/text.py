@@ -1,7 +1,7 @@
-"""Models of text: the paper's LSTM on a CPU against plain PyTorch, and how much of a round's work on real data is padding.
+"""Text models: the paper's LSTM on a CPU against plain PyTorch, and the share of padding in a round's work on real data.
 
-The LSTM's floor is arithmetic: 18.5 MFLOP a symbol, 6 GFLOP a step of 16 sentences of 20 words, the same for both; what
-there is to gain is the cores' waiting for each other, since recurrences are small products one after another.
+The LSTM's floor is arithmetic: 18.5 MFLOP per symbol, 6 GFLOP per step of 16 sentences of 20 words, the same for both. The
+gain comes from less waiting between cores, since recurrences are sequences of small products.
 """
 
 import os
@@ -25,7 +25,7 @@ CLIENTS, REPEATS = 6, 5
 
 
 class PlainLstm(nn.Module):
-    """The model as one writes it with torch.nn."""
+    """The model written with torch.nn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class PlainLstm(nn.Module):
 
 
 def plain(net: nn.Module, start: list[Tensor], batches: Batches, examples: Examples) -> Tensor:
-    """One client after another with nn.Module and torch.optim; the summed updates."""
+    """Train one client after another with nn.Module and torch.optim; return the summed updates."""
     total = [torch.zeros_like(tensor) for tensor in start]
     for steps in batches.examples:
         with torch.no_grad():
@@ -59,7 +59,7 @@ def plain(net: nn.Module, start: list[Tensor], batches: Batches, examples: Examp
 
 
 def speed() -> float:
-    """How many times faster than plain PyTorch on the CPU, the two in turn."""
+    """The speed relative to plain PyTorch on the CPU; the two alternate."""
     generator = torch.Generator().manual_seed(0)
     words = torch.randint(1, 10_000, (CLIENTS * 16, 21), generator=generator).to(torch.int16)
     examples = Examples(words[:, :-1], words[:, 1:])
@@ -67,7 +67,7 @@ def speed() -> float:
     batches = draw_batches(owned, epochs=1, batch_size=16, rng=np.random.default_rng(0))
     model, net = word_lstm(), PlainLstm()
     start = [parameter.detach().clone() for parameter in net.parameters()]
-    start[4].zero_()  # the second bias of torch's LSTM, which the model has not
+    start[4].zero_()  # torch's LSTM has a second bias, the model does not
     vector = torch.cat([tensor.flatten() for number, tensor in enumerate(start) if number != 4])
     engine = client_engine("auto", model, examples, CLIENT, jobs=cores())
 
@@ -87,7 +87,7 @@ def speed() -> float:
                 times[name].append(time.perf_counter() - began)
     finally:
         engine.close()
-    slow, fast = min(times["plain"]), min(times["ours"])  # a busy machine only adds
+    slow, fast = min(times["plain"]), min(times["ours"])  # a busy machine only adds time
     print(f"{model.name}, {CLIENTS} clients, one step of 16 x 20: {engine.description}; updates differ by {error:.1e}")
     print(
         f"  plain PyTorch {slow:.2f} s, coalmine {fast:.2f} s, ratio {slow / fast:.2f} (bar {SPEED_BAR:g})", flush=True
@@ -96,7 +96,7 @@ def speed() -> float:
 
 
 def padding(task: Task, clients: int, most: int, rounds: int = 20) -> float:
-    """Share of the work on symbols, or pictures, that are not there."""
+    """Share of the work spent on padding instead of symbols or images."""
     rng = np.random.default_rng(0)
     needed = computed = 0
     engine = LstmTogether(task.model, task.train, CLIENT, memory_limit=1.0) if task.model.ignored_label == 0 else None

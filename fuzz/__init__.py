@@ -1,1 +1,1 @@
-"""Random bad input for every way into coalmine: `make fuzz`, or `python -m fuzz --help`."""
+"""Random bad input for every entry point of coalmine: `make fuzz`, or `python -m fuzz --help`."""

@@ -1,4 +1,4 @@
-"""`make fuzz`: run the cases of every part and print what failed. Exit code 1 if anything did."""
+"""`make fuzz`: run the cases of every part and print the faults. Exit code 1 if there are any."""
 
 import argparse
 import importlib
@@ -29,12 +29,12 @@ MEMORY = 8 << 30  # bytes of address space: a case that reads an endless file fa
 
 
 def main() -> int:
-    """Run the fuzzer; the number of faults decides the exit code."""
+    """Run the fuzzer; exit code 1 if it finds a fault."""
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
-    parser.add_argument("--cases", type=int, default=5_000, help="number of cases (default: 5,000)")
-    parser.add_argument("--seed", type=int, default=1, help="seed of all cases (default: 1)")
-    parser.add_argument("--part", choices=PARTS, help="run this part only, with all the cases")
-    parser.add_argument("--only", type=int, metavar="NUMBER", help="run one case of --part, to repeat a fault")
+    parser.add_argument("--cases", type=int, default=5_000, help="Number of cases (default: 5,000).")
+    parser.add_argument("--seed", type=int, default=1, help="Seed of all cases (default: 1).")
+    parser.add_argument("--part", choices=PARTS, help="Run only this part, with all the cases.")
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="Run one case of --part, to repeat a fault.")
     given = parser.parse_args()
     if given.only is not None and given.part is None:
         parser.error("--only needs --part")
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def run_part(name: str, numbers: list[int], seed: int, home: Path) -> list[Fault]:
-    """The faults among these cases of a part; each case has an empty folder of its own."""
+    """The faults among these cases of a part; each case has its own empty folder."""
     make_case = importlib.import_module(f"fuzz.{name}").make_case
     faults = []
     for number in numbers:

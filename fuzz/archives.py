@@ -1,4 +1,4 @@
-"""Downloaded archives, damaged or hostile: nothing leaves the folder, and a refusal is one line."""
+"""Damaged or hostile downloaded archives: nothing is written outside the folder, and an error is one line."""
 
 import bz2
 import io
@@ -28,7 +28,7 @@ TYPES = (*[tarfile.REGTYPE] * 6, *LINKS_AND_DEVICES, tarfile.DIRTYPE)
 
 
 def make_case(rng: random.Random, folder: Path) -> Case:
-    """An archive of the two kinds that are downloaded, with hostile names, links, bombs or damage."""
+    """An archive of one of the two downloaded kinds, with hostile names, links, bombs or damage."""
     tar = rng.random() < 0.7
     content, said = _tar(rng) if tar else _lzma(rng)
     if rng.random() < 0.5:

@@ -1,4 +1,4 @@
-"""Arguments of `Audit`: settings, vectors of every kind, indices. Refused with one line, or measured correctly."""
+"""Arguments of `Audit`: settings, vectors of every kind, indices. Rejected with one line, or measured correctly."""
 
 import random
 from functools import cache
@@ -32,7 +32,7 @@ def _construction(rng: random.Random) -> Case:
     if isinstance(settings["dim"], int) and abs(settings["dim"]) > 10**6:
         settings["dim"] = DIM
     if any(isinstance(settings.get(name), int) and settings[name] > 10**6 for name in ("rounds", "presentations")):
-        settings["rounds"] = 4  # a schedule of so many rounds is possible, and slow
+        settings["rounds"] = 4  # a schedule of that many rounds is valid, but slow
 
     def run() -> None:
         with allow(ValueError):
@@ -98,7 +98,7 @@ def _round(rng: random.Random, *, final: bool) -> Case:
 
 
 def _compare(audit: Audit, plain: Any, norm: float, cosines: Any) -> None:
-    """The stored numbers against those of the same values as a plain float64 array."""
+    """Compare the stored numbers with those of the same values as a plain float64 array."""
     if plain is None:
         raise FaultError("a vector was accepted that holds no row of real numbers")
     size = float(np.abs(plain).max())
@@ -121,7 +121,7 @@ def _strange(rng: random.Random) -> Any:
 
 
 def _vector(rng: random.Random) -> tuple[str, Any, Any]:
-    """A name, a vector, and the same values as float64; None where it holds no row of DIM real numbers."""
+    """A name, a vector, and the same values as float64, or None if it is not a row of DIM real numbers."""
     import torch
 
     values = np.random.default_rng(rng.randrange(1 << 30)).normal(size=DIM)

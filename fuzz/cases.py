@@ -1,4 +1,4 @@
-"""A case of the fuzzer: what it gives to coalmine, and how a fault is told from a proper answer."""
+"""A case of the fuzzer: its input for coalmine, and the check that tells a fault from a proper answer."""
 
 import contextlib
 import io
@@ -16,9 +16,9 @@ from typing import Any
 
 from coalmine.cli.main import main
 
-SECONDS = 10.0  # of processor time that one case may take
-WAITING = 6.0  # and so many times as long by the clock: a busy machine is no hang
-QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')  # what a message quotes may hold anything
+SECONDS = 10.0  # processor time allowed for one case
+WAITING = 6.0  # allowed wall time, as a multiple: a busy machine is not a hang
+QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')  # quoted text may contain anything
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 VIOLATION = re.compile(r"VIOLATION|Alarm in round|DOES NOT HOLD|\"held\": false|missed")
 LOG_LINE = re.compile(r"^(WARNING|INFO|ERROR|DEBUG| {9})")
@@ -34,7 +34,7 @@ class HangError(BaseException):
 
 @dataclass(frozen=True)
 class Case:
-    """One input. `run` raises if coalmine answers wrongly; `given` is what a person needs to repeat it."""
+    """One input. `run` raises an error if coalmine answers wrongly; `given` describes the input for a person."""
 
     given: str
     run: Callable[[], None]
@@ -54,7 +54,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command left behind."""
+    """The exit code and output of a command."""
 
     code: int
     out: str
@@ -62,7 +62,7 @@ class Outcome:
 
 
 def case_rng(seed: int, part: str, number: int) -> random.Random:
-    """The random numbers of one case, the same whatever ran before it."""
+    """The random numbers of one case, independent of earlier cases."""
     return random.Random(f"{seed}/{part}/{number}")
 
 
@@ -90,7 +90,7 @@ def run_case(part: str, number: int, case: Case) -> Fault | None:
 
 
 def allow(*allowed: type[BaseException]) -> contextlib.AbstractContextManager[None]:
-    """Errors that are proper answers, if they have a message of one line."""
+    """Accept these errors as proper answers if they have a one-line message."""
     return _allowed(allowed)
 
 

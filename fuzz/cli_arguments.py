@@ -1,4 +1,4 @@
-"""Every command with the options it has and with values that they do not expect."""
+"""Every command with its own options and unexpected values."""
 
 import random
 import shutil
@@ -13,7 +13,7 @@ from fuzz.configs import stop_before_training
 from fuzz.run_directories import whole_runs
 from fuzz.values import number_text, text
 
-# Commands that train, download or open a browser whatever their options are.
+# Commands that train, download or open a browser with any options.
 LEFT_OUT = {("selftest",), ("data", "get")}
 # -v prints tracebacks, and --on-violation would run random text in a shell.
 SKIPPED = {"--open", "--all", "--mlflow", "--tensorboard", "--verbose", "--on-violation"}

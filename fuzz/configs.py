@@ -27,7 +27,7 @@ class ReadyError(ValueError):
 
 
 def make_case(rng: random.Random, folder: Path) -> Case:
-    """A config with one to three edits, or a file that is no config at all."""
+    """A config with one to three edits, or a file that is not a config at all."""
     values: Any = BASE if rng.random() < 0.5 else SHORT
     for _ in range(rng.choice((1, 1, 2, 3))):
         values = edited(values, rng)
@@ -60,7 +60,7 @@ def _check(arguments: list[str]) -> None:
 
 @contextmanager
 def stop_before_training() -> Iterator[None]:
-    """Raise an error where the first round would begin: the settings are what is tried here."""
+    """Raise an error before the first round: only the settings are tested here."""
     before = training_run._in_directory
 
     def stop(*_: Any) -> Any:

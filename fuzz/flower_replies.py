@@ -1,4 +1,4 @@
-"""Replies of hostile Flower clients: the server ends the run, drops what is wrong, and never raises."""
+"""Replies of hostile Flower clients: the server drops bad replies, finishes the run, and never raises an error."""
 
 import contextlib
 import copy
@@ -39,7 +39,7 @@ def _run(flower: Any, node: int, attack: Any, seed: int, server: bool) -> None:
     def answer(message: Any, context: Any) -> Any:
         reply = honest(message, context)
         if context.node_id == node and reply.has_content():
-            with contextlib.suppress(TypeError, ValueError, KeyError, StopIteration):  # what Flower itself refuses
+            with contextlib.suppress(TypeError, ValueError, KeyError, StopIteration):  # errors of Flower itself
                 spoiled = copy.deepcopy(reply)
                 attack(spoiled, random.Random(seed))
                 return spoiled

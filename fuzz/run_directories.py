@@ -33,7 +33,7 @@ METRICS = b"".join(
 
 @cache
 def whole_runs() -> list[Path]:
-    """The stored runs with the results that follow from their logs, which every command must be able to read."""
+    """The stored runs with the results that follow from their logs; every command must be able to read them."""
     home = Path(tempfile.mkdtemp(prefix="coalmine-fuzz-runs-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     for name in NAMES:
@@ -51,7 +51,7 @@ def whole_runs() -> list[Path]:
 
 
 def make_case(rng: random.Random, folder: Path) -> Case:
-    """A copy of a stored run with one thing wrong, or two, and a command to read it."""
+    """A copy of a stored run with one or two faults, and a command that reads it."""
     name = text(rng) if rng.random() < 0.15 else "run"
     usable = name not in ("", "/", "-", "~", "*", "../..", "--json", "--", "-x") and len(name) < 200
     run = folder / (name if usable and "/" not in name else "run")
@@ -93,7 +93,7 @@ def _command(run: str, folder: Path, rng: random.Random) -> list[str]:
 
 
 def spoil(run: Path, rng: random.Random) -> str:
-    """Change one file of a run; returns what was done."""
+    """Change one file of a run and return a description."""
     name = rng.choice(FILES)
     path = run / name
     kind = rng.randrange(10)
@@ -150,7 +150,7 @@ def _edit(path: Path, name: str, rng: random.Random) -> str:
 
 
 def edited_log(data: bytes, rng: random.Random) -> bytes:
-    """A log with one record's header or lengths changed and every digest right again."""
+    """A log with a changed header or length in one record and valid digests."""
     records = split_records(data[len(MAGIC) :])
     place = rng.randrange(len(records))
     head, body = records[place]
@@ -169,7 +169,7 @@ def edited_log(data: bytes, rng: random.Random) -> bytes:
 
 
 def chained(records: list[tuple[bytes, bytes]]) -> bytes:
-    """Records as a log holds them, each digest chained to the one before."""
+    """Records in the format of a log, each digest chained to the previous one."""
     pieces, digest = [], b""
     for head, body in records:
         digest = hashlib.blake2b(digest + head + body, digest_size=DIGEST).digest()
@@ -178,7 +178,7 @@ def chained(records: list[tuple[bytes, bytes]]) -> bytes:
 
 
 def split_records(data: bytes) -> list[tuple[bytes, bytes]]:
-    """Header and body of each record, of bytes that hold nothing else."""
+    """Header and body of each record; the bytes must contain only records."""
     records, place = [], 0
     while place < len(data):
         first = place + len(TAG) + LENGTHS.size

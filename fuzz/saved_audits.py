@@ -1,4 +1,4 @@
-"""`Audit.load` of damaged files, most with a digest that is right again: a ValueError, or the same audit."""
+"""`Audit.load` of damaged files, most with a valid digest: a ValueError, or the same audit."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ SEED = b"a seed of the fuzzer"
 
 
 def make_case(rng: random.Random, folder: Path) -> Case:
-    """A saved audit with its head, its records or its bytes changed."""
+    """A saved audit with changes in its header, its records or its bytes."""
     data, kind = _saved(rng.randrange(3)), rng.randrange(5)
     if kind == 0:
         said, data = "damaged bytes", damaged(data, rng)
@@ -78,7 +78,7 @@ def _sealed(content: bytes) -> bytes:
 
 
 def _edited_head(data: bytes, rng: random.Random) -> bytes:
-    """The head changed; half of the time with a commitment that fits the new settings."""
+    """Change the header; half of the time with a commitment to the new settings."""
     head, records = _parts(data)
     head = edited(head, rng)
     if rng.random() < 0.5:
@@ -86,7 +86,7 @@ def _edited_head(data: bytes, rng: random.Random) -> bytes:
             settings = Settings.from_dict(head["settings"])
             statement = convert(head["statement"], Statement)
             head["commitment"] = vars(Commitment.to(SEED, settings, statement))
-        except (LookupError, TypeError, ValueError, AttributeError, RecursionError):  # then there is no commitment
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError):  # no commitment is possible
             return _joined(head, records)
     return _joined(head, records)
 

@@ -54,7 +54,7 @@ def _check(arguments: list[str], stdin: bytes) -> None:
 
 
 def check_interval(values: dict) -> None:
-    """The estimate of a model lies in the interval of the same model."""
+    """Check that the estimate of a model lies in the interval of the same model."""
     if values["interval"] is None:
         return
     low, high = (float(end) for end in values["interval"])

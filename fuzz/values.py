@@ -1,4 +1,4 @@
-"""Values that programs trip over: numbers at the ends of their range, text with markup, wrong types, damaged bytes."""
+"""Values that often break programs: numbers at the ends of their range, text with markup, wrong types, damaged bytes."""
 
 import random
 from typing import Any
@@ -14,12 +14,12 @@ TEXTS = (
     "\x9b31m", "<script>alert(1)</script>", "'; DROP", "|a|b|", "`rm`", "$(id)", "nul", "con", "~", "*", "\udc80",
 )  # fmt: skip
 TINY_AND_HUGE = (0.0, -0.0, 5e-324, 1e-308, 1e-200, 1e-60, 1e-30, 1e30, 1e60, 1e200, 1e308, -1e308, -1.0)
-DEEPEST = 40  # places that are edited; values may be nested more deeply
+DEEPEST = 40  # deepest place that is edited; values may be nested more deeply
 NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
 
 
 def number_text(rng: random.Random) -> str:
-    """A number as somebody might type it, most of them unusable."""
+    """A number as a user might type it, in most cases invalid."""
     if rng.random() < 0.4:
         return rng.choice(NUMBERS)
     if rng.random() < 0.5:
@@ -38,7 +38,7 @@ def safe_text(rng: random.Random) -> str:
 
 
 def plain_value(rng: random.Random, depth: int = 0) -> Any:
-    """Any value that JSON can hold, NaN included: of another type than the one that belongs there, as a rule."""
+    """Any JSON value, including NaN, usually of the wrong type."""
     kind = rng.randrange(12 if depth < 3 else 8)
     if kind == 0:
         return None
@@ -72,7 +72,7 @@ def nested(depth: int) -> Any:
 
 
 def edited(values: Any, rng: random.Random) -> Any:
-    """A copy of nested dicts and lists with one entry changed, removed, renamed, doubled or swapped."""
+    """A copy of nested dicts and lists with one entry changed, removed, renamed, duplicated or swapped."""
     places = list(_places(values, ()))
     if not places:
         return plain_value(rng)
@@ -117,7 +117,7 @@ def _edit_at(value: Any, place: tuple[Any, ...], rng: random.Random) -> Any:
 
 
 def damaged(data: bytes, rng: random.Random) -> bytes:
-    """Bytes with bits flipped, a piece cut out, put in or doubled, or the end missing."""
+    """Bytes with flipped bits, a piece removed, inserted or duplicated, or the end missing."""
     for _ in range(rng.choice((1, 1, 1, 2, 5))):
         kind, place = rng.randrange(7), rng.randrange(len(data) + 1) if data else 0
         end = min(len(data), place + rng.choice((1, 2, 8, 100)))

@@ -1,4 +1,4 @@
-"""`make studies`: every slow study, then the tests marked slow; some hours in all. A study that was stopped resumes."""
+"""`make studies`: every slow study, then the tests marked slow; takes several hours. An interrupted study resumes."""
 
 import subprocess
 import sys
@@ -27,11 +27,11 @@ STUDIES = [
     [".ci/versions.py", "newest"],
     ["-m", "pytest", "-m", "slow"],
 ]
-NO_TESTS = 5  # pytest's code when nothing is marked slow
+NO_TESTS = 5  # pytest's exit code if no test is marked slow
 
 
 def main() -> int:
-    """Run them all; the failed ones are named at the end."""
+    """Run all studies and name the failed ones at the end."""
     failed = []
     for arguments in STUDIES:
         name, start = " ".join(arguments), time.monotonic()

@@ -1,12 +1,12 @@
-"""Does the alarm keep its word? Honest and broken runs, looked at after every round.
+"""Error rate and speed of the alarm: honest and broken runs, checked after every round.
 
     python -m studies.alarm --jobs 2             scores alone, then whole loops with gauges: about ten minutes
     python -m studies.alarm --only "whole loop"  the rows whose name matches
-    python -m studies.alarm --write-docs         put the tables of what was run into docs/how-to/alarm.md
+    python -m studies.alarm --write-docs         write the tables of finished rows into docs/how-to/alarm.md
 
-Rows of scores alone draw the scores of ten canaries a round with their common scale: 10,000 honest runs, 2,000 with less
-noise. Whole loops are audits of a vector of 4,096 numbers with 1,000 canaries in 100 rounds, asked after every round. A
-finished row is kept in studies/out/alarm.jsonl and is not run again.
+Rows of scores alone sample the scores of ten canaries per round with their common scale: 10,000 honest runs, 2,000 with less
+noise. Whole loops are audits of a vector of 4,096 numbers with 1,000 canaries in 100 rounds, checked after every round. A
+finished row is stored in studies/out/alarm.jsonl and is not run again.
 """
 
 import argparse
@@ -35,9 +35,9 @@ from studies.trust import put_between_markers
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "alarm.jsonl"
 DOCS = ROOT / "docs" / "how-to" / "alarm.md"
-PRESENT, DOF, DELTA = 10, 9_000, 1e-6  # canaries of a round, directions that its scale rests on
+PRESENT, DOF, DELTA = 10, 9_000, 1e-6  # canaries per round, degrees of freedom of its scale
 DIM, CANARIES, ROUNDS = 4_096, 1_000, 100
-MOST = {"honest": EVIDENCE_LEVEL, "honest whole loop": 0.01}  # share of honest runs that may alarm
+MOST = {"honest": EVIDENCE_LEVEL, "honest whole loop": 0.01}  # allowed share of honest runs with an alarm
 Law = Callable[[np.random.Generator, int], np.ndarray]
 
 
@@ -47,10 +47,10 @@ class Row:
 
     name: str
     runs: int
-    scores: dict[str, Any] | None = None  # of `first_alarms`; None for a whole loop
-    loop: dict[str, Any] | None = None  # of `loop_alarm`
+    scores: dict[str, Any] | None = None  # settings of `first_alarms`; None for a whole loop
+    loop: dict[str, Any] | None = None  # settings of `loop_alarm`
     latest: float | None = None
-    barred: bool = True  # whether a bar must be met
+    barred: bool = True  # whether the row has a bar
 
 
 def rows() -> list[Row]:
@@ -93,7 +93,7 @@ def rows() -> list[Row]:
 
 
 def first_alarms(row: Row, seed: int) -> list[float]:
-    """The round in which the evidence reaches its level, inf where it never does, for each run."""
+    """For each run, the round in which the evidence reaches its level, or inf."""
     assert row.scores is not None
     noise, claimed, rounds = row.scores["noise"], row.scores["claimed"], row.scores["rounds"]
     rng, found = np.random.default_rng(seed), []
@@ -122,7 +122,7 @@ LAWS: dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
 
 
 def loop_alarm(seed: int, *, law: str = "honest", known: bool = True, stated: bool = True) -> tuple[float, str]:
-    """The round of the first alarm of an audit that is asked after every round, and what raised it."""
+    """The round and the cause of the first alarm of an audit that is checked after every round."""
     secret = f"study of the alarm, seed {seed}".encode()
     claim = mechanism_epsilon(1.0, delta=DELTA)
     audit = Audit(DIM, canaries=CANARIES, seed=secret, delta=DELTA, rounds=ROUNDS, claim=claim)
@@ -159,7 +159,7 @@ def run_part(name: str, part: int, parts: int) -> dict[str, Any]:
 
 
 def read() -> dict[str, dict[str, Any]]:
-    """The rows that are finished: how many runs, and the rounds and reasons of their alarms."""
+    """The finished rows: the number of runs, and the rounds and causes of their alarms."""
     found: dict[str, dict[str, Any]] = {}
     for line in RESULTS.read_text().splitlines() if RESULTS.exists() else []:
         told = json.loads(line)
@@ -172,13 +172,13 @@ def read() -> dict[str, dict[str, Any]]:
 
 
 def median_round(found: dict[str, Any]) -> float:
-    """The round in which the median run alarmed, inf where most never did."""
+    """The alarm's median round, or inf if most runs had none."""
     alarms = [alarm for alarm, _ in found["alarms"]]
     return float(np.median(alarms + [math.inf] * (found["runs"] - len(alarms))))
 
 
 def failures(found: dict[str, dict[str, Any]]) -> list[str]:
-    """The bars that are missed; an honest row may exceed its level by what chance gives once in a thousand."""
+    """The missed bars; an honest row may exceed its level by the sampling error that occurs once in a thousand."""
     bad = []
     for row in rows():
         if row.name not in found or not row.barred:
@@ -196,7 +196,7 @@ def failures(found: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def tables(found: dict[str, dict[str, Any]]) -> str:
-    """What was found, as Markdown."""
+    """The results as Markdown."""
     lines = ["| runs of | runs | alarm at any time | median round of the alarm | raised by |", "|---|---|---|---|---|"]
     for row in rows():
         if row.name in found:
@@ -210,11 +210,11 @@ def tables(found: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Run the rows that are left and compare with the bars."""
+    """Run the remaining rows and compare all of them with the bars."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--only", default="", help="regular expression of the rows to run")
-    parser.add_argument("--write-docs", action="store_true", help="put the table into docs/how-to/alarm.md")
+    parser.add_argument("--only", default="", help="Regular expression for the rows to run.")
+    parser.add_argument("--write-docs", action="store_true", help="Write the table into docs/how-to/alarm.md.")
     options = parser.parse_args()
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     done = {(name, part) for name, told in read().items() for part in told["parts"]}

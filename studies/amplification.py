@@ -1,11 +1,11 @@
-"""Is the verdict on an amplified claim right? Honest and broken loops under Poisson sampling and random allocation.
+"""Verdicts on amplified claims: honest and broken loops under Poisson sampling and random allocation.
 
     python -m studies.amplification --jobs 2                500 seeds of each honest setting, 100 of each broken one
     python -m studies.amplification --only poisson          the rows whose name matches
-    python -m studies.amplification --write-docs            put the table of runs into docs/explanation/amplification.md
+    python -m studies.amplification --write-docs            write the tables into docs/explanation/amplification.md
 
-Rounds are drawn as an attacker sees them who knows everybody else: independent normals along the canaries, and a length
-off them. The rest is the package's own code, from the log to the verdict. A finished seed is one line of
+Rounds are simulated as an attacker who knows all other updates sees them: independent normals along the canaries, and a
+length orthogonal to them. Everything from the log to the verdict is the package's own code. A finished seed is one line of
 studies/out/amplification.jsonl and is not run again.
 """
 
@@ -45,7 +45,7 @@ Picks = Callable[[np.random.Generator, int], list[np.ndarray]]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A pipeline: what it claims, what it does, and what the verdict must be."""
+    """A pipeline: its claim, its behaviour, and the verdict that it must get."""
 
     name: str
     claim: Claim
@@ -55,7 +55,7 @@ class Row:
     wanted: str = "VIOLATION"
     leg: str | None = None
     cohorts: Callable[[np.random.Generator, int], np.ndarray] | None = None
-    true_epsilon: float | None = None  # of honest rows: what interval and bound are compared with
+    true_epsilon: float | None = None  # for honest rows: the reference for interval and bound
 
 
 def by(sampling: Sampling) -> Picks:
@@ -84,7 +84,7 @@ def all_together(rounds: int, probability: float) -> Picks:
 
 
 def same_order(rounds: int, epochs: int) -> Picks:
-    """Everybody draws one round of the first epoch, and keeps it."""
+    """Each canary samples one round of the first epoch and keeps it in all epochs."""
 
     def picks(rng: np.random.Generator, canaries: int) -> list[np.ndarray]:
         place = rng.integers(rounds, size=canaries)
@@ -94,7 +94,7 @@ def same_order(rounds: int, epochs: int) -> Picks:
 
 
 def shuffled(rounds: int, epochs: int) -> Picks:
-    """Fixed cohorts cut from a permutation of ten times as many clients as canaries, a new one in each epoch."""
+    """Fixed cohorts from a permutation of ten times as many clients as canaries, a new permutation in each epoch."""
 
     def picks(rng: np.random.Generator, canaries: int) -> list[np.ndarray]:
         orders = [rng.permutation(10 * canaries) for _ in range(epochs)]
@@ -151,9 +151,9 @@ def rows() -> Iterator[Row]:
 
 @cache
 def interpolated(sampling: RandomAllocation) -> Callable[[float], AmplifiedEpsilon]:
-    """The accountant's epsilon at a noise multiplier, between 25 that were computed: its calls take seconds.
+    """The accountant's epsilon at a noise multiplier, interpolated between 25 values, because a call takes seconds.
 
-    Between them log ε is as good as linear in log z.
+    Between them log ε is almost linear in log z.
     """
     grid = np.geomspace(0.25, 1.2, 25)
     found = [amplified_epsilon(noise, sampling, DELTA) for noise in grid]
@@ -220,7 +220,7 @@ def run_seed(name: str, seed: int) -> dict[str, Any]:
 def seen_round(
     number: int, present: np.ndarray, noise: float, stated: float, rng: np.random.Generator, participants: int | None
 ) -> Round:
-    """A round as the log of an audit holds it, with no others, in units of the clip norm."""
+    """A round as in the log of an audit, without others, in units of the clip norm."""
     along = noise * rng.standard_normal(CANARIES + UNOBSERVED)
     off = float(along[CANARIES:] @ along[CANARIES:]) + noise**2 * rng.chisquare(DIM - CANARIES - UNOBSERVED)
     along[present] += 1
@@ -243,12 +243,12 @@ def seen_round(
 
 
 def read() -> list[dict[str, Any]]:
-    """The seeds that were run."""
+    """The finished seeds."""
     return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
 
 
 def failures(found: Iterable[dict[str, Any]]) -> list[str]:
-    """The bars that are not met."""
+    """The missed bars."""
     bad, done = [], list(found)
     for row in rows():
         mine = [line for line in done if line["row"] == row.name]
@@ -282,7 +282,7 @@ def _rightly(line: dict[str, Any], row: Row) -> bool:
 
 
 def tables(found: list[dict[str, Any]]) -> str:
-    """What was run, as two tables in Markdown."""
+    """The results as two Markdown tables."""
     honest = [
         "| honest loop | ε | runs | interval covers | bound above ε | mean bound | Algorithm 3's | PASS / VIOLATION |",
         "|---|---|---|---|---|---|---|---|",
@@ -310,13 +310,13 @@ def tables(found: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Run the seeds that are left and compare with the bars."""
+    """Run the remaining seeds and compare all of them with the bars."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--seeds", type=int, help="at most so many seeds of each row")
-    parser.add_argument("--only", default="", help="regular expression of the rows to run")
+    parser.add_argument("--seeds", type=int, help="Largest number of seeds of each row.")
+    parser.add_argument("--only", default="", help="Regular expression for the rows to run.")
     parser.add_argument(
-        "--write-docs", action="store_true", help="put the tables into docs/explanation/amplification.md"
+        "--write-docs", action="store_true", help="Write the tables into docs/explanation/amplification.md."
     )
     options = parser.parse_args()
     RESULTS.parent.mkdir(parents=True, exist_ok=True)

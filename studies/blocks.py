@@ -1,11 +1,11 @@
-"""Do canaries in blocks keep the laws that canaries of one vector have? Scores, intervals, bounds, tails and gauges.
+"""Laws of canaries in blocks compared with those of one vector: scores, intervals, bounds, tails and gauges.
 
     python -m studies.blocks --jobs 2           every row: about an hour on two cores
     python -m studies.blocks --only "^tail"     the rows whose name matches
-    python -m studies.blocks --write-docs       put the tables of what was run into docs/explanation/blocks.md
+    python -m studies.blocks --write-docs       write the tables of finished rows into docs/explanation/blocks.md
 
-Every audit is made with `Audit.for_model` and sees rounds as a training loop shows them. A finished part of a row is kept in
-studies/out/blocks.jsonl and is not run again.
+Every audit is made with `Audit.for_model` and observes rounds like those of a training loop. A finished part of a row is
+stored in studies/out/blocks.jsonl and is not run again.
 """
 
 import argparse
@@ -42,14 +42,14 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "blocks.jsonl"
 DOCS = ROOT / "docs" / "explanation" / "blocks.md"
 DELTA, CONFIDENCE = 1e-5, 0.95
-RARE = 1e-4  # p-value below which a test of a law fails: there are about 130 of them
-HONEST = 0.005  # of runs with an alarm, at most: some 25 gauges at 1e-4 each, layers together, and rank at 2e-3
-PARTS = 10  # of a row, run and kept one by one
+RARE = 1e-4  # p-value below which one of about 130 tests of a law fails
+HONEST = 0.005  # largest share of runs with an alarm: about 25 gauges at 1e-4 each, all layers as one, and rank at 2e-3
+PARTS = 10  # parts of a row, run and stored one by one
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a model is cut: layers in their order, and blocks that need not end where layers do."""
+    """How a model is split: layers in their order, and blocks whose ends need not match those of layers."""
 
     name: str
     layers: tuple[int, ...]
@@ -71,7 +71,7 @@ class Layout:
         return int(np.argmin(self.blocks))
 
     def model(self) -> dict[str, np.ndarray]:
-        """The parameters that an audit is made for."""
+        """Parameters to make an audit for."""
         return self.tree(np.zeros(self.dim))
 
     def tree(self, vector: np.ndarray) -> dict[str, np.ndarray]:
@@ -110,9 +110,9 @@ LAYOUTS = {
         merged_layout(),
     )
 }
-VECTORS_OF_ONE = ("white", "one layer", "one coordinate", "sign")  # where all blocks are one, others are white
+VECTORS_OF_ONE = ("white", "one layer", "one coordinate", "sign")  # with one block, all other kinds are white
 VECTORS = ("white", "smallest block", "one layer", "one coordinate", "last block", "30:1", "sign")
-STRONG, KNOWN = 0.2, "known-others"  # noise under which the error of the null's own scale counts most
+STRONG, KNOWN = 0.2, "known-others"  # noise at which the error of the null's scale matters most
 SHAPES = ("white", "smallest block", "last block", "30:1")
 
 
@@ -135,7 +135,7 @@ def noise(layout: Layout, shape: str, rng: np.random.Generator) -> np.ndarray:
 
 
 def made_vector(layout: Layout, kind: str, rng: np.random.Generator) -> np.ndarray:
-    """A vector that knows nothing of the canaries."""
+    """A vector that is independent of the canaries."""
     if kind in ("white", "sign"):
         return rng.normal(size=layout.dim)
     if kind == "one layer":
@@ -151,9 +151,9 @@ def made_vector(layout: Layout, kind: str, rng: np.random.Generator) -> np.ndarr
 
 
 def law_run(layout: Layout, kind: str, present: bool, seed: int) -> dict[str, Any]:
-    """The unobserved scores of one audit of one round, as points of the law that the package compares them with.
+    """The unobserved scores of one audit of one round, transformed to quantiles of the package's null.
 
-    There are few of them beside the smallest block, so that they are next to independent.
+    They are few compared with the smallest block, so they are almost independent.
     """
     rng = np.random.default_rng([seed, zlib.crc32(f"{layout.name}, {kind}, {present}".encode())])
     few = max(min(layout.blocks) // 16, 10)
@@ -161,7 +161,7 @@ def law_run(layout: Layout, kind: str, present: bool, seed: int) -> dict[str, An
         layout.model(),
         canaries=layout.canaries,
         unobserved=few,
-        seed=seed + 10_000 * present,  # scores of one and the same vector would not change by a canary in it
+        seed=seed + 10_000 * present,  # with the same vector, adding a canary would not change the scores
         delta=DELTA,
         blocks=layout.blocks,
     )
@@ -211,7 +211,7 @@ def coverage_run(layout: Layout, shape: str, rounds: int, rung: str, std: float,
     sample = Sample(scores.observed.size, null_dof=min(scores.null_dof, scores.null.dof))
     low, high = epsilon_interval(mean, spread, sample=sample, **told)
     bound = epsilon_lower_bound(scores.bounded, null=scores.bound_null, **told)
-    if seed % 100 == 1:  # the whole result takes much longer, and says the same
+    if seed % 100 == 1:  # the whole result takes much longer and says the same
         row = audit.result().adversaries[rung].headline
         assert row.estimate.interval is not None
         assert np.allclose([low, high, bound], [*row.estimate.interval, row.lower_bound], rtol=1e-9)
@@ -229,7 +229,7 @@ def coverage_run(layout: Layout, shape: str, rounds: int, rung: str, std: float,
 
 @dataclass(frozen=True)
 class Tail:
-    """Blocks with the noise's stds in them, in which an absent observed canary is scored."""
+    """Blocks and their noise stds, for the score of an absent observed canary."""
 
     name: str
     blocks: tuple[int, ...]
@@ -251,16 +251,16 @@ TAILS = {
         Tail("300 blocks of 800, white", (800,) * 300, (1.0,) * 300, 100),
     )
 }
-LEVELS = (-3.0, -10.0, -25.0)  # logs of the false positive rate that the bound reads
+LEVELS = (-3.0, -10.0, -25.0)  # log false positive rates as the bound computes them
 DRAWS = 20_000
 
 
 def tail_excess(tail: Tail, level: float) -> dict[str, float]:
-    """How often an absent canary really scores what the bound calls a tail of `level`: both as logs.
+    """The true log probability that an absent canary exceeds the score whose tail is `level` according to the bound.
 
-    Given the lengths of its blocks off the canaries the score's numerator is normal, so the probability is E Φ(-x√V),
-    V = Σ p_b·χ²_b/ν_b. x is the score that the package reads as this level, which depends on the lengths too, since
-    `tail_dof` does. The lengths are drawn by importance: where e^(-x²V/2), which is nearly what is averaged, has its mass.
+    Given the blocks' lengths orthogonal to the canaries, the score's numerator is normal, so the probability is
+    E Φ(-x√V), V = Σ p_b·χ²_b/ν_b. x is the package's score for this level, which depends on the lengths through
+    `tail_dof`. The lengths are importance sampled where e^(-x²V/2), nearly the averaged function, has its mass.
     """
     settings = checked_settings(
         sum(tail.blocks), canaries=tail.canaries, unobserved=None, delta=DELTA, kind="rotated", rounds=None,
@@ -284,7 +284,7 @@ def tail_excess(tail: Tail, level: float) -> dict[str, float]:
 
 
 def _threshold(tail_dof: float, level: float) -> float:
-    """The score whose tail is `level` by the null that the bound takes."""
+    """The score whose tail is `level` under the bound's null."""
     low, high = 0.0, 1e3
     for _ in range(60):
         middle = (low + high) / 2
@@ -300,7 +300,7 @@ Noise = Callable[[Layout, np.random.Generator, int, int], np.ndarray]
 
 
 def _same_in_blocks(layout: Layout, rng: np.random.Generator, number: int, seed: int) -> np.ndarray:
-    """Every block draws its noise from the same seed."""
+    """Every block generates its noise from the same seed."""
     return np.concatenate([np.random.default_rng([seed, number]).normal(size=size) for size in layout.blocks])
 
 
@@ -324,7 +324,7 @@ NOISES: dict[str, Noise] = {
 
 
 def gauge_run(layout: Layout, law: str, rounds: int, seed: int) -> dict[str, Any]:
-    """The gauges of one loop with a heavy real signal in `others` that did not read "ok", with what they read."""
+    """The gauges that are not "ok", with their status, in one loop with a heavy real signal in `others`."""
     rng = np.random.default_rng([seed, zlib.crc32(f"{layout.name}, {law}".encode())])
     audit = Audit.for_model(
         layout.model(), canaries=layout.canaries, seed=seed, delta=DELTA, blocks=layout.blocks, rounds=rounds
@@ -345,7 +345,7 @@ def gauge_run(layout: Layout, law: str, rounds: int, seed: int) -> dict[str, Any
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Runs of one kind: `run` gets the arguments and a seed, which begins at 1."""
+    """Runs of one kind: `run` gets the arguments and a seed, starting at 1."""
 
     name: str
     kind: str
@@ -404,7 +404,7 @@ def run_part(name: str, part: int) -> dict[str, Any]:
 
 
 def read() -> dict[str, list[dict[str, Any]]]:
-    """What was run of each row."""
+    """The finished runs of each row."""
     found: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for line in RESULTS.read_text().splitlines() if RESULTS.exists() else []:
         told = json.loads(line)
@@ -416,7 +416,7 @@ def read() -> dict[str, list[dict[str, Any]]]:
 
 
 def failures(found: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """The bars that are missed, each allowed what chance gives once in about ten thousand."""
+    """The missed bars, each with an allowance for the sampling error that occurs once in about ten thousand."""
     bad = []
     for row in rows():
         runs = found.get(row.name)
@@ -445,7 +445,7 @@ def failures(found: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 
 def law_figures(runs: list[dict[str, Any]]) -> dict[str, float]:
-    """Mean and std of all scores, and p-values: of all scores together, and of the seeds' p-values being uniform."""
+    """Mean and std of all scores, the p-value of all scores pooled, and that of the seeds' p-values being uniform."""
     scores = np.concatenate([run["scores"] for run in runs])
     settings = checked_settings(
         10**6, canaries=10, unobserved=10, delta=DELTA, kind="rotated", rounds=None, presentations=1, momentum=0.0,
@@ -462,7 +462,7 @@ def law_figures(runs: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def tables(found: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
-    """What was found, as Markdown, by the name of the marker."""
+    """The results as Markdown, by the name of the marker."""
     lines: dict[str, list[str]] = {
         "layouts": ["| layout | blocks | coordinates | layers | observed canaries |", "|---|---|---|---|---|"],
         "law": [
@@ -537,12 +537,12 @@ def _share(runs: list[dict[str, Any]], key: str) -> str:
 
 
 def main() -> int:
-    """Run the rows that are left and compare with the bars."""
+    """Run the remaining rows and compare all of them with the bars."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--only", default="", help="regular expression of the rows to run")
-    parser.add_argument("--parts", type=int, default=PARTS, help=f"how many of the {PARTS} parts of each row to run")
-    parser.add_argument("--write-docs", action="store_true", help="put the tables into docs/explanation/blocks.md")
+    parser.add_argument("--only", default="", help="Regular expression for the rows to run.")
+    parser.add_argument("--parts", type=int, default=PARTS, help=f"Number of the {PARTS} parts of each row to run.")
+    parser.add_argument("--write-docs", action="store_true", help="Write the tables into docs/explanation/blocks.md.")
     options = parser.parse_args()
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     if not options.write_docs:

@@ -1,11 +1,11 @@
-"""Whether coalmine's error bars are true: the study behind docs/evidence/calibration.md.
+"""Calibration of coalmine's bounds and intervals: the study behind docs/evidence/calibration.md.
 
     python studies/calibration.py                        every cell, 10,000 runs each
     python studies/calibration.py --cells 'interval/k=300' --runs 1000
-    python studies/calibration.py --write-docs           tables of docs/evidence/calibration.md from what has been run
+    python studies/calibration.py --write-docs           write docs/evidence/calibration.md from finished cells
 
-A cell is one row of studies/out/calibration.jsonl; a cell found there with at least as many runs is not run again, so a
-study that was stopped goes on where it was. Each cell has its own seed, made from its name.
+A cell is one row of studies/out/calibration.jsonl. A cell that is stored with at least as many runs is not run again, so an
+interrupted study resumes. Each cell has its own seed, derived from its name.
 """
 
 import argparse
@@ -36,18 +36,18 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "calibration.jsonl"
 DOCS = ROOT / "docs" / "evidence" / "calibration.md"
 CHUNK = 100_000  # scores at a time: temporaries stay in the cache
-RATIOS = (0.8, 0.9, 1.0, 1.05, 1.25)  # of the alternative's std to the null's
+RATIOS = (0.8, 0.9, 1.0, 1.05, 1.25)  # ratios of the alternative's std to the null's
 AUTO_RATIOS = (0.8, 0.9, 0.93, 0.95, 0.97, 1.0, 1.03, 1.05, 1.07, 1.1, 1.25)
 MEANS = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)
 EPSILONS = (0.0, 0.2, 0.8, 2.3, 4.9, 10.0, 25.0)
-STACK_OVERFLOW_DELTA = 341_000**-1.1  # the paper's (Section 5)
+STACK_OVERFLOW_DELTA = 341_000**-1.1  # as in the paper (Section 5)
 
 Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """A law of observed scores against N(0, 1): how to draw it, and its log density and cdf."""
+    """A law of observed scores against N(0, 1): its sampler, log density and cdf."""
 
     draw: Callable[[np.random.Generator, tuple[int, int]], Floats]
     log_density: Callable[[Floats], Floats]
@@ -111,7 +111,7 @@ def true_epsilon(alternative: Alternative, delta: float) -> float:
 
 
 def best_threshold_epsilon(alternative: Alternative, delta: float) -> float:
-    """The largest epsilon that any threshold test shows (Eq. 1): what a bound from thresholds could reach at best."""
+    """The largest epsilon of any threshold test (Eq. 1): the most that a bound from thresholds can reach."""
     with np.errstate(divide="ignore"):
         log_fnr = np.log(np.clip(alternative.cdf(GRID), 0, 1))
     return float(epsilon_from_rates(log_ndtr(-GRID), log_fnr, delta=delta)[log_fnr > -600].max())
@@ -130,7 +130,7 @@ def bound_cell(
     rng: np.random.Generator, runs: int, *, family: str, epsilon: float, count: int, unobserved: int, delta: float,
     methods: tuple[str, ...] = ("simultaneous", "paper"),
 ) -> Result:  # fmt: skip
-    """How often each bound exceeds the true epsilon, and its mean; `unobserved` 0 is the null in closed form."""
+    """How often each bound exceeds the true epsilon, and its mean; `unobserved` 0 means a null in closed form."""
     alternative = alternative_at(family, epsilon, delta)
     bands = {}
     for method in methods:
@@ -156,7 +156,7 @@ def bound_cell(
 def interval_cell(
     rng: np.random.Generator, runs: int, *, ratio: float, mean: float, count: int, null_dof: float, delta: float
 ) -> Result:
-    """How often the interval covers the true epsilon, against the usual profile likelihood's, and the two mean widths."""
+    """Coverage and mean width of the interval, and of the usual profile likelihood interval."""
     truth = gaussian_epsilon(Gaussian(0, 1), Gaussian(mean, ratio), delta=delta)
     sample = Sample(count, null_dof=null_dof)
     means, stds = fitted_scores(rng, runs, mean, ratio, sample)
@@ -227,7 +227,7 @@ def all_cells() -> dict[str, dict[str, Any]]:
 
 
 def run_cell(name: str, runs: int) -> Result:
-    """One cell, with the seed that its name gives."""
+    """One cell, with the seed derived from its name."""
     started = time.monotonic()
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     result = CELLS[name.split("/")[0]](rng, runs, **all_cells()[name])
@@ -237,7 +237,7 @@ def run_cell(name: str, runs: int) -> Result:
 def fitted_scores(
     rng: np.random.Generator, runs: int, mean: float, ratio: float, sample: Sample
 ) -> tuple[Floats, Floats]:
-    """Fitted means and stds of normal scores, over a null std estimated from the sample's directions."""
+    """Fitted means and stds of normal scores, divided by a null std estimated with the sample's degrees of freedom."""
     means = mean + ratio * rng.standard_normal(runs) / math.sqrt(sample.count)
     stds = ratio * np.sqrt(rng.chisquare(sample.count - 1, runs) / sample.count)
     if math.isinf(sample.null_dof):
@@ -254,14 +254,14 @@ def count_at_least(scores: Floats, thresholds: Floats) -> Any:
 
 
 def chunks(runs: int, width: int) -> Iterator[int]:
-    """Numbers of runs that add up to `runs`, each of about CHUNK scores."""
+    """Numbers of runs that add up to `runs`, each with about CHUNK scores."""
     rows = max(CHUNK // width, 1)
     for start in range(0, runs, rows):
         yield min(rows, runs - start)
 
 
 def read_results(path: Path = RESULTS) -> dict[str, Result]:
-    """The longest run of each cell so far."""
+    """The result with the most runs for each cell."""
     results: dict[str, Result] = {}
     for line in path.read_text().splitlines() if path.exists() else []:
         result = json.loads(line)
@@ -298,42 +298,42 @@ def write_docs(results: dict[str, Result]) -> str:
     return TEMPLATE.format(**figures)
 
 
-TEMPLATE = """# Are the error bars true?
+TEMPLATE = """# Calibration
 
-Every number of coalmine that carries a probability was tried against simulated scores whose true ε is known: {runs} runs a
-cell, so a rate of 5 % is known to ± {error} % (one standard deviation). All tables on this page are printed by
+Every bound and interval of coalmine was tested on simulated scores with a known true ε: {runs} runs per cell, so that a
+rate of 5 % is known to ± {error} % (one standard deviation). All tables on this page are printed by
 
     python studies/calibration.py --jobs 2      # {minutes} minutes of processor time
     python studies/calibration.py --write-docs
 
-with a fixed seed for each cell. δ = 1e-6 unless said; k is the number of observed canaries, m that of unobserved ones.
-Scores are in units of the null's standard deviation.
+with a fixed seed for each cell. δ = 1e-6 unless stated otherwise. k is the number of observed canaries, m that of unobserved
+ones. Scores are in units of the null's standard deviation.
 
 ## The lower bound
 
-`epsilon_lower_bound`, method "simultaneous", 95 %: in how many runs it lies above the true ε. It is to be at most 5 % (5.7 %
-allows for the sampling error); the largest is {worst_bound}. Alternatives: normal; skewed (normal plus an exponential);
-mixture (half at one mean, half at three times that). The true ε is over all events, by quadrature.
+The tables show the share of runs in which `epsilon_lower_bound` (method "simultaneous", 95 %) exceeds the true ε. It must be
+at most 5 % (5.7 % with sampling error); the largest is {worst_bound}. Alternatives: normal; skewed (normal plus an
+exponential); mixture (half at one mean, half at three times that mean). The true ε is over all events, by quadrature.
 
-Against the null in closed form:
+With the null in closed form:
 
 {closed}
 
-Two-sample, m = k. There a bound exceeds the true ε only if the bounds on both rates come close to failing at one threshold,
-so it errs far more seldom than it may:
+With two samples, m = k. Here a bound exceeds the true ε only if the bounds on both rates nearly fail at the same threshold,
+so errors are much rarer than allowed:
 
 {two_sample}
 
-The paper's ε_lo, in the same runs, is not a 95 % bound (normal alternative):
+In the same runs, the paper's ε_lo is not a 95 % bound (normal alternative):
 
 {paper}
 
-Mean of the bound by method, k = 1,000, normal alternative. Closed form, δ = 341000^-1.1; "paper" and "clopper-pearson" hold
-at one threshold only and are no bounds:
+Mean of the bound by method, k = 1,000, normal alternative. Closed form, δ = 341000^-1.1; "paper" and "clopper-pearson" are
+valid only at a single threshold and are not bounds:
 
 {closed_means}
 
-Two-sample, m = 1,000, and below it m = 10,000:
+Two samples, first with m = 1,000, then with m = 10,000:
 
 {means_1000}
 
@@ -341,27 +341,28 @@ Two-sample, m = 1,000, and below it m = 10,000:
 
 ## The interval
 
-`epsilon_estimate(...).interval`, 95 %: in how many runs it covers the true ε, at k = 300 / 1,000 / 5,000, by the std of the
-alternative over the null's and by its mean. At least 94 % is wanted everywhere; the lowest is {lowest_cover}.
+The share of runs in which `epsilon_estimate(...).interval` (95 %) covers the true ε, at k = 300 / 1,000 / 5,000, by the
+ratio of the alternative's std to the null's and by its mean. At least 94 % is required everywhere; the lowest is
+{lowest_cover}.
 
 {covers}
 
-The usual interval (profile likelihood, χ² with one degree of freedom) falls to {lowest_profile}:
+The coverage of the usual interval (profile likelihood, χ² with one degree of freedom) falls to {lowest_profile}:
 
 {profile_covers}
 
-Mean width over that of the usual interval: at most 1.3 is wanted; the largest is {widest}.
+Mean width relative to the usual interval: at most 1.3 is required; the largest is {widest}.
 
 {widths}
 
-With the null's std estimated from the d - k directions that hold no canary, d = 10,000:
+With the null's std estimated from the d - k directions without a canary, d = 10,000:
 
 {estimated}
 
 ## "auto"
 
-Root mean square error of `variance="auto"` over that of "fitted" (the paper's), k = 1,000, δ = 341000^-1.1. At most 0.7 is
-wanted where the stds are equal, and never more than 1.7:
+Root mean square error of `variance="auto"` relative to "fitted" (the paper's), k = 1,000, δ = 341000^-1.1. It must be at
+most 0.7 if the stds are equal, and at most 1.7 otherwise:
 
 {auto}
 """
@@ -441,7 +442,7 @@ def _log_normal(x: Floats) -> Floats:
 
 
 def missed(results: dict[str, Result]) -> list[str]:
-    """A line for each cell that is not as the page wants it; 5 % and 94 % have four standard errors of room."""
+    """A line for each cell that misses its requirement; 5 % and 94 % have a tolerance of four standard errors."""
 
     def room(rate: float, runs: int) -> float:
         return 4 * math.sqrt(rate * (1 - rate) / runs)
@@ -462,12 +463,14 @@ def missed(results: dict[str, Result]) -> list[str]:
 
 
 def main() -> int:
-    """Run what the arguments name and has not been run; or write the page. 1 if a cell is not as it should be."""
+    """Run the selected cells that are not finished, or write the page. 1 if a cell misses its requirement."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=10_000, help="simulated audits in each cell")
-    parser.add_argument("--cells", default="", help="only the cells in whose name this regular expression is found")
+    parser.add_argument("--runs", type=int, default=10_000, help="Number of simulated audits in each cell.")
+    parser.add_argument("--cells", default="", help="Run only the cells whose name matches this regular expression.")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--write-docs", action="store_true", help="write docs/evidence/calibration.md from the results")
+    parser.add_argument(
+        "--write-docs", action="store_true", help="Write docs/evidence/calibration.md from the results."
+    )
     options = parser.parse_args()
     results = read_results()
     if options.write_docs:

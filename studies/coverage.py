@@ -1,8 +1,8 @@
-"""Does the interval of `known-others` cover the analytical epsilon in whole training runs? 100 seeds of a short one.
+"""Coverage of the analytical epsilon by the interval of `known-others` in 100 short training runs.
 
-    python -m studies.coverage --jobs 2     at least 90 of 100 must; a few seconds a seed
+    python -m studies.coverage --jobs 2     at least 90 of 100 must cover it; a few seconds per seed
 
-Each seed draws its own model, canaries, participants and noise. A finished seed is one line of studies/out/coverage.jsonl
+Each seed has its own model, canaries, participants and noise. A finished seed is one line of studies/out/coverage.jsonl
 and is not run again.
 """
 
@@ -43,14 +43,14 @@ def run_seed(seed: int) -> dict[str, Any]:
 
 
 def read_results() -> dict[int, dict[str, Any]]:
-    """What has been run with this length."""
+    """The finished seeds with this number of rounds."""
     lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else []
     found = [json.loads(line) for line in lines]
     return {result["seed"]: result for result in found if result["rounds"] == ROUNDS}
 
 
 def main() -> int:
-    """Run the seeds that are left and say how many are covered."""
+    """Run the remaining seeds and print the coverage."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""How often each fault is caught: the study behind the table in docs/evidence/faults.md.
+"""How often each fault is detected: the study behind the table in docs/evidence/faults.md.
 
     python -m studies.faults                  run 100 seeds of each fault
     python -m studies.faults --write-docs     write the table into docs/evidence/faults.md
@@ -26,7 +26,7 @@ FAULTS = {fault.name: fault for fault in SIGNATURES}
 
 
 def trial(name: str, seed: int) -> dict[str, Any]:
-    """One run, as a line."""
+    """One run, as a record."""
     import torch
 
     torch.set_num_threads(1)
@@ -108,11 +108,11 @@ def _by(lines: list[dict[str, Any]], key: str) -> str:
 
 
 def failures(lines: list[dict[str, Any]]) -> list[str]:
-    """The bars that are missed.
+    """The missed bars.
 
     Honest training: PASS in at least 97 % of runs, VIOLATION in at most 1 %. A detectable fault is never PASS, and is
-    caught and named in at least 95 % of runs. `others` that is wrong is never VIOLATION, as privacy holds. In every round of
-    every run the real signal is at least as long as the claimed noise.
+    detected and named in at least 95 % of runs. Wrong `others` is never VIOLATION, because privacy holds. In every round
+    of every run the real signal is at least as long as the claimed noise.
     """
     bad = []
     for name, fault in FAULTS.items():
@@ -137,7 +137,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--jobs", type=int, default=2, help="number of processes")
-    parser.add_argument("--write-docs", action="store_true", help="write the table into docs/evidence/faults.md")
+    parser.add_argument("--write-docs", action="store_true", help="Write the table into docs/evidence/faults.md.")
     arguments = parser.parse_args()
     if not arguments.write_docs:
         run(arguments.seeds, arguments.jobs)

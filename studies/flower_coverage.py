@@ -2,10 +2,10 @@
 
     python -m studies.flower_coverage             20 seeds for each side of the clip, and FedAdam in the wrapper
 
-z = 1, five rounds, 400 canaries, d = 10,000, real updates short beside the noise. It fails if fewer than 18 of 20
+z = 1, five rounds, 400 canaries, d = 10,000, real updates short compared with the noise. It fails if fewer than 18 of 20
 intervals cover the truth on either side of the clip, if real updates are not short (dilution gauge 1.1 or more), or if
 FedAdam is not VIOLATION every time. A finished seed is one line of studies/out/flower_coverage.jsonl and is not run again.
-Flower's strategies and mods are the real ones, in one process. No two runs share a seed: each draws its own canaries and
+Flower's strategies and mods are real and run in one process. Every run has its own seed and therefore its own canaries and
 noise.
 """
 
@@ -18,12 +18,12 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "flower_coverage.jsonl"
-CASES = {"server": range(1, 21), "client": range(1001, 1021), "adam": range(2001, 2021)}  # and their seeds
+CASES = {"server": range(1, 21), "client": range(1001, 1021), "adam": range(2001, 2021)}  # seeds of each case
 COVERED, DILUTION = 18, 1.1
 
 
 def run_case(case: str, seed: int) -> dict[str, Any]:
-    """One run, and what `known-round` says of it."""
+    """One run and its `known-round` interval."""
     sys.path.insert(0, str(ROOT / "tests" / "integrations"))
     from flower_training import SEED, LoopGrid, client_app, new_audit, run
     from flwr.clientapp.mod import fixedclipping_mod
@@ -65,13 +65,13 @@ def run_case(case: str, seed: int) -> dict[str, Any]:
 
 
 def read() -> list[dict[str, Any]]:
-    """The finished seeds of those that are asked for."""
+    """The finished seeds of all cases."""
     lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
     return [line for line in map(json.loads, lines) if line["seed"] in CASES[line["case"]]]
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """What was found, as Markdown."""
+    """The results as Markdown."""
     heads = ["case", "seeds", "covers 11.48", "epsilon, smallest … largest", "largest dilution", "PASS", "VIOLATION"]
     rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for case in CASES:
@@ -86,7 +86,7 @@ def table(lines: list[dict[str, Any]]) -> str:
 
 
 def failures(lines: list[dict[str, Any]]) -> list[str]:
-    """Which of the bars are missed."""
+    """The missed bars."""
     bad = []
     for case, seeds in CASES.items():
         mine = [line for line in lines if line["case"] == case]
@@ -106,7 +106,7 @@ def failures(lines: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> int:
-    """Run what is not there yet, print the table, and say which bars are missed."""
+    """Run the remaining seeds, print the table, and name the missed bars."""
     done = {(line["case"], line["seed"]) for line in read()}
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     for case, seeds in CASES.items():

@@ -1,15 +1,15 @@
-"""Which published estimator can be believed: the study behind docs/evidence/estimators.md.
+"""Calibration of published estimators: the study behind docs/evidence/estimators.md.
 
     python -m studies.literature_calibration                 every cell, 1,000 runs each: 7 minutes of processor time
-    python -m studies.literature_calibration --write-docs    docs/evidence/estimators.md and its picture from the runs
+    python -m studies.literature_calibration --write-docs    write docs/evidence/estimators.md and its plot
 
-A cell is one line of studies/out/literature_calibration.jsonl and is not run again. A run draws 1,000 observed and 1,000
-unobserved scores whose true epsilon is known, and asks every estimator. Methods that want several runs get the same
-number of scores as 100 runs of 10 canaries a side; those that want checkpoints, 10 of them, between which scores wander
-and each canary rises once; CANIFE, 10 rounds with 100 scores a side that together have the true epsilon.
+A cell is one line of studies/out/literature_calibration.jsonl and is not run again. A run samples 1,000 observed and 1,000
+unobserved scores whose true epsilon is known, and evaluates every estimator. Methods that need several runs get the same
+number of scores as 100 runs of 10 canaries on each side. Those that need checkpoints get 10, between which scores drift and
+each canary rises once. CANIFE gets 10 rounds with 100 scores on each side, which together have the true epsilon.
 
-Then rows are set beside those of public packages (studies/literature_packages.py). The study fails if one differs, or if a
-"valid bound" lies above the true epsilon more often than 5 % of runs and chance allow, where what it assumes is so.
+Then rows are compared with those of public packages (studies/literature_packages.py). The study fails if one differs, or if
+a "valid bound" whose assumptions hold exceeds the true epsilon in more than 5 % of runs, beyond chance.
 """
 
 import argparse
@@ -40,14 +40,14 @@ DELTA, CANARIES, RUNS = 1e-6, 1_000, 1_000
 EPSILONS = (0.0, 0.8, 2.3, 4.9)
 MECHANISMS = ("gaussian", "laplace")
 CHECKPOINTS, ROUNDS, PER_RUN = 10, 10, 10
-KNOWN = ("coalmine's lower bound", "paper's ε_lo")  # shown against the null in closed form too
-CHANCE = 1e-3  # that a rate of 5 % is seen above what is allowed
+KNOWN = ("coalmine's lower bound", "paper's ε_lo")  # also shown with the null in closed form
+CHANCE = 1e-3  # probability that a true rate of 5 % exceeds the allowed rate
 
 Result = dict[str, Any]
 
 
 def all_cells() -> dict[str, tuple[str, float]]:
-    """Every cell by its name; where nothing leaks both mechanisms' scores are one law, so one of them will do."""
+    """Every cell by its name; without a leak both mechanisms have the same scores, so one of them is enough."""
     return {
         f"{mechanism}/eps={epsilon}": (mechanism, epsilon)
         for mechanism in MECHANISMS
@@ -57,7 +57,7 @@ def all_cells() -> dict[str, tuple[str, float]]:
 
 
 def run_cell(name: str, runs: int) -> Result:
-    """How often each estimator lies above the true epsilon, and its mean; the seed is made from the cell's name."""
+    """How often each estimator exceeds the true epsilon, and its mean; the seed is derived from the cell's name."""
     started = time.process_time()
     mechanism, epsilon = all_cells()[name]
     rng = np.random.default_rng(zlib.crc32(name.encode()))
@@ -98,20 +98,20 @@ def one_run(rng: np.random.Generator, mechanism: str, epsilon: float) -> Iterato
 
 
 def laplace_scores(rng: np.random.Generator, epsilon: float) -> tuple[Floats, Floats]:
-    """Scores of a Laplace mechanism: its privacy loss is bounded, so that its epsilon at delta is s + 2 log(1 - delta)."""
+    """Scores of a Laplace mechanism: its privacy loss is bounded, so its epsilon at delta is s + 2 log(1 - delta)."""
     shift = epsilon - 2 * math.log1p(-DELTA)
     return rng.laplace(shift, 1, CANARIES), rng.laplace(size=CANARIES)
 
 
 def checkpoints(rng: np.random.Generator, shift: float) -> Floats:
-    """Scores that wander by N(0, 1) from checkpoint to checkpoint; each canary rises by `shift` once."""
+    """Scores that change by N(0, 1) from checkpoint to checkpoint; each canary rises by `shift` once."""
     steps = rng.normal(size=(CHECKPOINTS, CANARIES))
     steps[rng.integers(1, CHECKPOINTS, CANARIES), np.arange(CANARIES)] += shift
     return np.cumsum(steps, axis=0)
 
 
 def rounds(rng: np.random.Generator, shift: float) -> Floats:
-    """Scores of rounds that everybody is in, and that together are one Gaussian mechanism with `shift`."""
+    """Scores of rounds with full participation, which together form one Gaussian mechanism with `shift`."""
     return rng.normal(shift / math.sqrt(ROUNDS), 1, (ROUNDS, CANARIES // ROUNDS))
 
 
@@ -121,12 +121,12 @@ def named(row: LiteratureRow, name: str) -> LiteratureRow:
 
 
 def allowed_rate(runs: int) -> float:
-    """The largest rate above the truth that a 95 % bound may show: one that errs in 5 % shows more with 0.1 % chance."""
+    """The largest allowed rate of a 95 % bound: one that errs in 5 % of runs exceeds it with probability 0.1 %."""
     return float(binom.isf(CHANCE, runs, 0.05)) / runs
 
 
 def failures(results: dict[str, Result]) -> list[str]:
-    """A line for each valid bound that breaks its promise in a cell where what it assumes is so."""
+    """A line for each valid bound that lacks its stated coverage in a cell where its assumptions hold."""
     bad, gaussian_only = [], if_gaussian()
     listed = {mechanism: methods(results, mechanism) for mechanism in MECHANISMS}
     for name, cell in results.items():
@@ -143,7 +143,7 @@ def failures(results: dict[str, Result]) -> list[str]:
 
 
 def if_gaussian() -> set[str]:
-    """The valid bounds that are none unless the mechanism is Gaussian, or its scores are normal."""
+    """The bounds that are valid only if the mechanism is Gaussian or its scores are normal."""
     return {
         row.name
         for row in compare_estimators(np.arange(20.0), np.arange(20.0), delta=DELTA)
@@ -153,10 +153,10 @@ def if_gaussian() -> set[str]:
 
 
 def main() -> int:
-    """Run what has not been run; or write the page."""
+    """Run the remaining cells, or write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=RUNS, help="simulated audits in each cell")
-    parser.add_argument("--write-docs", action="store_true", help="write docs/evidence/estimators.md and its picture")
+    parser.add_argument("--runs", type=int, default=RUNS, help="Number of simulated audits in each cell.")
+    parser.add_argument("--write-docs", action="store_true", help="Write docs/evidence/estimators.md and its plot.")
     options = parser.parse_args()
     results = read_results(RESULTS)
     if options.write_docs:
@@ -211,129 +211,128 @@ TEMPLATE = """# Every published estimator on the same scores
 rows = coalmine.compare_estimators(observed, unobserved, delta=1e-6)
 ```
 
-Each row is a number, what kind of number it is, what its auditor controls and receives (the paper's Table 1), what it
-assumes, and where its threshold came from. A method that wants more than one run's scores says so, and gets them in
-Python: `trials=` (several runs), `checkpoints=` (several models of one run), `audited_rounds=` with
-`sampling_probability=` and `rounds=`.
+Each row has a value, its kind, what its auditor controls and receives (the paper's Table 1), its assumptions, and the origin
+of its threshold. A method that needs more than the scores of one run says so. In Python, give it the missing input:
+`trials=` (several runs), `checkpoints=` (several models of one run), or `audited_rounds=` with `sampling_probability=` and
+`rounds=`.
 
-![How often each lies above the true ε, and how much of it each sees](estimators.png)
+![How often each exceeds the true ε, and its mean value](estimators.png)
 
-## Which of them can be believed
+## Which of them have their stated coverage
 
-- **Whatever the mechanism**: coalmine's lower bound, Jagielski 2020 split, and Steinke 2023 with fixed guesses. In no
-  cell below does one of them lie above the true ε in more than {worst} of runs; 5 % ± {error} % is what 95 % allows. Of a
-  true ε of 4.9 they see {mean_known} (coalmine, null known), {mean_steinke} (Steinke), {mean_bound} (coalmine against as
-  many unobserved scores) and {mean_split} (split).
+- **For every mechanism**: coalmine's lower bound, Jagielski 2020 split, and Steinke 2023 with fixed guesses. In no cell
+  below does one of them exceed the true ε in more than {worst} of runs; a 95 % bound may err in 5 % ± {error} %. For a
+  true ε of 4.9 their means are {mean_known} (coalmine, null known), {mean_steinke} (Steinke), {mean_bound} (coalmine with
+  as many unobserved scores) and {mean_split} (split).
 - **Only if the mechanism is Gaussian**: Xiang 2025, Nasr 2023 over all thresholds, Agrawal 2026 and Mahloujifar 2024
-  with fixed guesses. Then they are bounds, and see the most: {mean_xiang}, {mean_nasr}, {mean_agrawal} and
-  {mean_mahloujifar} of 4.9. On a Laplace mechanism of true ε 2.3 they read {laplace_xiang}, {laplace_nasr},
-  {laplace_agrawal} and {laplace_mahloujifar} on average, and lie above the truth in {least_laplace} of runs or more.
-  They refute a claim that noise is Gaussian and of a given size; they bound nothing else.
-- **Not at 95 %**: whatever takes the best threshold of the same scores uncorrected. When nothing leaks the paper's ε_lo
-  is above 0 in {lo_known} of runs (null known; {lo_two} against unobserved scores), Zanella-Béguelin 2023 in {zb_zero},
-  Jagielski 2020 in {best_jagielski}. Against a Gaussian mechanism of 4.9 a threshold shows so much less than there is
-  that most of them lie below it again; against a Laplace mechanism, where a threshold shows all there is, they do not:
-  up to {laplace_lo}, {laplace_zb} and {laplace_jagielski}. Nasr 2023 errs in {best_nasr} even where the mechanism is
-  Gaussian.
-- **No bounds at all**: the estimates. coalmine's lies above the true ε in about half of the runs ({estimate_rates}),
-  as an estimate should; the paper's, which fits the scores' std, in {paper_rates}. Both take scores for normal, so
-  that on Laplace noise both read {laplace_estimate} and more for 2.3. CANIFE's composes lower bounds of single rounds
-  and reads {mean_canife} for 4.9.
+  with fixed guesses. Then they are bounds, and the tightest ones: {mean_xiang}, {mean_nasr}, {mean_agrawal} and
+  {mean_mahloujifar} for 4.9. On a Laplace mechanism of true ε 2.3 they give {laplace_xiang}, {laplace_nasr},
+  {laplace_agrawal} and {laplace_mahloujifar} on average, and exceed the truth in at least {least_laplace} of runs.
+  They refute a claim of Gaussian noise with a given standard deviation; they bound nothing else.
+- **Not at 95 %**: every method that takes the best threshold of the same scores without correction. Without a leak, the
+  paper's ε_lo exceeds 0 in {lo_known} of runs (null known; {lo_two} with unobserved scores), Zanella-Béguelin 2023 in
+  {zb_zero}, Jagielski 2020 in {best_jagielski}. For a Gaussian mechanism of 4.9, a threshold test shows much less than the
+  true ε, so most of them lie below it again. For a Laplace mechanism, a threshold test shows the whole ε, and they exceed
+  it in up to {laplace_lo}, {laplace_zb} and {laplace_jagielski} of runs. Nasr 2023 errs in {best_nasr} even for a Gaussian
+  mechanism.
+- **Not bounds at all**: the estimates. coalmine's exceeds the true ε in about half of the runs ({estimate_rates}), as an
+  estimate should; the paper's, which fits the scores' std, in {paper_rates}. Both assume normal scores, so on Laplace
+  noise both give {laplace_estimate} or more for 2.3. CANIFE's composes lower bounds of single rounds and gives
+  {mean_canife} for 4.9.
 
-The label "valid bound" in a row therefore always goes with what the row assumes.
+The label "valid bound" in a row is therefore only valid under the row's assumptions.
 
-## How often each lies above the true ε
+## How often each exceeds the true ε
 
-A lower bound at 95 % may lie above the true ε in 5 % of runs. {runs} runs a cell, so that 5 % is known to ± {error} %
-(one standard deviation); 1,000 observed and 1,000 unobserved scores, δ = 1e-6. Estimates ought to lie above it in
-about half of the runs; where nothing leaks, every number above 0 does. Bold: more than {allowed}, which a number that
-errs in 5 % shows with a chance of 0.1 % at most. The study fails if a valid bound is bold where what it assumes is so.
+A 95 % lower bound may exceed the true ε in 5 % of runs. There are {runs} runs per cell, so 5 % is known to ± {error} % (one
+standard deviation), with 1,000 observed and 1,000 unobserved scores and δ = 1e-6. Estimates should exceed it in about half
+of the runs; without a leak, every value above 0 does. Bold: more than {allowed}, which a method that errs in 5 % of runs
+reaches with probability at most 0.1 %. The study fails if a valid bound is bold although its assumptions hold.
 
 A Gaussian mechanism:
 
 {gaussian}
 
-A Laplace mechanism, whose privacy loss is bounded. What the bulk of its scores shows says nothing of a Gaussian tail,
-because there is none:
+A Laplace mechanism, whose privacy loss is bounded. The bulk of its scores says nothing about a Gaussian tail, because there
+is none:
 
 {laplace}
 
-## How much of it each sees
+## Mean values
 
-Mean value over the same runs. A bound is worth the more the closer it comes to the true ε from below:
+Mean value over the same runs. The closer a bound comes to the true ε from below, the better it is:
 
 {means}
 
-"null known": the law of an unobserved score is in closed form, as it is for cosines. Pillutla's rows have the same
-number of scores as 100 runs of 10 canaries a side, half of which choose the threshold; intervals are over runs, so
-that so few show little. Jagielski 2023's see ten checkpoints between which scores wander and each canary rises once,
-at a time that the attacker does not know; the true ε is that of an attacker who knows it. CANIFE's has ten rounds
-with 100 scores a side, all of them audited and nobody left out, which together have the true ε.
+"null known" means that the law of an unobserved score is known in closed form, as for cosines. Pillutla's rows have the same
+number of scores as 100 runs of 10 canaries on each side, half of which choose the threshold; their intervals are over runs,
+and so few runs show little. Jagielski 2023's rows have ten checkpoints, between which scores drift and each canary rises
+once, at a time unknown to the attacker; the true ε is for an attacker who knows it. CANIFE's row has ten audited rounds with
+full participation and 100 scores on each side, which together have the true ε.
 
-## What they are
+## The methods
 
 {methods}
 
-- **Jagielski 2020**: Clopper–Pearson bounds on the two error rates of a threshold test, then Eq. 1. As published one
-  batch of models chooses the threshold and another tests it ("split": halves of the scores); most who use it, the
-  paper among them, take the best threshold of the same scores.
-- **Zanella-Béguelin 2023**: the joint posterior of the two rates under Jeffreys' prior, carried over to ε by
-  quadrature; the value is the lower end of a one-sided credible interval. A test worse than chance counts as a leak
-  too, so that the interval never reaches 0.
-- **Steinke 2023**, **Mahloujifar 2024**, **Xiang 2025**: one run, a fair coin for each canary, and how many guesses
-  at the coins are right. Where there are more unobserved than observed scores the larger side is thinned. "ROC hull"
-  corrects for the corners of the ROC curve's hull but not for finding them; "fixed guesses" are numbers fixed in
-  advance.
-- **Nasr 2023**: the two rates read as Gaussian differential privacy, μ = Φ⁻¹(1 − FPR) − Φ⁻¹(FNR), then ε at δ. "All
-  thresholds" is with coalmine's bounds, which hold at every threshold together.
+- **Jagielski 2020**: Clopper–Pearson bounds on the two error rates of a threshold test, then Eq. 1. As published, one
+  batch of models chooses the threshold and another tests it ("split": halves of the scores). Most users of the method,
+  including the paper, take the best threshold of the same scores.
+- **Zanella-Béguelin 2023**: the joint posterior of the two rates under Jeffreys' prior, converted to ε by quadrature; the
+  value is the lower end of a one-sided credible interval. A test worse than chance also counts as a leak, so the interval
+  never reaches 0.
+- **Steinke 2023**, **Mahloujifar 2024**, **Xiang 2025**: one run, a fair coin for each canary, and the number of correct
+  guesses of the coins. If there are more unobserved than observed scores, the larger side is subsampled. "ROC hull"
+  corrects for the corners of the ROC curve's hull but not for finding them; with "fixed guesses", the number of guesses is
+  fixed in advance.
+- **Nasr 2023**: the two rates are converted to Gaussian differential privacy, μ = Φ⁻¹(1 − FPR) − Φ⁻¹(FNR), then to ε at δ.
+  "All thresholds" uses coalmine's bounds, which hold simultaneously at every threshold.
 - **Agrawal 2026** ("Let's Ask Gauss"): one Gaussian is fitted to the observed scores and one to the unobserved scores.
   The two means get t intervals and the two stds χ² intervals, each at 98.75 %, so that all four hold at 95 %. The value
-  is the smallest ε of any pair of Gaussians in that box. The corners of the box do not suffice: the smallest ε is often
-  where both stds are equal. The row relies on normal scores: those of a mechanism with Poisson sampling, say, are skewed,
-  and for them it is no bound. The ε of the fitted pair itself is the row "paper's ε".
+  is the smallest ε of any pair of Gaussians in that box. The corners of the box are not enough: the smallest ε is often
+  where both stds are equal. The row relies on normal scores. The scores of a mechanism with Poisson sampling, for example,
+  are skewed, and for them it is not a bound. The ε of the fitted pair itself is the row "paper's ε".
 - **Pillutla 2023**: several canaries in each of several runs; Wilson intervals from moments of order 1, 2 and 4 of
   exchangeable outcomes.
 - **Jagielski 2023**: each canary's largest rise from one checkpoint to the next ("delta"), or its rise from the first
-  to the last ("back-front"); ε as in Jagielski 2020. In a run's report a checkpoint is the sum of what the rounds released
-  so far, a score the canary's product with it, and the canaries are those of the report's strongest attacker; the row says
-  so, or how many rounds were not observed. The audit's `all-iterates` rung is "delta" on cosines in place of products.
+  to the last ("back-front"); ε as in Jagielski 2020. In a run's report, a checkpoint is the sum of all releases so far, a
+  score is the canary's product with it, and the canaries are those of the report's strongest attacker. The row says so, or
+  states how many rounds were not observed. The audit's `all-iterates` rung is "delta" on cosines instead of products.
 - **CANIFE 2022**: each audited round's ε gives a noise multiplier σ̂, and an accountant composes the rounds. A run's
-  report has no value for it: the log of an audit says which canaries were in a round, but not with what probability
-  Poisson sampling puts a client into one; nor need ten canaries be in a round. The row says what is missing.
+  report has no value for it: the log of an audit records which canaries were in a round, but not the probability of
+  Poisson sampling, and a round may have fewer than ten canaries. The row names the missing input.
 
 ## Against public packages
 
-{named}, in an environment of their own, were given the same scores, or the
-same counts of errors: {numbers} numbers.
+{named}, in a separate environment, were given the same scores or the same
+counts of errors: {numbers} numbers.
 
 | coalmine | package | cases | largest difference | may differ by |
 | --- | --- | --- | --- | --- |
 {packages}
 
-jax-privacy solves for ε to 1e-6. privacy-estimates was asked for 1e-3, with a probability to 5e-4. Jagielski 2020 and Nasr
-2023 were asked for at 95.0625 %: coalmine lets two independent rates fail with 1 − √0.95 = 2.532 % each, which together is
-5 %, the packages with 2.5 % each. jax-privacy corrects epsilon_from_gdp for every threshold on the ROC hull; scores of 0
-and 1 have three, so that it was asked for at a significance of 0.15. At 10,000 normal quantiles (i + ½)/n a side,
-δ = 1e-6, significance 0.05:
+jax-privacy solves for ε to 1e-6. privacy-estimates was run at 1e-3, with a probability to 5e-4. Jagielski 2020 and Nasr 2023
+were evaluated at 95.0625 %: coalmine lets two independent rates fail with 1 − √0.95 = 2.532 % each, 5 % in total, the
+packages with 2.5 % each. jax-privacy corrects epsilon_from_gdp for every threshold on the ROC hull; scores of 0 and 1 have
+three, so it was run at a significance of 0.15. At 10,000 normal quantiles (i + ½)/n on each side, δ = 1e-6,
+significance 0.05:
 
 {figures}
 
-Neither package has Xiang 2025, Agrawal 2026, Pillutla 2023, Jagielski 2023 or CANIFE, nor the rows "fixed guesses",
-"split" and "all thresholds" as they are here; the tests hold these to brute force, quadrature, linear programming or
-simulation.
+Neither package has Xiang 2025, Agrawal 2026, Pillutla 2023, Jagielski 2023 or CANIFE, nor the rows "fixed guesses", "split"
+and "all thresholds" in this form; the tests compare these with brute force, quadrature, linear programming or simulation.
 
-All of this page is printed by
+This page is printed by
 
     python -m studies.literature_calibration                 # {minutes} minutes of processor time, and the packages
     python -m studies.literature_calibration --write-docs
     python -m studies.literature_packages                    # the packages alone
 
-with a fixed seed for each cell. The first and the last exit with 1 where a bar is missed or a package cannot be installed.
+with a fixed seed for each cell. The first and the last exit with 1 if a bar is missed or a package cannot be installed.
 """
 
 
 def spoken(results: dict[str, Result]) -> dict[str, str]:
-    """The figures in the plain words."""
+    """The figures quoted in the text."""
 
     def mean(name: str, cell: str = "gaussian/eps=4.9") -> str:
         return f"{results[cell]['rows'][name]['mean']:.2f}"
@@ -384,12 +383,12 @@ def spoken(results: dict[str, Result]) -> dict[str, str]:
 
 
 def _rates(results: dict[str, Result], name: str) -> list[float]:
-    """At each true epsilon of the Gaussian mechanism."""
+    """Rates at each true epsilon of the Gaussian mechanism."""
     return [float(results[f"gaussian/eps={epsilon}"]["rows"][name]["above"]) for epsilon in EPSILONS]
 
 
 def packages_table(compared: Result) -> str:
-    """What was compared, and by how much the numbers differ."""
+    """The comparisons and the differences of their numbers."""
     lines = [
         [row, method, str(count), f"{largest:.0e}", f"{tolerance:g}"]
         for row, method, count, largest, tolerance in literature_packages.grouped(compared)
@@ -398,7 +397,7 @@ def packages_table(compared: Result) -> str:
 
 
 def figures_table(compared: Result) -> str:
-    """Both numbers at the deterministic quantiles."""
+    """Our and the packages' numbers at the deterministic quantiles."""
     lines = []
     for name in ("Steinke 2023, ROC hull", "Mahloujifar 2024, ROC hull"):
         for whose in ("ours", "theirs"):
@@ -419,7 +418,7 @@ def methods_table() -> str:
 
 
 def rates_table(results: dict[str, Result], mechanism: str) -> str:
-    """In how many runs each lies above the true epsilon."""
+    """The share of runs in which each exceeds the true epsilon."""
     epsilons = [epsilon for epsilon in EPSILONS if f"{mechanism}/eps={epsilon}" in results]
     lines = []
     for name, kind in methods(results, mechanism):
@@ -440,7 +439,7 @@ def means_table(results: dict[str, Result]) -> str:
 
 
 def methods(results: dict[str, Result], mechanism: str) -> list[tuple[str, str]]:
-    """Names and kinds in the order of the rows, "null known" after its like."""
+    """Names and kinds in the order of the rows, each "null known" after its counterpart."""
     kinds = {row.name: row.kind for row in compare_estimators(np.arange(20.0), np.arange(20.0), delta=DELTA)}
     found = results[f"{mechanism}/eps={EPSILONS[-1]}"]["rows"]
     names = [each for name in kinds for each in (name, f"{name}, null known") if each in found]
@@ -448,7 +447,7 @@ def methods(results: dict[str, Result], mechanism: str) -> list[tuple[str, str]]
 
 
 def shown_rate(cell: Result, name: str, kind: str) -> str:
-    """A rate in percent; bold where a number with a confidence breaks it."""
+    """A rate in percent, in bold if a number with a confidence level violates it."""
     rate = cell["rows"][name]["above"]
     text = percent(rate)
     return f"**{text}**" if kind != "estimate" and rate > allowed_rate(cell["runs"]) else text
@@ -465,7 +464,7 @@ def table(heads: list[str], lines: list[list[str]]) -> str:
 
 
 def draw(results: dict[str, Result]) -> None:
-    """The picture: rates above the truth for both mechanisms, and mean values over the truth."""
+    """Draw the plot: rates above the truth for both mechanisms, and mean values divided by the truth."""
     import matplotlib
 
     matplotlib.use("Agg")

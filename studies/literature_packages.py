@@ -1,10 +1,10 @@
-"""coalmine's rows of published estimators beside public packages' own functions, on the same scores.
+"""coalmine's rows of published estimators compared with the functions of public packages, on the same scores.
 
     python -m studies.literature_packages
 
-jax-privacy and privacy-estimates get an environment of their own under studies/out, once; about 800 MB, no CUDA. What was
-found is kept in studies/out/literature_packages.json: coalmine's numbers are made anew each time, a package's once for the
-same scores. A line says where they differ by more than they may.
+jax-privacy and privacy-estimates are installed once into a separate environment under studies/out; about 800 MB, no CUDA.
+The results are stored in studies/out/literature_packages.json: coalmine's numbers are recomputed each time, a package's
+only for new scores. A line reports each difference above its tolerance.
 """
 
 import hashlib
@@ -32,9 +32,9 @@ HOME = ROOT / "studies" / "out" / "packages-venv"
 FOUND = ROOT / "studies" / "out" / "literature_packages.json"
 PINS = ("jax-privacy==2.0.0", "privacy-estimates==0.1.0.post1")
 SOLVED = 1e-5  # jax-privacy solves for epsilon to 1e-6
-CLOSED = 1e-8  # no solver, no quadrature: rounding alone
+CLOSED = 1e-8  # no solver, no quadrature: rounding only
 QUADRATURE = 5e-3  # privacy-estimates at xtol 1e-3: a probability to 5e-4, over a density of at least 0.1
-SHARED = (1 - 0.05 / 2) ** 2  # confidence at which our two rates fail with 2.5 % each, as theirs do at 95 %
+SHARED = (1 - 0.05 / 2) ** 2  # confidence at which our two rates fail with 2.5 % each, like theirs at 95 %
 QUANTILES, FIGURES = "10,000 normal quantiles, shift", (1, 2, 4)
 COUNTS = [(3, 10, 2, 10), (0, 10, 1, 10), (60, 100, 5, 100), (30, 200, 40, 200), (500, 1_000, 10, 1_000)]
 
@@ -43,11 +43,11 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One number of coalmine's, and how a package comes by the same."""
+    """One number of coalmine, and how a package computes the same."""
 
     row: str
     method: str
-    scores: str  # in words
+    scores: str  # description
     ours: float
     tolerance: float
     inputs: dict[str, Any]
@@ -58,7 +58,7 @@ class Case:
 
     @property
     def digest(self) -> str:
-        """Of all that the package's number follows from."""
+        """Digest of everything that determines the package's number."""
         text = json.dumps([PINS, self.method, self.inputs])
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -153,7 +153,7 @@ def _count_cases() -> Iterator[Case]:
             tolerance=CLOSED,
             inputs={"counts": [counts], "delta": delta},
         )
-    for counts in COUNTS[2:]:  # of fewer the bounds are worse than chance, where jax-privacy counts that as a leak
+    for counts in COUNTS[2:]:  # with fewer, bounds are worse than chance, which jax-privacy counts as a leak
         observed, unobserved = _two_valued(*counts)
         words = "scores 0 and 1, {} of {} and {} of {} errors".format(*counts)
         ours = nasr_row(observed, unobserved, delta=1e-6, confidence=SHARED).value
@@ -176,12 +176,12 @@ def _count_cases() -> Iterator[Case]:
 
 
 def _two_valued(fn: int, count: int, fp: int, unobserved: int) -> tuple[Floats, Floats]:
-    """Scores of 0 and 1 that have so many errors at their one threshold."""
+    """Scores of 0 and 1 with these numbers of errors at their single threshold."""
     return np.repeat([0.0, 1.0], [fn, count - fn]), np.repeat([0.0, 1.0], [unobserved - fp, fp])
 
 
 def compare() -> Result:
-    """Every case with both values; the packages' from their own environment, unless they were asked before."""
+    """Every case with both values; the packages' come from their own environment, unless already stored."""
     asked, kept = list(cases()), read_found()
     known = {row["digest"]: row["theirs"] for row in kept["rows"]} if kept else {}
     new = [case for case in asked if case.digest not in known]
@@ -218,12 +218,12 @@ def _answers(asked: list[Case]) -> dict[str, float]:
 
 
 def read_found() -> Result | None:
-    """What was found the last time."""
+    """The stored results of the last comparison."""
     return json.loads(FOUND.read_text()) if FOUND.exists() else None
 
 
 def differing(found: Result) -> list[str]:
-    """A line for each case in which they differ by more than they may; not a number differs from every number."""
+    """A line for each case that differs by more than its tolerance; NaN differs from every number."""
     return [
         f"{row['row']} reads {row['ours']:.7g}, {row['method']} {row['theirs']:.7g} ({row['scores']}): they may differ "
         f"by {row['tolerance']:g}"
@@ -244,7 +244,7 @@ def grouped(found: Result) -> list[tuple[str, str, int, float, float]]:
 
 
 def main() -> int:
-    """Compare, keep what was found, and say where they differ; 1 where they do, or a package cannot be had."""
+    """Compare, store the results and print the differences; 1 if there are any or a package is not available."""
     try:
         found = compare()
     except (subprocess.CalledProcessError, OSError) as error:

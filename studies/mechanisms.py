@@ -1,14 +1,14 @@
-"""Whether the unit test for privacy can be trusted: correct aggregators must pass it, faulty ones must not.
+"""Error rates of the privacy unit test: correct aggregators must pass it, faulty ones must fail.
 
     python -m studies.mechanisms                  every row, 50 minutes on one core
     python -m studies.mechanisms --seeds 5        at most five seeds in each row
-    python -m studies.mechanisms --only 'clip'    only the rows in whose name this regular expression is found
-    python -m studies.mechanisms --write-docs     the tables of docs/how-to/testing.md from what has been run
+    python -m studies.mechanisms --only 'clip'    only the rows whose name matches this regular expression
+    python -m studies.mechanisms --write-docs     write the tables of docs/how-to/testing.md from finished runs
 
 Every run is one `coalmine.testing.check_private`. A finished run is one line of studies/out/mechanisms.jsonl and is not run
-again; `--fresh` starts over, as one must after a change of the check. The study fails if a correct aggregator passes in
-fewer than 99.5 % of the runs of a row, or a faulty one fails in fewer than 95 %, except in the rows that say that a fault
-cannot be seen; or if the median check of a plain row takes 2 seconds.
+again; `--fresh` starts over, which is necessary after a change of the check. The study fails if a correct aggregator passes
+in fewer than 99.5 % of the runs of a row, or if a faulty one fails in fewer than 95 %, except in rows whose fault cannot be
+detected. It also fails if the median check of a plain row takes 2 seconds.
 """
 
 import argparse
@@ -53,7 +53,7 @@ Kind = Literal["correct", "faulty", "unseen"]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """An aggregator made from a seed, what is claimed of it, and whether it keeps the claim."""
+    """An aggregator made from a seed, its claim, and whether it satisfies the claim."""
 
     make: Callable[[np.random.Generator], Release]
     kind: Kind
@@ -67,7 +67,7 @@ def clip(updates: Array, norm: float = 1.0) -> Array:
 
 
 def needed(epsilon: float = 3.0) -> float:
-    """The noise multiplier of a claim."""
+    """The noise multiplier that a claim requires."""
     return float(mechanism_noise(epsilon, delta=DELTA))
 
 
@@ -124,7 +124,7 @@ def weighted_with_noise_of_the_mean(rng: np.random.Generator) -> Release:
 
 
 def seeded_again(rng: np.random.Generator) -> Release:
-    """A generator that is seeded anew in every call."""
+    """The generator is seeded again in every call."""
     seed = int(rng.integers(2**32))
     return lambda updates: noised(np.random.default_rng(seed), std=needed())(updates)
 
@@ -143,12 +143,12 @@ def reused_every_second(rng: np.random.Generator) -> Release:
 
 
 def noise_before_clip(rng: np.random.Generator) -> Release:
-    """Every client's noise is added before the clip, which shrinks both."""
+    """Every client adds its noise before the clip, which shrinks both."""
     return lambda updates: clip(updates + needed() * rng.standard_normal(updates.shape)).sum(axis=0)
 
 
 def noise_by_norms(rng: np.random.Generator) -> Release:
-    """The noise is sized by the mean norm of the clipped updates."""
+    """The noise is proportional to the mean norm of the clipped updates."""
 
     def release(updates: Array) -> Array:
         size = np.minimum(np.linalg.norm(updates, axis=1), 1.0).mean()
@@ -158,7 +158,7 @@ def noise_by_norms(rng: np.random.Generator) -> Release:
 
 
 def noise_by_sum(rng: np.random.Generator) -> Release:
-    """The noise is in proportion to the sum, coordinate by coordinate."""
+    """The noise is proportional to the sum in each coordinate."""
 
     def release(updates: Array) -> Array:
         total = clip(updates).sum(axis=0)
@@ -169,7 +169,7 @@ def noise_by_sum(rng: np.random.Generator) -> Release:
 
 
 def median_clip(rng: np.random.Generator, *, scaled: bool) -> Release:
-    """The clip norm is the median of the norms, and the noise follows it or does not."""
+    """The clip norm is the median of the norms, and the noise scales with it or does not."""
 
     def release(updates: Array) -> Array:
         norm = float(np.median(np.linalg.norm(updates, axis=1)))
@@ -190,7 +190,7 @@ def clipped_sum(rng: np.random.Generator) -> Release:
 
 
 class AdaptiveClip:
-    """The clip norm follows the median of the norms, and the noise follows the clip norm."""
+    """The clip norm follows the median of the norms, and the noise scales with the clip norm."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng, self._norm = rng, 0.1
@@ -204,7 +204,7 @@ class AdaptiveClip:
 
 
 class TreeSum:
-    """The noise of a tree, for clients who take part in one call."""
+    """Tree noise, for clients who take part in one call."""
 
     def __init__(self, rng: np.random.Generator, noise: TreeNoise, std: float) -> None:
         self._rng, self._noise, self._std = rng, noise, std
@@ -231,7 +231,7 @@ class BandedSum:
 
 
 def fixed_point(rng: np.random.Generator) -> Release:
-    """Every client rounds its part and its share of the noise to integers, as for secure aggregation."""
+    """Every client rounds its update and its share of the noise to integers, as for secure aggregation."""
 
     def release(updates: Array) -> Array:
         share = needed() / np.sqrt(len(updates)) * rng.standard_normal(updates.shape)
@@ -241,7 +241,7 @@ def fixed_point(rng: np.random.Generator) -> Release:
 
 
 def in_layers(rng: np.random.Generator, *, bare: bool) -> Release:
-    """A list of layers for each client, and one of the sum; a bare bias has no noise."""
+    """A list of layers for each client and for the sum; a bare bias has no noise."""
 
     def release(updates: list[list[Array]]) -> list[Array]:
         rows = np.stack([np.concatenate([part.ravel() for part in update]) for update in updates])
@@ -300,17 +300,17 @@ def truncated(rng: np.random.Generator, size: int) -> Array:
 
 
 def ramp(rng: np.random.Generator, size: int) -> Array:
-    """Noise whose std rises by a fifth to either side from the first coordinate to the last."""
+    """Noise whose std rises from four fifths at the first coordinate to six fifths at the last."""
     return rng.standard_normal(size) * np.linspace(0.8, 1.2, size)
 
 
 def all_but_one(rng: np.random.Generator, size: int) -> Array:
-    """Noise on all coordinates but the last."""
+    """Noise on all coordinates except the last."""
     return rng.standard_normal(size) * (np.arange(size) < size - 1)
 
 
 def all_clipped_but_one(updates: Array) -> Array:
-    """The clip leaves the last coordinate as it is."""
+    """The clip does not change the last coordinate."""
     return np.hstack([clip(updates[:, :-1]), updates[:, -1:]])
 
 
@@ -325,7 +325,7 @@ def sampled_inside(rng: np.random.Generator) -> Release:
 
 
 class Reused:
-    """Noise that is drawn anew in every second call; `sign` -1 turns it around in between."""
+    """Noise that is sampled in every second call and reused in the next, with opposite sign if `sign` is -1."""
 
     def __init__(self, rng: np.random.Generator, sign: float = 1.0) -> None:
         self._rng, self._sign, self._noise = rng, sign, np.zeros(0)
@@ -344,7 +344,7 @@ def norms(updates: Array) -> Array:
 
 
 def by_largest(updates: Array) -> Array:
-    """All rows scaled by the largest norm."""
+    """All rows divided by the largest norm."""
     return np.asarray(updates * min(1.0, 1 / norms(updates).max()))
 
 
@@ -359,7 +359,7 @@ def if_most_are_long(updates: Array) -> Array:
 
 
 def noise_by_largest(rng: np.random.Generator) -> Release:
-    """Noise in proportion to the longest clipped update."""
+    """Noise proportional to the longest clipped update."""
 
     def release(updates: Array) -> Array:
         noise = needed() * norms(clip(updates)).max() * rng.standard_normal(updates.shape[1])
@@ -487,7 +487,7 @@ def rows() -> dict[str, Row]:
 
 
 def check(name: str, seed: int) -> dict[str, Any]:
-    """One run, as a line of the results."""
+    """One run, as a record of the results."""
     row = rows()[name]
     release = row.make(np.random.default_rng([seed, 22]))
     start = time.perf_counter()
@@ -524,7 +524,7 @@ def read_records() -> dict[str, list[dict[str, Any]]]:
 
 
 def run(names: Iterable[str], most: int, jobs: int) -> None:
-    """Run what is missing."""
+    """Run the missing seeds."""
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     done, every = read_records(), rows()
     batches = []
@@ -541,7 +541,7 @@ def run(names: Iterable[str], most: int, jobs: int) -> None:
 
 
 def failures(names: Iterable[str]) -> list[str]:
-    """Every bar that is missed."""
+    """The missed bars."""
     records, bad = read_records(), []
     for name in names:
         row, found = rows()[name], records.get(name, [])
@@ -592,7 +592,7 @@ def _table(title: str, kind: str) -> str:
 
 
 def _seen_by(found: list[dict[str, Any]]) -> str:
-    """What most of the failures rest on: the scores of a pattern, a gauge, or a comparison of the calls."""
+    """What detected most of the failures: the scores of a pattern, a gauge, or a comparison of the calls."""
     failed = [record for record in found if record["outcome"] != "PASS"]
     if not failed:
         return "–"
@@ -606,7 +606,7 @@ def _seen_by(found: list[dict[str, Any]]) -> str:
 
 
 def write_docs() -> None:
-    """Every table between its markers in docs/how-to/testing.md."""
+    """Write every table between its markers in docs/how-to/testing.md."""
     text = DOCS.read_text()
     for name, table in tables().items():
         text = put_between_markers(text, name, table)
@@ -616,11 +616,11 @@ def write_docs() -> None:
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=EVERY, help="largest number of seeds in each row")
-    parser.add_argument("--only", default="", help="only the rows in whose name this regular expression is found")
+    parser.add_argument("--seeds", type=int, default=EVERY, help="Largest number of seeds in each row.")
+    parser.add_argument("--only", default="", help="Run only the rows whose name matches this regular expression.")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--fresh", action="store_true", help="forget what has been run")
-    parser.add_argument("--write-docs", action="store_true", help="write the tables into docs/how-to/testing.md")
+    parser.add_argument("--fresh", action="store_true", help="Discard all finished runs.")
+    parser.add_argument("--write-docs", action="store_true", help="Write the tables into docs/how-to/testing.md.")
     options = parser.parse_args()
     if options.write_docs:
         write_docs()

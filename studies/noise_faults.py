@@ -1,4 +1,4 @@
-"""Noise that is not what it should be, drawn with standard deviation 1: each hides less than Gaussian noise, or nothing."""
+"""Faulty noise with standard deviation 1; each kind hides less than Gaussian noise, or nothing."""
 
 import numpy as np
 
@@ -38,7 +38,7 @@ def on_grid(step: float):
 
 
 def laplace(noise: Noise) -> np.ndarray:
-    """Of the same standard deviation."""
+    """Laplace noise of the same standard deviation."""
     return noise.rng.laplace(scale=1 / np.sqrt(2), size=noise.dim)
 
 
@@ -48,7 +48,7 @@ def student(freedom: float):
 
 
 def matched_kurtosis(noise: Noise) -> np.ndarray:
-    """Half of the coordinates uniform, half Laplace or so: the fourth moment is a Gaussian's, the law is not."""
+    """Uniform in five of seven coordinates, Laplace in the others: the fourth moment is a Gaussian's, the law is not."""
     values = uniform(noise)
     heavy = noise.rng.random(noise.dim) < 1.2 / (1.2 + 3.0)
     values[heavy] = laplace(noise)[heavy]
@@ -56,20 +56,20 @@ def matched_kurtosis(noise: Noise) -> np.ndarray:
 
 
 def larger_half(noise: Noise) -> np.ndarray:
-    """Only where the signal is large, rescaled."""
+    """Noise only where the signal is large, rescaled."""
     values = noise.normal() * np.sqrt(2)
     values[np.abs(noise.signal) < np.median(np.abs(noise.signal))] = 0.0
     return values
 
 
 def times_signal(noise: Noise) -> np.ndarray:
-    """In proportion to the signal."""
+    """Noise proportional to the signal."""
     values = noise.normal() * np.abs(noise.signal)
     return values / np.sqrt(np.mean(noise.signal**2))
 
 
 def missing_share(share: float):
-    """None on a fixed share of the coordinates."""
+    """No noise on a fixed share of the coordinates."""
 
     def draw(noise: Noise) -> np.ndarray:
         bare = noise.kept.setdefault("bare", noise.rng.random(noise.dim) < share)
@@ -96,7 +96,7 @@ def neighbours(noise: Noise) -> np.ndarray:
 
 
 def pool(noise: Noise) -> np.ndarray:
-    """Pieces of a thousand, cut at random offsets from one pool of the model's size."""
+    """Pieces of a thousand numbers, cut at random offsets from one pool of the model's size."""
     source = noise.normal()
     piece = min(1000, noise.dim // 4)
     starts = range(0, noise.dim, piece)
@@ -105,7 +105,7 @@ def pool(noise: Noise) -> np.ndarray:
 
 
 def run_pool(noise: Noise) -> np.ndarray:
-    """One slice a round, at a random offset, of a pool drawn once for the run."""
+    """One slice per round, at a random offset, of a pool sampled once for the run."""
     source = noise.kept.setdefault("pool", noise.normal(3 * noise.dim))
     start = int(noise.rng.integers(0, 2 * noise.dim))
     return source[start : start + noise.dim]
@@ -118,7 +118,7 @@ def smoothed(noise: Noise) -> np.ndarray:
 
 
 def subspace(noise: Noise) -> np.ndarray:
-    """In a fixed half of the dimensions, rotated so that no coordinate shows it."""
+    """Noise in a fixed half of the dimensions, rotated so that no single coordinate reveals it."""
     if "signs" not in noise.kept:
         noise.kept["signs"] = noise.rng.choice([-1.0, 1.0], noise.dim)
         noise.kept["order"] = noise.rng.permutation(noise.dim)
@@ -130,17 +130,17 @@ def subspace(noise: Noise) -> np.ndarray:
 
 
 def reused(noise: Noise) -> np.ndarray:
-    """The same in every round."""
+    """The same noise in every round."""
     return noise.kept.setdefault("noise", noise.normal())
 
 
 def two_in_turn(noise: Noise) -> np.ndarray:
-    """Two draws in turn."""
+    """Two alternating draws."""
     return noise.kept.setdefault(noise.number % 2, noise.normal())
 
 
 def partly_reused(share: float):
-    """A share of the variance is the same in every round."""
+    """Noise of which a share of the variance is the same in every round."""
 
     def draw(noise: Noise) -> np.ndarray:
         common = noise.kept.setdefault("noise", noise.normal())
@@ -150,12 +150,12 @@ def partly_reused(share: float):
 
 
 def scaled(factor: float):
-    """Gaussian, but too little or too much of it."""
+    """Gaussian noise, but too little or too much of it."""
     return lambda noise: factor * noise.normal()
 
 
 def mixture(noise: Noise) -> np.ndarray:
-    """A tenth of the coordinates with three times the noise, the rest with less."""
+    """A tenth of the coordinates with three times the noise, the others with less."""
     wide = noise.rng.random(noise.dim) < 0.1
     return noise.normal() * np.where(wide, 3.0, np.sqrt((1 - 0.9) / 0.9))
 
@@ -171,7 +171,7 @@ def sum_of_uniforms(noise: Noise) -> np.ndarray:
 
 
 def some_rounds_only(draw, odd: int = 4):
-    """Honest but for every few rounds."""
+    """Honest noise except in every few rounds."""
     return lambda noise: draw(noise) if noise.number % odd == 0 else noise.normal()
 
 

@@ -1,4 +1,4 @@
-"""NVFlare's SVTPrivacy filter: how much of a site's update does its reply give away?
+"""NVFlare's SVTPrivacy filter: how much a site's filtered reply leaks about its update.
 
     python -m studies.nvflare_svt
 
@@ -11,12 +11,12 @@ with Laplace noise. An attacker sees one filtered reply and decides which of two
 - support: a canary with zeros in half of its coordinates against one with zeros in the other half, by the number of
   released coordinates of each half.
 
-`estimate` takes the scores for Gaussian. They are sums over hundreds of coordinates, so that is nearly true, but it is an
-estimate and no bound. `bound` is the 95 % lower bound, valid whatever the law of the scores is, and `ceiling` is the most it
-could say with so many replies. `composed` is the ε of as many Laplace mechanisms as the filter releases coordinates, by
-dp-accounting: it shares no code with the attacks. The study makes an environment with NVFlare once, under studies/out, and
-fails if the first default reading does not refute the filter's `epsilon`, or if an estimate is far from `composed`. At the
-end, `check_private` checks two claims with random canaries, through the adapter alone.
+`estimate` treats the scores as Gaussian. They are sums over hundreds of coordinates, so that is nearly true, but it is an
+estimate and not a bound. `bound` is the 95 % lower bound, valid for any law of the scores, and `ceiling` is the largest
+bound attainable with this many replies. `composed` is the ε of as many Laplace mechanisms as the filter releases
+coordinates, by dp-accounting: it shares no code with the attacks. The study creates an environment with NVFlare once, under
+studies/out. It fails if the first case with default settings does not refute the filter's `epsilon`, or if an estimate is
+far from `composed`. At the end, `check_private` checks two claims with random canaries, only through the adapter.
 """
 
 import argparse
@@ -48,14 +48,14 @@ CASES: list[tuple[str, int, int, dict[str, float]]] = [
 
 
 def log_likelihood_ratio(reply: np.ndarray, present: np.ndarray, absent: np.ndarray, scale: float) -> float:
-    """Of the released values: Laplace noise around one update or the other; coordinates that are 0 were not released."""
+    """Log likelihood ratio of the released values under Laplace noise; coordinates with value 0 were not released."""
     out = reply != 0
     value = reply[out]
     return float(np.sum(np.abs(value - absent[out]) - np.abs(value - present[out])) / scale)
 
 
 def run_case(attack: str, dim: int, replies: int, parameters: dict[str, float]) -> dict[str, Any]:
-    """Scores of both updates, and what they say about epsilon."""
+    """Scores of both updates and the epsilon that they imply."""
     from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 
     from coalmine.testing.nvflare import filter_release
@@ -80,7 +80,7 @@ def run_case(attack: str, dim: int, replies: int, parameters: dict[str, float]) 
             return float(np.count_nonzero(reply[half]) - np.count_nonzero(reply[~half]))
         return log_likelihood_ratio(reply, present, absent, scale)
 
-    # a thousand times beyond the clip: what leaves it is ±γ or 0
+    # a thousand times beyond the clip, so that it returns ±γ or 0
     scores, released = [], []
     for update in (present, absent):
         found = np.zeros(replies)
@@ -108,7 +108,7 @@ def run_case(attack: str, dim: int, replies: int, parameters: dict[str, float]) 
 
 
 def check_claims() -> list[dict[str, Any]]:
-    """What `check_private` says of the default filter, for the claim of its parameter and for that of its own ledger."""
+    """Results of `check_private` on the default filter, for the claim of its parameter and of its own total."""
     from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 
     from coalmine.testing import check_private
@@ -119,7 +119,7 @@ def check_claims() -> list[dict[str, Any]]:
         np.random.seed(SEED)  # noqa: NPY002 - NVFlare draws from numpy's global stream
         result = check_private(filter_release(SVTPrivacy()), epsilon=claim, delta=DELTA, dim=5_000, clients=1)
         assert result.verdict is not None
-        # The measured epsilon is left out: it takes the noise for Gaussian and equal in all coordinates.
+        # The measured epsilon is omitted: it assumes noise that is Gaussian and equal in all coordinates.
         found.append({"claim": claim, "outcome": str(result.verdict.outcome), "calls": result.extra["check"]["calls"]})
     return found
 
@@ -133,7 +133,7 @@ def composed(scale: float, count: int) -> float:
 
 
 def failures(lines: list[dict[str, Any]]) -> list[str]:
-    """The requirements that the readings do not meet."""
+    """The missed requirements."""
     if len(lines) != len(CASES):
         return [f"{len(lines)} of {len(CASES)} cases were run"]
     bad = []
@@ -142,7 +142,7 @@ def failures(lines: list[dict[str, Any]]) -> list[str]:
         if line["bound"] > line["ledger"]:
             bad.append(f"{name}: the bound {line['bound']:.2f} is above the filter's own total {line['ledger']:.2f}")
         exact = line["composed"] if line["attack"] in ("zero-out", "replace-one") else None
-        # 10,000 scores move an estimate near 0 by some hundredths
+        # with 10,000 scores, an estimate near 0 varies by some hundredths
         if exact is not None and not abs(line["estimate"] - exact) <= max(0.15 * exact, 0.1):
             bad.append(f"{name}: the estimate {line['estimate']:.2f} is far from {exact:.2f}")
     if not lines[0]["bound"] > 10 * lines[0]["epsilon"]:
@@ -165,7 +165,7 @@ def table(lines: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Run every case where NVFlare is, in an environment made for it if it is not here."""
+    """Run every case, in a separate environment if NVFlare is not installed here."""
     if find_spec("nvflare") is None:
         return subprocess.run([environment("nvflare"), "-m", "studies.nvflare_svt"], cwd=ROOT).returncode
     lines = []

@@ -1,11 +1,11 @@
-"""The table in docs/how-to/opacus.md: Opacus as it is, with half the noise, without a clip, and with one bias left out.
+"""The table in docs/how-to/opacus.md: Opacus unchanged, with half the noise, without a clip, and without noise on one bias.
 
     python -m studies.opacus_faults                  takes a few seconds
     python -m studies.opacus_faults --write-docs     also writes the table into docs/how-to/opacus.md
 
 The noise multiplier is 1, and all 1,000 examples are in each of five steps. The study fails if an honest run is not PASS, or
-if a fault is not VIOLATION. It also fails if the accountant's epsilon differs from the mechanism's: the accountant sees no
-fault.
+if a fault is not VIOLATION. It also fails if the accountant's epsilon differs from the mechanism's: the accountant does not
+detect any fault.
 """
 
 import argparse
@@ -22,7 +22,7 @@ HONEST = ("learnable data, hooks mode", "learnable data, ghost mode")
 
 
 def run_all() -> list[dict[str, Any]]:
-    """Run every case, and return the accountant's and the audit's figures."""
+    """Run every case and return the accountant's and the audit's figures."""
     sys.path.insert(0, str(ROOT / "tests" / "integrations"))
     import torch
     from opacus_training import forget_clip, halve_noise, spare_last_bias, train
@@ -39,7 +39,7 @@ def run_all() -> list[dict[str, Any]]:
     torch.set_num_threads(1)  # the model is too small for more
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Opacus warns of its random numbers and of a sampling probability of 1
+            warnings.simplefilter("ignore")  # Opacus warns about its random numbers and a sampling probability of 1
             return [{"case": case} | _run(train, settings) for case, settings in cases.items()]
     finally:
         torch.set_num_threads(threads)
@@ -91,7 +91,7 @@ def table(found: list[dict[str, Any]]) -> str:
 
 
 def failures(found: list[dict[str, Any]]) -> list[str]:
-    """The requirements that are not met."""
+    """The missed requirements."""
     bad = []
     for line in found:
         expected = "PASS" if line["case"] in HONEST else "VIOLATION"
@@ -107,7 +107,7 @@ def failures(found: list[dict[str, Any]]) -> list[str]:
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write-docs", action="store_true", help="write the table into docs/how-to/opacus.md")
+    parser.add_argument("--write-docs", action="store_true", help="Write the table into docs/how-to/opacus.md.")
     arguments = parser.parse_args()
     found = run_all()
     print(table(found))

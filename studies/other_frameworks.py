@@ -1,9 +1,9 @@
-"""The examples of pfl and NVFlare, each run in an environment of its own.
+"""The examples of pfl and NVFlare, each in its own environment.
 
     python -m studies.other_frameworks
 
-pfl needs an older dp-accounting than the rest, so the tests cannot run these examples. Environments are made once, under
-studies/out. The study fails if an example does not run, or if a second run in the same directory is not refused.
+pfl needs an older dp-accounting than the rest, so the tests cannot run these examples. Environments are created once, under
+studies/out. The study fails if an example does not run, or if a second run in the same directory is not rejected.
 
 - pfl adds noise with multiplier 1 in five rounds. Its audit must end in PASS, its intervals must cover the mechanism's
   epsilon, and each tensor must have a noise gauge.
@@ -25,18 +25,18 @@ from coalmine import mechanism_epsilon
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "studies" / "out" / "frameworks"
-TORCH = "torch==2.13.0"  # as in constraints.txt, whose other versions belong together with another dp-accounting
+TORCH = "torch==2.13.0"  # as in constraints.txt, whose other versions require another dp-accounting
 TOOLS = ["pytest", "hypothesis"]
 EXAMPLES = {"pfl": "examples/pfl/train.py", "nvflare": "examples/nvflare/job.py"}
 
 
 def environment(name: str) -> Path:
-    """The interpreter of an environment that holds coalmine and one framework."""
+    """The interpreter of an environment with coalmine and one framework."""
     return make_environment(OUT / f"{name}-venv", TORCH, *TOOLS, "--editable", f"{ROOT}[{name}]")
 
 
 def make_environment(home: Path, *packages: str) -> Path:
-    """The interpreter of an environment that holds what pip is given; made once."""
+    """The interpreter of an environment with these pip packages, created once."""
     python, done = home / "bin" / "python", home / "installed"
     if not done.exists():
         venv.create(home, with_pip=True, clear=True)
@@ -46,7 +46,7 @@ def make_environment(home: Path, *packages: str) -> Path:
 
 
 def try_example(name: str) -> dict[str, Any]:
-    """Run the example twice and return the first run's result, and whether the second run was refused."""
+    """Run the example twice and return the first run's result and whether the second run was rejected."""
     directory = OUT / name
     subprocess.run(["rm", "-rf", directory], check=True)
     (OUT / "canary-seed").write_text("the seed of this study\n")
@@ -58,7 +58,7 @@ def try_example(name: str) -> dict[str, Any]:
 
 
 def run_tests(name: str) -> bool:
-    """Whether the framework's own tests of `coalmine.testing` pass in its environment."""
+    """Whether the tests of `coalmine.testing` for this framework pass in its environment."""
     tests = [f"tests/testing/test_{name}_release.py", "tests/testing/test_framework_docs.py"]
     options = ["-q", "-p", "no:cacheprovider", "-k", name]
     return subprocess.run([environment(name), "-m", "pytest", *options, *tests], check=False, cwd=ROOT).returncode == 0

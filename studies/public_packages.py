@@ -1,9 +1,9 @@
-"""What jax-privacy and privacy-estimates say of scores: run inside an environment that has them, by its interpreter.
+"""Values of jax-privacy and privacy-estimates for given scores; runs in an environment with these packages.
 
     python studies/public_packages.py < cases.json
 
-Cases come as JSON on the standard input, each with a name, a method, and that method's inputs; a JSON object of their
-values by name and of the packages' versions goes to the standard output. coalmine is not imported.
+Reads cases as JSON from standard input, each with a name, a method and the method's inputs. Writes a JSON object with the
+values by name and the packages' versions to standard output. Does not import coalmine.
 """
 
 import json
@@ -20,7 +20,7 @@ PACKAGES = ("jax-privacy", "privacy-estimates")
 
 
 def value(method: str, case: dict[str, Any]) -> float:
-    """The package's own function on a case's scores, or on its counts of errors."""
+    """The package's function applied to a case's scores or to its counts of errors."""
     delta = case["delta"]
     if method.startswith("privacy-estimates"):
         return _of_counts(method, case, delta)
@@ -62,7 +62,7 @@ def _of_counts(method: str, case: dict[str, Any], delta: float) -> float:
 
 
 def main() -> int:
-    """Every case, one after the other."""
+    """Compute every case."""
     values = {case["name"]: value(case["method"], case) for case in json.load(sys.stdin)}
     versions = {name: version(name) for name in PACKAGES}
     json.dump({"values": values, "versions": versions}, sys.stdout)

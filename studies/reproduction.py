@@ -1,11 +1,11 @@
-"""The paper's experiments at scale small: each within three minutes on two quiet cores, and with the paper's directions.
+"""The paper's experiments at scale small: each takes at most three minutes on two idle cores and shows the paper's trends.
 
     python -m studies.reproduction            all of them
     python -m studies.reproduction emnist     some of them
 
-Every claim that an experiment checks must be decided and hold; only that of multirun, of which three repeats tell too
-little, may be left undecided. Beside that the directions are read off the numbers anew: more noise, less epsilon; more
-presentations, more epsilon; the final model far below all iterates.
+Every claim that an experiment checks must be decided and hold; only multirun, with just three repeats, may leave its claim
+undecided. In addition, the trends are checked independently: epsilon falls with noise, grows with presentations, and is far
+lower for the final model than for all iterates.
 """
 
 import subprocess
@@ -22,11 +22,11 @@ from coalmine.reproduction.run_numbers import read_json
 
 LONGEST = 180.0  # seconds
 READS_FILES = {"canife": "fashion-mnist"}
-OPEN = ("multirun",)  # at scale small its claim may be left undecided
+OPEN = ("multirun",)  # may leave its claim undecided at scale small
 
 
 def run(name: str, out: Path) -> tuple[dict[str, Any], float]:
-    """What the experiment wrote down, and how long it took."""
+    """The experiment's output and its duration."""
     started = time.monotonic()
     processes = ("--jobs", "2") if name == "multirun" else ()
     command = [sys.executable, "-m", "coalmine", "-q", "reproduce", name, "--out", str(out), *processes]
@@ -35,12 +35,12 @@ def run(name: str, out: Path) -> tuple[dict[str, Any], float]:
 
 
 def rung(reading: dict[str, Any], name: str) -> float:
-    """The estimate on a rung, for the most canaries."""
+    """The estimate of a rung for its largest group of canaries."""
     return next(row["epsilon"] for row in reading["rows"] if row["rung"] == name)
 
 
 def table_directions(found: dict[str, Any]) -> list[str]:
-    """Of a table of epsilons: what is the wrong way round."""
+    """The wrong trends in a table of epsilons."""
     readings = sorted(found["readings"], key=lambda reading: reading["noise_multiplier"])
     noisy = [rung(reading, "known-others") for reading in readings if reading["noise_multiplier"] > 0]
     finals = [rung(reading, "final") for reading in readings]
@@ -56,7 +56,7 @@ def table_directions(found: dict[str, Any]) -> list[str]:
 
 
 def presentation_directions(found: dict[str, Any]) -> list[str]:
-    """Runs in which the canaries shown most often do not read twice what those shown once do."""
+    """Runs in which the most frequent canaries do not have twice the epsilon of those with one presentation."""
     wrong = []
     for reading in found["readings"]:
         groups = {row["presentations"]: row["epsilon"] for row in reading["rows"] if row["rung"] == "final"}
@@ -74,7 +74,7 @@ DIRECTIONS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
 
 
 def problems(name: str, out: Path) -> list[str]:
-    """What is wrong with one experiment, in words."""
+    """Descriptions of all problems of one experiment."""
     found, seconds = run(name, out)
     print(
         f"{name}: {seconds:.0f} s, {sum(check['outcome'] == 'holds' for check in found['checks'])} claims hold",
@@ -92,7 +92,7 @@ def problems(name: str, out: Path) -> list[str]:
 
 
 def main() -> int:
-    """Run them; 1 if anything is wrong."""
+    """Run the experiments; 1 if there is a problem."""
     names = sys.argv[1:] or list(EXPERIMENTS)
     wrong: list[str] = []
     with tempfile.TemporaryDirectory() as folder:

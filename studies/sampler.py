@@ -1,4 +1,4 @@
-"""Does the sampling gauge name samplers rightly? Honest and broken samplers, and how often each is called what.
+"""How the sampling gauge classifies honest and broken samplers, and how often it is right.
 
 python -m studies.sampler --jobs 2       about 20 minutes on two free cores; the tables of docs/explanation/sampling.md
 """
@@ -16,8 +16,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from coalmine.estimators.sampler_tests import SamplerReading, read_sampler
 from coalmine.estimators.sampling import FixedSize, Poisson, RandomAllocation, Sampling, Shuffled
 
-Table = np.ndarray  # rounds × people, True where somebody takes part; the canaries come first
-POPULATION = 3  # people for each canary, the canary among them
+Table = np.ndarray  # rounds × people, True for a participant; the canaries come first
+POPULATION = 3  # people per canary, including the canary
 
 
 def coins(rng: np.random.Generator, people: int, rounds: int, rate: float) -> Table:
@@ -35,7 +35,7 @@ def allocated(rng: np.random.Generator, people: int, rounds: int, length: int) -
 
 
 def cut(order: np.ndarray, length: int) -> Table:
-    """An epoch of cohorts cut from this order of everybody."""
+    """One epoch of cohorts cut from this order of all people."""
     table = np.zeros((length, len(order)), dtype=bool)
     table[np.arange(len(order)) * length // len(order), order] = True
     return table
@@ -58,7 +58,7 @@ def same_batches(rng: np.random.Generator, people: int, rounds: int, length: int
 
 
 def fixed_size(rng: np.random.Generator, people: int, rounds: int, rate: float) -> Table:
-    """So many people in each round, drawn without replacement."""
+    """The same number of people in each round, sampled without replacement."""
     table = np.zeros((rounds, people), dtype=bool)
     size = round(people * rate)
     for row in table:
@@ -67,7 +67,7 @@ def fixed_size(rng: np.random.Generator, people: int, rounds: int, rate: float) 
 
 
 def with_replacement(rng: np.random.Generator, people: int, rounds: int, rate: float) -> Table:
-    """So many draws in each round, with replacement; who is drawn twice takes part once."""
+    """The same number of draws in each round, with replacement; a person drawn twice takes part once."""
     table = np.zeros((rounds, people), dtype=bool)
     for row in table:
         row[rng.integers(people, size=round(people * rate))] = True
@@ -75,7 +75,7 @@ def with_replacement(rng: np.random.Generator, people: int, rounds: int, rate: f
 
 
 def in_every_step(rng: np.random.Generator, people: int, rounds: int, rate: float) -> Table:
-    """A share of the rows in every step, the others rarer, so that the mean rate is as claimed."""
+    """A share of the rows in every step and the others less often, so that the mean rate is as claimed."""
     share = min(0.1, rate / 2)
     often = rng.random(people) < share
     rates = np.where(often, 1.0, (rate - share) / (1 - share))
@@ -83,12 +83,12 @@ def in_every_step(rng: np.random.Generator, people: int, rounds: int, rate: floa
 
 
 def same_steps(rng: np.random.Generator, people: int, rounds: int, rate: float) -> Table:
-    """Everybody in the same steps."""
+    """All people in the same steps."""
     return np.repeat(rng.random((rounds, 1)) < rate, people, axis=1)
 
 
 def groups_of_ten(rng: np.random.Generator, people: int, rounds: int, rate: float) -> Table:
-    """People in groups of ten that are picked together."""
+    """People in groups of ten that are sampled together."""
     return np.repeat(rng.random((rounds, -(-people // 10))) < rate, 10, axis=1)[:, :people]
 
 
@@ -98,7 +98,7 @@ def blocks(rng: np.random.Generator, people: int, rounds: int, rate: float) -> T
 
 
 def sticky(rng: np.random.Generator, people: int, rounds: int, rate: float) -> Table:
-    """Whoever took part stays for the next round with probability one half; the rate is as claimed."""
+    """Participants stay for the next round with probability one half; the rate is as claimed."""
     table = np.empty((rounds, people), dtype=bool)
     table[0] = rng.random(people) < rate
     for t in range(1, rounds):
@@ -113,7 +113,7 @@ def drift(rng: np.random.Generator, people: int, rounds: int, rate: float) -> Ta
 
 
 def weighted(rng: np.random.Generator, people: int, rounds: int, rate: float) -> Table:
-    """Half of the rows at 1.5 times the rate, half at half of it."""
+    """Half of the rows at 1.5 times the rate, the other half at half the rate."""
     return rng.random((rounds, people)) < rate * np.where(rng.random(people) < 0.5, 1.5, 0.5)
 
 
@@ -124,13 +124,13 @@ def alternating(rng: np.random.Generator, people: int, rounds: int, rate: float)
 
 
 def either_group(rng: np.random.Generator, people: int, rounds: int, rate: float) -> Table:
-    """Two groups, one of which is drawn by a coin for each round, at twice the rate."""
+    """Two groups, one of which is chosen at random for each round, at twice the rate."""
     groups = rng.random(people) < 0.5
     return (rng.random((rounds, people)) < 2 * rate) & (groups == (rng.random((rounds, 1)) < 0.5))
 
 
 def spaced(rng: np.random.Generator, people: int, rounds: int, rate: float) -> Table:
-    """Nobody within half of 1/rate rounds after having taken part; the rate is as claimed."""
+    """No one takes part again within half of 1/rate rounds; the rate is as claimed."""
     wait = int(0.5 / rate)
     coin = 1 / (1 / rate - wait)
     table, free = np.zeros((rounds, people), dtype=bool), rng.integers(0, wait + 1, size=people)
@@ -155,7 +155,7 @@ def restarted(rng: np.random.Generator, people: int, rounds: int, rate: float) -
 
 
 def same_seed_twice(rng: np.random.Generator, people: int, rounds: int, rate: float) -> Table:
-    """Two workers that share a seed: each row of one has a row of the other that is always picked with it."""
+    """Two workers that share a seed: each row of one is always sampled together with a row of the other."""
     half = coins(rng, people // 2, rounds, rate)
     return np.concatenate([half, half], axis=1)
 
@@ -179,7 +179,7 @@ def epoch(rate: float) -> int:
 
 
 EPOCHS = {"shuffled", "random_allocation or shuffled"}
-# what is claimed is Poisson: the sampler, whether cohort sizes are told, and the names that are right
+# under a Poisson claim: the sampler, whether cohort sizes are given, and the correct names
 BROKEN: dict[str, tuple[Callable[..., Table], bool, set[str]]] = {
     "shuffling": (lambda g, n, t, q: shuffled(g, n, t, epoch(q)), True, {"shuffled"}),
     "shuffling, cohort sizes unknown": (lambda g, n, t, q: shuffled(g, n, t, epoch(q)), False, EPOCHS),
@@ -212,14 +212,14 @@ ALLOCATIONS = [(1_000, 200, 1), (100, 20, 10), (20, 10, 5), (10, 50, 2), (1_000,
 
 
 def reading(table: Table, canaries: int, sampling: Sampling, sizes: bool) -> SamplerReading:
-    """What the gauge reads off the first people, who are the canaries."""
+    """The gauge's reading of the canaries, who come first."""
     present = [np.flatnonzero(row[:canaries]) for row in table]
     told = table.sum(axis=1) if sizes else None
     return read_sampler(present, np.arange(1, len(table) + 1), canaries, sampling, told)
 
 
 def broken(arguments: tuple[str, tuple[int, int, float], int]) -> str:
-    """One broken sampler under a Poisson claim: what it is called, or "passed"."""
+    """The gauge's name for one broken sampler under a Poisson claim, or "passed"."""
     name, (k, rounds, rate), seed = arguments
     make, sizes, _ = BROKEN[name]
     table = make(np.random.default_rng((seed, 1)), k * (POPULATION if sizes else 1), rounds, rate)
@@ -228,7 +228,7 @@ def broken(arguments: tuple[str, tuple[int, int, float], int]) -> str:
 
 
 def broken_epochs(arguments: tuple[str, tuple[int, int, int], int]) -> str:
-    """One broken sampler under a claim of random allocation."""
+    """The gauge's name for one broken sampler under a claim of random allocation."""
     name, (k, length, epochs), seed = arguments
     rng, rounds = np.random.default_rng((seed, 2)), length * epochs
     sizes = name == "shuffling"
@@ -248,10 +248,10 @@ EPOCH_BROKEN: dict[str, tuple[Callable[..., Table], set[str]]] = {
 
 
 def honest(arguments: tuple[str, tuple[int, int, float], float, int]) -> SamplerReading:
-    """One honest sampler claimed as it is."""
+    """The gauge's reading of one honest sampler under a true claim."""
     scheme, (k, rounds, rate), share, seed = arguments
     rng, length = np.random.default_rng((seed, 3)), int(rate)
-    people = k if share == 0 else k * POPULATION  # a share of 0: the canaries are everybody
+    people = k if share == 0 else k * POPULATION  # a share of 0: there are only canaries
     claim: Sampling
     if scheme == "Poisson":
         present = [np.flatnonzero(row) for row in coins(rng, k, rounds, share * rate)]
@@ -279,7 +279,7 @@ def alarms_of(arguments: tuple[str, tuple[int, int, float], float, int]) -> str:
 
 
 def honest_cases() -> list[tuple[str, tuple[int, int, float], float]]:
-    """Scheme, setting (rounds of an epoch and epochs, where there are epochs), and the share of the claimed rate."""
+    """Scheme, setting (rounds per epoch and epochs, for schemes with epochs), and the share of the claimed rate."""
     cases = [("Poisson", setting, share) for setting in SETTINGS + SMALL for share in (1.0, 0.9, 0.5)]
     cases += [("fixed size", setting, share) for setting in SETTINGS + SMALL for share in (1.0, 0.0)]
     cases += [("shuffling", setting, share) for setting in ALLOCATIONS for share in (1.0, 0.0)]
@@ -287,11 +287,11 @@ def honest_cases() -> list[tuple[str, tuple[int, int, float], float]]:
 
 
 def main() -> int:
-    """Print the tables; 1 where honest samplers alarm too often."""
+    """Print the tables; 1 if honest samplers raise too many alarms."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--jobs", type=int, default=2)
-    options.add_argument("--honest", type=int, default=2_000, help="runs of each honest sampler")
-    options.add_argument("--broken", type=int, default=100, help="runs of each broken sampler")
+    options.add_argument("--honest", type=int, default=2_000, help="Number of runs of each honest sampler.")
+    options.add_argument("--broken", type=int, default=100, help="Number of runs of each broken sampler.")
     told = options.parse_args()
     fine = True
     with ProcessPoolExecutor(told.jobs) as pool:
@@ -340,7 +340,7 @@ def main() -> int:
 
 
 def described(seen: Counter[str], right: set[str]) -> str:
-    """Caught and rightly named, and what the rest is called."""
+    """The shares that were detected and correctly named, and the names of the rest."""
     total, good = sum(seen.values()), sum(seen[name] for name in right)
     rest = ", ".join(f"{name} {count}" for name, count in seen.items() if name not in right)
     return f"{good} of {total}" + (f" ({rest})" if rest else "")

@@ -1,13 +1,13 @@
-"""What an audit costs on more GPUs and larger models than were measured: a model of costs, and its tables.
+"""The cost of an audit on more GPUs and larger models than were measured: a cost model and its tables.
 
-    python -m studies.scaling_costs                  prints the tables that docs/how-to/scaling.md shows
-    python -m studies.scaling_costs --write-docs     puts them there
-    python -m studies.scaling_costs --measure        times sums over processes of this machine: results/reduce.json
+    python -m studies.scaling_costs                  print the tables of docs/how-to/scaling.md
+    python -m studies.scaling_costs --write-docs     write them into the page
+    python -m studies.scaling_costs --measure        time sums over local processes: results/reduce.json
 
-Measured are models of 10^9 and 8·10^9 parameters on one H200 (benchmarks/results/blocked_cuda.json). A line through the two
-gives a fixed cost and a cost for each parameter on a GPU. Ranks work at the same time, so a round on R GPUs costs what its
-largest shard does. Scratch memory is as large as the largest block. The line of `updates` goes through 10^9 parameters and
-4·10^6 (benchmarks/results/canaries_cuda.json). The numbers that cross the network are counted by the code that sends them.
+The measurements are of models of 10^9 and 8·10^9 parameters on one H200 (benchmarks/results/blocked_cuda.json). A line
+through the two gives a fixed cost and a cost per parameter on a GPU. Ranks work in parallel, so a round on R GPUs costs as
+much as its largest shard. Scratch memory is as large as the largest block. The line of `updates` goes through 10^9 and
+4·10^6 parameters (benchmarks/results/canaries_cuda.json). The code that sends numbers over the network also counts them.
 """
 
 import argparse
@@ -31,7 +31,7 @@ GPUS = (1, 8, 64, 1_024)
 SIZES = tuple(10**power for power in range(6, 12))
 GPU_BYTES = 139 * 2**30
 SMALL = 4_050_748  # parameters of the model in canaries_cuda.json
-STATE = 3  # numbers of each rank that come with a sum
+STATE = 3  # extra numbers of each rank in a sum
 SUMS, PROCESSES = 30, (2, 4, 8)
 
 CHILD = """
@@ -54,7 +54,7 @@ if rank == 0:
 
 @dataclass(frozen=True)
 class Line:
-    """A cost that grows with the parameters on a GPU, through what was measured."""
+    """A cost that is linear in the parameters on a GPU, fitted to the measurements."""
 
     fixed: float
     each: float
@@ -87,7 +87,7 @@ def read_lines() -> dict[str, Line]:
 
 
 def settings_of(dim: int, gpus: int) -> Settings:
-    """The settings of an audit of 300 layers of one size, each cut evenly over the GPUs."""
+    """The settings of an audit of 300 equal layers, each split evenly over the GPUs."""
     sizes = _shares(dim, LAYERS)
     shards = [[_share(size, gpus, rank) for size in sizes] for rank in range(gpus)]
     return checked_settings(
@@ -115,18 +115,18 @@ def _share(whole: int, count: int, number: int) -> int:
 
 
 def numbers_in_a_round(settings: Settings) -> int:
-    """How many numbers are summed over the ranks in every round."""
+    """The number of values summed over the ranks in every round."""
     vectors = 2 * (settings.total + 2 * len(settings.block_sizes))
     return vectors + len(settings.layers) + _parts(settings) + STATE * settings.processes
 
 
 def _parts(settings: Settings) -> int:
-    """Lengths in parts of blocks, and sketches of blocks."""
+    """The number of lengths of block parts and of block sketches."""
     return len(settings.block_sizes) * (settings.chunks + settings.sketch) if settings.in_blocks else 0
 
 
 def numbers_of_the_law(settings: Settings) -> int:
-    """How many more are summed in a round that measures the law of the noise."""
+    """The number of additional values in a round that measures the noise law."""
     places, parts = settings.law_stretches, NoiseParts.of_blocks(settings)
     slots = [
         block_sizes(part, dim=place.stop - place.start, number=number, blocks=len(places), full=True)
@@ -143,7 +143,7 @@ def row_of(dim: int, gpus: int, lines: dict[str, Line]) -> list[str]:
     start = [_power(dim), f"{gpus:,}"]
     if held < BLOCK_EACH * CANARIES:
         return [*start, f"too small: at most {held // BLOCK_EACH} canaries", *[""] * 6]
-    if 4 * held > GPU_BYTES:  # the release and the others' sum, two bytes a number each
+    if 4 * held > GPU_BYTES:  # the release and the other clients' sum, two bytes per number each
         return [*start, "too large for one GPU", *[""] * 6]
     settings = settings_of(dim, gpus)
     largest = max(settings.block_sizes)
@@ -198,7 +198,7 @@ def computed_table() -> str:
 
 
 def gpu_table() -> str:
-    """What was measured on one H200."""
+    """The measurements on one H200."""
     figures = json.loads((RESULTS / "blocked_cuda.json").read_text())
     models = list(figures["models"].values())
     ways = {
@@ -244,7 +244,7 @@ def _markdown(head: list[str], rows: list[list[str]]) -> str:
 
 
 def measure_sums() -> dict[str, Any]:
-    """Milliseconds of one sum over processes of this machine, by gloo."""
+    """Milliseconds of one sum over local processes with gloo."""
     numbers = numbers_in_a_round(settings_of(10**9, 8))
     found: dict[str, Any] = {"numbers": numbers, "sums": SUMS, "milliseconds": {}}
     for size in PROCESSES:
@@ -270,8 +270,8 @@ def _sum_over(size: int, numbers: int) -> float:
 def main(arguments: list[str] | None = None) -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(description="Costs of an audit on many GPUs, computed from measured ones.")
-    parser.add_argument("--write-docs", action="store_true", help="Put the tables into docs/how-to/scaling.md.")
-    parser.add_argument("--measure", action="store_true", help="Time sums over processes of this machine first.")
+    parser.add_argument("--write-docs", action="store_true", help="Write the tables into docs/how-to/scaling.md.")
+    parser.add_argument("--measure", action="store_true", help="First time sums over local processes.")
     options = parser.parse_args(arguments)
     if options.measure:
         (RESULTS / "reduce.json").write_text(json.dumps(measure_sums(), indent=1) + "\n")

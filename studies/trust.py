@@ -1,15 +1,15 @@
-"""Whether a verdict can be trusted: broken pipelines that must not PASS, honest ones that must not be a VIOLATION.
+"""Error rates of verdicts: broken pipelines must not PASS, honest ones must not be a VIOLATION.
 
     python -m studies.trust                      every row, about 20 minutes on two cores
     python -m studies.trust --seeds 5            at most five seeds in each row
-    python -m studies.trust --only 'pool'        only the rows in whose name this regular expression is found
-    python -m studies.trust --write-docs         the tables of docs/explanation/verdicts.md from what has been run
+    python -m studies.trust --only 'pool'        only the rows whose name matches this regular expression
+    python -m studies.trust --write-docs         write the tables of docs/explanation/verdicts.md from finished runs
 
 Every run is a whole audit of the loop in studies/pipelines.py, once with the clip norm declared and once without. A finished
-run is one line of studies/out/trust.jsonl and is not run again; `--fresh` starts over, as one must after a change of the
-audit. The study fails if a broken pipeline passes once, if honest pipelines are called VIOLATION in more than 1 % of all
-runs (or, beyond chance, of the runs of one row), if a plain honest pipeline hardly ever passes, or if the pooled residual
-gauge misses 5 % of the noise.
+run is one line of studies/out/trust.jsonl and is not run again; `--fresh` starts over, which is necessary after a change of
+the audit. The study fails if a broken pipeline ever passes, if honest pipelines are VIOLATION in more than 1 % of all runs
+(or, beyond chance, of the runs of one row), if a plain honest pipeline rarely passes, or if the pooled residual gauge misses
+5 % less noise.
 """
 
 import argparse
@@ -40,9 +40,9 @@ DOCS = ROOT / "docs" / "explanation" / "verdicts.md"
 DELTA = 1e-6
 BROKEN_SEEDS, HONEST_SEEDS, POWER_SEEDS = 100, 200, 20
 FALSE_ALARMS = 0.01  # share of honest runs that may be a VIOLATION
-CHANCE = 1e-3  # that a row at exactly that share fails its bar
-PASSING = 0.95  # share of plain honest runs that must PASS, where nothing hides the noise
-FACTORS, COUNTS = (0.95, 0.9, 0.8, 0.71), (100, 400, 1_000)  # of the power table
+CHANCE = 1e-3  # probability that a row at exactly that share fails its bar
+PASSING = 0.95  # share of plain honest runs that must PASS if nothing hides the noise
+FACTORS, COUNTS = (0.95, 0.9, 0.8, 0.71), (100, 400, 1_000)  # rows of the power table
 BATCH = 20
 EVERY = 10**6  # more seeds than a row has
 OUTCOMES = ("PASS", "VIOLATION", "UNDERPOWERED")
@@ -54,10 +54,10 @@ Kind = Literal["broken", "honest", "plain", "power"]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row of a table: a pipeline, what is claimed of it (default: the truth), and how many seeds it gets.
+    """One row of a table: a pipeline, its claim (default: the truth), and its number of seeds.
 
-    Without a declared clip norm honest rows get half as many. "plain" rows are honest ones that tell the audit nothing
-    wrong; with `passes`, nearly all of them must PASS.
+    Without a declared clip norm, honest rows get half as many. "plain" rows are honest and give the audit no wrong
+    inputs; with `passes`, nearly all of them must PASS.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Row:
         return range(self.seeds if declared or self.kind in ("broken", "power") else self.seeds // 2)
 
     def run(self, seed: int, *, declared: bool) -> Record:
-        """What one run says: its verdict, that of known-others, and the gauges outside their limits."""
+        """One run: its verdict, that of known-others, and the gauges outside their limits."""
         own = zlib.crc32(self.name.encode()) + seed  # rows that share seeds would share their false alarms
         result = self.pipeline.but(declared=declared).result(own, self.claim)
         assert result.verdict is not None
@@ -105,7 +105,7 @@ def _broken() -> Iterator[Row]:
 
 
 def _incomplete() -> Iterator[tuple[str, Pipeline, None]]:
-    """Too little noise, and an `others` that leaves signal in its place: at random, and of just the missing length."""
+    """Too little noise and incomplete `others`: the remaining signal is random, or as long as the missing noise."""
     for factor in (0.25, 0.5):
         lost = np.sqrt(1 - factor**2)
         for length, zeros, common, own in (("", 1.0, 1.0, 1.0), (", same length", lost, 2 * lost, np.sqrt(2) * lost)):
@@ -121,7 +121,7 @@ def _incomplete() -> Iterator[tuple[str, Pipeline, None]]:
 
 
 def _misleading() -> Iterator[tuple[str, Pipeline, Claim | float | None]]:
-    """Faults that the audit's own inputs could hide."""
+    """Faults that the audit's inputs could hide."""
     four = float(mechanism_epsilon(1.0, delta=DELTA, participations=4))
     few = Pipeline(rounds=30, presentations=4, observed=lambda number: number <= 7, draw=scaled(0.5))
     yield "half the noise, 7 of 30 rounds observed, bare claim for 4 participations", few, four
@@ -142,7 +142,7 @@ def _honest() -> Iterator[Row]:
 
 
 def _honest_cases() -> Iterator[tuple[str, Pipeline, Claim | float | None]]:
-    """Honest noise with a wrong `others`, a generous claim, a pattern of the user's own, or few directions."""
+    """Honest noise with wrong `others`, a loose claim, a custom schedule, or few degrees of freedom."""
     yield (
         "`others` divided by the clients alone (1.2 ×), signal 2 ×",
         Pipeline(signal=2.0, tell=times_others(1.2)),
@@ -179,8 +179,8 @@ def _honest_cases() -> Iterator[tuple[str, Pipeline, Claim | float | None]]:
 
 
 def _plain() -> Iterator[Row]:
-    """Nothing is wrong: sizes, signals, precisions and kinds of noise."""
-    unit = 1 / (Pipeline.clients + Pipeline.canaries // Pipeline.rounds)  # of the release, in clip norms
+    """Nothing is wrong; sizes, signals, precisions and kinds of noise vary."""
+    unit = 1 / (Pipeline.clients + Pipeline.canaries // Pipeline.rounds)  # unit of the release, in clip norms
     cases: dict[str, tuple[Pipeline, int, bool]] = {
         "d = 500, k = 50": (Pipeline(dim=500, canaries=50), HONEST_SEEDS, True),
         "d = 1,000, k = 100": (Pipeline(dim=1_000, canaries=100), HONEST_SEEDS, True),
@@ -236,17 +236,17 @@ def _power_name(factor: float, canaries: int) -> str:
 
 
 def times_others(factor: float) -> Callable[[Told, Noise], Told]:
-    """Tells the audit a multiple of everybody else's part."""
+    """Give the audit a multiple of the other clients' sum."""
     return lambda told, noise: told | {"others": factor * told["others"]}
 
 
 def times_noise(factor: float) -> Callable[[Told, Noise], Told]:
-    """Tells the audit a multiple of the noise's standard deviation."""
+    """Give the audit a multiple of the noise's standard deviation."""
     return lambda told, noise: told | {"noise_std": factor * told["noise_std"]}
 
 
 def halved_but_others(told: Told, noise: Noise) -> Told:
-    """A server learning rate of 0.5 on everything but `others`."""
+    """Apply a server learning rate of 0.5 to everything except `others`."""
     changed = {name: 0.5 * told[name] for name in ("model_delta", "noise_std")}
     clip_norm = told["clip_norm"]
     return told | changed | {"clip_norm": None if clip_norm is None else 0.5 * clip_norm}
@@ -258,7 +258,7 @@ def run_batch(name: str, declared: bool, seeds: list[int]) -> list[Record]:
 
 
 def run(names: Iterable[str], limit: int, processes: int) -> None:
-    """Run what has not been run yet."""
+    """Run the remaining seeds."""
     done = {_key(record) for record in read()}
     batches = []
     for name in names:
@@ -277,7 +277,7 @@ def run(names: Iterable[str], limit: int, processes: int) -> None:
 
 
 def read() -> list[Record]:
-    """The finished runs of rows that there are."""
+    """The finished runs of existing rows."""
     if not RESULTS.exists():
         return []
     lines = [json.loads(line) for line in RESULTS.read_text().splitlines()]
@@ -296,7 +296,7 @@ class Summary:
     outcomes: Counter[str]
     codes: Counter[str]
     gauges: Counter[str]
-    mean: int  # runs in which known-others by itself refutes the claim
+    mean: int  # runs in which known-others alone refutes the claim
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> "Summary":
@@ -354,7 +354,7 @@ def _not_run(names: set[str], limit: int) -> list[str]:
 
 
 def failures(names: Iterable[str], limit: int = EVERY) -> list[str]:
-    """Which bars are missed, of these rows."""
+    """The missed bars of these rows."""
     asked = set(names)
     bad, wrong, runs = _not_run(asked, limit), 0, 0
     for name, (declared, undeclared) in _summaries(("broken", "honest", "plain")).items():
@@ -383,7 +383,7 @@ def failures(names: Iterable[str], limit: int = EVERY) -> list[str]:
 
 
 def tables() -> dict[str, str]:
-    """Every table that has runs, by the name of its markers in docs/explanation/verdicts.md."""
+    """Every table with finished runs, by the name of its markers in docs/explanation/verdicts.md."""
     heads = ["runs", "clip norm declared", "not declared", "seen by"]
     found = {
         "broken": _table(["broken pipeline", *heads], _summaries(("broken",))),
@@ -435,7 +435,7 @@ def _power_table() -> str:
 
 
 def write_docs() -> None:
-    """Every table between its markers in docs/explanation/verdicts.md."""
+    """Write every table between its markers in docs/explanation/verdicts.md."""
     text = DOCS.read_text()
     for name, table in tables().items():
         text = put_between_markers(text, name, table)
@@ -443,7 +443,7 @@ def write_docs() -> None:
 
 
 def put_between_markers(text: str, name: str, table: str) -> str:
-    """The page with this table in the place of the one between `<!-- name -->` and `<!-- end of name -->`."""
+    """The page with this table between `<!-- name -->` and `<!-- end of name -->`."""
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     before, found, rest = text.partition(begin)
     _, closed, after = rest.partition(end)
@@ -455,11 +455,11 @@ def put_between_markers(text: str, name: str, table: str) -> str:
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=EVERY, help="largest number of seeds in each row")
-    parser.add_argument("--only", default="", help="only the rows in whose name this regular expression is found")
+    parser.add_argument("--seeds", type=int, default=EVERY, help="Largest number of seeds in each row.")
+    parser.add_argument("--only", default="", help="Run only the rows whose name matches this regular expression.")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--fresh", action="store_true", help="forget what has been run")
-    parser.add_argument("--write-docs", action="store_true", help="write the tables into docs/explanation/verdicts.md")
+    parser.add_argument("--fresh", action="store_true", help="Discard all finished runs.")
+    parser.add_argument("--write-docs", action="store_true", help="Write the tables into docs/explanation/verdicts.md.")
     options = parser.parse_args()
     if options.write_docs:
         write_docs()

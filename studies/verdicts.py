@@ -1,9 +1,9 @@
-"""How often a true claim is called VIOLATION: the study behind docs/explanation/verdicts.md.
+"""How often a true claim is a VIOLATION: the study behind docs/explanation/verdicts.md.
 
     python -m studies.verdicts                 10,000 runs of the score model, 500 audits of a real loop
-    python -m studies.verdicts --write-docs    the table in docs/explanation/verdicts.md from what has been run
+    python -m studies.verdicts --write-docs    write the table in docs/explanation/verdicts.md from finished runs
 
-The score model draws the scores of all five rungs for an honest pipeline: known-others at the claim's mean, known-round
+The score model samples the scores of all five rungs for an honest pipeline: known-others at the claim's mean, known-round
 diluted by a signal as large as the noise, the null's std estimated from d - k directions, maxima over 20 rounds.
 The loop is the plain DP-FedAvg of tests/audit/training.py, which does not declare the clip norm. A finished batch is one
 line of studies/out/verdicts.jsonl and is not run again. The study fails if more than 1 % of the runs of a claim of the
@@ -35,10 +35,13 @@ RESULTS = ROOT / "studies" / "out" / "verdicts.jsonl"
 DOCS = ROOT / "docs" / "explanation" / "verdicts.md"
 DELTA = 1e-6
 CLAIMS = (1.0, 3.0, 10.0, 30.0)
-BATCH, BATCHES = 250, 10  # of the score model, for each claim: 10,000 runs in all
-LOOPS, LOOP_BATCHES = 25, 10  # of the real loop, for each of two patterns: 500 audits in all
+BATCH, BATCHES = 250, 10  # size and number of batches of the score model for each claim: 10,000 runs in total
+LOOPS, LOOP_BATCHES = (
+    25,
+    10,
+)  # size and number of batches of the real loop for each of two patterns: 500 audits in total
 DIM, CANARIES, ROUNDS = 10_000, 1_000, 20
-BAR = 0.01  # of runs may call a true claim VIOLATION
+BAR = 0.01  # largest share of runs in which a true claim is a VIOLATION
 
 
 def score_model(claim: float, rng: np.random.Generator) -> list[Scores]:
@@ -72,14 +75,14 @@ def score_model(claim: float, rng: np.random.Generator) -> list[Scores]:
 
 
 def model_batch(claim: float, batch: int) -> dict[str, Any]:
-    """Outcomes of one batch, of mechanism claims and of amplified ones."""
+    """Outcomes of mechanism claims and of amplified claims in one batch."""
     rng = np.random.default_rng([int(1000 * claim), batch])
-    evidence = Evidence(delta=DELTA, planned=1, shown=1, vouched=True)
+    evidence = Evidence(delta=DELTA, planned=1, presentations=1, vouched=True)
     outcomes: Counter[str] = Counter()
     for _ in range(BATCH):
         rungs = score_model(claim, rng)
         outcomes["mechanism " + judge(Claim(epsilon=claim), rungs, [], evidence)[0].outcome] += 1
-        if _ % 10 == 0:  # a claim a tenth as large, as sampling might justify: the known rungs must not judge it
+        if _ % 10 == 0:  # an amplified claim a tenth as large: the known rungs must not judge it
             scheme = Poisson(1 / ROUNDS, rounds=ROUNDS)
             needs = (mechanism_noise(claim, delta=DELTA), scheme)
             by_rung = judge(Claim(claim / 10, sampling=scheme), rungs, [], evidence, sampled=needs)[1]
@@ -89,7 +92,7 @@ def model_batch(claim: float, batch: int) -> dict[str, Any]:
 
 
 def loop_batch(presentations: int, batch: int) -> dict[str, Any]:
-    """Outcomes of real audits, gauges included, with a signal as large as the noise."""
+    """Outcomes of real audits, including gauges, with a signal as large as the noise."""
     sys.path.insert(0, str(ROOT / "tests" / "audit"))
     from training import train
 
@@ -102,13 +105,13 @@ def loop_batch(presentations: int, batch: int) -> dict[str, Any]:
 
 
 def jobs() -> list[tuple[Any, float, int]]:
-    """Every batch there is."""
+    """All batches."""
     model = [(model_batch, claim, batch) for claim in CLAIMS for batch in range(BATCHES)]
     return model + [(loop_batch, times, batch) for times in (1, 4) for batch in range(LOOP_BATCHES)]
 
 
 def run(processes: int) -> None:
-    """Run what is not there yet."""
+    """Run the remaining batches."""
     done = {(line["cell"], line["batch"]) for line in read()}
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(processes) as pool:
@@ -131,7 +134,7 @@ def read() -> list[dict[str, Any]]:
 
 
 def failures(lines: list[dict[str, Any]]) -> list[str]:
-    """Which of the bars are missed."""
+    """The missed bars."""
     missing = {(_name(job, value), batch) for job, value, batch in jobs()} - {(x["cell"], x["batch"]) for x in lines}
     bad = [f"{len(missing)} of {len(jobs())} batches were not run"] if missing else []
     rows: dict[str, Counter[str]] = {}
@@ -149,7 +152,7 @@ def failures(lines: list[dict[str, Any]]) -> list[str]:
 
 
 def tables() -> str:
-    """What was found, as Markdown."""
+    """The results as Markdown."""
     cells: dict[str, Counter[str]] = {}
     for line in read():
         cells.setdefault(line["cell"], Counter()).update(line["outcomes"])
@@ -165,7 +168,7 @@ def tables() -> str:
 
 
 def write_docs() -> None:
-    """The table, between its markers in docs/explanation/verdicts.md."""
+    """Write the table between its markers in docs/explanation/verdicts.md."""
     DOCS.write_text(put_between_markers(DOCS.read_text(), "table", tables()))
 
 
@@ -173,7 +176,7 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--write-docs", action="store_true", help="write the table into docs/explanation/verdicts.md")
+    parser.add_argument("--write-docs", action="store_true", help="Write the table into docs/explanation/verdicts.md.")
     arguments = parser.parse_args()
     if arguments.write_docs:
         write_docs()

@@ -9,8 +9,8 @@ settings.load_profile("coalmine")
 
 
 @pytest.fixture(autouse=True)
-def _logger_as_it_was() -> Iterator[None]:
-    """Commands that a test calls in this process set how loud coalmine is; the next test is to hear it as usual."""
+def _restore_logger() -> Iterator[None]:
+    """Undo the log level and handlers that a command called in this process sets."""
     logger = logging.getLogger("coalmine")
     level, handlers = logger.level, list(logger.handlers)
     yield

@@ -1,4 +1,4 @@
-"""What a user of the bare package relies on: a light import, a version, rooms that import one way."""
+"""The bare package: a light import, a version, and subpackages that import in one direction only."""
 
 import subprocess
 import sys
@@ -33,19 +33,19 @@ def test_import_costs_at_most_1_3_times_scipy_stats():
     assert ours <= 1.3 * theirs
 
 
-def test_version_is_the_installed_one():
+def test_version_equals_the_installed_version():
     assert metadata.version("coalmine") == coalmine.__version__
 
 
-def test_every_public_name_is_there_and_explained():
+def test_every_public_name_exists_and_is_documented():
     for name in coalmine.__all__:
         assert getattr(coalmine, name) is not None
         if not name.startswith("__"):
             assert getattr(coalmine, name).__doc__, name
 
 
-def test_imports_run_one_way():
-    """The arrows of the rooms, by import-linter."""
+def test_subpackages_import_in_one_direction():
+    """The layers of the package, checked by import-linter."""
     linter = Path(sys.executable).with_name("lint-imports")
     done = subprocess.run([linter], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

@@ -1,4 +1,4 @@
-"""The workflows: valid YAML, no more rights than needed, and commands with options that exist."""
+"""The workflows are valid YAML, ask for no more permissions than they need, and call existing commands."""
 
 import re
 import shlex
@@ -23,14 +23,14 @@ def steps(path):
 
 
 def coalmine_commands(text):
-    """Every call of coalmine in a text, as words; lines that end in a backslash go on."""
+    """Every coalmine command line in a text, split into words; a backslash continues a line."""
     joined = re.sub(r"\\\n\s*", " ", text)
     lines = [line.strip() for line in joined.splitlines() if line.strip().startswith("coalmine ")]
     return [shlex.split(re.split(r"\|\|", line)[0], comments=True) for line in lines]
 
 
 def parse(words):
-    """The command's own parser reads the words; click raises an error over unknown commands and options."""
+    """Parse the words with the command's own parser; click raises an error for unknown commands and options."""
     _, name, *arguments = words
     command = app.get_command(click.Context(app), name)
     assert command is not None, f"coalmine has no command {name}"
@@ -46,7 +46,7 @@ def test_workflows_only_read_the_repository(path):
     checkouts = [step for step in steps(path) if step.get("uses", "").startswith("actions/checkout@")]
     assert [step["with"]["persist-credentials"] for step in checkouts] == [False]
     assert all(job["timeout-minutes"] <= 90 for job in workflow["jobs"].values())
-    assert workflow[True]  # "on" is a truth value in YAML 1.1
+    assert workflow[True]  # YAML 1.1 reads "on" as true
 
 
 def test_the_site_is_published_by_a_job_that_may_do_nothing_else():
@@ -64,7 +64,7 @@ def test_the_site_is_published_by_a_job_that_may_do_nothing_else():
     assert [step["uses"].partition("@")[0] for step in publish["steps"]] == ["actions/deploy-pages"]
 
 
-def test_our_own_workflow_runs_the_script_that_must_be_green():
+def test_our_workflow_runs_the_ci_script():
     commands = [step["run"] for step in steps(OWN) if "run" in step]
     assert commands == [".ci/run"]
     script = ROOT / ".ci" / "run"
@@ -72,7 +72,7 @@ def test_our_own_workflow_runs_the_script_that_must_be_green():
     assert "python:3.11" in yaml.safe_load(OWN.read_text())["jobs"]["ci"]["container"]
 
 
-def test_the_template_keeps_the_report_that_its_check_writes():
+def test_the_template_uploads_the_report_that_its_check_writes():
     (check,) = [words for step in steps(TEMPLATE) for words in coalmine_commands(step.get("run", ""))]
     (upload,) = [step for step in steps(TEMPLATE) if step.get("uses", "").startswith("actions/upload-artifact@")]
     assert upload["with"]["path"] == check[check.index("--junit") + 1]

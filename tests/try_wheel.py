@@ -1,4 +1,4 @@
-"""Run by `make wheel` in an environment that holds the wheel and its core dependencies alone."""
+"""Run by `make wheel` in an environment with only the wheel and its core dependencies."""
 
 import importlib.util
 import subprocess
@@ -22,7 +22,7 @@ def release(updates):
 
 
 def main() -> None:
-    assert importlib.util.find_spec("torch") is None, "this environment was to hold no extras"
+    assert importlib.util.find_spec("torch") is None, "this environment must not contain extras"
     assert "src" not in coalmine.__file__.split("/"), coalmine.__file__
     null, alternative = coalmine.Gaussian(0, 0.541), coalmine.Gaussian(1, 0.541)
     assert round(coalmine.gaussian_epsilon(null, alternative, delta=1e-6), 2) == 10.0

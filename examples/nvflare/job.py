@@ -3,7 +3,7 @@
     python -m venv .venv-nvflare && .venv-nvflare/bin/pip install 'coalmine[nvflare]'
     .venv-nvflare/bin/python examples/nvflare/job.py
 
-Nothing here adds noise, so an audit sees every canary: it says what plain averaging gives away.
+Nothing here adds noise, so an audit detects every canary: it shows how much plain averaging leaks.
 """
 
 import argparse
@@ -20,7 +20,7 @@ DIM = 1_000
 
 
 def main(out: Path) -> None:
-    """Run the job in this machine's simulator, in a folder of `out`."""
+    """Run the job in the local simulator, in a subfolder of `out`."""
     sites = ["site-1", "site-2"]
     sites += [f"canary-{number}" for number in range(10)]
     recipe = NumpyFedAvgRecipe(

@@ -20,20 +20,20 @@ DELTA = 1e-5
 def main(epochs: int, sharded: bool, out: Path) -> None:
     """Train, and print the audit's result and the accountant's epsilon on rank 0."""
     warnings.filterwarnings("ignore")
-    distributed.init_process_group("gloo")  # torchrun says which rank this is
+    distributed.init_process_group("gloo")  # torchrun sets the rank
     rank = distributed.get_rank()
     torch.manual_seed(1)
     bunch = load_digits()
     data = TensorDataset(torch.tensor(bunch.data / 16, dtype=torch.float32), torch.tensor(bunch.target))
     net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     model = FSDP2Wrapper(net) if sharded else DifferentiallyPrivateDistributedDataParallel(net)
-    torch.manual_seed(1_000 + rank)  # each rank picks rows by itself
+    torch.manual_seed(1_000 + rank)  # each rank samples its own rows
     engine = PrivacyEngine()
     model, optimizer, loss, loader = engine.make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
         criterion=nn.CrossEntropyLoss(),
-        data_loader=DataLoader(data, batch_size=180),  # over all ranks together
+        data_loader=DataLoader(data, batch_size=180),  # in total over all ranks
         noise_multiplier=1.0,
         max_grad_norm=1.0,
         grad_sample_mode="ghost_fsdp" if sharded else "ghost",

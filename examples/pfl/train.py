@@ -1,6 +1,6 @@
 """Federated averaging with central differential privacy in pfl.
 
-pfl needs an environment of its own:
+pfl needs a separate environment:
 
     python -m venv .venv-pfl && .venv-pfl/bin/pip install 'coalmine[pfl]'
     .venv-pfl/bin/python examples/pfl/train.py
@@ -28,7 +28,7 @@ USERS, ROUNDS = 50, 5
 
 
 class Network(torch.nn.Module):
-    """A small network of 9,648 parameters with the two functions that pfl asks for."""
+    """A small network of 9,648 parameters with the two methods that pfl requires."""
 
     def __init__(self) -> None:
         super().__init__()

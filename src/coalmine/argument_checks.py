@@ -1,4 +1,4 @@
-"""Checks of arguments, whose errors state the requirement and the value received, and values as messages show them."""
+"""Argument checks whose errors state the requirement and the value received, and the formatting of values in messages."""
 
 import math
 import operator
@@ -24,7 +24,7 @@ def finite_array(name: str, value: npt.ArrayLike) -> Floats:
         given = np.asarray(value)
         if given.dtype.kind not in "biufO":
             raise TypeError
-        with np.errstate(invalid="ignore"):  # a signalling NaN of a damaged file; it is rejected below
+        with np.errstate(invalid="ignore"):  # damaged files can hold signalling NaNs; they are rejected below
             array = np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError, RuntimeError):
         raise WrongTypeError(f"{name} must be numbers, got {shown(value)}") from None
@@ -116,7 +116,7 @@ def printable(text: str) -> str:
     >>> printable("run \x1b[31m1")
     'run �[31m1'
     """
-    return "".join(mark if mark.isprintable() else "\N{REPLACEMENT CHARACTER}" for mark in text)
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def one_line(text: str) -> str:

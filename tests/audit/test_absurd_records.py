@@ -1,4 +1,4 @@
-"""Records and settings that no audit writes, as random edits of files and arguments made them: one line each."""
+"""Records and settings that no audit writes, found by fuzzing: each is rejected with a one-line error."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ def one_line(error):
 
 
 @pytest.mark.parametrize("change", ["deep claim", "huge"])
-def test_a_saved_audit_with_an_absurd_head_is_refused(tmp_path, change):
+def test_load_rejects_a_saved_audit_with_an_absurd_header(tmp_path, change):
     path = tmp_path / "audit"
     observed().save(path)
     content = path.read_bytes()[:-DIGEST]
@@ -47,12 +47,12 @@ def test_a_saved_audit_with_an_absurd_head_is_refused(tmp_path, change):
     assert one_line(error)
 
 
-def test_too_many_canaries_for_any_memory_are_one_line():
+def test_a_canary_count_beyond_any_memory_is_rejected():
     with pytest.raises(ValueError, match="dim must be at most 1,000,000,000,000"):
         Audit(2**60, canaries=2**55, seed=b"tests only", delta=1e-5)
 
 
-def test_an_unknown_field_of_a_record_is_named_on_one_line(tmp_path):
+def test_error_names_the_unknown_field_of_a_record(tmp_path):
     item = next(observed().log.rounds())
     data, _ = encode("round", item, b"")
     head_end = data.index(b"{") + data[data.index(b"{") :].index(b"}") + 1
@@ -68,7 +68,7 @@ def test_an_unknown_field_of_a_record_is_named_on_one_line(tmp_path):
     assert one_line(error)
 
 
-def test_a_vector_that_is_nearly_all_canaries_is_refused():
+def test_a_vector_that_is_almost_all_canaries_is_rejected():
     item = next(observed().log.rounds())
     values = {name: getattr(item, name) for name in vars(item)}
     check_values(item)
@@ -84,12 +84,12 @@ def test_vectors_beyond_single_precision_are_measured_without_a_warning():
     assert math.isfinite(next(audit.log.rounds()).norm)
 
 
-def test_more_clients_than_there_can_be_are_one_line():
+def test_an_absurd_number_of_clients_is_rejected():
     with pytest.raises(ValueError, match="clients must be at most 1,000,000,000,000,000, got 1000"):
         observed().result(claim=3.0, clients=10**400)
 
 
-def test_a_log_without_rounds_has_none_after_any():
+def test_an_empty_log_has_no_rounds_after_any_round():
     log = RoundLog()
     assert list(log.rounds_after(0)) == []
     audit = observed()

@@ -1,4 +1,4 @@
-"""The alarm during training: what raises it, what does not, and that it does not matter how often one asks."""
+"""The alarm during training: what raises it, what does not, and that checking it often does not change it."""
 
 import json
 
@@ -41,7 +41,7 @@ def train(
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_an_honest_run_raises_none_however_often_one_asks(known):
+def test_an_honest_run_never_raises_the_alarm(known):
     audit, asked = new_audit(), []
     train(audit, known=known, length=3.0, after=asked.append)
     assert asked == [None] * ROUNDS
@@ -49,18 +49,18 @@ def test_an_honest_run_raises_none_however_often_one_asks(known):
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("stated", [1.0, None])
-def test_half_the_noise_is_noticed_in_the_first_rounds(known, stated):
+def test_half_the_noise_raises_the_alarm_in_the_first_rounds(known, stated):
     audit, asked = new_audit(), []
     train(audit, 0.5, known=known, stated=stated, after=asked.append)
     alarm = asked[-1]
     assert isinstance(alarm, Alarm)
     assert alarm.round <= (12 if stated is None and not known else 4)
-    assert asked[alarm.round - 1] == alarm  # it was there after its own round, and stays as it was
+    assert asked[alarm.round - 1] == alarm  # raised right after its round, and unchanged since
     assert [found is None for found in asked] == [number < alarm.round for number in range(1, ROUNDS + 1)]
     assert f"alarm in round {alarm.round}: " in str(alarm)
 
 
-def test_asking_once_at_the_end_finds_the_same_alarm():
+def test_checking_only_at_the_end_gives_the_same_alarm():
     early, late = new_audit(), new_audit()
     train(early, 0.8, stated=None, after=lambda _: None)
     train(late, 0.8, stated=None)
@@ -68,7 +68,7 @@ def test_asking_once_at_the_end_finds_the_same_alarm():
     assert early.alarm().verdict.code == "evidence"
 
 
-def test_the_evidence_says_how_much_noise_was_seen():
+def test_the_evidence_states_the_measured_noise():
     audit = new_audit()
     train(audit, 0.6, stated=None)
     alarm = audit.alarm()
@@ -79,7 +79,7 @@ def test_the_evidence_says_how_much_noise_was_seen():
     assert json.loads(json.dumps(json_ready(alarm.to_dict())))["round"] == alarm.round
 
 
-def test_one_round_without_noise_is_noticed_late_in_a_run():
+def test_one_late_round_without_noise_raises_the_alarm():
     def law(rng, number):
         return rng.normal(size=DIM) * (0.01 if number == 40 else 1.0)
 
@@ -89,13 +89,13 @@ def test_one_round_without_noise_is_noticed_late_in_a_run():
     assert (alarm.round, alarm.verdict.code) == (40, "round")
 
 
-def test_stated_noise_below_the_claim_is_an_alarm_at_once():
+def test_stated_noise_below_the_claim_raises_the_alarm_at_once():
     audit = new_audit()
     train(audit, 0.7, stated=0.7, rounds=1)
     assert (audit.alarm().round, audit.alarm().verdict.code) == (1, "stated")
 
 
-def test_noise_that_comes_again_is_an_alarm():
+def test_reused_noise_raises_the_alarm():
     def law(rng, number):
         return np.random.default_rng(number // 2).normal(size=DIM)
 
@@ -104,7 +104,7 @@ def test_noise_that_comes_again_is_an_alarm():
     assert audit.alarm().verdict.gauge is not None
 
 
-def test_more_noise_than_claimed_and_no_noise_at_all():
+def test_extra_noise_raises_no_alarm_and_missing_noise_does():
     audit = new_audit()
     train(audit, 1.5, stated=1.5)
     assert audit.alarm() is None
@@ -118,10 +118,10 @@ def test_a_claim_for_more_participations_needs_more_noise():
     train(audit)
     assert audit.alarm() is None
     assert audit.alarm(mechanism_epsilon(1.5, delta=DELTA, participations=4)).round <= 20
-    assert audit.alarm(Claim(CLAIM, participations=1)) is None  # the same noise; a smaller number was asked about
+    assert audit.alarm(Claim(CLAIM, participations=1)) is None  # same noise, but a claim about fewer participations
 
 
-def test_a_claim_that_names_no_participations_is_read_as_generously_as_can_be():
+def test_a_claim_without_participations_gets_the_most_lenient_reading():
     audit = Audit(DIM, canaries=CANARIES, seed=b"a secret of this test", delta=DELTA)
     rng = np.random.default_rng(0)
     for number in range(1, 21):
@@ -134,7 +134,7 @@ def test_a_claim_that_names_no_participations_is_read_as_generously_as_can_be():
 
 
 def test_known_round_counts_a_canary_once():
-    """Scores of one canary share the real updates' part: with all of them counted, each of these honest runs alarms."""
+    """A canary's scores share the real updates: counting all of them would raise the alarm in each of these honest runs."""
     for seed in (1, 28, 29, 47, 48):
         audit = new_audit(seed=f"secret {seed} of this test".encode(), canaries=250, presentations=25, claim=None)
         train(audit, 20.0, seed=seed, known=False, stated=None, length=30.0)
@@ -174,7 +174,7 @@ def test_correlated_noise_is_whitened(noise, latest):
 
 
 @pytest.mark.parametrize(("rate", "alarmed"), [(0.1, False), (0.3, True)])
-def test_a_sampler_that_picks_too_often_is_an_alarm(rate, alarmed):
+def test_sampling_above_the_claimed_rate_raises_the_alarm(rate, alarmed):
     scheme = Poisson(0.1, 60)
     claim = Claim(
         float(amplified_epsilon(2.0, scheme, DELTA)), sampling=scheme, noise_multiplier=2.0, sampler_observed=True
@@ -192,7 +192,7 @@ def test_a_sampler_that_picks_too_often_is_an_alarm(rate, alarmed):
         assert alarm.round <= 5
 
 
-def test_an_accountant_that_is_wrong_is_an_alarm_before_anything_else():
+def test_a_wrong_accountant_raises_the_alarm_before_the_first_round():
     scheme = Poisson(0.1, 60)
     claim = Claim(float(amplified_epsilon(2.0, scheme, DELTA)) / 2, sampling=scheme, noise_multiplier=2.0)
     audit = Audit(DIM, canaries=CANARIES, seed=b"a secret of this test", delta=DELTA, claim=claim)
@@ -212,7 +212,7 @@ def test_a_rewound_audit_forgets_its_alarm():
 @pytest.mark.parametrize("deferred", [False, True])
 def test_on_violation_raises_and_the_audit_can_still_be_finished(tmp_path, deferred):
     audit = new_audit(on_violation="raise", directory=tmp_path / "run", deferred=deferred)
-    with pytest.raises(ViolationError, match=r"alarm in round 1: .*The training was stopped") as caught:
+    with pytest.raises(ViolationError, match=r"alarm in round 1: .*Training was stopped") as caught:
         train(audit, 0.5)
     assert caught.value.alarm.round == 1
     result = audit.finish()
@@ -246,7 +246,7 @@ def test_on_violation_calls_a_function_which_may_use_the_audit():
     assert seen == [(1, "VIOLATION")]
 
 
-def test_a_restarted_audit_sounds_again_at_its_next_round(tmp_path):
+def test_a_restarted_audit_repeats_its_alarm_in_the_next_round(tmp_path):
     seen = []
     with new_audit(directory=tmp_path, on_violation=seen.append) as audit:
         train(audit, 0.5, rounds=3)
@@ -255,7 +255,7 @@ def test_a_restarted_audit_sounds_again_at_its_next_round(tmp_path):
     assert [alarm.round for alarm in seen] == [1, 1]
 
 
-def test_a_watched_honest_result_says_that_no_alarm_was_raised():
+def test_an_honest_result_states_that_no_alarm_was_raised():
     audit = new_audit(on_violation="raise")
     train(audit)
     result = audit.result()
@@ -266,8 +266,8 @@ def test_a_watched_honest_result_says_that_no_alarm_was_raised():
     assert "alarm" not in new_audit().result().to_dict()
 
 
-def test_an_alarm_outlives_a_verdict_that_would_be_none():
-    """A run stopped after its first rounds has too few canaries for a verdict; what the alarm refuted stays refuted."""
+def test_a_run_stopped_by_an_alarm_is_a_violation():
+    """A run stopped after its first rounds has too few canaries for a verdict, but the alarm's refutation still counts."""
     audit = new_audit(canaries=40, rounds=40)
     train(audit, 0.4, rounds=30, stated=None)
     fixed, watched = audit.result(watched=False), audit.result(watched=True)
@@ -278,7 +278,7 @@ def test_an_alarm_outlives_a_verdict_that_would_be_none():
     assert fixed.alarm is None
 
 
-def test_a_verdict_in_the_middle_says_that_it_is_for_one_look():
+def test_an_interim_verdict_warns_that_its_error_rate_is_for_one_look():
     audit = new_audit()
     train(audit, rounds=20)
     assert "20 of 50 rounds were observed: this verdict's error rate holds for one look" in " ".join(
@@ -288,7 +288,7 @@ def test_a_verdict_in_the_middle_says_that_it_is_for_one_look():
     assert "one look" not in " ".join(audit.result().notes)
 
 
-def test_bad_requests_are_refused_in_one_line():
+def test_invalid_claims_and_actions_are_rejected():
     with pytest.raises(ValueError, match="alarm needs a claim"):
         new_audit(claim=None).alarm()
     with pytest.raises(ValueError, match="claim must be above 0"):

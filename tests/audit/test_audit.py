@@ -26,8 +26,8 @@ def scores(audit, rung, presentations=None):
 
 @pytest.mark.parametrize("noise_multiplier", [0.5, 1.0])
 @pytest.mark.parametrize("presentations", [1, 4])
-def test_the_ladder_meets_the_mechanism(noise_multiplier, presentations):
-    """known-others is within four standard errors of the analytical epsilon; weaker attackers read less."""
+def test_known_others_recovers_the_analytical_epsilon(noise_multiplier, presentations):
+    """known-others is within four standard errors of the analytical epsilon; weaker attackers estimate less."""
     audit = train(noise_multiplier=noise_multiplier, presentations=presentations, seed=presentations)
     result = audit.result()
     truth = mechanism_epsilon(noise_multiplier, delta=1e-6, participations=presentations)
@@ -66,12 +66,12 @@ def test_unobserved_scores_are_standard_in_every_closed_form_rung(settings):
     for rung, values in pooled.items():
         count = len(values)
         assert np.mean(values) == pytest.approx(0, abs=4 / np.sqrt(count)), rung
-        # correlations between rounds are estimated from m unobserved canaries a run: an error of √(2/m)/√10 more
+        # each run estimates the correlations between rounds from m unobserved canaries: √(2/m)/√10 of extra error
         shared = 2 * np.sqrt(2 / dim["unobserved"] / 10)
         assert np.std(values) == pytest.approx(1, abs=4 / np.sqrt(2 * count) + shared), rung
 
 
-def test_the_trap_of_several_rounds():
+def test_scores_over_several_rounds_account_for_their_correlation():
     """Summed as if rounds were independent, unobserved scores have a std far above 1; divided by √(wᵀGw) they have 1."""
     audit = train(presentations=4, rounds=12, seed=1)
     owners = np.arange(audit.settings.unobserved) % audit.settings.canaries
@@ -83,7 +83,7 @@ def test_the_trap_of_several_rounds():
     assert scores(audit, "known-round").unobserved.std() == pytest.approx(1, abs=0.03)
 
 
-def test_one_run_answers_for_several_numbers_of_presentations():
+def test_one_run_gives_a_row_for_each_number_of_presentations():
     audit = train(presentations=(1, 2, 4, 8), rounds=16, noise_multiplier=2.0, canaries=2_000, seed=5)
     rows = audit.result().adversaries["known-others"].rows
     assert sorted(row.presentations for row in rows) == [1, 2, 4, 8]
@@ -94,7 +94,7 @@ def test_one_run_answers_for_several_numbers_of_presentations():
 
 
 def test_momentum_is_undone():
-    """A momentum server's deltas hide a canary in its own past; inverted, known-others meets the mechanism again."""
+    """Momentum mixes a canary into later deltas; once it is inverted, known-others recovers the analytical epsilon."""
     audit = train(momentum=0.9, noise_multiplier=0.5, seed=2)
     raw = train(
         momentum=0.9, noise_multiplier=0.5, seed=2, audit=Audit(10_000, canaries=1_000, seed=1, delta=1e-6, rounds=20)
@@ -105,14 +105,14 @@ def test_momentum_is_undone():
     assert raw.result().adversaries["known-round"].headline.estimate.epsilon < row.estimate.epsilon
 
 
-def test_sphere_canaries_meet_the_mechanism_too():
+def test_sphere_canaries_recover_the_analytical_epsilon():
     audit = train(kind="sphere", dim=4_000, canaries=200, unobserved=200, noise_multiplier=0.5, seed=4)
     row = audit.result().adversaries["known-others"].headline
     truth = mechanism_epsilon(0.5, delta=1e-6)
     assert row.estimate.interval.low <= truth <= row.estimate.interval.high
 
 
-def test_each_rung_only_where_its_inputs_were_given():
+def test_a_rung_is_present_only_if_its_inputs_were_given():
     audit = train(give_others=False, give_noise=False, rounds=2, dim=500, canaries=50)
     result = audit.result()
     assert set(result.adversaries) == {"final", "final-update", "all-iterates", "known-round"}
@@ -123,8 +123,8 @@ def test_each_rung_only_where_its_inputs_were_given():
     assert Audit(100, **SETTINGS).result().adversaries == {}
 
 
-def test_a_users_own_attack_is_a_sixth_row():
-    """The sum of cosines over all rounds, folded from round to round, and kept over a reload."""
+def test_a_custom_attack_adds_a_sixth_row():
+    """The attack accumulates cosines from round to round, and its state survives a reload."""
 
     def running_sum(round_number, model_delta, canaries, previous):
         cosines = canaries.cosines(model_delta)
@@ -137,7 +137,7 @@ def test_a_users_own_attack_is_a_sixth_row():
     assert audit.result().adversaries["sum"].headline.estimate.epsilon > 1
 
 
-def test_constant_scores_of_ones_own_are_a_note_not_an_end():
+def test_constant_custom_scores_give_a_note_instead_of_an_error():
     audit = Audit(500, canaries=50, seed=1, delta=1e-6, rounds=3, scores={"flat": lambda *_: np.ones(500)})
     found = train(audit=audit, dim=500, rounds=3).result()
     assert "flat" not in found.adversaries
@@ -145,7 +145,7 @@ def test_constant_scores_of_ones_own_are_a_note_not_an_end():
     assert any("flat: all" in note for note in found.notes)
 
 
-def test_rewinding_takes_ones_own_scores_back_too():
+def test_rewinding_also_rewinds_custom_scores():
     def running_sum(round_number, model_delta, canaries, previous):
         cosines = canaries.cosines(model_delta)
         return cosines if previous is None else previous + cosines
@@ -163,7 +163,7 @@ def test_rewinding_takes_ones_own_scores_back_too():
 
 
 def test_canaries_presented_unequally_are_not_pooled_into_one_interval():
-    """Some canaries once, some three times: final has a row for each, and a pooled one without an interval."""
+    """Some canaries take part once, some three times: final has a row for each group and a pooled one without interval."""
     audit = train(presentations=(1, 3), dim=1_000, canaries=200, rounds=6)
     rows = audit.result().adversaries["final"].rows
     assert [(row.presentations, row.canaries) for row in rows] == [(None, 200), (3, 100), (1, 100)]
@@ -171,12 +171,12 @@ def test_canaries_presented_unequally_are_not_pooled_into_one_interval():
     assert "different numbers of times" in rows[0].warnings[0]
 
 
-def test_momentum_needs_enough_unobserved_canaries():
-    with pytest.raises(ValueError, match="unobserved must be at least 200 where momentum is undone"):
+def test_momentum_requires_enough_unobserved_canaries():
+    with pytest.raises(ValueError, match="unobserved must be at least 200 if momentum is undone"):
         Audit(2_000, canaries=20, unobserved=100, seed=1, delta=1e-5, momentum=0.9)
 
 
-def test_updates_have_the_norm_that_was_asked_for():
+def test_updates_have_the_requested_norm():
     audit = Audit(300, **SETTINGS)
     assert np.linalg.norm(audit.update(3, 0.5)) == pytest.approx(0.5)
     assert np.linalg.norm(audit.update(3, 0.5, scale=10)) == pytest.approx(5)
@@ -200,7 +200,7 @@ def test_torch_and_numpy_give_the_same_result():
         np.testing.assert_allclose(ours.layer_rests, theirs.layer_rests, rtol=1e-5)
 
 
-def test_schedules_are_even_and_keyed():
+def test_schedules_are_balanced_and_depend_on_the_seed():
     audit = Audit(1_000, canaries=100, seed=1, delta=1e-5, rounds=20, presentations=4)
     rows = [audit.canaries_in_round(t) for t in range(1, 21)]
     assert [len(row) for row in rows] == [20] * 20
@@ -210,7 +210,7 @@ def test_schedules_are_even_and_keyed():
     assert any((other.canaries_in_round(t) != audit.canaries_in_round(t)).any() for t in range(1, 21))
 
 
-def test_a_zero_delta_is_a_skipped_round_and_gaps_are_allowed():
+def test_a_zero_delta_counts_as_a_skipped_round_and_gaps_are_allowed():
     audit = Audit(100, **SETTINGS)
     audit.observe_round(2, np.ones(100), present=[0])
     audit.observe_round(3, np.zeros(100), present=[1])
@@ -232,7 +232,7 @@ def test_a_zero_delta_is_a_skipped_round_and_gaps_are_allowed():
         ({"others": np.full(100, np.inf)}, "must be finite"),
         ({"others": np.ones(5)}, "others must be one row"),
         ({"others": np.arange(1.0, 101.0)}, "no noise and no canary is left"),
-        ({"present": [20]}, r"present canaries must be among 0\.\.19, got 20"),
+        ({"present": [20]}, r"present canaries must lie in 0\.\.19, got 20"),
         ({"present": [-1]}, "index must be at least 0, got -1"),
         ({"present": [1, 1]}, "must differ, got one twice"),
         ({"present": [0.5]}, "whole number"),
@@ -240,7 +240,7 @@ def test_a_zero_delta_is_a_skipped_round_and_gaps_are_allowed():
         ({"clip_norm": 0.0}, "clip_norm must be above 0"),
     ],
 )
-def test_bad_rounds_are_refused_and_leave_no_trace(arguments, message):
+def test_invalid_rounds_are_rejected_and_not_recorded(arguments, message):
     audit = Audit(100, **SETTINGS)
     audit.observe_round(1, np.arange(1.0, 101.0), present=[0])
     before = str(list(audit._log.records()))
@@ -264,13 +264,13 @@ def test_bad_rounds_are_refused_and_leave_no_trace(arguments, message):
         ({"seed": -1}, "seed must"),
     ],
 )
-def test_bad_settings_are_refused(arguments, message):
+def test_invalid_settings_are_rejected(arguments, message):
     with pytest.raises(ValueError, match=message):
         Audit(100, **(SETTINGS | arguments))
 
 
-def test_sampled_canaries_are_in_rounds_independently_and_follow_from_the_seed():
-    """Counts are binomial, over canaries and over rounds; two rounds, or two seeds, have no more in common than chance."""
+def test_sampled_canaries_join_rounds_independently_and_reproducibly():
+    """Counts are binomial, per canary and per round; two rounds or two seeds overlap only by chance."""
     audit = Audit(1000, canaries=500, seed=5, delta=1e-6)
     present = np.zeros((200, 500), dtype=bool)
     for number in range(200):
@@ -289,7 +289,7 @@ def test_sampled_canaries_are_in_rounds_independently_and_follow_from_the_seed()
             audit.sampled_canaries(1, wrong)
 
 
-def test_canaries_in_round_says_what_it_needs():
+def test_canaries_in_round_rejects_a_bad_round_or_schedule():
     with pytest.raises(ValueError, match="give Audit"):
         Audit(100, **SETTINGS).canaries_in_round(1)
     with pytest.raises(ValueError, match="at most rounds = 3, got 4"):
@@ -311,7 +311,7 @@ arrays = st.builds(
 
 
 @given(anything, st.one_of(arrays, anything), anything, st.one_of(arrays, anything), anything, anything)
-def test_only_documented_errors_come_out(number, model_delta, present, others, noise_std, clip_norm):
+def test_random_input_raises_only_documented_errors(number, model_delta, present, others, noise_std, clip_norm):
     audit = Audit(60, canaries=20, seed=1, delta=1e-5)
     audit.observe_round(1, np.arange(1.0, 61.0), present=[0])
     before = str(list(audit._log.records()))

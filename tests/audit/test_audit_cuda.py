@@ -1,4 +1,4 @@
-"""An audit on a CUDA device that measures a round beside what comes after it."""
+"""A deferred audit on a CUDA device, which measures a round while training goes on."""
 
 import numpy as np
 import pytest
@@ -12,8 +12,8 @@ DIM = 20_000
 
 
 @pytest.mark.parametrize("layers", [None, [("first", 4_000), ("second", 16_000)]])
-def test_a_deferred_audit_notes_what_another_notes(layers):
-    """Also when the vectors are overwritten right after, and in a round that released nothing."""
+def test_a_deferred_audit_records_the_same_numbers(layers):
+    """Also if the vectors are overwritten right afterwards, and in a round that releases nothing."""
     kind = {"canaries": 500, "unobserved": 500, "seed": 1, "delta": 1e-6, "rounds": 6, "presentations": 2}
     audits = [Audit(DIM, layers=layers, deferred=deferred, **kind) for deferred in (True, False)]
     generator = torch.Generator("cuda").manual_seed(1)
@@ -42,7 +42,7 @@ def test_a_deferred_audit_notes_what_another_notes(layers):
         assert np.abs(later.law_counts - at_once.law_counts).sum() <= 4  # values on the edge of a cell
 
 
-def test_what_is_not_finite_is_refused_when_it_is_noted():
+def test_a_vector_that_is_not_finite_is_rejected_when_it_is_recorded():
     audit = Audit(DIM, canaries=100, seed=1, delta=1e-6, deferred=True)
     audit.observe_round(1, torch.full((DIM,), float("nan"), device="cuda"), present=[])
     with pytest.raises(ValueError, match="model_delta must be finite"):
@@ -51,7 +51,7 @@ def test_what_is_not_finite_is_refused_when_it_is_noted():
 
 
 @pytest.mark.parametrize("dim", [20_000, 1_200_000])
-def test_the_law_of_the_noise_reads_alike_on_the_device_and_on_the_host(dim):
+def test_the_noise_law_is_the_same_on_device_and_host(dim):
     noise = torch.randn(dim, device="cuda", generator=torch.Generator("cuda").manual_seed(3))
     parts = NoiseParts.of([("a", 5_000), ("b", 5_000), ("c", 10), ("d", dim - 10_010)], dim)
     there = measure_law(noise, noise + 1, parts, full=True, exact=True)

@@ -1,4 +1,4 @@
-"""Gauges of a model in blocks: noise missing in a part of it, or shared by two blocks, is seen; honest noise passes."""
+"""Gauges of a model in blocks detect noise that a part lacks or two blocks share, and pass honest noise."""
 
 import math
 from dataclasses import replace
@@ -17,7 +17,7 @@ CLAIM = float(mechanism_epsilon(1.0, delta=DELTA))
 
 
 def noise_of(fault, rng, before):
-    """A round's noise in two halves, each of which is a block: two ranks' shards of one layer."""
+    """One round's noise in two halves, each of them a block: two ranks' shards of one layer."""
     one, two = rng.normal(size=(2, HALF))
     if fault == "one half weak":
         one, two = 0.3 * one, math.sqrt(2 - 0.09) * two
@@ -78,16 +78,16 @@ def test_an_honest_run_passes(dtype):
         ("prefix", "shared blocks"),
     ],
 )
-def test_noise_that_only_the_whole_has_is_a_violation(fault, gauge):
-    """The length of the whole and of the layer are right in all of these."""
+def test_faulty_noise_with_the_right_total_length_is_a_violation(fault, gauge):
+    """In each of these faults, the noise of the whole model and of each layer has the right length."""
     result = audited(fault)
     assert str(result.verdict.outcome) == "VIOLATION"
     assert gauge in {each.name for each in result.gauges if each.status == "low"}
 
 
 @pytest.mark.parametrize("sizes", [[2_000, 3_000], [900] * 12])
-def test_honest_noise_sets_a_gauge_off_as_rarely_as_its_level_says(sizes):
-    """Lengths and sketches drawn from their laws, 400 runs of five rounds, at a level of 10 %."""
+def test_gauges_keep_their_false_positive_rate(sizes):
+    """400 runs of five rounds, with lengths and sketches drawn from their null laws, at a level of 10 %."""
     settings = checked_settings(
         sum(sizes),
         canaries=20,

@@ -1,7 +1,7 @@
-"""Scores, intervals, bounds and gauges of a model in blocks keep the laws of one vector (STATISTICS: blocked canaries).
+"""Scores, intervals, bounds and gauges of a model in blocks follow the laws of a flat vector.
 
-Oracles: the canaries written out as rows, Student's t, averages over drawn χ², and binomial errors of counted runs.
-`python -m studies.blocks` runs the same at larger sizes.
+Oracles: dense canaries, Student's t, Monte Carlo averages over χ², and binomial errors of counted runs.
+`python -m studies.blocks` runs the same checks at larger sizes.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from coalmine.audit.views import block_scale, views
 from coalmine.storage.record import checked_settings
 
 DELTA = 1e-5
-LAYOUTS = {  # blocks, and the layers that they are cut from
+LAYOUTS = {  # sizes of the blocks and of the layers
     "one": ((1_000,), (60, 940)),
     "three": ((160, 400, 1_600), (80, 80, 7, 393, 1_600)),
     "ranks": ((161,) * 5 + (323,), (300, 3, 825)),
@@ -80,7 +80,7 @@ def observed_view(layout, kind, seed, *, present=False, unobserved=10):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", ["white", "smallest block", "30:1"])
-def test_scale_and_scores_are_those_of_the_canaries_written_out(layout, kind):
+def test_scale_and_scores_agree_with_dense_canaries(layout, kind):
     audit, view, vector = observed_view(layout, kind, 1, present=True)
     blocks = LAYOUTS[layout][0]
     rows = np.stack([flat(audit.update(i, 1.0)) for i in range(CANARIES)])
@@ -101,9 +101,9 @@ def test_scale_and_scores_are_those_of_the_canaries_written_out(layout, kind):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_unobserved_scores_follow_the_null_whatever_the_vector(layout):
-    """Kolmogorov-Smirnov of each seed's scores against the package's null: over seeds the p-values must be uniform.
+    """Each seed's scores are tested against the package's null (Kolmogorov-Smirnov); the p-values must be uniform.
 
-    14 cells of two tests in each of four layouts, each failing at 1e-5: below 1e-3 in all, were the seeds not fixed.
+    14 cells of two tests in each of four layouts, each at level 1e-5: with random seeds, the total error rate is below 1e-3.
     """
     seeds = 5 if layout == "many" else 20
     for kind, present in itertools.product(KINDS, (False, True)):
@@ -137,8 +137,8 @@ def settings_of(blocks, canaries):
 
 
 @pytest.mark.parametrize("stds", [(1, 1, 1), (30, 1, 1), (1, 0, 0), (0, 0, 1), (1, 30, 1)])
-def test_the_directions_are_those_of_a_variance_with_as_large_an_error(stds):
-    """Var(s²)/s⁴ = 2/dof, over drawn lengths of the blocks."""
+def test_degrees_of_freedom_match_the_variance_of_the_scale(stds):
+    """Var(s²)/s⁴ = 2/dof, by Monte Carlo over the blocks' lengths."""
     blocks, rng = (160, 400, 1_600), np.random.default_rng(2)
     settings, free = settings_of(blocks, CANARIES), np.array(blocks) - CANARIES
     lengths = np.array(stds) * np.sqrt(rng.chisquare(free, (20_000, 3)))
@@ -150,7 +150,7 @@ def test_the_directions_are_those_of_a_variance_with_as_large_an_error(stds):
         assert min(blocks) - CANARIES <= tail_dof <= dof + 1e-6
 
 
-def test_a_vector_in_one_block_has_the_directions_of_that_block():
+def test_a_vector_inside_one_block_has_the_degrees_of_freedom_of_that_block():
     for place, size in enumerate((160, 400, 1_600)):
         settings = settings_of((160, 400, 1_600), CANARIES)
         _, dof, tail_dof = block_scale(np.eye(3)[place] * 2, settings)
@@ -158,8 +158,8 @@ def test_a_vector_in_one_block_has_the_directions_of_that_block():
         assert tail_dof == size - CANARIES
 
 
-def test_an_absent_observed_canary_scores_like_students_t():
-    """A vector in one block of 80 coordinates, 10 canaries: their scores are t with 70 directions, exactly."""
+def test_scores_of_absent_canaries_follow_students_t():
+    """A vector inside one block of 80 coordinates, 10 canaries: scores are exactly t with 70 degrees of freedom."""
     layers, found = (80, 920), []
     for seed in range(250):
         audit = Audit.for_model(
@@ -177,7 +177,7 @@ def test_an_absent_observed_canary_scores_like_students_t():
 
 
 def log_tail(score, tail_dof):
-    """What the bound reads as the log of a score's false positive rate."""
+    """The log of a score's false positive rate, as the bound computes it."""
     bound = exact_bound(np.array([score]), tail_dof)
     return float(bound["bound_null"].logsf(bound["bound_observed"][0]))
 
@@ -188,7 +188,7 @@ def test_the_bounds_null_is_students_t(dof, score):
     assert log_tail(score, dof) == pytest.approx(float(stats.t.logsf(score, dof)), rel=1e-6)
 
 
-TAILS = {  # blocks, stds of the noise in them, canaries, most that the bound may lose at -25
+TAILS = {  # blocks, their noise stds, canaries, largest allowed loss of the bound at -25
     "all in a block of 80": ((80, 1_000, 100_000), (1, 0, 0), 10, 0.01),
     "100:1 in a block of 80": ((80, 1_000, 100_000), (100, 1, 1), 10, 1.0),
     "half in a block of 80": ((80, 100_000), (math.sqrt(1_250), 1), 10, 2.0),
@@ -199,8 +199,8 @@ TAILS = {  # blocks, stds of the noise in them, canaries, most that the bound ma
 
 
 @pytest.mark.parametrize("name", TAILS)
-def test_the_far_tail_is_never_lighter_than_the_truth_and_loses_little_where_the_length_is_spread(name):
-    """E Φ(-x√V), V = Σ p_b·χ²_b/ν_b; lengths are drawn where e^(-x²V/2) has its mass, and each draw has its own dof."""
+def test_the_far_tail_is_conservative_and_close_to_exact(name):
+    """E Φ(-x√V), V = Σ p_b·χ²_b/ν_b, by importance sampling where e^(-x²V/2) has its mass; each draw has its own dof."""
     blocks, stds, canaries, loss = TAILS[name]
     settings, rng, draws = settings_of(blocks, canaries), np.random.default_rng(4), 2_000
     free, stds = np.array(blocks) - canaries, np.array(stds)
@@ -223,7 +223,7 @@ def test_the_far_tail_is_never_lighter_than_the_truth_and_loses_little_where_the
 
 
 def test_a_normal_null_would_be_anti_conservative_in_a_small_block():
-    """Most of the length in a block of 80: at 7.3 stds the log FPR is -23.8; this rule says -23.0, a normal null -29.6."""
+    """Most of the length in a block of 80: at 7.3 stds the log FPR is -23.8; our rule gives -23.0, a normal null -29.6."""
     blocks, stds, canaries, _ = TAILS["100:1 in a block of 80"]
     free = np.array(blocks) - canaries
     shares = np.array(blocks) * np.array(stds) ** 2
@@ -237,7 +237,7 @@ def test_a_normal_null_would_be_anti_conservative_in_a_small_block():
 
 
 def coverage_run(layout, kind, seed, *, std, rounds=1, rung="known-round"):
-    """Whether the interval covers, and whether the bound holds, where noise has this std along every canary."""
+    """Whether the interval covers and whether the bound holds, for noise with this std along every canary."""
     blocks, layers = LAYOUTS[layout]
     audit, rng = make_audit(layout, seed, unobserved=10, rounds=rounds), np.random.default_rng([seed, 6])
     stds = np.ones(len(blocks))
@@ -262,13 +262,13 @@ def coverage_run(layout, kind, seed, *, std, rounds=1, rung="known-round"):
 @pytest.mark.parametrize(
     ("layout", "kind", "options"),
     [
-        ("three", "smallest block", {"std": 0.1}),  # the scale's own error counts most where scores are large
+        ("three", "smallest block", {"std": 0.1}),  # the error of the scale matters most for large scores
         ("ranks", "30:1", {"std": 1.0}),
         ("ranks", "white", {"std": 1.0, "rounds": 2, "rung": "known-others"}),
     ],
 )
 def test_intervals_cover_and_bounds_hold_at_their_level(layout, kind, options):
-    """At least 95 % of 60 runs, but for what chance takes once in ten thousand."""
+    """At least 95 % of 60 runs, less a sampling error that is exceeded once in ten thousand."""
     runs = 60
     covered, held = np.array([coverage_run(layout, kind, seed, **options) for seed in range(runs)]).sum(axis=0)
     least = stats.binom.ppf(1e-4, runs, 0.95)
@@ -277,7 +277,7 @@ def test_intervals_cover_and_bounds_hold_at_their_level(layout, kind, options):
 
 
 def gauge_run(layout, noise, seed, *, rounds=6):
-    """The gauges of a loop with heavy real signal in `others`, by their names."""
+    """The gauges, by name, of a training loop with a heavy real signal in `others`."""
     blocks, layers = LAYOUTS[layout]
     dim, rng = sum(blocks), np.random.default_rng([seed, 7])
     audit = make_audit(layout, seed, rounds=rounds)
@@ -325,7 +325,7 @@ def one_draw_for_all_blocks(rng, number, seed, blocks, layers):
 
 
 def test_honest_runs_in_blocks_raise_no_gauge():
-    """13 runs of about 25 gauges at 1e-4 each and the rank gauge at 2e-3: an alarm has a probability below 6 %."""
+    """13 runs of about 25 gauges at 1e-4 each, and the rank gauge at 2e-3: a false alarm has probability below 6 %."""
     for layout, runs in (("three", 6), ("ranks", 6), ("many", 1)):
         for seed in range(runs):
             found = gauge_run(layout, honest, seed, rounds=6 if runs > 1 else 2)
@@ -343,10 +343,10 @@ def test_honest_runs_in_blocks_raise_no_gauge():
         (on_a_grid, "grid", "low"),
     ],
 )
-def test_faults_of_the_noise_are_noticed_in_blocks_as_in_one(noise, gauge, status):
+def test_noise_faults_are_detected_in_blocks(noise, gauge, status):
     for layout in ("one", "three", "ranks"):
         assert gauge_run(layout, noise, 3)[gauge].status == status, layout
 
 
-def test_ranks_that_draw_the_same_noise_are_noticed():
+def test_ranks_that_draw_the_same_noise_are_detected():
     assert gauge_run("ranks", one_draw_for_all_blocks, 3)["repeated values"].status != "ok"

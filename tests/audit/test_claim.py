@@ -1,4 +1,4 @@
-"""Claims: what they may say, and that they survive a way through JSON."""
+"""Claims: which ones are valid, and that they survive a round trip through JSON."""
 
 import json
 
@@ -71,7 +71,7 @@ def test_an_audit_commits_to_its_scheme_and_follows_it(scheme, tmp_path):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES[1:3], ids=str)
-def test_epochs_show_every_canary_once(scheme):
+def test_every_canary_takes_part_once_per_epoch(scheme):
     audit = Audit(1_000, canaries=100, seed=b"a long enough secret", delta=1e-5, sampling=scheme)
     rows = [audit.canaries_in_round(t) for t in range(1, scheme.total_rounds + 1)]
     for epoch in range(scheme.epochs):
@@ -83,7 +83,7 @@ def test_epochs_show_every_canary_once(scheme):
     ("given", "message"),
     [
         ({"rounds": 50}, "rounds must be the 100 of the sampling scheme, got 50"),
-        ({"presentations": 3}, "presentations must be left out where sampling is given"),
+        ({"presentations": 3}, "presentations must be omitted if sampling is given"),
         ({"sampling": "poisson"}, "sampling must be one of"),
     ],
 )
@@ -93,7 +93,7 @@ def test_settings_that_contradict_the_scheme_are_rejected(given, message):
         Audit(1_000, **made | given)
 
 
-def test_participants_count_the_canaries_too():
+def test_participants_must_include_the_canaries():
     audit = Audit(100, canaries=10, seed=b"a long enough secret", delta=1e-5)
     with pytest.raises(ValueError, match="participants must count the 3 canaries of the round too, got 2"):
         audit.observe_round(1, audit.updates([0, 1, 2], 1.0), present=[0, 1, 2], participants=2)

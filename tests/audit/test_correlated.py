@@ -1,4 +1,4 @@
-"""The ladder and the gauges under correlated noise: a plain loop that draws it by dense linear algebra."""
+"""The ladder and the gauges under correlated noise, which a plain loop generates with dense linear algebra."""
 
 import hashlib
 import json
@@ -22,14 +22,14 @@ both = pytest.mark.parametrize("law", [TREE, BANDS], ids=["tree", "bands"])
 
 
 def train(law, *, seed=1, told=True, factor=1.0, presentations=1, skipped=(), fresh=False, **settings):
-    """A loop whose noise is NOISE·C⁻¹ζ times `factor`, beside a steady real signal about as long; n changes by round."""
+    """A loop with noise NOISE·C⁻¹ζ times `factor` and a constant real signal about as long; n changes every round."""
     rng = np.random.default_rng(seed)
     audit = Audit(
         DIM, canaries=CANARIES, unobserved=2_000, seed=seed, delta=1e-6, rounds=ROUNDS, presentations=presentations,
         noise=law if told else None, **settings,
     )  # fmt: skip
     inverse = np.linalg.inv(law.matrix())
-    if fresh:  # the right length in every round, but none of the correlation
+    if fresh:  # the right length in every round, but uncorrelated
         inverse = np.diag(np.linalg.norm(inverse, axis=1))
     noise = factor * NOISE * inverse @ rng.normal(size=(ROUNDS, DIM))
     steady = NOISE * rng.normal(size=DIM)
@@ -45,12 +45,12 @@ def train(law, *, seed=1, told=True, factor=1.0, presentations=1, skipped=(), fr
 
 
 def unit_claim() -> Claim:
-    """The truth, said of somebody who moves CX by one clip norm."""
+    """The true epsilon of a client who moves CX by one clip norm."""
     return Claim(epsilon=float(mechanism_epsilon(NOISE, delta=1e-6)), sensitivity=1.0)
 
 
 def slope_error(audit) -> float:
-    """How many standard errors known-others lies from the truth, all canaries with their own strengths."""
+    """Distance of known-others from the truth in standard errors, with each canary's own strength."""
     groups = [scores for scores in ladder(audit.log, audit.settings) if scores.rung == "known-others"]
     signal = NoiseSignal.of(groups)
     error = np.sqrt(1 / signal.weight + 1 / (2 * signal.dof * NOISE**2))
@@ -59,7 +59,7 @@ def slope_error(audit) -> float:
 
 @both
 @pytest.mark.parametrize("presentations", [1, 3])
-def test_known_others_meets_the_analytical_epsilon(law, presentations):
+def test_known_others_recovers_the_analytical_epsilon(law, presentations):
     errors = [slope_error(train(law, seed=seed, presentations=presentations)) for seed in range(12)]
     assert abs(np.mean(errors)) < 4 / np.sqrt(12)
     assert 0.4 < np.std(errors) < 1.7  # chi-square with 11 dof, 1e-3 on either side
@@ -72,10 +72,10 @@ def test_known_others_meets_the_analytical_epsilon(law, presentations):
 
 
 @both
-def test_an_attacker_who_is_not_told_sees_less_and_takes_the_noise_for_reused(law):
+def test_without_the_noise_matrix_the_estimate_is_lower_and_noise_looks_reused(law):
     told, untold = (train(law, told=told).result(claim=unit_claim()) for told in (True, False))
     whitened, plain = (result.adversaries["known-others"].headline for result in (told, untold))
-    alone = np.mean([1 / law.std(t) for t in range(1, ROUNDS + 1)]) / NOISE  # a canary beside the noise of its round
+    alone = np.mean([1 / law.std(t) for t in range(1, ROUNDS + 1)]) / NOISE  # a canary against its round's noise
     assert plain.estimate.mean == pytest.approx(alone, abs=4 / np.sqrt(CANARIES))
     assert whitened.estimate.mean == pytest.approx(whitened.sensitivity / NOISE, abs=4 / np.sqrt(CANARIES))
     assert plain.estimate.mean < 0.8 * whitened.estimate.mean
@@ -84,7 +84,7 @@ def test_an_attacker_who_is_not_told_sees_less_and_takes_the_noise_for_reused(la
 
 
 @both
-def test_half_of_the_noise_is_caught(law):
+def test_half_the_noise_is_detected(law):
     result = train(law, factor=0.5).result(claim=unit_claim())
     assert result.verdict.outcome == "VIOLATION"
     assert result.adversaries["known-others"].verdict.outcome == "VIOLATION"
@@ -92,14 +92,14 @@ def test_half_of_the_noise_is_caught(law):
 
 
 @both
-def test_noise_of_the_right_length_without_its_correlation_is_seen(law):
+def test_uncorrelated_noise_of_the_right_length_gives_a_warning(law):
     statuses = {gauge.name: gauge.status for gauge in train(law, fresh=True).result().gauges}
     assert statuses["noise"] == "ok"
-    assert statuses["residual"] == "warning"  # whitened, it is too long; privacy is not the worse for it
+    assert statuses["residual"] == "warning"  # too long once whitened, which does not harm privacy
 
 
 @both
-def test_whitened_noise_is_fresh_and_has_std_1(law):
+def test_whitened_noise_is_independent_with_std_1(law):
     audit = train(law)
     seen = list(views(audit.log, audit.settings, residual=True))
     assert [view.number for view in seen] == list(range(1, ROUNDS + 1))
@@ -117,7 +117,7 @@ def test_a_skipped_round_leaves_out_the_rows_that_need_it(law):
     assert audit.result(claim=unit_claim()).verdict.outcome == "PASS"
 
 
-def test_a_claim_is_for_the_most_exposed_canary_unless_it_says_otherwise():
+def test_a_claim_defaults_to_the_most_exposed_canary():
     audit = train(TREE)
     most = max(TREE.strength([t]) for t in range(1, ROUNDS + 1))
     plain = float(mechanism_epsilon(NOISE / np.sqrt(most), delta=1e-6))
@@ -142,7 +142,7 @@ def test_a_run_on_disk_can_be_verified(law, tmp_path):
         Audit(DIM, canaries=CANARIES, unobserved=2_000, seed=1, delta=1e-6, rounds=ROUNDS, directory=tmp_path)
 
 
-def test_without_correlated_noise_a_commitment_is_what_it_was():
+def test_independent_noise_leaves_the_commitment_unchanged():
     settings = checked_settings(
         1_000, canaries=10, unobserved=300, delta=1e-6, kind="rotated", rounds=None, presentations=1, momentum=0.0,
         layers=None,
@@ -155,7 +155,7 @@ def test_without_correlated_noise_a_commitment_is_what_it_was():
     assert Commitment.to(7, settings, salt="salt").sha256 == expected
 
 
-def test_what_cannot_be_is_refused():
+def test_invalid_noise_settings_are_rejected():
     with pytest.raises(ValueError, match="noise must be a TreeNoise, a BandedNoise or None, got 'tree'"):
         Audit(1_000, canaries=100, seed=1, delta=1e-6, noise="tree")
     with pytest.raises(ValueError, match="at least 200 where correlated noise is whitened"):
@@ -165,8 +165,8 @@ def test_what_cannot_be_is_refused():
         audit.observe_round(3, np.ones(1_000), present=[])
 
 
-def test_a_round_whose_noise_was_not_claimed_hides_nothing():
-    """A third of the noise is caught also if one round, without canaries, came without its claimed std."""
+def test_a_round_without_stated_noise_does_not_hide_a_violation():
+    """A third of the noise is detected even if one round without canaries lacks its claimed std."""
     law, dim, rng = TreeNoise(rounds=8), 4_000, np.random.default_rng(0)
     audit = Audit(dim, canaries=200, unobserved=2_000, seed=b"x", delta=1e-6, rounds=8, noise=law)
     others, drawn = 20 * rng.normal(size=dim), {}
@@ -182,8 +182,8 @@ def test_a_round_whose_noise_was_not_claimed_hides_nothing():
 
 
 @pytest.mark.parametrize(("sensitivity", "claimed"), [(None, 30.0), (1.0, 30.0), (3.0, 30.0), (3.0, 5.0)])
-def test_with_the_final_model_alone_the_claim_is_what_it_says(sensitivity, claimed):
-    """Whatever sensitivity the claim was accounted with: an epsilon near 20 lies below a claimed 30 and above 5."""
+def test_with_only_the_final_model_the_claim_is_compared_as_stated(sensitivity, claimed):
+    """An epsilon near 20 lies below a claimed 30 and above a claimed 5, whatever the claim's sensitivity."""
     dim, noise = 20_000, float(mechanism_noise(20.0, delta=1e-6))
     audit = Audit(dim, canaries=CANARIES, unobserved=2_000, seed=1, delta=1e-6, rounds=ROUNDS, noise=TREE)
     model = audit.updates(range(CANARIES), 1.0) + noise * np.random.default_rng(3).normal(size=dim)

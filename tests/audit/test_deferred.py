@@ -1,4 +1,4 @@
-"""An audit that measures a round beside what comes after it, in a thread; on a GPU: test_audit_cuda.py."""
+"""Deferred audits, which measure a round in a thread while training goes on; test_audit_cuda.py tests them on a GPU."""
 
 import errno
 from contextlib import nullcontext
@@ -24,11 +24,11 @@ def observe(own: Audit, number: int) -> None:
     others, noise = rng.normal(size=(2, DIM))
     model_delta = (others + own.updates(present, 1.0) + noise) / 100 if number != 4 else np.zeros(DIM)
     own.observe_round(number, model_delta, present=present, others=others / 100, noise_std=0.01, clip_norm=1.0)
-    model_delta[:] = np.nan  # what was observed is the audit's own
+    model_delta[:] = np.nan  # the audit keeps its own copy
     others[:] = np.nan
 
 
-def test_a_deferred_audit_notes_the_same_bytes():
+def test_a_deferred_audit_records_the_same_bytes():
     later, at_once = (
         audit(deferred=True, layers=[("a", 1_000), ("b", 2_000)]),
         audit(layers=[("a", 1_000), ("b", 2_000)]),
@@ -40,7 +40,7 @@ def test_a_deferred_audit_notes_the_same_bytes():
     assert later.log.digest == at_once.log.digest
 
 
-def test_a_round_is_noted_when_the_next_one_comes_or_on_flush():
+def test_a_round_is_recorded_by_the_next_round_or_by_flush():
     own = audit(deferred=True)
     observe(own, 1)
     assert own._log.numbers == []
@@ -50,7 +50,7 @@ def test_a_round_is_noted_when_the_next_one_comes_or_on_flush():
     assert own._log.numbers == [1, 2]
 
 
-def test_what_is_not_finite_is_refused_when_it_is_noted_and_forgotten():
+def test_a_vector_that_is_not_finite_is_rejected_and_dropped():
     own = audit(deferred=True)
     observe(own, 1)
     own.observe_round(2, np.full(DIM, np.nan), present=[])
@@ -77,7 +77,7 @@ def test_a_full_disk_loses_no_round(monkeypatch):
     assert own.log.numbers == [1, 2]
 
 
-def test_rewinding_forgets_the_round_that_is_being_measured():
+def test_rewinding_drops_the_round_that_is_being_measured():
     own = audit(deferred=True)
     observe(own, 1)
     own.observe_round(2, np.full(DIM, np.nan), present=[])
@@ -88,7 +88,7 @@ def test_rewinding_forgets_the_round_that_is_being_measured():
 
 
 class MeasuredHere:
-    """What a GPU would measure, worked out at once: stands in for rotation_torch.Measurement, which needs one."""
+    """Stands in for rotation_torch.Measurement, which needs a GPU: computes the same numbers at once on the CPU."""
 
     def __init__(self, canaries, vector, others, total, layers):
         self.plan = MeasurePlan(canaries.count, others is not None, layers, total is not None)
@@ -117,8 +117,8 @@ class MeasuredHere:
 
 
 @pytest.mark.parametrize("layers", [None, [("a", 1_000), ("b", 2_000)]])
-def test_a_round_that_a_gpu_measured_reads_like_any_other(layers, monkeypatch):
-    """The GPU's way through the audit, with a stand-in for the measurement alone; others may be an array of numpy."""
+def test_a_round_measured_on_a_gpu_gives_the_same_result(layers, monkeypatch):
+    """Follows the GPU's path through the audit with only the measurement replaced; `others` may be a numpy array."""
     monkeypatch.setattr("coalmine.audit.audit.on_gpu", lambda vector: True)
     monkeypatch.setattr(
         RotatedCanaries,

@@ -1,4 +1,4 @@
-"""Audits of models as their frameworks hold them: the numbers of a flat vector, in blocks those of dense canaries."""
+"""Audits of model trees agree with audits of the flat vector, and in blocks with dense canaries."""
 
 import math
 import tracemalloc
@@ -62,7 +62,7 @@ KINDS = {
 
 
 def leaves(tree):
-    """A tree's leaves in the order of the audit: that of insertion, where jax's is that of keys."""
+    """A tree's leaves in the audit's order: the order of insertion, where jax sorts by key."""
     if isinstance(tree, dict):
         return [leaf for child in tree.values() for leaf in leaves(child)]
     if isinstance(tree, list | tuple):
@@ -71,19 +71,19 @@ def leaves(tree):
 
 
 def numbers(leaf):
-    """A leaf's numbers by its own framework, in float64."""
+    """A leaf's numbers in float64, converted by its own framework."""
     if isinstance(leaf, torch.Tensor):
         return leaf.detach().double().numpy()
     return np.asarray(leaf).astype(np.float64)
 
 
 def flat(tree):
-    """A tree's numbers in one row."""
+    """A tree's numbers as one flat vector."""
     return np.concatenate([numbers(leaf).ravel() for leaf in leaves(tree)])
 
 
 def combined(function, *trees):
-    """A tree like the first, each leaf a function of those in its place."""
+    """Apply a function leaf by leaf to trees of the same structure."""
     first = trees[0]
     if isinstance(first, dict):
         return {key: combined(function, *(tree[key] for tree in trees)) for key in first}
@@ -98,7 +98,7 @@ def audit_of(model, **settings):
 
 
 def dense_canaries(model, blocks):
-    """All canaries as rows, observed first, made one at a time by an audit that observes them all."""
+    """All canaries as rows, observed ones first, generated one at a time by an audit that observes all of them."""
     audit = audit_of(model, canaries=CANARIES + UNOBSERVED, unobserved=20, blocks=blocks)
     return np.array([flat(audit.update(index, 1.0)) for index in range(CANARIES + UNOBSERVED)])
 
@@ -126,7 +126,7 @@ def test_updates_have_the_structure_types_and_devices_of_the_model(kind, blocks)
 
 
 def train(audit, model, *, rounds=4, noise=1.0, like=None, momentum=0.0, silent=None, first=1, clip=1.0):
-    """An honest training: everybody else, the canaries and fresh noise; yields what each round added as noise."""
+    """Train honestly with other clients, canaries and fresh noise; yield each round's noise."""
     before = None
     for number in range(1, rounds + 1):
         present = audit.canaries_in_round(number)
@@ -154,10 +154,10 @@ def trained(*arguments, **options):
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch", "jax"])
-def test_a_model_of_one_block_has_the_audit_of_its_flat_vector(kind):
-    """Settings, canaries, every record and the result: the same to the bit."""
+def test_a_model_in_one_block_gives_the_audit_of_its_flat_vector(kind):
+    """Settings, canaries, records and result agree bit for bit."""
     model = drawn(1, KINDS[kind])
-    double = kind != "jax"  # a leaf of theirs is in float64
+    double = kind != "jax"  # numpy and torch models have a float64 leaf
     audit = audit_of(model)
     vector = Audit(
         DIM, canaries=CANARIES, unobserved=UNOBSERVED, seed=SEED, delta=DELTA, rounds=6, layers=audit.settings.layers
@@ -199,7 +199,7 @@ def _cut(row, model):
 
 
 def scale_of(vector, canaries, blocks):
-    """The std of an absent canary's projection (the null of canaries in blocks), and the lengths that it follows from."""
+    """The std of an absent canary's projection (the null of blocked canaries), and the block lengths behind it."""
     start, variance, rests = 0, 0.0, []
     for size in blocks:
         place = slice(start, start + size)
@@ -252,8 +252,8 @@ def test_a_sum_of_canaries_is_the_sum_of_its_updates():
     assert not flat(audit.updates([], 1.0)).any()
 
 
-def test_a_round_in_blocks_makes_no_vector_of_the_models_size():
-    """A block's transform takes two vectors of its size, beside the block and its residual."""
+def test_a_round_in_blocks_allocates_no_vector_of_the_models_size():
+    """A block's transform needs two vectors of the block's size, besides the block and its residual."""
     dim, blocks = 1 << 23, 16
     rng = np.random.default_rng(0)
     delta, others = ({str(i): rng.normal(size=dim // 32).astype(np.float32) for i in range(32)} for _ in range(2))
@@ -284,7 +284,7 @@ def test_an_honest_training_passes_and_its_noise_is_measured(like):
         assert item.layer_rests[:-1] == pytest.approx(norms[:-1], rel=0.02)
 
 
-def test_half_of_the_noise_is_a_violation():
+def test_half_the_noise_is_a_violation():
     model = drawn(1, KINDS["numpy"])
     audit = audit_of(model, blocks=BLOCKS, rounds=4)
     trained(audit, model, noise=0.5)
@@ -348,7 +348,7 @@ def test_presentations_and_sampling_follow_the_schedule_of_a_flat_audit():
         assert len(audit.log.numbers) == 6
 
 
-def test_resuming_gives_the_same_records_and_another_layout_is_refused(tmp_path):
+def test_resuming_gives_the_same_records_and_rejects_another_layout(tmp_path):
     model = drawn(1, KINDS["numpy in double"])
     whole = audit_of(model, blocks=BLOCKS, rounds=4)
     trained(whole, model)
@@ -371,7 +371,7 @@ def test_resuming_gives_the_same_records_and_another_layout_is_refused(tmp_path)
         assert "\n" not in str(refused.value)
 
 
-def test_saving_and_loading_goes_on_bit_for_bit(tmp_path):
+def test_a_loaded_audit_continues_bit_for_bit(tmp_path):
     model = drawn(1, KINDS["numpy in double"])
     whole, audit = (audit_of(model, blocks=BLOCKS, rounds=4) for _ in range(2))
     trained(whole, model)
@@ -381,7 +381,7 @@ def test_saving_and_loading_goes_on_bit_for_bit(tmp_path):
     trained(loaded, model, first=3)
     assert loaded.log_digest == whole.log_digest
     assert loaded.result(claim=5.0).to_dict() == whole.result(claim=5.0).to_dict()
-    with pytest.raises(ValueError, match="give its parameters too"):
+    with pytest.raises(ValueError, match="pass its parameters too"):
         Audit.load(tmp_path / "audit", seed=SEED)
     with pytest.raises(ValueError, match="those of the audit's model"):
         Audit.load(tmp_path / "audit", seed=SEED, parameters={"other": model["embedding"]})
@@ -389,7 +389,7 @@ def test_saving_and_loading_goes_on_bit_for_bit(tmp_path):
         Audit.load(tmp_path / "audit", seed=b"another seed", parameters=model)
 
 
-def test_a_model_of_one_block_is_loaded_in_its_structure(tmp_path):
+def test_loading_a_model_in_one_block_restores_its_structure(tmp_path):
     model = drawn(1, KINDS["torch"])
     audit = audit_of(model)
     audit.save(tmp_path / "audit")
@@ -400,7 +400,7 @@ def test_a_model_of_one_block_is_loaded_in_its_structure(tmp_path):
 
 @pytest.fixture
 def finished(tmp_path):
-    """A finished run in blocks, its final model as one row, and the seed's file."""
+    """A finished run in blocks, its final model as a flat vector, and the seed file."""
     write_seed(tmp_path / "seed")
     model = drawn(1, KINDS["numpy in double"])
     settings = {"seed": read_seed(tmp_path / "seed"), "directory": tmp_path / "run", "rounds": 4}
@@ -420,7 +420,7 @@ def called(*arguments):
     return stop.value.code
 
 
-def test_a_directory_of_blocks_is_verified_and_reported(finished, capsys):
+def test_a_run_directory_in_blocks_can_be_verified_and_reported(finished, capsys):
     folder, result, noted = finished
     verify = ["verify", folder / "run", "--seed-file", folder / "seed"]
     assert called(*verify, "--model", folder / "model.npy", *noted) == 3
@@ -437,7 +437,7 @@ def test_a_directory_of_blocks_is_verified_and_reported(finished, capsys):
     assert called("verdict", folder / "run") == 0
 
 
-def test_scores_of_ones_own_are_given_the_model_and_its_canaries():
+def test_custom_scores_receive_the_model_and_its_canaries():
     model = drawn(1, KINDS["numpy in double"])
     given = []
 
@@ -507,7 +507,7 @@ BAD = {
 
 @pytest.mark.parametrize("blocks", [None, BLOCKS])
 @pytest.mark.parametrize("case", BAD)
-def test_a_bad_value_is_refused_with_one_line_and_nothing_is_recorded(case, blocks):
+def test_a_bad_value_is_rejected_and_not_recorded(case, blocks):
     change, expected = BAD[case]
     make = lambda array, dtype: array.astype(np.float32)  # noqa: E731
     model = drawn(1, make)
@@ -520,7 +520,7 @@ def test_a_bad_value_is_refused_with_one_line_and_nothing_is_recorded(case, bloc
     }
     for name, call in calls.items():
         if case == "nothing" and name in ("others", "initial"):
-            continue  # they may be left out
+            continue  # `others` is optional
         with pytest.raises(ValueError) as refused:
             call(change(drawn(5, make)))
         message = str(refused.value)
@@ -546,7 +546,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("case", SETTINGS)
-def test_settings_that_cannot_be_are_refused_before_a_directory_is_made(case, tmp_path):
+def test_invalid_settings_are_rejected_before_the_directory_is_created(case, tmp_path):
     settings, expected = SETTINGS[case]
     with pytest.raises(ValueError) as refused:
         audit_of(drawn(1, KINDS["numpy"]), directory=tmp_path / "run", **settings)
@@ -555,7 +555,7 @@ def test_settings_that_cannot_be_are_refused_before_a_directory_is_made(case, tm
     assert not (tmp_path / "run").exists()
 
 
-def test_updates_take_no_like():
+def test_updates_of_a_tree_reject_like():
     with pytest.raises(ValueError, match="like is for flat vectors"):
         audit_of(drawn(1, KINDS["numpy"]), blocks=BLOCKS).updates([0], 1.0, like=np.zeros(DIM))
 
@@ -593,7 +593,7 @@ def test_lengths_at_the_ends_of_the_range_are_measured(case, make):
 
 
 @pytest.mark.parametrize("blocks", [None, BLOCKS])
-def test_a_round_of_zeros_is_a_skipped_one(blocks):
+def test_a_round_of_zeros_counts_as_skipped(blocks):
     model = drawn(1, KINDS["numpy"])
     audit = audit_of(model, blocks=blocks)
     audit.observe_round(1, combined(np.zeros_like, model), present=[])
@@ -603,7 +603,7 @@ def test_a_round_of_zeros_is_a_skipped_one(blocks):
         audit.observe_round(2, model, present=[0], others=model)
 
 
-def test_a_state_dict_is_audited_without_its_counters():
+def test_integer_counters_of_a_state_dict_are_not_audited():
     network = torch.nn.Sequential(torch.nn.Linear(60, 40), torch.nn.BatchNorm1d(40), torch.nn.Linear(40, 30))
     state = network.state_dict()
     audit = Audit.for_model(state, canaries=20, seed=SEED, delta=DELTA, blocks=[2_000, 1_830])

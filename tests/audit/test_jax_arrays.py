@@ -1,4 +1,4 @@
-"""Audits and estimators take jax arrays, and say of them what they say of numpy's."""
+"""Audits and estimators accept jax arrays and give the same results as for numpy arrays."""
 
 import jax
 import jax.numpy as jnp
@@ -39,11 +39,11 @@ def scores(number=300, mean=1.0):
         lambda values: gaussian_epsilon(Gaussian(0.0, 1.0), Gaussian(values[1], 1.0), delta=1e-5),
     ],
 )
-def test_estimators_take_jax_arrays(estimate):
+def test_estimators_accept_jax_arrays(estimate):
     assert repr(estimate(jnp.asarray(scores()))) == repr(estimate(scores()))
 
 
-def test_planning_takes_numbers_of_jax():
+def test_planning_accepts_jax_numbers():
     assert plan_audit(jnp.asarray(1_000), dim=jnp.asarray(DIM), delta=1e-5) == plan_audit(1_000, dim=DIM, delta=1e-5)
 
 

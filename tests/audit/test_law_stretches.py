@@ -1,4 +1,4 @@
-"""Of large blocks the law of the noise is measured in the middle of each, and lengths are measured everywhere."""
+"""In large blocks, the noise law is measured in the middle of each block and lengths are measured everywhere."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def audited(fault, monkeypatch):
         noise = {name: rng.normal(0, 1, shape).astype(np.float32) for name, shape in SHAPES.items()}
         if fault == "laplace":
             noise = {name: rng.laplace(0, 0.5**0.5, shape).astype(np.float32) for name, shape in SHAPES.items()}
-        if fault == "end of a layer":  # outside of every stretch
+        if fault == "end of a layer":  # outside every measured stretch
             noise["third"][-60:] *= 0.1
         others = {name: rng.normal(0, 0.05, shape).astype(np.float32) for name, shape in SHAPES.items()}
         present = audit.canaries_in_round(number)
@@ -34,7 +34,7 @@ def audited(fault, monkeypatch):
     return audit.result(claim=CLAIM)
 
 
-def test_an_honest_run_passes_and_says_how_much_was_measured(monkeypatch):
+def test_an_honest_run_passes_and_states_the_measured_share(monkeypatch):
     result = audited("none", monkeypatch)
     assert str(result.verdict.outcome) == "PASS"
     law = next(item for item in result.audited if item.name == "noise law")
@@ -42,7 +42,7 @@ def test_an_honest_run_passes_and_says_how_much_was_measured(monkeypatch):
 
 
 @pytest.mark.parametrize(("fault", "gauge"), [("laplace", "shape"), ("end of a layer", "layer third")])
-def test_faults_are_seen_by_law_or_by_length(fault, gauge, monkeypatch):
+def test_faults_are_detected_by_law_or_by_length(fault, gauge, monkeypatch):
     result = audited(fault, monkeypatch)
     assert str(result.verdict.outcome) != "PASS"
     assert gauge in {each.name for each in result.gauges if each.status != "ok"}

@@ -1,4 +1,4 @@
-"""Verdicts on amplified claims: accounting, noise and sampling, each by itself and together."""
+"""Verdicts on amplified claims: the accounting, noise and sampling legs, alone and combined."""
 
 import json
 import math
@@ -25,7 +25,7 @@ def claimed(scheme, noise=1.0, *, factor=1.0, observed=True, stated=True):
 
 
 def seen_round(number, present, noise, stated, rng, participants=None):
-    """A round without others, in units of the clip norm."""
+    """A round without other clients, in units of the clip norm."""
     along = noise * rng.standard_normal(CANARIES + UNOBSERVED)
     off = float(along[CANARIES:] @ along[CANARIES:]) + noise**2 * rng.chisquare(DIM - CANARIES - UNOBSERVED)
     along[present] += 1
@@ -81,14 +81,14 @@ def test_honest_sampling_passes_on_three_legs(honest):
     assert list(honest.adversaries) == ["all-iterates", "unknown-round", "known-round", "known-others"]
 
 
-def test_the_estimate_is_the_accountant_at_the_measured_noise(honest):
-    """Independent: the mean of present scores is 1/z̃; the accountant is monotone in z̃."""
+def test_the_estimate_is_the_accountants_epsilon_at_the_measured_noise(honest):
+    """Oracle: the mean score of present canaries is 1/z̃, and the accountant's epsilon is monotone in z̃."""
     unknown = honest["unknown-round"]
     measured = 1 / honest.legs["noise"].measured_noise
     assert unknown.epsilon == pytest.approx(float(amplified_epsilon(1 / measured, POISSON, DELTA)), rel=1e-6)
 
 
-def test_result_survives_json_and_its_sentences_are_whole(honest):
+def test_result_survives_json_and_states_each_leg(honest):
     again = AuditResult.from_dict(json.loads(json.dumps(json_ready(honest.to_dict()))))
     assert again.legs == honest.legs
     assert again.claim == honest.claim
@@ -99,7 +99,7 @@ def test_result_survives_json_and_its_sentences_are_whole(honest):
     assert "sampler: checked" in text
 
 
-def test_a_sampler_that_nobody_observed_is_underpowered():
+def test_an_unobserved_sampler_is_underpowered():
     result = audited(claimed(POISSON, observed=False), picked(POISSON))
     assert outcomes(result) == {"accounting": "PASS", "noise": "PASS", "sampling": "UNDERPOWERED"}
     assert result.verdict.outcome == "UNDERPOWERED"
@@ -107,14 +107,14 @@ def test_a_sampler_that_nobody_observed_is_underpowered():
     assert "sampler_observed=True" in result.verdict.reason
 
 
-def test_missing_noise_is_found_by_the_noise_leg():
+def test_the_noise_leg_detects_missing_noise():
     for factor in (1.3, 2.0):
         result = audited(claimed(POISSON), picked(POISSON), noise=1 / factor, stated=1.0)
         assert result.verdict.outcome == "VIOLATION"
         assert result.verdict.leg == "noise"
 
 
-def test_an_epsilon_for_fewer_rounds_is_found_by_the_accounting_leg():
+def test_the_accounting_leg_rejects_an_epsilon_for_fewer_rounds():
     half = Poisson(0.1, rounds=30)
     for claim in (claimed(half), replace(claimed(POISSON), epsilon=claimed(half).epsilon)):
         result = audited(claim, picked(POISSON))
@@ -122,7 +122,7 @@ def test_an_epsilon_for_fewer_rounds_is_found_by_the_accounting_leg():
         assert result.verdict.leg == "accounting"
 
 
-def test_without_a_noise_multiplier_the_claim_gives_it():
+def test_the_noise_multiplier_defaults_to_the_one_the_claim_implies():
     result = audited(claimed(POISSON, stated=False), picked(POISSON))
     assert result.verdict.outcome == "PASS"
     assert result.legs["accounting"].claimed_noise == pytest.approx(1.0, rel=1e-3)
@@ -135,31 +135,31 @@ def test_a_loose_claim_allows_less_noise_than_stated():
     assert audited(loose, picked(POISSON), noise=0.3).verdict.outcome == "VIOLATION"
 
 
-def test_faster_sampling_is_found_by_the_sampling_leg():
+def test_the_sampling_leg_detects_faster_sampling():
     result = audited(claimed(Poisson(0.03, rounds=60)), picked(POISSON))
     assert result.verdict.outcome == "VIOLATION"
     assert result.verdict.leg == "sampling"
     assert result.legs["noise"].outcome == "PASS"
 
 
-def test_slower_sampling_is_harmless():
+def test_slower_sampling_passes():
     result = audited(claimed(POISSON), picked(Poisson(0.05, rounds=60)))
     assert result.legs["sampling"].outcome == "PASS"
     assert result.verdict.outcome == "PASS"
 
 
-def test_everybody_in_the_same_rounds_is_a_violation():
+def test_canaries_that_share_all_rounds_are_a_violation():
     rng = np.random.default_rng(4)
     present = [np.arange(CANARIES) if coin else [] for coin in rng.random(60) < 0.1]
     result = audited(claimed(POISSON), present)
     assert result.verdict.outcome == "VIOLATION"
     assert result.verdict.leg == "sampling"
-    assert result["unknown-round"].lower_bound == 0  # scores of canaries that move in groups are not independent
+    assert result["unknown-round"].lower_bound == 0  # scores of canaries sampled in groups are not independent
     assert any("no lower bound" in warning for warning in result["unknown-round"].headline.warnings)
 
 
 def test_shuffling_called_poisson_never_passes():
-    """With cohort sizes its lower end, above the claim, refutes it; without them it may be random allocation."""
+    """With cohort sizes, the interval's lower end refutes the claim; without them it could be random allocation."""
     scheme = Poisson(1 / 60, rounds=60)
     rng = np.random.default_rng(5)
     cohorts = np.array_split(rng.permutation(60 * 50), 60)
@@ -214,7 +214,7 @@ def test_the_same_order_in_every_epoch_is_a_violation():
     assert result.verdict.leg == "sampling"
 
 
-def test_the_rung_needs_everybody_elses_updates_and_fresh_noise():
+def test_unknown_round_requires_others_and_independent_noise():
     settings = Settings(dim=DIM, canaries=CANARIES, unobserved=UNOBSERVED, delta=DELTA, rounds=60, sampling=POISSON)
     log, rng = RoundLog(), np.random.default_rng(7)
     for number, canaries in enumerate(picked(POISSON), start=1):
@@ -223,7 +223,7 @@ def test_the_rung_needs_everybody_elses_updates_and_fresh_noise():
     assert "unknown-round" not in derive_result(log, settings, claim=claimed(POISSON)).adversaries
 
 
-def test_without_a_claim_the_stated_noise_serves():
+def test_without_a_claim_the_stated_noise_is_used():
     settings = Settings(dim=DIM, canaries=CANARIES, unobserved=UNOBSERVED, delta=DELTA, rounds=60, sampling=POISSON)
     result = audited(None, picked(POISSON), settings=settings)
     assert result["unknown-round"].headline.fit.p_value > 0.001
@@ -231,15 +231,15 @@ def test_without_a_claim_the_stated_noise_serves():
     assert result.legs == {}
 
 
-def test_scores_of_canaries_that_were_never_picked_count():
-    """At q = 0.02 in one round most canaries are absent; they belong to the sample all the same."""
+def test_scores_of_canaries_that_were_never_sampled_count():
+    """At q = 0.02 most canaries are absent from a round, but they still belong to the sample."""
     scheme = Poisson(0.02, rounds=1)
     result = audited(claimed(scheme), picked(scheme))
     assert result["unknown-round"].headline.canaries == CANARIES
     assert result["unknown-round"].lower_bound <= float(amplified_epsilon(1.0, scheme, DELTA))
 
 
-def test_few_picks_are_too_few():
+def test_too_few_sampled_canaries_are_underpowered():
     scheme = Poisson(0.002, rounds=5)
     result = audited(claimed(scheme), picked(scheme, seed=8))
     assert result.legs["sampling"].outcome == "UNDERPOWERED"
@@ -252,14 +252,14 @@ def test_no_noise_at_all_is_a_violation():
 
 
 def test_a_loose_claim_does_not_excuse_less_noise_and_faster_sampling_together():
-    """Each alone would be harmless: the claim is what noise of 1 gives, noise of 2 is claimed, and the rate is double."""
+    """Each alone would be harmless: epsilon is that of noise 1 where noise 2 is claimed, and the rate is doubled."""
     claim = Claim(claimed(POISSON).epsilon, sampling=POISSON, noise_multiplier=2.0, sampler_observed=True)
     result = audited(claim, picked(Poisson(0.2, rounds=60)), noise=1.05)
     assert result.legs["sampling"].outcome == "UNDERPOWERED"
     assert result.verdict.outcome != "PASS"
 
 
-def test_rounds_that_nobody_observed_bar_a_pass():
+def test_unobserved_rounds_prevent_a_pass():
     present = picked(POISSON)[:20]
     result = audited(claimed(POISSON), present)
     assert result.legs["noise"].code == "unobserved"
@@ -279,8 +279,8 @@ def test_rounds_that_start_late_are_not_counted_twice():
     assert result.verdict.outcome == "UNDERPOWERED"
 
 
-def test_dividing_by_the_realised_number_bars_a_pass():
-    """Poisson's accounting is for a fixed divisor; a client who adds less when more take part shows the number."""
+def test_dividing_by_the_realised_cohort_size_prevents_a_pass():
+    """Poisson accounting assumes a fixed divisor; otherwise a client's contribution reveals the cohort size."""
     rng, log, present = np.random.default_rng(10), RoundLog(), picked(POISSON)
     for number, canaries in enumerate(present, start=1):
         size = int(rng.binomial(2_000, 0.1)) + len(canaries)
@@ -293,7 +293,7 @@ def test_dividing_by_the_realised_number_bars_a_pass():
     assert result.verdict.outcome == "UNDERPOWERED"
 
 
-def test_cohorts_that_repeat_once_are_not_priced_as_a_fixed_place():
+def test_cohorts_that_repeat_once_are_not_treated_as_fixed_cohorts():
     """The second half repeats the first: epsilon is that of 30 rounds with noise 1/√2, and a claim of it is not refuted."""
     half = Poisson(0.1, rounds=30)
     true = float(amplified_epsilon(1 / math.sqrt(2), half, DELTA))
@@ -301,7 +301,7 @@ def test_cohorts_that_repeat_once_are_not_priced_as_a_fixed_place():
     assert audited(claim, picked(half) * 2).legs["sampling"].outcome != "VIOLATION"
 
 
-def test_one_cohort_size_does_not_tell_fixed_cohorts_apart():
+def test_a_constant_cohort_size_does_not_exclude_fixed_cohorts():
     sizes = [None] * 60
     rng, log = np.random.default_rng(11), RoundLog()
     for number, canaries in enumerate(picked(POISSON), start=1):

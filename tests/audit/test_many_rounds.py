@@ -1,4 +1,4 @@
-"""A result of many rounds takes no more memory than one of few, and reads the same."""
+"""A result of many rounds takes no more memory than one of few rounds, and agrees with it."""
 
 import tracemalloc
 from contextlib import closing
@@ -22,7 +22,7 @@ def settings(rounds: int) -> Settings:
 
 
 def written_log(path: Path, rounds: int, *, others: bool = False) -> RoundLog:
-    """Rounds whose real updates are correlated, each with three canaries, so that everybody comes several times."""
+    """Rounds with correlated real updates and three canaries each, so that every canary takes part several times."""
     rng, log = np.random.default_rng(rounds), RoundLog(path)
     common = rng.standard_normal(CANARIES + UNOBSERVED)
     for number in range(1, rounds + 1):
@@ -54,19 +54,19 @@ def known_round(log: RoundLog, rounds: int) -> list[np.ndarray]:
     return [scores.observed for scores in ladder(log, settings(rounds)) if scores.rung == "known-round"]
 
 
-def test_scores_do_not_depend_on_how_the_correlation_of_rounds_is_added_up(tmp_path, monkeypatch):
-    """Sums over each canary's rounds give the variance that the Gram matrix of all rounds gives, but for rounding."""
+def test_scores_do_not_depend_on_how_round_correlations_are_summed(tmp_path, monkeypatch):
+    """Sums over each canary's rounds give the same variance as the Gram matrix of all rounds, up to rounding."""
     with closing(written_log(tmp_path / "log", 100)) as log:
         exact = known_round(log, 100)
         monkeypatch.setattr(ladder_module, "SHARED", CANARIES * UNOBSERVED)
         summed = known_round(log, 100)
     assert len(exact) == len(summed) > 1
     exact, summed = np.concatenate(exact), np.concatenate(summed)
-    assert (exact != summed).any()  # the other way was taken
+    assert (exact != summed).any()  # the other code path was taken
     np.testing.assert_allclose(summed, exact, rtol=1e-5)
 
 
-def test_fewer_unobserved_canaries_give_the_variance_to_their_sampling_error(tmp_path, monkeypatch):
+def test_fewer_unobserved_canaries_estimate_the_variance_within_their_sampling_error(tmp_path, monkeypatch):
     with closing(written_log(tmp_path / "log", 100)) as log:
         exact = np.concatenate(known_round(log, 100))
         monkeypatch.setattr(ladder_module, "SHARED", CANARIES * 100)
@@ -76,7 +76,7 @@ def test_fewer_unobserved_canaries_give_the_variance_to_their_sampling_error(tmp
 
 
 def test_a_result_of_four_times_the_rounds_takes_as_much_memory(tmp_path, monkeypatch):
-    """0.34 MB a round, once. What is left is a few hundred numbers a round."""
+    """It used to take 0.34 MB per round; a few hundred numbers per round remain."""
     monkeypatch.setattr(ladder_module, "SHARED", CANARIES * UNOBSERVED)
     monkeypatch.setattr(views, "SKETCH", 1 << 16)
     monkeypatch.setattr(sketch_gauges, "COMPARED", 64)
@@ -105,21 +105,21 @@ def brute_pairs(rows: np.ndarray, apart: int) -> tuple[np.ndarray, float, int]:
 
 
 @pytest.mark.parametrize("rounds", [1, 15, 16, 17, 50])
-def test_every_two_rounds_are_compared_once(rounds, monkeypatch):
+def test_every_pair_of_rounds_is_compared_once(rounds, monkeypatch):
     monkeypatch.setattr(sketch_gauges, "BLOCK", 16)
     rows = np.random.default_rng(rounds).standard_normal((rounds, 30)).astype(np.float32)
     found = sketch_gauges.Pairs()
     for row in rows:
         found.add(row)
-    for _ in range(2):  # asking changes nothing
-        largest, squares, pairs = found.found()
+    for _ in range(2):  # a second call changes nothing
+        largest, squares, pairs = found.results()
         wanted = brute_pairs(rows, rounds)
         np.testing.assert_allclose(largest, wanted[0], atol=1e-6)
         assert squares == pytest.approx(wanted[1], rel=1e-5)
         assert pairs == wanted[2] == rounds * (rounds - 1) // 2
 
 
-def test_of_very_many_rounds_the_last_ones_are_compared(monkeypatch):
+def test_with_very_many_rounds_only_the_latest_are_compared(monkeypatch):
     """A round is compared with at least COMPARED rounds before it, fewer than a block more."""
     monkeypatch.setattr(sketch_gauges, "BLOCK", 16)
     monkeypatch.setattr(sketch_gauges, "COMPARED", 48)
@@ -128,7 +128,7 @@ def test_of_very_many_rounds_the_last_ones_are_compared(monkeypatch):
     found = sketch_gauges.Pairs()
     for row in rows:
         found.add(row)
-    largest, _, pairs = found.found()
+    largest, _, pairs = found.results()
     assert largest[348] == pytest.approx(1)
     assert brute_pairs(rows, 48)[2] <= pairs <= brute_pairs(rows, 48 + 15)[2]
     assert len(found._rows) <= 48 + 16

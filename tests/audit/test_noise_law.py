@@ -1,4 +1,4 @@
-"""The measurements of a noise vector, and the null laws of their gauges, against oracles of their own."""
+"""The measurements of a noise vector and the null laws of their gauges, against independent oracles."""
 
 import numpy as np
 import pytest
@@ -44,15 +44,15 @@ def test_layers_of_equal_size_are_compared_even_when_others_lie_between():
     assert (0, 100, 30) in starts
 
 
-def test_moments_are_those_of_numpy():
+def test_moments_agree_with_numpy():
     noise = normal()
     moments = law(noise)["law_moments"]
     expected = [np.abs(noise).sum(), (noise**2).sum(), (noise**4).sum()]
     np.testing.assert_allclose(moments, expected, rtol=1e-12)
 
 
-def test_kurtosis_becomes_standard_normal():
-    """Two-sided tails at 1e-3 of 40,000 draws about a known mean, beside scipy's test about an estimated one."""
+def test_the_standardised_kurtosis_is_standard_normal():
+    """Two-sided tails at 1e-3 of 40,000 draws with a known mean, compared with scipy's test for an estimated mean."""
     rng = np.random.default_rng(1)
     draws = rng.standard_normal((40_000, 500))
     values = (draws**4).mean(axis=1) / (draws**2).mean(axis=1) ** 2
@@ -65,8 +65,8 @@ def test_kurtosis_becomes_standard_normal():
     np.testing.assert_allclose(ours, stats.kurtosistest(draws[:50], axis=1).statistic, rtol=1e-9)
 
 
-def test_cells_have_the_law_of_one_coordinate_of_a_standardised_vector():
-    """Monte Carlo in few dimensions, where it differs from a Gaussian's."""
+def test_histogram_cells_have_the_probabilities_of_a_standardised_coordinate():
+    """Monte Carlo in few dimensions, where the law differs from a Gaussian."""
     rng = np.random.default_rng(2)
     draws = rng.standard_normal((20_000, 20))
     draws /= np.sqrt((draws**2).mean(axis=1, keepdims=True))
@@ -91,7 +91,7 @@ def test_the_histogram_counts_every_coordinate_once():
 
 @pytest.mark.parametrize("dim", [4_096, 4_099, 5_003])
 def test_the_spectrum_finds_the_largest_autocorrelation(dim):
-    """At lag 600, by the sum itself: its products, and those around the end of the vector padded for the transform."""
+    """At lag 600, against the direct sum, including the products that wrap around the padded end of the vector."""
     noise = normal(3, dim)
     noise[700:1_700] = noise[100:1_100]
     score, lag = measure_law(noise, noise, NoiseParts.of([], dim), full=True, exact=True)["law_spectrum"]
@@ -115,7 +115,7 @@ def test_a_grid_is_found_at_its_own_frequency():
     assert rounded_after[2] > 0.9
 
 
-def test_the_noise_follows_another_vector():
+def test_noise_that_follows_another_vector_is_detected():
     others = np.abs(normal(6))
     follows = law(normal(7) * others, sizes=[others, normal(8)])["law_follows"]
     assert follows[0] > 20
@@ -137,8 +137,8 @@ def _peaked(noise, number):
     return Round(number=number, law_peaks=law(noise)["law_peaks"])
 
 
-def test_noise_cut_twice_from_one_source_is_found_at_its_distance():
-    """The share of largest values that come again is that of the overlap, wherever the two pieces lie."""
+def test_noise_cut_twice_from_one_source_is_detected_at_its_shift():
+    """The share of repeated largest values equals the overlap, wherever the two pieces lie."""
     source = normal(7, 3 * DIM)
     for shift in (1, 700, DIM // 2, -1_500):
         start = 2_000
@@ -148,20 +148,20 @@ def test_noise_cut_twice_from_one_source_is_found_at_its_distance():
         assert p_value < 1e-9
 
 
-def test_fresh_noise_agrees_in_sign_by_chance_alone():
-    """The p-value of the best distance, times the number of distances, is hardly ever small; opposite signs are found."""
+def test_signs_of_fresh_noise_agree_only_by_chance():
+    """The p-value of the best shift, times the number of shifts, is rarely small; opposite signs are detected."""
     p_values = [_agreement(_peaked(normal(2 * s), 1), _peaked(normal(2 * s + 1), 2), 2 * DIM)[1] for s in range(60)]
     assert min(p_values) * 2 * DIM * 60 > 1e-3
     assert _agreement(_peaked(normal(3), 1), _peaked(-np.roll(normal(3), 50), 2), 2 * DIM)[1] < 1e-9
 
 
-def test_the_same_place_is_left_to_other_gauges():
-    """Correlated noise repeats there on purpose."""
+def test_shift_zero_is_left_to_other_gauges():
+    """Correlated noise repeats at shift zero by design."""
     assert _agreement(_peaked(normal(3), 1), _peaked(normal(3), 2), 2 * DIM)[1] * 2 * DIM > 1e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_recognised_whatever_type_it_comes_in(dtype):
+def test_half_precision_is_recognised_in_any_dtype(dtype):
     values = torch.from_numpy(normal(10)).to(dtype)
     found = resolution_of(values.double().numpy())
     exact = torch.from_numpy(normal(10))
@@ -181,7 +181,7 @@ def test_the_first_observed_round_is_always_measured_in_full():
     assert measured == [True, False]
 
 
-def test_torch_and_numpy_read_alike():
+def test_torch_and_numpy_give_the_same_measurements():
     noise = normal(11).astype(np.float32)
     here, there = law(noise), law(torch.from_numpy(noise))
     assert here.keys() == there.keys()

@@ -1,4 +1,4 @@
-"""The noise that the canaries' scores show, and its interval."""
+"""The noise implied by the canaries' scores, and its interval."""
 
 import math
 
@@ -10,10 +10,10 @@ from coalmine.audit.noise_signal import NoiseSignal
 
 @pytest.mark.parametrize("beta", [0.3, 0.9612781405271471, 3.0])
 @pytest.mark.parametrize("weight", [60.0, 1150.0, 40_000.0])
-def test_the_interval_is_the_normal_one_where_directions_are_many(beta, weight):
-    """With 10⁵ directions the scale is as good as known: β ± 1.96·√(1/weight + β²/(2·dof)).
+def test_the_interval_is_normal_with_many_degrees_of_freedom(beta, weight):
+    """With 10⁵ degrees of freedom the scale is almost known: β ± 1.96·√(1/weight + β²/(2·dof)).
 
-    A round of 1,800 directions makes its scores spread √(1800/1798) times as much.
+    In a round with 1,800 degrees of freedom the scores spread √(1800/1798) times as much.
     """
     signal = NoiseSignal(beta=beta, weight=weight, dof=102_475.0, round_dof=1_800.0, mean_square=beta**2)
     error = math.sqrt(1_800 / 1_798 / weight + beta**2 / (2 * 102_475))

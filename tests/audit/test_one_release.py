@@ -11,7 +11,7 @@ from coalmine import audit_gaussian_mechanism, epsilon_from_rates, mechanism_eps
 
 
 @pytest.mark.parametrize(("noise", "spread"), [(0.541, 0.20), (1.54, 0.11), (4.22, 0.09)])
-def test_half_as_many_canaries_as_dimensions(noise, spread):
+def test_half_as_many_canaries_as_dimensions_reaches_the_papers_precision(noise, spread):
     """d = 10^4, k = 5,000: the precision that the paper reaches at d = 10^7."""
     audit = audit_gaussian_mechanism(noise, dim=10_000, canaries=5_000, delta=1e-6, runs=50, seed=1)
     error = audit.null.std() / math.sqrt(audit.runs)
@@ -21,8 +21,8 @@ def test_half_as_many_canaries_as_dimensions(noise, spread):
 
 @pytest.mark.parametrize("kind", ["rotated", "sphere"])
 @pytest.mark.parametrize("signal_norm", [0.0, 3.0])
-def test_drawn_and_measured_cosines_have_one_law(kind, signal_norm):
-    """With and without vectors: estimates over 300 runs, two-sample Kolmogorov-Smirnov, false alarm 1e-4 a test."""
+def test_simulated_and_measured_cosines_have_the_same_law(kind, signal_norm):
+    """Estimates of 300 runs with and without vectors: two-sample Kolmogorov-Smirnov at level 1e-4 per test."""
     dim, canaries = 150, 40
     data = np.zeros((4, dim))
     data[:3, 7] = 1.0 if signal_norm else 0.0
@@ -33,13 +33,13 @@ def test_drawn_and_measured_cosines_have_one_law(kind, signal_norm):
         assert stats.ks_2samp(getattr(drawn, sort), getattr(measured, sort)).pvalue > 1e-4
 
 
-def test_agrees_with_the_naive_method():
-    """Section 3: many runs on D and D', a threshold attack, Eq. 1; the audit says the same from one run each."""
+def test_agrees_with_many_runs_and_a_threshold_attack():
+    """Section 3: many runs on D and D', a threshold attack and Eq. 1; the audit gives the same from one run each."""
     noise, delta, rng = 1.0, 0.01, np.random.default_rng(5)
     truth = mechanism_epsilon(noise, delta=delta)
     target = np.zeros(20)
     target[3] = 1.0
-    data = rng.normal(size=20) * 3  # everybody else, whom the attacker knows
+    data = rng.normal(size=20) * 3  # the other clients, known to the attacker
     without, present = (
         (data + extra + noise * rng.normal(size=(400_000, 20)) - data) @ target for extra in (np.zeros(20), target)
     )
@@ -50,21 +50,21 @@ def test_agrees_with_the_naive_method():
     assert audit.null.mean() == pytest.approx(naive, rel=0.05)
 
 
-def test_the_fitted_estimate_reads_high():
+def test_the_fitted_estimate_is_biased_upwards():
     """Algorithm 1 as written does not give Table 2: 10.6 at d = 10^6, k = 1,000 for a true 10."""
     audit = audit_gaussian_mechanism(0.541, dim=10**6, canaries=1_000, delta=1e-6, runs=200, seed=7)
     assert audit.fitted.mean() == pytest.approx(10.6, abs=0.15)
     assert audit.null.mean() == pytest.approx(10.0, abs=0.05)
 
 
-def test_a_large_signal_dilutes():
+def test_a_large_signal_dilutes_the_scores():
     """Theorem 3.3 needs ‖X‖ = o(√d): at ‖X‖ = √d the mean falls from 1/σ to 1/√(σ² + 1)."""
     settings = {"dim": 10_000, "canaries": 1_000, "delta": 1e-6, "runs": 50, "seed": 1}
     diluted = audit_gaussian_mechanism(0.541, signal_norm=100.0, **settings)
     assert diluted.null.mean() == pytest.approx(mechanism_epsilon(math.hypot(0.541, 1.0), delta=1e-6), rel=0.02)
 
 
-def test_same_seed_same_result():
+def test_the_same_seed_gives_the_same_result():
     first, second = (audit_gaussian_mechanism(1.0, dim=100, canaries=20, delta=1e-5, seed=4) for _ in range(2))
     assert first.null == second.null
 
@@ -85,7 +85,7 @@ def test_same_seed_same_result():
         ({"vectors": np.zeros((2, 100)), "signal_norm": 1.0}, "either vectors or signal_norm"),
     ],
 )
-def test_bad_input_is_refused(change, message):
+def test_bad_input_is_rejected(change, message):
     settings = {"dim": 100, "canaries": 20, "delta": 1e-5, "seed": 1} | change
     with pytest.raises(ValueError, match=message):
         audit_gaussian_mechanism(1.0, **settings)
@@ -99,7 +99,7 @@ def test_command():
 
 
 def test_reproduction_of_table_2():
-    """Six runs a cell: every cell of ours lies within five standard errors of the printed mean (both have errors)."""
+    """Six runs per cell: each cell lies within five standard errors of the printed mean (both have errors)."""
     from coalmine.reproduction import table_2
 
     for cell in table_2.table(runs=6, seed=1):

@@ -1,4 +1,4 @@
-"""Several processes that audit one model: the numbers of one process, and the same error everywhere."""
+"""Several processes that audit one model: the same numbers as one process, and the same error on every rank."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def shard(array, rank, size):
 
 
 def training(rounds, *, noise=NOISE, parts=1):
-    """Each round's noise, and everybody else's sum in parts, as they would be in one process."""
+    """Each round's noise and the other clients' sum in parts, as in one process."""
     rng = np.random.default_rng(5)
     for number in range(1, rounds + 1):
         drawn = {name: rng.normal(0, noise, shape).astype(np.float32) for name, shape in SHAPES.items()}
@@ -31,7 +31,7 @@ def training(rounds, *, noise=NOISE, parts=1):
 
 
 def observe(audit, number, noise, others, *, present=None, whole=None):
-    """One round of a training; `others` are this rank's, `whole` those of all ranks where it is not sharded."""
+    """One round of training; `others` belong to this rank, `whole` to all ranks of a model that is not sharded."""
     present = audit.canaries_in_round(number) if present is None else present
     canaries = audit.updates(present, 1.0)
     signal = others if whole is None else whole
@@ -41,7 +41,7 @@ def observe(audit, number, noise, others, *, present=None, whole=None):
 
 
 def sharded(reduce, *, rounds=4, noise=NOISE, **options):
-    """A rank of a sharded training, observed to its last round."""
+    """One rank of a sharded training run, observed to its last round."""
     pieces = {name: shard(np.zeros(shape, np.float32), reduce.rank, reduce.size) for name, shape in SHAPES.items()}
     given = {"canaries": 300, "seed": SEED, "delta": DELTA, "rounds": 20} | options
     audit = Audit.for_model(pieces, reduce=reduce, **given)
@@ -55,7 +55,7 @@ def sharded(reduce, *, rounds=4, noise=NOISE, **options):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_shards_give_the_records_of_one_process_with_the_same_layout(size):
+def test_shards_give_the_same_records_as_one_process(size):
     ranks = on_ranks(size, sharded)
     settings = ranks[0].settings
     assert settings.processes == size
@@ -81,21 +81,19 @@ def test_shards_give_the_records_of_one_process_with_the_same_layout(size):
 
 
 @pytest.mark.parametrize(("noise", "outcome"), [(NOISE, "PASS"), (NOISE / 2, "VIOLATION")])
-def test_a_sharded_training_has_its_verdict_on_rank_0(noise, outcome):
+def test_rank_0_gives_the_verdict_of_a_sharded_run(noise, outcome):
     first, second = on_ranks(2, lambda reduce: sharded(reduce, rounds=20, noise=noise))
     result = first.result(claim=CLAIM)
     assert str(result.verdict.outcome) == outcome
     assert {gauge.name for gauge in result.gauges} >= {"layer embedding", "layer bias", "spectrum", "distribution"}
     assert second.last_round == 20
-    with pytest.raises(
-        ValueError, match="rank 0 holds the log and the result of this audit, ask there; this is rank 1"
-    ):
+    with pytest.raises(ValueError, match="rank 0 holds the log and the result of this audit; this is rank 1"):
         second.result(claim=CLAIM)
     assert second.finish(claim=CLAIM) is None
 
 
 def replicated(reduce, *, noise=NOISE, rounds=20, blocks=None):
-    """A rank of a training in which each holds the whole model and some of the clients."""
+    """One rank of a training run in which each rank holds the whole model and some of the clients."""
     whole = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
     audit = Audit.for_model(
         whole, canaries=500, seed=SEED, delta=DELTA, rounds=20, reduce=reduce, replicated=True, blocks=blocks
@@ -106,8 +104,8 @@ def replicated(reduce, *, noise=NOISE, rounds=20, blocks=None):
     return audit
 
 
-def test_replicas_see_the_residual_of_one_process_though_none_has_it():
-    """Products with the canaries are linear, so those of the ranks' parts add up to those of the whole."""
+def test_replicas_measure_the_same_residual_as_one_process():
+    """Products with the canaries are linear, so those of the ranks' parts add up; no rank holds the whole residual."""
     ranks = on_ranks(3, lambda reduce: replicated(reduce, rounds=2))
     flat = Audit.for_model(
         {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()},
@@ -136,12 +134,12 @@ def test_replicas_have_a_verdict(noise, outcome, blocks):
     assert {gauge.name for gauge in result.gauges} >= {"layer embedding", "layer bias", "spectrum", "distribution"}
     law = next(item for item in result.audited if item.name == "noise law")
     assert law.status == "checked"
-    assert "(on 32,7" in law.detail  # a sample: no process has the whole residual
+    assert "(on 32,7" in law.detail  # a sample: no process holds the whole residual
 
 
 @pytest.mark.parametrize("fault", ["laplace", "bare layer", "repeated"])
-def test_replicas_notice_noise_of_another_law(fault):
-    """The sample of the residual tells what the scores cannot."""
+def test_replicas_detect_noise_with_the_wrong_law(fault):
+    """The sample of the residual shows what the scores cannot."""
 
     def work(reduce):
         whole = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
@@ -163,8 +161,8 @@ def test_replicas_notice_noise_of_another_law(fault):
 
 
 @pytest.mark.parametrize("work", [sharded, replicated])
-def test_lengths_by_layer_need_no_sum_of_canaries_in_a_large_model(work, monkeypatch):
-    """Most rounds of a large model subtract what canaries add on average: the layers' lengths are those of the noise."""
+def test_layer_lengths_of_a_large_model_need_no_sum_of_canaries(work, monkeypatch):
+    """In most rounds of a large model the canaries' average contribution is subtracted: only the noise's length is left."""
     for module in (noise_law, pieces):
         monkeypatch.setattr(module, "MANY_COORDINATES", 0)
     audit = on_ranks(2, lambda reduce: work(reduce, rounds=20))[0]
@@ -189,7 +187,7 @@ def test_replicas_must_hold_the_same_release():
 
 
 def failing(change):
-    """What two ranks raise where one does something else than the other in round 2."""
+    """The errors of two ranks of which one behaves differently in round 2."""
 
     def work(reduce):
         audit = sharded(reduce, rounds=1)
@@ -203,7 +201,7 @@ def failing(change):
     return [str(error) for error in on_ranks(2, work) if isinstance(error, ValueError)]
 
 
-def test_a_rank_with_a_bad_shard_ends_all_with_its_line():
+def test_a_bad_shard_gives_the_same_error_on_every_rank():
     def spoil(_, options):
         noise = {name: value.copy() for name, value in options["noise"].items()}
         noise["bias"][0] = np.nan
@@ -219,7 +217,7 @@ def test_ranks_must_be_in_the_same_round():
     assert lines == ["every rank must observe the same rounds, but rank 0 is in round 2 and rank 1 in round 3"] * 2
 
 
-def test_a_rank_that_repeats_a_round_ends_all():
+def test_a_rank_that_repeats_a_round_stops_every_rank():
     first, second = failing(lambda audit, _: {"number": 1, "present": audit.canaries_in_round(2)})
     assert second == "rounds must come in order, got round 1 after round 1"
     assert first == f"rank 1 failed: {second}"
@@ -254,7 +252,7 @@ def test_an_alarm_stops_every_rank_in_the_same_round():
     assert first.alarm.round < 5
 
 
-def test_a_training_goes_on_from_its_directory_with_as_many_ranks(tmp_path):
+def test_a_run_resumes_only_with_the_same_number_of_ranks(tmp_path):
     def work(reduce, rounds):
         with sharded(reduce, rounds=rounds, directory=tmp_path / "run") as audit:
             return audit.last_round, reduce.rank or audit.result(claim=CLAIM).verdict.outcome
@@ -264,10 +262,10 @@ def test_a_training_goes_on_from_its_directory_with_as_many_ranks(tmp_path):
     assert (last, last_of_other, str(outcome)) == (20, 20, "PASS")
     for error in on_ranks(4, lambda reduce: work(reduce, 20)):
         assert isinstance(error, ValueError)
-        assert "holds an audit with another number of processes, 2, which cannot go on with 4" in str(error)
+        assert "holds an audit with 2 processes, which cannot be resumed with 4" in str(error)
 
 
-def test_rewound_ranks_go_on_together():
+def test_rewound_ranks_continue():
     def work(reduce):
         audit = sharded(reduce, rounds=5)
         audit.rewind_to(3)
@@ -278,12 +276,12 @@ def test_rewound_ranks_go_on_together():
     assert first.log.numbers == [1, 2, 3]
 
 
-def test_text_of_any_length_goes_through_sums():
+def test_text_of_any_length_is_exchanged_through_sums():
     texts = ["", "a", "seven77", "Ä" * 1000]
-    assert on_ranks(4, lambda reduce: Ranks(reduce).together(lambda: texts[reduce.rank])) == [texts] * 4
+    assert on_ranks(4, lambda reduce: Ranks(reduce).gather(lambda: texts[reduce.rank])) == [texts] * 4
 
 
-def test_what_can_be_no_reduce_is_refused():
+def test_an_invalid_reduce_is_rejected():
     class Without:
         rank, size = 2, 2
 
@@ -292,5 +290,5 @@ def test_what_can_be_no_reduce_is_refused():
 
     with pytest.raises(ValueError, match="reduce must have a rank from 0 to size - 1, got rank 2 of 2"):
         Audit.for_model([np.zeros(5000)], canaries=10, seed=SEED, delta=DELTA, reduce=Without())
-    with pytest.raises(ValueError, match="reduce must have a whole number as its rank"):
+    with pytest.raises(ValueError, match="reduce must have a whole number as rank"):
         Audit.for_model([np.zeros(5000)], canaries=10, seed=SEED, delta=DELTA, reduce=lambda numbers: numbers)

@@ -1,4 +1,4 @@
-"""Saved audits that somebody edited, with every digest right again: `Audit.load` refuses them with one line."""
+"""Saved audits that were edited, with valid digests: `Audit.load` rejects them with a one-line error."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ DIM, CANARIES = 400, 20
 
 @pytest.fixture(scope="module")
 def audit():
-    """Rounds in which everything is measured, and a final model."""
+    """An audit with every kind of measurement in its rounds, and a final model."""
     made = Audit(DIM, canaries=CANARIES, seed=SEED, delta=1e-5, rounds=3)
     rng = np.random.default_rng(1)
     for t in (1, 2, 3):
@@ -31,7 +31,7 @@ def audit():
 
 
 def saved(path, audit, change=lambda item: item, change_final=lambda item: item):
-    """The audit in a file, its second round and its final model changed."""
+    """Save the audit to a file with its second round and its final model changed."""
     audit.save(path)
     start = len(audit_snapshot.MAGIC) + 8
     size = int.from_bytes(path.read_bytes()[start - 8 : start], "little")
@@ -75,7 +75,7 @@ WRONG += [
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: " ".join(wrong))
-def test_a_round_that_no_audit_writes_is_refused(audit, tmp_path, wrong):
+def test_load_rejects_a_round_that_no_audit_writes(audit, tmp_path, wrong):
     path = saved(tmp_path / "audit", audit, lambda item: replace(item, **wrong))
     with pytest.raises(ValueError, match=r"record 2 cannot be read|rounds of another audit") as refused:
         Audit.load(path, seed=SEED)
@@ -83,14 +83,14 @@ def test_a_round_that_no_audit_writes_is_refused(audit, tmp_path, wrong):
 
 
 @pytest.mark.parametrize("wrong", [{"norm": 0.0}, {"update_norm": -1.0}, {"cosines": np.ones(3, np.float32)}])
-def test_a_final_model_that_no_audit_writes_is_refused(audit, tmp_path, wrong):
+def test_load_rejects_a_final_model_that_no_audit_writes(audit, tmp_path, wrong):
     path = saved(tmp_path / "audit", audit, change_final=lambda item: replace(item, **wrong))
     with pytest.raises(ValueError, match=r"record 4 cannot be read|rounds of another audit"):
         Audit.load(path, seed=SEED)
 
 
 def edited_head(path, change):
-    """The file with another head, committed to by the right seed where that is possible."""
+    """Rewrite the file with a changed header, committed to with the right seed where possible."""
     data, start = path.read_bytes(), len(audit_snapshot.MAGIC) + 8
     size = int.from_bytes(data[start - 8 : start], "little")
     head = change(json.loads(data[start : start + size]))
@@ -105,7 +105,7 @@ def edited_head(path, change):
 @pytest.mark.parametrize(
     "claim", [{}, {"epsilon": "x"}, {"epsilon": -1.0}, {"epsilon": 1.0, "../..": 2}, {"accounting": 3}]
 )
-def test_a_claim_that_is_none_is_refused(audit, tmp_path, claim):
+def test_load_rejects_an_invalid_claim(audit, tmp_path, claim):
     path = saved(tmp_path / "audit", audit)
     edited_head(path, lambda head: head | {"statement": head["statement"] | {"claim": claim}})
     with pytest.raises(ValueError, match="claim") as refused:
@@ -124,7 +124,7 @@ def test_a_claim_that_is_none_is_refused(audit, tmp_path, claim):
         lambda head: head | {"schema_version": 10**400},
     ],
 )
-def test_a_head_that_is_none_is_refused(audit, tmp_path, change):
+def test_load_rejects_an_invalid_header(audit, tmp_path, change):
     path = saved(tmp_path / "audit", audit)
     edited_head(path, change)
     with pytest.raises(ValueError, match="is not a saved audit of this version") as refused:
@@ -132,7 +132,7 @@ def test_a_head_that_is_none_is_refused(audit, tmp_path, change):
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_a_result_takes_no_longer_for_many_planned_rounds(audit, tmp_path):
+def test_many_planned_rounds_do_not_slow_down_the_result(audit, tmp_path):
     path = saved(tmp_path / "audit", audit)
     edited_head(path, lambda head: head | {"settings": head["settings"] | {"rounds": 2**64}})
     assert Audit.load(path, seed=SEED).result(claim=3.0).rounds == 3
@@ -140,8 +140,8 @@ def test_a_result_takes_no_longer_for_many_planned_rounds(audit, tmp_path):
 
 @pytest.mark.parametrize("scale", [1e-95, 1e-70, 1e-40, 1e40, 1e70, 1e95])
 @pytest.mark.filterwarnings("error")
-def test_noise_of_any_size_is_measured_alike(audit, tmp_path, scale):
-    """What is stored can be read again, and the result does not depend on units."""
+def test_the_result_does_not_depend_on_the_units_of_the_noise(audit, tmp_path, scale):
+    """Stored rounds can be read again, and the result does not depend on units."""
     with Audit(DIM, canaries=CANARIES, seed=SEED, delta=1e-5, rounds=3, directory=tmp_path / "run") as made:
         rng = np.random.default_rng(1)
         for t in (1, 2, 3):

@@ -16,7 +16,7 @@ SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "reference" / "result.
 
 
 @pytest.mark.parametrize("claim", [None, 3.0])
-def test_results_keep_to_the_published_schema(tmp_path, claim):
+def test_results_match_the_published_schema(tmp_path, claim):
     audit = train(dim=600, canaries=60, rounds=6, presentations=(1, 2), layers=[("a", 100), ("b", 500)])
     run = RunDirectory(tmp_path)
     run.write_result(audit.result(claim=claim, analytical_epsilon=float("inf")), accuracy=0.9)
@@ -39,7 +39,7 @@ def test_every_scheme_is_in_the_published_schema(sampling):
 
 
 @pytest.mark.parametrize(("noise", "alarmed"), [(1.0, False), (0.2, True)])
-def test_results_of_watched_runs_keep_to_the_published_schema(tmp_path, noise, alarmed):
+def test_results_of_runs_with_an_alarm_match_the_published_schema(tmp_path, noise, alarmed):
     audit, rng = Audit(400, canaries=60, seed=b"tests only", delta=1e-5, rounds=6, claim=6.0), np.random.default_rng(0)
     for t in range(1, 7):
         present = audit.canaries_in_round(t)
@@ -54,7 +54,7 @@ def test_results_of_watched_runs_keep_to_the_published_schema(tmp_path, noise, a
         jsonschema.Draft202012Validator(SCHEMA).validate(found | {"alarm": {"round": 1}})
 
 
-def test_results_of_amplified_claims_keep_to_the_published_schema(tmp_path):
+def test_results_of_amplified_claims_match_the_published_schema(tmp_path):
     sampling = Poisson(0.1, rounds=20)
     rng, dim = np.random.default_rng(0), 400
     audit = Audit(dim, canaries=60, seed=b"tests only", delta=1e-5, sampling=sampling)
@@ -77,7 +77,7 @@ def test_results_of_amplified_claims_keep_to_the_published_schema(tmp_path):
             jsonschema.Draft202012Validator(SCHEMA).validate(broken)
 
 
-def test_the_schema_can_fail(tmp_path):
+def test_the_schema_rejects_a_wrong_result(tmp_path):
     run = RunDirectory(tmp_path)
     run.write_result(train(dim=600, canaries=60, rounds=2).result())
     found = run.read_result()

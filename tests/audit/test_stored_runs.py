@@ -1,6 +1,6 @@
-"""Ten runs that were stored with their results: whatever is rebuilt, their logs give the same numbers.
+"""Ten runs stored with their results: after any refactoring, their logs must give the same numbers.
 
-Products of rounds with rounds have been made in double precision since, so numbers agree to 1e-6; all others to 1e-12.
+Products between rounds are now computed in double precision, so numbers based on them agree to 1e-6, all others to 1e-12.
 """
 
 import json
@@ -85,7 +85,7 @@ def test_a_stored_log_gives_the_stored_result(name):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_result_read_back_is_the_same(name):
+def test_a_result_survives_a_round_trip(name):
     result = derived(name, claim=Claim(epsilon=3.0, sensitivity=1.2), analytical_epsilon=math.inf)
     result = replace(result, extra={"accuracy": 0.5, "trainer": "test"})
     assert AuditResult.from_dict(result.to_dict()) == result
@@ -93,7 +93,7 @@ def test_a_result_read_back_is_the_same(name):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_facts_make_the_sentences_that_verdicts_were_stored_with(name):
+def test_verdict_facts_reproduce_the_stored_sentences(name):
     stored = json.loads((STORED / "verdicts.json").read_text())
     for case in (case for case in stored.values() if case.get("run") == name):
         result = derived(name, claim=Claim(**case["claim"]), clients=case["clients"])

@@ -1,4 +1,4 @@
-"""Vectors of every kind: measured as the same numbers in plain float64 are, or refused with one line."""
+"""Vectors of every kind: measured like the same numbers in plain float64, or rejected with a one-line error."""
 
 import warnings
 
@@ -85,7 +85,7 @@ def observed(kind, place, vector):
 @pytest.mark.parametrize("place", ["round", "others", "final"])
 @pytest.mark.parametrize("kind", ["rotated", "sphere"])
 @pytest.mark.parametrize("name", MEASURED)
-def test_measured_as_plain_numbers_are(name, kind, place):
+def test_unusual_vectors_are_measured_like_plain_float64(name, kind, place):
     vector = MEASURED[name](VALUES.copy())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -102,10 +102,10 @@ def test_measured_as_plain_numbers_are(name, kind, place):
         (name, place)
         for name in REFUSED
         for place in ("round", "others", "final")
-        if (name, place) != ("nothing", "others")  # which may be left out
+        if (name, place) != ("nothing", "others")  # `others` is optional
     ],
 )
-def test_refused_with_one_line(name, place):
+def test_invalid_vectors_are_rejected_with_one_line(name, place):
     vector = REFUSED[name](VALUES.copy())
     with pytest.raises(ValueError) as refused:
         observed("rotated", place, vector)

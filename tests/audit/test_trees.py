@@ -1,4 +1,4 @@
-"""Trees of arrays: the same numbers come out that went in, and what cannot be read is refused with one line."""
+"""Trees of arrays: a round trip keeps the numbers, and unsupported trees are rejected with a one-line error."""
 
 import collections
 import types
@@ -27,7 +27,7 @@ def test_names_are_the_keys_joined_by_dots():
     assert tree.dim == 11
 
 
-def test_one_array_is_a_model_too():
+def test_a_single_array_is_a_valid_model():
     (array,) = arrays((5, 4))
     tree = Tree(array)
     assert tree.layers == [("parameters", 20)]
@@ -47,13 +47,13 @@ CONTAINERS = {
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
-def test_the_structure_comes_back_with_its_types(container):
+def test_unflattening_restores_the_container_types(container):
     given = CONTAINERS[container](*arrays((3, 2), 5, ()))
     tree = Tree(given)
     again = tree.from_vector(tree.vector("model", given))
     assert jax.tree.structure(again) == jax.tree.structure(given)
     leaves, expected = jax.tree.leaves(again), jax.tree.leaves(given)
-    if container == "mapping proxy":  # which jax takes for a leaf
+    if container == "mapping proxy":  # jax treats it as a leaf
         leaves, expected = list(again.values()), list(given.values())
     assert type(again) is type(given)
     for leaf, wanted in zip(leaves, expected, strict=True):
@@ -61,7 +61,7 @@ def test_the_structure_comes_back_with_its_types(container):
         assert np.array_equal(leaf, wanted)
 
 
-def test_a_mapping_that_cannot_be_made_comes_back_as_a_dict():
+def test_a_mapping_that_cannot_be_rebuilt_becomes_a_dict():
     class Own(collections.abc.Mapping):
         def __init__(self, one, two):
             self.held = {"one": one, "two": two}
@@ -104,7 +104,7 @@ LEAVES = {
 
 
 def values(leaf):
-    """A leaf's numbers by its own framework."""
+    """A leaf's numbers, converted by its own framework."""
     if isinstance(leaf, torch.Tensor):
         return leaf.detach().resolve_neg().double().numpy()
     return np.asarray(leaf).astype(np.float64)
@@ -112,12 +112,12 @@ def values(leaf):
 
 @pytest.mark.parametrize("other", ["float32", "tensor", "jax"])
 @pytest.mark.parametrize("kind", LEAVES)
-def test_numbers_go_into_one_vector_and_back(kind, other):
-    """Also beside a leaf of another framework."""
+def test_flattening_and_unflattening_keep_the_numbers(kind, other):
+    """Also next to a leaf of another framework."""
     rng = np.random.default_rng(2)
     leaf, beside = LEAVES[kind](rng.normal(size=(6, 5))), LEAVES[other](rng.normal(size=(4, 3)))
     if kind == "parameter" and other == "tensor":
-        beside.requires_grad_()  # else it would be frozen
+        beside.requires_grad_()  # otherwise it would be frozen
     tree = Tree({"leaf": leaf, "beside": beside})
     vector = tree.vector("model", {"leaf": leaf, "beside": beside})
     expected = np.concatenate([values(leaf).ravel(), values(beside).ravel()])
@@ -140,7 +140,7 @@ def test_a_single_leaf_is_not_copied_unless_it_must_be():
     assert Tree([array]).vector("model", [whole]).dtype == np.float64
 
 
-def test_whole_numbers_and_flags_come_back_as_zeros():
+def test_integers_and_booleans_become_zeros():
     norm = torch.nn.BatchNorm1d(6)
     tree = Tree(norm.state_dict() | {"flags": torch.ones(3, dtype=torch.bool), "steps": np.arange(4)})
     assert [name for name, _ in tree.layers] == ["weight", "bias", "running_mean", "running_var"]
@@ -151,11 +151,11 @@ def test_whole_numbers_and_flags_come_back_as_zeros():
         assert not again[name].any()
 
 
-def test_frozen_parameters_hold_no_canary():
+def test_frozen_parameters_get_no_canary():
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
     model[0].requires_grad_(False)
     assert [name for name, _ in Tree(dict(model.named_parameters())).layers] == ["1.weight", "1.bias"]
-    assert len(Tree(model.state_dict()).layers) == 4  # nothing is known of what it trains
+    assert len(Tree(model.state_dict()).layers) == 4  # a state dict does not say what is trained
     tree = Tree({"base": torch.zeros(9).to(torch.float8_e4m3fn), "adapter": torch.zeros(5, requires_grad=True)})
     assert tree.layers == [("adapter", 5)]
     assert tree.from_vector(torch.ones(5))["base"].dtype == torch.float8_e4m3fn
@@ -219,7 +219,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_model_is_refused_with_one_line(case):
+def test_an_invalid_model_is_rejected_with_one_line(case):
     make, expected = REFUSED[case]
     given = make()
     with pytest.raises(ValueError) as refused:
@@ -228,7 +228,7 @@ def test_what_is_no_model_is_refused_with_one_line(case):
     assert "\n" not in str(refused.value)
 
 
-def test_a_traced_value_is_refused_with_one_line():
+def test_a_traced_value_is_rejected_with_one_line():
     def step(weights):
         Tree({"weights": weights})
         return weights
@@ -256,7 +256,7 @@ UNTIED = {
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 @pytest.mark.parametrize("case", [*TIED, *UNTIED])
-def test_tied_weights_are_refused_and_mere_neighbours_are_not(case, kind):
+def test_tied_weights_are_rejected_and_adjacent_views_are_not(case, kind):
     whole = SQUARE.copy() if kind == "numpy" else torch.from_numpy(SQUARE.copy())
     given = dict(zip("abc", (TIED | UNTIED)[case](whole), strict=False))
     if case in UNTIED:
@@ -267,6 +267,6 @@ def test_tied_weights_are_refused_and_mere_neighbours_are_not(case, kind):
 
 
 def test_one_jax_array_under_two_names_is_two_parameters():
-    """Nobody can change it, so training makes two of it."""
+    """A jax array is immutable, so training makes two arrays of it."""
     zeros = jax.numpy.zeros(7)
     assert Tree({"a": zeros, "b": zeros}).dim == 14

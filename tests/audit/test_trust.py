@@ -1,4 +1,4 @@
-"""A few seeds of every row of the study of trust; the whole of it is studies/trust.py."""
+"""A few seeds of every row of the study studies/trust.py."""
 
 import importlib
 import json
@@ -25,8 +25,8 @@ def test_broken_pipelines_do_not_pass(name):
 
 
 @pytest.mark.parametrize("name", HONEST)
-def test_honest_pipelines_are_no_violation(name):
-    """Each run errs with probability 1 % at most; these seeds do not. The rank gauge bars a PASS in 0.2 % of runs."""
+def test_honest_pipelines_are_not_violations(name):
+    """Each run errs with probability at most 1 %; these seeds do not. The rank gauge prevents a PASS in 0.2 % of runs."""
     runs = RUNS[:1] if name in LARGE else RUNS
     records = [ROWS[name].run(seed, declared=declared) for seed, declared in runs]
     assert "VIOLATION" not in [record["outcome"] for record in records]
@@ -35,15 +35,15 @@ def test_honest_pipelines_are_no_violation(name):
 
 
 @pytest.mark.parametrize("canaries", study.COUNTS)
-def test_five_percent_less_noise_than_stated_is_seen(canaries):
-    """By the pooled residual gauge, which needs no declared clip norm; the mean score hardly moves."""
+def test_five_percent_less_noise_than_stated_is_detected(canaries):
+    """The pooled residual gauge detects it without a declared clip norm; the mean score hardly changes."""
     row = ROWS[study._power_name(0.95, canaries)]
     assert "pooled residual" in row.run(1_000, declared=False)["gauges"]
     assert row.run(1_000, declared=True)["outcome"] == "VIOLATION"
 
 
 def records(**changes):
-    """Every run of the study as it should be; `changes` maps a kind of row to what else its runs say."""
+    """Records of a study in which every run is right; `changes` maps a kind of row to changes of its records."""
     usual = {"broken": "UNDERPOWERED", "honest": "UNDERPOWERED", "plain": "PASS", "power": "VIOLATION"}
     found = []
     for name, row in ROWS.items():
@@ -60,7 +60,7 @@ def failures(monkeypatch, found):
     return study.failures(ROWS)
 
 
-def test_every_bar_can_fail(monkeypatch):
+def test_every_criterion_can_fail(monkeypatch):
     assert failures(monkeypatch, records()) == []
     one = records()
     one[0]["outcome"] = "PASS"
@@ -68,7 +68,7 @@ def test_every_bar_can_fail(monkeypatch):
     assert len(failures(monkeypatch, records(honest={"outcome": "VIOLATION"}))) > 2 * 10
     many = records()
     for record in [record for record in many if ROWS[record["row"]].kind == "plain"][::50]:
-        record["outcome"] = "VIOLATION"  # 2 % of the runs of every row: none is beyond chance, all together are
+        record["outcome"] = "VIOLATION"  # 2 % of the runs of every row: no row exceeds chance, the total does
     found = failures(monkeypatch, many)
     assert len(found) == 1
     assert found[0].endswith("1% may be")
@@ -76,12 +76,12 @@ def test_every_bar_can_fail(monkeypatch):
     assert len(failures(monkeypatch, records(power={"gauges": []}))) == len(study.COUNTS)
 
 
-def test_rows_that_were_not_run_fail(monkeypatch):
+def test_missing_rows_fail_the_study(monkeypatch):
     short = [record for record in records() if record["row"] != BROKEN[0]]
     assert failures(monkeypatch, short) == [f"{BROKEN[0]}: 0 of 200 runs were made"]
 
 
-def test_tables_stand_between_their_markers_in_the_docs():
+def test_tables_replace_the_text_between_their_markers():
     text = study.DOCS.read_text()
     for name in ("broken", "honest", "plain", "power", "total"):
         assert study.put_between_markers(text, name, "x").count(f"<!-- {name} -->\nx\n<!-- end of {name} -->") == 1
@@ -97,12 +97,12 @@ def test_finished_runs_are_not_run_again(monkeypatch, tmp_path, capsys):
     assert "every bar met" in capsys.readouterr().out
 
 
-def test_the_study_is_run_with_all_the_others():
+def test_the_study_is_in_the_list_of_studies():
     assert "studies.trust" in [word for line in every.STUDIES for word in line]
 
 
 @pytest.mark.slow
-def test_the_whole_study_meets_its_bars(monkeypatch):
-    """Runs what `python -m studies.trust` has not run yet."""
+def test_the_whole_study_meets_its_criteria(monkeypatch):
+    """Makes the runs that `python -m studies.trust` has not made yet."""
     monkeypatch.setattr(sys, "argv", ["trust"])
     assert study.main() == 0

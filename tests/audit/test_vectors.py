@@ -1,4 +1,4 @@
-"""Lengths and differences of long vectors, numpy's and torch's."""
+"""Lengths and differences of long vectors in numpy and torch."""
 
 import numpy as np
 import pytest
@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 
 @pytest.mark.parametrize("size", [1e-25, 1e-10, 1.0, 1e10, 1e20, 1e30])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_length_is_right_at_the_ends_of_the_range(size, dtype):
-    """Where squares of float32 are zero or infinite, too."""
+def test_lengths_are_accurate_at_the_ends_of_the_range(size, dtype):
+    """Also where the squares of float32 values underflow or overflow."""
     vector = torch.from_numpy(size * np.random.default_rng(1).normal(size=10_000)).to(dtype)
     expected = np.sqrt(np.square(vector.double().numpy()).sum())
     assert vector_norm("it", vector) == pytest.approx(expected, rel=1e-6)
@@ -22,7 +22,7 @@ def test_a_length_is_right_at_the_ends_of_the_range(size, dtype):
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_what_is_not_finite_has_no_length(wrong):
+def test_a_vector_that_is_not_finite_is_rejected(wrong):
     vector = torch.ones(10_000)
     vector[4_321] = wrong
     with pytest.raises(ValueError, match="it must be finite, got NaN or infinity in it"):

@@ -19,7 +19,7 @@ def verdict(audit, claim):
 
 @pytest.mark.parametrize("presentations", [1, 4])
 def test_an_honest_run_passes_a_true_claim(presentations):
-    """40 runs: a VIOLATION is to be seen in at most 1 % of them, so three have probability 0.8 %."""
+    """40 runs: at most 1 % of them may give a VIOLATION, so three have probability 0.8 %."""
     claim = mechanism_epsilon(1.0, delta=1e-6, participations=presentations)
     outcomes = [verdict(train(seed=s, presentations=presentations, **SMALL), claim).outcome for s in range(20)]
     assert outcomes.count("VIOLATION") <= 1
@@ -35,7 +35,7 @@ def test_half_the_noise_is_a_violation():
 
 
 def test_a_low_gauge_is_a_violation_by_itself():
-    """Noise used again fools the cosines of one presentation, not the gauges."""
+    """Reused noise fools the cosines of one presentation, but not the gauges."""
     audit = train(noise=lambda t, rng, dim: np.random.default_rng(5).normal(size=dim), signal=0.2, **SMALL)
     found = verdict(audit, mechanism_epsilon(1.0, delta=1e-6))
     assert found.outcome == "VIOLATION"
@@ -43,15 +43,15 @@ def test_a_low_gauge_is_a_violation_by_itself():
 
 
 class Impostor(Audit):
-    """Its canaries come from another seed, as when a server and its clients do not share one."""
+    """An audit whose canaries come from another seed, as if the server and the clients did not share one."""
 
     def updates(self, *arguments, **options):
         other = Audit(self.settings.dim, canaries=self.settings.canaries, seed=b"another", delta=1e-6, rounds=8)
         return other.updates(*arguments, **options)
 
 
-def test_canaries_that_are_not_in_the_rounds_are_remarked_upon():
-    """There is no excess, so nothing else would show that nothing was tried."""
+def test_canaries_missing_from_the_rounds_are_reported():
+    """No score exceeds the claim, so nothing else would show that no attack took place."""
     claim, settings = mechanism_epsilon(1.0, delta=1e-6), {"canaries": 400, "seed": b"own", "delta": 1e-6, "rounds": 8}
     for audit, outcome in ((Impostor(4_000, **settings), "UNDERPOWERED"), (Audit(4_000, **settings), "PASS")):
         found = train(audit=audit, **SMALL).result(claim=claim)
@@ -60,8 +60,8 @@ def test_canaries_that_are_not_in_the_rounds_are_remarked_upon():
         assert any("that the claim implies" in note for note in found.notes) == (outcome == "UNDERPOWERED")
 
 
-def test_a_turned_sign_is_no_pass():
-    """Twenty times too little noise, and every canary is heard backwards: nothing is in excess, and nothing is fine."""
+def test_updates_with_flipped_sign_do_not_pass():
+    """Twenty times too little noise, but every score is negative: no score exceeds the claim, and yet it is violated."""
     audit, rng = Audit(4_000, canaries=400, seed=b"own", delta=1e-6, rounds=8), np.random.default_rng(1)
     for number in range(1, 9):
         present = audit.canaries_in_round(number)
@@ -69,26 +69,26 @@ def test_a_turned_sign_is_no_pass():
         audit.observe_round(number, -delta, present=present, others=np.zeros(4_000), clip_norm=1.0)
     found = verdict(audit, mechanism_epsilon(1.0, delta=1e-6))
     assert found.outcome == "UNDERPOWERED"
-    assert "is the sign of the updates turned?" in found.reason
+    assert "is the sign of the updates flipped?" in found.reason
 
 
-def test_much_more_noise_than_claimed_still_passes_where_canaries_are_heard():
-    """Three times the noise: a claim may be generous, as long as the audit heard what it listened for."""
+def test_much_more_noise_than_claimed_passes_if_canaries_are_detected():
+    """Three times the noise: a claim may be loose as long as the audit detects its canaries."""
     found = train(noise_multiplier=3.0, **SMALL).result(claim=mechanism_epsilon(1.0, delta=1e-6))
     assert found.verdict.outcome == "PASS"
     assert any("that the claim implies" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(("presentations", "noise_multiplier"), [(1, 1.0), (4, 1.0), (1, 1.7)])
-def test_honest_runs_get_no_remark(presentations, noise_multiplier):
-    """Nor do those with somewhat more noise than claimed: 0.59 of the claim's signal is heard at 1.7."""
+def test_honest_runs_report_no_missing_canaries(presentations, noise_multiplier):
+    """Neither do runs with somewhat more noise than claimed: at 1.7 times, 0.59 of the claim's signal is left."""
     claim = mechanism_epsilon(1.0, delta=1e-6, participations=presentations)
     for seed in range(5):
         audit = train(seed=seed, presentations=presentations, noise_multiplier=noise_multiplier, **SMALL)
         assert audit.result(claim=claim).notes == ()
 
 
-def test_rounds_without_canaries_say_so():
+def test_a_run_without_canaries_is_reported():
     audit = Audit(4_000, canaries=400, seed=b"own", delta=1e-6)
     rng = np.random.default_rng(1)
     for number in (1, 2):
@@ -96,11 +96,11 @@ def test_rounds_without_canaries_say_so():
     assert "no round with a canary in it" in verdict(audit, 5.0).reason
 
 
-def test_too_few_canaries_are_underpowered_and_say_how_many_decide():
+def test_too_few_canaries_are_underpowered_and_the_needed_number_is_stated():
     audit = train(dim=4_000, canaries=20, rounds=8, noise_multiplier=4.22)
     found = verdict(audit, 1.0)
     assert found.outcome == "UNDERPOWERED"
-    assert "canaries would decide, 20 were there" in found.reason
+    assert "canaries would decide, 20 took part" in found.reason
 
 
 def test_final_never_passes_a_mechanism_claim():
@@ -111,7 +111,7 @@ def test_final_never_passes_a_mechanism_claim():
 
 
 def test_an_amplified_claim_is_not_about_known_rounds():
-    """A correct known-others reads 4.9 at R = 1 where one of eight hidden rounds has 3.3: no violation."""
+    """A correct known-others gives 4.9 at R = 1 where one of eight hidden rounds gives 3.3: not a violation."""
     audit, scheme = train(**SMALL), RandomAllocation(8)
     accounted = amplified_epsilon(1.0, scheme, 1e-6)
     assert accounted < 3.5
@@ -129,7 +129,7 @@ def test_an_amplified_claim_is_refuted_by_a_tenth_of_the_noise():
     assert (found.outcome, found.leg) == ("VIOLATION", "noise")
 
 
-def test_groups_are_tested_together():
+def test_groups_of_presentations_are_tested_jointly():
     claim = Claim(epsilon=mechanism_epsilon(2.0, delta=1e-6, participations=4), participations=4)
     settings = {"presentations": (1, 2, 4), "dim": 4_000, "canaries": 1_200, "rounds": 8, "noise_multiplier": 2.0}
     assert verdict(train(**settings), claim).outcome == "PASS"
@@ -137,8 +137,8 @@ def test_groups_are_tested_together():
     assert verdict(broken, claim).outcome == "VIOLATION"
 
 
-def test_known_round_cannot_tell_signal_from_missing_noise():
-    """Half the noise under a signal of 0.87 of it looks just like the claim: without `others` that is never a PASS."""
+def test_known_round_never_passes_where_signal_could_replace_noise():
+    """Half the noise plus a signal of 0.87 times the noise looks just like the claim: without `others` it cannot PASS."""
 
     def half(t, rng, dim):
         return rng.normal(size=dim) / 2
@@ -150,8 +150,8 @@ def test_known_round_cannot_tell_signal_from_missing_noise():
     honest = train(signal=0.0, give_others=False, **SMALL)
     found = honest.result(claim=claim)
     assert found.verdict.outcome == "UNDERPOWERED"
-    assert "real updates could stand in for missing noise" in found.verdict.reason
-    assert honest.result(claim=claim, clients=20).verdict.outcome == "PASS"  # 20 clipped clients hide 0.33 C√d at most
+    assert "real updates could hide missing noise" in found.verdict.reason
+    assert honest.result(claim=claim, clients=20).verdict.outcome == "PASS"  # 20 clipped clients hide at most 0.33 C√d
     many = honest.result(claim=claim, clients=100).verdict
     assert many.outcome == "UNDERPOWERED"
     assert "known-others (pass `others`)" in many.reason
@@ -159,7 +159,7 @@ def test_known_round_cannot_tell_signal_from_missing_noise():
 
 @pytest.mark.parametrize("signal", [3.0, 30.0])
 def test_rounds_that_nearly_cancel_raise_no_alarm(signal):
-    """An alternating signal, R = T = 2, few unobserved canaries: wᵀGw is near 0 and must not be taken for less."""
+    """An alternating signal, R = T = 2, few unobserved canaries: wᵀGw is near 0 and must not be underestimated."""
     rng = np.random.default_rng(1)
     for seed in range(15):
         audit = Audit(2_000, canaries=40, unobserved=200, seed=seed, delta=1e-6)
@@ -172,7 +172,7 @@ def test_rounds_that_nearly_cancel_raise_no_alarm(signal):
 
 @pytest.mark.parametrize(("dim", "canaries", "noise"), [(60, 30, 0.5), (200, 100, 0.2), (1_000, 500, 0.1)])
 def test_the_bound_holds_in_few_dimensions(dim, canaries, noise):
-    """Honest, one round: the 95 % bound is above the truth in at most 5 % of 100 runs (13 and more: 1 in 1,000)."""
+    """Honest, one round: the 95 % bound exceeds the truth in at most 5 % of 100 runs (13 or more: 1 in 1,000)."""
     truth, above = mechanism_epsilon(noise, delta=1e-6), 0
     for seed in range(100):
         rng = np.random.default_rng(seed)
@@ -192,8 +192,8 @@ def test_no_noise_at_all_is_a_violation_and_not_a_crash(signal):
             assert verdict(audit, mechanism_epsilon(1.0, delta=1e-6)).outcome == "VIOLATION"
 
 
-def test_rounds_of_different_size_weigh_alike():
-    """n alternates between 50 and 250: what a canary adds is C/n, so known-others still meets the mechanism."""
+def test_rounds_of_different_size_have_equal_weight():
+    """n alternates between 50 and 250: a canary adds C/n, so known-others still recovers the analytical epsilon."""
     audit = Audit(4_000, canaries=400, seed=3, delta=1e-6, rounds=8, presentations=4)
     rng = np.random.default_rng(0)
     for t in range(1, 9):
@@ -206,15 +206,15 @@ def test_rounds_of_different_size_weigh_alike():
     assert row.estimate.epsilon == pytest.approx(truth, rel=0.05)
 
 
-def test_a_claim_about_fewer_participations_is_carried_over():
-    """Canaries in all 16 rounds, claim for one: every rung is compared with what the claim says of 16."""
+def test_a_claim_about_fewer_participations_is_converted():
+    """Canaries in all 16 rounds, claim for one: every rung is compared with what the claim implies for 16."""
     audit = train(rounds=16, presentations=16, noise_multiplier=4.0, signal=0.1, dim=4_000, canaries=400)
     claim = Claim(epsilon=mechanism_epsilon(4.0, delta=1e-6), participations=1)
     assert verdict(audit, claim).outcome == "PASS"
 
 
-def test_unobserved_rounds_need_an_explicit_number_of_participations():
-    """Canaries in 8 rounds of which 2 are observed: a bare claim does not say how many rounds it is about."""
+def test_unobserved_rounds_require_explicit_participations():
+    """Canaries in 8 rounds of which 2 are observed: a bare claim does not say how many rounds it covers."""
     audit = Audit(4_000, canaries=400, seed=3, delta=1e-6, rounds=8, presentations=8)
     rng = np.random.default_rng(0)
     for t in (4, 8):
@@ -227,7 +227,7 @@ def test_unobserved_rounds_need_an_explicit_number_of_participations():
     assert verdict(audit, Claim(epsilon=epsilon, participations=8)).outcome == "VIOLATION"
 
 
-def test_no_claim_no_verdict():
+def test_without_a_claim_there_is_no_verdict():
     found = train(dim=400, canaries=40, rounds=2).result()
     assert found.verdict is None
     assert found.to_dict()["verdict"] is None
@@ -243,7 +243,7 @@ def test_no_claim_no_verdict():
         ({"epsilon": 1, "participations": 0}, "participations must be at least 1"),
     ],
 )
-def test_bad_claims_are_refused(arguments, message):
+def test_invalid_claims_are_rejected(arguments, message):
     with pytest.raises(ValueError, match=message):
         Claim(**arguments)
 
@@ -259,14 +259,14 @@ def test_result_prints_and_serialises():
 
 
 @pytest.mark.parametrize("name", ["final", "known-round", "known-others"])
-def test_an_attack_named_like_a_rung_is_refused(name, tmp_path):
-    """Verdicts go by the rungs' names: random scores called known-others would pass."""
+def test_an_attack_named_like_a_rung_is_rejected(name, tmp_path):
+    """Verdicts look rungs up by name: random scores called known-others would pass."""
     with pytest.raises(ValueError, match="must not be named like a rung"):
         Audit(400, canaries=40, seed=1, delta=1e-6, scores={name: lambda *_: None}, directory=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_numbers_of_numpy_can_be_written(tmp_path):
+def test_numpy_numbers_can_be_serialised(tmp_path):
     audit = Audit(400, canaries=40, seed=1, delta=1e-6, directory=tmp_path / "run")
     claim = Claim(epsilon=np.float32(5), participations=np.int64(1), sensitivity=np.float32(1))
     audit.observe_round(1, np.ones(400), present=range(40), noise_std=1.0)

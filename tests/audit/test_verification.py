@@ -62,7 +62,7 @@ def run(honest, tmp_path):
 
 @pytest.fixture
 def verified(honest, run):
-    """What verification says after a forgery: the names of the checks that fail, given all that it can be given."""
+    """A function that verifies the run with all optional inputs and returns the names of the failed checks."""
     record, result = (json.loads((honest / "run" / name).read_text()) for name in ("audit/record.json", "result.json"))
 
     def call(*, noted=True, **options):
@@ -85,7 +85,7 @@ def edit_json(path, change):
 
 
 def rewrite(run, change):
-    """The log with its rounds changed, and chained anew as a forger would."""
+    """Rewrite the log with changed rounds and a valid hash chain, as a forger would."""
     path = run / "audit" / "rounds.log"
     old = RoundLog(path, read_only=True)
     rounds, final, outcome = list(old.rounds()), old.final, old.outcome
@@ -104,7 +104,7 @@ def test_an_honest_run_is_verified(verified):
     assert verified() == (set(), set())
 
 
-def test_without_what_was_noted_elsewhere_nothing_is_called_verified(verified):
+def test_without_the_noted_digests_nothing_is_verified(verified):
     assert verified(noted=False) == (set(), {"commitment date", "log date"})
     assert verified(model=None) == (set(), {"cosines"})
 
@@ -122,7 +122,7 @@ def test_dropped_rounds_are_rejected(verified, run):
     assert verified(noted=False)[0] >= {"rounds", "sum"}
 
 
-def test_other_canaries_than_the_schedules_are_rejected(verified, run):
+def test_canaries_that_contradict_the_schedule_are_rejected(verified, run):
     def swap(rounds):
         first, second = rounds[0].present, rounds[1].present
         fields = [vars(rounds[0]) | {"present": second}, vars(rounds[1]) | {"present": first}]
@@ -178,8 +178,8 @@ def test_a_changed_record_is_rejected(verified, run, entry):
     assert "commitment" in verified(noted=False)[0]
 
 
-def test_a_seed_and_rounds_made_up_afterwards_are_rejected(verified, run, honest, tmp_path):
-    """Whoever has a model can make an audit that fits it; what was noted before round 1 gives it away."""
+def test_a_seed_and_rounds_invented_afterwards_are_rejected(verified, run, honest, tmp_path):
+    """Anyone with a model can invent an audit that fits it; the commitment noted before round 1 exposes the forgery."""
     write_seed(tmp_path / "seed")
     train(tmp_path / "invented", read_seed(tmp_path / "seed"), rng_seed=3)
     record = json.loads((honest / "run" / "audit" / "record.json").read_text())
@@ -220,7 +220,7 @@ def test_a_guessable_seed_is_called_a_demonstration(tmp_path, seed):
     ("seed", "expected"),
     [(7, True), (2**64 - 1, True), (b"1234567", True), (2**64, False), (b"a seed of 128 bi", False)],
 )
-def test_an_audit_says_whether_it_is_a_demonstration(tmp_path, seed, expected, stored):
+def test_an_audit_knows_whether_it_is_a_demonstration(tmp_path, seed, expected, stored):
     settings = {"canaries": 20, "seed": seed, "delta": 1e-5}
     where = {"directory": tmp_path / "run"} if stored else {}
     with Audit(100, **settings, **where) as audit:
@@ -233,8 +233,8 @@ def test_an_audit_says_whether_it_is_a_demonstration(tmp_path, seed, expected, s
 
 
 @pytest.mark.parametrize("core", ["Haswell", "Prescott", "Sandybridge", "Nehalem"])
-def test_a_run_is_verified_on_other_processors(honest, core):
-    """OpenBLAS takes other kernels, whose sums differ in the last digits."""
+def test_a_run_is_verified_on_another_processor(honest, core):
+    """OpenBLAS uses other kernels there, whose sums differ in the last digits."""
     done = subprocess.run(
         [
             sys.executable,
@@ -262,7 +262,7 @@ SAMPLED = CONFIG | {
 
 
 def judged(run, **changes):
-    """A run whose committed config claims the accountant's epsilon, and what verification says of another claim."""
+    """Verify a run whose committed config claims the accountant's epsilon, with a changed claim."""
     home = RunDirectory(run)
     home.write_config(SAMPLED)
     audit = Audit(DIM, canaries=30, seed=b"a long secret", delta=1e-6, directory=home)
@@ -292,7 +292,7 @@ def test_an_accountants_claim_follows_from_the_committed_config(tmp_path):
         ({"sampling": None, "noise_multiplier": None, "sampler_observed": False}, "sampling"),
     ],
 )
-def test_another_claim_than_the_committed_accountants_is_rejected(tmp_path, changes, named):
+def test_a_claim_other_than_the_committed_accountants_is_rejected(tmp_path, changes, named):
     found = judged(tmp_path / "run", **changes)
     assert found.held is False
     assert named in found.detail

@@ -1,4 +1,4 @@
-"""Threads that stand for the ranks of a training: what an audit needs of them is a sum."""
+"""Threads that stand in for ranks: the audit only needs a sum over them."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class ThreadReduce:
-    """Sums over threads; one that ends early ends the others too."""
+    """Sums over threads; a thread that ends early ends the others too."""
 
     def __init__(self, rank: int, size: int, shared: "_Shared") -> None:
         self.rank, self.size, self._shared = rank, size, shared
@@ -30,7 +30,7 @@ class _Shared:
 
 
 def on_ranks(size: int, work: Callable[[ThreadReduce], Any]) -> list[Any]:
-    """What `work` returns on each rank, or the error that it raises there."""
+    """The result of `work` on each rank, or the error that it raises there."""
     shared, found = _Shared(size), [None] * size
 
     def run(rank: int) -> None:

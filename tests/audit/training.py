@@ -1,4 +1,4 @@
-"""A plain DP-FedAvg in numpy, as a user would write it: the oracle's side of the audit tests."""
+"""A plain DP-FedAvg in numpy, as a user would write it: the oracle of the audit tests."""
 
 import numpy as np
 
@@ -25,7 +25,7 @@ def train(
     audit=None,
     **settings,
 ):
-    """Algorithms 2 and 3 with a drifting real signal of `signal` times the noise's length; returns the finished audit."""
+    """Algorithms 2 and 3 with a drifting real signal, `signal` times as long as the noise; returns the finished audit."""
     rng = np.random.default_rng(seed)
     audit = audit or Audit(
         dim, canaries=canaries, seed=SEED + bytes([seed % 256]), delta=1e-6, rounds=rounds,

@@ -1,4 +1,4 @@
-"""Canaries in blocks are orthonormal, each block by a rotation of its own, and lie on a vector as the law says."""
+"""Blocked canaries are orthonormal, each block has its own rotation, and their cosines follow the null law."""
 
 import copy
 import math
@@ -30,7 +30,7 @@ def test_canaries_are_orthonormal_and_each_block_holds_its_share_of_them(sizes):
         np.testing.assert_allclose(piece @ piece.T, np.eye(20) * size / sum(sizes), atol=1e-12)
 
 
-def test_products_are_those_with_the_units_of_the_block():
+def test_products_agree_with_the_unit_vectors_of_the_block():
     canaries, rng = BlockedCanaries(20, UNEVEN, seed=5), np.random.default_rng(1)
     for block, size in enumerate(UNEVEN):
         vector = rng.normal(size=size)
@@ -38,7 +38,7 @@ def test_products_are_those_with_the_units_of_the_block():
         np.testing.assert_allclose(canaries.products(block, vector), units @ vector, atol=1e-11)
 
 
-def test_cosines_are_those_with_the_whole_canaries():
+def test_cosines_agree_with_dense_canaries():
     canaries, rng = BlockedCanaries(20, UNEVEN, seed=5), np.random.default_rng(1)
     vector = rng.normal(size=sum(UNEVEN))
     expected = dense(canaries, 3) @ vector / np.linalg.norm(vector)
@@ -54,7 +54,7 @@ def test_a_sum_of_canaries_is_the_sum_of_their_blocks():
     np.testing.assert_allclose(total, rows[0] + rows[3] + rows[19], atol=1e-12)
 
 
-def test_one_block_is_the_rotation_of_the_whole_vector_to_the_bit():
+def test_one_block_equals_the_rotation_of_the_whole_vector_bit_for_bit():
     one, whole = BlockedCanaries(30, [1_000], seed=b"a seed"), RotatedCanaries(30, 1_000, seed=b"a seed")
     vector = np.random.default_rng(2).normal(size=1_000)
     assert (one.combine(0, [4, 7]) == whole.combine([4, 7])).all()
@@ -62,7 +62,7 @@ def test_one_block_is_the_rotation_of_the_whole_vector_to_the_bit():
 
 
 def test_blocks_of_one_size_have_different_rotations():
-    """With one key for all, canary i would be the same in both, a cosine of 1; independent, the largest of 50 is small."""
+    """With one shared key, canary i would be the same in both (cosine 1); if independent, the largest of 50 is small."""
     canaries = BlockedCanaries(50, [400, 400, 400], seed=3)
     rows = dense(canaries, 3).reshape(50, 3, 400) * math.sqrt(3)
     for one, two in ((0, 1), (0, 2), (1, 2)):
@@ -71,8 +71,8 @@ def test_blocks_of_one_size_have_different_rotations():
         assert np.std(cosines) == pytest.approx(1 / 20, rel=0.1)
 
 
-def test_a_vector_that_repeats_itself_in_every_block_is_no_exception():
-    """Its projection on a canary has variance ‖v‖²/d; under one key for all blocks it would be five times that."""
+def test_a_vector_repeated_in_every_block_has_the_usual_variance():
+    """Its projection on a canary has variance ‖v‖²/d; with one key for all blocks it would be five times as large."""
     piece = np.random.default_rng(4).normal(size=160)
     vector = np.tile(piece, 5)
     cosines = np.concatenate([BlockedCanaries(8, [160] * 5, seed=seed).cosines(vector) for seed in range(150)])
@@ -80,8 +80,8 @@ def test_a_vector_that_repeats_itself_in_every_block_is_no_exception():
 
 
 @pytest.mark.parametrize("block", [0, 1, 2])
-def test_the_cosine_with_a_vector_of_one_block_is_that_of_the_block_times_its_share(block):
-    """CosineNull(d_b)·√(d_b/d), exactly: also for one coordinate, whose block is 64 numbers."""
+def test_the_cosine_with_a_vector_in_one_block_is_scaled_by_the_blocks_share(block):
+    """Exactly CosineNull(d_b)·√(d_b/d), also for a single coordinate in a block of 64."""
     vector = np.zeros(sum(UNEVEN))
     vector[[0, *np.cumsum(UNEVEN)][block] + 11] = -2.0
     cosines = np.concatenate([BlockedCanaries(4, UNEVEN, seed=seed).cosines(vector) for seed in range(200)])
@@ -90,18 +90,18 @@ def test_the_cosine_with_a_vector_of_one_block_is_that_of_the_block_times_its_sh
     assert np.mean(cosines**2) * sum(UNEVEN) == pytest.approx(1, abs=4 * math.sqrt(2 / cosines.size))
 
 
-def test_a_process_makes_its_own_blocks_of_the_same_canaries():
+def test_a_process_generates_only_its_own_blocks():
     whole = BlockedCanaries(20, UNEVEN, seed=5)
     part = BlockedCanaries(20, UNEVEN[1:], seed=5, first=1, dim=sum(UNEVEN))
     alone = BlockedCanaries(20, UNEVEN[:1], seed=5, dim=sum(UNEVEN))
     vector = np.random.default_rng(2).normal(size=500)
     assert (part.combine(1, [2, 5]) == whole.combine(2, [2, 5])).all()
     assert (part.products(1, vector) == whole.products(2, vector)).all()
-    assert (alone.combine(0, [2, 5]) == whole.combine(0, [2, 5])).all()  # one block here, but not of the model
+    assert (alone.combine(0, [2, 5]) == whole.combine(0, [2, 5])).all()  # one block here, several in the model
     assert BlockedCanaries(20, [], seed=5, first=3, dim=700).sizes == ()  # a process may hold nothing
 
 
-def test_seeds_decide_and_differ():
+def test_canaries_depend_only_on_the_seed():
     def first(seed):
         return BlockedCanaries(5, UNEVEN, seed=seed).combine(1, [0])
 
@@ -110,7 +110,7 @@ def test_seeds_decide_and_differ():
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
-def test_tensors_give_what_arrays_give(dtype, tolerance):
+def test_tensors_and_arrays_give_the_same_results(dtype, tolerance):
     canaries = BlockedCanaries(20, UNEVEN, seed=5)
     vector = np.random.default_rng(2).normal(size=201)
     found = canaries.products(1, torch.tensor(vector, dtype=dtype))
@@ -122,7 +122,7 @@ def test_tensors_give_what_arrays_give(dtype, tolerance):
 
 
 @pytest.mark.parametrize("dim", [2, 1_000, LARGEST_BLOCK, LARGEST_BLOCK + 1, 10**9, 7 * LARGEST_BLOCK])
-def test_a_model_is_cut_into_as_few_nearly_equal_blocks_as_there_can_be(dim):
+def test_a_model_is_split_into_the_fewest_nearly_equal_blocks(dim):
     sizes = cut_into_blocks(dim)
     assert sum(sizes) == dim
     assert max(sizes) <= LARGEST_BLOCK
@@ -130,7 +130,7 @@ def test_a_model_is_cut_into_as_few_nearly_equal_blocks_as_there_can_be(dim):
     assert (len(sizes) - 1) * LARGEST_BLOCK < dim
 
 
-def test_nothing_is_cut_into_no_block():
+def test_an_empty_model_has_no_blocks():
     assert cut_into_blocks(0) == ()
 
 
@@ -142,17 +142,17 @@ def test_nothing_is_cut_into_no_block():
         ((1, (64, 1)), "the size of a block must be at least 2, got 1"),
     ],
 )
-def test_impossible_blocks_are_refused(arguments, words):
+def test_invalid_blocks_are_rejected(arguments, words):
     with pytest.raises(ValueError, match=words):
         BlockedCanaries(*arguments, seed=5)
 
 
-def test_more_blocks_than_the_model_has_coordinates_are_refused():
-    with pytest.raises(ValueError, match="dim must be at least that of the blocks, 765, got 700"):
+def test_blocks_larger_than_the_model_are_rejected():
+    with pytest.raises(ValueError, match="dim must be at least the total size of the blocks, 765, got 700"):
         BlockedCanaries(5, UNEVEN, seed=5, dim=700)
 
 
-def test_a_vector_of_the_wrong_length_is_refused():
+def test_a_vector_of_the_wrong_length_is_rejected():
     canaries = BlockedCanaries(5, UNEVEN, seed=5)
     with pytest.raises(ValueError, match="201"):
         canaries.products(1, np.ones(200))
@@ -169,13 +169,13 @@ def test_a_zero_vector_has_no_cosine():
             canaries.cosines(np.full(sum(UNEVEN), bad))
 
 
-def test_a_zero_block_is_no_hindrance():
+def test_a_zero_block_is_allowed():
     vector = np.zeros(sum(UNEVEN))
     vector[64:] = 1.0
     assert np.isfinite(BlockedCanaries(5, UNEVEN, seed=5).cosines(vector)).all()
 
 
-def test_the_key_is_neither_shown_nor_copied():
+def test_the_key_is_neither_printed_nor_copied():
     canaries = BlockedCanaries(5, UNEVEN, seed=5)
     assert repr(canaries) == "BlockedCanaries(count=5, dim=765, blocks=3)"
     for make in (pickle.dumps, copy.copy, copy.deepcopy):
@@ -193,6 +193,6 @@ def test_the_key_is_neither_shown_nor_copied():
         (0, [0.5], "indices must be a list of whole numbers"),
     ],
 )
-def test_a_sum_of_what_is_not_there_is_refused(block, indices, line):
+def test_a_sum_of_unknown_canaries_or_blocks_is_rejected(block, indices, line):
     with pytest.raises(ValueError, match=line):
         BlockedCanaries(3, [100, 100], seed=1).combine(block, indices)

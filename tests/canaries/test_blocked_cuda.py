@@ -1,4 +1,4 @@
-"""Rotations of blocks with shared scratch on a CUDA device; benchmarks/blocked_cuda.py takes time and memory."""
+"""Rotations of blocks with shared scratch memory on a CUDA device; benchmarks/blocked_cuda.py measures time and memory."""
 
 import numpy as np
 import pytest
@@ -10,8 +10,7 @@ from coalmine.canaries.rotation_torch import BlockRotations
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 KEY = 0x0123456789ABCDEF_FEDCBA9876543210
-# Powers of two, one below, one above, and odd ones; from 65,536 up the shuffle moves blocks and some coordinates are
-# left over.
+# Powers of two, their neighbours and odd sizes; from 65,536 on the shuffle moves blocks, and some coordinates remain.
 DIMS = (32, 63, 1000, 4096, 4097, 40_000, 65_535, 65_536, 70_001, 2**17 - 1, 300_007, 1_206_591, 2**21, 2**21 - 1)
 
 
@@ -26,7 +25,7 @@ def _error(result, exact):
 
 @CUDA
 @pytest.mark.parametrize("dim", DIMS)
-def test_signs_and_shuffles_are_those_of_numpy_to_the_bit(dim):
+def test_signs_and_shuffles_equal_numpys_bit_for_bit(dim):
     rotation_triton = pytest.importorskip("coalmine.canaries.rotation_triton", reason="needs Triton")
     rotation = draw_rotation(dim, KEY + dim)
     blocks = rotation_triton.TritonBlocks(dim, 3, torch.device("cuda"))
@@ -44,7 +43,7 @@ def test_signs_and_shuffles_are_those_of_numpy_to_the_bit(dim):
 @CUDA
 @pytest.mark.parametrize("dim", [2, 9, 63, 4097, 40_000, 65_536, 70_001, 2**17 - 1, 2**21 - 1])
 def test_products_and_sums_agree_with_float64_on_the_cpu(dim):
-    """With few columns, which need only part of the last stage unless dim is a power of two, and with all of them."""
+    """With few columns, which need only part of the last stage unless dim is a power of two, and with all columns."""
     rotation, vector = draw_rotation(dim, KEY), _vector(dim)
     exact = rotation_numpy.products(rotation, vector, dim)
     rotations = BlockRotations(torch.device("cuda"))
@@ -87,8 +86,8 @@ def test_bfloat16_sums_are_rounded_float32_sums():
 
 
 @CUDA
-def test_blocks_of_different_sizes_take_turns():
-    """Twelve blocks, no two with one key, smaller and larger ones in turn, all queued before any result is read."""
+def test_blocks_of_different_sizes_can_be_interleaved():
+    """Twelve blocks with different keys and alternating sizes, all queued before any result is read."""
     dims = [9, 40_000, 1000, 40_001, 131_071, 40_000, 20, 131_071, 131_070, 65_536, 40_001, 300_007]
     rotations = BlockRotations(torch.device("cuda"))
     blocks = [(draw_rotation(dim, KEY + number), _vector(dim, number)) for number, dim in enumerate(dims)]
@@ -128,13 +127,13 @@ def test_calls_on_two_streams_do_not_overwrite_each_other():
 
 
 @CUDA
-def test_memory_is_a_few_blocks_however_many_blocks_there_are():
-    """Forty blocks of 2^20 - 1 numbers: two of them in float32, and three shuffles of 65,535 entries for each."""
+def test_memory_does_not_grow_with_the_number_of_blocks():
+    """Forty blocks of 2^20 - 1 numbers: memory for two of them in float32, and three shuffles of 65,535 entries each."""
     pytest.importorskip("coalmine.canaries.rotation_triton", reason="needs Triton")
     dim, count = 2**20 - 1, 40
     blocks = [draw_rotation(dim, KEY + number) for number in range(count)]
     rotations = BlockRotations(torch.device("cuda"))
-    rotations.products(blocks[0], torch.ones(dim, device="cuda"), 500)  # what Triton and torch hold once
+    rotations.products(blocks[0], torch.ones(dim, device="cuda"), 500)  # allocates what Triton and torch keep
     del rotations
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -154,7 +153,7 @@ def _generator(seed):
 
 
 @pytest.mark.parametrize("dim", [9, 1000, 70_001])
-def test_plain_torch_serves_devices_without_triton(dim):
+def test_plain_torch_agrees_with_numpy_without_triton(dim):
     rotation, vector = draw_rotation(dim, KEY), _vector(dim)
     rotations = BlockRotations(torch.device("cpu"))
     room = rotations.room(rotation)
@@ -164,7 +163,7 @@ def test_plain_torch_serves_devices_without_triton(dim):
     products = rotations.products(rotation, torch.from_numpy(vector).float(), 9)
     assert products.dtype == torch.float64
     assert _error(products, exact) < 1e-5
-    assert "opening" not in vars(rotation.stages[0])  # no signs are kept
+    assert "opening" not in vars(rotation.stages[0])  # signs are not cached
     expected = rotation_numpy.combine(rotation, [0, 8], np.float64)
     assert _error(rotations.combine(rotation, [0, 8], torch.float64), expected) < 1e-12
     assert rotations.combine(rotation, [0, 8], torch.bfloat16).dtype == torch.bfloat16

@@ -1,4 +1,4 @@
-"""Canaries on a CUDA device; benchmarks/canaries_cuda.py checks more dims and takes the time."""
+"""Canaries on a CUDA device; benchmarks/canaries_cuda.py checks more dims and measures the time."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ KINDS = pytest.mark.parametrize("kind", [RotatedCanaries, SphereCanaries])
 @KINDS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("dim", [2, 9, 33, 1009, 8000, 70_001])
-def test_the_same_canaries_as_on_the_cpu(kind, dim, dtype):
+def test_canaries_equal_those_on_the_cpu(kind, dim, dtype):
     canaries = kind(min(dim, 50), dim, seed=1)
     vector = torch.randn(dim, generator=torch.Generator().manual_seed(0)).to(dtype)
     cosines = canaries.cosines(vector.cuda())
@@ -30,7 +30,7 @@ def test_the_same_canaries_as_on_the_cpu(kind, dim, dtype):
 
 
 def test_calls_do_not_overwrite_each_other():
-    """Cosines of earlier calls stay what they were, though every call replays one recording."""
+    """Cosines of earlier calls do not change, although every call replays the same CUDA graph."""
     canaries = RotatedCanaries(50, 10_000, seed=1)
     vectors = [torch.randn(10_000, device="cuda") for _ in range(3)]
     together = [canaries.cosines(vector) for vector in vectors]
@@ -40,7 +40,7 @@ def test_calls_do_not_overwrite_each_other():
 
 @KINDS
 @pytest.mark.parametrize(("value", "message"), [(np.nan, "must be finite"), (np.inf, "must be finite"), (0, "zero")])
-def test_bad_vectors(kind, value, message):
+def test_zero_and_non_finite_vectors_are_rejected(kind, value, message):
     vector = torch.zeros(1000, device="cuda")
     vector[3] = value
     with pytest.raises(ValueError, match=message):

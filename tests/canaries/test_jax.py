@@ -1,4 +1,4 @@
-"""Canaries on jax arrays are those of numpy and torch: outside of jit, under tracing, and on several devices."""
+"""Canaries on jax arrays equal those of numpy and torch: outside jit, under tracing, and on several devices."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from coalmine.canaries.blocked import BlockedCanaries
 from coalmine.canaries.rotation import draw_rotation
 
 BOTH = pytest.mark.parametrize("kind", [RotatedCanaries, SphereCanaries])
-# Just above, at and below a power of two; with coordinates left over from the shuffle's blocks; the issue's model.
+# Just above, at and below a power of two, and dims with coordinates left over from the shuffle's blocks.
 DIMS = [1_000, 1_024, 1_025, 200_003]
 
 
@@ -25,7 +25,7 @@ def vector_of(dim: int) -> np.ndarray:
 
 
 def relative_error(found, expected) -> float:
-    """The largest error, in typical cosines."""
+    """The largest error, in units of a typical cosine."""
     return float(np.abs(np.asarray(found) - np.asarray(expected)).max() / np.std(np.asarray(expected)))
 
 
@@ -34,13 +34,13 @@ def test_cosines_agree_with_numpy_and_torch(dim):
     canaries, vector = RotatedCanaries(500, dim, seed=dim), vector_of(dim)
     exact = canaries.cosines(vector.astype(np.float64))
     traced = jax.jit(canaries.cosines)(vector)
-    assert relative_error(traced, exact) < 5e-6  # rounding of single precision, in a transform of log2(dim) steps
+    assert relative_error(traced, exact) < 5e-6  # single-precision rounding over log2(dim) steps
     for found in (traced, canaries.cosines(jnp.asarray(vector)), canaries.cosines(torch.from_numpy(vector))):
         np.testing.assert_allclose(np.asarray(found), exact, atol=1e-6)
 
 
 def test_cosines_agree_for_the_large_model():
-    """The dimension at which the speed is measured, and more canaries than the last transform leaves alone."""
+    """The dimension of the speed benchmark, with enough canaries to reach into the last transform."""
     dim, vector = 4_050_748, vector_of(4_050_748)
     canaries = RotatedCanaries(2_000, dim, seed=1)
     found = rotation_jax.cosines(canaries._jax_tables(jnp.asarray(vector)), vector, count=2_000)[0]
@@ -50,7 +50,7 @@ def test_cosines_agree_for_the_large_model():
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("count", [17, 900])
 def test_traced_functions_agree_with_numpy(dim, count):
-    """Few and many columns: some counts reach into the last transform of the rotation, others stop before it."""
+    """Few and many columns: some counts need the last transform of the rotation, others stop before it."""
     rotation = draw_rotation(dim, 12345)
     tables, vector = rotation_jax.draw_tables(rotation), vector_of(dim)
     exact = rotation_numpy.products(rotation, vector.astype(np.float64), count)
@@ -72,7 +72,7 @@ def test_combine_is_the_transpose_of_products():
 
 
 def test_one_compilation_serves_every_rotation_of_a_dimension():
-    dim = 70_003  # with coordinates left over, which each rotation puts elsewhere
+    dim = 70_003  # has leftover coordinates, which each rotation places differently
     places = set()
     rotation_jax.products.clear_cache()
     for key in range(5):
@@ -114,7 +114,7 @@ def test_results_are_jax_arrays_on_the_device_of_the_input(kind, dtype):
     )
 
 
-def test_canaries_under_tracing_are_those_outside():
+def test_canaries_under_tracing_equal_those_outside():
     canaries, vector = RotatedCanaries(7, 3_000, seed=2), jnp.asarray(vector_of(3_000))
     inside = jax.jit(lambda v: (canaries.combine([0, 5], like=v), canaries.canary(3, like=v)))(vector)
     np.testing.assert_allclose(inside[0], canaries.combine([0, 5]), atol=1e-7)
@@ -124,7 +124,7 @@ def test_canaries_under_tracing_are_those_outside():
 
 
 @pytest.mark.parametrize("factor", [1e-30, 1e-18, 1e18, 1e30])
-def test_lengths_at_the_ends_of_single_precision(factor):
+def test_lengths_are_accurate_at_the_ends_of_single_precision(factor):
     canaries, vector = RotatedCanaries(20, 5_000, seed=4), vector_of(5_000)
     exact = canaries.cosines(vector)
     scaled = jnp.asarray(vector * np.float32(factor))
@@ -133,7 +133,7 @@ def test_lengths_at_the_ends_of_single_precision(factor):
 
 
 @BOTH
-def test_bad_jax_arrays_are_refused(kind):
+def test_bad_jax_arrays_are_rejected(kind):
     canaries = kind(3, 100, seed=1)
     with pytest.raises(ValueError, match=r"^vector must have shape \(100,\), .* got \(10, 10\); flatten it first$"):
         canaries.cosines(jnp.ones((10, 10)))
@@ -200,7 +200,7 @@ def on_eight_devices(code: str) -> str:
     return done.stdout
 
 
-def test_eight_devices_have_the_cosines_of_one():
+def test_eight_devices_give_the_cosines_of_one():
     code = """
 import jax, jax.numpy as jnp, numpy as np
 from coalmine.canaries import RotatedCanaries, rotation_jax
@@ -227,7 +227,7 @@ print("same")
     assert on_eight_devices(code) == "same\n"
 
 
-def test_sharded_canaries_are_blocked_canaries_and_move_only_scores():
+def test_sharded_canaries_equal_blocked_canaries_and_transfer_only_scores():
     code = """
 import re
 import jax, jax.numpy as jnp, numpy as np

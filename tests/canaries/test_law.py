@@ -2,11 +2,11 @@
 
 Every cell below is a dim, a vector and a test: Kolmogorov-Smirnov or Anderson-Darling of the cosines against
 `CosineNull(dim)`, over many seeds at 5 %, or over a few at 0.1 %. Under the null the number of rejections in a cell is
-binomial. A cell fails where so many have a probability below `CELL`, so that all cells together raise a false alarm with
-probability 1e-4 at most, or would if the seeds were not fixed.
+binomial. A cell fails if its number of rejections has a probability below `CELL`. With random seeds, all cells
+together would raise a false alarm with probability at most 1e-4; the seeds are fixed.
 
-Columns of a rotation are orthogonal, so k cosines with one vector are a little less spread than k independent ones: they
-are entries of one unit vector. k is at most dim/16 here, where that is far below what the tests resolve.
+Columns of a rotation are orthogonal, so k cosines with one vector are entries of one unit vector: they spread slightly
+less than k independent ones. Here k is at most dim/16, where the tests cannot resolve the difference.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ from coalmine.canaries import RotatedCanaries, SphereCanaries
 from coalmine.canaries.rotation import draw_rotation
 from coalmine.estimators.null import CosineNull
 
-# Upper points of Anderson-Darling's statistic for a fully specified law: the same for every sample of more than a few.
+# Critical values of the Anderson-Darling statistic for a fully specified law; sample size hardly matters.
 ANDERSON_DARLING = {0.05: 2.492, 0.001: 5.97}
 CELL = 1e-4 / 200  # seven dims of nine vectors, and five more vectors, two tests each: fewer than 200 cells
 
@@ -49,7 +49,7 @@ def make_vector(shape: str, dim: int) -> np.ndarray:
 
 
 def rejections(canaries: list, vector: np.ndarray) -> tuple[int, int]:
-    """How often Kolmogorov-Smirnov and Anderson-Darling reject the null, one sample of cosines per seed."""
+    """Numbers of seeds whose cosines Kolmogorov-Smirnov and Anderson-Darling reject."""
     null, level = CosineNull(len(vector)), level_of(len(canaries))
     smirnov = anderson = 0
     for each in canaries:
@@ -64,15 +64,15 @@ def level_of(seeds: int) -> float:
 
 
 def anderson_darling(uniforms: np.ndarray) -> float:
-    """The statistic of sorted uniforms (Anderson and Darling, 1954)."""
+    """The Anderson-Darling statistic of sorted uniforms (Anderson and Darling, 1954)."""
     count = len(uniforms)
-    tiny = np.finfo(float).tiny  # a cosine so extreme that its uniform is 0 or 1 is a rejection, not an error
+    tiny = np.finfo(float).tiny  # a cosine whose uniform rounds to 0 or 1 is a rejection, not an error
     logs = np.log(np.maximum(uniforms, tiny)) + np.log(np.maximum(1 - uniforms[::-1], tiny))
     return -count - np.sum((2 * np.arange(1, count + 1) - 1) * logs) / count
 
 
 def most_allowed(seeds: int) -> int:
-    """The smallest number of rejections that more than have a probability of at most `CELL`; fewer than all."""
+    """The largest allowed number of rejections: more have probability at most `CELL`. It is below the number of seeds."""
     allowed = int(stats.binom.isf(CELL, seeds, level_of(seeds)))
     assert allowed < seeds
     return allowed
@@ -95,9 +95,9 @@ def test_sphere_canaries_follow_the_null(dim):
 
 
 def test_a_trained_network_follows_the_null():
-    """The model delta of a small network, trained on handwritten digits: layers of their own scales, many exact zeros."""
+    """The model delta of a small network trained on handwritten digits: layers of different scales, many exact zeros."""
     delta = trained_delta()
-    assert (delta == 0).sum() > 50  # weights of pixels that are never lit
+    assert (delta == 0).sum() > 50  # weights of pixels that are always black
     canaries = [RotatedCanaries(len(delta) // 16, len(delta), seed=seed) for seed in range(200)]
     found = rejections(canaries, delta)
     assert max(found) <= most_allowed(200), found
@@ -128,16 +128,16 @@ def trained_delta() -> np.ndarray:
         ({"shuffled": False}, "last quarter"),
     ],
 )
-def test_these_tests_can_fail(wrong, shape):
-    """A rotation of one stage, or without its shuffle just below a power of two, is caught."""
+def test_faulty_rotations_are_rejected(wrong, shape):
+    """A rotation with only one stage, or without its shuffle just below a power of two, is rejected."""
     canaries = [RotatedCanaries(500, 8_000, seed=seed) for seed in range(20)]
     for each in canaries:
         each._rotation = draw_rotation(8_000, each._key, **wrong)
     assert max(rejections(canaries, make_vector(shape, 8_000))) > most_allowed(20)
 
 
-def test_the_law_of_the_spread():
-    """Σg² over half of all canaries is Beta(d/4, d/4), as for a uniform rotation: what the conditional null rests on.
+def test_the_sum_of_squared_cosines_has_a_beta_law():
+    """Σg² over half of all canaries is Beta(d/4, d/4), as for a uniform rotation; the conditional null relies on it.
 
     Kolmogorov-Smirnov at 1e-4 over 200 seeds, per vector.
     """

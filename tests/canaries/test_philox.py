@@ -27,15 +27,15 @@ def signed(word: int) -> int:
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
-def test_published_answers_in_torch(counter, key, answer):
+def test_torch_reproduces_the_published_answers(counter, key, answer):
     counters = tuple(torch.tensor([signed(word)]) for word in counter)
     found = philox.philox_torch(counters, key[0] + (key[1] << 64))
     assert [int(word) % 2**64 for word in found] == list(answer)
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
-def test_published_answers_in_numpy(counter, key, answer):
-    """`words` takes block, index, domain and dim where the counter's four words go."""
+def test_numpy_reproduces_the_published_answers(counter, key, answer):
+    """`words` uses block, index, domain and dim as the four words of the counter."""
     block, index, domain, dim = counter
     found = philox.words(key[0] + (key[1] << 64), domain=domain, dim=dim, index=index, start=4 * block, count=4)
     assert found.tolist() == list(answer)
@@ -48,13 +48,13 @@ def test_numpy_and_torch_make_the_same_bits(key, index, block, count):
     assert (philox.words(key, **where) == torch_words).all()
 
 
-def test_a_stream_can_be_entered_anywhere():
+def test_a_stream_can_start_at_any_block():
     key = philox.key_from_seed(3)
     whole = philox.words(key, domain=1, dim=10, index=2, count=1000)
     assert (philox.words(key, domain=1, dim=10, index=2, start=400, count=100) == whole[400:500]).all()
 
 
-def test_every_domain_index_and_dim_has_a_stream_of_its_own():
+def test_every_domain_index_and_dim_has_its_own_stream():
     key = philox.key_from_seed(0)
     drawn = [
         int(word)
@@ -74,14 +74,14 @@ def test_integers_and_bytes_never_share_a_key():
 
 
 @pytest.mark.parametrize("seed", [-1, 2**128, 1.5, "secret", None, b""])
-def test_bad_seeds_are_refused(seed):
+def test_bad_seeds_are_rejected(seed):
     with pytest.raises(ValueError, match="seed must") as refused:
         philox.key_from_seed(seed)
     assert "secret" not in str(refused.value).replace("secrets", "")
     assert str(2**128) not in str(refused.value)
 
 
-def test_golden_bits():
+def test_the_bits_of_a_seed_never_change():
     """The bits of a seed are part of the public interface: records of finished audits depend on them."""
     drawn = philox.words(philox.key_from_seed(20240), domain=philox.SPHERE, dim=1000, index=7, count=4096)
     digest = hashlib.sha256(drawn.astype("<u8").tobytes()).hexdigest()

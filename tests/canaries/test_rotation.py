@@ -15,7 +15,7 @@ def matrix(canaries: RotatedCanaries) -> np.ndarray:
 
 @pytest.mark.parametrize("dim", DIMS)
 def test_all_columns_are_orthonormal(dim):
-    """Odd, prime, a power of two and one more: R is orthogonal in every dimension."""
+    """R is orthogonal in every dimension: odd, prime, a power of two and one above."""
     columns = matrix(RotatedCanaries(dim, dim, seed=dim))
     np.testing.assert_allclose(columns @ columns.T, np.eye(dim), atol=1e-12)
     np.testing.assert_allclose(columns.T @ columns, np.eye(dim), atol=1e-12)
@@ -23,7 +23,7 @@ def test_all_columns_are_orthonormal(dim):
 
 @pytest.mark.parametrize("dim", [4097, 8000, 65_537, 131_071, 300_007])
 def test_some_columns_are_orthonormal(dim):
-    """From 65,536 on the shuffle moves blocks, with coordinates left over; from 2^18 on several threads work."""
+    """From 65,536 on the shuffle moves blocks and leaves coordinates over; from 2^18 on it uses several threads."""
     canaries = RotatedCanaries(dim, dim, seed=dim)
     chosen = np.unique([0, 1, dim // 3, dim // 2, dim - 2, dim - 1])
     columns = np.array([canaries.canary(index) for index in chosen])
@@ -34,7 +34,7 @@ def test_some_columns_are_orthonormal(dim):
 
 
 @pytest.mark.parametrize("dim", [2, 5, 64, 1009, 8000])
-def test_cosines_are_what_dot_products_say(dim):
+def test_cosines_agree_with_dot_products(dim):
     canaries = RotatedCanaries(min(dim, 200), dim, seed=1)
     vector = np.random.default_rng(dim).standard_normal(dim)
     expected = matrix(canaries) @ vector / np.linalg.norm(vector)
@@ -47,7 +47,7 @@ def test_all_cosines_together_have_norm_1(dim):
     assert np.linalg.norm(RotatedCanaries(dim, dim, seed=4).cosines(vector)) == pytest.approx(1, abs=1e-12)
 
 
-def test_a_canary_does_not_depend_on_how_many_there_are():
+def test_a_canary_does_not_depend_on_the_number_of_canaries():
     vector = np.random.default_rng(0).standard_normal(5000)
     few, many = RotatedCanaries(10, 5000, seed=2), RotatedCanaries(5000, 5000, seed=2)
     assert (few.canary(7) == many.canary(7)).all()
@@ -63,7 +63,7 @@ def test_seeds_and_dims_give_different_canaries():
 
 
 @pytest.mark.parametrize("dim", [1000, 70_001, 1_206_590])
-def test_float32_is_as_good_as_float32_can_be(dim):
+def test_float32_cosines_have_float32_accuracy(dim):
     canaries = RotatedCanaries(500, dim, seed=3)
     vector = np.random.default_rng(1).standard_normal(dim).astype(np.float32)
     exact = canaries.cosines(vector.astype(np.float64))
@@ -74,7 +74,7 @@ def test_float32_is_as_good_as_float32_can_be(dim):
 
 @pytest.mark.parametrize("dim", [2, 3, 5, 8, 97, 8000, 70_001])
 def test_plain_torch_applies_the_same_rotation(dim):
-    """The way for devices without Triton kernels; here on the CPU, where tensors otherwise go through numpy."""
+    """The code path of devices without Triton kernels, run on the CPU, where tensors usually go through numpy."""
     rotation = RotatedCanaries(1, dim, seed=b"any bytes")._rotation
     vector = np.random.default_rng(dim).standard_normal(dim)
     for ours, theirs in (
@@ -91,8 +91,8 @@ def test_plain_torch_applies_the_same_rotation(dim):
      (1_206_590, 158_014), (1_206_590, 158_015)],
 )  # fmt: skip
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_first_columns_are_those_of_the_whole_rotation(dim, count, threads, monkeypatch):
-    """On both sides of the place up to which the last stage is cut short."""
+def test_the_first_columns_equal_those_of_the_whole_rotation(dim, count, threads, monkeypatch):
+    """With counts on both sides of the limit up to which the last stage is shortened."""
     monkeypatch.setattr(rotation_numpy, "cores", lambda: threads)
     rotation = RotatedCanaries(1, dim, seed=b"any bytes")._rotation
     vector = np.random.default_rng(dim).standard_normal(dim)
@@ -108,7 +108,7 @@ def test_the_first_columns_are_those_of_the_whole_rotation(dim, count, threads, 
 
 
 @pytest.mark.parametrize("dim", [70_001, 1_206_590])
-def test_threads_change_no_bit(dim, monkeypatch):
+def test_results_do_not_depend_on_the_number_of_threads(dim, monkeypatch):
     canaries = RotatedCanaries(2000, dim, seed=3)
     vector = np.random.default_rng(1).standard_normal(dim).astype(np.float32)
     found = []
@@ -120,7 +120,7 @@ def test_threads_change_no_bit(dim, monkeypatch):
         np.testing.assert_array_equal(total, found[0][1])
 
 
-def test_what_a_device_computes_on_the_cpu():
+def test_the_device_code_agrees_with_numpy_on_the_cpu():
     canaries = RotatedCanaries(50, 1000, seed=9)
     vector = torch.randn(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     device = rotation_torch.DeviceRotation(canaries._rotation, torch.device("cpu"))
@@ -130,7 +130,7 @@ def test_what_a_device_computes_on_the_cpu():
     np.testing.assert_allclose(device.combine([3, 4], torch.float64), canaries.combine([3, 4]), atol=1e-14)
 
 
-def test_golden_canaries():
+def test_the_canaries_of_a_seed_never_change():
     """Canaries are part of the public interface; rounded, since machines differ in the last bits."""
     digest = hashlib.sha256()
     for dim in (17, 1000, 70_001):

@@ -1,4 +1,4 @@
-"""Faults that the fuzzer and hostile users found in what commands read and print; each has its regression test here."""
+"""Regression tests for faults in commands' input and output, found by fuzzing and by hostile use."""
 
 import json
 import os
@@ -27,14 +27,14 @@ ESCAPE = "\x1b[31mred"
 
 
 def answer(capsys, *arguments):
-    """The exit code of a command in this process, and what it printed."""
+    """The exit code and the output of a command called in this process."""
     with pytest.raises(SystemExit) as end:
         main(list(arguments))
     return end.value.code, *capsys.readouterr()
 
 
 def copied_run(folder, *, called="run"):
-    """A stored run with the result that follows from its log."""
+    """Copy a stored run and write the result that follows from its log."""
     run = Path(shutil.copytree(STORED / "digits", folder / called, dirs_exist_ok=True))
     stored = json.loads((run / "result.json").read_text())
     settings, _ = RunDirectory(run).read_record()
@@ -46,7 +46,7 @@ def copied_run(folder, *, called="run"):
 
 @pytest.mark.parametrize("name", ["d[/b]", "[red]x", ESCAPE, "a\u202eb"])
 @pytest.mark.parametrize("command", ["compare", "verdict", "watch", "report --format md", "compare --csv"])
-def test_names_of_runs_are_neither_markup_nor_control_characters(command, name, tmp_path, capsys):
+def test_run_names_are_printed_without_markup_or_control_characters(command, name, tmp_path, capsys):
     run = copied_run(tmp_path, called=name)
     code, out, err = answer(capsys, *command.split(), str(run))
     assert code in (0, 1, 3), err
@@ -69,7 +69,7 @@ def test_control_characters_in_the_task_and_in_an_error_are_replaced(tmp_path, c
 @pytest.mark.parametrize("name", ["result.json", "audit/record.json", "config.toml", "audit/rounds.log"])
 @pytest.mark.parametrize("kind", ["fifo", "/dev/zero"])
 @pytest.mark.parametrize("command", ["verdict", "compare", "watch", "report --format md"])
-def test_pipes_and_devices_in_a_run_directory_are_refused(command, kind, name, tmp_path, capsys):
+def test_pipes_and_devices_in_a_run_directory_are_rejected(command, kind, name, tmp_path, capsys):
     run = copied_run(tmp_path)
     (run / name).unlink()
     if kind == "fifo":
@@ -83,14 +83,14 @@ def test_pipes_and_devices_in_a_run_directory_are_refused(command, kind, name, t
         assert "must be an ordinary file" in err
 
 
-def test_a_seed_file_that_never_ends_is_refused(tmp_path):
+def test_an_endless_seed_file_is_rejected(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero")):
         with pytest.raises(ValueError, match="ordinary file"):
             read_seed(path)
 
 
-def test_deeply_nested_and_huge_numbers_in_files_are_one_line(tmp_path, capsys):
+def test_deep_nesting_and_huge_numbers_in_files_are_one_line_errors(tmp_path, capsys):
     run = copied_run(tmp_path)
     for text in ("[" * 100_000, '{"schema_version": ' + "9" * 5_000 + "}", '{"a":' * 3_000):
         (run / "result.json").write_text(text)
@@ -98,7 +98,7 @@ def test_deeply_nested_and_huge_numbers_in_files_are_one_line(tmp_path, capsys):
         assert (code, len(err.splitlines())) == (2, 1)
 
 
-def test_a_damaged_record_is_one_line(tmp_path, capsys):
+def test_a_damaged_record_is_a_one_line_error(tmp_path, capsys):
     run = copied_run(tmp_path)
     record = json.loads((run / "audit/record.json").read_text())
     write_seed(tmp_path / "seed")
@@ -125,11 +125,13 @@ def test_streams_closed_by_the_parent_never_give_the_code_of_a_verdict(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
-def test_a_signal_says_how_to_resume(name, tmp_path):
+def test_a_run_stopped_by_a_signal_prints_how_to_resume(name, tmp_path):
     pytest.importorskip("torch")
     run = tmp_path / "run"
     words = [*PROGRAM, "run", "--rounds", "5000", "--canaries", "20", "--out", str(run), "-q"]
-    heard = {"preexec_fn": lambda: signal.signal(getattr(signal, name), signal.SIG_DFL)}  # nohup may run the tests
+    heard = {
+        "preexec_fn": lambda: signal.signal(getattr(signal, name), signal.SIG_DFL)
+    }  # the tests may run under nohup
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **heard)
     deadline = time.monotonic() + 120
     while not (run / "metrics.jsonl").exists() and time.monotonic() < deadline:
@@ -160,7 +162,7 @@ def test_a_new_seed_leaves_nothing_on_a_full_disk(tmp_path, monkeypatch):
     assert not (tmp_path / "seed").exists()
 
 
-def test_a_link_in_the_place_of_a_draft_is_not_followed(tmp_path, monkeypatch):
+def test_a_symlink_in_place_of_the_temporary_file_is_not_followed(tmp_path, monkeypatch):
     (tmp_path / "victim").write_text("untouched")
     monkeypatch.setattr(files.secrets, "token_hex", lambda size: "guessed")
     (tmp_path / ".result.json.guessed.new").symlink_to(tmp_path / "victim")
@@ -173,7 +175,7 @@ def test_a_link_in_the_place_of_a_draft_is_not_followed(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
-def test_an_unknown_user_without_a_home_can_use_commands(tmp_path):
+def test_commands_work_for_a_user_without_a_home(tmp_path):
     tmp_path.chmod(0o777)
     environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "COALMINE_DATA_DIR")}
     environment["PYTHONPATH"] = str(Path(coalmine.__file__).parents[1])
@@ -192,7 +194,7 @@ def test_an_unknown_user_without_a_home_can_use_commands(tmp_path):
     assert (found.returncode, "COALMINE_DATA_DIR" in found.stderr) == (2, True)
 
 
-def test_a_relative_seed_file_is_found_beside_its_config(tmp_path, monkeypatch):
+def test_a_relative_seed_file_is_resolved_from_its_config(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     from coalmine.simulation.config import read_config
 
@@ -208,7 +210,7 @@ def test_a_relative_seed_file_is_found_beside_its_config(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "text", ["rounds = " + "[" * 5_000, "rounds = " + "9" * 400, "[privacy]\ndelta = 1" + "0" * 400]
 )
-def test_strange_configs_are_one_line(text, tmp_path, capsys):
+def test_malformed_configs_are_one_line_errors(text, tmp_path, capsys):
     pytest.importorskip("torch")
     (tmp_path / "run.toml").write_text(text)
     code, _, err = answer(capsys, "run", "--config", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run"))
@@ -217,7 +219,7 @@ def test_strange_configs_are_one_line(text, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("spread", [0.4, 1.0, 2.5])
-def test_the_interval_of_the_null_variance_holds_its_estimate(spread, tmp_path):
+def test_the_interval_of_the_null_variance_contains_its_estimate(spread, tmp_path):
     scores = np.random.default_rng(1).normal(size=200) * spread + 1.0
     np.save(tmp_path / "scores.npy", scores)
     words = [

@@ -62,7 +62,7 @@ CLAIM = ("--epsilon", "3", "--delta", "1e-5", "--dim", "500")
 
 @pytest.fixture
 def answer(tmp_path, monkeypatch, capsys):
-    """Runs the command in a folder that holds a module of its own; gives exit code, stdout and stderr."""
+    """A function that runs the command in a folder with the test's module and returns exit code, stdout and stderr."""
     name = f"aggregators_{os.getpid()}_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(MODULE)
     (tmp_path / "incomplete.py").write_text("import a_module_that_is_not_there")
@@ -90,7 +90,7 @@ def answer(tmp_path, monkeypatch, capsys):
         ("mine:laplace", 3, "could not confirm that it is (3, 1e-05)-private for one call: UNDERPOWERED"),
     ],
 )
-def test_the_exit_code_is_that_of_the_verdict(answer, function, code, said):
+def test_the_exit_code_follows_the_verdict(answer, function, code, said):
     found, out, err = answer(function)
     assert (found, out.splitlines()[0].endswith(said)) == (code, True)
     assert "measured epsilon: " in out
@@ -153,7 +153,7 @@ def test_json_is_the_result_and_nothing_else(answer):
 
 
 @pytest.mark.parametrize(("function", "failures"), [("noised", "0"), ("half", "1"), ("laplace", "1")])
-def test_a_junit_report_has_one_test(answer, function, failures):
+def test_a_junit_report_has_one_test_case(answer, function, failures):
     answer(f"mine:{function}", "--junit", "out.xml")
     suite = ElementTree.parse("out.xml").find("testsuite")
     case = suite.find("testcase")

@@ -16,9 +16,12 @@ from coalmine.cli import main as cli
 from coalmine.cli import run as run_command
 from coalmine.cli.output import shows_bars
 
+sys.path.insert(0, str(Path(__file__).parent))
+from in_process import called
 
-def coalmine(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "coalmine", *arguments], capture_output=True, text=True, env=env)
+
+def coalmine(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "coalmine", *arguments], capture_output=True, text=True)
 
 
 def test_version_and_help():
@@ -35,27 +38,27 @@ def test_mechanism_prints_the_papers_noise_levels():
     assert [row["epsilon"] for row in rows] == [mechanism_epsilon(0.0496, delta=8.2e-7), "inf"]
 
 
-def test_amplified_epsilon_says_its_range_and_its_accountant():
+def test_amplified_epsilon_prints_its_range_and_accountant():
     words = ("amplified-epsilon", "--delta", "1e-5", "--sampling", "shuffled", "--rounds", "100")
-    told = json.loads(coalmine(*words, "--noise-multiplier", "1", "--json").stdout)
+    told = json.loads(called(*words, "--noise-multiplier", "1", "--json").stdout)
     assert told["epsilon"] == pytest.approx(4.377, abs=1e-3)
     assert told["low"] == pytest.approx(4.063, abs=1e-3)
     assert (told["kind"], told["adjacency"], told["sampling"]["rounds"]) == ("range", "zero out one", 100)
-    back = json.loads(coalmine(*words, "--epsilon", str(told["epsilon"]), "--json").stdout)
+    back = json.loads(called(*words, "--epsilon", str(told["epsilon"]), "--json").stdout)
     assert back["noise_multiplier"] == pytest.approx(1.0)
-    assert "zero out one" in coalmine(*words, "--noise-multiplier", "1").stdout
+    assert "zero out one" in called(*words, "--noise-multiplier", "1").stdout
     for wrong, message in (
         ((), "give either --noise-multiplier or --epsilon"),
         (("--noise-multiplier", "1", "--size", "3"), "--sampling shuffled does not take --size"),
         (("--noise-multiplier", "-1"), "noise_multiplier must be at least 0"),
     ):
-        done = coalmine(*words, *wrong)
+        done = called(*words, *wrong)
         assert done.returncode == 2
         assert message in done.stderr
         assert done.stderr.count("\n") == 1
 
 
-def test_mechanism_inverse_as_a_table_without_colour():
+def test_mechanism_prints_noise_levels_as_a_table_without_colour():
     done = coalmine("mechanism-epsilon", "--epsilon", "10", "--delta", "1e-6")
     assert "0.5411" in done.stdout
     assert "\x1b" not in done.stdout
@@ -77,7 +80,7 @@ def test_mechanism_inverse_as_a_table_without_colour():
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: Sequence[str], message: str):
-    done = coalmine(*arguments)
+    done = called(*arguments)
     assert done.returncode == 2
     assert done.stdout == ""
     assert message in done.stderr
@@ -85,7 +88,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments: Sequence[str], message
 
 
 @pytest.mark.parametrize("error", [RuntimeError("boom"), KeyError("x"), ZeroDivisionError()])
-def test_an_internal_error_is_70_and_explains_how_to_report_it(error, monkeypatch, capsys):
+def test_an_internal_error_exits_70_and_explains_how_to_report_it(error, monkeypatch, capsys):
     @click.command()
     def broken() -> None:
         raise error
@@ -98,8 +101,8 @@ def test_an_internal_error_is_70_and_explains_how_to_report_it(error, monkeypatc
 
 
 @pytest.mark.parametrize("arguments", ["-v {}", "--verbose {}", "{} -v", "{} --verbose", "-vv {}", "{} -vv"])
-def test_verbose_prints_the_traceback_wherever_it_stands(arguments):
-    done = coalmine(*arguments.format("mechanism-epsilon --noise-multiplier 1 --delta 2").split())
+def test_verbose_prints_the_traceback_in_any_position(arguments):
+    done = called(*arguments.format("mechanism-epsilon --noise-multiplier 1 --delta 2").split())
     assert done.returncode == 2
     assert done.stderr.startswith("Traceback")
     assert done.stderr.endswith("\ncoalmine: delta must lie in (0, 1), got 2.0\n")
@@ -107,7 +110,7 @@ def test_verbose_prints_the_traceback_wherever_it_stands(arguments):
 
 @pytest.mark.parametrize("arguments", ["-q {}", "{} --quiet", "{}"])
 def test_without_verbose_there_is_no_traceback(arguments):
-    done = coalmine(*arguments.format("mechanism-epsilon --noise-multiplier 1 --delta 2").split())
+    done = called(*arguments.format("mechanism-epsilon --noise-multiplier 1 --delta 2").split())
     assert (done.returncode, done.stderr) == (2, "coalmine: delta must lie in (0, 1), got 2.0\n")
 
 
@@ -138,14 +141,14 @@ def test_every_option_and_argument_has_a_help_text(command):
 
 
 def test_the_options_of_run_are_listed_by_topic():
-    text = coalmine("run", "--help").stdout
+    text = called("run", "--help").stdout
     topics = ["Task and model", "Participation", "Privacy", "Canaries", "Claim", "Optimisation", "Hardware", "Output"]
     places = [text.index(f"\n{topic}:\n") for topic in topics]
     assert places == sorted(places)
     assert text.index("\nPrivacy:") < text.index("--noise-multiplier Z") < text.index("\nCanaries:")
 
 
-def test_the_choices_of_run_are_those_of_a_config():
+def test_run_and_config_accept_the_same_choices():
     config = pytest.importorskip("coalmine.simulation.config")
     server = pytest.importorskip("coalmine.simulation.server_optimizer")
     names = ("TASKS", "LEVELS", "PARTICIPATIONS", "NOISES", "CLIPPINGS", "PATTERNS", "ENGINES")
@@ -159,10 +162,11 @@ def test_the_library_does_not_log_by_default():
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("output", ["", "--json"])
-@pytest.mark.parametrize(("claim", "code"), [("100 --known-others", 0), ("0.1 --known-others", 1), ("100", 3)])
-def test_a_closed_pipe_changes_no_exit_code(tmp_path, claim, code, output):
-    """`… | head` is no error, and no verdict either."""
+@pytest.mark.parametrize(
+    ("claim", "code", "output"), [("100 --known-others", 0, "--json"), ("0.1 --known-others", 1, ""), ("100", 3, "")]
+)
+def test_a_closed_pipe_does_not_change_the_exit_code(tmp_path, claim, code, output):
+    """`… | head` is neither an error nor a verdict."""
     scores = np.random.default_rng(1).normal(1.0, 0.5, size=400)
     (tmp_path / "scores.csv").write_text("\n".join(map(str, scores)))
     estimate = f"-m coalmine estimate {tmp_path}/scores.csv --null-std 0.5 --delta 1e-6 --claim {claim} {output}"

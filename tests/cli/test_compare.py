@@ -49,11 +49,11 @@ def test_different_deltas_are_noted(runs, capsys):
     found = compared(capsys, *runs)
     assert "delta ┃" in found.out
     assert "0.01" in found.out
-    assert "not to be compared" in " ".join(found.err.split())
+    assert "do not compare their epsilons" in " ".join(found.err.split())
 
 
 @pytest.mark.parametrize("damage", [{"adversaries": []}, {"adversaries": {"final": 5}}])
-def test_a_result_of_another_shape_is_one_line(runs, capsys, damage):
+def test_a_malformed_result_is_a_one_line_error(runs, capsys, damage):
     result = runs[0] / "result.json"
     result.write_text(json.dumps(json.loads(result.read_text()) | damage))
     with pytest.raises(SystemExit) as stop:
@@ -80,7 +80,7 @@ def test_an_unfinished_run_and_a_file_do_not_stop_the_comparison(runs, stopped, 
     assert found.out == compared(capsys, *style, *runs).out
 
 
-def test_an_unfinished_run_of_coalmine_is_resumed(runs, stopped, capsys):
+def test_an_unfinished_run_is_listed_with_its_resume_command(runs, stopped, capsys):
     (stopped / "config.toml").write_text('schema_version = 1\n[task]\nname = "digits"\n')
     assert f"continue it with `coalmine resume {stopped}`" in compared(capsys, *runs, stopped).err
 
@@ -100,7 +100,7 @@ def broken(path, text):
 @pytest.mark.parametrize("kind", ["stopped", "nowhere", "file", "empty", "damaged", "result.json"])
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_path_without_a_readable_run_is_one_line_and_exit_code_2(runs, stopped, tmp_path, capsys, kind, alone):
-    """Alone; beside other runs these are still shown. Only there an unfinished run or a file is no error."""
+    """Next to other runs, those are still shown, and an unfinished run or a file is not an error."""
     bad = {
         "stopped": stopped,
         "nowhere": tmp_path / "nowhere",
@@ -127,7 +127,7 @@ WITHOUT_LIMITS = {"verdict": "VIOLATION", "reason_code": "gauge", "decided_by": 
     "damage", [{"verdict": ["PASS"]}, {"adversaries": {"final": {"interval": [1]}}}, WITHOUT_LIMITS]
 )
 @pytest.mark.parametrize("style", [[], ["--csv"]])
-def test_a_result_with_wrong_types_is_one_line(runs, capsys, damage, style):
+def test_a_result_with_wrong_types_is_a_one_line_error(runs, capsys, damage, style):
     result = runs[0] / "result.json"
     result.write_text(json.dumps(json.loads(result.read_text()) | damage))
     with pytest.raises(SystemExit) as stop:
@@ -138,7 +138,7 @@ def test_a_result_with_wrong_types_is_one_line(runs, capsys, damage, style):
     assert out.count("digits") == 1  # the other run
 
 
-def test_a_number_that_json_does_not_know_is_one_line(runs, capsys):
+def test_a_number_outside_json_is_a_one_line_error(runs, capsys):
     result = runs[0] / "result.json"
     result.write_text(json.dumps(json.loads(result.read_text()) | {"analytical_epsilon": float("nan")}))
     with pytest.raises(SystemExit) as stop:
@@ -147,7 +147,7 @@ def test_a_number_that_json_does_not_know_is_one_line(runs, capsys):
     assert "is not JSON (a number in it is not finite)" in capsys.readouterr().err
 
 
-def test_a_bound_that_is_missing_is_an_empty_cell(runs, capsys):
+def test_a_missing_bound_is_an_empty_cell(runs, capsys):
     result = runs[1] / "result.json"
     values = json.loads(result.read_text())
     adversary = values["adversaries"]["known-others"]
@@ -163,4 +163,4 @@ def test_csv_and_json_exclude_each_other(runs, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["compare", "--csv", "--json", *map(str, runs)])
     assert stop.value.code == 2
-    assert "--csv and --json are two ways" in capsys.readouterr().err
+    assert "--csv and --json exclude each other" in capsys.readouterr().err

@@ -83,7 +83,7 @@ def test_get_prints_size_and_checksum(coalmine, site, tmp_path):
         ([], "nothing", "'nothing' is not one of 'fashion-mnist', "),
         ([404], "fashion-mnist", "cannot be fetched: the server answers 404 Not Found"),
         ([500] * 4, "fashion-mnist", "the server answers 500 Internal Server Error"),
-        ([], "stackexchange", "stackexchange cannot be fetched: no place to download it from is known"),
+        ([], "stackexchange", "stackexchange cannot be fetched: no download is known"),
     ],
 )
 def test_errors_are_one_line_and_exit_code_2(coalmine, site, tmp_path, statuses, name, message):

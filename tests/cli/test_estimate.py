@@ -1,4 +1,3 @@
-import contextlib
 import io
 import json
 import math
@@ -11,7 +10,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from coalmine.cli.main import app, main
+from coalmine.cli.main import app
+
+sys.path.insert(0, str(Path(__file__).parent))
+from in_process import called
 
 DIM, DELTA = 1_000_000, 1e-5
 QUANTILES = norm.ppf((np.arange(1000) + 0.5) / 1000) / math.sqrt(DIM)
@@ -21,16 +23,6 @@ def coalmine(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedProc
     words = [sys.executable, "-W", "error", "-m", "coalmine", *map(str, arguments)]
     done = subprocess.run(words, input=stdin, capture_output=True)
     return subprocess.CompletedProcess(words, done.returncode, done.stdout.decode(), done.stderr.decode())
-
-
-def called(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
-    """The same without a process of its own, which takes most of a second."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        with pytest.raises(SystemExit) as stop:
-            main([str(argument) for argument in arguments])
-    return subprocess.CompletedProcess(arguments, int(str(stop.value.code)), out.getvalue(), err.getvalue())
 
 
 def estimate(*arguments: object, stdin: bytes = b"", run=called) -> dict:
@@ -58,13 +50,13 @@ def text(lines: list[str]) -> bytes:
     return "\n".join(lines).encode() + b"\n"
 
 
-def lined(values: np.ndarray) -> list[str]:
+def to_lines(values: np.ndarray) -> list[str]:
     return [repr(float(value)) for value in values]
 
 
 @pytest.mark.parametrize(("shift", "fitted", "bound"), [(1, 4.393278, 2.924243), (2, 10.021311, 7.908868)])
-def test_the_papers_figures_against_a_null_in_closed_form(tmp_path, shift, fitted, bound):
-    """What the authors' code gives for normal quantiles at significance 0.05; it takes a normal null at this dim."""
+def test_estimates_match_the_authors_code_for_a_closed_form_null(tmp_path, shift, fitted, bound):
+    """The authors' code gives these for normal quantiles at significance 0.05; it uses a normal null at this dim."""
     np.save(tmp_path / "scores.npy", shifted(shift))
     found = estimate(tmp_path / "scores.npy", "--null-std", 1 / math.sqrt(DIM), run=coalmine)
     assert found["paper"]["epsilon"] == pytest.approx(fitted, abs=2e-6)
@@ -79,7 +71,7 @@ def test_the_papers_figures_against_a_null_in_closed_form(tmp_path, shift, fitte
 
 
 @pytest.mark.parametrize(("shift", "bound"), [(1, 1.626726), (2, 3.771945)])
-def test_the_papers_figures_against_unobserved_scores(tmp_path, shift, bound):
+def test_estimates_match_the_authors_code_for_unobserved_scores(tmp_path, shift, bound):
     np.savez(tmp_path / "scores.npz", observed=shifted(shift), unobserved=QUANTILES)
     found = estimate(tmp_path / "scores.npz", "--method", "paper")
     assert found["lower_bound"] == found["paper"]["lower_bound"] == pytest.approx(bound, abs=2e-6)
@@ -110,10 +102,10 @@ SCORES = shifted(1)[::10]
 OTHERS = QUANTILES[::5]
 LABELS = ["observed"] * SCORES.size + ["unobserved"] * OTHERS.size
 ONE_SAMPLE = {
-    "numbers.csv": lambda: text(lined(SCORES)),
-    "header.csv": lambda: text(["# cosines of a run", "Cosine", *lined(SCORES), ""]),
-    "byte-order-mark.csv": lambda: b"\xef\xbb\xbf" + text(["score", *lined(SCORES)]).replace(b"\n", b"\r\n"),
-    "canary.csv": lambda: text(["canary,score", *(f"{i},{x}" for i, x in enumerate(lined(SCORES)))]),
+    "numbers.csv": lambda: text(to_lines(SCORES)),
+    "header.csv": lambda: text(["# cosines of a run", "Cosine", *to_lines(SCORES), ""]),
+    "byte-order-mark.csv": lambda: b"\xef\xbb\xbf" + text(["score", *to_lines(SCORES)]).replace(b"\n", b"\r\n"),
+    "canary.csv": lambda: text(["canary,score", *(f"{i},{x}" for i, x in enumerate(to_lines(SCORES)))]),
     "row.npy": lambda: as_npy(SCORES),
     "column.npy": lambda: as_npy(SCORES[:, None]),
     "one.npz": lambda: as_npz(anything=SCORES),
@@ -121,21 +113,21 @@ ONE_SAMPLE = {
 }
 TWO_SAMPLES = {
     "label.csv": lambda: text(
-        ["kind,score", *(f"{k},{x}" for k, x in zip(LABELS, lined(np.append(SCORES, OTHERS)), strict=True))]
+        ["kind,score", *(f"{k},{x}" for k, x in zip(LABELS, to_lines(np.append(SCORES, OTHERS)), strict=True))]
     ),
     "unnamed-label.csv": lambda: text(
-        [f"{x};{k}" for k, x in zip(LABELS, lined(np.append(SCORES, OTHERS)), strict=True)]
+        [f"{x};{k}" for k, x in zip(LABELS, to_lines(np.append(SCORES, OTHERS)), strict=True)]
     ),
     "flag.csv": lambda: text(
         [
             "score,observed",
-            *(f"{x},{int(k == 'observed')}" for k, x in zip(LABELS, lined(np.append(SCORES, OTHERS)), strict=True)),
+            *(f"{x},{int(k == 'observed')}" for k, x in zip(LABELS, to_lines(np.append(SCORES, OTHERS)), strict=True)),
         ]
     ),
     "pair.csv": lambda: text(
         [
             "observed,unobserved",
-            *(f"{x},{y}" for x, y in zip(lined(SCORES) + [""] * SCORES.size, lined(OTHERS), strict=True)),
+            *(f"{x},{y}" for x, y in zip(to_lines(SCORES) + [""] * SCORES.size, to_lines(OTHERS), strict=True)),
         ]
     ),
     "two.npz": lambda: as_npz(observed=SCORES, unobserved=OTHERS, rounds=np.arange(3)),
@@ -148,24 +140,24 @@ TWO_SAMPLES = {
 
 @pytest.fixture(scope="module")
 def one_sample() -> dict:
-    return estimate("-", "--dim", DIM, stdin=text(lined(SCORES)), run=coalmine)
+    return estimate("-", "--dim", DIM, stdin=text(to_lines(SCORES)), run=coalmine)
 
 
 @pytest.fixture(scope="module")
 def two_samples(tmp_path_factory) -> dict:
     file = tmp_path_factory.mktemp("scores") / "unobserved.csv"
-    file.write_bytes(text(["unobserved", *lined(OTHERS)]))
+    file.write_bytes(text(["unobserved", *to_lines(OTHERS)]))
     return estimate("-", "--unobserved", file, stdin=as_npy(SCORES), run=coalmine)
 
 
 @pytest.mark.parametrize("name", ONE_SAMPLE)
-def test_every_format_gives_the_same_answer(name, tmp_path, one_sample):
+def test_every_format_gives_the_same_result(name, tmp_path, one_sample):
     (tmp_path / name).write_bytes(ONE_SAMPLE[name]())
     assert estimate(tmp_path / name, "--dim", DIM) == one_sample
 
 
 @pytest.mark.parametrize("name", TWO_SAMPLES)
-def test_observed_and_unobserved_in_one_file(name, tmp_path, two_samples):
+def test_one_file_may_hold_observed_and_unobserved_scores(name, tmp_path, two_samples):
     (tmp_path / name).write_bytes(TWO_SAMPLES[name]())
     assert estimate(tmp_path / name) == two_samples
 
@@ -177,7 +169,7 @@ def test_a_normal_null_equals_the_cosine_null_in_many_dimensions(one_sample):
 
 
 def test_the_table_names_everything_and_calls_no_estimate_a_bound():
-    done = coalmine("estimate", "-", "--dim", DIM, "--delta", DELTA, "--confidence", 0.9, stdin=text(lined(SCORES)))
+    done = coalmine("estimate", "-", "--dim", DIM, "--delta", DELTA, "--confidence", 0.9, stdin=text(to_lines(SCORES)))
     for words in ("estimate", "interval, 90 %", "lower bound, 90 %", "floor", "Anderson-Darling", "variance: null"):
         assert words in done.stdout
     assert "the paper's estimate (not a bound)" in done.stdout
@@ -213,13 +205,13 @@ def test_scores_without_a_signal_confirm_no_claim():
 
 
 def test_a_low_mean_passes_only_with_known_others():
-    """Half the claim's mean: either less leaks, or real updates hide it; without them it is the former."""
+    """Half the claim's mean: either less leaks, or real updates dilute it; with known others it is the former."""
     mean = 0.5 / honest_noise(3.0, DELTA)
     found = judged(mean, "--claim", 3)
     assert found["verdict"] == "UNDERPOWERED"
     assert any("--known-others" in warning for warning in found["warnings"])
-    assert "real updates could stand in for missing noise" in found["reason"]
-    assert "`" not in found["reason"]  # nothing that only Python code could do
+    assert "real updates could hide missing noise" in found["reason"]
+    assert "`" not in found["reason"]  # no advice that only applies to Python code
     assert judged(mean, "--claim", 3, "--known-others")["verdict"] == "PASS"
 
 
@@ -230,7 +222,7 @@ def test_unobserved_scores_refute_a_claim_and_cannot_confirm_one():
     undecided = estimate("-", "--claim", 10, stdin=scores)
     assert (undecided["verdict"], undecided["exit_code"]) == ("UNDERPOWERED", 3)
     assert "cannot confirm" in undecided["reason"]
-    assert "at most" in undecided["reason"]  # a bound from 1,000 and 1,000 scores ends below 10
+    assert "at most" in undecided["reason"]  # a bound from 1,000 and 1,000 scores stays below 10
 
 
 def test_strong_orthonormal_canaries_get_a_note_with_the_right_null():
@@ -261,7 +253,7 @@ def test_reversed_signs_and_a_wrong_null_get_a_note():
     assert "is this the right null" in warnings
 
 
-GOOD = lined(SCORES)
+GOOD = to_lines(SCORES)
 BAD_FILES = {
     "empty.csv": (b"", "is empty"),
     "comments.csv": (b"# nothing\n\n", "is empty"),
@@ -389,7 +381,7 @@ def test_ten_thousand_scores_take_less_than_a_second(tmp_path, capsys):
 
 
 def test_damaged_numpy_files_are_one_line(tmp_path):
-    """A header as Python 2 wrote it is read without a warning, and a signalling NaN is rejected without one."""
+    """A Python 2 header is read without a warning, and a signalling NaN is rejected without one."""
     path = tmp_path / "old.npy"
     np.save(path, np.linspace(-1, 3, 12, dtype="<f4"))
     content = path.read_bytes()

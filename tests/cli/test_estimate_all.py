@@ -26,7 +26,7 @@ def every(*arguments):
     return json.loads(done.stdout)["estimators"]
 
 
-def test_json_has_every_row_as_the_library_gives_it(scores):
+def test_json_rows_equal_the_librarys(scores):
     wanted = compare_estimators(shifted(1.0), QUANTILES, delta=1e-6)
     assert every(scores / "both.npz") == [vars(row) for row in wanted]
 
@@ -49,7 +49,7 @@ def test_unobserved_scores_can_be_combined_with_a_null(scores):
     assert [row["name"] for row in held] == [row["name"] for row in beside]
 
 
-def test_without_all_nothing_changes(scores):
+def test_without_all_the_output_is_unchanged(scores):
     done = called("estimate", scores / "both.npz", "--delta", 1e-6, "--json")
     assert "estimators" not in json.loads(done.stdout)
     refused = called(
@@ -58,8 +58,8 @@ def test_without_all_nothing_changes(scores):
     assert (refused.returncode, refused.stdout) == (2, "")
 
 
-def test_an_estimated_null_is_one_for_every_row(tmp_path):
-    """The F test that chooses the std must know how the null's was found, or two estimates stand on one page."""
+def test_every_row_uses_the_same_estimated_null(tmp_path):
+    """The F test that chooses the std must know how the null was estimated, or the output shows two different estimates."""
     np.savetxt(tmp_path / "wide.csv", 1 + 1.2 * ndtri((np.arange(200) + 0.5) / 200))
     law = ["--null-std", 1, "--null-dof", 30]
     done = called("estimate", tmp_path / "wide.csv", *law, "--delta", 1e-6, "--all", "--json")

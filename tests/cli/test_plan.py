@@ -1,28 +1,26 @@
 import itertools
 import json
 import math
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from scipy.stats import norm
 
 from coalmine.cli import main as cli
 
-
-def coalmine(*arguments: object) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-W", "error", "-m", "coalmine", *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True)
+sys.path.insert(0, str(Path(__file__).parent))
+from in_process import called
 
 
 def plan(*arguments: object) -> dict:
-    done = coalmine("plan", "--delta", "1e-6", *arguments, "--json")
+    done = called("plan", "--delta", "1e-6", *arguments, "--json")
     assert (done.stderr, done.returncode) == ("", 0)
     return json.loads(done.stdout)
 
 
-def test_the_canaries_to_detect_are_the_fewest():
-    """The plan for the answer detects that epsilon, and with one canary fewer it does not."""
+def test_plan_gives_the_fewest_canaries_that_detect_an_epsilon():
+    """The planned number of canaries detects that epsilon, and one canary fewer does not."""
     found = plan("--dim", 10_000, "--detect", 2)
     count = found["detect"]["canaries"]
     around = plan("--dim", 10_000, "--canaries", count, "--canaries", count - 1)["plans"]
@@ -44,7 +42,7 @@ def mechanism_mean(epsilon: float) -> float:
 
 @pytest.mark.parametrize(("dim", "claim"), [(1_000_000, 3), (1_000_000, 1), (10_000, 1)])
 def test_the_canaries_that_decide_a_claim_have_90_percent_power(dim, claim):
-    """A one-sided test at 0.2 % of the mean, the null's std estimated from the directions without a canary."""
+    """A one-sided test of the mean at 0.2 %, with the null's std estimated from the directions without canaries."""
 
     def power(count: int) -> float:
         claimed, faulty = mechanism_mean(claim), mechanism_mean(2 * claim)
@@ -65,24 +63,24 @@ def test_the_default_table_lists_the_usual_numbers_that_fit():
 
 
 def test_plan_says_when_no_number_of_canaries_is_enough():
-    done = coalmine("plan", "--dim", 1000, "--delta", "1e-6", "--claim", 0.01, "--canaries", 100)
+    done = called("plan", "--dim", 1000, "--delta", "1e-6", "--claim", 0.01, "--canaries", 100)
     *_, precision, claim = done.stdout.splitlines()
     assert precision == (
         "no number of canaries up to half the dimension gives a 95 % interval within ±25 % of epsilon 0.01"
     )
     assert claim == (
-        "no number of canaries would catch twice the claimed epsilon of 0.01 in 90 % of runs in this dimension"
+        "no number of canaries would detect twice the claimed epsilon of 0.01 in 90 % of runs in this dimension"
     )
 
 
 def test_plan_states_what_few_canaries_can_check_and_that_their_interval_is_wide():
-    """Ten canaries check a large claim and still measure epsilon poorly: both are said."""
-    done = coalmine("plan", "--dim", 10**6, "--delta", "1e-6", "--claim", 16, "--canaries", 10)
+    """Ten canaries can check a large claim but measure epsilon poorly: the plan says both."""
+    done = called("plan", "--dim", 10**6, "--delta", "1e-6", "--claim", 16, "--canaries", 10)
     (row,) = (line for line in done.stdout.splitlines() if line.startswith("│"))
     interval = row.split("│")[3].strip()
     claim = done.stdout.splitlines()[-1]
     assert claim == (
-        "10 canaries would catch twice the claimed epsilon of 16 in 90 % of runs; their 95 % interval is still wide: "
+        "10 canaries would detect twice the claimed epsilon of 16 in 90 % of runs; their 95 % interval is still wide: "
         + interval
     )
     assert "decide" not in done.stdout
@@ -103,7 +101,7 @@ def test_canaries_for_precision_are_the_fewest(epsilon):
 
 
 def test_more_canaries_detect_smaller_epsilons_with_narrower_intervals():
-    """Errors of the mean go with 1/√k: four times the canaries halve the smallest epsilon, or nearly."""
+    """The error of the mean scales as 1/√k: four times the canaries nearly halve the smallest detectable epsilon."""
     found = plan("--dim", 10**5, "--at", 5, "--canaries", 100, "--canaries", 400, "--canaries", 1600)["plans"]
     for fewer, more in itertools.pairwise(found):
         assert more["detectable"] < 0.6 * fewer["detectable"]
@@ -112,8 +110,8 @@ def test_more_canaries_detect_smaller_epsilons_with_narrower_intervals():
         assert more["ceiling"] > fewer["ceiling"]
 
 
-def test_the_table_has_the_planned_numbers():
-    done = coalmine("plan", "--dim", "600", "--delta", "1e-6", "--detect", "5", "--claim", "4")
+def test_the_table_prints_the_planned_numbers():
+    done = called("plan", "--dim", "600", "--delta", "1e-6", "--detect", "5", "--claim", "4")
     for words in ("smallest detectable ε", "95 % interval at ε = 4", "power against claim 4", "canaries detect an"):
         assert words in done.stdout
     assert (done.stderr, done.returncode) == ("", 0)
@@ -122,15 +120,15 @@ def test_the_table_has_the_planned_numbers():
 def test_plan_answers_for_amplified_claims():
     scheme = ("--sampling", "poisson", "--probability", 0.1, "--rounds", 100, "--noise-multiplier", 1)
     arguments = ("plan", "--dim", 10_000, "--delta", "1e-5", "--claim", 7.05, *scheme)
-    done = coalmine(*arguments)
+    done = called(*arguments)
     assert (done.stderr, done.returncode) == ("", 0)
     *_, accounted, answer = done.stdout.splitlines()
     assert accounted == "noise multiplier 1: dp-accounting PLD gives epsilon 7.047, adjacency add or remove one"
-    found = json.loads(coalmine(*arguments, "--json").stdout)
+    found = json.loads(called(*arguments, "--json").stdout)
     assert found["claim"]["sampling"] == {"scheme": "poisson", "probability": 0.1, "rounds": 100}
     assert (found["accounted"]["kind"], found["leg"]) == ("upper bound", "noise")
     assert found["canaries"] == max(found["legs"].values())
-    assert answer == f"{found['canaries']} canaries decide the claimed epsilon of 7.05; the noise leg asks for most"
+    assert answer == f"{found['canaries']} canaries decide the claimed epsilon of 7.05; the noise leg needs most"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +153,7 @@ def test_plan_answers_for_amplified_claims():
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
-    done = coalmine("plan", "--delta", "1e-6", *arguments)
+    done = called("plan", "--delta", "1e-6", *arguments)
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert (done.stdout, done.returncode) == ("", 2)
@@ -169,7 +167,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
         (["--dim", "1000", "--noise-multiplier", "1"], "--noise-multiplier belongs to a claim amplified by sampling"),
         (
             ["--dim", "1000", "--sampling", "shuffled", "--rounds", "10"],
-            "--sampling is about a claim: give --claim too",
+            "--sampling needs a claim: give --claim too",
         ),
         (
             ["--dim", "1000", "--claim", "1", "--sampling", "shuffled", "--rounds", "10", "--size", "3"],
@@ -177,7 +175,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
         ),
         (
             ["--dim", "1000", "--claim", "1", "--sampling", "shuffled", "--rounds", "10", "--detect", "1"],
-            "--sampling answers for a claim alone",
+            "--sampling only plans for a claim",
         ),
         (
             ["--dim", "1000", "--claim", "0", "--sampling", "shuffled", "--rounds", "9"],
@@ -197,13 +195,13 @@ def test_bad_input_about_amplified_claims_is_one_line_and_exit_code_2(capsys, ar
     assert (stop.value.code, said.err.count("\n"), said.out) == (2, 1, "")
 
 
-def test_plot_writes_a_picture(tmp_path):
+def test_plot_writes_an_image(tmp_path):
     pytest.importorskip("matplotlib")
-    done = coalmine("plan", "--dim", 10_000, "--delta", 1e-6, "--plot", tmp_path / "plan.png")
+    done = called("plan", "--dim", 10_000, "--delta", 1e-6, "--plot", tmp_path / "plan.png")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     for name in ("plan.txt", "plan.gif"):
-        bad = coalmine("plan", "--dim", 10_000, "--delta", 1e-6, "--canaries", 100, "--plot", tmp_path / name)
+        bad = called("plan", "--dim", 10_000, "--delta", 1e-6, "--canaries", 100, "--plot", tmp_path / name)
         assert bad.returncode == 2
         assert "must end in .png, .svg or .pdf" in bad.stderr
 

@@ -55,7 +55,7 @@ def test_json_and_markdown_go_to_stdout(coalmine, run):
     assert out.startswith("## run\n")
 
 
-def test_open_shows_the_file(coalmine, run, tmp_path, monkeypatch):
+def test_open_opens_the_file_in_a_browser(coalmine, run, tmp_path, monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     coalmine("report", run, "--open", "--format", "md", "--out", tmp_path / "page.md")

@@ -1,4 +1,4 @@
-"""`coalmine run`, `resume` and `compare` as a user meets them: real processes, really killed."""
+"""`coalmine run`, `resume` and `compare` as a user calls them, with real processes that are really killed."""
 
 import csv
 import io
@@ -27,12 +27,12 @@ pytest.importorskip("torch")
 
 SHORT = ("--rounds", "30", "--canaries", "200")
 CONFIG = "checkpoint_every = 4\n"
-# One thread: what runs beside the tests would make two wait for each other. No .pyc: the file size limit is not for them.
+# One thread: with other tests running, two would wait for each other. No .pyc files: the file size limit is not for them.
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def command(*arguments: object) -> list[str]:
-    """Without the page, unless it is asked for: drawing it takes as long as the run."""
+    """The command line, without the report unless a test requests it: drawing it takes as long as the run."""
     pageless = (
         [] if {"--page", "--no-page"} & set(arguments) or arguments[0] not in ("run", "resume") else ["--no-page"]
     )
@@ -58,7 +58,7 @@ def failed_with(done: subprocess.CompletedProcess[str], *words: str) -> None:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
-    """A run that nothing disturbed."""
+    """A run without interruptions."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "short.toml").write_text(CONFIG)
     done = coalmine("run", "--config", folder / "short.toml", *SHORT, "--out", folder / "run", "--page")
@@ -78,7 +78,7 @@ def test_a_run_prints_all_five_rungs_and_the_verdict_on_the_analytical_claim(fin
 
 
 def test_a_run_prints_key_figures_and_coverage(finished):
-    """The measured epsilon and a client's own next to each other, above the table; the gauges in one line."""
+    """The measured epsilon next to a client's analytical one, above the table; the gauges in one line."""
     result = json.loads((finished / "result.json").read_text())
     lines = (finished.parent / "shown.txt").read_text().splitlines()
     table = next(place for place, line in enumerate(lines) if line.startswith("┏"))
@@ -142,7 +142,7 @@ def test_a_run_can_be_verified(finished):
 
 
 def test_resume_after_kill_gives_identical_results(finished, tmp_path):
-    """Killed while it trains: as soon as so many rounds are on disk."""
+    """Killed during training, as soon as this many rounds are on disk."""
     for wanted in (2, 17):
         folder = tmp_path / str(wanted)
         process = started("run", "--config", finished.parent / "short.toml", *SHORT, "--out", folder)
@@ -160,7 +160,7 @@ def test_resume_after_kill_gives_identical_results(finished, tmp_path):
 
 @pytest.mark.slow
 def test_resume_after_kills_at_random_instants(tmp_path):
-    """From before the first round to after the last one, at any instant: resumed, every run ends the same."""
+    """Killed at any instant, from before the first round to after the last, every resumed run ends the same."""
     arguments = ("run", "--rounds", "400", "--canaries", "400", "--out")
     assert started(*arguments, tmp_path / "whole").wait() == 0
     instants, caught = random.Random(1), 0
@@ -178,12 +178,12 @@ def test_resume_after_kills_at_random_instants(tmp_path):
         process.send_signal(signal.SIGKILL)
         process.wait()
         caught += (folder / "config.toml").exists() and not (folder / "result.json").exists()
-        # Killed before there was anything to resume, it starts anew.
+        # A run killed before there was anything to resume starts again.
         done = coalmine("resume", folder) if (folder / "config.toml").exists() else coalmine(*arguments, folder)
         assert done.returncode == 0, done.stderr
         for name in ("result.json", "model.npy", "audit/rounds.log"):
             assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert caught >= 10  # else the kills did not meet the training
+    assert caught >= 10  # otherwise the kills missed the training
 
 
 def test_resuming_a_finished_run_changes_nothing(finished):
@@ -243,7 +243,7 @@ def test_damaged_checkpoints_are_rejected_and_training_can_restart(finished, tmp
 
 
 def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(finished, tmp_path):
-    """A limit on the size of files stands for the full disk: the write that passes it fails."""
+    """A limit on the file size stands in for the full disk: the write that exceeds it fails."""
     folder = tmp_path / "run"
     arguments = ("run", "--config", finished.parent / "short.toml", *SHORT, "--out", folder)
 
@@ -260,7 +260,7 @@ def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(finished, tmp_path):
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """A limit on the size of files, in this process."""
+    """Limit the size of files that this process can write."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -270,14 +270,14 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 def ends_with(code: int, *arguments: object) -> None:
-    """A command in this process, and its exit code."""
+    """Check the exit code of a command called in this process."""
     with pytest.raises(SystemExit) as stop:
         cli.main([str(argument) for argument in arguments])
     assert stop.value.code == code
 
 
 def test_a_page_that_cannot_be_written_does_not_hide_the_verdict(tmp_path, capsys):
-    """The page is the largest file of so short a run: a limit below it stops it alone."""
+    """The page is the largest file of such a short run: a limit below its size affects only the page."""
     folder, config = tmp_path / "run", tmp_path / "few.toml"
     config.write_text("rounds = 8\n[canaries]\ncount = 30\nunobserved = 30\n[privacy]\nnoise_multiplier = 0.2\n")
     with largest_file(200_000):
@@ -295,7 +295,7 @@ def test_a_page_that_cannot_be_written_does_not_hide_the_verdict(tmp_path, capsy
 
 @pytest.mark.parametrize("lines", [None, 0, 20])
 def test_lost_metrics_do_not_change_the_result(finished, tmp_path, capsys, lines):
-    """The checkpoint is at the last round, so that nothing is left to train; round 20 had another accuracy."""
+    """The checkpoint is at the last round, so nothing is left to train; round 20 had a different accuracy."""
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
     metrics = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -310,7 +310,7 @@ def test_lost_metrics_do_not_change_the_result(finished, tmp_path, capsys, lines
 
 @pytest.fixture
 def stopped(tmp_path) -> Path:
-    """A run by a file of rounds, stopped after 12 of 14 rounds."""
+    """A run with a rounds file, stopped after 12 of 14 rounds."""
     from coalmine.simulation.config import CanarySettings, EngineSettings, ParticipationSettings, RunConfig
     from coalmine.simulation.training_run import Progress, start
 
@@ -352,7 +352,7 @@ def test_a_changed_rounds_file_is_rejected(stopped, capsys):
 
 
 def test_a_run_with_a_rounds_file_can_be_repeated_and_resumed(stopped):
-    (stopped / "rounds.sha256").unlink()  # as a run has it that began before it was remembered
+    (stopped / "rounds.sha256").unlink()  # as in a run that began before coalmine stored this digest
     ends_with(0, "resume", stopped, "--no-page")
     ends_with(0, "run", "--config", stopped / "config.toml", "--out", stopped.parent / "again", "--no-page")
     for folder in (stopped, stopped.parent / "again"):
@@ -361,7 +361,7 @@ def test_a_run_with_a_rounds_file_can_be_repeated_and_resumed(stopped):
 
 
 def test_a_bad_rounds_file_can_be_corrected(tmp_path, capsys):
-    """What could not be begun with is not remembered."""
+    """A rounds file that was rejected is not stored."""
     rounds = tmp_path / "rounds.txt"
     rounds.write_text("1 2\n1 x\n")
     few = ("run", "--rounds", "2", "--canaries", "20", "--participation", "file", "--rounds-file", rounds)
@@ -384,7 +384,7 @@ def test_canaries_replace_a_tenth_of_the_clients_or_the_given_fraction(tmp_path,
 def test_the_noise_split_of_adaptive_clipping_is_printed(tmp_path, capsys):
     settings = ("--clipping", "adaptive", "--noise-multiplier", "4", "--rounds", "4", "--canaries", "40")
     ends_with(0, "run", *settings, "--clients-per-round", "50", "--no-page", "--out", tmp_path / "run")
-    # 60 a round: std 3 of the count, in which a client is ½, so 6 of its own; the updates have 1/√(4⁻² − 6⁻²) = 5.367.
+    # 60 per round: the count has std 3 and a client changes it by ½, a multiplier of 6; updates get 1/√(4⁻² − 6⁻²) = 5.367.
     said = capsys.readouterr().out
     assert "adaptive clipping spends ε 0.6858 on its count (noise multiplier 6), so the updates have" in said
     assert "noise multiplier 5.367 and known-others is compared with" in said
@@ -403,12 +403,12 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert "must be a directory, got a file" in fails_here(capsys, "run", *SHORT, "--out", tmp_path / "file")
     assert "/proc/coalmine" in fails_here(capsys, "run", *SHORT, "--out", "/proc/coalmine")
-    if os.geteuid():  # root writes where it likes
+    if os.geteuid():  # root can write anywhere
         (tmp_path / "closed").mkdir(mode=0o500)
         assert "Permission denied" in fails_here(capsys, "run", *SHORT, "--out", tmp_path / "closed" / "run")
 
 
-def test_a_second_writer_is_rejected(finished):
+def test_a_second_process_cannot_write_to_the_run(finished):
     from coalmine.storage.run_directory import RunDirectory
 
     home = RunDirectory(finished)
@@ -490,7 +490,7 @@ SAMPLED = ("--participation", "poisson", "--clients-per-round", "20", "--noise-m
 
 
 def test_the_accountants_epsilon_passes_and_is_verified(tmp_path, capsys):
-    """30 rounds at q = 0.1: three legs pass, and the analytical epsilon stays beside the claim."""
+    """30 rounds at q = 0.1: three legs pass, and the analytical epsilon is printed next to the claim."""
     from coalmine.storage.seed_file import DEMO_SEED
 
     run = tmp_path / "run"
@@ -514,7 +514,7 @@ def test_the_accountants_epsilon_passes_and_is_verified(tmp_path, capsys):
 def test_planned_canaries_do_not_observe_the_sampler(tmp_path, capsys):
     ends_with(3, "run", *SHORT, *SAMPLED, "--pattern", "spread", "--claim", "accountant", "--out", tmp_path / "run")
     out = " ".join(capsys.readouterr().out.split())
-    assert "nobody observed the pipeline's own sampler" in out
+    assert "the pipeline's own sampler was not observed" in out
     assert "--pattern clients or --pattern replace lets it pick the canaries" in out
 
 
@@ -532,7 +532,7 @@ def test_compare_lists_runs_side_by_side(finished, tmp_path):
 
 
 def test_missing_data_is_reported_before_the_directory_is_created(tmp_path):
-    """So that the same command with the right folder is not refused."""
+    """Otherwise the same command with the right folder would be rejected."""
     done = coalmine("run", "--task", "stackexchange", "--data-dir", tmp_path / "nowhere", "--out", tmp_path / "run")
     assert done.returncode == 2
     assert "is not there" in done.stderr
@@ -553,7 +553,7 @@ def test_missing_data_is_reported_before_the_directory_is_created(tmp_path):
     ],
 )
 def test_settings_are_validated_before_the_directory_is_created(tmp_path, capsys, arguments, said):
-    """So that the corrected command is not refused."""
+    """Otherwise the corrected command would be rejected."""
     assert said in fails_here(capsys, "run", *arguments, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -1,19 +1,17 @@
 import json
 import re
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
-
-
-def coalmine(*arguments):
-    return subprocess.run([sys.executable, "-m", "coalmine", *arguments], capture_output=True, text=True)
+sys.path.insert(0, str(Path(__file__).parent))
+from in_process import called
 
 
 def test_selftest_lists_what_detected_each_fault():
-    done = coalmine("selftest", "--fault", "honest", "--fault", "noise-over-2", "--fault", "one-client-twice")
+    done = called("selftest", "--fault", "honest", "--fault", "noise-over-2", "--fault", "one-client-twice")
     assert done.returncode == 0, done.stderr
     with_others, without = done.stdout.split("Without them")
     assert "half the noise" in with_others
@@ -23,9 +21,9 @@ def test_selftest_lists_what_detected_each_fault():
 
 
 def test_selftest_prints_the_margin_of_each_detection():
-    """A gauge's reading and limit where only a gauge did; a rung's and a gauge's where both; the unseen with a reason."""
+    """The value and limit of the gauge or rung; a fault that cannot be detected has a reason, too."""
     names = ("small-tensor-without-noise", "noise-on-one-layer", "clip-forgotten-at-scale-1", "weighted-mean-declared")
-    done = coalmine("selftest", *(word for name in names for word in ("--fault", name)))
+    done = called("selftest", *(word for name in names for word in ("--fault", name)))
     assert done.returncode == 0, done.stderr
     with_others, without = (rows(table) for table in done.stdout.split("Without them"))
     assert re.fullmatch(
@@ -48,7 +46,7 @@ def test_selftest_prints_the_margin_of_each_detection():
 
 
 def rows(table):
-    """The cells of each fault of a printed table; what was folded onto a second line is put together again."""
+    """The cells of each row of a printed table; wrapped lines are joined."""
     found = []
     for line in table.splitlines():
         if line.startswith("│"):
@@ -61,7 +59,7 @@ def rows(table):
 
 
 def test_selftest_as_json():
-    found = json.loads(coalmine("selftest", "--fault", "noise-reused", "--json").stdout)
+    found = json.loads(called("selftest", "--fault", "noise-reused", "--json").stdout)
     assert found[0]["fault"] == "noise-reused"
     assert "repeat gauge" in found[0]["caught_by"]
     assert found[0]["likely"] == ["noise-reused"]
@@ -78,5 +76,5 @@ def test_selftest_as_json():
 
 @pytest.mark.parametrize("arguments", [["--fault", "magic"], ["--seeds", "0"]])
 def test_bad_input_is_one_line(arguments):
-    done = coalmine("selftest", *arguments)
+    done = called("selftest", *arguments)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)

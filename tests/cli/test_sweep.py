@@ -1,4 +1,4 @@
-"""`coalmine sweep` as a user meets it: real processes, really killed; `compare` and `report` on its directory."""
+"""`coalmine sweep` as a user calls it, with real processes that are killed; `compare` and `report` on its directory."""
 
 import contextlib
 import io
@@ -52,7 +52,7 @@ def here(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, s
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory) -> Path:
-    """A sweep that nothing disturbed."""
+    """A sweep without interruptions."""
     folder = tmp_path_factory.mktemp("sweep")
     (folder / "tiny.toml").write_text(TINY)
     with contextlib.redirect_stdout(io.StringIO()) as shown, pytest.raises(SystemExit) as stop:
@@ -72,7 +72,7 @@ def test_a_sweep_ends_with_the_table_of_its_runs(swept):
 
 @pytest.mark.parametrize(("jobs", "killed"), [(1, NAMES[0]), pytest.param(2, NAMES[1], marks=pytest.mark.slow)])
 def test_restart_after_kill_gives_identical_results(swept, tmp_path, jobs, killed):
-    """Killed by kill -9 while a run trains; whatever its processes leave behind, the same command goes on."""
+    """Killed by kill -9 during training: the same command continues, whatever the processes left behind."""
     arguments = ("sweep", swept.parent / "tiny.toml", "--out", tmp_path, "--jobs", jobs)
     process = subprocess.Popen(
         command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT
@@ -83,7 +83,7 @@ def test_restart_after_kill_gives_identical_results(swept, tmp_path, jobs, kille
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert not (tmp_path / killed / "result.json").exists()
-    time.sleep(0.5 * (jobs > 1))  # its workers see that it is gone
+    time.sleep(0.5 * (jobs > 1))  # time for its workers to notice
     done = coalmine(*arguments)
     assert done.returncode == 0, done.stderr
     for name in NAMES:

@@ -17,7 +17,7 @@ from runs import make_run
 sys.path.insert(0, str(Path(__file__).parents[1] / "audit"))
 from training import train
 
-HONEST = mechanism_epsilon(1.0, delta=1e-6)  # what the noise of every run here gives
+HONEST = mechanism_epsilon(1.0, delta=1e-6)  # the epsilon of every run here
 
 
 def judged_run(path, claim, *, canaries=100):
@@ -104,7 +104,7 @@ def test_a_run_without_a_verdict_has_a_reason_and_a_remedy(coalmine, runs, name,
     assert reason in out
 
 
-def test_a_directory_of_runs_stands_for_all_of_them(coalmine, runs):
+def test_a_directory_of_runs_means_all_its_runs(coalmine, runs):
     code, out, _ = coalmine("verdict", "runs")
     assert code == 1
     assert [line.split()[0] for line in out.splitlines()] == [str(run) for run in sorted(runs.iterdir())]
@@ -121,7 +121,7 @@ def test_a_shell_glob_may_name_ordinary_files(coalmine, runs):
 
 
 def damage(runs, name):
-    """A path that holds no readable run."""
+    """A path without a readable run."""
     if name == "file":
         (runs / "file").write_text("no run")
     elif name == "empty":
@@ -216,7 +216,7 @@ def test_quiet_prints_verdicts_and_errors_only(coalmine, runs):
 
 
 def test_an_audit_in_a_custom_loop_has_a_verdict(coalmine, tmp_path):
-    """The directory that `Audit(directory=…)` writes, without any trainer of coalmine."""
+    """The directory written by `Audit(directory=…)` in a user's own training loop."""
     audit = train(
         audit=Audit(2_000, canaries=100, seed=1, delta=1e-6, rounds=5, directory=tmp_path), dim=2_000, rounds=5
     )

@@ -1,4 +1,4 @@
-"""`coalmine verify` says what it compared and what that means; `read_seed` is how everybody reads the seed."""
+"""`coalmine verify` and its explanations, and `read_seed`, the one way to read a seed file."""
 
 import json
 
@@ -36,7 +36,7 @@ def run(tmp_path, seed_file):
 
 @pytest.fixture
 def noted(run):
-    """What somebody noted elsewhere when the run began and ended, as options."""
+    """The digests noted elsewhere when the run began and ended, as options."""
     record, result = (
         json.loads((run / "audit" / "record.json").read_text()),
         json.loads((run / "result.json").read_text()),
@@ -105,7 +105,7 @@ def test_a_well_formed_digest_that_is_not_the_noted_one_fails(verified, seed_fil
     assert [name for name, (outcome, _) in found.items() if outcome == "DOES NOT HOLD"] == [
         {"--commitment": "commitment date", "--log-digest": "log date"}[option]
     ]
-    code, found = verified(seed_file, option, f" {good.upper()} ")  # however it was typed
+    code, found = verified(seed_file, option, f" {good.upper()} ")  # case and spaces do not matter
     assert code == 3
 
 

@@ -1,4 +1,4 @@
-"""`coalmine watch` against a run that really goes on: the alarm, its exit code and command, and the page in a browser."""
+"""`coalmine watch` on a live run: the alarm, its exit code and command, and the page in a browser."""
 
 import json
 import os
@@ -36,7 +36,7 @@ with Audit({dim}, **settings) as audit:
 
 
 def trainer(directory, *, noise, rounds=40, pause=0.0):
-    """A training in a process of its own."""
+    """A training run in its own process."""
     script = TRAINER.format(dim=DIM, canaries=CANARIES, delta=DELTA, claim=CLAIM)
     command = [sys.executable, "-c", script, str(directory), str(noise), str(rounds), str(pause)]
     return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
@@ -92,21 +92,21 @@ def test_an_alarm_ends_watching_with_exit_code_1_and_runs_the_command(tmp_path):
     assert len(rounds) < 40
 
 
-def test_an_honest_run_is_watched_to_its_end(honest):
+def test_watching_an_honest_run_ends_with_the_run(honest):
     done = watch(honest, "--claim", CLAIM, "--stop-on-violation")
     assert (done.returncode, done.stderr) == (0, "")
     assert "No alarm after round 40" in done.stdout
     assert "500 raises the alarm" in done.stdout
 
 
-def test_the_evidence_is_shown_and_not_a_verdict(broken):
+def test_watch_shows_evidence_instead_of_a_verdict(broken):
     done = watch(broken, "--claim", CLAIM)
-    assert done.returncode == 0  # nobody asked to stop
+    assert done.returncode == 0  # --stop-on-violation was not given
     assert "Alarm in round" in done.stdout
     assert "VIOLATION" not in done.stdout
 
 
-def test_a_command_that_fails_is_told_and_changes_nothing(broken):
+def test_a_failed_command_is_reported_and_changes_nothing(broken):
     done = watch(broken, "--claim", CLAIM, "--stop-on-violation", "--on-violation", "exit 7")
     assert done.returncode == 1
     assert "the command of --on-violation ended with exit code 7" in done.stderr
@@ -145,14 +145,14 @@ def test_the_page_must_not_be_a_file_of_the_run(honest):
 
 
 def alarm_text(browser):
-    """What stands on top of the page; nothing while it is being loaded again."""
+    """The text at the top of the page; empty while the page reloads."""
     try:
         return browser.evaluate("document.querySelector('#alarm').innerText")
     except AssertionError:
         return ""
 
 
-def test_a_browser_shows_the_run_as_it_goes_on(tmp_path):
+def test_a_browser_shows_the_live_run(tmp_path):
     pytest.importorskip("matplotlib")
     home, page = tmp_path / "run", tmp_path / "live.html"
     process = trainer(home, noise=1.0, pause=0.25)
@@ -169,13 +169,13 @@ def test_a_browser_shows_the_run_as_it_goes_on(tmp_path):
         assert "The run goes on" in first
         assert browser.evaluate("document.querySelector('#alarm').getBoundingClientRect().top") < 200  # on top
         deadline = time.monotonic() + 90
-        while "goes on" in last and time.monotonic() < deadline:  # it loads itself again: nobody opens it
+        while "goes on" in last and time.monotonic() < deadline:  # the page reloads itself
             time.sleep(0.2)
             last = alarm_text(browser) or last
         assert "No alarm after round 40" in last
         assert browser.complaints == []
         assert (process.wait(60), watching.wait(60)) == (0, 0)
-        assert 'http-equiv="refresh"' not in page.read_text()  # the last one stays
+        assert 'http-equiv="refresh"' not in page.read_text()  # the final page does not reload
     finally:
         for running in (process, watching):
             if running is not None and running.poll() is None:

@@ -1,4 +1,4 @@
-"""A web server on this machine that misbehaves when it is told to."""
+"""A local web server that misbehaves on request."""
 
 import threading
 from contextlib import contextmanager, suppress
@@ -8,12 +8,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Site:
-    """What the server has, how it misbehaves, and what it was asked."""
+    """The server's files, its misbehaviour, and the requests that it received."""
 
     files: dict[str, bytes]
     url: str = ""
-    cuts: list[int] = field(default_factory=list)  # the next answers end after so many bytes of content
-    statuses: list[int] = field(default_factory=list)  # the next answers are these errors
+    cuts: list[int] = field(default_factory=list)  # the next responses end after this many bytes of content
+    statuses: list[int] = field(default_factory=list)  # the next responses have these error codes
     moved: dict[str, str] = field(default_factory=dict)
     asked: list[dict[str, str]] = field(default_factory=list)
 
@@ -40,7 +40,7 @@ def serving(files: dict[str, bytes]):
             self.send_response(200)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
-            with suppress(ConnectionError):  # whoever asked has heard enough
+            with suppress(ConnectionError):  # the client has closed the connection
                 self.wfile.write(content[: site.cuts.pop(0)] if site.cuts else content)
             return
 

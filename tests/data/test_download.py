@@ -1,4 +1,4 @@
-"""Downloads from a real server on this machine, which cuts connections and changes files."""
+"""Downloads from a real local server that cuts connections and changes files."""
 
 import hashlib
 import sys
@@ -35,7 +35,7 @@ def _no_waiting(monkeypatch):
         monkeypatch.delenv(name.upper(), raising=False)
 
 
-def test_a_file_arrives_whole_and_checked(site, tmp_path):
+def test_a_download_is_complete_and_checked(site, tmp_path):
     seen = []
     file = Download(url=site.url + "file.bin", size=len(CONTENT), sha256=SHA256, checksum_from="us")
     found = download(file, tmp_path / "file.bin", progress=lambda done, total: seen.append((done, total)))
@@ -56,14 +56,14 @@ def test_md5_is_checked_where_no_sha256_is_published(site, tmp_path):
     assert unchecked.checked == ""
 
 
-def test_a_cut_connection_is_tried_again(site, tmp_path):
+def test_a_cut_connection_is_retried(site, tmp_path):
     site.cuts = [300_000, 1]
     download(Download(url=site.url + "file.bin", sha256=SHA256), tmp_path / "file.bin")
     assert (tmp_path / "file.bin").read_bytes() == CONTENT
     assert len(site.asked) == 3
 
 
-def test_a_server_that_always_cuts_is_given_up(site, tmp_path):
+def test_retries_end_with_an_error(site, tmp_path):
     site.cuts = [300_000] * 50
     with pytest.raises(ConnectionError, match=r"cannot be fetched: .*300000 bytes read.* \(tried 4 times"):
         download(Download(url=site.url + "file.bin", sha256=SHA256), tmp_path / "file.bin")
@@ -71,15 +71,15 @@ def test_a_server_that_always_cuts_is_given_up(site, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_checksum_is_rejected_and_the_file_deleted(site, tmp_path):
+def test_a_wrong_checksum_is_rejected_and_the_file_deleted(site, tmp_path):
     for wrong in ({"sha256": "0" * 64}, {"md5": "0" * 32}):
         with pytest.raises(ValueError, match=r"(SHA256|MD5) hash of downloaded file \(file.bin\) does not match"):
             download(Download(url=site.url + "file.bin", **wrong), tmp_path / "file.bin")
         assert list(tmp_path.iterdir()) == []
-    assert len(site.asked) == 2  # the same file would come again
+    assert len(site.asked) == 2  # a retry would fetch the same file
 
 
-def test_another_size_is_rejected_before_a_byte_is_taken(site, tmp_path):
+def test_a_wrong_size_is_rejected_before_downloading(site, tmp_path):
     with pytest.raises(ValueError, match=r"has 1,048,576 bytes now, the published file has 5; not downloaded"):
         download(Download(url=site.url + "file.bin", size=5), tmp_path / "file.bin")
     assert list(tmp_path.iterdir()) == []
@@ -95,7 +95,7 @@ def test_a_file_with_the_right_checksum_is_not_downloaded_again(site, tmp_path):
     assert (tmp_path / "file.bin").read_bytes() == CONTENT
 
 
-def test_server_errors_are_tried_again_and_missing_files_are_not(site, tmp_path):
+def test_server_errors_are_retried_and_missing_files_are_not(site, tmp_path):
     with pytest.raises(ValueError, match="nothing cannot be fetched: the server answers 404 Not Found"):
         download(Download(url=site.url + "nothing"), tmp_path / "file.bin")
     assert len(site.asked) == 1
@@ -107,10 +107,10 @@ def test_server_errors_are_tried_again_and_missing_files_are_not(site, tmp_path)
         download(Download(url=site.url + "file.bin"), tmp_path / "other.bin")
 
 
-def test_no_server_is_reported_with_the_proxy_settings(tmp_path):
+def test_an_unreachable_server_is_reported_with_a_hint_about_proxies(tmp_path):
     with serving({}) as closed:
         url = closed.url
-    with pytest.raises(ConnectionError, match=r"Connection refused.*a proxy is named by HTTPS_PROXY") as raised:
+    with pytest.raises(ConnectionError, match=r"Connection refused.*set a proxy with HTTPS_PROXY") as raised:
         download(Download(url=url + "file.bin"), tmp_path / "file.bin")
     assert "\n" not in str(raised.value)
     assert list(tmp_path.iterdir()) == []

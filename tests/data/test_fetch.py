@@ -1,4 +1,4 @@
-"""A data set from a server on this machine to the folder where its task looks, and what the catalogue promises."""
+"""Fetching a data set from a local server into its task's folder, and checks of the catalogue."""
 
 import gzip
 import hashlib
@@ -70,7 +70,7 @@ def tiny(url: str, *downloads: Download) -> Dataset:
     )
 
 
-def test_fetched_files_are_unpacked_where_the_task_looks(site, tmp_path):
+def test_fetched_files_are_unpacked_into_the_tasks_folder(site, tmp_path):
     dataset = tiny(site.url)
     assert not dataset.is_in(tmp_path)
     told = []
@@ -82,7 +82,7 @@ def test_fetched_files_are_unpacked_where_the_task_looks(site, tmp_path):
     assert [(file.name, file.checked) for file in fetched][:2] == [("plain.gz", "sha256 of us"), ("word.h5", "")]
     assert ("unpacking", "data.tar.bz2") in told
     recorded = {entry["name"]: entry for entry in json.loads((folder / RECORD).read_text())["files"]}
-    assert recorded["word.h5"]["sha256"] == hashlib.sha256(PACKED).hexdigest()  # what it was, though nobody said
+    assert recorded["word.h5"]["sha256"] == hashlib.sha256(PACKED).hexdigest()  # recorded, although none was published
     assert recorded["word.h5"]["url"] == site.url + "word.tar.bz2"
 
 
@@ -115,7 +115,7 @@ def test_rejected_archive_leaves_no_data(site, tmp_path):
 
 
 def test_archive_left_by_an_interrupted_unpacking_is_reused(site, tmp_path):
-    """Killed while unpacking, after hours of downloading."""
+    """A run killed while unpacking does not repeat hours of downloading."""
     sha256 = hashlib.sha256(PACKED).hexdigest()
     file = Download(url=site.url + "word.tar.bz2", sha256=sha256, unpacked=("word.h5",), unpacked_limit=1000)
     (tmp_path / "tiny").mkdir()
@@ -140,24 +140,24 @@ def test_a_damaged_archive_is_deleted(site, tmp_path):
 
 def test_unwritable_folder_is_reported(site, tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(OSError, match=r"writing .* failed: Not a directory; name another folder by --data-dir"):
+    with pytest.raises(OSError, match=r"writing .* failed: Not a directory; choose another folder with --data-dir"):
         fetch(tiny(site.url), tmp_path / "file")
 
 
 def test_unfetchable_data_set_says_why(tmp_path):
-    with pytest.raises(ValueError, match="stackexchange cannot be fetched: no place to download it from is known"):
+    with pytest.raises(ValueError, match="stackexchange cannot be fetched: no download is known"):
         fetch(DATASETS["stackexchange"], tmp_path)
 
 
 def test_every_data_set_can_be_read_after_it_was_fetched(tmp_path):
-    """What the downloads leave is one of the sets of files that the task reads."""
+    """The downloaded files are one of the sets of files that the task reads."""
     for dataset in DATASETS.values():
         folder = tmp_path / dataset.name / dataset.folder
         folder.mkdir(parents=True)
         for file in dataset.downloads:
             for name in file.results:
                 (folder / name).write_bytes(b"")
-            assert file.url.startswith("https://") or file.sha256 or file.md5  # unless it is checked, only by HTTPS
+            assert file.url.startswith("https://") or file.sha256 or file.md5  # HTTP only with a checksum
             assert bool(file.unpacked) == bool(file.unpacked_limit)
             assert bool(file.checksum_from) == bool(file.sha256 or file.md5)
         assert dataset.is_in(tmp_path / dataset.name) == bool(dataset.downloads)
@@ -171,11 +171,11 @@ def test_stand_in_data_sets_have_their_own_titles():
 
 @pytest.mark.skipif(not DATA, reason="COALMINE_DATA_DIR names no folder with the real data")
 @pytest.mark.parametrize("name", ["fashion-mnist", "mnist-by-writer"])
-def test_the_published_checksums_are_those_of_the_real_files(name):
+def test_the_published_checksums_match_the_real_files(name):
     dataset = DATASETS[name]
     assert dataset.is_in(Path(str(DATA)))
     for file in dataset.downloads:
-        if file.sha256:  # MNIST's pictures may lie there packed otherwise; the task checks what they hold
+        if file.sha256:  # MNIST's images may be packed differently there; the task checks their contents
             content = (Path(str(DATA)) / dataset.folder / file.name).read_bytes()
             assert (hashlib.sha256(content).hexdigest(), len(content)) == (file.sha256, file.size)
 

@@ -1,4 +1,4 @@
-"""Archives that are what they should be, and archives that are out to harm."""
+"""Valid, damaged and malicious archives."""
 
 import bz2
 import io
@@ -85,7 +85,7 @@ def test_decompression_bombs_are_stopped_at_the_limit(tmp_path):
     assert max(written, default=0) <= LIMIT
 
 
-def test_a_bomb_beside_the_wanted_files_is_stopped_too(tmp_path):
+def test_a_decompression_bomb_next_to_the_wanted_files_is_stopped(tmp_path):
     archive = tar(tmp_path / "a.tar.bz2", ("zeros", bytes(30 << 20)), ("good.h5", b"good"))
     with pytest.raises(ValueError, match="unpacks to more than"):
         unpack(archive, tmp_path / "out", wanted=("good.h5",), limit=LIMIT)
@@ -108,7 +108,7 @@ def test_damaged_archives_are_reported(tmp_path):
         assert files_in(tmp_path / "out") == []
 
 
-def test_missing_members_and_other_kinds_are_reported(tmp_path):
+def test_missing_members_and_unsupported_formats_are_reported(tmp_path):
     archive = tar(tmp_path / "a.tar.bz2", ("good.h5", b"good"))
     with pytest.raises(ValueError, match=r"a.tar.bz2 does not hold other.h5"):
         unpack(archive, tmp_path / "out", wanted=("good.h5", "other.h5"), limit=LIMIT)

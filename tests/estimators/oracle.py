@@ -1,6 +1,6 @@
-"""Delta between two Gaussians by high-precision arithmetic: shares nothing with the package.
+"""Delta between two Gaussians in high-precision arithmetic; shares no code with the package.
 
-Appendix A as printed: roots of the quadratic, normal cdfs, at enough digits that nothing cancels.
+Appendix A as printed: roots of the quadratic and normal cdfs, with enough digits to avoid cancellation.
 """
 
 from mpmath import mp, mpf
@@ -42,7 +42,7 @@ def _hockey_stick(m1, s1, m2, s2, epsilon):
             return _cdf(high, mean, std)
         if high == mp.inf:
             return _cdf(-low, -mean, std)
-        # between the roots: from the side where both tails are small
+        # between the roots: computed from the side where both tails are small
         return _cdf(high, mean, std) - lower if (low + high) / 2 < mean else _cdf(-low, -mean, std) - upper
 
     return max(mass(m1, s1) - mp.exp(epsilon) * mass(m2, s2), mpf(0))

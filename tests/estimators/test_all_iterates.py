@@ -7,7 +7,7 @@ from coalmine.estimators.all_iterates import estimate_from_iterates
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 
 
-def test_one_gaussian_is_fitted_to_each_side():
+def test_a_gaussian_is_fitted_to_each_side():
     rng = np.random.default_rng(0)
     observed, unobserved = rng.normal(3, 2, 500), rng.normal(1, 1.5, 800)
     estimate = estimate_from_iterates(observed, unobserved, delta=1e-6)

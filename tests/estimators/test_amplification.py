@@ -46,11 +46,11 @@ def test_poisson_agrees_with_dp_accounting(noise, sampling, delta):
     assert amplified_epsilon(noise, sampling, delta) == pytest.approx(direct, rel=1e-3, abs=1e-3)
 
 
-def test_known_figures():
+def test_values_agree_with_published_figures():
     poisson = amplified_epsilon(1.0, Poisson(0.1, 100), 1e-5)
     assert poisson == pytest.approx(7.047, abs=5e-4)
     assert (poisson.low, poisson.kind, poisson.adjacency) == (poisson, "upper bound", "add or remove one")
-    for delta, upper, lower in ((1e-3, 0.307, 0.291), (1e-6, 0.874, 0.844)):  # PLD_accounting's own adaptive search
+    for delta, upper, lower in ((1e-3, 0.307, 0.291), (1e-6, 0.874, 0.844)):  # from PLD_accounting's adaptive search
         found = amplified_epsilon(1.0, RandomAllocation(100), delta)
         assert found.low < upper
         assert found > lower
@@ -62,7 +62,7 @@ def test_known_figures():
 @pytest.mark.slow
 @pytest.mark.parametrize(("noise", "sampling", "delta"), [(0.5, RandomAllocation(10, epochs=2), 1e-4)])
 def test_random_allocation_brackets_a_finer_grid(noise, sampling, delta):
-    """PLD_accounting called directly, at three times the resolution of a geometric grid."""
+    """Oracle: PLD_accounting called directly, on a geometric grid of three times the resolution."""
     from PLD_accounting import (
         AllocationSchemeConfig,
         BoundType,
@@ -112,8 +112,8 @@ def test_random_allocation_is_the_epsilon_of_its_dominating_pair(noise, rounds):
     assert mean > delta + 4 * error
 
 
-def test_at_little_noise_random_allocation_saves_the_log_of_the_rounds():
-    """Section 5's footnote: at little noise, knowing the round is worth log T."""
+def test_at_low_noise_random_allocation_saves_the_log_of_the_rounds():
+    """Section 5's footnote: at low noise, knowing the round is worth log T."""
     delta = 341_000**-1.1
     plain = mechanism_epsilon(0.0496, delta=delta)
     found = amplified_epsilon(0.0496, RandomAllocation(2048), delta)
@@ -123,7 +123,7 @@ def test_at_little_noise_random_allocation_saves_the_log_of_the_rounds():
 
 @pytest.mark.parametrize(("noise", "rounds", "epochs"), [(1.0, 10, 1), (0.5, 40, 1), (1.0, 10, 3), (3.0, 2, 1)])
 def test_shuffling_leaks_as_much_as_its_lower_end(noise, rounds, epochs):
-    """Permute clients into cohorts, add noise, and take the likelihood ratio of the two data sets as the test."""
+    """Permute clients into cohorts, add noise, and test with the likelihood ratio of the two data sets."""
     delta = 1e-3
     found = amplified_epsilon(noise, Shuffled(rounds, epochs), delta)
     rng = np.random.default_rng(1)
@@ -133,7 +133,7 @@ def test_shuffling_leaks_as_much_as_its_lower_end(noise, rounds, epochs):
         log_ratio = np.zeros(runs)
         for _ in range(epochs):
             sums = np.full((runs, rounds), -float(size))  # all others send -1
-            sums[np.arange(runs), rng.integers(rounds, size=runs)] += 1 + target  # in the place of one of them
+            sums[np.arange(runs), rng.integers(rounds, size=runs)] += 1 + target  # replaces one of them
             x = sums + size + noise * rng.normal(size=sums.shape)
             top, changed = (np.logaddexp.reduce((mean * x - mean**2 / 2) / noise**2, axis=1) for mean in (2, 1))
             log_ratio += top - changed
@@ -152,7 +152,7 @@ def test_shuffling_leaks_as_much_as_its_lower_end(noise, rounds, epochs):
 
 
 def test_shuffling_permutes_the_target_into_a_uniform_round():
-    """The derivation above draws the target's round directly; a permutation of everybody gives the same law."""
+    """The test above samples the target's round directly; a permutation of all clients gives the same law."""
     rng = np.random.default_rng(2)
     rounds, size, runs = 4, 3, 20_000
     where = np.array([np.flatnonzero(rng.permutation(rounds * size) == 0)[0] // size for _ in range(runs)])
@@ -160,7 +160,7 @@ def test_shuffling_permutes_the_target_into_a_uniform_round():
     assert ((counts - runs / rounds) ** 2).sum() / (runs / rounds) < 21.1  # chi-squared, 3 degrees of freedom, 1e-4
 
 
-def test_shuffling_s_lower_end_is_the_formula():
+def test_the_lower_end_of_shuffling_matches_its_formula():
     for noise, rounds, delta in ((1.0, 100, 1e-5), (0.7, 1000, 1e-6)):
         c = np.linspace(0, 6, 200_001)
         others = norm.cdf(c / noise) ** (rounds - 1)
@@ -211,7 +211,7 @@ def test_fixed_size_s_lower_end_is_the_epsilon_of_a_pair_of_neighbours():
     assert terms.mean() == pytest.approx(delta, abs=4 * terms.std() / math.sqrt(len(terms)) + 0.05 * delta)
 
 
-def test_where_everybody_is_in_every_round_there_is_nothing_to_amplify():
+def test_full_participation_gives_no_amplification():
     assert amplified_epsilon(1.0, Poisson(1.0, 4), 1e-6) == mechanism_epsilon(1.0, delta=1e-6, participations=4)
     for scheme in (RandomAllocation, Shuffled):
         found = amplified_epsilon(1.0, scheme(1, 4), 1e-6)
@@ -221,7 +221,7 @@ def test_where_everybody_is_in_every_round_there_is_nothing_to_amplify():
 
 
 @pytest.mark.parametrize("sampling", SCHEMES, ids=lambda sampling: sampling.scheme)
-def test_epsilon_falls_with_noise_and_is_a_number_at_any_noise(sampling):
+def test_epsilon_decreases_with_noise_and_is_never_nan(sampling):
     noises = (0, 1e-300, 1e-9, 0.01, 0.06, 2, 1e300)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -234,7 +234,7 @@ def test_epsilon_falls_with_noise_and_is_a_number_at_any_noise(sampling):
         assert values == sorted(values, reverse=True)
 
 
-def test_too_little_noise_for_an_accountant_is_said():
+def test_too_little_noise_for_the_accountant_is_reported():
     for sampling in (Poisson(0.1, 50), RandomAllocation(50)):
         found = amplified_epsilon(0.01, sampling, 1e-5)
         assert "not amplified" in found.note
@@ -244,8 +244,8 @@ def test_too_little_noise_for_an_accountant_is_said():
     assert found - found.low < math.log(50) + 5
 
 
-def test_a_million_rounds():
-    """By the central limit theorem, with parameter q√(T(e^(1/z²) - 1)) (Dong et al., arXiv 1905.02383)."""
+def test_a_million_rounds_agree_with_the_central_limit_theorem():
+    """Its parameter is q√(T(e^(1/z²) - 1)) (Dong et al., arXiv 1905.02383)."""
     rounds, probability = 1_000_000, 0.001
     limit = probability * math.sqrt(rounds * math.expm1(1.0))
     expected = mechanism_epsilon(1 / limit, delta=1e-6)
@@ -263,22 +263,22 @@ def test_a_million_rounds():
         (2.0, Shuffled(50, 2), 1e-5),
     ],
 )
-def test_noise_is_the_inverse(epsilon, sampling, delta):
+def test_noise_inverts_epsilon(epsilon, sampling, delta):
     noise = amplified_noise(epsilon, sampling, delta)
     found = amplified_epsilon(noise, sampling, delta)
     assert found <= epsilon * (1 + 1e-12)
     assert found == pytest.approx(epsilon, rel=1.1e-3 if isinstance(sampling, RandomAllocation) else 1.1e-4)
 
 
-def test_noise_at_the_edges():
+def test_noise_is_right_at_the_limits():
     assert amplified_noise(math.inf, Poisson(0.1, 10), 1e-5) == 0
     assert amplified_noise(3.0, Shuffled(100, 2), 1e-5) == mechanism_noise(3.0, delta=1e-5, participations=2)
-    # Random allocation stops being accounted for at about this epsilon: the answer lies behind the jump.
+    # The accountant of random allocation stops at about this epsilon: the answer lies beyond the jump.
     noise = amplified_noise(290.0, RandomAllocation(50), 1e-5)
     assert amplified_epsilon(noise, RandomAllocation(50), 1e-5) <= 290
 
 
-def test_an_epsilon_knows_where_it_comes_from():
+def test_an_epsilon_records_its_accountant():
     found = amplified_epsilon(1.0, Shuffled(10), 1e-5)
     for same in (copy.copy(found), copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
         assert type(same) is AmplifiedEpsilon
@@ -310,15 +310,15 @@ def test_bad_input_is_rejected(call, message):
         call()
 
 
-def test_another_scheme_is_rejected():
+def test_an_unknown_scheme_is_rejected():
     with pytest.raises(
         TypeError, match="sampling must be one of Poisson, RandomAllocation, Shuffled, FixedSize, got 'poi"
     ):
         amplified_epsilon(1.0, "poisson", 1e-5)
 
 
-def test_epsilon_grows_steadily_as_delta_falls_below_what_a_loss_distribution_resolves():
-    """Below about 1e-15 a privacy loss distribution is rounding error; Rényi accounting takes its place."""
+def test_epsilon_grows_as_delta_falls_below_the_resolution_of_a_loss_distribution():
+    """Below about 1e-15 a privacy loss distribution is only rounding error; Rényi accounting replaces it."""
     found = [amplified_epsilon(1.0, Poisson(0.01, rounds=100), delta) for delta in (1e-12, 1e-13, 3e-15, 1e-16, 1e-18)]
     assert [float(each) for each in found] == sorted(float(each) for each in found)
     assert float(found[-1]) < 2 * float(found[0])

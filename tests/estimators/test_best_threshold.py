@@ -1,17 +1,17 @@
-"""The search for the best threshold gives what trying every one of them gives, and looks at few."""
+"""The search for the best threshold finds the same as trying all of them, with few evaluations."""
 
 import numpy as np
 import pytest
 
 from coalmine.estimators import best_threshold as module
-from coalmine.estimators.best_threshold import EVERY, best_threshold
+from coalmine.estimators.best_threshold import EXHAUSTIVE, best_threshold
 from coalmine.estimators.bounds import METHODS, epsilon_lower_bound
 from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.literature.nasr import nasr_row
 from coalmine.estimators.rates import epsilon_from_rates
 
 RNG = np.random.default_rng(14)
-SIZE = EVERY + 1_000
+SIZE = EXHAUSTIVE + 1_000
 NORMAL = RNG.standard_normal(SIZE)
 SCORES = {
     "shifted": NORMAL + 1,
@@ -34,19 +34,19 @@ NULLS = {"closed form": Gaussian(0.0, 1.0), "scores": RNG.standard_normal(SIZE /
 )
 def test_the_search_equals_trying_every_threshold(scores, null, method, monkeypatch):
     searched = epsilon_lower_bound(SCORES[scores], null=NULLS[null], delta=1e-6, method=method)
-    monkeypatch.setattr(module, "EVERY", SIZE)
+    monkeypatch.setattr(module, "EXHAUSTIVE", SIZE)
     assert epsilon_lower_bound(SCORES[scores], null=NULLS[null], delta=1e-6, method=method) == searched
 
 
 @pytest.mark.parametrize("scores", ["shifted", "no leak", "ties"])
 def test_the_search_for_mu_equals_trying_every_threshold(scores, monkeypatch):
     searched = nasr_row(SCORES[scores], NORMAL, delta=1e-6).value
-    monkeypatch.setattr(module, "EVERY", SIZE)
+    monkeypatch.setattr(module, "EXHAUSTIVE", SIZE)
     assert nasr_row(SCORES[scores], NORMAL, delta=1e-6).value == searched
 
 
-def test_a_million_thresholds_need_few_looks():
-    """A smooth pair of error rates, whose epsilon changes little from one threshold to the next."""
+def test_a_million_thresholds_need_few_evaluations():
+    """Smooth error rates, whose epsilon changes little from one threshold to the next."""
     looked = 0
     ranks = np.arange(1_000_000.0)
 

@@ -17,15 +17,15 @@ VALID = ("simultaneous", "bonferroni", "dkw", "split")
 
 
 @pytest.mark.parametrize(("shift", "two_sample", "closed"), [(1, 1.626726, 2.924243), (2, 3.771945, 7.908868)])
-def test_the_papers_bound_equals_that_of_the_authors_code(shift, two_sample, closed):
-    """What the authors' published code gives for normal quantiles, delta 1e-5, significance 0.05, dim 10^6."""
+def test_the_papers_bound_agrees_with_the_authors_code(shift, two_sample, closed):
+    """The authors' published code gives these for normal quantiles, delta 1e-5, significance 0.05, dim 10^6."""
     observed = QUANTILES + shift
     assert epsilon_lower_bound(observed, null=QUANTILES, delta=1e-5, method="paper") == pytest.approx(
         two_sample, abs=1e-6
     )
     normal = epsilon_lower_bound(observed / 1000, null=Gaussian(0, 1e-3), delta=1e-5, method="paper")
     assert normal == pytest.approx(closed, abs=1e-6)
-    # The authors take a normal null at dim >= 1000; the exact one has a lighter tail, by 2e-4 here.
+    # The authors use a normal null at dim >= 1000; the exact one has a lighter tail, a difference of 2e-4 here.
     exact = epsilon_lower_bound(observed / 1000, null=CosineNull(10**6), delta=1e-5, method="paper")
     assert exact == pytest.approx(closed, abs=3e-4)
     assert exact > normal
@@ -37,7 +37,7 @@ def test_the_papers_bound_is_at_most_6_25():
 
 
 def slow_bound(observed, unobserved, delta, confidence):
-    """The two-sample rule word by word: every threshold, both directions of Eq. 1, scipy.stats quantiles."""
+    """The two-sample rule literally: every threshold, both directions of Eq. 1, scipy.stats quantiles."""
     half = 1 - math.sqrt(confidence)
     k, m = len(observed), len(unobserved)
     best = 0.0
@@ -90,7 +90,7 @@ def test_units_do_not_matter(method):
 
 
 def test_ties_count_against_the_test():
-    """With scores on a few values the bound is no larger than with the ties broken in the test's favour."""
+    """With many ties the bound is no larger than with ties broken in the test's favour."""
     rng = np.random.default_rng(2)
     observed, unobserved = rng.normal(2, 1, 500).round(), rng.normal(0, 1, 500).round()
     tied = epsilon_lower_bound(observed, null=unobserved, delta=1e-6)
@@ -142,7 +142,7 @@ def test_the_tail_of_the_null_is_computed_in_logs():
     assert 1500 < bound < gaussian_epsilon(Gaussian(0, 1), Gaussian(60, 1), delta=1e-6)
 
 
-def test_ceilings():
+def test_ceilings_match_perfect_separation_and_the_closed_form():
     ceiling = lower_bound_ceiling(1000, unobserved=10_000, delta=1e-6)
     rng = np.random.default_rng(0)
     apart = epsilon_lower_bound(rng.normal(50, 1, 1000), null=rng.normal(0, 1, 10_000), delta=1e-6)

@@ -1,4 +1,4 @@
-"""A small calibration study; the full one is studies/calibration.py, with figures in docs/evidence/calibration.md."""
+"""A small calibration study; studies/calibration.py is the full one, with figures in docs/evidence/calibration.md."""
 
 import importlib.util
 import math
@@ -23,7 +23,7 @@ def names(pattern):
 
 
 def error(rate, runs):
-    """Four standard deviations of a rate seen in `runs` runs."""
+    """Four standard deviations of a rate measured in `runs` runs."""
     return 4 * math.sqrt(rate * (1 - rate) / runs)
 
 
@@ -45,7 +45,7 @@ def test_the_papers_bound_is_not_a_95_percent_bound(name):
     ("bound/two-sample/mean/m=10000/eps=11.0", 3.80),
 ])  # fmt: skip
 def test_the_simultaneous_bound_is_tight(name, least):
-    """The bound's std over runs is at most a tenth of it, so 200 runs give its mean to 1 %."""
+    """The bound's std over runs is at most a tenth of its mean, so 200 runs give the mean to 1 %."""
     assert study.run_cell(name, 200)["simultaneous"]["mean"] >= 0.98 * least
 
 
@@ -67,7 +67,7 @@ def test_auto_gains_at_equal_stds_and_loses_little_elsewhere(name):
 
 @pytest.mark.parametrize("family", ["normal", "skewed", "mixture"])
 def test_the_true_epsilons_are_correct(family):
-    """The study's laws: densities that integrate to 1 and to their cdf, draws that follow them."""
+    """The study's densities integrate to 1 and to their cdf, and its samples follow them."""
     law = study.FAMILIES[family](1.3)
     density = np.exp(law.log_density(study.GRID))
     step = study.GRID[1] - study.GRID[0]

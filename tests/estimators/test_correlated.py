@@ -1,4 +1,4 @@
-"""Correlated noise against dense linear algebra, all participation patterns of few rounds, and dp-accounting."""
+"""Correlated noise against dense linear algebra, enumerated participation patterns, and dp-accounting."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ every_law = pytest.mark.parametrize("law", LAWS.values(), ids=LAWS.keys())
 
 
 def dyadic_prefixes(rounds: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tree aggregation from its definition: nodes as rows over rounds, and which nodes make each prefix sum."""
+    """Tree aggregation from its definition: nodes as rows over rounds, and the nodes of each prefix sum."""
     nodes: list[range] = []
     uses = np.zeros((rounds, 4 * rounds))
     for t in range(1, rounds + 1):
@@ -42,12 +42,12 @@ def dyadic_prefixes(rounds: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def patterns(participations: int, separation: int) -> list[tuple[int, ...]]:
-    """All ways to take part so often, so far apart; rounds counted from 1."""
+    """All patterns of this many participations with this separation; rounds are counted from 1."""
     chosen = itertools.combinations(range(1, ROUNDS + 1), participations)
     return [rounds for rounds in chosen if all(b - a >= separation for a, b in itertools.pairwise(rounds))]
 
 
-def test_the_tree_is_that_of_binary_prefixes():
+def test_the_tree_matches_binary_prefix_sums():
     holds, uses = dyadic_prefixes(ROUNDS)
     law = TreeNoise(rounds=ROUNDS)
     assert sorted(map(tuple, holds)) == sorted(map(tuple, law.matrix()))  # the same nodes, one for each round
@@ -65,8 +65,8 @@ def test_a_restarted_tree_is_a_sequence_of_trees():
         assert not whole[block, :first].any()
 
 
-def test_the_bands_are_a_square_root():
-    """All bands together: C, before its columns are normalised, squared is the server's matrix."""
+def test_all_bands_give_the_square_root_of_the_servers_matrix():
+    """With all bands, C before normalisation squares to the server's matrix."""
     for momentum in (0.0, 0.9):
         root = np.array(BandedNoise.for_prefix_sums(8, bands=8, momentum=momentum).coefficients)
         squared = np.convolve(root, root)[:8]
@@ -84,7 +84,7 @@ def test_banded_columns_have_length_1(law):
 
 
 @every_law
-def test_a_rounds_std_is_the_length_of_its_row_of_the_inverse(law):
+def test_a_rounds_std_is_the_norm_of_its_row_of_the_inverse(law):
     rows = np.linalg.norm(np.linalg.inv(law.matrix()), axis=1)
     np.testing.assert_allclose([law.std(t) for t in range(1, ROUNDS + 1)], rows, rtol=1e-12)
 
@@ -96,7 +96,7 @@ def test_strength_equals_that_of_the_dense_matrix(law):
         pattern = np.zeros(ROUNDS)
         pattern[np.array(rounds) - 1] = 1
         assert law.strength(rounds) == pytest.approx(float(np.sum((matrix @ pattern) ** 2)), rel=1e-12)
-        for _ in range(20):  # other updates of norm 1, other ones in each round
+        for _ in range(20):  # updates of norm 1 that differ in each round
             updates = rng.normal(size=(ROUNDS, 3))
             updates *= (pattern / np.linalg.norm(updates, axis=1))[:, None]
             assert np.sum((matrix @ updates) ** 2) <= law.strength(rounds) * (1 + 1e-12)
@@ -117,7 +117,7 @@ def test_the_worst_strength_bounds_every_pattern(law, participations, separation
 
 @pytest.mark.parametrize("steps", [1, 5, 64, 100, [16, 16, 7]])
 def test_epsilon_of_the_tree_agrees_with_dp_accounting(steps):
-    """Its Rényi curve for the tree is that of one Gaussian release: with our sensitivity. The exact epsilon is below."""
+    """Its Rényi curve of the tree is that of one Gaussian release with our sensitivity; the exact epsilon is lower."""
     sizes = steps if isinstance(steps, list) else [steps]
     law = TreeNoise(rounds=sum(sizes), restart=max(sizes))
     tree = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_SPECIAL)
@@ -171,7 +171,7 @@ def test_to_dict_and_correlated_noise_are_inverse(law):
         (lambda: BandedNoise(rounds=4, coefficients=(1.0, 2.0)), "must not increase"),
         (lambda: BandedNoise(rounds=4, coefficients=(1.0, -0.5)), "at least 0"),
         (lambda: TreeNoise(rounds=8).worst_strength(3, 4), "do not fit into 8 rounds"),
-        (lambda: correlated_noise({"kind": "forest"}), "a tree or banded, got 'forest'"),
+        (lambda: correlated_noise({"kind": "forest"}), "must be tree or banded, got 'forest'"),
     ],
 )
 def test_invalid_settings_are_rejected(make, words):

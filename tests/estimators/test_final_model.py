@@ -10,8 +10,8 @@ QUANTILES = norm.ppf((np.arange(1000) + 0.5) / 1000)
 
 
 @pytest.mark.parametrize(("shift", "epsilon"), [(1, 4.393278), (2, 10.021311)])
-def test_estimate_equals_that_of_the_authors_code(shift, epsilon):
-    """What the authors' published code gives for normal quantiles over √dim, dim 10^6, delta 1e-5."""
+def test_estimate_agrees_with_the_authors_code(shift, epsilon):
+    """The authors' published code gives these for normal quantiles over √dim, dim 10^6, delta 1e-5."""
     estimate = estimate_from_final((QUANTILES + shift) / 1000, dim=10**6, delta=1e-5)
     assert estimate.epsilon == pytest.approx(epsilon, abs=1e-6)
     assert estimate.variance.used == "fitted"

@@ -27,8 +27,8 @@ def test_units_do_not_matter(variance):
     assert moved.floor == pytest.approx(plain.floor, rel=1e-6)
 
 
-def test_variance_null_is_the_gaussian_mechanism():
-    """Table 2 is reached with the null's std."""
+def test_variance_null_recovers_the_gaussian_mechanism():
+    """The null's std reproduces Table 2."""
     estimate = epsilon_estimate(1.05 * QUANTILES + 1 / 0.541, null=Gaussian(0, 1), delta=1e-6, variance="null")
     assert estimate.epsilon == pytest.approx(10.0, rel=2e-3)
 
@@ -57,7 +57,7 @@ def test_a_null_that_knows_its_degrees_of_freedom_widens_the_interval():
 
 
 def test_two_sample_interval_covers():
-    """Against unobserved scores the null's mean and std are estimated too; normal scores."""
+    """With unobserved scores, the null's mean and std are estimated too; all scores are normal."""
     rng, runs = np.random.default_rng(4), 2_000
     truth = gaussian_epsilon(Gaussian(0, 1), Gaussian(1, 1), delta=1e-6)
     observed, unobserved = rng.normal(1, 1, (runs, 200)), rng.normal(0, 1, (runs, 150))
@@ -117,7 +117,7 @@ def test_bad_options_are_rejected(options, message):
 
 @pytest.mark.parametrize("unit", [1e-300, 1e-200, 1e200, 1e300])
 def test_the_units_of_the_scores_make_no_difference(unit):
-    """Epsilon has no unit, also where the squares of scores overflow or vanish."""
+    """Epsilon has no unit, even where the squares of scores overflow or underflow."""
     scores = np.random.default_rng(3).normal(1.0, 1.0, 200)
     here = epsilon_estimate(scores, null=Gaussian(0.0, 1.0), delta=1e-6)
     there = epsilon_estimate(scores * unit, null=Gaussian(0.0, unit), delta=1e-6)

@@ -20,7 +20,7 @@ deltas = st.floats(1e-30, 0.4)
 
 
 def hard_rows(rng, count):
-    """Rows of the kinds that break the formulas as printed; all floats are exact inputs for the oracle."""
+    """Rows that break the formulas as printed; all floats are exact inputs of the oracle."""
     for index in range(count):
         kind = ("near", "apart", "equal", "no shift", "both small")[index % 5]
         delta = 10 ** rng.uniform(-30, np.log10(0.4))
@@ -38,7 +38,7 @@ def hard_rows(rng, count):
         yield null_mean, null_std, null_mean + sign * shift * null_std, null_std * ratio, delta
 
 
-def test_golden_rows():
+def test_epsilon_matches_the_golden_rows():
     """Every row of the table computed at 70 to 400 digits, to 1e-9 (reached: 1e-13)."""
     rows = np.genfromtxt(GOLDEN, delimiter=",", names=True)
     null = Gaussian(rows["null_mean"], rows["null_std"])
@@ -47,10 +47,10 @@ def test_golden_rows():
     np.testing.assert_allclose(epsilon, rows["epsilon"], rtol=1e-9, atol=0)
 
 
-def test_rows_not_in_the_golden_table():
+def test_epsilon_matches_high_precision_on_random_hard_rows():
     """Nearly equal stds, stds 1e±2 apart, means to 300 stds, delta 1e-30 to 0.4, against Appendix A at 150 digits.
 
-    The exact delta falls with epsilon, so it lies on both sides of the row's within 1e-9 of the right epsilon.
+    The exact delta decreases with epsilon, so within 1e-9 of the right epsilon it lies on both sides of the row's delta.
     """
     some = 0
     for row in hard_rows(np.random.default_rng(20240), 200):
@@ -63,7 +63,7 @@ def test_rows_not_in_the_golden_table():
     assert some > 50
 
 
-def test_delta_against_high_precision():
+def test_delta_agrees_with_high_precision():
     rng = np.random.default_rng(7)
     for row in hard_rows(rng, 60):
         epsilon = 10 ** rng.uniform(-3, 2)
@@ -93,21 +93,21 @@ def test_identical_gaussians_give_exactly_zero(mean, std, delta):
 
 
 @given(small, stds, small, stds, deltas)
-def test_symmetric_in_its_two_arguments(mean, std, other, other_std, delta):
+def test_epsilon_is_symmetric_in_its_arguments(mean, std, other, other_std, delta):
     first, second = Gaussian(mean, std), Gaussian(other, other_std)
     assert gaussian_epsilon(first, second, delta=delta) == gaussian_epsilon(second, first, delta=delta)
 
 
 @given(small, stds, small, stds, deltas, st.floats(0.01, 100), st.integers(-64, 64))
-def test_invariant_under_shift_and_scale(mean, std, other, other_std, delta, scale, shift):
+def test_epsilon_is_invariant_under_shift_and_scale(mean, std, other, other_std, delta, scale, shift):
     reference = gaussian_epsilon(Gaussian(mean, std), Gaussian(other, other_std), delta=delta)
     moved = Gaussian(scale * (mean + shift), scale * std), Gaussian(scale * (other + shift), scale * other_std)
-    # the moved means are rounded: their difference is off by up to 1e-13 stds where stds are small
+    # the shifted means are rounded: for small stds their difference is off by up to 1e-13 stds
     assert gaussian_epsilon(*moved, delta=delta) == pytest.approx(reference, rel=1e-9, abs=1e-9)
 
 
 @given(small, stds, small, stds, deltas)
-def test_inverse_of_gaussian_delta(mean, std, other, other_std, delta):
+def test_epsilon_inverts_gaussian_delta(mean, std, other, other_std, delta):
     null, alternative = Gaussian(mean, std), Gaussian(other, other_std)
     epsilon = gaussian_epsilon(null, alternative, delta=delta)
     assume(0 < epsilon < 1e6)
@@ -115,7 +115,7 @@ def test_inverse_of_gaussian_delta(mean, std, other, other_std, delta):
 
 
 @given(small, stds, small, stds, deltas, st.floats(1.01, 10))
-def test_falls_with_delta(mean, std, other, other_std, delta, factor):
+def test_epsilon_decreases_with_delta(mean, std, other, other_std, delta, factor):
     null, alternative = Gaussian(mean, std), Gaussian(other, other_std)
     less = gaussian_epsilon(null, alternative, delta=delta / factor)
     more = gaussian_epsilon(null, alternative, delta=delta)

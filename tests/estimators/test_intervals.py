@@ -20,7 +20,7 @@ SAMPLES = [
 
 
 def lost_log_likelihood(mean, std, mu, sigma, sample):
-    """Twice the log likelihood lost, with the null's own mean and log std found by a numerical optimiser."""
+    """Twice the drop in log likelihood, with the null's mean and log std fitted by a numerical optimiser."""
 
     def loss(nuisance, mu, sigma):
         shift, log_tau = nuisance
@@ -50,14 +50,14 @@ def test_deviance_is_twice_the_drop_of_the_log_likelihood(sample, mu, sigma):
 
 
 def test_deviance_has_the_known_covariance():
-    """Near its minimum it is the quadratic form of Var(mean), Var(log std) and their covariance."""
+    """Near its minimum, the deviance is the quadratic form of Var(mean), Var(log std) and their covariance."""
     sample, mean, std = Sample(10**6, null_dof=3e6), 2.0, 1.1
     covariance = np.array([
         [std**2 / 1e6 + mean**2 / 6e6, mean / 6e6],
         [mean / 6e6, 1 / 2e6 + 1 / 6e6],
     ])  # fmt: skip
     for step in ([1e-3, 0.0], [0.0, 1e-3], [1e-3, 5e-4]):
-        # The fitted std has its own scale, so the covariance with the mean is that of log std.
+        # The fitted std has its own scale, so the covariance with the mean refers to log std.
         expected = step @ np.linalg.inv(covariance) @ step
         ours = deviance(
             np.array(mean), np.array(std), np.array(mean + step[0]), np.array(std * math.exp(step[1])), sample
@@ -68,7 +68,7 @@ def test_deviance_has_the_known_covariance():
 @pytest.mark.parametrize("sample", SAMPLES)
 @pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.05, 0.95), (0.3, 1.03), (1.0, 1.0), (4.0, 1.25), (-2.0, 0.8)])
 def test_interval_is_the_image_of_the_region(sample, mean, std):
-    """Against 200,000 points of the plane, those of them that the deviance admits."""
+    """Oracle: those of 200,000 points of the plane that the deviance admits."""
     low, high = epsilon_interval(mean, std, sample=sample, delta=1e-6)
     rng = np.random.default_rng(0)
     spread = math.sqrt(std**2 / sample.count + mean**2 / sample.null_dof + 1 / sample.null_count)
@@ -84,7 +84,7 @@ def test_interval_is_the_image_of_the_region(sample, mean, std):
 
 
 def test_epsilon_grows_with_the_distance_of_the_means():
-    """What lets the search run over stds alone."""
+    """This allows the search to vary only the stds."""
     means, stds = np.linspace(0, 6, 121)[:, None], np.geomspace(0.5, 2, 41)[None, :]
     epsilons = gaussian_epsilon(Gaussian(0, 1), Gaussian(means + 0 * stds, stds + 0 * means), delta=1e-6)
     assert (np.diff(epsilons, axis=0) > -1e-9).all()
@@ -118,7 +118,7 @@ def test_interval_starts_at_0_when_nothing_leaks():
 @pytest.mark.parametrize("sample", SAMPLES)
 @pytest.mark.parametrize("variance", ["fitted", "null", "auto"])
 def test_floor_has_the_quantiles_of_estimates_when_nothing_leaks(sample, variance):
-    """Monte Carlo over scores drawn one by one; `auto` exceeds q95 in 5.1 % of the runs, as documented."""
+    """Monte Carlo over individual scores; `auto` exceeds q95 in 5.1 % of the runs, as documented."""
     rng, runs = np.random.default_rng(7), 4_000
     scores = rng.standard_normal((runs, sample.count))
     null_mean, null_std = 0.0, 1.0

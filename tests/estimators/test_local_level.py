@@ -1,4 +1,4 @@
-"""The local level that makes a band of order statistics hold at every threshold together."""
+"""The local level at which a band of order statistics holds simultaneously at every threshold."""
 
 import time
 from fractions import Fraction
@@ -22,8 +22,8 @@ def holds_exactly(band: list[Fraction]) -> Fraction:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 15])
 @pytest.mark.parametrize("local", [0.3, 0.01, 1e-6])
-def test_total_level_is_the_iterated_integral(count, local):
-    """Exact rational arithmetic over Beta quantiles, which scipy.stats finds by another path."""
+def test_total_level_agrees_with_the_iterated_integral(count, local):
+    """Exact rational arithmetic over Beta quantiles, which scipy.stats computes with a different method."""
     band = [Fraction(float(beta.isf(local, i, count - i + 1))) for i in range(1, count + 1)]
     assert total_level(count, local) == pytest.approx(float(1 - holds_exactly(band)), rel=1e-8)
 
@@ -37,8 +37,8 @@ def test_two_order_statistics_have_a_closed_form():
     (10, 0.007943, 0.003734), (100, 0.002461, 0.001110), (300, 0.001688, 0.000754),
     (1_000, 0.001217, 0.000541), (5_000, 0.000864, 0.000383),
 ])  # fmt: skip
-def test_published_local_levels(count, at_5, at_2_5):
-    """Values of an independent Poissonised recursion, for a total of 5 % and for each half of two samples at 5 %."""
+def test_local_levels_agree_with_an_independent_recursion(count, at_5, at_2_5):
+    """A Poissonised recursion gives these values for a total of 5 % and for each half of two samples at 5 %."""
     assert local_level(count, 0.05) == pytest.approx(at_5, abs=6e-7)
     assert local_level(count, 1 - 0.95**0.5) == pytest.approx(at_2_5, abs=6e-7)
 
@@ -55,7 +55,7 @@ def test_the_band_fails_at_its_stated_rate(count, total):
 @pytest.mark.parametrize("count", [1_100, 2_500, 5_000])
 @pytest.mark.parametrize("total", [0.5, 0.05, 0.0253, 0.01, 0.001, 0.0005, 1e-6])
 def test_the_table_agrees_with_the_recursion(count, total):
-    """Interpolated at the levels used: the band then fails with the wanted probability to 2e-4 of it."""
+    """At interpolated levels the band fails with the wanted probability to a relative error of 2e-4."""
     assert total_level(count, _interpolated_local_level(count, total)) == pytest.approx(total, rel=2e-4)
 
 
@@ -64,7 +64,7 @@ def test_the_table_agrees_with_the_recursion(count, total):
     (200_000, 1e-3, 0.08756800860257), (200_000, 3e-4, 0.03277150621370), (200_000, 1e-5, 0.001658632995433),
 ])  # fmt: skip
 def test_the_table_agrees_with_long_recursions(count, local, total):
-    """Between the table's counts, against what total_level gives there in up to a quarter of a minute."""
+    """Between the table's counts, against total_level, which takes up to a quarter of a minute there."""
     assert local_level(count, total) == pytest.approx(local, rel=2e-4)
 
 
@@ -95,5 +95,5 @@ def test_bad_input_is_rejected(count, total):
 
 @pytest.mark.parametrize("count", [2_001, 3_777, 9_210, 10**7])
 def test_repeated_calls_give_the_same_level_bit_for_bit(count):
-    """A result is verified by deriving it again, and resumed runs end the same: not a digit may be left to chance."""
+    """Verification derives a result again and compares it, and resumed runs must end identically."""
     assert len({_interpolated_local_level(count, 0.0253) for _ in range(20)}) == 1

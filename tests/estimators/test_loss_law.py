@@ -1,4 +1,4 @@
-"""The log likelihood ratio of hidden rounds, and its law: against Monte Carlo, and against the accountant."""
+"""The log likelihood ratio of hidden rounds and its law, against Monte Carlo and the accountant."""
 
 import math
 
@@ -46,7 +46,7 @@ def allocation_draws(rng, *, noise, rounds, observed, dof, present):
     ("rounds", "probability", "noise", "dof"),
     [(30, 0.1, 1.0, 9_000.0), (20, 0.3, 2.0, 1e6), (40, 0.05, 0.6, 200.0), (1, 0.02, 1.0, 9_000.0)],
 )
-def test_poisson_law_agrees_with_draws(rounds, probability, noise, dof, present):
+def test_poisson_law_agrees_with_simulation(rounds, probability, noise, dof, present):
     setting = {"noise": noise, "probability": probability, "rounds": rounds, "dof": dof}
     law = poisson_laws(**setting)[present]
     found = poisson_draws(np.random.default_rng(5), **setting, present=present)
@@ -60,14 +60,14 @@ def test_poisson_law_agrees_with_draws(rounds, probability, noise, dof, present)
     ("rounds", "observed", "noise", "dof"),
     [
         (40, [40], 0.6, 9_000.0),  # a linear scale
-        (10, [10, 10, 7], 1.0, 500.0),  # several epochs, one of them seen in part
+        (10, [10, 10, 7], 1.0, 500.0),  # several epochs, one of them partly observed
         (20, [20], 0.2, 9_000.0),  # a logarithmic scale
         (2, [2], 0.3, 9_000.0),
         (1, [1, 1], 2.0, 9_000.0),  # no amplification
-        (10, [0, 10], 1.0, 9_000.0),  # an epoch that was not seen
+        (10, [0, 10], 1.0, 9_000.0),  # an unobserved epoch
     ],
 )
-def test_allocation_law_agrees_with_draws(rounds, observed, noise, dof, present):
+def test_allocation_law_agrees_with_simulation(rounds, observed, noise, dof, present):
     setting = {"noise": noise, "rounds": rounds, "observed": observed, "dof": dof}
     law = allocation_laws(**setting)[present]
     found = allocation_draws(np.random.default_rng(6), **setting, present=present)
@@ -77,7 +77,7 @@ def test_allocation_law_agrees_with_draws(rounds, observed, noise, dof, present)
 @pytest.mark.parametrize("noise", [0.8, 1.0, 2.0])
 @pytest.mark.parametrize("sampling", [Poisson(0.1, 100), Poisson(0.01, 500)])
 def test_poisson_law_is_the_accountants_privacy_loss(sampling, noise):
-    """E(1 - e^(ε - ℓ))+ over somebody present, or E(1 - e^(ε + ℓ))+ over somebody absent, is δ at the accountant's ε."""
+    """E(1 - e^(ε - ℓ))+ for a present client, or E(1 - e^(ε + ℓ))+ for an absent one, is δ at the accountant's ε."""
     delta = 1e-5
     epsilon = float(amplified_epsilon(noise, sampling, delta))
     absent, present = poisson_laws(noise=noise, probability=sampling.probability, rounds=sampling.rounds, dof=1e9)
@@ -96,7 +96,7 @@ def test_allocation_law_is_between_the_accountants_ends():
 
 
 def test_likelihood_ratio_has_mean_one_under_the_null():
-    """E e^ℓ = 1 for somebody absent, whichever the scheme."""
+    """E e^ℓ = 1 for an absent client under every scheme."""
     laws = [
         poisson_laws(noise=1.0, probability=0.1, rounds=50, dof=1e9)[0],
         allocation_laws(noise=1.0, rounds=20, observed=[20, 20], dof=1e9)[0],
@@ -106,7 +106,7 @@ def test_likelihood_ratio_has_mean_one_under_the_null():
 
 
 def test_upper_tail_is_never_too_small():
-    """The bound takes it as a false positive rate."""
+    """The bound uses it as a false positive rate."""
     setting = {"noise": 0.7, "probability": 0.1, "rounds": 25, "dof": 9_000.0}
     law = poisson_laws(**setting)[0]
     found = np.sort(poisson_draws(np.random.default_rng(7), **setting, present=False))
@@ -118,14 +118,14 @@ def test_upper_tail_is_never_too_small():
 
 
 def test_ratios_of_huge_scores_stay_finite():
-    """Without noise a canary's score has no limit."""
+    """Without noise, a canary's score is unbounded."""
     scores = np.array([-1e8, 0.0, 1e8])
     assert np.isfinite(poisson_ratio(scores, noise=0.1, probability=0.5)).all()
     assert np.isfinite(allocated_ratio(round_ratio(scores, noise=0.1), rounds=3, observed=3)).all()
     assert poisson_ratio(scores, noise=0.1, probability=0.5)[2] == pytest.approx(1e9, rel=1e-3)
 
 
-def test_fit_rejects_another_law_and_keeps_its_own():
+def test_fit_rejects_another_law_and_accepts_its_own():
     law = poisson_laws(noise=1.0, probability=0.1, rounds=50, dof=1e9)[1]
     rng = np.random.default_rng(8)
     own = rng.choice(law.points, p=law.masses, size=1_000)
@@ -134,7 +134,7 @@ def test_fit_rejects_another_law_and_keeps_its_own():
 
 
 def test_fit_has_its_nominal_rate():
-    """Exact for a law that is fine beside its own steps: 5 % of p-values lie below 5 %."""
+    """Exact for a law with fine steps: 5 % of p-values lie below 5 %."""
     points = np.linspace(0, 1, 100_001)
     law = LossLaw(points, np.full(points.size, 1 / points.size))
     rng = np.random.default_rng(9)

@@ -12,13 +12,13 @@ PAPER_DELTA = 341_000**-1.1
 
 
 @pytest.mark.parametrize(("noise", "epsilon"), [(0.0496, 300), (0.0986, 100), (0.2317, 30)])
-def test_the_papers_analytical_column(noise, epsilon):
+def test_epsilon_agrees_with_the_papers_analytical_column(noise, epsilon):
     """Section 5: noise 0.0496, 0.0986, 0.2317 is epsilon 300, 100, 30 at delta = m^-1.1."""
     assert mechanism_epsilon(noise, delta=PAPER_DELTA) == pytest.approx(epsilon, rel=0.025)
 
 
 @pytest.mark.parametrize(("epsilon", "noise"), [(10, 0.541), (3, 1.54), (1, 4.22)])
-def test_the_papers_noise_levels(epsilon, noise):
+def test_noise_agrees_with_the_papers_levels(epsilon, noise):
     assert mechanism_noise(epsilon, delta=1e-6) == pytest.approx(noise, rel=0.003)
 
 
@@ -39,7 +39,7 @@ def test_noise_inverts_epsilon(noise, delta, participations):
 
 
 def test_participations_compose():
-    """T releases at noise z are one at z/√T."""
+    """T releases with noise z compose to one with noise z/√T."""
     assert mechanism_epsilon(2.0, delta=1e-6, participations=4) == pytest.approx(mechanism_epsilon(1.0, delta=1e-6))
 
 
@@ -48,7 +48,7 @@ def test_zero_noise_has_infinite_epsilon():
     assert mechanism_epsilon(5e-324, delta=1e-5) == math.inf
     assert mechanism_noise(math.inf, delta=1e-5) == 0
     assert mechanism_noise(math.inf, delta=5e-324) == 0
-    assert mechanism_noise(0, delta=5e-324) == math.inf  # larger than a float can be
+    assert mechanism_noise(0, delta=5e-324) == math.inf  # beyond the float range
     assert mechanism_epsilon([0, 1], delta=1e-5).tolist() == [math.inf, mechanism_epsilon(1, delta=1e-5)]
     assert mechanism_noise(0.0, delta=1e-5) == pytest.approx(1 / (2 * stats.norm.ppf(0.5 + 0.5e-5)), rel=1e-9)
 
@@ -70,6 +70,6 @@ def test_bad_input_is_rejected(call, message):
 
 
 @pytest.mark.parametrize("delta", [0.3, 0.5, 0.9])
-def test_noise_for_an_epsilon_of_zero_at_a_large_delta(delta):
+def test_noise_for_epsilon_zero_agrees_with_the_total_variation_distance(delta):
     """At epsilon 0 delta is the total variation distance, 2Φ(1/(2z)) - 1."""
     assert mechanism_noise(0.0, delta=delta) == pytest.approx(1 / (2 * stats.norm.ppf((1 + delta) / 2)), rel=1e-9)

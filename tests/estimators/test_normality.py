@@ -9,7 +9,7 @@ from coalmine import Gaussian, anderson_darling
 
 def scipy_statistic(values):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # scipy is changing what else `anderson` returns
+        warnings.simplefilter("ignore", FutureWarning)  # scipy is changing other return values of `anderson`
         return stats.anderson(values, "norm").statistic
 
 
@@ -22,7 +22,7 @@ def test_statistic_equals_scipys(n):
 @pytest.mark.parametrize("normal", [None, Gaussian(2.0, 3.0)])
 @pytest.mark.parametrize(("n", "slack"), [(10, 0.015), (100, 0.005), (1000, 0.005)])
 def test_p_values_are_uniform_under_normality(normal, n, slack):
-    """8,000 normal samples: the share below each level within four standard errors plus the formulas' own error."""
+    """8,000 normal samples: the share below each level is right within four standard errors plus the formulas' error."""
     rng = np.random.default_rng(n)
     p_values = [anderson_darling(rng.normal(2, 3, size=n), normal=normal).p_value for _ in range(8000)]
     for level in (0.01, 0.05, 0.15, 0.5):
@@ -31,7 +31,7 @@ def test_p_values_are_uniform_under_normality(normal, n, slack):
 
 
 def test_critical_values_differ_from_the_papers():
-    """Appendix C's 0.574 (15 %) and 1.088 (1 %) are an older table's; 0.561 and 1.034 are right (Monte Carlo: 200,000)."""
+    """Appendix C's 0.574 (15 %) and 1.088 (1 %) come from an older table; 200,000 simulations give 0.561 and 1.034."""
     from coalmine.estimators.normality import _fitted_p_value
 
     assert _fitted_p_value(0.561) == pytest.approx(0.15, abs=0.004)

@@ -10,7 +10,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "cosine_null.csv"
 DIMS = [2, 3, 4, 5, 17, 1000, 10**6]
 
 
-def test_golden_rows():
+def test_log_tail_matches_the_golden_rows():
     """log P[cosine > t] at 60 digits, down to -1.4e9."""
     for dim, cosine, log_survival in np.genfromtxt(GOLDEN, delimiter=",", skip_header=1):
         assert CosineNull(int(dim)).logsf(cosine) == pytest.approx(log_survival, rel=1e-9)
@@ -44,7 +44,7 @@ def test_ppf_inverts_cdf(dim):
     null = CosineNull(dim)
     q = np.concatenate([np.linspace(0.001, 0.999, 101), [0.5, 0.5 + 1e-12], 10.0 ** -np.arange(3.0, 12)])
     t = null.ppf(q)
-    resolved = 1 - np.abs(t) > 1e-7  # closer to ±1 a float cannot tell quantiles apart
+    resolved = 1 - np.abs(t) > 1e-7  # closer to ±1, floats cannot resolve quantiles
     np.testing.assert_allclose(null.cdf(t[resolved]), q[resolved], rtol=1e-7)
     assert resolved.sum() > 100
     assert list(null.ppf([0.0, 1.0])) == [-1.0, 1.0]
@@ -59,7 +59,7 @@ def test_tails_agree_with_each_other():
     assert list(null.logsf([-2.0, -1.0, 1.0, 2.0])) == [0, 0, -np.inf, -np.inf]
 
 
-def test_no_normal_approximation_in_high_dimensions():
+def test_the_exact_tail_is_used_in_high_dimensions():
     """At d = 1000 and ten stds out the normal law's log-probability is off by more than 4 %."""
     null, t = CosineNull(1000), 10 / np.sqrt(1000)
     assert null.logsf(t) / stats.norm.logsf(t * np.sqrt(1000)) == pytest.approx(1.04, abs=0.02)
@@ -80,8 +80,8 @@ def test_samples_are_cosines_of_random_directions():
     assert np.std(cosines) == pytest.approx(CosineNull(6).std, rel=0.02)
 
 
-def test_conditional_null_is_the_law_given_the_others():
-    """Cosines of an orthonormal frame with a fixed vector: the last, over the scale that the first k leave."""
+def test_conditional_null_is_the_law_given_the_other_cosines():
+    """Cosines of an orthonormal frame with a fixed vector: the last one, divided by the scale left by the first k."""
     rng = np.random.default_rng(11)
     dim, k = 12, 5
     scores = []

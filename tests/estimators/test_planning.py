@@ -30,8 +30,8 @@ from coalmine.estimators.variance import Sample, point_epsilon
     ("claim", "fewest", "most"), [(3.0, 49, 69), (1.0, 332, 466), (0.3, 3_000, 4_200), (0.1, 24_000, 33_000)]
 )
 @pytest.mark.parametrize("level", [0.002, 0.001])
-def test_number_of_canaries_that_catch_twice_the_claim(claim, fewest, most, level):
-    """For 90 % power with everybody else's updates known, at the levels of a verdict."""
+def test_number_of_canaries_that_detect_twice_the_claim(claim, fewest, most, level):
+    """For 90 % power with all other updates known, at the levels of a verdict."""
     assert fewest <= canaries_for_power(claim, delta=1e-6, level=level) <= most
 
 
@@ -97,11 +97,11 @@ def test_more_canaries_detect_smaller_epsilons():
 
 
 def noise_leg(canaries, claim, sampling, noise, *, dim):
-    """What the verdict says of the noise of an honest run whose canaries are picked as often as expected."""
+    """The noise leg of an honest run whose canaries are sampled as often as expected."""
     picks, rounds = canaries * sampling.total_rounds * sampling.rate, sampling.total_rounds
     counts = np.random.default_rng(0).binomial(canaries, sampling.rate, size=(20_000, rounds))
     totals = counts.sum(axis=1)
-    effective = np.mean(totals) ** 2 / np.mean((counts**2).sum(axis=1))  # rounds that count alike
+    effective = np.mean(totals) ** 2 / np.mean((counts**2).sum(axis=1))  # effective number of equally weighted rounds
     dof = (dim - canaries) * effective
     signal = NoiseSignal(beta=1 / noise, weight=picks, dof=dof, round_dof=dim - canaries, mean_square=1.0)
     case = SimpleNamespace(noise=noise, delta=1e-5, claim=claim)
@@ -109,7 +109,7 @@ def noise_leg(canaries, claim, sampling, noise, *, dim):
 
 
 def sampling_leg(canaries, claim, sampling, noise):
-    """What the verdict says of a sampler that passed its tests."""
+    """The sampling leg for a sampler that passed its tests."""
     sampled = SampledClaim(claim, sampling, noise, noise, 1e-5)
     rounds = sampling.total_rounds
     reading = SimpleNamespace(rounds=rounds, canaries=canaries, picks=round(canaries * rounds * sampling.rate))
@@ -126,7 +126,7 @@ def sampling_leg(canaries, claim, sampling, noise):
         (Shuffled(10), 1.5, 2_000),
     ],
 )
-def test_the_canaries_that_decide_an_amplified_claim_are_the_fewest_that_the_verdict_takes(sampling, noise, dim):
+def test_the_plan_gives_the_fewest_canaries_that_decide_an_amplified_claim(sampling, noise, dim):
     epsilon = float(amplified_epsilon(noise, sampling, 1e-5))
     claim = Claim(epsilon, sampling=sampling, noise_multiplier=noise, sampler_observed=True)
     plan = plan_sampled(epsilon, sampling, dim=dim, delta=1e-5, level=TEST_LEVEL, power=POWER, noise_multiplier=noise)
@@ -136,7 +136,7 @@ def test_the_canaries_that_decide_an_amplified_claim_are_the_fewest_that_the_ver
     if plan.noise > 10:
         assert noise_leg(plan.noise - slack, claim, sampling, noise, dim=dim) == "UNDERPOWERED"
     assert sampling_leg(plan.sampling, claim, sampling, noise) == "PASS"
-    if plan.sampling > 10:  # whole counts make the power go up and down, and the rate is known to 0.1 %
+    if plan.sampling > 10:  # counts are integers, so the power is not monotone; the rate is known to 0.1 %
         fewer = int(0.98 * plan.sampling) - math.ceil(3 / (sampling.total_rounds * sampling.rate))
         assert sampling_leg(fewer, claim, sampling, noise) == "UNDERPOWERED"
 

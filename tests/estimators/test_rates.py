@@ -14,14 +14,14 @@ def test_the_best_threshold_recovers_the_gaussian_mechanism():
     assert epsilon.max() == pytest.approx(mechanism_epsilon(1.0, delta=1e-6), rel=1e-6)
 
 
-def test_formula_as_printed():
+def test_epsilon_matches_the_printed_formula():
     fpr, fnr, delta = 0.02, 0.3, 1e-3
     expected = max(math.log((1 - delta - fpr) / fnr), math.log((1 - delta - fnr) / fpr))
     assert epsilon_from_rates(math.log(fpr), math.log(fnr), delta=delta) == pytest.approx(expected)
 
 
 def test_edge_cases():
-    assert epsilon_from_rates(0.0, 0.0, delta=0.1) == 0  # always wrong: nothing learnt
+    assert epsilon_from_rates(0.0, 0.0, delta=0.1) == 0  # always wrong: no information
     assert epsilon_from_rates(math.log(0.5), math.log(0.5), delta=0.1) == 0
     assert epsilon_from_rates(-math.inf, math.log(0.5), delta=0.1) == math.inf
     assert epsilon_from_rates(-1e6, -0.1, delta=1e-6) == pytest.approx(1e6, rel=1e-5)

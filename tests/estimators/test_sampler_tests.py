@@ -1,4 +1,4 @@
-"""Tests of a sampler, against enumeration, Monte Carlo, and samplers that are broken on purpose."""
+"""Tests of a sampler, against enumeration, Monte Carlo, and deliberately broken samplers."""
 
 import itertools
 import time
@@ -13,16 +13,13 @@ from coalmine.estimators.sampling import FixedSize, Poisson, RandomAllocation, S
 
 
 def read(table, sampling, sizes=None, numbers=None):
-    """The reading of a table of rounds × canaries."""
+    """The sampler reading of a table of rounds × canaries."""
     numbers = np.arange(1, len(table) + 1) if numbers is None else numbers
     return read_sampler([np.flatnonzero(row) for row in table], numbers, table.shape[1], sampling, sizes)
 
 
-def test_of(reading, name):
+def named_test(reading, name):
     return next(test for test in reading.tests if test.name == name)
-
-
-test_of.__test__ = False
 
 
 def coins(seed, canaries, rounds, rate):
@@ -59,19 +56,19 @@ def pairs(counts):
 
 @pytest.mark.parametrize(("name", "axis"), [("canaries", 0), ("rounds", 1)])
 def test_dispersion_of_few_picks_is_exact(name, axis):
-    """Every way to put 4 picks into 4 rounds × 3 canaries, counted."""
+    """Oracle: enumerate all ways to place 4 picks in 4 rounds × 3 canaries."""
     statistics = np.array([pairs(table.sum(axis=axis)) for table in all_tables(3, 4, 4)])
     for table in itertools.islice(all_tables(3, 4, 4), 0, None, 37):
         seen = pairs(table.sum(axis=axis))
         tails = np.mean(statistics <= seen), np.mean(statistics >= seen)
-        test = test_of(read(table, Poisson(0.5, rounds=4)), name)
+        test = named_test(read(table, Poisson(0.5, rounds=4)), name)
         assert test.p_value == pytest.approx(min(1, 2 * min(tails)), abs=1e-12)
         assert test.expected == pytest.approx(statistics.mean(), rel=1e-12)
 
 
 @pytest.mark.parametrize("capacity", [3, None])
-def test_moments_of_pairs_are_those_of_enumeration(capacity):
-    """5 picks into 4 groups of 3 places each, and into 4 groups without a limit."""
+def test_moments_of_pairs_agree_with_enumeration(capacity):
+    """5 picks in 4 groups of 3 places each, and in 4 groups without a limit."""
     if capacity is None:
         counts = [np.bincount(draws, minlength=4) for draws in itertools.product(range(4), repeat=5)]
     else:
@@ -83,7 +80,7 @@ def test_moments_of_pairs_are_those_of_enumeration(capacity):
 
 
 def test_law_of_shared_canaries_is_exact():
-    """Rounds of 2, 1 and 3 of 4 canaries: every choice of the three subsets, counted."""
+    """Rounds of 2, 1 and 3 of 4 canaries: enumerates every choice of the three subsets."""
     rounds = [[set(one) for one in itertools.combinations(range(4), size)] for size in (2, 1, 3)]
     shared = np.array([len(a & b) + len(b & c) for a, b, c in itertools.product(*rounds)])
     for seen in range(3):
@@ -91,7 +88,7 @@ def test_law_of_shared_canaries_is_exact():
         assert law == pytest.approx((np.mean(shared <= seen), np.mean(shared >= seen)), abs=1e-12)
 
 
-def test_statistic_of_meetings_has_its_stated_moments():
+def test_the_meetings_statistic_has_its_stated_moments():
     """Uniform subsets of stated sizes: mean 0 and the stated variance, and a tail of the stated probability."""
     rng, sizes, canaries, runs = np.random.default_rng(3), [3, 5, 8, 2, 6, 4, 7, 5], 12, 3_000
     seen, small = np.empty(runs), 0
@@ -113,7 +110,7 @@ def test_statistic_of_meetings_has_its_stated_moments():
 
 @pytest.mark.parametrize(("canaries", "rounds", "rate"), [(10, 12, 0.3), (60, 40, 0.05), (40, 60, 0.2)])
 def test_p_values_of_honest_coins_are_not_too_small(canaries, rounds, rate):
-    """At most 1 in 20 p-values below 5 %, and of the dispersions and adjacent rounds not far fewer."""
+    """At most 1 in 20 p-values lies below 5 %; for the dispersions and adjacent rounds not far fewer."""
     runs, below = 150, {}
     for seed in range(runs):
         table = coins((seed, 4), 3 * canaries, rounds, rate)
@@ -154,7 +151,7 @@ def test_shuffling_called_poisson_is_named():
     assert unknown.candidates == (RandomAllocation(10, epochs=10), Shuffled(10, epochs=10))
 
 
-def test_epochs_that_do_not_start_at_the_first_round_are_found():
+def test_epochs_that_start_later_are_detected():
     table = shuffled(10, 900, 10, 11)[7:-3]
     reading = read(table[:, :300], Poisson(0.1, rounds=100), table.sum(axis=1))
     assert reading.seen_sampling == Shuffled(10, epochs=10)
@@ -166,7 +163,7 @@ def test_allocation_called_poisson_is_named():
     assert (reading.seen, reading.seen_sampling) == ("random_allocation", RandomAllocation(20, epochs=5))
 
 
-def test_shuffling_called_allocation_shows_in_cohort_sizes_alone():
+def test_shuffling_called_allocation_is_detected_only_by_cohort_sizes():
     table = shuffled(12, 3_000, 200, 1)
     claim = RandomAllocation(200)
     assert read(table[:, :300], claim).passed
@@ -177,13 +174,13 @@ def test_shuffling_called_allocation_shows_in_cohort_sizes_alone():
 
 def test_poisson_called_allocation_is_named():
     reading = read(coins(13, 100, 200, 0.05), RandomAllocation(20, epochs=10))
-    assert not test_of(reading, "once an epoch").passed
+    assert not named_test(reading, "once an epoch").passed
     assert reading.seen == "poisson"
 
 
 def test_faster_sampling_is_named_with_its_rate():
     reading = read(coins(14, 100, 300, 0.06), Poisson(0.02, rounds=300))
-    assert not test_of(reading, "rate").passed
+    assert not named_test(reading, "rate").passed
     assert reading.seen == "poisson"
     assert reading.seen_sampling.probability == reading.rate == pytest.approx(0.06, abs=0.006)
     low, high = reading.rate_interval
@@ -227,7 +224,7 @@ def test_broken_samplers_of_the_right_rate_are_named(name):
         assert reading.meaning
 
 
-def test_rows_that_are_always_picked_have_the_rate_they_show():
+def test_the_rate_counts_rows_that_are_always_sampled():
     reading = read(some_rows_always(np.random.default_rng(17)), Poisson(0.1, rounds=100))
     assert 0.8 < reading.worst_rate < 1
     assert reading.seen_sampling == Poisson(reading.worst_rate, rounds=100)
@@ -236,19 +233,19 @@ def test_rows_that_are_always_picked_have_the_rate_they_show():
 def test_the_same_order_in_every_epoch_is_not_allocation():
     order = np.random.default_rng(18).integers(20, size=100)
     reading = read(shuffled(18, 100, 20, 5, order=order), RandomAllocation(20, epochs=5))
-    assert not test_of(reading, "order").passed
+    assert not named_test(reading, "order").passed
     assert reading.seen == "repeated order"
 
 
-def test_batches_that_stay_together_are_not_shuffled():
+def test_fixed_batches_are_not_shuffling():
     rng, once = np.random.default_rng(19), shuffled(19, 100, 20, 1)
     table = np.concatenate([once[rng.permutation(20)] for _ in range(6)])
     reading = read(table, Shuffled(20, epochs=6))
-    assert not test_of(reading, "together").passed
+    assert not named_test(reading, "together").passed
     assert reading.seen == "clumped"
 
 
-def test_a_canary_twice_in_a_round_is_too_many():
+def test_a_canary_twice_in_one_round_is_reported():
     present = [[0, 0, 1], [2], [1]]
     assert read_sampler(present, [1, 2, 3], 3, Poisson(0.5, rounds=3)).seen == "too many"
 
@@ -265,7 +262,7 @@ def test_missing_rounds_do_not_matter():
     assert read(table[observed], Poisson(0.1, rounds=300), numbers=observed + 1).passed
     blocks = np.repeat(coins(22, 200, 60, 0.1), 5, axis=0)
     seen = read(blocks[observed], Poisson(0.1, rounds=300), numbers=observed + 1)
-    assert not test_of(seen, "adjacent rounds").passed
+    assert not named_test(seen, "adjacent rounds").passed
     order = np.random.default_rng(23).permutation(180)
     again = read(blocks[observed][order], Poisson(0.1, rounds=300), numbers=observed[order] + 1)
     assert again == seen
@@ -273,7 +270,7 @@ def test_missing_rounds_do_not_matter():
 
 @pytest.mark.parametrize(("canaries", "rounds", "rate"), [(1, 1, 0.5), (10, 3, 0.5), (5, 1, 0.3), (3, 50, 1e-4)])
 @pytest.mark.parametrize("picked", ["none", "coins", "all"])
-def test_tiny_runs_are_read(canaries, rounds, rate, picked):
+def test_tiny_runs_have_a_reading(canaries, rounds, rate, picked):
     table = {"none": np.zeros, "coins": lambda shape: coins(24, shape[1], shape[0], rate), "all": np.ones}[picked](
         (rounds, canaries)
     )
@@ -293,10 +290,10 @@ def test_cohort_sizes_may_be_known_for_some_rounds():
     assert not read(table, Poisson(0.2, rounds=50), [np.nan] * 50).cohort_sizes_known
 
 
-def test_power_of_the_rate_test_is_its_share_of_alarms():
+def test_power_of_the_rate_test_is_its_rejection_rate():
     claimed, alarms = Poisson(0.1, rounds=40), 0
     for seed in range(100):
-        alarms += not test_of(read(coins((seed, 26), 10, 40, 0.16), claimed), "rate").passed
+        alarms += not named_test(read(coins((seed, 26), 10, 40, 0.16), claimed), "rate").passed
     power = rate_power(claimed, 40, 10, 0.16)
     assert 0.2 < power < 0.8
     assert abs(alarms / 100 - power) < 4 * np.sqrt(power * (1 - power) / 100)

@@ -1,4 +1,4 @@
-"""Evidence that may be looked at after every round, against quadrature and Monte Carlo."""
+"""Evidence that may be checked after every round, against quadrature and Monte Carlo."""
 
 import math
 
@@ -20,7 +20,7 @@ from coalmine.estimators.sequential import (
 
 
 def below(score, dof, expected):
-    """P(score below), by quadrature over the estimated scale: a score is normal once the scale is known."""
+    """Probability of a lower score, by quadrature over the estimated scale: given the scale, a score is normal."""
     spread = 12 / math.sqrt(2 * dof)
     low, high = max(1 - spread, 1e-9), 1 + spread
     density = chi(dof, scale=1 / math.sqrt(dof))
@@ -36,12 +36,12 @@ def test_a_standard_score_is_the_quantile_of_the_noncentral_t(dof, expected):
     for away in (-3.0, -1.0, 0.0, 1.0, 3.0):
         score = expected + away * spread
         share = below(score, dof, expected)
-        if share > 1e-8:  # further down a score only lowers the evidence
+        if share > 1e-8:  # smaller scores only lower the evidence
             assert float(standard_score(score, dof, expected)) == pytest.approx(ndtri(share), abs=2e-5)
 
 
 @pytest.mark.parametrize(("dof", "expected"), [(2e5, 3.0), (1e9, 1.0), (5_000, 3_000.0), (math.inf, 2.0)])
-def test_where_the_exact_law_is_out_of_reach_the_approximation_is_good(dof, expected):
+def test_the_approximation_is_accurate_beyond_the_exact_law(dof, expected):
     dof_used = min(dof, 1e8)
     for away in (-3.0, 0.0, 3.0):
         score = expected + away * math.sqrt(1 + expected**2 / (2 * dof_used))
@@ -49,7 +49,7 @@ def test_where_the_exact_law_is_out_of_reach_the_approximation_is_good(dof, expe
         assert float(standard_score(score, dof, expected)) == pytest.approx(exact, abs=2e-2)
 
 
-def test_far_scores_are_cut_and_never_nan():
+def test_extreme_scores_are_clipped_and_never_nan():
     scores = standard_score([1e6, 1e300, -1e6, 50.0, 0.0], [10, 1e4, 10, 1e12, 1], [0.1, 1.0, 900.0, 1.0, 0.0])
     assert np.isfinite(scores).all()
     assert scores.max() <= LARGEST
@@ -67,13 +67,13 @@ def test_the_evidence_is_the_mixture_of_likelihood_ratios():
         assert float(log_evidence(total, informed)) == pytest.approx(math.log(mixed), abs=1e-7)
 
 
-def test_looks_spend_no_more_than_the_level():
+def test_repeated_checks_keep_the_level():
     assert sum(spent_level(0.002, look) for look in range(1, 100_000)) <= 0.002
     assert sum(spent_level(0.002, look) for look in range(1, 100_000)) > 0.00199
 
 
 def ever(noise, claimed, *, dof, presentations, rounds, runs, seed):
-    """In which round each run's evidence reaches 500, inf where it never does."""
+    """The round in which each run's evidence reaches 500, or inf."""
     rng = np.random.default_rng(seed)
     scale = np.sqrt(rng.chisquare(dof, (runs, rounds)) / dof)
     scores = (math.sqrt(presentations) / noise + rng.standard_normal((runs, rounds))) / scale
@@ -87,22 +87,22 @@ def ever(noise, claimed, *, dof, presentations, rounds, runs, seed):
     ("noise", "dof", "presentations", "rounds"),
     [(1.0, 9_000, 10, 100), (0.25, 1_000, 100, 20), (1.0, 10, 10, 60), (0.5, 10, 50, 20), (5.0, 100, 50, 50)],
 )
-def test_a_true_claim_hardly_ever_raises_the_alarm(noise, dof, presentations, rounds):
+def test_a_true_claim_rarely_raises_the_alarm(noise, dof, presentations, rounds):
     found = ever(noise, noise, dof=dof, presentations=presentations, rounds=rounds, runs=10_000, seed=1)
     assert np.isfinite(found).mean() <= 0.002 + 3 * math.sqrt(0.002 / 10_000)
 
 
-def test_more_noise_than_claimed_raises_it_less_often_still():
+def test_more_noise_than_claimed_raises_the_alarm_even_less_often():
     assert not np.isfinite(ever(1.05, 1.0, dof=9_000, presentations=10, rounds=100, runs=4_000, seed=2)).any()
 
 
 @pytest.mark.parametrize(("factor", "latest"), [(2.0, 3), (math.sqrt(2), 12), (1.25, 25)])
-def test_too_little_noise_is_noticed_soon(factor, latest):
+def test_too_little_noise_raises_the_alarm_soon(factor, latest):
     found = ever(1 / factor, 1.0, dof=9_000, presentations=10, rounds=100, runs=1_000, seed=3)
     assert np.median(found) <= latest
 
 
-def test_the_running_evidence_is_the_same_round_by_round():
+def test_evidence_is_the_same_when_computed_round_by_round():
     running, total, informed = RunningEvidence(0.8), 0.0, 0.0
     rng = np.random.default_rng(4)
     for count, dof in ((10, 500.0), (3, 500.0), (7, 90.0)):

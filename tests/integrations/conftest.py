@@ -1,4 +1,4 @@
-# Helpers of the tests, which import frameworks that may not be there; doctests are looked for in every other module.
+# Test helpers that import optional frameworks; pytest collects doctests from every other module.
 collect_ignore = [
     "flower_processes.py",
     "flower_training.py",

@@ -1,4 +1,4 @@
-"""Flower's own processes on 127.0.0.1, each stopped by its pid, with a home of their own and no telemetry."""
+"""Flower's processes on 127.0.0.1, with a separate home and no telemetry, each stopped by its pid."""
 
 import contextlib
 import fcntl
@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def free_ports(count):
-    """Ports that nobody listens on just now."""
+    """Ports that are free at the moment."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -28,7 +28,7 @@ def free_ports(count):
 
 
 def environment(home):
-    """What a process of Flower sees: its own home, no telemetry, nothing installed at run time."""
+    """Environment of a Flower process: its own home, no telemetry, nothing installed at run time."""
     return os.environ | {
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -41,7 +41,7 @@ def environment(home):
 
 
 class Processes:
-    """A SuperLink, its SuperNodes and runs of an app, in a folder of their own."""
+    """A SuperLink, its SuperNodes and runs of an app, in their own folder."""
 
     def __init__(self, folder, *, example, simulation=False):
         self.folder = folder
@@ -71,7 +71,7 @@ class Processes:
             stop(process)
 
     def start(self, name, *command):
-        """A process of its own group, its output in a file of that name."""
+        """Start a process in its own group, with its output in a file of this name."""
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [str(BIN / command[0]), *command[1:]],
@@ -96,7 +96,7 @@ class Processes:
         return self.start("run", *command)
 
     def stop_run(self, directory):
-        """Stop the last run, as a kill of its ServerApp would, and wait until that has let go of its directory."""
+        """Stop the last run, like a kill of its ServerApp, and wait until its directory is unlocked."""
         run_id = re.findall(r"started run (\d+)", self.log("run"))[-1]
         self.start("stop", "flwr", "stop", run_id, "here").wait(60)
         self.wait_until(lambda: unlocked(directory), "the ServerApp to end")
@@ -123,7 +123,7 @@ class Processes:
 
 
 def unlocked(directory):
-    """Whether nobody writes to a run directory."""
+    """Whether no process holds the lock of a run directory."""
     with (directory / ".lock").open("r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -133,7 +133,7 @@ def unlocked(directory):
 
 
 def stop(process):
-    """Ask the process to end, then its group: by pid, and nobody else."""
+    """Stop the process, then its group, by pid and nothing else."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -141,5 +141,5 @@ def stop(process):
         except subprocess.TimeoutExpired:
             process.kill()
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # of its own session: what it left behind
+        os.killpg(process.pid, signal.SIGKILL)  # its session's remaining processes
     process.wait()

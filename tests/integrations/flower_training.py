@@ -1,4 +1,4 @@
-"""Flower without its processes: real strategies, a real ClientApp with mods, and a grid that calls it in a loop."""
+"""Flower in one process: real strategies, a real ClientApp with mods, and a grid that calls it in a loop."""
 
 import random
 
@@ -23,7 +23,7 @@ REAL, CANARIES = 8, 12
 class LoopGrid(Grid):
     """Nodes 1, 2, … with their configs. `failing` and `silent` are pairs of round and node.
 
-    With `catching`, an exception in a client becomes an error reply, worded as a SuperNode words it.
+    With `catching`, an exception in a client becomes an error reply like a SuperNode's.
     """
 
     def __init__(self, app, node_configs, *, failing=(), silent=(), catching=False):
@@ -75,13 +75,13 @@ class LoopGrid(Grid):
 
 
 def initial_arrays(dim=DIM):
-    """Two arrays of a model of `dim` numbers, far from 0 so that rounding is as in life."""
+    """Two arrays of a model of `dim` numbers, far from 0 so that rounding is realistic."""
     values = np.random.default_rng(99).normal(size=dim).astype(np.float32)
     return ArrayRecord({"first": Array(values[:-10].reshape(10, -1)), "last": Array(values[-10:])})
 
 
 def client_app(mods=(), *, update_norm=0.01, examples=lambda node: 10):
-    """A client whose update is a random vector of its own in each round."""
+    """A client that sends its own random update in each round."""
     app = ClientApp(mods=list(mods))
 
     @app.train()
@@ -107,7 +107,7 @@ def new_audit(*, canaries=400, dim=DIM, seed=SEED, delta=1e-5, **settings):
 
 
 def run(strategy, grid, *, rounds=5, seed=0, arrays=None, **more):
-    """Train; Flower's own draws (who is sampled, noise) come from global streams, so they are seeded here."""
+    """Train. Flower samples nodes and noise from global generators, which are seeded here."""
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     return strategy.start(grid, arrays or initial_arrays(), num_rounds=rounds, **more)
@@ -142,7 +142,7 @@ def small_run(strategy, grid, **settings):
 
 
 def nodes(real=REAL, canaries=CANARIES):
-    """Real clients first, then canaries, each way of designation at hand."""
+    """Node configs: real clients first, then canaries, designated in every possible way."""
     return [{"partition-id": i} for i in range(real)] + [{"canary-id": i} for i in range(canaries)]
 
 

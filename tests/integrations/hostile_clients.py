@@ -1,4 +1,4 @@
-"""Clients that send bad replies, each kind under a name; and a grid in which one of them takes part."""
+"""Clients that send bad replies, each kind with a name, and a grid with one of them."""
 
 import sys
 from pathlib import Path
@@ -12,14 +12,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from flower_training import REAL, SMALL, LoopGrid, client_app, nodes
 
 MANY = 24  # canaries, enough for a PASS of the honest pipeline
-CLIENT, CANARY = 3, REAL + 6  # node ids: of a real client, and of canary 5
+CLIENT, CANARY = 3, REAL + 6  # node ids of a real client and of canary 5
 OWN = 5  # the canary of node CANARY
 
 
 class HostileGrid(LoopGrid):
-    """A LoopGrid in which `attack` makes one node's replies: a function of the honest reply, the message and the round.
+    """A LoopGrid in which `attack` replaces one node's replies, given the honest reply, the message and the round.
 
-    It returns a list of replies. Each message has an id of its own, as in Flower's grids.
+    It returns a list of replies. Each message has its own id, as in Flower's grids.
     """
 
     def __init__(self, app, node_configs, node, attack, **settings):
@@ -46,7 +46,7 @@ def hostile_grid(attack, *, node=CLIENT, mods=(), canaries=MANY, **settings):
 
 
 def in_turn(attacks):
-    """The first attack in round 1, the next in round 2, and so on: one run is enough for many kinds."""
+    """The first attack in round 1, the second in round 2, and so on: one run covers many kinds."""
     listed = list(attacks)
 
     def attack(reply, message):
@@ -96,7 +96,7 @@ def with_metrics(metrics):
 
 
 def claiming(record):
-    """An attack that sends this record in the place of a canary's, or beside a real client's update."""
+    """An attack that replaces a canary's record by this one, or adds it to a real client's update."""
     return changed(lambda content: content.update({"coalmine": record}))
 
 
@@ -105,7 +105,7 @@ def canary_update(index, seed, *, canaries=MANY, dim=SMALL):
 
 
 def sending(update, claim=None):
-    """An attack that sends the model plus `update`, a vector or a function of the round, and claims to be a canary."""
+    """An attack that sends the model plus `update` (a vector or a function of the round) and claims to be a canary."""
 
     def attack(reply, message):
         (config,) = message.content.config_records.values()
@@ -153,7 +153,7 @@ def twice(reply, message):
 
 
 def late():
-    """An attack that answers with the reply to the round before."""
+    """An attack that sends the reply of the previous round."""
     before = []
 
     def attack(reply, message):
@@ -164,7 +164,7 @@ def late():
 
 
 def late_and_fresh():
-    """The reply to the round before comes with the fresh one, before it."""
+    """An attack that sends the reply of the previous round before the current one."""
     before = []
 
     def attack(reply, message):
@@ -175,7 +175,7 @@ def late_and_fresh():
 
 
 def as_another_node(reply, message):
-    """A reply from a node that was not asked."""
+    """A reply from a node that was not sampled."""
     stranger = Message(RecordDict(dict(reply.content)), reply_to=message)
     stranger.metadata.__dict__["_src_node_id"] = 10**6
     return [reply, stranger]

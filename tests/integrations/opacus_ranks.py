@@ -1,7 +1,7 @@
-"""One rank of DP-SGD with Opacus on a small transformer, under DDP or FSDP2, and the faults that tests put in.
+"""One rank of DP-SGD with Opacus on a small transformer, under DDP or FSDP2, with the tests' faults.
 
-The arguments are a folder and a list of JSON: for each scenario in turn its name and its settings. Each rank writes what it
-finds to found-0.json, found-1.json, ….
+The arguments are a folder and a JSON list with the name and the settings of each scenario. Each rank writes its findings
+to found-0.json, found-1.json, ….
 """
 
 import json
@@ -30,12 +30,12 @@ from coalmine.integrations.opacus import audited, trained_parameters, unaudited
 from coalmine.integrations.torch_distributed import reduce_over
 
 WORDS, LENGTH, WIDTH, WIDER, CLASSES = 128, 12, 48, 97, 4
-PARAMETERS = 25_973  # as docs/how-to/opacus.md says
-SPARED = -3  # from the end: the bias of `narrow`
+PARAMETERS = 25_973  # stated in docs/how-to/opacus.md
+SPARED = -3  # index from the end: the bias of `narrow`
 
 
 class Transformer(nn.Module):
-    """Embeddings, one encoder block and a head. Two ranks cannot share all tensors evenly, and of three one gets none."""
+    """Embeddings, one encoder block and a head. Two ranks cannot split all tensors evenly, and of three one gets none."""
 
     def __init__(self):
         super().__init__()
@@ -68,7 +68,7 @@ def make(
     workers=0,
     **more,
 ):
-    """Model, optimizer, loss, loader and engine. Batches of `batch` rows in all, over the ranks together."""
+    """Model, optimizer, loss, loader and engine. Batches have `batch` rows in total over all ranks."""
     torch.manual_seed(0)
     labels = torch.randint(0, CLASSES, (rows,))
     words = torch.randint(0, WORDS, (rows, LENGTH))
@@ -98,7 +98,7 @@ def make(
 
 
 def halve_noise(optimizer):
-    """Add half the noise; the accountant still reads the whole multiplier."""
+    """Add half the noise, while the accountant still uses the full multiplier."""
     real = optimizer.add_noise
 
     def add_noise():
@@ -111,7 +111,7 @@ def halve_noise(optimizer):
 
 
 def spare_bias(optimizer):
-    """Add noise to every parameter but one bias of 48 numbers, which keeps its clipped sum."""
+    """Add noise to every parameter except one bias of 48 numbers, which keeps its clipped sum."""
     real = optimizer.add_noise
 
     def add_noise():
@@ -137,9 +137,9 @@ def train(
     timeout=50,
     **settings,
 ):
-    """What rank 0 finds. `die` is the rank that kills itself, and in which round; `by_hand` makes the audit here.
+    """The findings of rank 0. `die` is the rank that kills itself, and its round; `by_hand` makes the audit here.
 
-    With a directory, every step leaves a checkpoint, and a restart goes on from there.
+    With a directory, every step writes a checkpoint, and a restart resumes from it.
     """
     own = {name: settings.pop(name) for name in ("canaries", "through_clip", "on_violation") if name in settings}
     checkpoint = None
@@ -193,20 +193,20 @@ def train(
 
 
 def save(path, optimizer, accountant, step):
-    """This rank's shards and accountant, written whole or not at all."""
+    """Write this rank's shards and accountant atomically."""
     torch.save({"step": step, "accountant": accountant.state_dict(), "shards": shards(optimizer)}, f"{path}.new")
     Path(f"{path}.new").replace(path)
 
 
 def load(path, optimizer, accountant):
-    """Put a checkpoint back; the step that it is of."""
+    """Restore a checkpoint and return its step."""
     saved = torch.load(path, weights_only=False)
     for here, there in zip(shards(optimizer), saved["shards"], strict=True):
         here.copy_(there)
     accountant.load_state_dict(saved["accountant"])
     torch.manual_seed(
         1_000 * saved["step"] + torch.distributed.get_rank()
-    )  # or the noise of the first rounds comes again
+    )  # otherwise the noise of the first rounds would repeat
     return saved["step"]
 
 
@@ -215,7 +215,7 @@ def shards(optimizer):
 
 
 def facts(result, audit):
-    """What the tests look at."""
+    """The values that the tests check."""
     rounds = list(audit.log.rounds())
     interval = result.adversaries["known-others"].headline.estimate.interval
     return {
@@ -236,9 +236,9 @@ def facts(result, audit):
 
 
 def release_by_hand(rank, folder, *, mode, canaries, **settings):
-    """One step without noise: how far the release is from the clipped sum of all examples, and what the canaries explain.
+    """One step without noise: the release's distance from the clipped sum of all examples and from the canaries' part.
 
-    The clipped gradients are those of a plain copy of the model, example by example.
+    A plain copy of the model computes the clipped gradients, one example at a time.
     """
     model, optimizer, loss, loader, _ = make(rank, mode=mode, noise_multiplier=0.0, **settings)
     torch.manual_seed(0)
@@ -296,7 +296,7 @@ def like_shards(update, optimizer):
 
 
 def errors(rank, folder, *, mode):
-    """What each rank is told when something is wrong on one of them, or on all."""
+    """The errors of each rank if something is wrong on one rank or on all of them."""
     found = {}
 
     def attempt(name, change=None, **more):
@@ -344,7 +344,7 @@ def write_seed(folder):
 
 
 def alarm(rank, folder, *, mode):
-    """The round in which each rank is stopped by an alarm."""
+    """The round in which an alarm stops each rank."""
     model, optimizer, loss, loader, _ = make(rank, mode=mode)
     halve_noise(optimizer)
     settings = {"canaries": 200, "seed": b"a seed for tests only", "delta": 1e-5, "on_violation": "raise"}

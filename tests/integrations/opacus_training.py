@@ -1,4 +1,4 @@
-"""DP-SGD with Opacus as a user would write it, on learnable or random data, and the faults that tests put in."""
+"""DP-SGD with Opacus as a user would write it, on learnable or random data, with the tests' faults."""
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ def make(
     poisson=None,
     **more,
 ):
-    """Model, optimizer, loss, loader and engine: 9,648 parameters, all examples in a step unless `batch` is smaller."""
+    """Model, optimizer, loss, loader and engine: 9,648 parameters, all examples in each step unless `batch` is smaller."""
     torch.manual_seed(seed)
     labels = torch.randint(0, 10, (examples,))
     data = torch.randn(examples, 50)
@@ -64,7 +64,7 @@ def dimension(optimizer):
 
 
 def train(*, through_clip=False, **settings):
-    """A finished audit, its result and the engine; the settings are those of `start`."""
+    """A finished audit, its result and the engine, with the settings of `start`."""
     optimizer, engine = start(through_clip=through_clip, **settings)
     return optimizer.audit, optimizer.audit.finish(), engine
 
@@ -81,9 +81,9 @@ def start(
     observe=False,
     **settings,
 ):
-    """A trained optimizer, its audit not finished, and the engine. `fault` changes the optimizer before the audit does.
+    """A trained optimizer with an unfinished audit, and the engine. `fault` changes the optimizer before the audit does.
 
-    With `observe` canaries ride with rows of the loader; otherwise a coin of their own decides.
+    With `observe`, canaries join the steps of their rows in the loader; otherwise they are sampled on their own.
     """
     model, optimizer, loss, loader, engine = make(seed=seed, **settings)
     if fault:
@@ -121,7 +121,7 @@ def run_epoch(model, optimizer, loss, loader, audit, steps):
 
 
 def halve_noise(optimizer):
-    """Add half the noise; the accountant still reads the whole multiplier."""
+    """Add half the noise, while the accountant still uses the full multiplier."""
     real = optimizer.add_noise
 
     def add_noise():
@@ -134,7 +134,7 @@ def halve_noise(optimizer):
 
 
 def forget_clip(optimizer):
-    """Let every gradient through the clip unchanged."""
+    """Leave every gradient unclipped."""
     real = optimizer.clip_and_accumulate
 
     def clip_and_accumulate():
@@ -147,7 +147,7 @@ def forget_clip(optimizer):
 
 
 def spare_last_bias(optimizer):
-    """Add noise to every parameter but the last, a bias of 10 numbers."""
+    """Add noise to every parameter except the last, a bias of 10 numbers."""
     real = optimizer.add_noise
 
     def add_noise():

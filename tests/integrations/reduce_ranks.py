@@ -1,4 +1,4 @@
-"""One rank of the tests of `reduce_over`: sums and errors, then sums until a rank is lost. Each prints a line of JSON."""
+"""One rank of the tests of `reduce_over`: sums and errors, then sums until a rank is lost. Prints lines of JSON."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from coalmine.integrations.torch_distributed import reduce_over
 
 
 def numbers_of(rank):
-    """Numbers of very different sizes: their sum depends on its order in the last bits."""
+    """Numbers of very different sizes, whose sum depends on the order in its last bits."""
     rng = np.random.default_rng(rank)
     return rng.normal(size=11_003) * 10 ** rng.uniform(-12, 12, size=11_003)
 
@@ -55,7 +55,7 @@ def message_of(call):
 
 
 def lose(timeout):
-    """Sum until another rank is lost: what the error says, and when it comes."""
+    """Sum until another rank is lost, and return the error and its time."""
     reduce = reduce_over(timeout=timeout)
     reduce(np.ones(1))
     print("summing", flush=True)

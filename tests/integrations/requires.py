@@ -1,4 +1,4 @@
-"""Frameworks are extras: their tests are skipped where they are not installed, unless that is forbidden."""
+"""Frameworks are optional: their tests are skipped if they are not installed, unless skipping is forbidden."""
 
 import importlib
 import os
@@ -11,7 +11,7 @@ def require(module):
     """Import a framework or skip the calling test module; with COALMINE_FORBID_SKIPS=1, fail instead."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what a framework imports is its own affair
+            warnings.simplefilter("ignore")  # warnings of a framework's own imports
             return importlib.import_module(module)
     except ImportError:
         if os.environ.get("COALMINE_FORBID_SKIPS") == "1":

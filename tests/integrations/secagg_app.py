@@ -1,6 +1,6 @@
-"""SecAgg+ with canaries: the legacy API's workflow in a Ray simulation; prints every round's cosines as JSON.
+"""SecAgg+ with canaries: the workflow of Flower's legacy API in a Ray simulation; prints every round's cosines as JSON.
 
-The server sees masked updates only, so canaries are on clients (`canary_mod`) and the audit sees models (`Observer`).
+The server sees only masked updates, so clients add the canaries (`canary_mod`) and the audit sees models (`Observer`).
 """
 
 import json

@@ -1,4 +1,4 @@
-"""One rank of a training that `test_sharded_audit.py` starts: random numbers in the place of gradients."""
+"""One rank of a training run started by `test_sharded_audit.py`, with random numbers instead of gradients."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ ROUNDS, CLIENTS, CLAIMED = 20, 100, 1.0
 
 
 def training(size, noise=1.0):
-    """Round by round the noise, and everybody else's sum in as many parts as there are ranks."""
+    """Each round's noise, and the other clients' sum in one part per rank."""
     rng = np.random.default_rng(11)
     for number in range(1, ROUNDS + 1):
         drawn = {name: torch.tensor(rng.normal(0, noise, shape), dtype=torch.float32) for name, shape in SHAPES.items()}
@@ -27,7 +27,7 @@ def training(size, noise=1.0):
 
 
 def observe(audit, number, noise, others, everybody):
-    """One round: `others` are what this rank knows of `everybody`."""
+    """One round: `others` is this rank's part of `everybody`."""
     present = audit.canaries_in_round(number)
     canaries = audit.updates(present, 1.0)
     delta = {name: (noise[name] + canaries[name] + everybody[name]) / CLIENTS for name in noise}
@@ -36,7 +36,7 @@ def observe(audit, number, noise, others, everybody):
 
 
 def shard(tensor, rank, size):
-    """Rows as FSDP2 splits them: ranks at the end may have fewer, or none."""
+    """Rows as FSDP2 splits them: the last ranks may have fewer, or none."""
     parts = torch.chunk(tensor, size)
     return parts[rank] if rank < len(parts) else tensor[:0]
 

@@ -1,4 +1,4 @@
-"""The guides: every loop runs, and what a user adds is what the examples have."""
+"""The guides: every loop runs, and the guides' diffs match the examples."""
 
 import json
 import re
@@ -30,9 +30,9 @@ print(chr(0) + json.dumps(facts))
 
 @pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
 def test_the_plain_loops_run(framework):
-    """Ten lines each; the audit of a loop that keeps its claim says so.
+    """Each loop has ten lines, and its audit gives PASS.
 
-    A process of its own, as a user has it: a process that holds JAX's threads must not fork, and later tests do.
+    Each runs in its own process: a process with JAX's threads must not fork, and later tests do.
     """
     if find_spec(framework) is None:
         require(framework)
@@ -61,7 +61,7 @@ EXAMPLES = {
 
 
 def audited_and_plain(example):
-    """An example's files as they are, as they were before the diff of its guide, and that diff."""
+    """An example's files, the same files before its guide's diff, and that diff."""
     guide, folder = EXAMPLES[example]
     (diff,) = [block for block in blocks(guide, "diff") if folder != "examples" or f"@@ {example}/" in block]
     audited = {str(path.relative_to(ROOT / folder)): path.read_text() for path in (ROOT / folder).rglob("*.py")}
@@ -78,7 +78,7 @@ def audited_and_plain(example):
 
 
 def unneeded(files, folder):
-    """Imports, variables and arguments that nobody needs, and names that are not there, by ruff."""
+    """Unused imports, variables and arguments, and undefined names, found by ruff."""
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -89,8 +89,8 @@ def unneeded(files, folder):
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_is_a_plain_program_and_five_lines(example, tmp_path):
-    """The guide's diff, taken back, leaves a program that neither audits nor prepares anything for an audit."""
+def test_an_example_is_a_plain_program_plus_five_lines(example, tmp_path):
+    """Without the guide's diff, the program neither audits nor prepares anything for an audit."""
     audited, plain, diff = audited_and_plain(example)
     added = [line for line in diff.splitlines() if line.startswith("+") and line != "+"]
     removed = [line for line in diff.splitlines() if line.startswith("-")]
@@ -106,7 +106,7 @@ def test_an_example_is_a_plain_program_and_five_lines(example, tmp_path):
 GUESSABLE = re.compile(r"""(?:[ (]seed=|["']seed["']: )\d+""")
 
 
-def test_no_guide_and_no_example_has_a_seed_that_can_be_guessed():
+def test_guides_and_examples_have_no_guessable_seed():
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.py")]
     assert len(pages) > 20
     assert [(page.name, found) for page in pages for found in GUESSABLE.findall(page.read_text())] == []
@@ -114,11 +114,11 @@ def test_no_guide_and_no_example_has_a_seed_that_can_be_guessed():
     assert GUESSABLE.search('{"seed": 7}')
 
 
-def test_the_leak_is_the_other_example_with_another_strategy():
-    """The demo's README says that the strategy's name is all that differs."""
+def test_the_leak_differs_from_the_other_example_only_in_its_strategy():
+    """The demo's README says that only the strategy's name differs."""
     shared = ROOT / "examples" / "flower" / "audited_digits"
     leaking = ROOT / "examples" / "flower-fedadam-leak" / "fedadam_leak"
     for name in ("client_app.py", "server_app.py", "task.py"):
         theirs = (leaking / name).read_text().replace("fedadam_leak", "audited_digits").replace("FedAdam", "FedAvg")
         ours = (shared / name).read_text()
-        assert sorted(theirs.splitlines()[1:]) == sorted(ours.splitlines()[1:])  # sorted: so are imports, by name
+        assert sorted(theirs.splitlines()[1:]) == sorted(ours.splitlines()[1:])  # the order of imports differs

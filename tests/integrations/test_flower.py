@@ -1,4 +1,4 @@
-"""Flower's own strategies and mods in a loop; tests with its real processes are in test_flower_processes.py."""
+"""Flower's strategies and mods in a loop; test_flower_processes.py tests real processes."""
 
 import json
 import logging
@@ -109,21 +109,21 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_to_be_a_canary_gives_the_same_cosines(way):
-    """Without noise and with the same nodes as canaries there is nothing for them to differ in."""
+def test_every_mode_gives_the_same_cosines(way):
+    """Without noise and with the same nodes as canaries, the modes must not differ."""
     found = cosines(WAYS[way]())
     assert found.shape == (3, CANARIES + 10 * CANARIES)
     assert found == pytest.approx(cosines(by_replacing()), abs=1e-5)
     assert found[:, :CANARIES] == pytest.approx(1 / np.sqrt(CANARIES), abs=0.01)  # real updates are short
 
 
-def test_canaries_ten_times_too_long_make_no_difference_to_a_clip_that_works():
+def test_canaries_ten_times_too_long_do_not_change_a_working_clip():
     plain = by_clients(client_side, [fixedclipping_mod, canary_mod], scale=1.0)
     assert cosines(by_clients(client_side, [fixedclipping_mod, canary_mod])) == pytest.approx(cosines(plain), abs=1e-5)
 
 
 def test_clients_without_a_clip_are_a_violation():
-    """The strategy says that clients clip; they do not, and canaries ten times too long show it."""
+    """The strategy relies on clients to clip; they do not, and canaries ten times too long reveal it."""
     audit = small_audit()
     strategy = audited(client_side(REAL + CANARIES), audit=audit, mode="client", seed=SEED)
     small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()))
@@ -133,9 +133,9 @@ def test_clients_without_a_clip_are_a_violation():
 @pytest.mark.parametrize("side", ["server", "client"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_known_round_covers_the_truth(side, seed):
-    """z = 1, five rounds, 400 canaries: 20 seeds of each side are studies/flower_coverage.py.
+    """z = 1, five rounds, 400 canaries; studies/flower_coverage.py runs 20 seeds of each side.
 
-    A seed draws the same canaries and noise on both sides: three runs, of which one in seven would miss by chance.
+    A seed gives the same canaries and noise on both sides. One of the three runs would miss by chance with probability 1/7.
     """
     audit, strategy = covered(side, seed)
     result = strategy.audit.finish()
@@ -150,7 +150,7 @@ def test_known_round_covers_the_truth(side, seed):
 
 
 def covered(side, seed):
-    """FedAvg with fixed clipping on one side; canaries beside the clients, or as clients that clip themselves."""
+    """FedAvg with fixed clipping on one side, with extra canaries or canary clients that clip themselves."""
     audit = new_audit(seed=SEED + bytes([seed]))
     if side == "server":
         strategy = audited(server_side(20), audit=audit, mode="extra")
@@ -164,18 +164,18 @@ def covered(side, seed):
 
 @pytest.mark.parametrize("adaptive", [FedAdam, FedYogi])
 def test_noise_after_an_adaptive_optimiser_is_a_violation(adaptive):
-    """The wrapper adds its noise to the model that FedAdam or FedYogi made, whose steps are longer than the updates."""
+    """The wrapper adds its noise to the model after FedAdam or FedYogi, whose steps are longer than the updates."""
     audit = new_audit()
     strategy = audited(server_side(20, inner=adaptive(fraction_evaluate=0.0)), audit=audit, mode="extra")
     run(strategy, LoopGrid(client_app(), nodes(20, 0)))
     result = strategy.audit.finish()
     assert result.verdict.outcome == "VIOLATION"
     assert result.adversaries["known-round"].headline.estimate.epsilon > 2 * 11.48
-    assert "known-others" not in result.adversaries  # Adam is not linear: nobody's part can be taken out
+    assert "known-others" not in result.adversaries  # Adam is not linear, so updates cannot be subtracted
 
 
 def adaptive(side, dim, **settings):
-    """Three rounds of adaptive clipping on one side, noise multiplier 1: the audit, its strategy and Flower's wrapper."""
+    """Three rounds of adaptive clipping on one side with noise multiplier 1: the audit, its strategy, Flower's wrapper."""
     audit = new_audit(canaries=CANARIES, dim=dim)
     settings = {"clipped_count_stddev": 2.0} | settings
     if side == "server":
@@ -193,16 +193,16 @@ def adaptive(side, dim, **settings):
     ("dim", "settings", "most"), [(SMALL, {"clip_norm_lr": 2.0}, 0.1), (DIM, {}, 0.05)], ids=["fast", "Flower's own"]
 )
 @pytest.mark.parametrize("side", ["server", "client"])
-def test_adaptive_clipping_is_noised_by_the_wrong_norm(side, dim, settings, most):
-    """The audit reads the norm that clipped; Flower's noise is sized by the one it has just changed that to.
+def test_adaptive_clipping_scales_its_noise_by_the_wrong_norm(side, dim, settings, most):
+    """The audit uses the norm that clipped the updates; Flower scales its noise by the norm after the update.
 
-    The norm falls in the first round, so there is too little noise in it: gauges say so, and the verdict is VIOLATION.
-    Twelve canaries alone would not have noticed.
+    The norm falls in the first round, so the noise is too small: gauges detect it, and the verdict is VIOLATION.
+    Twelve canaries alone would not detect it.
     """
     audit, strategy, wrapper = adaptive(side, dim, **settings)
     norms = np.array([item.clip_norm * (REAL + CANARIES) for item in audit.log.rounds()] + [wrapper.clipping_norm])
     assert norms[0] == pytest.approx(0.1)
-    assert strategy.noise_multiplier == pytest.approx((1 - 1 / 16) ** -0.5)  # of the updates alone
+    assert strategy.noise_multiplier == pytest.approx((1 - 1 / 16) ** -0.5)  # multiplier of the updates alone
     changes = norms[1:] / norms[:-1]
     assert np.abs(changes - 1).max() > most
     assert changes[0] < 1
@@ -226,8 +226,8 @@ def test_canaries_follow_an_adaptive_clip_on_clients():
     assert len({item.clip_norm for item in audit.log.rounds()}) == 3
 
 
-def test_local_noise_is_audited_on_clients():
-    """LocalDpMod's noise of std 0.5 on each of 25 clients is a noise multiplier of 2.5 of their sum."""
+def test_local_noise_on_clients_is_audited():
+    """LocalDpMod's noise of std 0.5 on each of 25 clients gives their sum a noise multiplier of 2.5."""
     audit = new_audit(canaries=20)
     local = LocalDpMod(1.0, 1.0, np.sqrt(2 * np.log(1.25 / 1e-5)) / 0.5, 1e-5)
     strategy = audited(fedavg(), audit=audit, mode="client", seed=SEED, clip_norm=1.0, noise_multiplier=2.5, scale=10.0)
@@ -240,7 +240,7 @@ def test_local_noise_is_audited_on_clients():
 
 
 def test_an_error_reply_skips_the_private_round_and_is_counted(caplog):
-    """Flower's wrapper gives the whole round up; the audit says what it missed and goes on."""
+    """Flower's wrapper skips the whole round; the audit reports the missed round and continues."""
     audit = small_audit()
     strategy = audited(server_side(REAL + CANARIES), audit=audit, mode="client", seed=SEED)
     small_run(strategy, LoopGrid(client_app([canary_mod]), nodes(), failing=[(2, 1)]))
@@ -251,7 +251,7 @@ def test_an_error_reply_skips_the_private_round_and_is_counted(caplog):
 
 
 def test_a_failed_canary_is_not_counted_as_present():
-    """Without a wrapper FedAvg averages who is left: the canary that failed is not among the present ones."""
+    """Without a wrapper, FedAvg averages the remaining replies: the failed canary is not present."""
     audit = small_audit()
     strategy = audited(fedavg(), audit=audit, mode="client", seed=SEED, clip_norm=1.0)
     failed = REAL + 1 + 5
@@ -264,7 +264,7 @@ def test_a_failed_canary_is_not_counted_as_present():
 
 
 def test_missing_replies_leave_too_little_noise():
-    """The wrapper sizes its noise for the clients it asked; a third of them silent, each of the rest counts for more."""
+    """The wrapper scales its noise for the sampled clients; if a third do not reply, each of the others counts for more."""
     audit = small_audit()
     strategy = audited(server_side(REAL + CANARIES), audit=audit, mode="client", seed=SEED)
     silent = [(t, node) for t in (1, 2, 3) for node in range(1, 7)]
@@ -275,7 +275,7 @@ def test_missing_replies_leave_too_little_noise():
 
 
 def test_noise_sized_for_equal_weights_is_a_violation_where_weights_differ(caplog):
-    """One client in ten counts twenty times, the noise is sized for equal ones: canaries take the largest weight."""
+    """One client in ten has twenty times the weight, the noise assumes equal weights, and canaries use the largest."""
     audit = new_audit(canaries=50)
     strategy = audited(server_side(20), audit=audit, mode="extra")
     app = client_app(examples=lambda node: 200 if node <= 2 else 10)
@@ -286,13 +286,13 @@ def test_noise_sized_for_equal_weights_is_a_violation_where_weights_differ(caplo
 
 
 def heavy(node):
-    """Two of the real clients count twenty times as much as the others do."""
+    """Weights with which two real clients count twenty times as much as the others."""
     return 200 if node <= 2 else 10
 
 
 @pytest.mark.parametrize(("canaries", "outcome"), [(12, "UNDERPOWERED"), (50, "VIOLATION")])
 def test_canary_clients_keep_their_own_weight(canaries, outcome, caplog):
-    """In mode "client" canaries weigh less than the heaviest client, and the claim is judged by as much."""
+    """In mode "client" canaries weigh less than the heaviest client, and the verdict accounts for it."""
     arrays, count = initial_arrays(), 20 + canaries
     strategy = audited(server_side(count), arrays, canaries=range(20, count), seed=SEED, delta=1e-5)
     assert strategy.mode == "client"
@@ -308,8 +308,8 @@ def test_canary_clients_keep_their_own_weight(canaries, outcome, caplog):
 
 
 @pytest.mark.parametrize("mode", ["client", "extra"])
-def test_unequal_weights_are_warned_of_once_without_a_wrapper_too(mode, caplog):
-    """Once, though the largest weight is another in each round: LocalDpMod's noise knows as little of it."""
+def test_unequal_weights_give_one_warning_without_a_wrapper(mode, caplog):
+    """Only one, although the largest weight changes in each round; LocalDpMod's noise ignores weights, too."""
     weights = iter(range(11, 1_000))
     local = LocalDpMod(1.0, 1.0, 10.0, 1e-5)
     seed = {"seed": SEED} if mode == "client" else {}
@@ -324,14 +324,14 @@ def test_unequal_weights_are_warned_of_once_without_a_wrapper_too(mode, caplog):
 
 
 @pytest.mark.parametrize("wrapper", [server_side, lambda count: fedavg()])
-def test_equal_weights_raise_no_warning(wrapper):
+def test_equal_weights_give_no_warning(wrapper):
     strategy = audited(wrapper(REAL + CANARIES), audit=small_audit(), mode="client", seed=SEED, clip_norm=1.0)
     small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()), rounds=1)
     assert strategy._warned == []
 
 
-def test_replies_of_two_nodes_with_one_canary_are_dropped(caplog):
-    """The server cannot know whose canary it is. Both nodes are named in round 1, and the other canaries are audited."""
+def test_replies_of_two_nodes_with_the_same_canary_are_dropped(caplog):
+    """The server cannot know whose canary it is. Round 1 names both nodes, and the other canaries are audited."""
     audit = small_audit()
     doubled = [*nodes(), {"canary-id": 3}]
     strategy = audited(server_side(len(doubled)), audit=audit, mode="client", seed=SEED)
@@ -341,11 +341,11 @@ def test_replies_of_two_nodes_with_one_canary_are_dropped(caplog):
     told = "was dropped: canary 3 came from node {} too in this round: each node needs its own canary-id"
     assert f"the reply of node {first} in round 1 {told.format(second)}" in caplog.text
     assert f"the reply of node {second} in round 1 {told.format(first)}" in caplog.text
-    assert gauge(strategy.audit.finish(), "residual").status == "ok"  # noise for as many replies as were averaged
+    assert gauge(strategy.audit.finish(), "residual").status == "ok"  # noise matches the number of averaged replies
 
 
 def test_a_fraction_of_the_nodes_become_canaries():
-    """By a hash of their ids: about as many as asked for, the same in every round, each its own canary."""
+    """A hash of the ids chooses them: about the requested number, the same in every round, each with its own canary."""
     audit = new_audit(canaries=40, dim=SMALL)
     strategy = audited(server_side(100), audit=audit, mode="replace", canary_nodes=0.2)
     small_run(strategy, LoopGrid(client_app(), nodes(100, 0)))
@@ -354,7 +354,7 @@ def test_a_fraction_of_the_nodes_become_canaries():
     assert 8 <= len(present[0]) <= 35  # 20 ± 3 standard deviations
 
 
-def test_sampled_clients_make_canaries_of_different_presentations():
+def test_sampled_clients_give_canaries_different_presentations():
     audit = new_audit(canaries=20, dim=SMALL)
     strategy = audited(server_side(10, inner=fedavg(fraction_train=0.5)), audit=audit, mode="client", seed=SEED)
     small_run(strategy, LoopGrid(client_app([canary_mod]), nodes(0, 20)), rounds=4)
@@ -376,10 +376,10 @@ def test_extra_canaries_follow_the_schedule_of_the_audit():
     small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)))
     for number, item in enumerate(audit.log.rounds(), start=1):
         assert sorted(item.present) == sorted(audit.canaries_in_round(number))
-    assert strategy._private.num_sampled_clients == REAL  # as it was
+    assert strategy._private.num_sampled_clients == REAL  # unchanged
 
 
-def test_the_claim_is_the_same_beside_flowers_accountant():
+def test_flowers_accountant_does_not_change_the_claim():
     accounting = require("flwr.serverapp")
     settings = accounting.PrivacyConfig(
         target_delta=1e-5,
@@ -412,17 +412,17 @@ def test_a_restarted_server_resumes_after_its_last_round(tmp_path):
     assert [sorted(item.present.tolist()) for item in audit.log.rounds()] == [sorted(first[0])] * 3
     result = strategy.audit.finish()
     final = next(result.adversaries[name] for name in ["final-update"])
-    assert final.headline.estimate.mean > 1  # √3 with the first model still known, about 0 without
+    assert final.headline.estimate.mean > 1  # √3 if the initial model is still known, otherwise about 0
     stored = json.loads((tmp_path / "result.json").read_text())
     replied = len(first[0]) - (
         "3" in json.loads((tmp_path / ASSIGNED).read_text())
-    )  # node 3 may be a canary: a hash says
+    )  # a hash decides whether node 3 is a canary
     assert stored["missed"] == {"skipped": 1, "failed": 1, "missing": 0, "dropped": 0, "lost_canaries": replied}
     assert strategy.audit.finish().to_dict() == result.to_dict()  # and again, in the same process
 
 
 class Sent(LoopGrid):
-    """Nodes whose updates are given: some far longer than the clip norm, some shorter; `laid` says how in memory."""
+    """Nodes with given updates, some far longer than the clip norm, some shorter; `laid` is the memory layout."""
 
     def __init__(self, updates, laid):
         super().__init__(None, [{} for _ in updates])
@@ -455,9 +455,9 @@ class Sent(LoopGrid):
 )
 @pytest.mark.parametrize("wrapper", [server_side, client_side])
 def test_others_are_the_clipped_average_of_the_real_clients(laid, wrapper, monkeypatch):
-    """However a reply's bytes lie, and although a strategy that clips puts other arrays into the replies meanwhile.
+    """For every memory layout, and although a strategy that clips replaces the arrays in the replies.
 
-    Where clients must clip, a longer update would be dropped.
+    If clients must clip, a longer update is dropped.
     """
     rng = np.random.default_rng(4)
     lengths = np.array([0.1, 0.5, 1, 3, 10, 100]) if wrapper is server_side else np.full(6, 0.9)
@@ -475,12 +475,12 @@ def test_others_are_the_clipped_average_of_the_real_clients(laid, wrapper, monke
     truth = sum(w * u * min(1, 1 / norm) for w, u, norm in zip(weights[:5], updates[:5], norms[:5], strict=True))
     (found,) = seen
     assert found.dtype == np.float32
-    rounding = 2.0**-23 * np.abs(initial_arrays(SMALL)["first"].numpy()).max()  # of models, which updates are added to
+    rounding = 2.0**-23 * np.abs(initial_arrays(SMALL)["first"].numpy()).max()  # of the model plus an update
     assert np.abs(found - truth).max() < rounding
     assert np.abs(truth).max() > 1000 * rounding
 
 
-def test_a_reply_of_another_size_is_refused():
+def test_a_reply_of_another_size_is_rejected():
     layout = Layout.of(initial_arrays(SMALL))
     wrong = ArrayRecord({"first": Array(np.zeros((10, 5), np.float32)), "last": Array(np.zeros(10, np.float32))})
     with pytest.raises(ValueError, match=r"'first' must hold 1990 numbers as the model's does, got 50"):
@@ -488,8 +488,8 @@ def test_a_reply_of_another_size_is_refused():
 
 
 @pytest.mark.parametrize("known_others", [True, False])
-def test_number_of_transforms_on_clients_and_server(known_others, monkeypatch):
-    """A canary client takes one; the server one a round, one to check what canaries sent, and two to know the others."""
+def test_clients_and_server_need_few_transforms(known_others, monkeypatch):
+    """A canary client needs one; the server one per round, one to check canaries' replies, and two for known-others."""
     counts = {"combine": 0, "products": 0}
 
     def counted(name):
@@ -521,8 +521,8 @@ def test_number_of_transforms_on_clients_and_server(known_others, monkeypatch):
 
 
 @pytest.mark.parametrize(("mode", "canaries"), [("client", range(REAL, REAL + CANARIES)), ("extra", CANARIES)])
-def test_audited_in_one_line(mode, canaries, tmp_path):
-    """The audit that one would make by hand for this model; the task is what `coalmine compare` shows."""
+def test_audited_with_a_model_gives_the_same_cosines(mode, canaries, tmp_path):
+    """`audited` makes the audit itself from the model, and `coalmine compare` shows the given task."""
     arrays = initial_arrays(SMALL)
     count = REAL if mode == "extra" else REAL + CANARIES
     strategy = audited(
@@ -579,8 +579,8 @@ def test_a_canary_without_a_seed_is_an_error():
         small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()))
 
 
-def test_another_seed_than_the_audits_is_rejected(tmp_path):
-    """Clients would send canaries that the audit does not look for, and it would find nothing: PASS."""
+def test_a_seed_other_than_the_audits_is_rejected(tmp_path):
+    """Otherwise clients would send unknown canaries, and the audit would detect nothing and give PASS."""
     audit = small_audit()
     with pytest.raises(ValueError, match="seed must be the one that the audit was made with"):
         audited(server_side(5), audit=audit, mode="client", seed=b"another")
@@ -596,7 +596,7 @@ def test_another_seed_than_the_audits_is_rejected(tmp_path):
 
 @pytest.mark.parametrize("noise", [None, BandedNoise(coefficients=(1.0, 0.5), rounds=3)])
 def test_announcement_round_trips_through_its_config(noise):
-    """With all that the commitment is to: a node that reads other settings would refuse the right seed."""
+    """With all committed settings: a node with other settings would reject the right seed."""
     audit = new_audit(canaries=CANARIES, dim=SMALL, unobserved=200, noise=noise, layers=[("a", 500), ("b", 1_500)])
     sent = Announcement.of(
         audit, clip_norm=1.0, scale=10.0, left_out=("c",), seed=5, partitions=range(3, 15), round_number=4
@@ -616,8 +616,8 @@ def test_announcement_round_trips_through_its_config(noise):
     ids=["canary-id", "partition id", "named by the server"],
 )
 @pytest.mark.parametrize("fraction", [1.0, 0.6])
-def test_clients_without_canary_mod_are_warned_of_once(way, fraction, caplog):
-    """In the first round where canaries must be among the replies, or else at the end."""
+def test_clients_without_canary_mod_give_one_warning(way, fraction, caplog):
+    """In the first round that must contain canaries, or otherwise at the end."""
     inner = fedavg(fraction_train=fraction)
     count = int(fraction * (REAL + CANARIES))
     strategy = audited(server_side(count, inner=inner), audit=small_audit(), mode="client", seed=SEED, **way)
@@ -629,8 +629,8 @@ def test_clients_without_canary_mod_are_warned_of_once(way, fraction, caplog):
     assert strategy._warned == [NO_CANARY]
 
 
-def test_a_round_without_canaries_raises_no_warning():
-    """Where canaries sent no reply, or none was sampled and one was in another round."""
+def test_a_round_without_canaries_gives_no_warning():
+    """If canaries did not reply, or none was sampled while another round had one."""
     named = {REAL + 1 + i: i for i in range(CANARIES)}
     strategy = audited(server_side(REAL + CANARIES), audit=small_audit(), mode="client", seed=SEED, canary_nodes=named)
     silent = [(1, node) for node in named]
@@ -640,10 +640,10 @@ def test_a_round_without_canaries_raises_no_warning():
 
 
 @pytest.mark.parametrize("way", ["strategy", "observer"])
-def test_buffers_are_named_and_integer_buffers_left_out(way, caplog, tmp_path):
-    """As batch normalisation has them, and both are named.
+def test_buffers_are_named_and_integer_buffers_excluded(way, caplog, tmp_path):
+    """Buffers like those of batch normalisation are both named.
 
-    One of whole numbers is no part of the audit, in no round, though Flower makes fractions of it; one of fractions is.
+    An integer buffer is never audited, although Flower averages it to fractions; a floating-point buffer is audited.
     """
     arrays = initial_arrays(SMALL)
     arrays["norm.running_mean"] = Array(np.zeros(7, np.float32))
@@ -715,7 +715,7 @@ def test_invalid_numbers_are_rejected_before_training(name, value):
     audit = small_audit()
     watched = {"clip_norm": 1.0, "participants": 5}
     if (name, value) == ("noise_multiplier", 0.0):
-        audited(server_side(5), audit=audit, mode="extra", noise_multiplier=0.0)  # no noise is a thing to audit
+        audited(server_side(5), audit=audit, mode="extra", noise_multiplier=0.0)  # zero noise can be audited
         Observer(audit, **watched, noise_multiplier=0.0)
         return
     with pytest.raises(ValueError, match=f"{name} must be "):
@@ -738,7 +738,7 @@ def test_partitions_must_be_consecutive(partitions):
 
 
 def restarted(directory):
-    """A server that starts in a directory, one round further than it got before."""
+    """Start a server in a directory and train one round more than before."""
     audit = small_audit(directory=directory)
     try:
         strategy = audited(server_side(50), audit=audit, mode="replace", canary_nodes=0.5)
@@ -789,7 +789,7 @@ def test_an_initial_model_of_another_size_is_rejected_before_training(tmp_path):
 
 
 def test_canary_mod_leaves_other_clients_unchanged():
-    """Without an announcement, or in an evaluation, the mod hands everything on untouched."""
+    """Without an announcement, or in an evaluation, the mod changes nothing."""
     app = client_app([canary_mod])
     seen = small_run(server_side(REAL, noise=0.0), LoopGrid(app, nodes(REAL, 0)))
     plain = small_run(server_side(REAL, noise=0.0), LoopGrid(client_app(), nodes(REAL, 0)))

@@ -29,7 +29,7 @@ CLIENTS, ROUNDS = 20, 3
 
 
 class SimulatedClients(LoopGrid):
-    """Nodes that train as the simulation's clients of a round do; clip, average and canaries are Flower's and ours."""
+    """Nodes that train like the simulation's clients; clipping, averaging and canaries are Flower's and ours."""
 
     def __init__(self, training):
         super().__init__(None, [{} for _ in range(CLIENTS)])
@@ -56,8 +56,8 @@ class SimulatedClients(LoopGrid):
         return replies
 
 
-def test_every_cosine_agrees(caplog):
-    """Without noise, the rest is the same mathematics in two programs."""
+def test_cosines_agree_with_the_simulation(caplog):
+    """Without noise, both programs compute the same mathematics."""
     caplog.set_level(logging.ERROR, logger="flwr")
     changes = {
         "rounds": ROUNDS,

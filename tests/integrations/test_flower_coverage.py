@@ -1,4 +1,4 @@
-"""What an audit in Flower covers: a gauge for each array, the noise as configured, frozen arrays, and a list of the rest."""
+"""Coverage of a Flower audit: a gauge per array, the configured noise, frozen arrays, and the list of checked items."""
 
 import json
 import logging
@@ -70,7 +70,7 @@ class WithoutNoiseIn(DifferentialPrivacyServerSideFixedClipping):
     ("wrapper", "outcome"), [(DifferentialPrivacyServerSideFixedClipping, "PASS"), (WithoutNoiseIn, "VIOLATION")]
 )
 def test_bias_without_noise_is_a_violation(wrapper, outcome):
-    """Ten of 10,000 numbers lack noise: only the gauge of their own array can show it."""
+    """Ten of 10,000 numbers lack noise: only the gauge of their own array can detect it."""
     arrays = initial_arrays()
     strategy = audited(wrapper(fedavg(), 1.0, 1.0, 20), arrays, mode="extra", canaries=100, seed=SEED, delta=1e-5)
     run(strategy, LoopGrid(client_app(), nodes(20, 0)), arrays=arrays)
@@ -100,8 +100,8 @@ def test_an_audit_without_layers_does_not_check_tensors():
 
 @pytest.mark.parametrize(("factor", "outcome"), [(1, "PASS"), (10, "VIOLATION")])
 @pytest.mark.parametrize("wrapper", [server_side, client_side])
-def test_extra_canaries_keep_a_wrong_num_sampled_clients(wrapper, factor, outcome):
-    """Ten times too large, it leaves a tenth of the noise: extra replies must not repair that."""
+def test_extra_canaries_do_not_repair_a_wrong_num_sampled_clients(wrapper, factor, outcome):
+    """If it is ten times too large, a tenth of the noise is left: extra replies must not hide that."""
     strategy = audited(wrapper(20 * factor), audit=new_audit(canaries=100), mode="extra")
     run(strategy, LoopGrid(client_app([fixedclipping_mod] if wrapper is client_side else []), nodes(20, 0)))
     result = strategy.audit.finish(claim=CLAIM)
@@ -110,7 +110,7 @@ def test_extra_canaries_keep_a_wrong_num_sampled_clients(wrapper, factor, outcom
 
 
 @pytest.mark.parametrize("mode", ["client", "replace"])
-def test_other_modes_show_a_wrong_num_sampled_clients_too(mode):
+def test_other_modes_detect_a_wrong_num_sampled_clients(mode):
     named, seed = {REAL + 1 + i: i for i in range(CANARIES)}, {"seed": SEED} if mode == "client" else {}
     strategy = audited(server_side(10 * (REAL + CANARIES)), audit=small_audit(), mode=mode, canary_nodes=named, **seed)
     small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()))
@@ -120,7 +120,7 @@ def test_other_modes_show_a_wrong_num_sampled_clients_too(mode):
 
 
 class Recorded(DifferentialPrivacyServerSideFixedClipping):
-    """Flower's wrapper; `used` are the values of num_sampled_clients that its noise was sized for."""
+    """Flower's wrapper; `used` lists the values of num_sampled_clients behind its noise."""
 
     def _add_noise_to_aggregated_arrays(self, aggregated_arrays):
         self.__dict__.setdefault("used", []).append(self.num_sampled_clients)
@@ -137,8 +137,8 @@ class Recorded(DifferentialPrivacyServerSideFixedClipping):
     ],
     ids=["as it should be", "ten times too large", "two replies missing", "one client weighs three times as much"],
 )
-def test_noise_keeps_its_ratio_to_one_clients_share(configured, examples, silent, expected):
-    """Twelve extra replies shrink a client's share of the average; the noise shrinks by the same factor."""
+def test_noise_stays_proportional_to_one_clients_share(configured, examples, silent, expected):
+    """Twelve extra replies reduce a client's share of the average; the noise shrinks by the same factor."""
     wrapper = Recorded(fedavg(), 1.0, 1.0, configured)
     strategy = audited(wrapper, audit=small_audit(), mode="extra")
     grid = LoopGrid(client_app(examples=examples), nodes(canaries=0), silent=[(1, node) for node in silent])
@@ -147,7 +147,7 @@ def test_noise_keeps_its_ratio_to_one_clients_share(configured, examples, silent
     assert wrapper.num_sampled_clients == configured
 
 
-def test_a_median_takes_no_weights():
+def test_a_median_ignores_weights():
     wrapper = Recorded(FedMedian(fraction_evaluate=0.0), 1.0, 1.0, REAL)
     strategy = audited(wrapper, audit=small_audit(), mode="extra")
     grid = LoopGrid(client_app(examples=lambda node: 30 if node == 1 else 10), nodes(canaries=0))
@@ -159,7 +159,7 @@ def test_a_median_takes_no_weights():
 
 
 def frozen_app(mods=()):
-    """Clients that change every array but "last"."""
+    """Clients that change every array except "last"."""
     app, inner = ClientApp(mods=list(mods)), client_app()
 
     @app.train()
@@ -168,7 +168,7 @@ def frozen_app(mods=()):
         reply = inner(message, context)
         (name,) = reply.content.array_records
         changed = dict(reply.content[name].items())
-        changed["last"] = Array(before["last"].numpy().astype(np.float64))  # the same numbers, in other bytes
+        changed["last"] = Array(before["last"].numpy().astype(np.float64))  # same numbers, other bytes
         reply.content[name] = ArrayRecord(changed)
         return reply
 
@@ -177,7 +177,7 @@ def frozen_app(mods=()):
 
 @pytest.mark.parametrize("known_others", [True, False])
 @pytest.mark.parametrize("mode", ["client", "extra"])
-def test_frozen_arrays_that_get_noise_are_named(mode, known_others, tmp_path):
+def test_frozen_arrays_with_noise_are_named(mode, known_others, tmp_path):
     arrays = initial_arrays(SMALL)
     client = mode == "client"
     count = REAL + CANARIES if client else REAL
@@ -213,7 +213,7 @@ def test_trained_arrays_are_not_called_frozen(noise):
         (server_side(REAL, inner=FedAdam(fraction_evaluate=0.0)), {}, "FedAdam does not average linearly"),
     ],
 )
-def test_the_reason_for_leaving_out_known_others(strategy, settings, reason, tmp_path, caplog):
+def test_the_reason_for_omitting_known_others_is_given(strategy, settings, reason, tmp_path, caplog):
     wrapped = audited(strategy, audit=small_audit(directory=tmp_path), mode="extra", **settings)
     small_run(wrapped, LoopGrid(client_app(), nodes(canaries=0)))
     result = wrapped.audit.finish()
@@ -239,7 +239,7 @@ def test_the_reason_for_leaving_out_known_others(strategy, settings, reason, tmp
         (lambda count: fedavg(), "client", {"clip_norm": 1.0, "scale": 10.0}, "checked", "the clients' clip"),
     ],
 )
-def test_clipping_is_checked_where_long_canaries_are_clipped(wrapper, mode, settings, status, detail):
+def test_clipping_is_checked_if_long_canaries_are_clipped(wrapper, mode, settings, status, detail):
     strategy = audited(wrapper(REAL), audit=small_audit(), mode=mode, **settings)
     found = item(strategy, "clipping")
     assert found.status == status
@@ -266,7 +266,7 @@ def heavy(node):
         ("extra", heavy, "checked", "as much as the heaviest"),
     ],
 )
-def test_weights_are_checked_where_canaries_weigh_as_much_as_any_client(mode, examples, status, detail):
+def test_weights_are_checked_if_canaries_weigh_as_much_as_any_client(mode, examples, status, detail):
     seed, count = ({"seed": SEED}, CANARIES) if mode == "client" else ({}, 0)
     strategy = audited(server_side(REAL + count), audit=small_audit(), mode=mode, **seed)
     assert item(strategy, "weights").detail == "no canary took part in any round"
@@ -275,7 +275,7 @@ def test_weights_are_checked_where_canaries_weigh_as_much_as_any_client(mode, ex
     assert detail in item(strategy, "weights").detail
 
 
-def test_weights_before_a_restart_count_too(tmp_path):
+def test_weights_before_a_restart_are_remembered(tmp_path):
     def start(rounds, examples):
         audit = small_audit(directory=tmp_path)
         strategy = audited(server_side(REAL + CANARIES), audit=audit, mode="client", seed=SEED)
@@ -293,7 +293,7 @@ def test_the_sampler_is_never_checked():
     assert item(audited(server_side(REAL), audit=small_audit(), mode="extra"), "sampler").status == "not checked"
 
 
-def test_the_result_gets_every_item(monkeypatch):
+def test_the_result_lists_every_item(monkeypatch):
     audit, seen = small_audit(), []
     result = audit.result
     monkeypatch.setattr(audit, "result", lambda **given: (seen.extend(given["audited"]), result(**given))[1])
@@ -304,7 +304,7 @@ def test_the_result_gets_every_item(monkeypatch):
     assert {found.name for found in seen} == {"clipping", "weights", "others", "tensors", "sampler"}
 
 
-def test_an_observer_says_what_it_cannot_see(monkeypatch):
+def test_an_observer_lists_what_it_cannot_check(monkeypatch):
     audit, seen = small_audit(), []
     result = audit.result
     monkeypatch.setattr(audit, "result", lambda **given: (seen.extend(given["audited"]), result(**given))[1])
@@ -359,7 +359,7 @@ def test_the_accountants_epsilon_is_logged_and_stored(tmp_path, caplog):
     assert "Flower's accountant: epsilon 12.3 at delta 1e-05" in caplog.text
 
 
-def test_a_restarted_accountant_is_warned_of(tmp_path):
+def test_a_restarted_accountant_gives_a_warning(tmp_path):
     for rounds in (1, 2):
         audit = small_audit(directory=tmp_path)
         strategy = audited(with_accountant(REAL), audit=audit, mode="extra")

@@ -1,4 +1,4 @@
-"""Hostile clients: no reply raises on the server, frames an honest pipeline or hides a broken one; each is named."""
+"""Hostile clients: no reply crashes the server, incriminates an honest pipeline or hides a broken one; each is named."""
 
 import json
 import logging
@@ -67,7 +67,7 @@ def _quiet(caplog):
 def attacked(
     attack, directory=None, *, node=CLIENT, side="server", wrapper=None, rounds=2, noise_for=COUNT, **settings
 ):
-    """A run with one hostile node: the strategy, and its lines of metrics by round."""
+    """A run with one hostile node: the strategy, and its metrics by round."""
     audit = new_audit(canaries=MANY, dim=SMALL, directory=directory)
     mods = [canary_mod] if side == "server" else [fixedclipping_mod, canary_mod]
     inner = wrapper or (server_side if side == "server" else client_side)(noise_for)
@@ -90,7 +90,7 @@ def assert_named(result, node):
 @pytest.mark.parametrize("side", ["server", "client"])
 @pytest.mark.parametrize("group", [WEIGHTS, RECORDS, ARRAYS], ids=["weights", "records", "arrays"])
 def test_bad_replies_are_dropped_and_named(group, side, caplog, tmp_path):
-    """One kind in each round. The others' replies are aggregated as usual, so the verdict is the honest one."""
+    """One kind per round. The other replies are aggregated as usual, so the verdict is that of an honest run."""
     strategy = attacked(in_turn(group.values()), tmp_path, side=side, rounds=len(group))
     kinds = dict(zip(range(1, len(group) + 1), group, strict=True))
     found = {number: (node, why) for number, node, why in dropped(strategy)}
@@ -113,7 +113,7 @@ def test_bad_replies_are_dropped_and_named(group, side, caplog, tmp_path):
 
 @pytest.mark.parametrize("node", [CLIENT, CANARY])
 def test_invalid_claims_to_be_a_canary_are_dropped(node):
-    """A record that is not one whole number in range, or that names another node's canary."""
+    """Records that are not one integer in range, or that name another node's canary."""
     strategy = attacked(in_turn(CLAIMS.values()), node=node, rounds=len(CLAIMS))
     present = [item.present.size for item in strategy.audit.log.rounds()]
     assert len(strategy.dropped) >= len(CLAIMS)
@@ -150,7 +150,7 @@ WRONG_CANARIES = {
 
 @pytest.mark.parametrize("side", ["server", "client"])
 def test_a_canary_that_sends_something_else_is_dropped(side):
-    """The server knows every canary, so it sees at once what is none. The other canaries give the honest verdict."""
+    """The server knows every canary, so it detects any other update. The remaining canaries give the honest verdict."""
     strategy = attacked(in_turn(WRONG_CANARIES.values()), node=CANARY, side=side, rounds=len(WRONG_CANARIES))
     kinds = dict(zip(range(1, len(WRONG_CANARIES) + 1), WRONG_CANARIES, strict=True))
     assert {kinds[number] for number, node, _ in dropped(strategy) if node == CANARY} == set(WRONG_CANARIES)
@@ -162,8 +162,8 @@ def test_a_canary_that_sends_something_else_is_dropped(side):
 
 
 @pytest.mark.parametrize("length", [10.0, 3.0, 1.5])
-def test_one_canary_that_does_not_clip_cannot_frame_clients_that_do(length):
-    """A missing clip would show in most canaries; in one of 24 it is that node's doing."""
+def test_one_unclipped_canary_cannot_incriminate_clients_that_clip(length):
+    """A missing clip would show in most canaries; in one of 24 it is the node's fault."""
     strategy = attacked(sending(canary(OWN, length), OWN), node=CANARY, side="client")
     assert [(node, why) for _, node, why in dropped(strategy)] == [
         (CANARY, f"it sends canary {OWN} {length:g} clip norms long, where most canaries are 1 long")
@@ -182,8 +182,8 @@ def test_one_canary_that_does_not_clip_cannot_frame_clients_that_do(length):
     ],
     ids=["a canary sends an update", "a client claims a canary", "with its canary", "with its negative"],
 )
-def test_a_canary_in_every_round_neither_frames_nor_hides(node, attack, noise_for):
-    """The honest pipeline gets no VIOLATION, and that with a third of the noise gets one."""
+def test_a_canary_in_every_round_neither_incriminates_nor_hides_a_pipeline(node, attack, noise_for):
+    """The honest pipeline gets no VIOLATION; one with a third of the noise does."""
     strategy = attacked(attack, node=node, rounds=3, noise_for=noise_for)
     result = strategy.audit.finish()
     assert any(f"node {node}" in note for note in result.notes)
@@ -191,8 +191,8 @@ def test_a_canary_in_every_round_neither_frames_nor_hides(node, attack, noise_fo
 
 
 @pytest.mark.parametrize("length", [1.0, -1.0, 0.3])
-def test_a_real_client_that_knows_the_seed_cannot_frame(length):
-    """It sends the sum of all canaries as its own update, which raises every score. 30 rounds are enough for a frame."""
+def test_a_real_client_that_knows_the_seed_cannot_cause_a_violation(length):
+    """It sends the sum of all canaries as its own update, which raises every score. 30 rounds would be enough."""
     strategy = attacked(sending(all_canaries(length)), rounds=30)
     assert {node for _, node, _ in dropped(strategy)} == ({CLIENT} if length > 0 else set())
     result = strategy.audit.finish()
@@ -200,16 +200,16 @@ def test_a_real_client_that_knows_the_seed_cannot_frame(length):
 
 
 @pytest.mark.parametrize("length", [np.sqrt(SMALL), 100.0, 1e6], ids=["as the noise", "long", "very long"])
-def test_a_client_that_does_not_clip_cannot_stand_in_for_missing_noise(length):
-    """Without the server's noise, an update of Gaussian numbers of its length would look like it."""
+def test_an_unclipped_client_cannot_replace_missing_noise(length):
+    """A Gaussian update as long as the missing noise would look like that noise."""
     wrapper = client_side(1000 * COUNT)  # a thousandth of the noise
     strategy = attacked(sending(noise(length)), side="client", wrapper=wrapper)
     assert {node for _, node, _ in dropped(strategy)} == {CLIENT}
     assert strategy.audit.finish().verdict.outcome == "VIOLATION"
 
 
-def test_rounds_in_which_most_clients_do_not_clip_confirm_nothing(caplog):
-    """Then it is the pipeline, so nothing is dropped; canaries that do clip leave it UNDERPOWERED, never PASS."""
+def test_rounds_in_which_most_clients_do_not_clip_never_pass(caplog):
+    """Then the pipeline is at fault and nothing is dropped; if canaries do clip, the verdict is UNDERPOWERED, never PASS."""
     audit = new_audit(canaries=MANY, dim=SMALL)
     strategy = audited(client_side(COUNT), audit=audit, mode="client", seed=SEED)
     app = client_app([fixedclipping_mod, canary_mod], update_norm=0.01)
@@ -234,7 +234,7 @@ def test_rounds_in_which_most_clients_do_not_clip_confirm_nothing(caplog):
     ],
     ids=["twice", "late", "from a node that was not asked"],
 )
-def test_replies_that_nobody_asked_for_are_dropped(attack, why):
+def test_unrequested_replies_are_dropped(attack, why):
     strategy = attacked(attack, rounds=3)
     assert {reason for _, _, reason in dropped(strategy)} == {why}
     assert len(strategy.dropped) >= 2
@@ -245,14 +245,14 @@ def test_replies_that_nobody_asked_for_are_dropped(attack, why):
 
 
 def test_a_late_reply_is_missing_in_its_own_round():
-    """Flower divides by fewer replies and leaves the noise as it is: the gauge finds that, as for any silent node."""
+    """Flower divides by fewer replies and keeps the noise: the gauge detects it, as for any silent node."""
     strategy = attacked(late(), rounds=3)
     assert dropped(strategy) == [(number, CLIENT, "it answers a message of another round") for number in (2, 3)]
     assert strategy._recorder._tally["missing"] == 1
 
 
 def test_error_replies_name_the_node_on_one_line(caplog):
-    """Flower's wrapper skips such rounds. Control characters of the reason are escaped, and it is cut."""
+    """Flower's wrapper skips such rounds. The reason is truncated and its control characters are escaped."""
     strategy = attacked(in_turn([failing, lambda reply, message: [reply]]), rounds=2)
     (told,) = strategy._warned
     assert told.startswith(f"node {CLIENT} failed in round 1: \\x1b[31mno \\x1b[31mno")
@@ -264,7 +264,7 @@ def test_error_replies_name_the_node_on_one_line(caplog):
 
 
 def test_rounds_without_a_good_reply_are_skipped():
-    """Adaptive clipping divides by the number of replies, which is 0 here."""
+    """Adaptive clipping would divide by the number of replies, 0."""
     wrapper = DifferentialPrivacyServerSideAdaptiveClipping(fedavg(), 1.0, 1, clipped_count_stddev=1.0)
     strategy = audited(wrapper, audit=small_audit(), mode="extra")
     grid = hostile_grid(with_weight(-1), node=1, canaries=0)
@@ -276,8 +276,8 @@ def test_rounds_without_a_good_reply_are_skipped():
         strategy.audit.finish()
 
 
-def test_with_an_accountant_another_weight_than_most_is_dropped():
-    """Flower's accountant raises over unequal weights, and skips rounds with another number of replies."""
+def test_with_an_accountant_replies_of_a_different_weight_are_dropped():
+    """Flower's accountant raises an error for unequal weights and skips rounds with another number of replies."""
     accounting = require("flwr.serverapp")
     settings = accounting.PrivacyConfig(
         target_delta=1e-5,
@@ -294,8 +294,8 @@ def test_with_an_accountant_another_weight_than_most_is_dropped():
     assert_named(result, CLIENT)
 
 
-def test_a_claim_is_checked_against_the_servers_own_choice():
-    """canary_nodes names canaries 0..23. A node that claims another canary, or is none, is dropped."""
+def test_a_claim_to_be_a_canary_is_checked_against_the_servers_choice():
+    """canary_nodes assigns canaries 0..23. A node that claims another canary, or is not a canary, is dropped."""
     named = {REAL + 1 + index: index for index in range(MANY)}
     for node, claim, truth in [(CANARY, OWN + 1, f"canary {OWN}"), (CLIENT, OWN, "no canary")]:
         strategy = attacked(claiming(ConfigRecord({"canary": claim})), node=node, rounds=1, canary_nodes=named)
@@ -303,8 +303,8 @@ def test_a_claim_is_checked_against_the_servers_own_choice():
         assert dropped(strategy) == [(1, node, why)]
 
 
-def test_the_node_that_had_a_canary_keeps_it():
-    """A client that claims it later is dropped alone."""
+def test_the_first_node_with_a_canary_keeps_it():
+    """Only the client that claims it later is dropped."""
     honest = lambda reply, message: [reply]  # noqa: E731
     strategy = attacked(in_turn([honest, sending(canary(OWN, 10.0), OWN)]), rounds=2)
     assert [(number, node) for number, node, _ in dropped(strategy)] == [(2, CLIENT)]
@@ -354,7 +354,7 @@ def test_bad_evaluation_replies_are_dropped(group):
 
 
 def test_the_callers_config_is_never_changed_and_the_seed_never_logged(caplog):
-    """Flower logs the train config at every start, so an announced seed must not end in it."""
+    """Flower logs the train config at every start, so it must not contain an announced seed."""
     secret = 987_654_321_987_654_321_987
     caplog.set_level(logging.INFO, logger="flwr")
     given, listed = config(rate=0.1, steps=[1, 2]), [1, 2]

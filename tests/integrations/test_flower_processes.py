@@ -25,15 +25,15 @@ EXAMPLE_SEED = b"public example"
 
 
 def assert_verifies(home):
-    """No check fails; those that need digests from elsewhere are not made."""
+    """Check that verification fails nowhere; checks against digests noted elsewhere are not made."""
     checks = {check.name: check.held for check in verify_run(home, EXAMPLE_SEED, model=home / "model.npy")}
     assert False not in checks.values(), checks
     assert {checks[name] for name in ("commitment", "cosines", "result")} == {True}, checks
 
 
 @pytest.mark.parametrize("example", ["flower", pytest.param("flower-fedadam-leak", marks=pytest.mark.slow)])
-def test_simulation_with_50_nodes(tmp_path, example):
-    """Ten clients and forty canaries. FedAvg keeps its claim; noise after FedAdam does not."""
+def test_a_simulation_with_50_nodes_has_the_right_verdict(tmp_path, example):
+    """Ten clients and forty canaries. FedAvg satisfies its claim; noise after FedAdam does not."""
     require("ray")
     home = tmp_path / "run"
     with Processes(tmp_path, example=example, simulation=True) as flower:
@@ -45,7 +45,7 @@ def test_simulation_with_50_nodes(tmp_path, example):
     assert result["verdict"] == ("PASS" if example == "flower" else "VIOLATION")
     assert result["rounds"] == 3
     assert result["task"] == "digits"
-    assert (home / "digits.npz").exists()  # the app's own
+    assert (home / "digits.npz").exists()  # written by the app itself
     assert result["missed"] == {"skipped": 0, "failed": 0, "missing": 0, "dropped": 0, "lost_canaries": 0}
     assert result["adversaries"]["known-round"]["canaries"] == 40
     assert result["adversaries"]["known-round"]["presentations"] == 3
@@ -53,8 +53,8 @@ def test_simulation_with_50_nodes(tmp_path, example):
     assert f"claimed epsilon {result['claimed_epsilon']:.3g} (mechanism): {result['verdict']}" in told
 
 
-def test_deployment_with_a_node_killed_in_mid_round_and_restarted(tmp_path):
-    """One client and two canaries, a restarted server, a killed node: the audit ends and says what it missed."""
+def test_a_deployment_survives_a_node_killed_in_mid_round(tmp_path):
+    """One client and two canaries, a restarted server, a killed node: the audit finishes and reports what it missed."""
     home = tmp_path / "run"
     settings = {"nodes": 3, "clients": 1, "directory": str(home), "timeout": 25.0}
     with Processes(tmp_path, example="flower") as flower:
@@ -81,19 +81,19 @@ def test_deployment_with_a_node_killed_in_mid_round_and_restarted(tmp_path):
     assert [line["round"] for line in metrics] == list(range(1, done + 3)), told[-3000:]
     assert [line["canaries"] for line in metrics[: done + 1]] == [2] * done + [1]
     assert metrics[done]["missing"] + metrics[done]["failed"] == 1
-    # back under another node id, with its own canary; a SuperLink that still asks the dead node in its place says so
+    # back under another node id, with its own canary; a SuperLink that still samples the dead node reports it
     assert metrics[-1]["canaries"] == 2 or metrics[-1]["missing"] + metrics[-1]["failed"] >= 1
     result = RunDirectory(home).read_result()
     assert result["missed"]["missing"] + result["missed"]["failed"] >= 1
     assert result["rounds"] + result["skipped_rounds"] == done + 2
     assert "the audit missed something" in told
-    assert done + 1 in result["gauges"]["residual"]["flagged"]  # noise for three, an average over two
+    assert done + 1 in result["gauges"]["residual"]["flagged"]  # noise for three replies, average over two
     assert result["verdict"] == "VIOLATION"
     assert_verifies(home)
 
 
-def test_secure_aggregation(tmp_path):
-    """SecAgg+ hides every update from the server, and none of the canaries from the audit: 1/√12 each, the rest 0."""
+def test_secure_aggregation_does_not_hide_canaries_from_the_audit(tmp_path):
+    """SecAgg+ hides every update from the server, but the audit detects every canary: 1/√12 each, the rest 0."""
     require("ray")
     script = Path(__file__).with_name("secagg_app.py")
     done = subprocess.run(
@@ -105,4 +105,4 @@ def test_secure_aggregation(tmp_path):
     found = np.array(json.loads(told[0].removeprefix("cosines ")))
     assert found.shape == (2, 12 + 120)
     assert found[:, :12] == pytest.approx(1 / np.sqrt(12), abs=0.005)
-    assert np.abs(found[:, 12:]).max() < 0.01  # but for rounding there is nothing else in the sum
+    assert np.abs(found[:, 12:]).max() < 0.01  # the sum contains nothing else, up to rounding

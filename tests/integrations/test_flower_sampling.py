@@ -1,4 +1,4 @@
-"""Claims that count on Flower's sampling: fixed-size cohorts, seen through the canaries that Flower picks."""
+"""Claims that rely on Flower's sampling of fixed-size cohorts, tested with the canaries that Flower samples."""
 
 import logging
 import re
@@ -28,7 +28,7 @@ def _quiet(caplog):
 
 
 def sampled(mode, *, noise=2.0, **settings):
-    """Forty rounds of ten of a hundred nodes, ninety of them canaries."""
+    """Forty rounds with ten of a hundred nodes, ninety of them canaries."""
     inner = fedavg(fraction_train=SIZE / (REAL + CANARIES))
     audit = new_audit(canaries=CANARIES, dim=DIM, unobserved=200)
     configs = [{}] * REAL + [{"canary-id": i} for i in range(CANARIES)]
@@ -63,7 +63,7 @@ def test_a_poisson_claim_names_the_scheme_to_account_for(trained):
 
 
 def test_the_claim_passes_when_restated(trained):
-    """By the upper end of what is known about fixed-size sampling."""
+    """Restated with the upper end of the range for fixed-size sampling."""
     accounted = amplified_epsilon(2.0, FIXED, 1e-5)
     assert accounted.low < accounted.high
     result = trained.finish(claim=Claim(accounted, sampling=FIXED))
@@ -86,13 +86,13 @@ def test_extra_canaries_do_not_observe_the_sampler():
 
 
 def test_nodes_with_several_canaries_do_not_observe_the_sampler():
-    """They take the roles in turn, so a canary's rounds are not those of its node."""
+    """They alternate between canaries, so a canary's rounds are not those of its node."""
     several = {REAL + 1 + node: [2 * node, 2 * node + 1] for node in range(CANARIES // 2)}
     result = sampled("replace", canary_nodes=several).finish(claim=POISSON_CLAIM)
     assert result.legs["sampling"].code == "sampler not observed"
 
 
-def test_a_fraction_of_the_nodes_is_chosen_before_they_are_sampled():
+def test_a_fraction_of_the_nodes_is_designated_before_sampling():
     """Otherwise the first cohorts would consist of canaries."""
     audit = sampled("replace", canary_nodes=1.0)
     present = [item.present.size for item in audit.log.rounds()]

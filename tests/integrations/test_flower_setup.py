@@ -47,7 +47,7 @@ def _quiet(caplog):
 
 
 def started(directory, *, rounds, failing_client=False):
-    """A server in a directory; the app of its clients may fail when it is asked to train."""
+    """Start a server in a directory; its clients' app can fail in training."""
     audit = small_audit(directory=directory)
     try:
         strategy = audited(server_side(REAL), audit=audit, mode="extra")
@@ -60,8 +60,8 @@ def started(directory, *, rounds, failing_client=False):
 
 
 @pytest.mark.parametrize("rounds", [2, 5])
-def test_a_finished_run_is_refused(rounds, tmp_path):
-    """Neither its old result nor further rounds say anything about the clients of today."""
+def test_a_finished_run_is_rejected(rounds, tmp_path):
+    """Neither its old result nor further rounds describe today's clients."""
     audit, strategy = started(tmp_path, rounds=2)
     strategy.audit.finish()
     audit.directory.close()
@@ -71,7 +71,7 @@ def test_a_finished_run_is_refused(rounds, tmp_path):
     assert (tmp_path / "result.json").read_bytes() == before
 
 
-def test_an_observer_refuses_a_finished_run(tmp_path):
+def test_an_observer_rejects_a_finished_run(tmp_path):
     audit, strategy = started(tmp_path, rounds=2)
     strategy.audit.finish()
     with pytest.raises(ValueError, match="holds a finished audit"):
@@ -91,7 +91,7 @@ def test_an_interrupted_run_is_resumed(killed, tmp_path):
 
 
 def shorten_log(directory, *, rounds):
-    """A log that lost its end, as a power cut may leave it."""
+    """Truncate the log, as a power cut might."""
     audit = small_audit(directory=directory)
     audit.rewind_to(rounds)
     audit.directory.close()
@@ -101,7 +101,7 @@ def models(directory):
     return {path.name: path.read_bytes() for path in directory.glob("checkpoint*.npz")}
 
 
-def test_a_log_one_round_short_resumes_from_the_previous_checkpoint(tmp_path, caplog):
+def test_a_log_that_lost_a_round_resumes_from_the_previous_checkpoint(tmp_path, caplog):
     audit, _ = started(tmp_path, rounds=4)
     audit.directory.close()
     before = models(tmp_path)
@@ -165,7 +165,7 @@ def nodes_with(path):
 
 @pytest.mark.parametrize("content", [SEED, SEED + b"\n", SEED + b"\r\n", b"%d\n" % 2**64])
 def test_server_and_nodes_read_the_same_seed_file(content, tmp_path):
-    """With or without a line end; the seed itself is announced to nobody."""
+    """With or without a line end; the seed itself is never announced."""
     path = seed_file(tmp_path, content)
     strategy = client_audit(seed_file=path)
     small_run(strategy, LoopGrid(client_app([canary_mod]), nodes_with(path)))
@@ -179,7 +179,7 @@ def test_server_and_nodes_read_the_same_seed_file(content, tmp_path):
 
 @pytest.mark.parametrize("content", [b"7", b"%d" % (2**64 - 1), b"1234567", b"secret\n"])
 def test_guessable_seed_files_are_rejected(content, tmp_path):
-    """On the server before anything is written, and on a canary node."""
+    """Both on the server, before anything is written, and on a canary node."""
     path, home = seed_file(tmp_path, content), tmp_path / "run"
     with pytest.raises(
         ValueError, match=r"seed file .*seed must be hard to guess, got .*: make one with: coalmine seed"
@@ -193,19 +193,19 @@ def test_guessable_seed_files_are_rejected(content, tmp_path):
 
 
 class HttpGrid(LoopGrid):
-    """A grid of the name that Flower's has in a deployment."""
+    """A grid with the class name of Flower's grid in a deployment."""
 
 
 @pytest.mark.parametrize("seed", [7, 2**64 - 1, b"1234567"])
 @pytest.mark.parametrize("mode", ["client", "extra"])
-def test_a_deployment_refuses_a_guessable_seed(seed, mode):
+def test_a_deployment_rejects_a_guessable_seed(seed, mode):
     strategy = client_audit(seed=seed, mode=mode)
     with pytest.raises(ValueError, match=r"the seed of a deployment must be hard to guess, got .*: give seed_file="):
         small_run(strategy, HttpGrid(client_app([canary_mod]), nodes()))
-    small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()), rounds=1)  # a simulation takes it
+    small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()), rounds=1)  # a simulation accepts it
 
 
-def test_a_deployment_warns_of_a_seed_that_all_clients_are_told():
+def test_a_deployment_warns_of_a_seed_announced_to_all_clients():
     strategy = client_audit(seed=SEED)
     small_run(strategy, HttpGrid(client_app([canary_mod]), nodes()), rounds=1)
     assert strategy._warned == [
@@ -228,17 +228,17 @@ def test_exactly_one_of_seed_and_seed_file_must_be_given(given):
     ids=["another seed", "raw bytes with a line end"],
 )
 def test_a_wrong_seed_file_is_named_on_the_server(server, says, tmp_path, caplog):
-    """Every canary node refuses to train, so Flower skips every round: the error says so, and why."""
+    """Every canary node refuses to train, so Flower skips every round; the error explains it."""
     strategy = audited(server_side(REAL + CANARIES), audit=small_audit(seed=server), mode="client")
     grid = LoopGrid(client_app([canary_mod]), nodes_with(seed_file(tmp_path)), catching=True)
     small_run(strategy, grid)
     with pytest.raises(ValueError, match=rf"every round was skipped \(3 of 3\), so there is nothing to audit: {says}"):
         strategy.audit.finish()
     assert caplog.text.count(" failed in round 1: seed file") == 1
-    assert len(strategy._warned) == 1  # and nothing about a missing canary_mod
+    assert len(strategy._warned) == 1  # and none about a missing canary_mod
 
 
-def test_an_audit_without_rounds_says_so():
+def test_an_audit_without_rounds_is_an_error():
     strategy = audited(server_side(REAL), audit=small_audit(), mode="extra")
     small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)), rounds=0)
     with pytest.raises(ValueError, match="an audit needs at least one round, got none"):
@@ -282,7 +282,7 @@ def in_turn(way, **settings):
 
 
 @pytest.mark.parametrize("way", ["canary-id", "client", "replace"])
-def test_a_node_takes_the_roles_of_its_canaries_in_turn(way):
+def test_a_node_alternates_between_its_canaries(way):
     audit, strategy, grid = in_turn(way)
     small_run(strategy, grid, rounds=6)
     present = [sorted(item.present.tolist()) for item in audit.log.rounds()]
@@ -294,8 +294,8 @@ def test_a_node_takes_the_roles_of_its_canaries_in_turn(way):
 
 
 @pytest.mark.parametrize("way", ["canary-id", "client", "replace"])
-def test_turns_continue_after_a_restart(way, tmp_path):
-    """Flower counts its rounds from 1 again; the audit does not."""
+def test_the_alternation_continues_after_a_restart(way, tmp_path):
+    """Flower restarts its round numbers at 1; the audit does not."""
     audit, strategy, grid = in_turn(way, directory=tmp_path)
     small_run(strategy, grid, rounds=3)
     audit.directory.close()
@@ -304,8 +304,8 @@ def test_turns_continue_after_a_restart(way, tmp_path):
     assert [sorted(item.present.tolist()) for item in audit.log.rounds()][3:] == [[3, 10, 11]]
 
 
-def test_a_node_takes_turns_with_an_observer_too():
-    """The observer's announcement is the same in every round; the node takes the round from Flower."""
+def test_a_node_alternates_between_its_canaries_under_an_observer():
+    """The observer's announcement never changes; the node gets the round number from Flower."""
     audit = small_audit()
     watch = Observer(audit, clip_norm=1.0, participants=REAL + 1, present=lambda number: [(number - 1) % CANARIES])
     announced = config(**watch.announce(initial_arrays(SMALL), seed=SEED))
@@ -315,7 +315,7 @@ def test_a_node_takes_turns_with_an_observer_too():
     assert cosines(audit)[[0, 1, 2], [0, 1, 2]] == pytest.approx(1.0, abs=0.05)
 
 
-def test_several_canaries_need_a_round_number():
+def test_several_canaries_require_a_round_number():
     announcement = Announcement(canaries=12, dim=SMALL, kind="rotated", clip_norm=1.0, scale=1.0)
     assert announcement.index_of({}, {"canary-id": 3}) == 3
     assert announcement.index_of({"server-round": 2}, {"canary-id": "3-5"}) == 4
@@ -324,7 +324,7 @@ def test_several_canaries_need_a_round_number():
 
 
 @pytest.mark.parametrize("named", [{1: [0, 0]}, {1: [0, 1], 2: [1]}, {1: []}, {1: [12]}, {1: [-1]}, {1: "a"}])
-def test_invalid_canaries_of_nodes_are_rejected(named):
+def test_invalid_canary_assignments_are_rejected(named):
     with pytest.raises(ValueError, match="canary_nodes must "):
         audited(server_side(5), audit=small_audit(), mode="replace", canary_nodes=named)
 
@@ -332,7 +332,7 @@ def test_invalid_canaries_of_nodes_are_rejected(named):
 # Models
 
 
-def test_a_torch_module_a_state_dict_and_an_array_record_are_one_model():
+def test_a_torch_module_a_state_dict_and_an_array_record_are_equivalent():
     torch = require("torch")
     module = torch.nn.Sequential(torch.nn.Linear(40, 48), torch.nn.BatchNorm1d(48), torch.nn.Linear(48, 2))
     models = [module, module.state_dict(), ArrayRecord(module.state_dict()), dict(as_record(module).items())]
@@ -344,7 +344,7 @@ def test_a_torch_module_a_state_dict_and_an_array_record_are_one_model():
     assert strategy.audit.finish().rounds == 3
 
 
-def test_numpy_arrays_are_a_model():
+def test_numpy_arrays_are_a_valid_model():
     rows = [np.zeros((3, 4), np.float32), np.zeros(5, np.float64)]
     assert list(as_record(rows)) == ["0", "1"]
     assert as_record({"a": rows[0]})["a"].shape == (3, 4)
@@ -367,6 +367,6 @@ def test_the_integration_does_not_import_torch():
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_arrays_of_flower_are_taken_as_they_are():
+def test_flower_arrays_are_accepted():
     array = Array(np.zeros(3, np.float32))
     assert as_record({"a": array})["a"].data == array.data

@@ -50,7 +50,7 @@ def test_half_the_noise_is_a_violation_of_the_noise_leg():
     ],
     ids=["balls in bins", "fixed size", "higher rate"],
 )
-def test_another_batch_selection_than_accounted_is_a_violation_of_the_sampling_leg(strategy):
+def test_unaccounted_batch_selection_is_a_violation_of_the_sampling_leg(strategy):
     privatizer = gaussian()
     result = privatizer.audit.finish(**train(privatizer, strategy))
     assert result.verdict.outcome == "VIOLATION"

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:
 
 
 @pytest.mark.parametrize("clips", [True, False], ids=["clip", "no clip"])
-def test_canaries_through_the_clip_show_whether_it_clips(clips):
-    """Without a clip each canary is ten times as long as the noise is made for."""
+def test_canaries_through_the_clip_reveal_a_missing_clip(clips):
+    """Without a clip, each canary is ten times as long as the noise assumes."""
     privatizer = gaussian(through_clip=True, canaries=300)
     wrapped = privatizer.canary_loss(loss)
     grad_fn = jax_privacy.clipped_grad(
@@ -34,8 +34,8 @@ def test_canaries_through_the_clip_show_whether_it_clips(clips):
     assert next(item for item in result.audited if item.name == "clipping").status == "checked"
 
 
-def test_banded_plan_meets_the_analytical_epsilon():
-    """Steps of an example are at least as far apart as there are bands, so ‖Cu‖² is the number of its steps."""
+def test_a_banded_plan_recovers_the_analytical_epsilon():
+    """An example's steps are separated by at least the number of bands, so ‖Cu‖² is the number of its steps."""
     plan = audited(banded_plan(), PARAMS, num_examples=EXAMPLES, **SETTINGS)
     privatizer = plan.noise_addition_transform
     grad_fn = plan.clipped_grad(loss, batch_argnums=(1, 2))
@@ -49,7 +49,7 @@ def test_banded_plan_meets_the_analytical_epsilon():
 
 
 def test_banded_plan_with_half_the_noise_is_a_violation():
-    """The accountant's event still has the noise that was asked for."""
+    """The accountant's event still has the requested noise."""
     halved = banded_plan(noise_multiplier=1.0)
     plan = audited(halved, PARAMS, num_examples=EXAMPLES, dp_event=banded_plan().dp_event, **SETTINGS)
     privatizer = plan.noise_addition_transform

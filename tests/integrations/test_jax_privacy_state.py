@@ -1,4 +1,4 @@
-"""An audited privatizer of jax_privacy: its sums, its state under jit, and the noise that it reads from a matrix."""
+"""An audited privatizer of jax_privacy: its sums, its state under jit, and its noising matrix."""
 
 import itertools
 import sys
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:
 
 
 @pytest.mark.parametrize("normalised", [False, True])
-def test_noising_matrix_of_a_banded_strategy(normalised):
-    """C as jax_privacy defines it, Toeplitz, is the inverse of its noising matrix."""
+def test_the_noising_matrix_of_a_banded_strategy_is_inverted(normalised):
+    """jax_privacy's Toeplitz matrix C is the inverse of its noising matrix."""
     matrix = toeplitz.inverse_as_streaming_matrix(jnp.asarray(BANDS), 12 if normalised else None)
     noise, length = banded_noise(matrix, 12)
     strategy = np.array(toeplitz.materialize_lower_triangular(jnp.asarray(BANDS), 12), np.float64)
@@ -40,7 +40,7 @@ def test_noising_matrix_of_a_banded_strategy(normalised):
 
 
 def test_noising_matrix_of_a_long_run_is_read_from_its_first_steps():
-    """3,000 steps, of which no matrix is made; the columns of the last ones are normalised."""
+    """3,000 steps, for which no full matrix is built; the last columns are normalised."""
     matrix = toeplitz.inverse_as_streaming_matrix(jnp.asarray(BANDS), 3_000)
     noise, length = banded_noise(matrix, 3_000)
     assert (noise.rounds, noise.bands) == (3_000, 3)
@@ -50,7 +50,7 @@ def test_noising_matrix_of_a_long_run_is_read_from_its_first_steps():
     assert plain.rounds == 3_002
 
 
-def test_noising_matrices_that_cannot_be_audited():
+def test_unsupported_noising_matrices_are_rejected():
     with pytest.raises(ValueError, match="must be finite and lower triangular"):
         banded_noise(np.ones((3, 3)), None)
     with pytest.raises(ValueError, match="must be a banded Toeplitz matrix"):
@@ -59,8 +59,8 @@ def test_noising_matrices_that_cannot_be_audited():
         banded_noise(toeplitz.inverse_as_streaming_matrix(jnp.asarray(BANDS)), None)
 
 
-def test_the_sum_holds_the_canaries_and_the_privatizers_own_noise():
-    """With the same key, the release is that of the plain privatizer less the canaries of the batch."""
+def test_the_sum_contains_the_canaries_and_the_privatizers_noise():
+    """With the same key, the release equals the plain privatizer's minus the canaries of the batch."""
     inner = noise_addition.gaussian_privatizer(stddev=1.0, prng_key=jax.random.key(7))
     privatizer = gaussian()
     params = jax.tree.map(jnp.asarray, PARAMS)
@@ -143,7 +143,7 @@ def test_a_checkpoint_is_resumed_if_its_step_was_recorded(tmp_path):
     assert [entry.number for entry in again.audit.log.rounds()] == [1, 2, 3]
 
 
-def test_examples_that_are_twice_in_a_batch_count_twice():
+def test_an_example_twice_in_a_batch_counts_twice():
     privatizer, params = gaussian(), jax.tree.map(jnp.asarray, PARAMS)
     row = int(privatizer.audit.canary_rows(EXAMPLES)[3])
     once = privatizer.next_step(privatizer.init(params), [row]).canaries["w"]
@@ -151,7 +151,7 @@ def test_examples_that_are_twice_in_a_batch_count_twice():
     np.testing.assert_allclose(twice, 2 * once, atol=1e-7)
 
 
-def test_works_in_a_chain_and_with_donated_state():
+def test_the_privatizer_works_in_a_chain_and_with_donated_state():
     privatizer, params = gaussian(), jax.tree.map(jnp.asarray, PARAMS)
     chain = optax.chain(privatizer, optax.sgd(0.1))
     own, *rest = chain.init(params)
@@ -163,7 +163,7 @@ def test_works_in_a_chain_and_with_donated_state():
     assert privatizer.audit.last_round == 3
 
 
-def test_an_audit_of_your_own():
+def test_a_given_audit_can_be_used():
     own = Audit.for_model(named_leaves(PARAMS), deferred=True, **SETTINGS)
     privatizer = gaussian(audit=own, canaries=None, seed=None, delta=None)
     params = jax.tree.map(jnp.asarray, PARAMS)
@@ -182,7 +182,7 @@ def test_an_audit_of_your_own():
         gaussian(audit=banded, **none)
 
 
-def test_sampling_probability_instead_of_batches():
+def test_a_sampling_probability_can_replace_batches():
     privatizer = gaussian(num_examples=None, sampling_probability=0.2, dp_event=None, canaries=300)
     params = jax.tree.map(jnp.asarray, PARAMS)
     state = privatizer.init(params)
@@ -196,7 +196,7 @@ def test_sampling_probability_instead_of_batches():
     assert next(item for item in result.audited if item.name == "sampler").status == "not checked"
 
 
-def test_a_resumed_run_records_what_an_uninterrupted_one_does(tmp_path):
+def test_a_resumed_run_records_the_same_as_an_uninterrupted_one(tmp_path):
     def run(directory, stop):
         params = jax.tree.map(jnp.asarray, PARAMS)
         kept = None
@@ -210,7 +210,7 @@ def test_a_resumed_run_records_what_an_uninterrupted_one_does(tmp_path):
                 kept = state if number == 1 else kept
             privatizer.audit.close()
             privatizer = gaussian(directory=tmp_path / directory, seed=b"a secret of mine")
-            # The checkpoint after the second step was written when that step was recorded.
+            # The checkpoint after the second step is written when that step is recorded.
             state, first = kept, 2
         for batch in batches[first:]:
             _, state = update(params, privatizer.next_step(state, batch))
@@ -220,7 +220,7 @@ def test_a_resumed_run_records_what_an_uninterrupted_one_does(tmp_path):
     assert run("whole", stop=False) == run("resumed", stop=True)
 
 
-def test_steps_that_the_audit_missed_are_refused():
+def test_steps_that_the_audit_missed_are_rejected():
     privatizer, params = gaussian(), jax.tree.map(jnp.asarray, PARAMS)
     state = privatizer.init(params)
     _, unseen = privatizer.update(params, state)
@@ -240,7 +240,7 @@ def test_steps_that_the_audit_missed_are_refused():
         privatizer.next_step(once, [600])
 
 
-def test_bad_arguments_are_refused():
+def test_invalid_arguments_are_rejected():
     inner = noise_addition.gaussian_privatizer(stddev=1.0, prng_key=1)
     good = {"stddev": 1.0, "clip_norm": 1.0, "num_examples": EXAMPLES, **SETTINGS}
     for options, kind, message in [

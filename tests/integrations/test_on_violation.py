@@ -40,7 +40,7 @@ def test_opacus_with_half_the_noise_is_stopped():
     assert caught.value.alarm.round <= 2
 
 
-def test_opacus_calls_a_function_and_an_honest_run_is_left_alone():
+def test_opacus_calls_a_function_only_for_a_violation():
     seen = []
     opacus_run(on_violation=seen.append)
     assert seen == []
@@ -66,7 +66,7 @@ def test_flower_is_stopped_in_the_round_that_refutes_the_claim():
     assert caught.value.alarm.round == 1
 
 
-def test_flower_without_a_claim_watches_its_noise():
+def test_flower_without_a_claim_checks_its_noise():
     seen = []
     assert flower_run(1.0, on_violation=seen.append).last_round == 4
     assert seen == []

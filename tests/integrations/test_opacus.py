@@ -43,7 +43,7 @@ pytestmark = pytest.mark.filterwarnings(*WARNINGS)
 @pytest.fixture(autouse=True)
 def _one_thread():
     before = torch.get_num_threads()
-    torch.set_num_threads(1)  # small models: threads would only wait for each other
+    torch.set_num_threads(1)  # models are small: threads would wait for each other
     yield
     torch.set_num_threads(before)
 
@@ -61,7 +61,7 @@ def audit_of(optimizer, canaries=20):
 
 
 def test_known_others_agrees_with_the_accountant_on_learnable_data():
-    """All examples in all steps: nothing is amplified, so accountant, mechanism and audit speak of one epsilon."""
+    """All examples in all steps: without amplification, accountant, mechanism and audit give the same epsilon."""
     _, result, engine = train()
     claim = result.claim
     assert claim.epsilon == pytest.approx(mechanism_epsilon(1.0, delta=1e-5, participations=5))
@@ -72,12 +72,12 @@ def test_known_others_agrees_with_the_accountant_on_learnable_data():
     assert result.verdict.outcome == "PASS"
     assert "final-update" in result.adversaries
     gauges = {gauge.name: gauge for gauge in result.gauges}
-    assert gauges["dilution"].largest > 3  # the real signal is large: the weaker rungs are blind here
+    assert gauges["dilution"].largest > 3  # the weaker rungs cannot see through such a large signal
     assert gauges["residual"].status == "ok"
 
 
 def test_the_final_model_moves_towards_the_canaries():
-    """A step goes against its gradient, so canaries are subtracted there, and the model has them with a plus."""
+    """A step goes against its gradient, so canaries are subtracted from the gradient and added to the model."""
     audit, _, _ = train(learnable=False, canaries=100)
     found = {scores.rung: scores for scores in ladder(audit.log, audit.settings)}
     scores = found["final-update"].observed  # mean √5/√(1 + dilution) without sign errors
@@ -87,9 +87,9 @@ def test_the_final_model_moves_towards_the_canaries():
 
 @pytest.mark.parametrize("learnable", [True, False])
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_noise_silently_halved_is_a_violation(learnable, mode):
+def test_half_the_noise_is_a_violation(learnable, mode):
     _, result, engine = train(learnable=learnable, mode=mode, fault=halve_noise)
-    assert engine.get_epsilon(1e-5) < 12  # the accountant saw nothing
+    assert engine.get_epsilon(1e-5) < 12  # the accountant did not notice
     assert result.verdict.outcome == "VIOLATION"
     assert result.adversaries["known-others"].verdict.outcome == "VIOLATION"
     residual = next(gauge for gauge in result.gauges if gauge.name == "residual")
@@ -97,16 +97,16 @@ def test_noise_silently_halved_is_a_violation(learnable, mode):
     assert residual.largest == pytest.approx(0.5, abs=0.02)
 
 
-def test_halved_noise_shows_in_the_gauge_where_others_hide_it():
-    """Without known-others the estimate of the weaker rungs misses it on learnable data; a gauge does not."""
+def test_a_gauge_detects_half_the_noise_where_others_hide_it():
+    """Without known-others, the weaker rungs miss it on learnable data; a gauge does not."""
     _, result, _ = train(fault=halve_noise)
     assert result.adversaries["known-round"].verdict.outcome != "VIOLATION"
     assert next(gauge for gauge in result.gauges if gauge.name == "difference").status == "low"
 
 
 @pytest.mark.parametrize("other", [{"mode": "ghost"}, {"physical": 32}, {"physical": 32, "mode": "ghost"}])
-def test_modes_and_physical_batches_make_no_difference(other):
-    """One noise a logical batch, drawn after the canaries: same seed, same cosines, whatever way the sum was had."""
+def test_modes_and_physical_batches_give_the_same_cosines(other):
+    """Each logical batch gets noise once, after the canaries: the same seed gives the same cosines for every mode."""
     settings = {"steps": 6, "examples": 200, "batch": 100, "sampling_probability": 0.5, "canaries": 100}
     plain, _, engine = train(**settings)
     same, _, other_engine = train(**settings, **other)
@@ -116,7 +116,7 @@ def test_modes_and_physical_batches_make_no_difference(other):
 
 
 def test_canaries_are_sampled_like_examples():
-    """Poisson: how often a canary is shown is binomial, and each group meets the mechanism at its own number."""
+    """Poisson: presentations are binomial, and each group recovers the mechanism's epsilon for its number."""
     audit, result, engine = train(steps=30, examples=500, batch=50, sampling_probability=0.1, canaries=600)
     present = [item.present.size for item in audit.log.rounds()]
     assert np.mean(present) == pytest.approx(60, abs=5 * np.sqrt(600 * 0.1 * 0.9 / 30))
@@ -128,7 +128,7 @@ def test_canaries_are_sampled_like_examples():
     amplified = Claim(engine.get_epsilon(1e-5), sampling=Poisson(0.1, rounds=30), noise_multiplier=1.0)
     judged = audit.result(claim=amplified)
     assert amplified.epsilon < result.claim.epsilon
-    assert judged.verdict.outcome == "UNDERPOWERED"  # nobody observed the sampler
+    assert judged.verdict.outcome == "UNDERPOWERED"  # the sampler was not observed
     assert {name: str(leg.outcome) for name, leg in judged.legs.items()} == {
         "accounting": "PASS", "noise": "PASS", "sampling": "UNDERPOWERED",
     }  # fmt: skip
@@ -148,7 +148,7 @@ class Recorder:
 
 
 def test_a_bias_of_ten_numbers_without_noise_is_a_violation():
-    """`audited` gauges every parameter, so 10 of 9,648 numbers without noise are found."""
+    """`audited` has a gauge for every parameter, so 10 of 9,648 numbers without noise are detected."""
     optimizer, _ = start(fault=spare_last_bias)
     result = optimizer.audit.finish()
     gauges = {gauge.name: gauge for gauge in result.gauges}
@@ -163,7 +163,7 @@ def test_a_bias_of_ten_numbers_without_noise_is_a_violation():
 def test_named_layers_accepts_a_module_a_dict_and_a_state_dict():
     model, optimizer, _, _, _ = make(examples=50, batch=50)
     expected = [("0.weight", 7900), ("0.bias", 158), ("2.weight", 1580), ("2.bias", 10)]
-    assert dict(model.named_parameters()).keys() >= {"_module.0.weight"}  # as GradSampleModule names them
+    assert dict(model.named_parameters()).keys() >= {"_module.0.weight"}  # GradSampleModule's names
     for given in (model, model._module, dict(model.named_parameters()), model.named_parameters(), model.state_dict()):
         assert named_layers(optimizer, given) == expected
     other = nn.Sequential(nn.Linear(50, 158), nn.ReLU(), nn.Linear(158, 10))
@@ -174,7 +174,7 @@ def test_named_layers_accepts_a_module_a_dict_and_a_state_dict():
             named_layers(optimizer, wrong)
 
 
-def test_audited_needs_one_seed(tmp_path):
+def test_audited_requires_exactly_one_seed(tmp_path):
     model, optimizer, _, _, _ = make(examples=50, batch=50)
     settings = {"canaries": 20, "delta": 1e-5, "sampling_probability": 1.0}
     file = tmp_path / "seed"
@@ -188,7 +188,7 @@ def test_audited_needs_one_seed(tmp_path):
     assert given.update(0, 1.0) == pytest.approx(from_file.update(0, 1.0))
 
 
-def test_audited_refuses_bad_settings_before_it_makes_a_directory(tmp_path):
+def test_audited_rejects_invalid_settings_before_the_directory_is_created(tmp_path):
     model, optimizer, _, _, _ = make(examples=50, batch=50)
     settings = {"canaries": 20, "seed": 1, "delta": 1e-5, "sampling_probability": 1.0, "directory": tmp_path / "run"}
     for changes in ({"sampling_probability": 0.0}, {"scale": 0.5}, {"canaries": 3}, {"delta": 2.0}):
@@ -210,7 +210,7 @@ def test_canaries_go_through_the_clip_by_default(monkeypatch):
     assert optimizer.audit.finish().verdict.outcome == "VIOLATION"
 
 
-def test_behind_the_clip_the_result_says_that_clipping_is_not_checked(monkeypatch):
+def test_canaries_behind_the_clip_do_not_check_clipping(monkeypatch):
     received = Recorder(monkeypatch)
     optimizer, _ = start(canaries=100, fault=forget_clip, through_clip=False)
     optimizer.audit.finish()
@@ -238,7 +238,7 @@ def test_the_result_lists_what_was_audited():
         ({"canaries": 2_000}, "about 2,000 canaries a step in 9,648 parameters are expensive"),
     ],
 )  # fmt: skip
-def test_canaries_enter_behind_a_clip_that_they_cannot_or_should_not_pass(settings, reason, monkeypatch):
+def test_canaries_enter_behind_an_unsuitable_clip(settings, reason, monkeypatch):
     received = Recorder(monkeypatch)
     optimizer, _ = start(steps=1, **{"canaries": 20} | settings)
     optimizer.audit.finish()
@@ -246,7 +246,7 @@ def test_canaries_enter_behind_a_clip_that_they_cannot_or_should_not_pass(settin
     assert reason in received.items["clipping"].detail
 
 
-def test_an_audit_without_layers_says_that_tensors_are_not_checked(monkeypatch):
+def test_an_audit_without_layers_does_not_check_tensors(monkeypatch):
     received = Recorder(monkeypatch)
     model, optimizer, loss, loader, _ = make(examples=50, batch=50)
     audited(optimizer, audit=audit_of(optimizer), sampling_probability=1.0)
@@ -271,7 +271,7 @@ class Gated(nn.Module):
 
 
 def test_parameters_that_get_noise_without_a_gradient_are_named(tmp_path):
-    """And parameters that need gradients but are not in the optimizer; a layer that is frozen properly is not."""
+    """So are parameters that need gradients but are not in the optimizer. A properly frozen layer is not named."""
     torch.manual_seed(0)
     model = Gated()
     beside = nn.Linear(3, 3)
@@ -295,7 +295,7 @@ def test_parameters_that_get_noise_without_a_gradient_are_named(tmp_path):
 
 
 def test_the_accountants_verdict_is_printed_and_the_run_verifies(tmp_path):
-    """With or without a directory; result.json still follows from the rounds alone."""
+    """With or without a directory; result.json still follows from the rounds."""
     for directory in (None, tmp_path):
         optimizer, engine = start(canaries=100, steps=2, directory=directory)
         result = optimizer.audit.finish(accounted_epsilon=engine.get_epsilon(1e-5))
@@ -312,7 +312,7 @@ OBSERVED = {"observe": True, "examples": 500, "batch": 50, "canaries": 300, "ste
 
 
 def test_the_accountants_epsilon_is_the_claim_if_the_sampler_is_observed(tmp_path):
-    """Nothing but the loader is given: noise, rate and number of steps are those that the accountant counted."""
+    """Only the loader is given: noise, rate and number of steps come from the accountant."""
     optimizer, engine = start(**OBSERVED, directory=tmp_path)
     result = optimizer.audit.finish()
     assert result.claim == Claim(
@@ -332,7 +332,7 @@ def test_the_accountants_epsilon_is_the_claim_if_the_sampler_is_observed(tmp_pat
     assert checks["result"].held, checks["result"].detail
 
 
-def test_halved_noise_is_a_violation_of_the_accountants_claim(tmp_path):
+def test_half_the_noise_violates_the_accountants_claim(tmp_path):
     optimizer, _ = start(**OBSERVED, fault=halve_noise, directory=tmp_path)
     verdict = optimizer.audit.finish().verdict
     assert (verdict.outcome, verdict.leg) == ("VIOLATION", "noise")
@@ -341,7 +341,7 @@ def test_halved_noise_is_a_violation_of_the_accountants_claim(tmp_path):
 
 
 def test_shuffling_under_the_poisson_accountant_is_a_violation():
-    """`poisson_sampling=False` leaves the accountant as it is, and every row is in one step of an epoch."""
+    """With `poisson_sampling=False` the accountant is unchanged, but every row is in one step of an epoch."""
     optimizer, _ = start(**OBSERVED, poisson=False)
     result = optimizer.audit.finish()
     assert result.claim.sampling == Poisson(0.1, rounds=10)
@@ -362,8 +362,8 @@ def test_an_accountant_with_two_noise_levels_makes_no_claim():
     assert any("the noise multiplier changed during training" in note for note in result.notes)
 
 
-def test_steps_that_the_accountant_forgot_are_a_warning(tmp_path):
-    """As after a restart that restores the model and not the accountant: its epsilon is for the last steps alone."""
+def test_steps_missing_from_the_accountant_give_a_warning(tmp_path):
+    """For example after a restart that restores only the model: the accountant's epsilon covers only the last steps."""
     settings = {"canaries": 50, "seed": 1, "delta": 1e-5, "directory": tmp_path, "through_clip": False}
     for steps in (2, 4):
         model, optimizer, loss, loader, engine = make(examples=200, batch=50)
@@ -391,7 +391,7 @@ def test_without_the_accountants_hook_the_steps_are_counted():
     assert (claim.noise_multiplier, claim.sampler_observed) == (1.0, True)
 
 
-def test_without_noise_the_result_says_why_there_is_no_verdict():
+def test_without_noise_the_result_explains_the_missing_verdict():
     optimizer, _ = start(noise_multiplier=0.0, sampling_probability=0.001, canaries=10, steps=2)
     printed = str(optimizer.audit.finish(accounted_epsilon=float("inf")))
     assert "known-others leaves out 2 of 2 steps: they had no noise and no canary" in printed
@@ -399,16 +399,16 @@ def test_without_noise_the_result_says_why_there_is_no_verdict():
     assert "accountant's epsilon inf (amplified by sampling): it claims no privacy" in printed
 
 
-def test_a_directory_with_a_result_is_refused(tmp_path):
-    """The check that pfl and NVFlare make; their audits observe no final model."""
+def test_a_directory_with_a_result_is_rejected(tmp_path):
+    """pfl and NVFlare make this check; their audits observe no final model."""
     refuse_result(tmp_path)
     (tmp_path / "result.json").write_text("{}")
     with pytest.raises(ValueError, match="holds a finished audit: name another directory, or remove it"):
         refuse_result(tmp_path)
 
 
-def test_a_forgotten_clip_is_a_violation_when_canaries_go_through_it():
-    """Canaries ten times too long come out of an honest clip at the clip norm; a forgotten clip is a violation."""
+def test_a_forgotten_clip_is_a_violation_if_canaries_go_through_it():
+    """An honest clip reduces canaries that are ten times too long to the clip norm; a forgotten clip does not."""
     _, result, _ = train(through_clip=True, canaries=100)
     assert result.verdict.outcome == "PASS"
     assert next(gauge for gauge in result.gauges if gauge.name == "residual").status == "ok"
@@ -416,12 +416,12 @@ def test_a_forgotten_clip_is_a_violation_when_canaries_go_through_it():
     assert result.verdict.outcome == "VIOLATION"
 
 
-def test_a_forgotten_clip_is_invisible_behind_it():
+def test_canaries_behind_the_clip_do_not_detect_a_forgotten_clip():
     _, result, _ = train(canaries=100, fault=forget_clip)
     assert result.adversaries["known-others"].verdict.outcome != "VIOLATION"
 
 
-def test_through_the_clip_or_behind_it_is_the_same_when_the_clip_is_right():
+def test_canaries_through_or_behind_a_correct_clip_give_the_same_result():
     settings = {"steps": 4, "examples": 200, "batch": 100, "sampling_probability": 0.5, "canaries": 50, "physical": 32}
     behind, _, _ = train(**settings)
     through, _, _ = train(**settings, through_clip=True)
@@ -455,7 +455,7 @@ def test_unaudited_restores_the_optimizer():
     hook = optimizer.step_hook
     audited(optimizer, audit=audit, sampling_probability=1.0, through_clip=True)
     unaudited(optimizer)
-    unaudited(optimizer)  # nothing is left to take out
+    unaudited(optimizer)  # a second call does nothing
     assert optimizer.step_hook is hook
     assert not {"add_noise", "clip_and_accumulate"} & vars(optimizer).keys()
     run_epoch(model, optimizer, loss, loader, audit, steps=1)
@@ -477,12 +477,12 @@ def test_an_audit_resumes_after_a_restart(tmp_path):
     run_epoch(model, optimizer, loss, loader, again, steps=2)
     assert again.last_round == 2
     result = optimizer.audit.finish(initial=initial)
-    assert result.claim.participations == 2  # the round before the restart counts
+    assert result.claim.participations == 2  # includes the round before the restart
     assert "final-update" in again.result().adversaries
 
 
-def test_a_finished_audit_is_refused_before_training(tmp_path):
-    """As in a second run of a script in the same folder: better now than in its first step."""
+def test_a_finished_audit_is_rejected_before_training(tmp_path):
+    """For example if a script runs twice in the same folder: it fails before its first step."""
     model, optimizer, loss, loader, _ = make(examples=50, batch=50)
     for directory, says in [(tmp_path, f"{tmp_path} holds a finished audit: name another"), (None, "make a new one")]:
         settings = {"canaries": 20, "seed": b"tests only", "delta": 1e-5, "directory": directory}
@@ -529,12 +529,12 @@ def test_audited_rejects_a_finished_directory_and_releases_its_lock(tmp_path):
     optimizer, _ = start(steps=1, canaries=20, examples=50, batch=50, directory=tmp_path)
     optimizer.audit.finish()
     optimizer.audit.directory.close()
-    for _ in range(2):  # the second time too: the first refusal holds no lock
+    for _ in range(2):  # twice, because the first rejection must release the lock
         with pytest.raises(ValueError, match="holds a finished audit: name another directory"):
             start(steps=1, canaries=20, examples=50, batch=50, directory=tmp_path)
 
 
-def test_invalid_settings_are_refused():
+def test_invalid_settings_are_rejected():
     _, optimizer, _, _, _ = make(examples=50, batch=50)
     audit = audit_of(optimizer)
     with pytest.raises(TypeError, match="make_private"):
@@ -569,7 +569,7 @@ def test_invalid_settings_are_refused():
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_the_example_passes_and_reports_the_accountants_epsilon(tmp_path, mode):
-    """Trains on digits; the accountant's epsilon is the claim and passes, and so does the mechanism's beside it."""
+    """Trains on digits; the accountant's epsilon is the claim and passes, and so does the mechanism's epsilon."""
     require("sklearn")
     script = Path(__file__).parents[2] / "examples" / "opacus" / "train.py"
     (tmp_path / "canary-seed").write_text("the seed of this test\n")
@@ -596,7 +596,7 @@ def test_the_example_passes_and_reports_the_accountants_epsilon(tmp_path, mode):
 
 
 def check_analytical_epsilon(directory, result):
-    """That of canaries shown as often as the headline's, in `coalmine compare` too."""
+    """Check that it is for the headline's number of presentations, also in `coalmine compare`."""
     headline = result["adversaries"]["known-others"]
     assert headline["presentations"] == result["presentations"] < result["most_presentations"]
     for key, times in [("analytical_epsilon", "presentations"), ("most_exposed_epsilon", "most_presentations")]:

@@ -1,4 +1,4 @@
-"""DP-SGD on a small transformer in real processes, under DDP and FSDP2: honest runs, faults, and a rank that is killed."""
+"""DP-SGD on a small transformer in real processes, under DDP and FSDP2: honest runs, faults, and killed ranks."""
 
 import json
 import math
@@ -56,7 +56,7 @@ LONG = {
 
 
 def run(folder, scenarios, *, size=2):
-    """What each rank finds in each scenario."""
+    """The findings of each rank in each scenario."""
     with start(folder, scenarios.values(), size=size) as ranks:
         ranks.finish(timeout=400)
     return read(folder, scenarios, size=size)
@@ -73,7 +73,7 @@ def read(folder, scenarios, *, size=2):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where the quick scenarios ran. In the last one, a process is killed in the middle of round 3."""
+    """The folder of the quick scenarios. In the last one, a process is killed in the middle of round 3."""
     folder = tmp_path_factory.mktemp("ranks")
     with start(folder, [*QUICK.values(), ("train", KILLED | {"die": [1, 3]})]) as ranks:
         codes = [ranks.wait(1, timeout=400), ranks.wait(0, timeout=60)]
@@ -87,8 +87,8 @@ def quick(folder):
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost", "fsdp2"])
-def test_the_release_is_the_clipped_sum_and_the_canaries(quick, mode):
-    """Without noise, and against gradients computed example by example: 30 orthonormal canaries of the clip norm, 1."""
+def test_the_release_is_the_clipped_sum_plus_the_canaries(quick, mode):
+    """Without noise, against gradients of single examples: 30 orthonormal canaries with the clip norm, 1."""
     for one in quick[f"release {mode}"]:
         assert one["left"] == pytest.approx(math.sqrt(30), rel=1e-5)
         assert one["entered"] == pytest.approx(math.sqrt(30), rel=1e-5)
@@ -96,14 +96,14 @@ def test_the_release_is_the_clipped_sum_and_the_canaries(quick, mode):
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost", "fsdp2", "small batches"])
-def test_an_honest_training_passes(quick, mode):
-    """Rank 0 has the result, for the accountant's epsilon; the other rank has none."""
+def test_an_honest_run_passes(quick, mode):
+    """Rank 0 has the result for the accountant's epsilon; the other rank has none."""
     one, other = quick[mode]
     assert other is None
     assert one["verdict"] == "PASS", one["text"]
     assert {name for name, status in one["gauges"].items() if status != "ok"} == set()
     low, high = one["interval"]
-    assert low <= one["analytical"] <= high  # known-others: the canaries in so many steps as most of them were
+    assert low <= one["analytical"] <= high  # known-others, for the most frequent number of steps
 
 
 @pytest.mark.parametrize("mode", ["hooks halved", "fsdp2 halved"])
@@ -115,8 +115,8 @@ def test_half_the_noise_is_a_violation(quick, mode):
 
 
 @pytest.mark.parametrize("mode", ["ghost", "fsdp2", "small batches"])
-def test_a_canary_is_in_a_step_when_any_rank_picks_its_row(quick, mode):
-    """All 300 rows have a canary, so a step has as many canaries as rows, over both ranks; Poisson at half the rows."""
+def test_a_canary_is_in_a_step_if_any_rank_samples_its_row(quick, mode):
+    """All 300 rows have a canary, so a step has as many canaries as rows over both ranks; Poisson at rate one half."""
     one, _ = quick[mode]
     assert one["canaries"] == 300
     assert one["present"] == one["participants"]
@@ -128,8 +128,8 @@ def test_a_canary_is_in_a_step_when_any_rank_picks_its_row(quick, mode):
     assert one["coverage"]["sampler"][0] == "checked"
 
 
-def test_one_bias_without_noise_is_found_under_ddp(quick):
-    """No rank holds the sum of all examples, so the gauges of layers rest on a sample of coordinates."""
+def test_one_bias_without_noise_is_detected_under_ddp(quick):
+    """No rank holds the sum of all examples, so the layer gauges use a sample of coordinates."""
     one, _ = quick["a bias spared"]
     assert one["verdict"] == "VIOLATION"
     assert {name for name, status in one["gauges"].items() if status == "low"} >= {"layer narrow.bias"}
@@ -137,7 +137,7 @@ def test_one_bias_without_noise_is_found_under_ddp(quick):
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost", "fsdp2"])
-def test_the_result_says_what_was_checked(quick, mode):
+def test_the_result_lists_what_was_checked(quick, mode):
     one, _ = quick[mode]
     names = {name for name, (status, _) in one["coverage"].items() if status == "checked"}
     assert names >= {"noise level", "noise law", "tensors", "sampler", "participations", "others"}
@@ -153,7 +153,7 @@ def test_rank_0_writes_the_directory(quick, folder):
     assert [json.loads(line)["examples"] for line in lines] == quick["ghost"][0]["participants"]
 
 
-def test_an_error_on_one_rank_is_one_on_every_rank(quick):
+def test_an_error_on_one_rank_is_raised_on_every_rank(quick):
     zero, one = quick["errors"]
     result = "holds a finished audit: name another directory, or remove it"
     assert zero["a result on rank 0"].endswith(result)
@@ -188,7 +188,7 @@ LOST = (
 
 
 def check_restart(folder, settings):
-    """After a kill in round 3, a restart goes on with round 3 and ends in a result."""
+    """Check that a restart after a kill in round 3 resumes with round 3 and gives a result."""
     one, other = run(folder, {"again": ("train", settings)})["again"]
     assert other is None
     assert one["first"] == 2
@@ -197,8 +197,8 @@ def check_restart(folder, settings):
     assert not [note for note in one["notes"] if "warning" in note]
 
 
-def test_a_killed_rank_ends_the_other_and_a_restart_goes_on(folder):
-    """Rank 1 dies by SIGKILL between the noise of round 3 and the sum of the gradients; all is told in one line."""
+def test_a_killed_rank_ends_the_other_and_a_restart_resumes(folder):
+    """SIGKILL ends rank 1 between the noise of round 3 and the sum of the gradients; rank 0 ends with one line."""
     assert (folder / "rank0.log").read_text().splitlines()[-2:] == ["round 2", LOST]
     assert not (folder / "killed" / "result.json").exists()
     check_restart(folder, KILLED)
@@ -206,8 +206,8 @@ def test_a_killed_rank_ends_the_other_and_a_restart_goes_on(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_killed_rank_of_fsdp2(tmp_path, lost):
-    """Rank 0 holds the log: what it had written is there after the restart."""
+def test_a_killed_rank_of_fsdp2_ends_the_other_and_a_restart_resumes(tmp_path, lost):
+    """Rank 0 holds the log, which survives the restart."""
     settings = {"mode": "fsdp2", "directory": "run", **EVERYBODY}
     with start(tmp_path, [("train", settings | {"die": [lost, 3]})]) as ranks:
         assert ranks.wait(lost) == -9
@@ -218,7 +218,7 @@ def test_a_killed_rank_of_fsdp2(tmp_path, lost):
 
 
 @pytest.mark.slow
-def test_longer_trainings_and_other_samplers(tmp_path):
+def test_longer_runs_and_other_samplers_have_the_right_verdict(tmp_path):
     found = {name: each[0] for name, each in run(tmp_path, LONG).items()}
     small = ("small batches of ghost mode", "small batches of fsdp2")
     for name in ("ghost", "fsdp2", "workers", "coin", "per layer", *small):
@@ -238,7 +238,7 @@ def test_longer_trainings_and_other_samplers(tmp_path):
 
 
 @pytest.mark.slow
-def test_three_ranks_of_which_one_has_no_part_of_some_tensors(tmp_path):
+def test_three_ranks_work_with_an_empty_shard(tmp_path):
     """The head has four rows, so the third rank's shard of it is empty."""
     scenarios = {mode: ("train", {"mode": mode, **EVERYBODY}) for mode in ("hooks", "fsdp2")}
     for mode, each in run(tmp_path, scenarios, size=3).items():
@@ -247,7 +247,7 @@ def test_three_ranks_of_which_one_has_no_part_of_some_tensors(tmp_path):
 
 
 def torchrun(folder, *options):
-    """Run the example as a user does; its result."""
+    """Run the example like a user and return its result."""
     require("sklearn")
     (folder / "canary-seed").write_text("the seed of this test\n")
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -280,7 +280,7 @@ def test_the_guide_shows_the_lines_of_the_example():
     assert shown in (ROOT / "examples" / "opacus-distributed" / "train.py").read_text()
 
 
-def test_one_process_takes_no_reduce(tmp_path):
+def test_one_process_rejects_reduce(tmp_path):
     import torch
 
     model, optimizer, _, loader, _ = make(examples=100, batch=50)

@@ -1,4 +1,4 @@
-"""The page on scaling up: its code runs, in one process and in two, and its tables are what the study prints."""
+"""The page on scaling up: its code runs in one process and in two, and its tables match the study's output."""
 
 import importlib
 import json
@@ -57,18 +57,18 @@ def run(program, **environment):
 
 
 def printed(process):
-    """The facts that a program prints last."""
+    """The facts in a program's last output line."""
     out, error = process.communicate(timeout=240)
     assert process.returncode == 0, error
     return json.loads(out.split(chr(0))[1])
 
 
-def test_the_loop_of_a_dict_runs():
+def test_the_loop_with_a_dict_runs():
     program = blocks(PAGE)[0] + FACTS + "print(chr(0) + json.dumps(facts(result)))"
     assert_passes(printed(run(program)))
 
 
-def test_the_loop_of_a_torch_model_runs():
+def test_the_loop_with_a_torch_model_runs():
     if find_spec("torch") is None:
         require("torch")
     guide = (ROOT / "docs" / "how-to" / "integrate.md").read_text()
@@ -79,7 +79,7 @@ def test_the_loop_of_a_torch_model_runs():
     assert_passes(printed(run(program)))
 
 
-def test_the_loops_of_two_processes_run():
+def test_the_loops_with_two_processes_run():
     if find_spec("torch") is None:
         require("torch")
     _, sharded, replicated = blocks(PAGE)
@@ -100,20 +100,20 @@ def table(name):
     return PAGE.partition(f"<!-- table: {name} -->\n")[2].partition(f"\n{costs.END}")[0]
 
 
-def test_the_measured_tables_are_those_of_the_results():
+def test_the_measured_tables_match_the_results():
     for name, made in {"sums": costs.sums_table(), "H200": costs.gpu_table(), "CPU": costs.cpu_table()}.items():
         assert table(name) == made
 
 
-def test_the_computed_table_is_what_the_study_prints():
-    """Some of its rows; the others take seconds each."""
+def test_the_computed_table_matches_the_study():
+    """Checks some rows; the others take seconds each."""
     lines, shown = costs.read_lines(), table("computed").splitlines()
     assert len(shown) == 2 + len(costs.SIZES) * len(costs.GPUS)
     for dim, gpus in ((10**6, 1), (10**6, 1_024), (10**8, 8), (10**9, 1), (10**9, 8), (10**10, 64), (10**11, 1)):
         assert f"| {' | '.join(costs.row_of(dim, gpus, lines))} |" in shown
 
 
-def test_a_line_goes_through_what_was_measured():
+def test_a_line_fits_the_measurements():
     lines = costs.read_lines()
     for model in json.loads((costs.RESULTS / "blocked_cuda.json").read_text())["models"].values():
         row = model["audited round with others"]
@@ -121,8 +121,8 @@ def test_a_line_goes_through_what_was_measured():
         assert lines["bytes"].at(model["parameters"]) == pytest.approx(row["extra_bytes"])
 
 
-def test_the_numbers_of_a_round_are_those_that_an_audit_sums():
-    """Counted on two ranks that sum nothing but what the audit hands them."""
+def test_the_stated_traffic_equals_what_an_audit_sums():
+    """Counted on two ranks that sum only the audit's numbers."""
     sums = []
 
     def rank(reduce):

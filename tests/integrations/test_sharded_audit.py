@@ -1,4 +1,4 @@
-"""Audits of real processes have the numbers and the verdict of one process with the same layout."""
+"""Audits in several real processes have the same numbers and verdict as one process with the same layout."""
 
 import sys
 from pathlib import Path
@@ -21,7 +21,7 @@ CLAIM = Claim(float(mechanism_epsilon(1.0, delta=1e-5)))
 
 
 def of_processes(folder, size, mode, noise):
-    """Settings and log of an audit by real processes, and its verdict."""
+    """Settings, log and verdict of an audit in real processes."""
     with Ranks(folder, "sharded_ranks.py", mode, noise, folder / "audit.bin", size=size) as ranks:
         ranks.finish()
     settings, _, _, log = audit_snapshot.load(folder / "audit.bin")
@@ -62,7 +62,7 @@ def of_one_process(settings, size, mode, noise):
         pytest.param(4, "replicated", 0.5, "VIOLATION", marks=pytest.mark.slow),
     ],
 )
-def test_processes_have_the_scores_and_the_verdict_of_one(tmp_path, size, mode, noise, outcome):
+def test_several_processes_have_the_scores_and_verdict_of_one(tmp_path, size, mode, noise, outcome):
     settings, log = of_processes(tmp_path, size, mode, noise)
     assert settings.processes == size
     alone = of_one_process(settings, size, mode, noise)

@@ -1,4 +1,4 @@
-"""Studies of the integrations and of verdicts fail where a bar is missed; what they have stored is not needed here."""
+"""Studies of the integrations and of verdicts fail if a requirement is missed; needs none of their stored results."""
 
 import importlib
 import math
@@ -23,7 +23,7 @@ flower, verdicts, others, opacus, svt, every = (
 
 
 def coverage(**changes):
-    """A line for each seed of the Flower study, as good as can be; `changes` maps a case to what is else in its lines."""
+    """Perfect lines for each seed of the Flower study; `changes` maps a case to changes of its lines."""
     good = {"covers": True, "dilution": 1.0, "verdict": "PASS", "epsilon": 11.4}
     lines = [good | {"case": case, "seed": seed} for case, seeds in flower.CASES.items() for seed in seeds]
     for line in lines:
@@ -32,11 +32,11 @@ def coverage(**changes):
     return lines
 
 
-def test_flower_coverage_fails_where_a_requirement_is_missed():
+def test_flower_coverage_fails_if_a_requirement_is_missed():
     lines = coverage()
     assert flower.failures(lines) == []
     for missed in range(3):
-        lines[missed]["covers"] = False  # of the server's
+        lines[missed]["covers"] = False  # server-side clipping
         assert bool(flower.failures(lines)) == (missed == 2)
     assert flower.failures(lines) == ["server: 17 of 20 intervals cover the truth, 18 must"]
     assert flower.failures(coverage(client={"dilution": 1.1})) == [
@@ -48,13 +48,13 @@ def test_flower_coverage_fails_where_a_requirement_is_missed():
     assert len(flower.failures([])) >= 3
 
 
-def test_no_two_runs_in_flower_share_a_seed():
+def test_flower_runs_have_different_seeds():
     seeds = [seed for case in flower.CASES.values() for seed in case]
     assert len(seeds) == len(set(seeds)) == 60
 
 
 def outcomes(violations=0, amplified=0):
-    """Every batch of the study of verdicts; the first of each row has what is wrong."""
+    """Every batch of the study of verdicts; the first batch of each row has the errors."""
     lines = []
     for job, value, batch in verdicts.jobs():
         cell, size = verdicts._name(job, value), verdicts.BATCH if job is verdicts.model_batch else verdicts.LOOPS
@@ -66,7 +66,7 @@ def outcomes(violations=0, amplified=0):
     return lines
 
 
-def test_verdicts_fail_where_a_requirement_is_missed():
+def test_verdicts_fail_if_a_requirement_is_missed():
     assert verdicts.failures(outcomes(2)) == []
     assert verdicts.failures(outcomes(3)) == ["all loops: a true claim is VIOLATION in 6 of 500 runs, 1% may be"]
     bad = verdicts.failures(outcomes(26))
@@ -76,7 +76,7 @@ def test_verdicts_fail_where_a_requirement_is_missed():
     assert verdicts.failures(outcomes()[1:]) == ["1 of 60 batches were not run"]
 
 
-def test_other_frameworks_fail_where_a_requirement_is_missed():
+def test_other_frameworks_fail_if_a_requirement_is_missed():
     covering = {"interval": [10.4, 16.2]}
     good = {"rounds": 5, "presentations": 5, "verdict": "PASS"}
     rungs = {"known-round": covering, "known-others": covering}
@@ -94,7 +94,7 @@ def test_other_frameworks_fail_where_a_requirement_is_missed():
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_missed_requirement_fails_the_command(code, monkeypatch, tmp_path, capsys):
-    """Of every study here, and so of `python -m studies`, which names it."""
+    """For every study here, and therefore for `python -m studies`, which names it."""
     found = coverage() if code == 0 else coverage(adam={"verdict": "PASS"})
     monkeypatch.setattr(flower, "read", lambda: found)
     monkeypatch.setattr(flower, "RESULTS", tmp_path / "out" / "lines.jsonl")
@@ -126,14 +126,14 @@ def test_a_missed_requirement_fails_the_command(code, monkeypatch, tmp_path, cap
 
 
 def readings(**changes):
-    """A line for each case of the study of SVTPrivacy, as good as can be; the first one has the changes."""
+    """Perfect lines for each case of the study of SVTPrivacy; the first one has the changes."""
     good = {"epsilon": 0.1, "ledger": 50.1, "estimate": 4.7, "bound": 2.1, "composed": 4.6}
     lines = [good | {"attack": attack, "dim": dim} for attack, dim, _, _ in svt.CASES]
     lines[0] |= changes
     return lines
 
 
-def test_svt_study_fails_where_a_requirement_is_missed():
+def test_svt_study_fails_if_a_requirement_is_missed():
     assert svt.failures(readings()) == []
     assert svt.failures(readings()[1:]) == ["5 of 6 cases were run"]
     assert svt.failures(readings(bound=0.9)) == ["the first bound is 0.90, not ten times the parameter 0.1"]
@@ -144,7 +144,7 @@ def test_svt_study_fails_where_a_requirement_is_missed():
 
 
 def test_svt_attack_is_the_log_likelihood_ratio_of_laplace_noise():
-    """Against scipy's density; coordinates that are 0 were not released and say nothing."""
+    """Against scipy's density; coordinates with value 0 were not released and carry no information."""
     from scipy.stats import laplace
 
     reply, present, absent = np.array([0.3, 0.0, -2.0]), np.array([1.0, 1.0, -1.0]), np.array([0.0, 0.5, 1.0])
@@ -161,7 +161,7 @@ def test_each_study_is_listed_in_the_runner(study):
 
 
 def test_opacus_study_reproduces_the_table_in_the_guide():
-    """The table in docs/how-to/opacus.md, run again: the same words, and numbers up to another machine's rounding."""
+    """Run again, the study gives the table in docs/how-to/opacus.md: the same words, and numbers up to rounding."""
     require("opacus")
     found = opacus.run_all()
     assert opacus.failures(found) == []

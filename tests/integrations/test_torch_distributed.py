@@ -1,4 +1,4 @@
-"""Sums over real processes: the same bits on every rank, and one clear line when a rank is lost."""
+"""Sums over real processes: the same bits on every rank, and a one-line error if a rank is lost."""
 
 import json
 import re
@@ -24,7 +24,7 @@ LOST = re.compile(
 
 
 def lose(folder, lost, how, store):
-    """What each rank prints before and after another is lost."""
+    """The output of each rank before and after another is lost."""
     with Ranks(folder, "reduce_ranks.py", 2, size=3, store=store) as ranks:
         for rank in range(3):
             ranks.wait_for(rank, "summing")
@@ -40,13 +40,11 @@ def printed(tmp_path_factory):
 
 
 def test_every_rank_gets_the_same_sum_and_the_same_errors(printed):
-    """Three ranks, float64 numbers over 24 orders of magnitude, a group of two of them, and arrays of unequal length."""
+    """Three ranks, float64 numbers over 24 orders of magnitude, a group of two ranks, and arrays of unequal length."""
     every = [json.loads(lines[0]) for lines in printed]
     assert [(one["rank"], one["size"], one["dtype"]) for one in every] == [(i, 3, "float64") for i in range(3)]
     assert len({one["digest"] for one in every}) == 1
-    assert (
-        max(one["error"] for one in every) < 2 * np.finfo(np.float64).eps
-    )  # two additions, of numbers that may cancel
+    assert max(one["error"] for one in every) < 2 * np.finfo(np.float64).eps  # two additions with possible cancellation
     assert [one["empty"] for one in every] == [0, 0, 0]
     assert [every[0]["pair"], every[2]["pair"]] == [[0, 2, 4.0], [1, 2, 4.0]]
     assert every[1]["outside"] == "this process is not in the group: only its members call reduce_over"
@@ -64,7 +62,7 @@ def check_lost(printed, lost, named):
         one = json.loads(lines[2])
         assert LOST.fullmatch(one["error"]), one
         assert one["error"].startswith(named)
-        assert one["seconds"] < 2 + 3 + 2  # the timeout, the roll call, and a busy machine
+        assert one["seconds"] < 2 + 3 + 2  # the timeout, the check of all ranks, and a busy machine
 
 
 def test_a_rank_that_hangs_ends_the_others_with_one_line(printed):
@@ -76,7 +74,7 @@ def test_a_rank_that_hangs_ends_the_others_with_one_line(printed):
     ("lost", "how", "named"),
     [
         (1, signal.SIGKILL, "rank 1"),
-        (0, signal.SIGKILL, "another rank"),  # it held the store, so nobody can tell
+        (0, signal.SIGKILL, "another rank"),  # it held the store, so its number is unknown
         (0, signal.SIGSTOP, "another rank"),
     ],
 )
@@ -84,7 +82,7 @@ def test_a_lost_rank_ends_the_others_with_one_line(tmp_path, lost, how, named):
     check_lost(lose(tmp_path, lost, how, "tcp"), lost, named)
 
 
-def test_a_sum_over_one_process(tmp_path):
+def test_a_sum_over_one_process_is_its_own_numbers(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
         reduce = reduce_over()
@@ -110,8 +108,8 @@ def test_a_sum_over_one_process(tmp_path):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_a_sum_beside_nccl(tmp_path, backend):
-    """The training's own group is of NCCL. NCCL allows one process for each GPU, so this is a sum over one."""
+def test_sums_work_next_to_nccl(tmp_path, backend):
+    """Training uses an NCCL group. NCCL allows one process per GPU, so this is a sum over one process."""
     torch.cuda.set_device(0)
     torch.distributed.init_process_group("nccl", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
@@ -121,6 +119,6 @@ def test_a_sum_beside_nccl(tmp_path, backend):
         torch.distributed.destroy_process_group()
 
 
-def test_a_sum_needs_a_process_group():
+def test_a_sum_requires_a_process_group():
     with pytest.raises(ValueError, match="needs a process group: call torch"):
         reduce_over()

@@ -1,4 +1,4 @@
-"""Rows carry their own number as data, so the loop knows which rows are in a step without the sampler's help."""
+"""Each row contains its own number, so the loop knows the rows of a step independently of the sampler."""
 
 import sys
 from pathlib import Path
@@ -41,7 +41,7 @@ def _one_thread():
 
 
 class Training:
-    """A small model whose first input is the row's number; `expected` gets the rows of every step from the data."""
+    """A small model whose first input is the row's number; `expected` lists the rows of every step from the data."""
 
     def __init__(self, canaries=40, poisson=True, mode="hooks", workers=0, rows=ROWS, batch=20, audit=True, **loader):
         torch.manual_seed(0)
@@ -91,7 +91,7 @@ class Training:
                 return
 
     def check(self):
-        """Compare the audit's canaries and cohort sizes with the rows that the loop saw; how often each row was picked."""
+        """Compare the audit's canaries and cohort sizes with the loop's rows, and return each row's number of steps."""
         rides_with = self.audit.canary_rows(ROWS)
         rounds = list(self.audit.log.rounds())
         assert len(rounds) == len(self.expected) > 0
@@ -106,10 +106,10 @@ WAYS = [(True, 0, "hooks"), (True, 2, "hooks"), (False, 2, "hooks"), (True, 0, "
 
 @pytest.mark.parametrize(("poisson", "workers", "mode"), WAYS)
 def test_canaries_are_in_the_steps_of_their_rows(poisson, workers, mode):
-    """Over several epochs, one of them left early, with and without workers that fetch ahead."""
+    """Over several epochs, one of them left early, with and without prefetching workers."""
     training = Training(poisson=poisson, workers=workers, mode=mode, shuffle=True)
     training.epoch()
-    training.epoch(steps=2)  # the batches that workers fetched ahead are dropped
+    training.epoch(steps=2)  # prefetched batches are dropped
     training.epoch()
     assert len(training.expected) == 14
     picked = training.check()
@@ -119,7 +119,7 @@ def test_canaries_are_in_the_steps_of_their_rows(poisson, workers, mode):
 
 @pytest.mark.parametrize(("poisson", "workers", "mode"), WAYS)
 def test_a_split_batch_is_one_step(poisson, workers, mode):
-    """BatchMemoryManager: a canary's row may be in any of the smaller batches, and the cohort is that of the whole."""
+    """BatchMemoryManager: a canary's row may be in any of the smaller batches; the cohort is the whole batch."""
     training = Training(poisson=poisson, workers=workers, mode=mode, shuffle=True)
     for _ in range(2):
         with BatchMemoryManager(
@@ -132,7 +132,7 @@ def test_a_split_batch_is_one_step(poisson, workers, mode):
 
 
 def test_the_physical_batches_of_a_loop_left_early_are_dropped():
-    """Without workers Opacus forgets them too. With workers it does not, and would split the next batches wrongly."""
+    """Without workers, Opacus drops them too. With workers it does not, and would split the next batches wrongly."""
     training = Training()
     manager = BatchMemoryManager(data_loader=training.loader, max_physical_batch_size=200, optimizer=training.optimizer)
     for _ in range(2):
@@ -151,7 +151,7 @@ def test_the_physical_batches_of_a_loop_left_early_are_dropped():
 
 
 def test_a_logical_batch_left_in_the_middle_is_an_error():
-    """Opacus adds its first half to the next step, where it does not belong."""
+    """Opacus would add its first half to the next step."""
     training = Training()
     with BatchMemoryManager(
         data_loader=training.loader, max_physical_batch_size=5, optimizer=training.optimizer
@@ -164,7 +164,7 @@ def test_a_logical_batch_left_in_the_middle_is_an_error():
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_batch_without_a_step_under_the_memory_manager_is_an_error(workers):
-    """All batches have one size here, so only their number shows it."""
+    """All batches have the same size here, so only their number reveals it."""
     training = Training(poisson=False, shuffle=True, workers=workers)
     with BatchMemoryManager(
         data_loader=training.loader, max_physical_batch_size=20, optimizer=training.optimizer
@@ -178,7 +178,7 @@ def test_a_batch_without_a_step_under_the_memory_manager_is_an_error(workers):
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_empty_batches_are_steps(mode):
+def test_an_empty_batch_is_a_step(mode):
     training = Training(batch=1, mode=mode)
     training.epoch(steps=30)
     assert [] in training.expected
@@ -195,7 +195,7 @@ def test_empty_batches_may_be_skipped():
     assert [] not in training.expected
 
 
-def test_a_random_row_in_the_place_of_an_empty_batch_is_nobodys_row():
+def test_a_random_row_replacing_an_empty_batch_has_no_canary():
     training = Training(batch=1, audit=False)
     training.loader.collate_fn.rand_on_empty = True
     training.attach()
@@ -205,8 +205,8 @@ def test_a_random_row_in_the_place_of_an_empty_batch_is_nobodys_row():
     assert {len(rows) for rows, size in zip(training.expected, sizes, strict=True) if size == 0} == {1}
 
 
-def test_gathered_batches_are_one_step():
-    """Gradient accumulation, also across the end of an epoch; and steps that the loop itself has Opacus skip."""
+def test_accumulated_batches_are_one_step():
+    """Gradient accumulation, also across the end of an epoch, and steps that the loop makes Opacus skip."""
     training = Training(poisson=False, shuffle=True, batch=24)
     for number in range(20):
         for batch in training.loader:
@@ -224,7 +224,7 @@ def test_gathered_batches_are_one_step():
 
 
 def test_evaluation_on_the_same_loader_is_not_a_step():
-    """Before an epoch or in the middle of one, a whole pass or a look at one batch; also under BatchMemoryManager."""
+    """Before or during an epoch, a whole pass or a single batch; also under BatchMemoryManager."""
     training = Training(poisson=False, shuffle=True)
     for _ in range(2):
         assert len(list(training.loader)) == 6
@@ -245,7 +245,7 @@ def test_evaluation_on_the_same_loader_is_not_a_step():
 
 
 def test_two_passes_at_once_are_an_error():
-    """Batches of one size, and nothing says which pass the loop trains on."""
+    """All batches have the same size, so it is unknown which pass the loop trains on."""
     training = Training(poisson=False, shuffle=True)
     beside = iter(training.loader)
     next(beside)
@@ -275,7 +275,7 @@ def test_the_loop_may_take_single_batches():
         training.step()
 
 
-def test_a_batch_that_the_loop_leaves_out_is_known_by_its_size():
+def test_a_batch_that_the_loop_skips_is_recognised_by_its_size():
     training = Training()
     batches = iter(training.loader)
     sizes = [len(next(batches)[0])]
@@ -287,8 +287,8 @@ def test_a_batch_that_the_loop_leaves_out_is_known_by_its_size():
     training.check()
 
 
-def test_batches_that_cannot_be_told_apart_are_an_error():
-    """Left out or fetched in advance: with one size for all, nobody knows which batch is in the step."""
+def test_indistinguishable_batches_are_an_error():
+    """Skipped or fetched in advance: if all have the same size, it is unknown which batch is in the step."""
     training = Training(poisson=False, shuffle=True)
     batches = iter(training.loader)
     assert len(batches) == 6
@@ -310,7 +310,7 @@ def test_batches_fetched_in_advance_are_an_error():
         training.step()
 
 
-def test_persistent_workers_start_anew():
+def test_persistent_workers_restart_each_epoch():
     training = Training(workers=1, persistent_workers=True)
     training.epoch(steps=2)
     training.epoch()
@@ -318,8 +318,8 @@ def test_persistent_workers_start_anew():
     training.check()
 
 
-def test_a_row_picked_twice_counts_twice():
-    """A weighted sampler draws with replacement. The canary is in the step as often as its row, and a warning says so."""
+def test_a_row_sampled_twice_counts_twice():
+    """A weighted sampler samples with replacement. The canary is in the step as often as its row, with a warning."""
     weights = [50.0] * 4 + [1.0] * (ROWS - 4)
     for through_clip in (True, False):
         training = Training(poisson=False, sampler=WeightedRandomSampler(weights, ROWS), audit=False)
@@ -347,8 +347,8 @@ def test_a_row_picked_twice_counts_twice():
         training.audit.finish()
 
 
-def test_distributed_samplers_in_one_process(tmp_path):
-    """Torch's for one of two ranks: half of the rows in each epoch. Opacus': as in a group of one process."""
+def test_distributed_samplers_work_in_one_process(tmp_path):
+    """Torch's sampler for one of two ranks has half of the rows in each epoch; Opacus' is that of a one-process group."""
     training = Training(poisson=False, batch=10, audit=False)
     data = training.loader.dataset
     sampler = DistributedSampler(data, num_replicas=2, rank=1)
@@ -367,8 +367,8 @@ def test_distributed_samplers_in_one_process(tmp_path):
         torch.distributed.destroy_process_group()
 
 
-def test_picks_follow_the_binomial_law():
-    """Poisson sampling: canaries' counts have the rate and the spread of independent coins (chi-square, both sides)."""
+def test_presentations_follow_the_binomial_law():
+    """Poisson sampling: canaries' counts have the rate and spread of independent coins (two-sided chi-square)."""
     training = Training(canaries=100)
     while len(training.expected) < 60:
         training.epoch()
@@ -383,7 +383,7 @@ def test_picks_follow_the_binomial_law():
         assert abs(spread - free) < 4 * np.sqrt(2 * free)
 
 
-def test_the_seed_decides_the_rows():
+def test_the_seed_determines_the_canaries_rows():
     audits = [Audit(1_000, canaries=50, seed=seed, delta=1e-5) for seed in (1, 1, 2)]
     rows = [audit.canary_rows(300) for audit in audits]
     assert rows[0].tolist() == rows[1].tolist() != rows[2].tolist()
@@ -410,7 +410,7 @@ def test_unaudited_releases_the_loader():
     training.check()
 
 
-def test_there_are_at_most_as_many_canaries_as_rows(tmp_path):
+def test_more_canaries_than_rows_are_rejected(tmp_path):
     training = Training(audit=False, rows=30)
     with pytest.raises(
         ValueError, match="canaries must be at most the 30 rows of the data set, one row for each, got 31"
@@ -431,7 +431,7 @@ class Stream(IterableDataset):
         return 1
 
 
-def test_loaders_without_rows_or_an_order_are_refused(monkeypatch):
+def test_loaders_without_rows_or_an_order_are_rejected(monkeypatch):
     training = Training(audit=False)
     data = training.loader.dataset
     for loader, says in [

@@ -1,4 +1,4 @@
-"""Real processes of torch.distributed on 127.0.0.1, each stopped by its pid."""
+"""Real torch.distributed processes on 127.0.0.1, each stopped by its pid."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parent
 
 
 class Ranks:
-    """The ranks of one job: each runs a script of this folder as `python script.py rank size address arguments…`."""
+    """The ranks of one job: each runs a script in this folder as `python script.py rank size address arguments…`."""
 
     def __init__(self, folder, script, *arguments, size=2, store="tcp"):
         self.folder, self.size = folder, size
@@ -41,18 +41,18 @@ class Ranks:
         return (self.folder / f"rank{rank}.log").read_text()
 
     def wait(self, rank, timeout=120):
-        """The exit code of a rank."""
+        """Wait for a rank to end and return its exit code."""
         return self.processes[rank].wait(timeout=timeout)
 
     def finish(self, timeout=120):
-        """Wait until every rank ends, which it must do without an error."""
+        """Wait until every rank ends, and check that none fails."""
         end = time.monotonic() + timeout
         for rank in range(self.size):
             code = self.wait(rank, max(end - time.monotonic(), 0.1))
             assert code == 0, f"rank {rank} ended with {code}:\n{self.output(rank)}"
 
     def wait_for(self, rank, text, timeout=60):
-        """Wait until a rank has printed a text."""
+        """Wait until a rank prints a text."""
         end = time.monotonic() + timeout
         while text not in self.output(rank):
             assert self.processes[rank].poll() is None, self.output(rank)
@@ -70,7 +70,7 @@ def tcp_address():
 
 
 def start_rank():
-    """Join the job that `Ranks` started: rank, size and the script's own arguments."""
+    """Join the job started by `Ranks` and return rank, size and the script's arguments."""
     import torch
     from torch import distributed
 

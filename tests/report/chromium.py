@@ -1,4 +1,4 @@
-"""A real Chromium without a window, driven over its debugging pipe: what a test needs of it and no more."""
+"""A headless Chromium, driven over its debugging pipe, with only what the tests need."""
 
 import base64
 import fcntl
@@ -20,7 +20,7 @@ FLAGS = (
 
 
 def require_chromium() -> str:
-    """Where Chromium is; without one the test is skipped, or fails where COALMINE_FORBID_SKIPS says so."""
+    """The path of Chromium; without it the test is skipped, or fails if COALMINE_FORBID_SKIPS is set."""
     found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if found is None:
         reason = "needs Chromium (Debian: apt-get install chromium)"
@@ -31,10 +31,10 @@ def require_chromium() -> str:
 
 
 def _start(command: list[str]) -> tuple[subprocess.Popen, int, int]:
-    """The process, and the pipes from and to it: Chromium listens on file 3 and speaks on 4."""
+    """The process and the pipes from and to it: Chromium reads from file descriptor 3 and writes to 4."""
     theirs_in, ours_out = os.pipe()
     ours_in, theirs_out = os.pipe()
-    high = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (theirs_in, theirs_out)]  # out of the way of 3 and 4
+    high = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (theirs_in, theirs_out)]  # keep 3 and 4 free
 
     def arrange() -> None:
         os.dup2(high[0], 3)
@@ -49,7 +49,7 @@ def _start(command: list[str]) -> tuple[subprocess.Popen, int, int]:
 
 
 class Chromium:
-    """A browser with one page. `events` holds everything it told since the page was opened."""
+    """A browser with one page. `events` holds all events since the page was opened."""
 
     def __init__(self) -> None:
         program = require_chromium()
@@ -132,7 +132,7 @@ class Chromium:
 
     @property
     def complaints(self) -> list[str]:
-        """Errors and warnings on the console, exceptions, and violations of the page's own policy."""
+        """Console errors and warnings, exceptions, and violations of the page's content security policy."""
         found = []
         for event in self.events:
             told = event["params"]
@@ -144,7 +144,7 @@ class Chromium:
 
     @property
     def requests(self) -> list[str]:
-        """Addresses that the page asked for, itself included."""
+        """Addresses that the page requested, including its own."""
         sent = (event for event in self.events if event["method"] == "Network.requestWillBeSent")
         return [event["params"]["request"]["url"] for event in sent]
 

@@ -1,4 +1,4 @@
-"""Run directories for the report's tests: real audits, small and quick."""
+"""Run directories for the report tests: small, quick, real audits."""
 
 import sys
 from pathlib import Path
@@ -21,7 +21,7 @@ HOSTILE = {
 
 
 def make_run(path, *, noise_multiplier=1.0, claim=True, presentations=1, config=None, more=None, **settings):
-    """A finished run of 12 rounds in `path`, with metrics and a result as `coalmine run` writes them."""
+    """Write a finished run of 12 rounds to `path`, with metrics and a result like those of `coalmine run`."""
     settings = {"dim": 2_000, "canaries": 100, "rounds": 12} | settings
     audit = train(directory=path, noise_multiplier=noise_multiplier, presentations=presentations, **settings)
     home = audit.directory
@@ -38,9 +38,9 @@ def make_run(path, *, noise_multiplier=1.0, claim=True, presentations=1, config=
 
 
 def make_sampled_run(path, *, noise=1.0, rate=0.1, claimed=None, observed=True, rounds=60, config=None, more=None):
-    """A finished run of a loop that picks canaries by coins, judged by the accountant's epsilon for Poisson(0.1).
+    """Write a finished run of a loop with Poisson sampling, judged by the accountant's epsilon for Poisson(0.1).
 
-    `noise` is the noise that is added, of a stated multiplier of 1; `rate` is the true probability.
+    `noise` is the actual noise where a multiplier of 1 is stated; `rate` is the actual sampling probability.
     """
     rng, dim, clients = np.random.default_rng(7), 2_000, 100
     sampling = Poisson(0.1, rounds=rounds)

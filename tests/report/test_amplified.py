@@ -1,4 +1,4 @@
-"""What people see of a claim amplified by sampling: legs, the rung unknown-round, the privacy loss, advice."""
+"""How a claim amplified by sampling is displayed: legs, the rung unknown-round, the privacy loss, advice."""
 
 import dataclasses
 import json
@@ -52,11 +52,11 @@ def pages(runs):
 
 
 def changed(run, **entries):
-    """The same run with other entries of its result."""
+    """The same run with changed entries in its result."""
     return dataclasses.replace(run, result=dataclasses.replace(run.result, **entries))
 
 
-def test_every_view_has_the_three_legs_with_their_outcomes_and_what_they_ask(runs, paths, pages):
+def test_every_view_shows_the_three_legs_with_question_and_outcome(runs, paths, pages):
     run = runs["often"]
     legs = legs_of(run.result)
     assert [(leg.title, leg.outcome) for leg in legs] == [
@@ -79,7 +79,7 @@ def test_other_claims_have_no_legs(runs, pages):
     assert "three legs" not in markdown([runs["plain"]])
 
 
-def test_the_verdict_in_one_sentence(runs):
+def test_the_verdict_is_one_sentence(runs):
     assert verdict_sentence(runs["honest"]).startswith(
         "PASS: accounting, noise and sampling all support the claimed ε = 5.57"
     )
@@ -91,7 +91,7 @@ def test_the_verdict_in_one_sentence(runs):
     )
 
 
-def test_unknown_round_stands_in_its_place_of_the_ladder(runs, pages):
+def test_unknown_round_has_its_place_in_the_ladder(runs, pages):
     assert list(ATTACKERS) == list(RUNGS)
     result = runs["honest"].result
     assert [row.rung for row in shown_rows(result)] == list(RUNGS)
@@ -100,9 +100,9 @@ def test_unknown_round_stands_in_its_place_of_the_ladder(runs, pages):
     assert "and known-others may lie beyond it" in page
 
 
-def test_the_numbers_on_top_say_scheme_accountant_adjacency_and_kind(runs):
+def test_key_figures_state_scheme_accountant_adjacency_and_kind(runs):
     found = {figure.label: figure for figure in key_figures(runs["honest"].result)}
-    assert list(found) == ["measured ε", "claimed ε", "analytical ε"]  # the accountant's is what was claimed
+    assert list(found) == ["measured ε", "claimed ε", "analytical ε"]  # the claim is the accountant's epsilon
     assert "an estimate: the accountant's ε at the measured noise" in found["measured ε"].detail
     for words in (
         "Poisson sampling with probability 0.1 in 60 rounds",
@@ -121,7 +121,7 @@ def test_the_numbers_on_top_say_scheme_accountant_adjacency_and_kind(runs):
     assert any("a range: ε between 4.06 and 4.38" in figure.detail for figure in key_figures(ranged.result))
 
 
-def test_the_picture_is_the_fit_of_the_result(runs):
+def test_the_plot_shows_the_fit_of_the_result(runs):
     result = runs["honest"].result
     ax = Figure().add_subplot()
     assert plots.privacy_loss(ax, result) is ax
@@ -156,7 +156,7 @@ def test_published_estimators_take_the_scores_of_unknown_round(runs):
 @pytest.mark.parametrize(
     "code", ["range", "sampler", "sampler not observed", "picks", "sampled power", "unobserved", "divisor"]
 )
-def test_every_code_of_an_undecided_leg_has_words_and_advice(runs, code):
+def test_every_code_of_an_undecided_leg_has_an_explanation_and_advice(runs, code):
     undecided = changed(runs["honest"], verdict=Verdict(outcome=UNDERPOWERED, code=code))
     assert UNDECIDED[code] in verdict_sentence(undecided)
     assert next_steps(undecided)[0] == LEG_ADVICE[code]
@@ -172,7 +172,7 @@ def test_a_refuted_leg_has_advice(runs):
     assert next_steps(changed(runs["honest"], verdict=verdict))[1] == LEG_ADVICE["accounting"]
 
 
-def test_the_page_in_a_browser(paths, pages, tmp_path):
+def test_the_page_works_in_a_browser(paths, pages, tmp_path):
     one, several = tmp_path / "report.html", tmp_path / "several.html"
     one.write_text(pages["honest"], encoding="utf-8")
     write_report([paths["honest"], paths["often"]], several)

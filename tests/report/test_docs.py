@@ -1,4 +1,4 @@
-"""The notebook and the gallery are what the code makes."""
+"""The notebook and the gallery match the code."""
 
 import doctest
 import json
@@ -17,7 +17,7 @@ def test_the_example_of_an_amplified_claim_runs():
     assert (done.failed, done.attempted > 8) == (0, True)
 
 
-def test_the_page_on_amplified_claims_has_room_for_its_study():
+def test_the_page_on_amplified_claims_has_its_study_markers():
     page = (DOCS / "explanation" / "amplification.md").read_text()
     assert page.index("<!-- study -->") < page.index("<!-- /study -->")
 
@@ -48,7 +48,7 @@ def test_the_notebook_was_executed_and_is_small(notebook):
     assert os.sep + "home" not in (DOCS / "tutorial" / "notebook.ipynb").read_text()
 
 
-def test_the_gallery_holds_what_its_script_makes_and_the_docs_show():
+def test_the_gallery_matches_its_script_and_the_docs():
     script, page = (DOCS / "make_gallery.py").read_text(), (DOCS / "how-to" / "report.md").read_text()
     made = set(re.findall(r'save\("([\w-]+)"', script)) | {"ladder", "ladder-halved-noise"}
     there = {picture.stem for picture in (DOCS / "gallery").glob("*.png")}

@@ -1,4 +1,4 @@
-"""A run that is going on, looked at from outside."""
+"""Watching a live run from another process."""
 
 import io
 import sys
@@ -27,7 +27,7 @@ def run(tmp_path):
     return make_run(tmp_path / "run [bold]", config={"rounds": 12})
 
 
-def test_a_run_that_goes_on(run):
+def test_a_live_run_shows_its_progress(run):
     (run / "result.json").unlink()
     frame = Watcher(run).look()
     assert (frame.rounds, frame.planned, frame.finished) == (12, 12, False)
@@ -39,7 +39,7 @@ def test_a_run_that_goes_on(run):
     assert "finished" not in text
 
 
-def test_a_finished_run_says_how_to_go_on(run):
+def test_a_finished_run_names_the_next_command(run):
     assert "finished: coalmine report" in shown(Watcher(run).look())
 
 
@@ -54,13 +54,13 @@ def test_watching_takes_no_lock_and_survives_a_torn_end(run):
     home.close()
 
 
-def test_before_the_first_round_there_is_little_to_see(tmp_path):
+def test_a_run_before_its_first_round_can_be_watched(tmp_path):
     assert "round 0" in shown(Watcher(tmp_path).look())
     with pytest.raises(ValueError, match="not a directory"):
         Watcher(tmp_path / "nowhere").look()
 
 
-def test_a_damaged_part_is_said_not_raised(run):
+def test_a_damaged_file_is_reported_without_an_error(run):
     (run / "audit" / "record.json").write_text("{}")
     assert "schema version" in Watcher(run).look().problem
 
@@ -75,7 +75,7 @@ def test_a_damaged_line_of_metrics_is_skipped_with_a_warning(run, caplog):
 
 
 class Notes:
-    """Stands in for a tracker's library: it notes what it was told."""
+    """Stands in for a tracker's library and records its calls."""
 
     def __init__(self, *_):
         self.said = []
@@ -91,7 +91,7 @@ class Notes:
         pass
 
 
-def test_scalars_go_to_tensorboard_and_mlflow_once(run, monkeypatch):
+def test_each_scalar_is_logged_once_to_tensorboard_and_mlflow(run, monkeypatch):
     board = types.ModuleType("torch.utils.tensorboard")
     board.SummaryWriter = Notes
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)

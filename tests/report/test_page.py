@@ -1,4 +1,4 @@
-"""The page in a real browser: it opens from disk, asks for nothing, and shows what it was given as text."""
+"""The page in a real browser: it opens from disk, requests nothing else, and shows foreign text as text."""
 
 import sys
 import time
@@ -54,7 +54,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """A page of one run whose config is hostile, and one of four runs."""
+    """A page of one run with a hostile config, and a page of four runs."""
     home = tmp_path_factory.mktemp("runs")
     twice = {"presentations": (1, 2), "canaries": 120}
     runs = [
@@ -69,7 +69,7 @@ def pages(tmp_path_factory):
 @pytest.mark.parametrize("page", ["one", "several"])
 @pytest.mark.parametrize("width", [400, 1400])
 @pytest.mark.parametrize("dark", [False, True])
-def test_a_page_opens_from_disk_alone(browser, pages, page, width, dark):
+def test_a_page_opens_from_disk_without_other_requests(browser, pages, page, width, dark):
     browser.open(pages[page], width=width, dark=dark)
     assert browser.complaints == []
     assert browser.requests == [pages[page].absolute().as_uri()]
@@ -81,7 +81,7 @@ def test_a_page_opens_from_disk_alone(browser, pages, page, width, dark):
 
 
 @pytest.mark.parametrize("page", ["one", "several"])
-def test_every_picture_says_in_words_what_it_shows(browser, pages, page):
+def test_every_plot_has_a_text_description(browser, pages, page):
     browser.open(pages[page])
     words = browser.evaluate("[...document.querySelectorAll('svg, img')].map((one) => one.getAttribute('aria-label'))")
     assert len(words) == {"one": 8, "several": 3}[page]
@@ -92,7 +92,7 @@ def test_every_picture_says_in_words_what_it_shows(browser, pages, page):
     assert browser.evaluate(twice) == 0
 
 
-def test_text_of_others_is_shown_as_text(browser, pages):
+def test_hostile_text_is_shown_as_text(browser, pages):
     browser.open(pages["one"])
     assert browser.evaluate("document.title") == "coalmine report: halved"
     text = browser.evaluate("document.body.textContent")
@@ -105,7 +105,7 @@ def test_text_of_others_is_shown_as_text(browser, pages):
     assert "<img src=x>" in browser.evaluate("document.body.textContent")
 
 
-def test_a_term_explains_itself_to_mouse_and_keyboard(browser, pages):
+def test_terms_are_explained_by_mouse_and_keyboard(browser, pages):
     browser.open(pages["one"], width=400)
     shown = "document.getElementById('tip').hidden ? null : document.getElementById('tip').textContent"
     assert browser.evaluate(shown) is None
@@ -129,7 +129,7 @@ def test_every_term_is_in_the_glossary(browser, pages):
         assert browser.evaluate(f"{missing}.map((one) => one.dataset.term)") == []
 
 
-def test_tables_sort_by_their_heads(browser, pages):
+def test_tables_sort_by_their_headers(browser, pages):
     browser.open(pages["several"])
     column = "[...document.querySelector('table').tBodies[0].rows].map((row) => parseFloat(row.cells[2].dataset.value))"
     head = "document.querySelectorAll('table')[0].querySelectorAll('thead button')[2]"
@@ -143,15 +143,15 @@ def test_tables_sort_by_their_heads(browser, pages):
     assert browser.evaluate(column) == sorted(before, reverse=True)
 
 
-def test_a_page_prints(browser, pages):
+def test_a_page_can_be_printed(browser, pages):
     browser.open(pages["several"], dark=True)
     pdf = browser.pdf()
     assert pdf.startswith(b"%PDF")
     assert 2 <= pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page ") + pdf.count(b"/Type /Page/") <= 12
 
 
-def test_a_page_is_small_and_quick(tmp_path):
-    """The size that the full scale must keep to is measured by hand (docs/how-to/report.md); here a scale model."""
+def test_a_page_is_small_and_written_quickly(tmp_path):
+    """A reduced version of the full-scale test in test_scale.py (docs/how-to/report.md)."""
     runs = [make_run(tmp_path / f"run {z}", noise_multiplier=z, rounds=60, canaries=400, dim=5_000) for z in (1.0, 2.0)]
     start = time.perf_counter()
     pages = [write_report(runs[:1]), write_report(runs, tmp_path / "both.html")]

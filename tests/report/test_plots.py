@@ -1,4 +1,4 @@
-"""Plots on an Axes of one's own; what they draw is what the result and the scores say."""
+"""Plots on a given Axes show the values of the result and the scores."""
 
 import math
 import subprocess
@@ -38,18 +38,18 @@ def normal_scores(mean, *, count=20_000, null=None):
 
 @pytest.mark.parametrize("null", [Gaussian(0.0, 1.0), CosineNull(100_000, scale=math.sqrt(100_000)), None])
 @pytest.mark.parametrize("rate", [0.01, 0.001])
-def test_true_positive_rates_of_shifted_normals(null, rate):
+def test_true_positive_rates_match_shifted_normals(null, rate):
     """Pr(N(2, 1) > z) at the threshold with Pr(N(0, 1) > z) = rate: 0.3720 and 0.1378."""
     expected = {0.01: 0.37203, 0.001: 0.13783}[rate]
     found = plots.true_positive_rate(normal_scores(2.0, null=null), rate)
     spread = math.sqrt(expected * (1 - expected) / 20_000)
     threshold = (
         0.0 if null is not None else 0.25 * math.sqrt(1 / (20_000 * rate))
-    )  # the unobserved have their own error
+    )  # sampling error of the unobserved scores
     assert abs(found - expected) < 4 * (spread + threshold * 0.3)
 
 
-def test_an_roc_curve_of_guessing_is_the_diagonal():
+def test_the_roc_curve_of_guessing_is_the_diagonal():
     log_fpr, tpr = plots.rates(normal_scores(0.0, null=Gaussian(0.0, 1.0)))
     assert len(tpr) <= plots.MOST_POINTS
     inside = tpr > 0.01
@@ -69,7 +69,7 @@ def test_the_ladder_draws_one_line_for_each_attacker(ax, run):
 @pytest.mark.parametrize(
     ("values", "scale"), [([0.1, 5.0], "linear"), ([0.1, 300.0], "symlog"), ([math.inf, 2.0], "linear")]
 )
-def test_epsilons_that_span_much_get_a_log_axis(ax, values, scale):
+def test_widely_spread_epsilons_get_a_log_axis(ax, values, scale):
     end = plots.epsilon_axis(ax, values, axis="x")
     assert ax.get_xscale() == scale
     assert math.isfinite(end)
@@ -102,14 +102,14 @@ def test_every_plot_draws_on_the_axes_it_is_given(run):
         figure.canvas.draw()
 
 
-def test_a_smooth_density_is_one():
+def test_a_smoothed_density_integrates_to_one():
     grid = np.linspace(-8, 8, 401)
     density = plots.smooth_density(np.random.default_rng(1).normal(size=5_000), grid)
     assert np.trapezoid(density, grid) == pytest.approx(1, abs=1e-3)
     np.testing.assert_allclose(density, plots.normal_density(grid, 0.0, 1.0), atol=0.03)
 
 
-def test_a_plot_can_be_a_file(run, tmp_path):
+def test_a_plot_can_be_saved_to_a_file(run, tmp_path):
     for name, start in (("ladder.png", b"\x89PNG"), ("ladder.svg", b"<?xml"), ("ladder.pdf", b"%PDF")):
         save_plot(tmp_path / name, plots.ladder, run.result)
         assert (tmp_path / name).read_bytes().startswith(start)

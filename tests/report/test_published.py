@@ -85,7 +85,7 @@ def test_the_page_shows_every_row(run, expected):
             assert shown[6] == row.assumptions
 
 
-def test_markdown_and_json_have_them_too(run, expected):
+def test_markdown_and_json_show_every_row(run, expected):
     page = report_text([run], kind="md")
     stored = json.loads(report_text([run], kind="json"))["runs"][0]["estimators"]
     assert [row["name"] for row in stored] == [row.name for row in expected]
@@ -94,17 +94,17 @@ def test_markdown_and_json_have_them_too(run, expected):
         assert f"| {row.name} |" in page
 
 
-def test_several_runs_beside_each_other_are_compared_without_them(run):
+def test_comparisons_of_runs_omit_published_estimators(run):
     assert "Published estimators" not in report_text([run, run])
 
 
-def test_without_a_log_there_are_none(run, tmp_path):
+def test_without_a_log_there_are_no_published_estimators(run, tmp_path):
     (tmp_path / "result.json").write_text((run / "result.json").read_text())
     assert read_run(tmp_path).published == ()
     assert "Published estimators" not in report_text([tmp_path])
 
 
-def test_most_rows_are_those_of_one_rungs_scores(run, expected):
+def test_most_rows_use_the_scores_of_one_rung(run, expected):
     scores = next(each for each in read_run(run).scores if each.rung == "known-others")
     plain = literature_rows(scores.observed, scores.unobserved, delta=1e-6)
     changed = [row.name for row, other in zip(expected, plain, strict=True) if row != other]
@@ -112,7 +112,7 @@ def test_most_rows_are_those_of_one_rungs_scores(run, expected):
 
 
 def audited(*, momentum=0.0, skipped=(), left_out=(), presentations=1, scores=None, kind="rotated"):
-    """An audit of eight rounds in the open: also the models after each round, and every canary."""
+    """An audit of eight rounds, with the model after each round and every canary."""
     rng = np.random.default_rng(3)
     audit = Audit(
         400, canaries=40, unobserved=200, seed=7, delta=1e-6, rounds=8, presentations=presentations, momentum=momentum,
@@ -141,8 +141,8 @@ def rows_of(audit, rung, presentations=None):
     [{}, {"momentum": 0.7}, {"skipped": (3, 4)}, {"kind": "sphere"}],
     ids=lambda each: next(iter(each), "plain"),
 )
-def test_checkpoints_are_the_models_of_the_run(settings):
-    """Products of each canary with each model, the initial one included, and their rises one by one."""
+def test_checkpoint_scores_agree_with_the_models_of_the_run(settings):
+    """Products of each canary with each model, including the initial one, and their increments."""
     audit, products = audited(**settings)
     rises = np.array([max(b - a for a, b in itertools.pairwise(scores)) for scores in products.T])
     whole = products[-1] - products[0]
@@ -156,7 +156,7 @@ def test_checkpoints_are_the_models_of_the_run(settings):
     np.testing.assert_allclose(found[-1], whole, atol=1e-5)
 
 
-def test_only_the_canaries_of_the_rung_are_looked_at():
+def test_only_the_canaries_of_the_rung_are_used():
     audit, products = audited(presentations=(1, 2))
     rises, whole = np.diff(products, axis=0).max(axis=0), products[-1] - products[0]
     rows = rows_of(audit, "known-round", 2)
@@ -164,7 +164,7 @@ def test_only_the_canaries_of_the_rung_are_looked_at():
     assert rows[BACK_FRONT].value == jagielski2020_row(whole[20:40], whole[40:], delta=1e-6).value
 
 
-def test_an_attack_of_ones_own_is_looked_at_where_it_gave_scores():
+def test_a_custom_attack_is_used_in_the_rounds_with_scores():
     given = []
 
     def attack(number, model_delta, canaries, previous):
@@ -179,14 +179,14 @@ def test_an_attack_of_ones_own_is_looked_at_where_it_gave_scores():
     assert "after which the attack gave scores" in rows[DELTA].assumptions
 
 
-def test_a_round_that_was_not_observed_is_named():
+def test_an_unobserved_round_is_named():
     rows = rows_of(audited(left_out=(2, 5))[0], "all-iterates")
     for name in (DELTA, BACK_FRONT):
         assert rows[name].value is None
         assert rows[name].needs == "needs what every round released: 2 of rounds 1 to 8 were not observed"
 
 
-def test_what_canife_lacks_is_said_of_this_run(run):
+def test_missing_canife_inputs_are_named_for_this_run(run):
     read = read_run(run)
     few = canife_needs(read.rounds.as_log, read.result.settings)
     assert few.startswith("needs 10 or more scores with the canary in each audited round (here at most 9 canaries")
@@ -203,8 +203,8 @@ def test_what_canife_lacks_is_said_of_this_run(run):
     assert f"not applicable: {few}" in report_text([run], kind="md").replace("\\", "")
 
 
-def test_every_round_of_a_long_run_is_looked_at_quickly():
-    """2,048 rounds and 4,000 canaries a side, read as the report reads them."""
+def test_a_long_run_is_evaluated_quickly():
+    """2,048 rounds and 4,000 canaries on each side, read like the report reads them."""
     rng = np.random.default_rng(0)
     settings = checked_settings(
         100_000, canaries=4_000, unobserved=4_000, delta=1e-6, kind="rotated", rounds=2_048, presentations=1,

@@ -18,7 +18,7 @@ ROUNDS, CANARIES, DIM = 2_048, 2_000, 100_000
 
 
 def long_run(path, seed, result=None):
-    """A run as it would be in 100,000 dimensions, its cosines drawn and its canaries never made."""
+    """A run like one in 100,000 dimensions, with simulated cosines instead of canaries."""
     settings = checked_settings(
         DIM, canaries=CANARIES, unobserved=CANARIES, delta=1e-6, kind="rotated", rounds=ROUNDS, presentations=4,
         momentum=0.0, layers=None,
@@ -49,7 +49,7 @@ def long_run(path, seed, result=None):
 
 
 @pytest.mark.slow
-def test_twenty_long_runs_in_twenty_seconds_and_two_megabytes(tmp_path):
+def test_twenty_long_runs_take_twenty_seconds_and_two_megabytes(tmp_path):
     paths, result = [tmp_path / f"run {seed}" for seed in range(20)], None
     for seed, path in enumerate(paths):
         result = long_run(path, seed, result)

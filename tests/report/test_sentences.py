@@ -1,4 +1,4 @@
-"""What the report says: epsilon in plain words, the verdict, and what to do next."""
+"""The report's sentences: epsilon in plain words, the verdict, and what to do next."""
 
 import dataclasses
 import json
@@ -31,14 +31,14 @@ from runs import HOSTILE, make_run
         (0.1, math.inf, "100 %"),
     ],
 )
-def test_what_a_suspicion_becomes(prior, epsilon, said):
-    """Bayes' rule on the odds: 0.1·e⁵/(0.9 + 0.1·e⁵) = 0.9428."""
+def test_posterior_follows_bayes_rule(prior, epsilon, said):
+    """For example, 0.1·e⁵/(0.9 + 0.1·e⁵) = 0.9428."""
     odds = prior / (1 - prior) * math.exp(min(epsilon, 700))  # only an infinite epsilon makes an attacker certain
     assert suspicion(prior, epsilon) == pytest.approx(odds / (1 + odds))
     assert percent(suspicion(prior, epsilon)) == said
 
 
-def test_epsilon_in_a_sentence():
+def test_epsilon_is_explained_in_a_sentence():
     assert "10 % that somebody took part can end up with 94 %" in meaning(5.0, 1e-6)
     assert "certain" in meaning(math.inf, 1e-6)
     assert "No ε" in meaning(math.nan, 1e-6)
@@ -48,8 +48,8 @@ def test_epsilon_in_a_sentence():
 @pytest.mark.parametrize(
     ("config", "said"), [("[task]\nname = 'digits'\n", "coalmine resume"), ("trainer = 'opacus'\n", "its own trainer")]
 )
-def test_who_goes_on_with_an_unfinished_run(tmp_path, config, said):
-    """`coalmine resume` goes on with runs of coalmine's own alone."""
+def test_an_unfinished_run_names_the_command_that_resumes_it(tmp_path, config, said):
+    """`coalmine resume` only resumes runs of coalmine's own training."""
     path = make_run(tmp_path / "run")
     (path / "result.json").unlink()
     (path / "config.toml").write_text("schema_version = 1\n" + config)
@@ -58,7 +58,7 @@ def test_who_goes_on_with_an_unfinished_run(tmp_path, config, said):
     assert "not finished" in verdict_sentence(run)
 
 
-def test_a_damaged_result_is_no_unfinished_run(tmp_path):
+def test_a_damaged_result_is_not_an_unfinished_run(tmp_path):
     path = make_run(tmp_path / "run")
     (path / "result.json").write_text("{")
     run = read_run(path)
@@ -66,7 +66,7 @@ def test_a_damaged_result_is_no_unfinished_run(tmp_path):
     assert "restore it from a copy" in next_steps(run)[0]
 
 
-def test_canaries_that_are_not_detected_come_before_more_canaries(tmp_path):
+def test_undetected_canaries_are_mentioned_before_more_canaries(tmp_path):
     run = read_run(make_run(tmp_path / "run"))
     silent = judged(run, Verdict(outcome=UNDERPOWERED, code="undetected", score=0.001, claimed_score=1.0))
     assert "why the canaries are not detected" in next_steps(silent)[0]
@@ -74,17 +74,17 @@ def test_canaries_that_are_not_detected_come_before_more_canaries(tmp_path):
 
 
 def judged(run, verdict):
-    """The same run with another verdict."""
+    """The same run with a different verdict."""
     return dataclasses.replace(run, result=dataclasses.replace(run.result, verdict=verdict))
 
 
 @pytest.mark.parametrize(("code", "words"), [("gauge", "does not look as stated"), ("new code", "cannot confirm it")])
-def test_underpowered_says_what_is_missing(tmp_path, code, words):
+def test_underpowered_names_what_is_missing(tmp_path, code, words):
     run = read_run(make_run(tmp_path / "run"))
     assert words in verdict_sentence(judged(run, Verdict(outcome=UNDERPOWERED, code=code)))
 
 
-def test_a_violation_names_rung_gauge_and_what_to_look_at(tmp_path):
+def test_a_violation_names_rung_gauge_and_where_to_look(tmp_path):
     run = read_run(make_run(tmp_path / "half", noise=lambda t, rng, dim: rng.normal(size=dim) / 2))
     assert verdict_sentence(run).startswith("VIOLATION: this training gives away more than the claimed ε = 4.89")
     steps = " ".join(next_steps(run))
@@ -118,7 +118,7 @@ def test_without_a_claim_there_is_no_verdict(tmp_path):
     assert "the verdict would be PASS: so it is" in next_steps(hypothetical)[0]
 
 
-def test_markdown_and_json_hold_the_same(tmp_path):
+def test_markdown_and_json_have_the_same_content(tmp_path):
     runs = [read_run(make_run(tmp_path / name, more=HOSTILE)) for name in ("a|b <i>", "c")]
     text = markdown(runs, ["no <b>run</b>"])
     assert "## a\\|b &lt;i&gt;" in text
@@ -132,7 +132,7 @@ def test_markdown_and_json_hold_the_same(tmp_path):
     assert again["runs"][0]["sentence"] == verdict_sentence(runs[0])
 
 
-def test_a_pass_names_what_it_covers_and_what_not(tmp_path):
+def test_a_pass_names_what_was_and_was_not_checked(tmp_path):
     run = read_run(make_run(tmp_path / "run"))
     said = scope_sentence(run.result)
     assert said.startswith("This PASS covers: noise level, noise law, ")
@@ -147,7 +147,7 @@ def test_a_pass_names_what_it_covers_and_what_not(tmp_path):
     assert scope_sentence(dataclasses.replace(run.result, verdict=Verdict(outcome=VIOLATION))) == ""
 
 
-def test_where_the_secret_lies_is_not_told(tmp_path):
+def test_the_path_of_the_seed_is_not_shown(tmp_path):
     config = {"canaries": {"seed_file": "/home/whoever/secrets/seed.txt"}}
     page = run_page(read_run(make_run(tmp_path / "run", config=config)))
     assert "seed.txt" in page

@@ -1,4 +1,4 @@
-"""Directories as they come: whole, half written, damaged, of another program, of another version."""
+"""Run directories in every state: complete, half written, damaged, foreign, or of another version."""
 
 import json
 import shutil
@@ -32,8 +32,8 @@ def run(template, tmp_path):
     return shutil.copytree(template, tmp_path / "run")
 
 
-def test_the_scores_are_those_of_the_audit(run):
-    """Mapped rounds give the very scores that the log itself gives."""
+def test_scores_equal_those_of_the_audit(run):
+    """Memory-mapped rounds give exactly the scores of the log."""
     read = read_run(run)
     settings, _ = RunDirectory(run).read_record()
     for ours, theirs in zip(read.scores, ladder(RunDirectory(run).read_log(), settings), strict=True):
@@ -53,7 +53,7 @@ def test_thinning_keeps_the_observed_scores(run):
         np.testing.assert_array_equal(ours.unobserved, whole.unobserved[:150])
 
 
-def test_epsilon_during_training_ends_where_the_result_is(run):
+def test_epsilon_during_training_ends_at_the_result(run):
     read = read_run(run)
     lines = estimates_during(read, points=3)
     assert set(lines) == {"all-iterates", "known-round", "known-others"}
@@ -62,7 +62,7 @@ def test_epsilon_during_training_ends_where_the_result_is(run):
         assert line[-1][1].epsilon == read.result[rung].headline.estimate.epsilon
 
 
-def test_rows_are_those_of_the_stored_result(run):
+def test_rows_equal_those_of_the_stored_result(run):
     stored = json.loads((run / "result.json").read_text())
     result = read_run(run).result
     assert strongest_row(result).rung == "known-others"
@@ -77,7 +77,7 @@ def test_rows_are_those_of_the_stored_result(run):
     }  # fmt: skip
 
 
-def test_an_unfinished_run_is_reported_as_far_as_it_went(run):
+def test_an_unfinished_run_is_reported_up_to_its_last_round(run):
     (run / "result.json").unlink()
     log = run / "audit" / "rounds.log"
     log.write_bytes(log.read_bytes()[:-5_000])  # torn in the last record
@@ -89,7 +89,7 @@ def test_an_unfinished_run_is_reported_as_far_as_it_went(run):
 
 
 @pytest.mark.parametrize("own", ["result.json", "audit/record.json", "audit/rounds.log"])
-def test_a_report_does_not_take_the_place_of_a_file_of_the_run(run, own, tmp_path):
+def test_a_report_does_not_overwrite_a_file_of_the_run(run, own, tmp_path):
     before = (run / own).read_bytes()
     (tmp_path / "link").symlink_to(run / own)
     for target in (run / own, tmp_path / "link"):
@@ -99,19 +99,19 @@ def test_a_report_does_not_take_the_place_of_a_file_of_the_run(run, own, tmp_pat
 
 
 @pytest.mark.parametrize("lost", ["config.toml", "metrics.jsonl", "audit/record.json", "audit/rounds.log"])
-def test_what_is_missing_is_left_out(run, lost):
+def test_missing_files_are_left_out_of_the_report(run, lost):
     (run / lost).unlink(missing_ok=True)
     assert "**PASS" in report_text([run], kind="md")
     assert read_run(run).problems == ()
 
 
 @pytest.mark.parametrize("cut", [0, 3, 5_000, 100_000])
-def test_a_log_cut_short_leaves_the_result(run, cut):
+def test_a_truncated_log_does_not_hide_the_result(run, cut):
     log = run / "audit" / "rounds.log"
     log.write_bytes(log.read_bytes()[:cut])
     page = write_report([run]).read_text()
     assert 'id="picture-ladder"' in page
-    assert ("Not everything could be read" in page) == (cut < 18)  # no line of magic: said; fewer rounds: drawn
+    assert ("Not everything could be read" in page) == (cut < 18)  # without its magic line the log is unreadable
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_damaged_result_is_derived_again_without_its_claim(run):
     assert strongest_row(read.result).epsilon > 0
 
 
-def test_a_flipped_bit_is_found(run):
+def test_a_flipped_bit_is_detected(run):
     log = run / "audit" / "rounds.log"
     content = bytearray(log.read_bytes())
     content[len(content) // 2] ^= 1
@@ -174,7 +174,7 @@ def test_rounds_of_another_audit_are_not_drawn(run, tmp_path):
         ({"result.json": b"\xff\xfe\x00"}, "is not text"),
     ],
 )
-def test_a_foreign_directory_is_refused_in_one_line(tmp_path, files, said):
+def test_a_foreign_directory_is_rejected_with_one_line(tmp_path, files, said):
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError) as refused:
@@ -194,7 +194,7 @@ def test_one_bad_directory_among_several_is_named(run, tmp_path):
     "place", [("delta",), ("adversaries", "final", "groups", 0, "epsilon"), ("gauges", "noise", "limits")]
 )
 @pytest.mark.parametrize("value", ["text", [], {}, True, [None, None, None]])
-def test_a_result_whose_numbers_are_not_numbers_is_refused(run, place, value):
+def test_a_result_with_values_of_the_wrong_type_is_rejected(run, place, value):
     stored = json.loads((run / "result.json").read_text())
     inner = stored
     for key in place[:-1]:

@@ -1,4 +1,4 @@
-"""The numbers on top, what was audited, and what is folded away."""
+"""The key figures, what was audited, and what is folded away."""
 
 import dataclasses
 import json
@@ -35,7 +35,7 @@ def grouped(tmp_path_factory):
 
 
 def changed(result, **entries):
-    """The same result with other entries."""
+    """The same result with changed entries."""
     return AuditResult.from_dict(json.loads(json.dumps(result.to_dict() | entries)))
 
 
@@ -43,8 +43,8 @@ def figures(result):
     return {figure.label: figure for figure in key_figures(result)}
 
 
-def test_the_number_on_top_is_the_one_that_the_verdict_rests_on(grouped):
-    """The canaries of four presentations are the claim's, though those of fewer come first in the result."""
+def test_the_headline_is_the_number_behind_the_verdict(grouped):
+    """The claim is about canaries with four presentations, although those with fewer come first in the result."""
     result = grouped.result
     assert result.headline.participations == 4
     top = figures(result)["measured ε"]
@@ -55,7 +55,7 @@ def test_the_number_on_top_is_the_one_that_the_verdict_rests_on(grouped):
     assert figures(result)["claimed ε"].value == result.claim.epsilon
 
 
-def test_a_clients_own_epsilon_stands_next_to_the_measured_one(run):
+def test_a_clients_epsilon_is_shown_next_to_the_measured_one(run):
     entries = {"client_rounds": 50, "client_epsilon": 96.7, "client_exposure": "average", "presentations": 1}
     result = changed(run.result, **entries)
     assert [figure.label for figure in key_figures(result)][:2] == ["measured ε", "client's ε"]
@@ -77,7 +77,7 @@ def test_the_accountants_epsilon_is_shown_with_its_verdict(run):
     assert "if_accounted" not in page
 
 
-def test_what_was_audited_is_in_every_view(run):
+def test_every_view_shows_what_was_audited(run):
     assert [item.name for item in run.result.audited] == list(QUESTIONS)
     lines = coverage_lines(run.result)
     assert lines[0].startswith("checked: noise level, noise law")
@@ -89,7 +89,7 @@ def test_what_was_audited_is_in_every_view(run):
         assert f"| {item.name} | {item.status} |" in text
 
 
-def test_one_row_for_each_attacker_and_the_rest_folded_away(grouped):
+def test_each_attacker_has_one_row_and_the_rest_is_folded_away(grouped):
     result = grouped.result
     assert len(all_rows(result)) > 5
     assert [row.rung for row in shown_rows(result)] == list(result.adversaries)
@@ -105,7 +105,7 @@ def test_one_row_for_each_attacker_and_the_rest_folded_away(grouped):
     assert "known-others 1×" in after
 
 
-def test_a_pooled_headline_stands_in_the_place_of_its_rungs_row(grouped):
+def test_a_pooled_headline_replaces_its_rungs_row(grouped):
     pooled = {"rung": "known-others", "participations": 9, "epsilon": 7.25, "interval": [7.0, 8.0], "pooled": True}
     result = changed(grouped.result, headline=pooled)
     row = shown_rows(result)[-1]
@@ -117,8 +117,8 @@ def test_a_pooled_headline_stands_in_the_place_of_its_rungs_row(grouped):
     assert "known-others 9×" in run_page(dataclasses.replace(grouped, result=result))
 
 
-def test_a_rung_that_decided_is_shown_without_a_row_of_its_own(grouped):
-    """Too few canaries of any one number of presentations, but enough in all."""
+def test_a_deciding_rung_is_shown_even_without_its_own_row(grouped):
+    """Too few canaries for each number of presentations, but enough in total."""
     others = {name: found for name, found in grouped.result.to_dict()["adversaries"].items() if name != "known-others"}
     pooled = {"rung": "known-others", "participations": 4, "epsilon": 7.25, "interval": None, "pooled": True}
     result = changed(grouped.result, headline=pooled, adversaries=others)
@@ -129,7 +129,7 @@ def test_a_rung_that_decided_is_shown_without_a_row_of_its_own(grouped):
     assert "7.25" in page
 
 
-def test_a_fitted_standard_deviation_is_named_beside_the_estimate(run):
+def test_a_fitted_standard_deviation_is_mentioned_with_the_estimate(run):
     adversaries = json.loads(json.dumps(run.result.to_dict()["adversaries"]))
     warning = "the standard deviation was fitted to the 12 scores, as they spread 1.4 times as much as the null: …"
     for row in (adversaries["known-others"], adversaries["known-others"]["groups"][0]):
@@ -142,7 +142,7 @@ def test_a_fitted_standard_deviation_is_named_beside_the_estimate(run):
         assert warning in text
 
 
-def test_notes_of_a_trainer_are_notes_and_small_groups_one_line(run):
+def test_trainer_notes_are_shown_and_small_groups_share_one_line(run):
     small = [f"known-others: 3 canaries were presented {times} times, too few to say anything" for times in range(20)]
     entries = {"notes": ["an own note", *small], "trainer_notes": ["Opacus says so"], "warnings": ["no canary came"]}
     result = changed(run.result, **entries)
@@ -182,7 +182,7 @@ def gauge(name, status):
         (("a gauge of tomorrow",), "warning", "It measures: a gauge of tomorrow"),
     ],
 )
-def test_a_gauge_outside_its_limits_says_where_to_look(run, names, status, words):
+def test_a_gauge_outside_its_limits_has_advice(run, names, status, words):
     result = dataclasses.replace(run.result, gauges=tuple(gauge(name, status) for name in names))
     [step] = gauge_steps(result)
     assert words in step

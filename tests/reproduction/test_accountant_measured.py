@@ -1,4 +1,4 @@
-"""`coalmine reproduce amplification`: its loops are honest, and its checks can fail."""
+"""`coalmine reproduce amplification`: its training loops are honest, and its checks can fail."""
 
 import copy
 
@@ -26,7 +26,7 @@ def outcomes(found):
     return [check.holds for check in accountant_measured.checks(found)]
 
 
-def test_honest_loops_meet_the_accountant(found, tmp_path):
+def test_honest_loops_agree_with_the_accountant(found, tmp_path):
     assert [loop["noise_multiplier"] for loop in found["loops"]] == [1.0, 1.0, 2.0, 2.0]
     assert outcomes(found) == [True, True, True, True]
     assert found["loops"][0]["accounted"] > 2 * found["loops"][2]["accounted"]
@@ -46,7 +46,7 @@ def test_honest_loops_meet_the_accountant(found, tmp_path):
         (3, {"verdict": "VIOLATION"}),
     ],
 )
-def test_checks_fail_where_the_numbers_disagree(found, place, changes):
+def test_checks_fail_if_the_numbers_disagree(found, place, changes):
     broken = copy.deepcopy(found)
     for loop in broken["loops"]:
         loop.update(changes)

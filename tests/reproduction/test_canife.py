@@ -46,13 +46,13 @@ def found(trained, plan, rows):
     }
 
 
-def test_the_paper_s_analytical_epsilon_is_renyi_s_of_one_participation_at_one_over_m(rows):
-    """34.5: no other of the usual deltas and accountants rounds to it."""
+def test_the_papers_analytical_epsilon_uses_renyi_accounting_at_delta_1_over_m(rows):
+    """No other usual combination of delta and accountant rounds to 34.5."""
     hits = [
         (row["accountant"], name) for row in rows for name, value in row["epsilon"].items() if round(value, 1) == 34.5
     ]
     assert hits == [(canife.RENYI, "1/m")]
-    # One Gaussian release: RDP at order a is a/(2 z²), and the least of its conversions to (ε, δ) over orders.
+    # One Gaussian release: RDP at order a is a/(2 z²), converted to (ε, δ) at the best order.
     orders = np.linspace(1.01, 10, 100_000)
     rdp = orders / (2 * 0.2**2)
     epsilon = rdp + np.log1p(-1 / orders) - (math.log(1 / 60_000) + np.log(orders)) / (orders - 1)
@@ -60,8 +60,8 @@ def test_the_paper_s_analytical_epsilon_is_renyi_s_of_one_participation_at_one_o
     assert rows[0]["delta"] == pytest.approx(2.79e-6, rel=0.01)
 
 
-def test_ceilings_are_those_of_no_error(found):
-    """Clopper and Pearson's bound of no error among n is 1 − (α/2)^(1/n)."""
+def test_ceilings_are_the_bounds_without_errors(found):
+    """The Clopper-Pearson bound for no error among n is 1 − (α/2)^(1/n)."""
     for ceiling in found["canife"]["clopper_pearson"]["ceilings"]:
         rate = 1 - 0.025 ** (1 / ceiling["scores"])
         assert ceiling["per_round"] == pytest.approx(math.log((1 - found["delta"] - rate) / rate), rel=1e-9)
@@ -72,8 +72,8 @@ def test_ceilings_are_those_of_no_error(found):
     assert all(value <= whole for run in found["canife"]["credible"]["per_round"] for value in run)
 
 
-def test_the_credible_interval_is_that_of_the_two_rates_posterior():
-    """Two errors of 50 with the canary and none of 40 without, by Monte Carlo under Jeffreys' prior."""
+def test_the_credible_interval_agrees_with_the_posterior_of_the_two_rates():
+    """Two errors among 50 with the canary and none among 40 without it, by Monte Carlo under Jeffreys' prior."""
     observed = np.concatenate([[-1.0, -0.5], np.linspace(1, 2, 48)])
     unobserved = np.linspace(0, 0.9, 40)
     rng = np.random.default_rng(0)
@@ -88,13 +88,13 @@ def test_claims_hold_on_the_digits(found):
 
 
 def test_a_broken_pipeline_does_not_pass(trained, plan, rows):
-    """Half the noise: somebody who knows all others sees twice the shift."""
+    """Half the noise: an attacker who knows all other updates sees twice the shift."""
     halved = replace(trained, known_others=2 * trained.known_others)
     checks = canife.checks(canife.readings(halved, plan) | {"accountants": rows})
     assert [check.holds for check in checks if "known-others" in check.claim] == [False]
 
 
-def test_tables_say_ours_and_the_paper_s(found):
+def test_tables_show_our_values_and_the_papers(found):
     tables = canife.tables(found)
     rows = {row[0]: row[1:] for row in tables[0].rows}
     assert rows["ε_lo, the paper's lower bound"][1] == "1.82 ± 0.46"
@@ -116,7 +116,7 @@ def test_stored_scores_give_the_same_numbers(tmp_path, trained, plan, found):
     assert rest["ours"] == pytest.approx(found["ours"], rel=1e-4)
 
 
-def test_scores_of_other_plans_are_not_taken_for_these(tmp_path, trained, plan):
+def test_stored_scores_of_other_plans_are_ignored(tmp_path, trained, plan):
     path = tmp_path / "scores.npz"
     assert canife.load(path, plan) is None
     canife.save(path, trained, plan)
@@ -130,7 +130,7 @@ def no_progress(*_):
     pass
 
 
-def test_what_is_trained_is_not_trained_again(tmp_path, monkeypatch):
+def test_finished_runs_are_not_trained_again(tmp_path, monkeypatch):
     trainings = []
 
     def quick(task, plan, **_):
@@ -149,7 +149,7 @@ def test_what_is_trained_is_not_trained_again(tmp_path, monkeypatch):
     assert again["ours"] == pytest.approx(found["ours"], rel=1e-4)
 
 
-def test_the_picture_has_every_estimate(found):
+def test_the_plot_has_every_estimate(found):
     figures = pytest.importorskip("matplotlib.figure")
     figure = figures.Figure()
     canife.draw(figure, found)
@@ -160,8 +160,8 @@ def test_the_picture_has_every_estimate(found):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not DATA, reason="COALMINE_DATA_DIR names no folder with the real data")
-def test_the_small_comparison_shows_what_the_paper_says(tmp_path):
-    """CANIFE below the lower bound, the bound below the analytical epsilon, known-others at it."""
+def test_the_small_comparison_agrees_with_the_paper(tmp_path):
+    """CANIFE lies below the lower bound, the bound below the analytical epsilon, and known-others at it."""
     found = canife.gather(Options(out=tmp_path, data_dir=DATA, device="cpu"), no_progress)
     assert all(check.holds for check in canife.checks(found)), canife.checks(found)
     assert (found["rounds"], found["dim"], len(found["ours"])) == (469, 25_450, 3)

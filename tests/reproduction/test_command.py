@@ -1,4 +1,4 @@
-"""`coalmine reproduce` as a user meets it."""
+"""`coalmine reproduce` as a user calls it."""
 
 import importlib
 import importlib.util
@@ -41,8 +41,8 @@ def coalmine(capsys, *arguments):
     return int(stop.value.code or 0), out, err
 
 
-def test_a_table_piece_by_piece(capsys, tmp_path):
-    """One noise level, then the plan, then all: what was finished is in every summary, and nothing is trained twice."""
+def test_a_table_can_be_made_piece_by_piece(capsys, tmp_path):
+    """One noise level, then the plan, then all: every summary includes finished runs, and nothing is trained twice."""
     out = ("--out", tmp_path, "--rounds", 12)
     code, text, _ = coalmine(capsys, "reproduce", "emnist", *out, "--only", "0.16")
     assert code == 0
@@ -60,7 +60,7 @@ def test_a_table_piece_by_piece(capsys, tmp_path):
     assert not list(tmp_path.glob(".*.new"))
 
 
-def test_time_that_is_over_stops_at_a_checkpoint_and_the_same_command_goes_on(capsys, tmp_path, monkeypatch):
+def test_the_time_limit_stops_at_a_checkpoint_and_the_same_command_resumes(capsys, tmp_path, monkeypatch):
     often = replace(characters(Options(out=tmp_path, rounds=6)), checkpoint_every=2)
     changed = epsilon_table.experiment("emnist", "EMNIST", lambda _: often, EMNIST, original="EMNIST")
     monkeypatch.setattr(emnist, "EXPERIMENT", changed)
@@ -95,7 +95,7 @@ def test_time_that_is_over_stops_at_a_checkpoint_and_the_same_command_goes_on(ca
         (("nothing",), "nothing"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(capsys, tmp_path, arguments, words):
+def test_invalid_options_are_rejected_with_one_line(capsys, tmp_path, arguments, words):
     extra = () if arguments == ("nothing",) else ("--out", tmp_path)
     code, _, err = coalmine(capsys, "reproduce", *arguments, *extra)
     assert code == 2
@@ -103,7 +103,7 @@ def test_what_cannot_be_is_refused_in_one_line(capsys, tmp_path, arguments, word
     assert len(err.strip().splitlines()) == 1
 
 
-def test_without_the_data_it_says_what_to_fetch(capsys, tmp_path, monkeypatch):
+def test_without_the_data_the_error_names_what_to_fetch(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("COALMINE_DATA_DIR", str(tmp_path / "no data"))
     code, _, err = coalmine(
         capsys, "reproduce", "stackoverflow", "--scale", "paper", "--device", "cpu", "--out", tmp_path
@@ -130,13 +130,13 @@ def test_the_oddities_need_no_training(capsys, tmp_path):
         ("normality", "0.1023", 1, ()),
     ],
 )
-def test_every_experiment_ends_in_numbers_a_picture_and_words(capsys, tmp_path, name, noise, runs, more):
+def test_every_experiment_writes_numbers_a_plot_and_a_summary(capsys, tmp_path, name, noise, runs, more):
     code, text, _ = coalmine(capsys, "-q", "reproduce", name, "--out", tmp_path, "--rounds", 24, "--only", noise, *more)
     assert code == 0
     assert "holds: " in text or "not decided: " in text
     assert len(list((tmp_path / "runs").glob("*/result.json"))) == runs
     assert (tmp_path / f"{name}-small-24-rounds.png").stat().st_size > 1000
-    assert f"{name}-small" not in make_page(tmp_path)  # another number of rounds is not the page's
+    assert f"{name}-small" not in make_page(tmp_path)  # the page skips runs with another number of rounds
     (tmp_path / f"{name}-small-24-rounds.json").rename(tmp_path / f"{name}-small.json")
     page = make_page(tmp_path)
     assert f"`coalmine reproduce {name} --scale small`" in page
@@ -144,7 +144,7 @@ def test_every_experiment_ends_in_numbers_a_picture_and_words(capsys, tmp_path, 
 
 
 def make_page(folder):
-    """docs/evidence/reproduction.md as it would be made of a folder, elsewhere."""
+    """Build docs/evidence/reproduction.md from a folder, in another place."""
     spec = importlib.util.spec_from_file_location("make_reproduction", ROOT / "docs/evidence/make_reproduction.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -153,7 +153,7 @@ def make_page(folder):
     return (folder / "reproduction.md").read_text()
 
 
-def test_markdown_tables_have_as_many_cells_in_every_line(tmp_path):
+def test_markdown_tables_have_equally_many_cells_in_every_line(tmp_path):
     (tmp_path / "table-2.json").write_text((ROOT / "docs/evidence/reproduction/table-2.json").read_text())
     blocks = itertools.groupby(make_page(tmp_path).splitlines(), key=lambda line: line.startswith("|"))
     tables = [list(lines) for is_table, lines in blocks if is_table]
@@ -170,7 +170,7 @@ def test_markdown_tables_have_as_many_cells_in_every_line(tmp_path):
         (("canife", "--only", "0.2"), "canife does not use --only"),
     ],
 )
-def test_noises_that_an_experiment_does_not_have_are_refused(tmp_path, capsys, words, said):
+def test_noise_levels_unknown_to_an_experiment_are_rejected(tmp_path, capsys, words, said):
     with pytest.raises(SystemExit) as stop:
         cli.main(["reproduce", *words, "--out", str(tmp_path / "out")])
     assert stop.value.code == 2
@@ -178,7 +178,7 @@ def test_noises_that_an_experiment_does_not_have_are_refused(tmp_path, capsys, w
     assert not (tmp_path / "out").exists()
 
 
-def test_the_page_takes_runs_with_more_examples_from_folders_too(tmp_path):
+def test_the_page_includes_runs_with_more_examples(tmp_path):
     for name in ("stackoverflow-paper", "stackoverflow-paper-64-examples"):
         (tmp_path / f"{name}.json").write_bytes((ROOT / f"docs/evidence/reproduction/{name}.json").read_bytes())
     page = make_page(tmp_path)
@@ -197,12 +197,12 @@ def test_table_2_has_a_row_a_section_and_a_picture(tmp_path):
 @pytest.mark.parametrize(
     ("out", "written"),
     [
-        ("here", "here/table-2-small"),  # a folder that is there
+        ("here", "here/table-2-small"),  # an existing folder
         ("new", "new/table-2-small"),
         ("table.json", "table"),
     ],
 )
-def test_table_2_goes_into_a_folder_or_a_file(capsys, tmp_path, monkeypatch, out, written):
+def test_table_2_is_written_to_a_folder_or_a_file(capsys, tmp_path, monkeypatch, out, written):
     monkeypatch.setattr(table_2, "PAPER", {(1.54, 10**4): (3.0, 0.46)})
     (tmp_path / "here").mkdir()
     code, text, _ = coalmine(
@@ -222,7 +222,7 @@ def test_table_2_needs_no_torch(tmp_path):
     assert (tmp_path / "table-2-paper.json").is_file()
 
 
-def test_a_table_2_that_is_not_the_papers_does_not_pass():
+def test_a_wrong_table_2_does_not_pass():
     found = read_json(ROOT / "docs/evidence/reproduction/table-2.json")
     assert [check.holds for check in table_2.checks(found)] == [True]
     found["table_2"][3]["sphere"]["null"]["mean"] += 0.1
@@ -231,13 +231,13 @@ def test_a_table_2_that_is_not_the_papers_does_not_pass():
 
 
 @pytest.mark.parametrize("name", ["presentations", "beyond"])
-def test_a_model_that_has_not_learnt_is_named(name):
+def test_a_model_that_did_not_learn_is_named(name):
     found = read_json(ROOT / f"docs/evidence/reproduction/{name}-paper.json")
     worst = min(found["readings"], key=lambda reading: reading["accuracy"])
     text = load_experiment(name).account.conclusion(found)
     lost = text.partition("Not every model learnt: ")[2].partition(", where")[0]
     assert lost.startswith(f"{worst['accuracy']:.1%} at noise {worst['noise_multiplier']:g} (clip norm at the end ")
-    assert lost.count(" at noise ") == 1  # each task has a measure of its own: its best model
+    assert lost.count(" at noise ") == 1  # each task is compared with its own best model
 
 
 def test_groups_with_fewer_canaries_than_the_papers_are_named():
@@ -246,7 +246,7 @@ def test_groups_with_fewer_canaries_than_the_papers_are_named():
     assert "Groups of next words" not in presentations.conclusion(found)
 
 
-def test_the_plan_of_beyond_says_which_runs_are_trained(capsys, tmp_path):
+def test_the_plan_of_beyond_lists_the_runs_to_train(capsys, tmp_path):
     code, text, _ = coalmine(
         capsys, "reproduce", "beyond", "--only", beyond.NOISE, "--plan", "--json", "--out", tmp_path
     )
@@ -254,14 +254,14 @@ def test_the_plan_of_beyond_says_which_runs_are_trained(capsys, tmp_path):
     asked = {row["run"] for row in json.loads(text) if row["asked"]}
     options = Options(out=tmp_path)
     assert {run.name for run in beyond.noise_runs(options).values()} <= asked
-    assert len(asked) == len(beyond.plan(options)) - 5  # those of the table's other noises
+    assert len(asked) == len(beyond.plan(options)) - 5  # runs with other noise levels of the table
 
 
 def fake_repeat(noise, number):
     return {"noise_multiplier": noise, "repeat": number, "one": 1.0 + number, "ten": 1.1 + number}
 
 
-def test_a_torn_repeat_takes_no_other_one_with_it(capsys, tmp_path, monkeypatch):
+def test_a_torn_file_affects_only_its_own_repeat(capsys, tmp_path, monkeypatch):
     trained = []
     monkeypatch.setattr(multirun, "repeat", lambda *pair: trained.append(pair) or fake_repeat(*pair))
     kept = [json.dumps(fake_repeat(noise, 0)) for noise in multirun.NOISES]
@@ -278,29 +278,29 @@ def test_a_torn_repeat_takes_no_other_one_with_it(capsys, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_time_that_is_over_stops_between_repeats(capsys, tmp_path, monkeypatch, processes):
+def test_the_time_limit_stops_between_repeats(capsys, tmp_path, monkeypatch, processes):
     monkeypatch.setattr(multirun, "repeat", fake_repeat)
     asked = ("reproduce", "multirun", "--out", tmp_path, "--jobs", processes)
     code, text, err = coalmine(capsys, *asked, "--minutes", 1e-9)
     assert code == 0
-    assert f"{6 - processes} repeats were not begun; the same command continues from there" in err
+    assert f"{6 - processes} repeats were not started; the same command continues from there" in err
     assert f"not finished: {6 - processes} of the repeats; see --plan" in text
     code, text, err = coalmine(capsys, *asked)
     assert (code, err) == (0, "")
     assert "not finished" not in text
 
 
-def test_time_that_is_over_stops_between_small_runs(capsys, tmp_path):
+def test_the_time_limit_stops_between_small_runs(capsys, tmp_path):
     code, text, err = coalmine(capsys, "-q", "reproduce", "emnist", "--rounds", 4, "--minutes", 1e-9, "--out", tmp_path)
     assert code == 0
-    assert "was not begun; the same command continues from there" in err
+    assert "was not started; the same command continues from there" in err
     assert "not finished: 5 of the runs" in text
 
 
 @pytest.mark.parametrize(
     ("file", "kept"), [("audit/rounds.log", 0.6), ("audit/rounds.log", 0.999), ("metrics.jsonl", 0.5)]
 )
-def test_a_cut_file_of_a_finished_run_is_named(capsys, tmp_path, file, kept):
+def test_a_truncated_file_of_a_finished_run_is_named(capsys, tmp_path, file, kept):
     asked = ("-q", "reproduce", "emnist", "--rounds", 12, "--only", "0.16", "--out", tmp_path)
     coalmine(capsys, *asked)
     path = next((tmp_path / "runs").iterdir()) / file
@@ -311,6 +311,6 @@ def test_a_cut_file_of_a_finished_run_is_named(capsys, tmp_path, file, kept):
     assert len(err.strip().splitlines()) == 1
 
 
-def test_what_was_trained_on_a_gpu_and_is_read_elsewhere_names_the_gpu():
+def test_runs_trained_on_a_gpu_name_it_when_read_elsewhere():
     assert command._machine("cuda", "NVIDIA H200") == "NVIDIA H200"
     assert command._machine("cpu", "cpu").startswith("CPU, ")

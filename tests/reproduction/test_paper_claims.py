@@ -1,4 +1,4 @@
-"""The claims: each holds on numbers that bear it out, and fails on numbers that do not."""
+"""Each claim of the paper holds on numbers that support it and fails on numbers that do not."""
 
 import math
 
@@ -39,16 +39,14 @@ def test_the_interval_of_known_others_must_contain_the_analytical_epsilon():
     check = paper_claims.covers_analytical([reading(0.5, good), reading(1.0, bad)])
     assert check.holds is False
     assert "noise 1, known-others" in check.detail
-    assert paper_claims.covers_analytical([reading(0.0, bad)]).holds is None  # without noise there is nothing to meet
+    assert paper_claims.covers_analytical([reading(0.0, bad)]).holds is None  # no analytical epsilon without noise
 
 
-def test_no_bound_may_exceed_what_its_presentations_allow():
+def test_no_bound_may_exceed_the_epsilon_of_its_presentations():
     once = row("known-others", 10.0, lower_bound=9.0)
     often = row("known-others", 30.0, lower_bound=25.0, presentations=4, analytical=28.0)
     pooled = row("final", 20.0, lower_bound=20.0)
-    assert paper_claims.bounds_hold(
-        [reading(0.5, once, often, pooled)]
-    ).holds  # those shown four times may give 20 away
+    assert paper_claims.bounds_hold([reading(0.5, once, often, pooled)]).holds  # four presentations may leak 20
     assert paper_claims.bounds_hold([reading(0.5, once, pooled)]).holds is False
     assert paper_claims.bounds_hold([reading(0.5, row("known-others", 30.0, lower_bound=10.1))]).holds is False
 
@@ -57,9 +55,9 @@ def test_no_bound_may_exceed_what_its_presentations_allow():
     ("finals", "holds"),
     [
         ([4.0, 2.0, 1.0], True),
-        ([4.0, 4.2, 1.0], True),  # up, but not beyond its error
+        ([4.0, 4.2, 1.0], True),  # rises within its error
         ([4.0, 6.0, 1.0], False),
-        ([1.0, 1.1, 1.2], False),  # never came down
+        ([1.0, 1.1, 1.2], False),  # never falls
         ([0.1, 0.2, 0.3], True),  # all at the floor
         ([4.0], None),
     ],
@@ -69,7 +67,7 @@ def test_final_falls_with_noise(finals, holds):
     assert paper_claims.final_falls(readings[::-1]).holds is holds
 
 
-def test_final_lies_below_all_iterates_wherever_these_see_anything():
+def test_final_lies_below_all_iterates_above_the_noise_floor():
     below = reading(0.1, row("final", 1.0), row("all-iterates", 50.0))
     above = reading(0.2, row("final", 60.0), row("all-iterates", 50.0))
     blind = reading(0.3, row("final", 0.5), row("all-iterates", 0.3))
@@ -78,13 +76,13 @@ def test_final_lies_below_all_iterates_wherever_these_see_anything():
     assert paper_claims.final_below_all([blind]).holds is None
 
 
-def test_more_noise_less_epsilon():
+def test_epsilon_must_fall_with_noise():
     readings = [reading(noise, row("known-others", 3 / noise)) for noise in (0.3, 0.1, 0.2)]
     assert paper_claims.known_others_falls(readings).holds
     assert paper_claims.known_others_falls([*readings, reading(0.4, row("known-others", 99.0))]).holds is False
 
 
-def test_more_presentations_more_epsilon():
+def test_epsilon_must_grow_with_presentations():
     def groups(*values):
         return reading(0.1, *(row("final", value, presentations=2**place) for place, value in enumerate(values)))
 
@@ -121,12 +119,12 @@ def test_the_cost_in_accuracy_is_a_t_interval():
         ([0.0, 0.0], 0.2, None),
     ],
 )
-def test_the_cost_is_judged_where_canaries_are_few_and_the_interval_decides(lost, share, holds):
+def test_the_cost_is_judged_only_with_few_canaries_and_a_decisive_interval(lost, share, holds):
     pairs = [{"noise_multiplier": 0.1, "without": 0.9, "with": 0.9 - value / 100, "share": share} for value in lost]
     assert accuracy.checks({"pairs": pairs})[0].holds is holds
 
 
-def test_a_pair_in_which_training_fell_apart_is_named_and_left_out_of_the_cost():
+def test_a_diverged_pair_is_named_and_excluded_from_the_cost():
     pairs = [
         {"noise_multiplier": noise, "without": without, "with": mixed, "share": 0.003, "absent_epsilon": None}
         for noise, without, mixed in ((0.0, 0.174, 0.173), (0.064, 0.17, 0.171), (0.234, 0.018, 0.143))
@@ -141,7 +139,7 @@ def test_a_pair_in_which_training_fell_apart_is_named_and_left_out_of_the_cost()
     assert "1.8% without canaries and 14.3% with them at noise 0.234" in accuracy.conclusion(found)
 
 
-def test_one_run_against_ten_is_welchs_interval():
+def test_one_run_against_ten_uses_welchs_interval():
     rng = np.random.default_rng(2)
     one, ten = rng.normal(2.0, 0.3, 20), rng.normal(1.9, 0.5, 20)
     repeats = [
@@ -155,7 +153,7 @@ def test_one_run_against_ten_is_welchs_interval():
     assert multirun.difference({"repeats": repeats}, 0.2) is None
 
 
-def test_numbers_as_tables_show_them():
+def test_numbers_are_formatted_for_tables():
     assert [shown(value) for value in (None, math.nan, math.inf, 0.12345, 999.4, 999.6, 12345.6)] == [
         "-",
         "-",

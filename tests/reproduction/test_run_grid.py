@@ -1,4 +1,4 @@
-"""Grids of runs: shared, resumed, read back; on a machine without tomli_w too."""
+"""Grids of runs: shared, resumed and read back, also without tomli_w."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ def options(tmp_path, **changes) -> Options:
     return Options(out=tmp_path, **changes)
 
 
-def test_a_run_stopped_by_the_clock_ends_as_one_that_never_was(tmp_path):
+def test_a_run_stopped_by_the_time_limit_gives_identical_results(tmp_path):
     planned = PlannedRun(config=TINY)
     with pytest.raises(OutOfTimeError, match="after round 2"):
         carry_out([planned], options(tmp_path / "cut", ends=0.0))
@@ -53,18 +53,18 @@ def test_a_run_stopped_by_the_clock_ends_as_one_that_never_was(tmp_path):
     assert found[0] == found[1]
 
 
-def test_when_time_is_over_no_other_run_is_begun(tmp_path):
-    """Runs with one checkpoint, at their end: the first is finished whatever the clock says, so that every call gets on."""
+def test_after_the_time_limit_no_run_is_started(tmp_path):
+    """The runs' only checkpoint is at their end. The first run finishes regardless, so that every call makes progress."""
     whole = replace(TINY, checkpoint_every=TINY.rounds)
     first, second = (PlannedRun(config=replace(whole, seed=seed)) for seed in (1, 2))
-    with pytest.raises(OutOfTimeError, match=f"{second.name} was not begun"):
+    with pytest.raises(OutOfTimeError, match=f"{second.name} was not started"):
         carry_out([first, second], options(tmp_path, ends=0.0))
     assert first.finished(tmp_path)
     assert not second.directory(tmp_path).exists()
     assert list(carry_out([first, second], options(tmp_path, ends=0.0))) == [first.name, second.name]
 
 
-def test_finished_runs_are_not_trained_again_and_unasked_ones_not_at_all(tmp_path, monkeypatch):
+def test_only_requested_and_unfinished_runs_are_trained(tmp_path, monkeypatch):
     noisy = PlannedRun(config=TINY)
     quiet = PlannedRun(config=replace(TINY, privacy=replace(TINY.privacy, noise_multiplier=0.25)))
     done = carry_out([noisy, quiet, noisy], options(tmp_path, only=(0.5,)))
@@ -83,10 +83,10 @@ def test_without_canaries_the_same_clients_train_in_the_same_rounds(tmp_path):
     rows = (done[without.name] / ROUNDS_FILE).read_text().splitlines()
     assert len(rows) == TINY.rounds
     everybody = np.concatenate([np.array(row.split(), dtype=int) for row in rows])
-    assert len(set(everybody.tolist())) == len(everybody) == 30  # shuffled epochs: 30 of 200, nobody twice
+    assert len(set(everybody.tolist())) == len(everybody) == 30  # shuffled epochs: 30 of 200 clients, each once
 
 
-def test_a_runs_name_is_its_config_and_not_its_machine():
+def test_a_runs_name_depends_on_its_config_and_not_on_the_machine():
     moved = replace(TINY, engine=EngineSettings(device="auto", threads=7), task=TaskSettings(data_dir="/elsewhere"))
     assert PlannedRun(config=moved).name == PlannedRun(config=TINY).name
     assert PlannedRun(config=replace(TINY, seed=2)).name != PlannedRun(config=TINY).name
@@ -94,7 +94,7 @@ def test_a_runs_name_is_its_config_and_not_its_machine():
 
 
 @pytest.mark.parametrize("scale", ["small", "paper"])
-def test_experiments_share_the_runs_that_coincide(tmp_path, scale):
+def test_experiments_share_identical_runs(tmp_path, scale):
     asked = options(tmp_path, scale=scale)
     tables = {run.name for run in emnist.EXPERIMENT.plan(asked)}
     assert tables < {run.name for run in beyond.plan(asked)}
@@ -115,8 +115,8 @@ def test_the_papers_runs_have_the_papers_sizes(tmp_path):
     assert config.privacy.delta == pytest.approx(1.3115e-4, rel=1e-3)
 
 
-def test_other_noises_are_at_the_same_analytical_epsilon(tmp_path):
-    """‖Cu‖/z of the worst single round is 1/z of fresh noise, the clip's count left out."""
+def test_other_noise_kinds_have_the_same_analytical_epsilon(tmp_path):
+    """‖Cu‖/z of the worst single round equals 1/z of independent noise; the count of the adaptive clip is excluded."""
     for kind, run in beyond.noise_runs(options(tmp_path)).items():
         config = run.config
         law = config.noise_law()
@@ -135,7 +135,7 @@ def test_other_noises_are_at_the_same_analytical_epsilon(tmp_path):
         ({"max_examples": 4}, "max_examples is for scale paper only"),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused(tmp_path, changes, words):
+def test_invalid_settings_are_rejected(tmp_path, changes, words):
     with pytest.raises(ValueError, match=words):
         options(tmp_path, **changes)
 
@@ -144,7 +144,7 @@ def test_a_setting_that_cannot_be_is_refused(tmp_path, changes, words):
     ("changes", "name"),
     [
         ({"scale": "paper"}, "emnist-paper.json"),
-        ({"seeds": 7, "only": (0.16,)}, "emnist-small.json"),  # more of the same experiment, or a part of it
+        ({"seeds": 7, "only": (0.16,)}, "emnist-small.json"),  # more seeds or a part of the same experiment
         ({"rounds": 20}, "emnist-small-20-rounds.json"),
         ({"scale": "paper", "max_examples": 64}, "emnist-paper-64-examples.json"),
         (
@@ -153,11 +153,11 @@ def test_a_setting_that_cannot_be_is_refused(tmp_path, changes, words):
         ),
     ],
 )
-def test_what_was_changed_has_a_file_of_its_own(tmp_path, changes, name):
+def test_changed_experiments_have_their_own_file(tmp_path, changes, name):
     assert options(tmp_path, **changes).file("emnist", "json") == tmp_path / name
 
 
-def test_noises_at_the_base_s_epsilon_are_asked_for_by_its_noise(tmp_path):
+def test_other_noise_kinds_are_selected_by_the_base_noise(tmp_path):
     asked = options(tmp_path, only=(beyond.NOISE,))
     assert all(asked.wanted(run.asked_noise) for run in beyond.noise_runs(asked).values())
     assert not asked.wanted(beyond.noise_runs(asked)["tree"].noise_multiplier)

@@ -1,4 +1,4 @@
-"""From a run's directory to numbers, and back from JSON."""
+"""Numbers read from a run directory and from JSON."""
 
 import json
 import math
@@ -37,8 +37,8 @@ def reading(tmp_path_factory):
     return read_finished(carry_out([planned], Options(out=out))[planned.name])
 
 
-def test_what_known_others_should_meet_is_that_of_its_presentations(reading):
-    """By Balle and Wang's condition: δ = Φ(1/2s - εs) - e^ε Φ(-1/2s - εs) at s = z/√R."""
+def test_known_others_is_compared_with_the_epsilon_of_its_presentations(reading):
+    """Oracle: Balle and Wang's δ = Φ(1/2s - εs) - e^ε Φ(-1/2s - εs) at s = z/√R."""
     from scipy.special import ndtr
 
     for times in (1, 4):
@@ -57,13 +57,13 @@ def test_slots_are_counted(reading):
     assert reading["client_slots"] == 12 * 5
 
 
-def test_densities_are_densities(reading):
+def test_densities_integrate_to_one(reading):
     assert [item["presentations"] for item in reading["densities"]] == [1, 4]
     for item in reading["densities"]:
         assert np.trapezoid(item["density"], item["x"]) == pytest.approx(1.0, abs=0.05)
 
 
-def test_the_clock_of_a_resumed_run_is_added_up(tmp_path):
+def test_the_times_of_a_resumed_run_are_added_up(tmp_path):
     home = RunDirectory(tmp_path)
     for number, seconds in enumerate([1.0, 2.0, 3.0, 0.5, 1.5, 0.25], start=1):
         home.append_metrics({"round": number, "seconds": seconds})
@@ -71,7 +71,7 @@ def test_the_clock_of_a_resumed_run_is_added_up(tmp_path):
     assert training_seconds(RunDirectory(tmp_path)) == pytest.approx(3.0 + 1.5 + 0.25)
 
 
-def test_json_gives_the_numbers_back(tmp_path, reading):
+def test_numbers_survive_json(tmp_path, reading):
     path = tmp_path / "found.json"
     path.write_text(json.dumps(json_ready({"reading": reading, "most": math.inf})))
     assert read_json(path) == {"reading": reading, "most": math.inf}

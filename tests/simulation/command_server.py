@@ -1,8 +1,8 @@
 """Run `coalmine` commands in forked processes whose disk can fail, for test_interrupted_runs.py.
 
-Imports are paid once, so that hundreds of real processes can be killed in little time. Each line of stdin is a JSON list:
-the arguments, a file for the output, a fault or null, and after how many seconds to send SIGKILL or null. The answer is
-the exit code.
+Imports happen once, so that hundreds of real processes can be killed in little time. Each line of stdin is a JSON list:
+the arguments, a file for the output, a fault or null, and the seconds until SIGKILL or null. The answer is the exit
+code.
 
 A fault is a kind and a number n. `short` lets every write take at most n bytes. The others begin with the n-th call that
 changes the disk (a write, an fsync or a rename): `full` fails with ENOSPC, `half` does so after half of a write, `broken`
@@ -25,7 +25,7 @@ from coalmine.cli.main import main
 
 
 class FailingDisk:
-    """Takes the place of the functions of `os` that change the disk."""
+    """Replaces the functions of `os` that write to the disk."""
 
     def __init__(self, kind: str, number: int) -> None:
         self.kind, self.number, self.calls = kind, number, 0

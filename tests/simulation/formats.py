@@ -1,4 +1,4 @@
-"""Small files in the format of TensorFlow Federated."""
+"""Small files in TensorFlow Federated's format."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Arrays worked out once: made again when they must be, never half, never twice at once."""
+"""Cached arrays are rebuilt when necessary, never incomplete, and never built twice at once."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ def source(tmp_path):
 
 
 class Build:
-    """Counts how often it is asked to build."""
+    """Counts its calls."""
 
     def __init__(self):
         self.times = 0
@@ -88,7 +88,7 @@ def test_large_files_are_distinguished_by_their_ends(source, monkeypatch):
     assert len(prints) == 3
 
 
-def test_a_build_that_fails_leaves_nothing(folder, source):
+def test_a_failed_build_leaves_nothing_behind(folder, source):
     def fails(writer):
         writer.append("rows", np.zeros(3))
         raise ValueError("no more rows")
@@ -137,7 +137,7 @@ def test_damaged_entries_are_rebuilt(folder, source, damage, caplog):
     assert "is damaged" in caplog.text
 
 
-def test_rows_of_another_shape_are_refused(folder, source):
+def test_rows_of_another_shape_are_rejected(folder, source):
     def build(writer):
         writer.append("rows", np.zeros((1, 2)))
         writer.append("rows", np.zeros((1, 3)))
@@ -146,7 +146,7 @@ def test_rows_of_another_shape_are_refused(folder, source):
         cached_arrays("rows", [source], build)
 
 
-def test_a_cache_that_cannot_be_written_says_so(source, tmp_path, monkeypatch):
+def test_an_unwritable_cache_is_reported(source, tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("COALMINE_CACHE_DIR", str(tmp_path / "file" / "cache"))
     with pytest.raises(OSError, match=r"cannot be written .*name another folder by COALMINE_CACHE_DIR"):
@@ -154,7 +154,7 @@ def test_a_cache_that_cannot_be_written_says_so(source, tmp_path, monkeypatch):
 
 
 def test_second_process_waits_and_reuses_the_arrays(folder, source):
-    """Two at once, each with a lock of its own, as two processes have."""
+    """Two threads, each with its own lock like two processes."""
     builds = []
 
     def build(writer):
@@ -191,6 +191,6 @@ def test_unread_arrays_take_no_memory(folder, source):
 
 
 def own_memory():
-    """Bytes of this process that are no copy of a file."""
+    """Bytes of this process that are not backed by a file."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
     return 1024 * int(line.split()[1])

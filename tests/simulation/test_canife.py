@@ -36,7 +36,7 @@ def task():
 
 @pytest.fixture(scope="module")
 def trained(task):
-    """Three models after 30 steps of SGD: neither fresh nor done."""
+    """Three partly trained models, after 30 steps of SGD."""
     gradients, examples = sample_gradients(task.model), softened(task.train, CLASSES)
     vectors = torch.stack([task.model.initial(torch.Generator().manual_seed(seed)) for seed in range(3)])
     stream = torch.Generator().manual_seed(1)
@@ -48,7 +48,7 @@ def trained(task):
 
 @pytest.fixture(scope="module")
 def crafted(task, trained):
-    """A canary for each model, with the pool it was crafted for and the sample that it started as."""
+    """A canary for each model, with the pool it was crafted against and its initial sample."""
     settings = CanifeSettings(noise_multiplier=0.2, pool_size=200, design_steps=300)
     gradients, held_out = sample_gradients(task.model), softened(task.test, CLASSES)
     index = torch.arange(200).expand(3, 200)
@@ -59,7 +59,7 @@ def crafted(task, trained):
 
 
 def one_by_one(model, vectors, inputs, labels):
-    """Gradients of every sample by plain autograd: models × samples × dim."""
+    """Gradients of every sample by plain autograd, as models × samples × dim."""
     rows = []
     for vector, some, truth in zip(vectors, inputs, labels, strict=True):
         leaf = vector.clone().requires_grad_()
@@ -72,8 +72,8 @@ def one_by_one(model, vectors, inputs, labels):
 
 
 @pytest.mark.parametrize("dense", [True, False])
-def test_gradients_are_those_of_autograd(dense):
-    """Norms, products and weighted sums, with outer products and written out, against one sample at a time."""
+def test_gradients_agree_with_autograd(dense):
+    """Norms, products and weighted sums, from outer products and dense, against one sample at a time."""
     model = mlp(6, 5, 4, 3)
     if not dense:
         model = replace(model, layers=())
@@ -90,7 +90,7 @@ def test_gradients_are_those_of_autograd(dense):
     torch.testing.assert_close(found.weighted_sum(weights), (rows * weights.unsqueeze(2)).sum(dim=1))
 
 
-def test_both_ways_craft_the_same_canary(task, trained):
+def test_both_methods_craft_the_same_canary(task, trained):
     settings = CanifeSettings(noise_multiplier=0.2, pool_size=20, design_steps=20)
     held_out, index = softened(task.test, CLASSES), torch.arange(20).expand(3, 20)
     losses = []
@@ -103,7 +103,7 @@ def test_both_ways_craft_the_same_canary(task, trained):
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-3, atol=1e-5)
 
 
-def test_a_crafted_canary_is_orthogonal_to_its_pool_and_at_the_clip(task, trained, crafted):
+def test_a_crafted_canary_is_orthogonal_to_its_pool_and_has_the_clip_norm(task, trained, crafted):
     canaries, pool, (sample, label) = crafted
     gradients = sample_gradients(task.model)
     plain = interference(pool, gradients(trained, sample.unsqueeze(1), label.unsqueeze(1)))
@@ -116,8 +116,8 @@ def test_a_crafted_canary_is_orthogonal_to_its_pool_and_at_the_clip(task, traine
     torch.testing.assert_close(canaries.update, rows / rows.norm(dim=1, keepdim=True), rtol=1e-3, atol=1e-5)
 
 
-def test_a_canary_too_short_grows_to_the_clip(task, trained):
-    """From a sample whose gradient is a tenth of the clip norm."""
+def test_a_short_canary_grows_to_the_clip_norm(task, trained):
+    """Starts from a sample whose gradient has a tenth of the clip norm."""
     gradients, held_out = sample_gradients(task.model), softened(task.test, CLASSES)
     index = torch.arange(100).expand(3, 100)
     pool = gradients(trained, held_out.inputs[index], held_out.labels[index])
@@ -130,7 +130,7 @@ def test_a_canary_too_short_grows_to_the_clip(task, trained):
 
 
 def test_zero_gradients_are_handled():
-    """A norm's slope at 0 is infinite, and infinity times 0 no number."""
+    """The slope of a norm at 0 is infinite, and infinity times 0 is NaN."""
     slope = torch.zeros(1, 1, 3, requires_grad=True)
     norms = Factors((torch.ones(1, 1, 2),), (slope,)).norms()
     (found,) = torch.autograd.grad(norms.sum(), slope)
@@ -150,7 +150,7 @@ def test_crafted_canary_interferes_little_with_unseen_samples(task, trained, cra
 
 @pytest.fixture(scope="module")
 def silent(task, trained):
-    """Examples that the first model predicts as they are labelled, so that their gradients vanish."""
+    """Examples whose labels the first model predicts with certainty, so that their gradients vanish."""
     with torch.no_grad():
         logits = task.model.logits(task.model.split(trained[0]), task.train.inputs, ())
     return Examples(task.train.inputs, logits.softmax(dim=1))
@@ -158,7 +158,7 @@ def silent(task, trained):
 
 @pytest.fixture(scope="module")
 def silent_scores(task, trained, crafted, silent):
-    """20,000 scores of each kind of a canary that nothing interferes with, noise multiplier 0.5, clip norm 3."""
+    """20,000 scores of each kind for a canary without interference, noise multiplier 0.5, clip norm 3."""
     copies = 100
     settings = CanifeSettings(noise_multiplier=0.5, clip_norm=3.0, scores=200, batch_size=4)
     canaries = replace(crafted[0], update=3 * crafted[0].update[:1].expand(copies, -1))
@@ -175,23 +175,23 @@ def silent_scores(task, trained, crafted, silent):
     ]
 
 
-def test_without_interference_scores_are_the_gaussian_mechanism(silent_scores):
+def test_without_interference_scores_follow_the_gaussian_mechanism(silent_scores):
     for scores, mean in zip(silent_scores, (1.0, 0.0), strict=True):
         assert scores.mean() == pytest.approx(mean, abs=4 * 0.5 / math.sqrt(scores.size))
         assert scores.std() == pytest.approx(0.5, rel=4 / math.sqrt(2 * scores.size))
 
 
-def test_epsilon_of_a_silent_round_is_the_analytical_one(silent_scores):
+def test_epsilon_of_a_silent_round_is_the_analytical_epsilon(silent_scores):
     """Gaussians fitted to the scores give the mechanism's epsilon; its slope in the mean sets the tolerance."""
     present, _ = silent_scores
     truth = mechanism_epsilon(0.5, delta=1e-5)
     found = epsilon_estimate(present, null=Gaussian(0.0, 0.5), delta=1e-5, variance="null", confidence=None).epsilon
-    error = 4 / math.sqrt(present.size)  # of the shift 1/z, in units of the scores' std
-    slope = (mechanism_epsilon(0.5 / 1.01, delta=1e-5) - truth) / 0.02  # the shift is 2, and 1 % of it 0.02
+    error = 4 / math.sqrt(present.size)  # error of the shift 1/z, in units of the scores' std
+    slope = (mechanism_epsilon(0.5 / 1.01, delta=1e-5) - truth) / 0.02  # the shift is 2; 1 % of it is 0.02
     assert found == pytest.approx(truth, abs=slope * error)
 
 
-def test_the_published_epsilon_of_a_silent_round_is_that_of_its_error_rates(silent_scores):
+def test_the_published_epsilon_of_a_silent_round_follows_from_its_error_rates(silent_scores):
     """At the threshold with the fewest errors, ½, both rates are Φ(−1/2z): far below the analytical epsilon."""
     found = round_epsilons([scores[None] for scores in silent_scores], delta=1e-5)[0]
     rate = 0.5 * math.erfc(1.0 / math.sqrt(2))
@@ -203,7 +203,7 @@ def test_the_published_epsilon_of_a_silent_round_is_that_of_its_error_rates(sile
 
 
 def test_interference_adds_its_variance_to_the_scores(task, trained):
-    """Of a plain sample as canary: mean and variance over a batch drawn with replacement are those of sums."""
+    """For a plain sample as canary, against the mean and variance of sums over a batch sampled with replacement."""
     gradients, examples = sample_gradients(task.model), softened(task.train, CLASSES)
     vectors = trained[:1].expand(50, -1)
     settings = CanifeSettings(noise_multiplier=0.2, scores=40, batch_size=16, design_steps=0)
@@ -241,12 +241,12 @@ def test_audited_rounds_are_the_first_and_every_hundredth_after_it():
         ({"design_rate": math.nan}, "design_rate must be finite"),
     ],
 )
-def test_bad_settings_are_refused_in_one_line(wrong, message):
+def test_invalid_settings_are_rejected_with_one_line(wrong, message):
     with pytest.raises(ValueError, match=message):
         CanifeSettings(**{"noise_multiplier": 0.2} | wrong)
 
 
-def test_models_with_dropout_are_refused():
+def test_models_with_dropout_are_rejected():
     with pytest.raises(ValueError, match="without dropout"):
         sample_gradients(cnn_dropout(10))
 
@@ -279,15 +279,15 @@ def test_every_run_is_audited_both_ways(task, compared):
 
 
 def test_known_others_scores_follow_the_gaussian_mechanism(compared):
-    """√d times the cosine of a canary with itself under noise is N(1/z, 1), but for the canary's own length."""
+    """√d times the cosine of a canary with itself plus noise is N(1/z, 1), apart from the canary's own length."""
     scores = compared.known_others.flatten() * math.sqrt(compared.dim)
     length = math.sqrt(1 + 1 / (0.04 * compared.dim))
     assert scores.mean() == pytest.approx(5 / length, abs=4 / math.sqrt(scores.size))
     assert scores.std() == pytest.approx(1.0, rel=4 / math.sqrt(2 * scores.size))
 
 
-def test_unobserved_canaries_have_the_maximum_of_as_many_cosines(compared):
-    """The median of the largest of 60 normals is 2.27; rounds that share the data's direction make it smaller."""
+def test_scores_of_unobserved_canaries_are_maxima_over_their_rounds(compared):
+    """The median of the largest of 60 normals is 2.27; the direction that rounds share makes it smaller."""
     median = np.median(compared.unobserved) * math.sqrt(compared.dim)
     error = 1.25 * compared.unobserved.std() * math.sqrt(compared.dim / compared.unobserved.size)
     assert 1.9 < median < 2.27 + 4 * error
@@ -308,10 +308,10 @@ def test_momentum_hides_canaries_from_single_steps(task, plan, compared):
     apart = [np.median(found.observed) / np.median(found.unobserved) for found in (compared, moved)]
     assert apart[1] < apart[0]
     scores = moved.known_others.flatten() * math.sqrt(moved.dim)
-    assert scores.mean() == pytest.approx(5, abs=4 / math.sqrt(scores.size) + 0.01)  # who inverts it is not put off
+    assert scores.mean() == pytest.approx(5, abs=4 / math.sqrt(scores.size) + 0.01)  # with momentum inverted
 
 
-def test_impossible_comparisons_are_refused(task, plan):
+def test_impossible_comparisons_are_rejected(task, plan):
     with pytest.raises(ValueError, match="rounds must be at most 60, one epoch, got 61"):
         train(task, replace(plan, rounds=61))
     with pytest.raises(ValueError, match="the pool must leave one of the 297 held-out examples, got 297"):

@@ -8,15 +8,15 @@ from coalmine import mechanism_epsilon
 from coalmine.simulation.clipping import AdaptiveClipping, FixedClipping, clip_factors
 
 
-def test_clip_shrinks_to_the_norm_and_leaves_the_rest():
+def test_clip_shrinks_long_vectors_and_keeps_short_ones():
     vectors = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0], [0.6, 0.8]])
     clipped = vectors * clip_factors(torch.linalg.vector_norm(vectors, dim=1), 1.0)[:, None]
     torch.testing.assert_close(clipped, torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0], [0.6, 0.8]]))
 
 
 @pytest.mark.parametrize("quantile", [0.3, 0.5])
-def test_an_adaptive_clip_finds_the_quantile(quantile):
-    """Log-normal norms, 100 a round: after the first rounds the clip norm hovers at their quantile."""
+def test_an_adaptive_clip_converges_to_the_quantile(quantile):
+    """100 log-normal norms per round: after the first rounds the clip norm stays near their quantile."""
     norms = np.exp(np.random.default_rng(0).normal(1.0, 0.5, (200, 100)))
     clipping = AdaptiveClipping(0.1, 1.0, quantile=quantile, count_noise=5.0)
     clip_norm, seen = clipping.clip_norm, []
@@ -24,11 +24,11 @@ def test_an_adaptive_clip_finds_the_quantile(quantile):
         generator = torch.Generator().manual_seed(number)
         clip_norm = clipping.next_norm(clip_norm, int((row <= clip_norm).sum()), len(row), generator)
         seen.append(clip_norm)
-    # Noise of a round: std 0.05 in the share; the geometric step averages it, so 100 rounds are known to about 2 %.
+    # A round's share has std 0.05; the geometric step averages it, so 100 rounds determine the norm to about 2 %.
     assert np.mean(np.log(seen[100:])) == pytest.approx(np.log(np.quantile(norms, quantile)), abs=0.06)
 
 
-def test_one_step_is_geometric():
+def test_one_step_of_the_adaptive_clip_is_geometric():
     clipping = AdaptiveClipping(2.0, 0.0, quantile=0.5, rate=0.2, count_noise=1.0)
     step = clipping.next_norm(2.0, 30, 40, torch.Generator())  # without noise: share 0.75
     assert step == pytest.approx(2.0 * math.exp(-0.2 * 0.25))
@@ -46,7 +46,7 @@ def test_update_and_count_noise_compose_to_the_noise_multiplier(noise, count_noi
 def test_the_count_is_noised_with_its_std():
     clipping = AdaptiveClipping(1.0, 1.0, rate=1.0, count_noise=3.0)
     steps = [clipping.next_norm(1.0, 50, 100, torch.Generator().manual_seed(number)) for number in range(2000)]
-    noise = -100 * np.log(steps)  # share less quantile is the noise alone
+    noise = -100 * np.log(steps)  # share minus quantile is the noise
     assert noise.std() == pytest.approx(3.0, rel=4 / math.sqrt(2 * 2000))
     assert abs(noise.mean()) < 4 * 3.0 / math.sqrt(2000)
 

@@ -1,4 +1,4 @@
-"""The CNN's step without autograd, against nn.Module, backward() and torch.optim.SGD."""
+"""The CNN's hand-written step against nn.Module, backward() and torch.optim.SGD."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from coalmine.simulation.models import Model, cnn_dropout
 
 @pytest.fixture
 def pictures() -> Examples:
-    """Noise on the left and one grey on the right, where all four places of a pool are equal."""
+    """Images with noise on the left and uniform grey on the right, where all four inputs of a pool are equal."""
     generator = torch.Generator().manual_seed(3)
     inputs = torch.rand(60, 1, 28, 28, generator=generator)
     inputs[..., 14:] = 0.3
@@ -31,7 +31,7 @@ def batches_of(*sizes: int, batch_size: int = 8) -> Batches:
 
 
 def start(model: Model) -> Tensor:
-    return model.initial(torch.Generator().manual_seed(1)) + 0.01  # biases that are not zero
+    return model.initial(torch.Generator().manual_seed(1)) + 0.01  # nonzero biases
 
 
 def collected(engine: Engine, vector: Tensor, batches: Batches) -> Tensor:
@@ -42,7 +42,7 @@ def collected(engine: Engine, vector: Tensor, batches: Batches) -> Tensor:
 
 
 def plain_updates(vector: Tensor, batches: Batches, pictures: Examples, client: ClientSettings) -> Tensor:
-    """As one writes it; only the masks are those that the model draws for the client's seed."""
+    """The updates by plain PyTorch, with the dropout masks that the model generates for the client's seed."""
     rows = []
     for number, seed in enumerate(batches.dropout_seeds):
         bottom = nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2))
@@ -63,8 +63,8 @@ def plain_updates(vector: Tensor, batches: Batches, pictures: Examples, client: 
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_ragged_clients_train_as_one_at_a_time(momentum, pictures):
-    """In fp64, where rounding puts no activation on the other side of zero and no other place first in its pool."""
+def test_ragged_clients_train_as_if_one_at_a_time(momentum, pictures):
+    """In fp64, where rounding changes neither the sign of an activation nor the maximum of a pool."""
     pictures = Examples(pictures.inputs.double(), pictures.labels)
     client = ClientSettings(learning_rate=0.1, momentum=momentum, batch_size=8)
     vector, batches = start(cnn_dropout()).double(), batches_of(3, 17, 0)
@@ -74,7 +74,7 @@ def test_ragged_clients_train_as_one_at_a_time(momentum, pictures):
 
 
 def test_memory_format_does_not_change_the_step(pictures):
-    """In fp32, where the library's own kernels do the work, with as many numbers right as they have."""
+    """In fp32, with the library's own kernels, to their precision."""
     client = ClientSettings(learning_rate=0.05)
     vector, batches = start(cnn_dropout()), batches_of(16, batch_size=16)
     engine = OneByOne(cnn_dropout(), pictures, client, step=convolutional_step)
@@ -85,8 +85,8 @@ def test_memory_format_does_not_change_the_step(pictures):
     torch.testing.assert_close(collected(engine, vector, batches), expected, rtol=1e-3, atol=1e-6)
 
 
-def test_which_process_trains_a_client_has_no_effect(pictures):
-    """Bit for bit, and every update in its client's row though the longest are trained first."""
+def test_updates_do_not_depend_on_the_process_that_trains_a_client(pictures):
+    """Bit for bit, with every update in its client's row although the largest clients train first."""
     model, client = cnn_dropout(), ClientSettings(learning_rate=0.05, batch_size=8)
     vector, batches = start(model), batches_of(3, 17, 9, 20)
     engine = Processes(model, pictures, client, jobs=2, memory_limit=1, step=convolutional_step)

@@ -51,7 +51,7 @@ def test_fraction_of_clients_is_rounded_down_in_decimal():
             assert settings.with_count(clients).count == math.floor(Decimal(hundredths) / 100 * clients)
 
 
-def test_a_fraction_of_too_few_clients_is_refused():
+def test_a_fraction_of_too_few_clients_is_rejected():
     with pytest.raises(
         ValueError, match=r"canaries.replace_fraction 0.1 of 99 clients must be at least 10 canaries, got 9; use a"
     ):
@@ -130,7 +130,7 @@ def test_unavailable_device_is_rejected():
     assert EngineSettings(jobs=3).resolved().jobs == 3
 
 
-def test_a_secret_seed_stays_in_its_file(tmp_path):
+def test_a_secret_seed_is_not_copied_from_its_file(tmp_path):
     secret = "0123456789abcdef0123456789abcdeX"
     path = tmp_path / "seed"
     path.write_text(secret + "\n")

@@ -1,4 +1,4 @@
-"""The loop against Algorithms 2 and 3 written out, and the audit of what it trains."""
+"""The training loop against a plain version of Algorithms 2 and 3, and its audit."""
 
 import dataclasses
 import os
@@ -45,7 +45,7 @@ def trained(settings: RunConfig, steps: Steps | None = None) -> tuple[Training, 
 
 @pytest.mark.parametrize("divide_by", ["actual", "expected"])
 def test_rounds_follow_algorithm_2(divide_by):
-    """θ ← θ + η(Σ Clip(τ_j(θ)) + Σ Proj(c_i) + Z)/n, every client and canary on its own, in float64."""
+    """θ ← θ + η(Σ Clip(τ_j(θ)) + Σ Proj(c_i) + Z)/n, one client and canary at a time, in float64."""
     settings = config(rounds=3, privacy={"divide_by": divide_by}, server={"learning_rate": 0.8}, canaries={"count": 40})
     training, found = trained(settings)
     audit, task, clip_norm = training.audit, training.task, settings.privacy.clip_norm
@@ -70,7 +70,7 @@ def test_rounds_follow_algorithm_2(divide_by):
 
 
 def test_examples_train_by_the_mean_of_their_clipped_gradients():
-    """DP-SGD: θ ← θ − η(Σ Clip(∇ℓ_j) − Σ canaries)/n, each gradient by autograd on its own; n is the expected number."""
+    """DP-SGD: θ ← θ − η(Σ Clip(∇ℓ_j) − Σ canaries)/n, one gradient at a time by autograd; n is the expected number."""
     settings = config("example", rounds=2, privacy={"noise_multiplier": 0.0}, canaries={"count": 20})
     training, found = trained(settings)
     model, data, clip_norm = training.task.model, training.task.train, settings.privacy.clip_norm
@@ -98,7 +98,7 @@ def test_noise_has_its_std_and_is_independent_in_every_round():
     torch.testing.assert_close(first, gaussian_noise(0.3, like, torch_stream(1, "noise", 1)))
 
 
-def test_same_config_same_run_and_another_seed_another():
+def test_runs_are_determined_by_config_and_seed():
     first, second, other = (trained(config(rounds=3, seed=seed))[1] for seed in (1, 1, 2))
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
@@ -118,8 +118,8 @@ def test_same_config_same_run_and_another_seed_another():
     ],
     ids=["spread", "four times", "adaptive", "adam", "momentum", "limited", "as clients", "sphere"],
 )
-def test_known_others_estimate_meets_the_analytical_epsilon(changes, presentations):
-    """The mean score is √R/z_Δ to its standard error: the canaries' own, and that of the null's scale."""
+def test_known_others_recovers_the_analytical_epsilon(changes, presentations):
+    """The mean score is √R/z_Δ within its standard error, which includes that of the null's scale."""
     outcome = simulate(config(**changes))
     row = outcome.result.adversaries["known-others"].headline
     assert row.presentations == presentations == outcome.presentations
@@ -134,7 +134,7 @@ def test_known_others_estimate_meets_the_analytical_epsilon(changes, presentatio
 
 
 def noise_for(epsilon: float, delta: float) -> float:
-    """The noise multiplier of the Gaussian mechanism with this epsilon: Pr(loss > ε) by its two tails, solved for z."""
+    """The noise multiplier of the Gaussian mechanism with this epsilon: its two tails, solved for z."""
 
     def excess(z: float) -> float:
         return float(norm.cdf(0.5 / z - epsilon * z) - np.exp(epsilon + norm.logcdf(-0.5 / z - epsilon * z)) - delta)
@@ -143,13 +143,13 @@ def noise_for(epsilon: float, delta: float) -> float:
 
 
 @pytest.mark.parametrize("presentations", [1, 4])
-def test_the_shares_of_an_adaptive_clip_compose_to_the_whole(presentations):
-    """What is written of updates and count, taken back to noise: 1/z² of both add up to R/z² of the run."""
+def test_updates_and_count_of_an_adaptive_clip_compose_to_the_total_epsilon(presentations):
+    """The reported epsilons of updates and count, converted back to noise: their 1/z² add up to R/z² of the run."""
     privacy = {"clipping": "adaptive", "noise_multiplier": 1.5, "count_noise": 2.0}
     outcome = simulate(config(privacy=privacy, canaries={"presentations": [presentations]}))
     written = outcome.extra()
     shares = [noise_for(written[name], 1e-6) ** -2 for name in ("update_epsilon", "count_epsilon")]
-    assert shares[1] == pytest.approx(presentations / (2 * 2.0) ** 2, rel=1e-6)  # a person moves the count by ½
+    assert shares[1] == pytest.approx(presentations / (2 * 2.0) ** 2, rel=1e-6)  # a client changes the count by ½
     assert sum(shares) == pytest.approx(presentations / 1.5**2, rel=1e-6)
     assert sum(shares) ** -0.5 == pytest.approx(noise_for(outcome.analytical, 1e-6), rel=1e-6)
 
@@ -165,7 +165,7 @@ def test_fixed_clip_has_no_count_and_a_noiseless_count_has_multiplier_zero():
     ("changes", "times"),
     [
         ({"clients_per_round": 50}, 3),
-        ({"clients_per_round": 150}, 6),  # two rounds an epoch: 150, and the 50 who are left
+        ({"clients_per_round": 150}, 6),  # two rounds per epoch: 150 clients, then the remaining 50
         ({"clients_per_round": 150, "kind": "fixed"}, 9),
         ({"clients_per_round": 150, "kind": "poisson"}, 9),
         ({"clients_per_round": 60, "kind": "limited", "separation": 3}, 4),
@@ -174,7 +174,7 @@ def test_fixed_clip_has_no_count_and_a_noiseless_count_has_multiplier_zero():
 )
 @pytest.mark.parametrize("pattern", ["spread", "clients", "replace"])
 def test_client_rounds_match_the_sampled_rounds(changes, times, pattern):
-    """On average over the clients, counted in the rounds that were drawn."""
+    """Average over the clients, counted in the sampled rounds."""
     cheap = {"max_examples_per_client": 1}
     settings = config(task=cheap, participation=changes, canaries={"pattern": pattern, "count": 40})
     outcome = simulate(settings)
@@ -187,13 +187,13 @@ def test_client_rounds_match_the_sampled_rounds(changes, times, pattern):
 
 
 @pytest.mark.parametrize("pattern", ["spread", "clients"])
-def test_client_rounds_are_counted_from_a_file_of_rounds(tmp_path, pattern):
-    """Client 7 in 9 of 12 rounds of ten, the others in far fewer; clients_per_round, 50, says nothing."""
+def test_client_rounds_are_counted_from_a_rounds_file(tmp_path, pattern):
+    """Client 7 is in 9 of 12 rounds of ten clients, the others in far fewer; clients_per_round, 50, is ignored."""
     drawn = [np.random.default_rng(number).choice(np.arange(10, 200), 9, replace=False) for number in range(20)]
     rounds = [np.append(present, 7) if number < 9 else present for number, present in enumerate(drawn)]
-    rounds[12:] = [np.array([3]) for _ in rounds[12:]]  # after the run's last
+    rounds[12:] = [np.array([3]) for _ in rounds[12:]]  # after the last round of the run
     if pattern == "clients":
-        rounds = [np.append(present, 200 + np.arange(100)) for present in rounds]  # every canary always
+        rounds = [np.append(present, 200 + np.arange(100)) for present in rounds]  # every canary in every round
     write_rounds(tmp_path / "rounds.txt", rounds, clients=200)
     named = {"kind": "file", "rounds_file": str(tmp_path / "rounds.txt")}
     outcome = simulate(config(participation=named, canaries={"pattern": pattern, "count": 100}))
@@ -210,23 +210,23 @@ def test_fraction_and_equal_count_give_the_same_run():
         for given in ({"replace_fraction": 0.25}, {"count": 50})
     )
     assert share.extra() == number.extra()
-    assert not share.extra().keys() & share.result.to_dict().keys()  # else result.json would have one of them
+    assert not share.extra().keys() & share.result.to_dict().keys()  # otherwise result.json would lose one of them
     assert share.result.to_dict() == number.result.to_dict()
     assert (share.config.canaries.count, share.population) == (50, 200)
 
 
-def test_example_level_meets_the_analytical_epsilon_too():
+def test_example_level_recovers_the_analytical_epsilon():
     outcome = simulate(config("example"))
     row = outcome.result.adversaries["known-others"].headline
     assert row.estimate.mean == pytest.approx(2.0, abs=4 * np.sqrt(1 / 300 + 4 / (2 * 9310)))
 
 
-def test_groups_of_presentations_answer_in_one_run():
+def test_one_run_has_a_row_for_each_group_of_presentations():
     rows = simulate(config(canaries={"presentations": [1, 4]})).result.adversaries["known-others"].rows
     assert {row.presentations: row.canaries for row in rows} == {1: 150, 4: 150}
 
 
-def test_without_noise_the_run_ends_with_no_analytical_epsilon():
+def test_a_run_without_noise_has_no_analytical_epsilon():
     outcome = simulate(config(privacy={"noise_multiplier": 0.0}))
     assert outcome.analytical == np.inf
     assert outcome.if_claimed is None
@@ -247,7 +247,7 @@ WEIGHTED = Steps(weigh=lambda examples: examples / 7.5)
     [(Steps(), "PASS"), (HALF_NOISE, "VIOLATION"), (NO_CLIP, "VIOLATION"), (WEIGHTED, "VIOLATION")],
     ids=["honest", "half the noise", "clip forgotten", "weighted by examples"],
 )
-def test_a_faulty_step_is_caught(steps, verdict):
+def test_a_faulty_step_is_detected(steps, verdict):
     outcome = simulate(config(claim={"analytical": True}), steps=steps)
     assert outcome.result.verdict is not None
     assert outcome.result.verdict.outcome == verdict
@@ -259,8 +259,8 @@ def test_honest_clip_reduces_canaries_to_the_clip_norm():
     assert clip_factors(torch.tensor([5.0]), 0.5).item() == pytest.approx(0.1)
 
 
-def test_canaries_count_in_the_adaptive_quantile_as_clients_do():
-    """All canaries send more than the clip norm, so with nothing else the norm grows by exp(rate · quantile) a round."""
+def test_canaries_count_in_the_adaptive_quantile_like_clients():
+    """All canaries exceed the clip norm, so without clients the norm grows by exp(rate · quantile) per round."""
     settings = config(
         rounds=2,
         privacy={"noise_multiplier": 0.0, "clipping": "adaptive", "clip_norm": 1e-4},
@@ -290,7 +290,7 @@ def test_too_many_canaries_for_an_adaptive_clip_give_a_warning(canaries, says, c
 
 
 def test_memory_does_not_grow_with_absent_clients():
-    """Peak memory of whole runs over 1,000 and 100,000 virtual clients; the latter's examples alone were 5.3 MiB."""
+    """Peak memory of whole runs with 1,000 and 100,000 virtual clients; the latter's examples alone would take 5.3 MiB."""
     small, large = (_peak_memory(clients) for clients in (1_000, 100_000))
     assert large - small < 4 * 2**20
 

@@ -1,4 +1,4 @@
-"""Whole runs on a CUDA device: resumed, within the tolerance of docs/how-to/training.md, and on one stream alone."""
+"""Whole runs on a CUDA device: resumed, within the tolerance of docs/how-to/training.md, and on a single stream."""
 
 import os
 from dataclasses import replace
@@ -25,7 +25,7 @@ from coalmine.simulation.dp_fedavg import Training
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DATA = Path(os.environ.get("COALMINE_DATA_DIR", "missing"))
 DEVICE = "cuda"
-MODEL, EPSILON = 1e-4, 1e-3  # relative, as docs/how-to/training.md has it
+MODEL, EPSILON = 1e-4, 1e-3  # relative tolerances of docs/how-to/training.md
 
 
 def config(task: str) -> RunConfig:
@@ -73,7 +73,7 @@ def test_resume_after_stop_gives_identical_results(task, tmp_path):
 
 
 def trained(settings: RunConfig, *, plainly: bool):
-    """The final model and the audit's rounds; plainly: on one stream, every round measured at once."""
+    """The final model and the audit's rounds; `plainly` uses one stream and measures every round at once."""
     with runs.prepared(settings, None, None) as training:
         if plainly:
             training.audit._deferred = False
@@ -85,7 +85,7 @@ def trained(settings: RunConfig, *, plainly: bool):
 
 
 def test_parallel_work_does_not_change_results(task, monkeypatch):
-    """Canaries and noise on a second stream, and the audit beside the next round: same models, same cosines."""
+    """Canaries and noise on a second stream, and the audit during the next round, give the same models and cosines."""
     settings = replace(config(task), engine=config(task).engine.resolved())
     (model, noted), (again, _) = (trained(settings, plainly=False) for _ in range(2))
     monkeypatch.setattr(Training, "_begin_beside", lambda self, work: work)

@@ -18,7 +18,7 @@ from coalmine.simulation.engines.plain.one_by_one import OneByOne
 from coalmine.simulation.engines.plain.vectorized import VectorizedTogether
 from coalmine.simulation.models import Model, cnn_dropout, mlp
 
-SIZES = (1, 33, 5, 16, 17, 0, 50)  # examples of each client: less than a batch, a whole one, a few, and nothing
+SIZES = (1, 33, 5, 16, 17, 0, 50)  # examples of each client: less than a batch, exactly one, several, and none
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def collected(engine: Engine, vector: Tensor, batches: Batches) -> Tensor:
 
 
 def plain_updates(vector: Tensor, batches: Batches, examples: Examples, client: ClientSettings) -> Tensor:
-    """The oracle for mlp(6, 8, 5, 4), whose weights are nn.Linear's transposed."""
+    """The oracle for mlp(6, 8, 5, 4), whose weights are transposed relative to nn.Linear."""
     rows = []
     for client_number in range(len(batches)):
         net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 4))
@@ -72,18 +72,18 @@ ENGINES = {
 
 
 @pytest.mark.parametrize(("name", "momentum"), [(name, momentum) for name in ENGINES for momentum in (0.0, 0.9)][:-1])
-def test_ragged_clients_train_as_one_at_a_time(name, momentum, examples):
+def test_ragged_clients_train_as_if_one_at_a_time(name, momentum, examples):
     client = ClientSettings(learning_rate=0.5, momentum=momentum)
     model = mlp(6, 8, 5, 4)
     vector = model.initial(torch.Generator().manual_seed(1)) + 0.1
     batches = ragged_batches()
     found = collected(ENGINES[name](model, examples, client), vector, batches)
     torch.testing.assert_close(found, plain_updates(vector, batches, examples, client), rtol=1e-4, atol=1e-6)
-    assert not found[5].any()  # nothing to train on, nothing sent
+    assert not found[5].any()  # a client without examples sends zeros
 
 
 @pytest.mark.parametrize("kind", [DenseTogether, VectorizedTogether])
-def test_a_memory_limit_changes_the_chunks_and_not_the_updates(kind, examples):
+def test_a_memory_limit_changes_the_chunks_but_not_the_updates(kind, examples):
     model, client, batches = mlp(6, 8, 5, 4), ClientSettings(), ragged_batches()
     vector = model.initial(torch.Generator().manual_seed(1))
     small = kind(model, examples, client, memory_limit=2.1 * _bytes_each(kind, model, examples) / 2**30)
@@ -94,7 +94,7 @@ def test_a_memory_limit_changes_the_chunks_and_not_the_updates(kind, examples):
 
 
 def _bytes_each(kind: type, model: Model, examples: Examples) -> float:
-    """From how many clients an engine takes into a GiB."""
+    """Memory per client, from the number of clients that an engine fits into a GiB."""
     return 2**30 / kind(model, examples, ClientSettings(), memory_limit=1).chunk
 
 
@@ -117,7 +117,7 @@ def test_the_cnn_drops_the_same_activations_in_every_engine(pictures):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_hand_written_cnn_step_matches_autograd(momentum, pictures):
-    """Ragged clients, several steps, chunks of two clients; in fp64, where no activation is on both sides of zero."""
+    """Ragged clients, several steps, chunks of two clients, in fp64, where rounding changes no activation's sign."""
     pictures = Examples(pictures.inputs.double(), pictures.labels)
     model = cnn_dropout()
     client = ClientSettings(learning_rate=0.1, momentum=momentum, batch_size=8)
@@ -129,7 +129,7 @@ def test_hand_written_cnn_step_matches_autograd(momentum, pictures):
     torch.testing.assert_close(collected(written, vector, batches), alone, rtol=1e-6, atol=1e-8)
 
 
-def test_the_cnn_is_the_papers(pictures):
+def test_the_cnn_matches_the_papers(pictures):
     """320 + 18,496 + 1,179,776 + 1,290 parameters, and the logits of the same network from torch.nn."""
     model = cnn_dropout()
     assert [size for _, size in model.sizes] == [288, 32, 18432, 64, 1179648, 128, 1280, 10]
@@ -151,7 +151,7 @@ def test_dropout_masks_keep_the_mean():
 
 
 def test_dropout_masks_of_clients_steps_and_layers_are_uncorrelated():
-    """And one client's are the same alone, beside others, and in a smaller batch."""
+    """A client's masks are the same alone, among others, and in a smaller batch."""
     model, seeds = cnn_dropout(), torch.tensor([5, 6, 2**61 + 3, 5 + 2**33])
     first, dense = model.masks(seeds, 0, 16)
     later = model.masks(seeds, torch.tensor([1]), 16)[0]
@@ -199,7 +199,7 @@ def test_killed_training_process_is_reported(examples):
         collected(engine, vector, ragged_batches())
 
 
-def test_batches_hold_every_example_once_an_epoch():
+def test_batches_contain_every_example_once_per_epoch():
     owned = [np.arange(10, 17), np.arange(40, 41), np.arange(0)]
     batches = draw_batches(owned, epochs=3, batch_size=3, rng=np.random.default_rng(0))
     assert batches.counts[0].tolist() == [3, 3, 1] * 3

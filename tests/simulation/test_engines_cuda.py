@@ -1,4 +1,4 @@
-"""Engines on a CUDA device against autograd in fp64; benchmarks/rounds_cuda.py takes the time."""
+"""Engines on a CUDA device against autograd in fp64; benchmarks/rounds_cuda.py measures the time."""
 
 import numpy as np
 import pytest
@@ -28,10 +28,10 @@ def _error(found, expected):
     return float(((found - expected).norm(dim=1) / expected.norm(dim=1)).max())
 
 
-# A few times what rounding alone does to these very clients on a CPU: 1.6e-5 in fp32, 4.5e-4 with factors cut to tf32.
+# A few times the rounding error of the same clients on a CPU: 1.6e-5 in fp32, 4.5e-4 with factors rounded to tf32.
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("tf32", 5e-3)])
 def test_lstm_engine_on_cuda_matches_one_by_one(precision, tolerance):
-    """Ragged clients with several steps, twice, since the second time is another path for many things on a GPU."""
+    """Ragged clients with several steps, twice, because a second call takes different code paths on a GPU."""
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(1, 204, (150, 21), generator=generator)
     tokens[torch.arange(21) > torch.randint(1, 21, (150,), generator=generator).unsqueeze(1)] = 0
@@ -45,10 +45,10 @@ def test_lstm_engine_on_cuda_matches_one_by_one(precision, tolerance):
         assert _error(_collected(engine, vector, batches), expected) < tolerance
 
 
-# The same for the CNN: 1.8e-5 and 4.7e-2, where the tf32 of a few pixels tips a ReLU or a pool.
+# The same for the CNN: 1.8e-5 and 4.7e-2, where tf32 changes the result of a ReLU or a pool for a few pixels.
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("tf32", 0.15)])
 def test_cnn_engine_on_cuda_matches_one_by_one(precision, tolerance):
-    """Smooth pictures, on which rounding tips no ReLU and no pool over the edge, or hardly any."""
+    """Smooth images, on which rounding changes hardly any ReLU or pool."""
     generator = torch.Generator().manual_seed(3)
     coarse = torch.rand(100, 1, 7, 7, generator=generator)
     images = torch.nn.functional.interpolate(coarse, size=(28, 28), mode="bicubic").cuda()

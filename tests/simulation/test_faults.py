@@ -1,4 +1,4 @@
-"""Every fault of the table is caught as it says, with a real signal as large as the noise; three seeds each."""
+"""Every fault is detected as its table states, under a real signal as large as the noise; three seeds each."""
 
 import math
 from dataclasses import replace
@@ -24,7 +24,7 @@ ROUNDS = range(1, selftest_config(1).rounds + 1)
 FAULTS = {fault.name: fault for fault in SIGNATURES}
 UNSEEN = [name for name, fault in FAULTS.items() if fault.reason]
 DETECTABLE = [name for name, fault in FAULTS.items() if fault.detectable]
-UNREFUTED = [  # faults that no measurement proves to cost privacy: a gauge bars the PASS
+UNREFUTED = [  # no measurement proves a loss of privacy, but a gauge prevents a PASS
     "noise-times-n", "coin-flips", "uniform-noise", "truncated-noise", "coarse-grid", "laplace-noise",
     "noise-in-subspace", "others-wrong",
 ]  # fmt: skip
@@ -33,7 +33,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "evidence"
 
 @pytest.fixture(scope="module")
 def trials():
-    """Each run is made once, when the first test asks for it."""
+    """Make each run once, when the first test needs it."""
     made = {}
 
     def get(name):
@@ -52,7 +52,7 @@ def test_an_honest_run_passes(trials):
 
 
 def test_the_real_signal_is_longer_than_the_noise_in_every_round(trials):
-    """So the faults are caught under dilution; 1.41 is the noise gauge of a signal as long as the noise."""
+    """So the faults are detected under dilution; 1.41 is the noise gauge of a signal as long as the noise."""
     for trial in trials("honest"):
         assert len(trial.signal) == len(ROUNDS)
         assert min(trial.signal) >= 1
@@ -61,7 +61,7 @@ def test_the_real_signal_is_longer_than_the_noise_in_every_round(trials):
 
 
 @pytest.mark.parametrize("name", DETECTABLE)
-def test_a_detectable_fault_is_caught_as_its_signature_says(trials, name):
+def test_a_detectable_fault_has_its_signature(trials, name):
     for trial in trials(name):
         seen = evidence_of(trial.result)
         assert set(FAULTS[name].moves) <= seen, (trial.seed, seen)
@@ -85,7 +85,7 @@ def test_faults_that_prove_no_loss_of_privacy_are_underpowered_and_name_the_gaug
         assert any(word.endswith(" gauge") for word in evidence(trial.result))
 
 
-def test_laplace_noise_is_never_a_pass(trials):
+def test_laplace_noise_never_passes(trials):
     for trial in trials("laplace-noise"):
         assert trial.outcome != "PASS"
         assert {"shape gauge", "distribution gauge"} <= set(evidence(trial.result))
@@ -101,7 +101,7 @@ def test_wrong_others_of_an_honest_run_are_named_with_their_factor(trials):
 
 
 def test_incomplete_others_keep_the_length_of_the_residual(trials):
-    """So the length alone would pass; that `others` is still in the residual does not."""
+    """The length alone would pass, but `others` is still detected in the residual."""
     for trial in trials("others-incomplete"):
         assert gauge(trial, "residual").status == gauge(trial, "pooled residual").status == "ok"
         assert gauge(trial, "others").status == "warning"
@@ -109,7 +109,7 @@ def test_incomplete_others_keep_the_length_of_the_residual(trials):
 
 
 def test_lost_canaries_keep_the_mean_score_below_the_claim(trials):
-    """Half of them at √2 times the claimed score: the mean is 0.71 of it, and the scores spread too much."""
+    """Half of them have √2 times the claimed score: the mean is 0.71 of the claim, and the scores spread too much."""
     for trial in trials("canaries-lost"):
         row = trial.result.adversaries["known-others"].headline.estimate
         assert row.mean == pytest.approx(math.sqrt(2) / 0.8 / 2, abs=4 * 1.35 / math.sqrt(1000))
@@ -123,7 +123,7 @@ def test_noise_missing_in_the_last_rounds_is_located_there(trials):
 
 
 def drawn(name, rounds=4):
-    """The noise of a few rounds in units of the claimed std; every round has its own stream."""
+    """The noise of a few rounds in units of the claimed std; every round has its own generator."""
     steps, like = STEPS[name](), torch.zeros(9610)
     return torch.stack([steps.noise(0.5, like, torch.Generator().manual_seed(7 + i)) for i in range(rounds)]) / 0.5
 
@@ -136,13 +136,13 @@ LAWS = [
 
 @pytest.mark.parametrize("name", LAWS)
 def test_noise_of_a_broken_law_has_the_claimed_standard_deviation(name):
-    """Five standard errors; correlated coordinates and heavy tails make those at most √5 times a Gaussian's."""
+    """Within five standard errors, which correlations and heavy tails increase to at most √5 times a Gaussian's."""
     noise = drawn(name)
     assert noise.shape == (4, 9610)
     assert float(noise.square().mean()) == pytest.approx(1, abs=5 * math.sqrt(5 * 2 / noise.numel()))
 
 
-def test_broken_noise_laws_match_their_names():
+def test_broken_noise_has_the_law_of_its_name():
     assert drawn("coin-flips").unique().tolist() == [-1, 1]
     assert float(drawn("uniform-noise").abs().max()) == pytest.approx(math.sqrt(3), rel=1e-3)
     within_one = math.sqrt(1 - 2 * math.exp(-0.5) / math.sqrt(2 * math.pi) / math.erf(1 / math.sqrt(2)))
@@ -154,21 +154,21 @@ def test_broken_noise_laws_match_their_names():
     assert float(drawn("laplace-noise").pow(4).mean()) == pytest.approx(6, abs=5 * 50 / math.sqrt(4 * 9610))
 
 
-def test_shared_draws_are_shared():
+def test_faults_with_shared_noise_repeat_it():
     keyed, pairs = drawn("noise-key-reused", rounds=1)[0], drawn("noise-in-pairs", rounds=1)[0]
     weight, bias = keyed[:8192], keyed[8192 : 8192 + 128]
     assert torch.equal(weight[:128], bias)
     assert torch.equal(keyed[8320 : 8320 + 1280], weight[:1280])
     assert torch.equal(pairs[::2], pairs[1::2])
     within = drawn("noise-pieces-from-pool", rounds=1)[0]
-    assert len(within.unique()) < 0.8 * len(within)  # a pool of the model's size leaves out a share of 1/e
+    assert len(within.unique()) < 0.8 * len(within)  # sampling from a pool of the model's size misses a share of 1/e
     across = drawn("noise-from-pool", rounds=2)
     assert len(across[0].unique()) > 0.99 * 9610
     assert len(across.unique()) < 0.9 * 2 * 9610
 
 
-def test_subspace_is_the_same_in_every_round():
-    """A projection: half of the energy of a fixed vector lies in it, so rounds are twice as alike as in all dimensions."""
+def test_noise_in_a_subspace_uses_the_same_subspace_in_every_round():
+    """Half the energy of a fixed vector lies in the subspace, so rounds are twice as similar as in all dimensions."""
     unit = torch.nn.functional.normalize(drawn("noise-in-subspace", rounds=60), dim=1)
     cosines = (unit @ unit.T)[*torch.triu_indices(60, 60, 1)]
     assert float(9610 * cosines.square().mean()) == pytest.approx(2, abs=5 * 2 * math.sqrt(2 / len(cosines)))
@@ -176,7 +176,7 @@ def test_subspace_is_the_same_in_every_round():
 
 @pytest.mark.parametrize("name", UNSEEN)
 def test_undetectable_faults_are_listed_as_undetected(trials, name):
-    """The fault is there, for the clients' part is another than honest training's; no canary is the wiser for it."""
+    """The clients' part differs from honest training, so the fault is real, but no canary detects it."""
     assert not FAULTS[name].detectable
     for trial, honest in zip(trials(name), trials("honest"), strict=True):
         assert trial.signal != honest.signal
@@ -184,13 +184,13 @@ def test_undetectable_faults_are_listed_as_undetected(trials, name):
         assert trial.outcome == "PASS"
 
 
-def test_unseen_rows_match_the_table():
+def test_undetectable_rows_match_the_table():
     assert UNSEEN == ["one-client-twice", "clip-forgotten-at-scale-1", "weighted-mean-declared"]
     assert [name for name, fault in FAULTS.items() if not fault.detectable] == ["honest", *UNSEEN]
 
 
-def test_weights_by_examples_are_hidden_by_the_weight_that_canaries_declare():
-    """Largest: a canary counts what the largest client counts. Mean: clients count the same, and canaries 1."""
+def test_weights_by_examples_are_hidden_by_the_canaries_declared_weight():
+    """Largest: a canary weighs as much as the largest client. Mean: clients keep their weights, and canaries weigh 1."""
     examples, largest = torch.arange(1, 201), torch.full((100,), 200.0)
     declared, hidden = (STEPS[name]() for name in ("weighted-by-examples", "weighted-mean-declared"))
     torch.testing.assert_close(declared.weigh(examples), hidden.weigh(examples))
@@ -200,7 +200,7 @@ def test_weights_by_examples_are_hidden_by_the_weight_that_canaries_declare():
 
 
 def test_without_others_fewer_rungs_remain(trials):
-    """The second table: no residual or layer gauges, a noise gauge full of signal, and known-round confirms nothing."""
+    """The second table: no residual or layer gauges, a noise gauge dominated by signal, and no PASS from known-round."""
     for trial in trials("small-tensor-without-noise"):
         assert trial.caught
         assert evidence(trial.blind) == []
@@ -234,8 +234,8 @@ def test_noise_on_one_layer_is_refuted_and_the_gauges_name_the_layer(trials):
         ("dense1.weight dense2.weight dense2.bias", "small-tensor-without-noise"),
     ],
 )
-def test_noise_that_is_missing_on_layers_is_named_so_whichever_they_are(monkeypatch, trials, noisy, likely):
-    """Noise on few coordinates has residuals that are alike by chance: that is not the same noise again."""
+def test_noise_missing_on_any_layers_is_named(monkeypatch, trials, noisy, likely):
+    """Noise on few coordinates has similar residuals by chance: that is not reused noise."""
     layers = trials("honest")[0].result.settings.layers
     mask = torch.cat([torch.full((size,), float(name in noisy.split())) for name, size in layers])
     steps = Steps(noise=lambda *arguments: gaussian_noise(*arguments) * mask)
@@ -246,14 +246,14 @@ def test_noise_that_is_missing_on_layers_is_named_so_whichever_they_are(monkeypa
 
 
 @pytest.mark.parametrize(("cosine", "named"), [(0.98, True), (-0.08, False)])
-def test_little_noise_repeats_only_where_its_rounds_are_nearly_the_same(cosine, named):
+def test_little_noise_is_called_reused_only_if_rounds_are_nearly_equal(cosine, named):
     gauges = {name: outside("low") for name in ("residual", "difference")}
     result = made(shown("known-others") | {"gauges": gauges | {"repeat": outside("low") | {"smallest": cosine}}})
     assert ("repeat" in evidence_of(result)) == named
     assert ("noise-reused" in names(likely_faults(result))) == named
 
 
-def test_margin_is_the_reading_that_detected_the_fault(trials):
+def test_margin_is_the_value_that_detected_the_fault(trials):
     for trial in trials("small-tensor-without-noise"):
         assert evidence(trial.result) == ["layer dense2.bias gauge", "bare coordinates gauge"]
         margin = margin_of(trial, "layer dense2.bias gauge")
@@ -280,8 +280,8 @@ def test_margin_is_the_reading_that_detected_the_fault(trials):
 
 
 @pytest.mark.parametrize("name", DETECTABLE)
-def test_flagged_gauge_reads_outside_its_limits(trials, name):
-    """Or, where only all rounds together prove that noise is missing, it is what is left of the noise."""
+def test_a_flagged_gauge_is_outside_its_limits(trials, name):
+    """If only all rounds together prove that noise is missing, its value is the remaining share of the noise."""
     for trial in trials(name):
         assert [margin.by for margin in margins(trial.result)] == evidence(trial.result)
         for margin in margins(trial.result):
@@ -298,7 +298,7 @@ def test_flagged_gauge_reads_outside_its_limits(trials, name):
                     assert margin.reading < low or margin.reading > high, margin
 
 
-def test_the_page_has_a_row_and_a_picture_of_every_fault():
+def test_the_page_has_a_row_and_a_plot_of_every_fault():
     page = (DOCS / "faults.md").read_text()
     rows = [line.split(" | ")[:2] for line in page.splitlines() if line.startswith("| ")][1:]
     runs = rows[0][1]
@@ -312,7 +312,7 @@ def test_the_page_has_a_row_and_a_picture_of_every_fault():
 
 @pytest.fixture(scope="module")
 def rounds():
-    """Of each round of a run: the average of what came in, the model delta without its noise, and the clip norm."""
+    """Each round's average of incoming updates, its model delta without noise, and its clip norm."""
     made = {}
 
     def get(name):
@@ -337,7 +337,7 @@ def rounds():
 
 
 def test_clip_after_averaging_is_active_in_every_round(rounds):
-    """The average is longer than the clip norm, and is brought to it; single updates are left as they were sent."""
+    """The average exceeds the clip norm and is shortened to it; single updates are not clipped."""
     assert len(rounds("clip-after-averaging")) == len(ROUNDS)
     for mean, released, clip_norm in rounds("clip-after-averaging"):
         assert torch.linalg.vector_norm(mean) > 1.2 * clip_norm
@@ -346,7 +346,7 @@ def test_clip_after_averaging_is_active_in_every_round(rounds):
 
 
 def test_forgotten_clip_differs_from_clip_after_averaging(rounds, trials):
-    """They start from the same updates and release different deltas; only one of them leaves more than noise behind."""
+    """They start from the same updates and release different deltas; only one of them has a residual beyond the noise."""
     (mean, forgotten, _), (same_mean, clipped, _) = (
         rounds(name)[0] for name in ("clip-forgotten", "clip-after-averaging")
     )
@@ -363,15 +363,15 @@ def test_forgotten_clip_differs_from_clip_after_averaging(rounds, trials):
 
 
 def test_forgotten_clip_is_not_detected_by_canaries_at_the_clip_norm(monkeypatch):
-    """Why canaries are sent at ten times the clip norm: at once it, there is nothing to clip."""
+    """This is why canaries are sent at ten times the clip norm: at the clip norm itself, nothing is clipped."""
     config = selftest_config(1)
     shy = replace(config, canaries=replace(config.canaries, scale=1.0))
     monkeypatch.setattr(faults, "selftest_config", lambda seed: shy)
     assert evidence(try_fault(FAULTS["clip-forgotten"], 1).result) == []
 
 
-def test_a_run_has_its_signature_whether_or_not_it_shows_what_it_may():
-    """Noise after Adam leaves traces in the residuals of some runs; a clip after averaging also lifts known-round."""
+def test_optional_evidence_does_not_change_a_signature():
+    """Noise after Adam shows in the residuals of some runs; a clip after averaging sometimes also raises known-round."""
     for extra in ([], ["repeat"], ["high residual"], ["repeat", "high residual"]):
         assert "noise-after-adam" in names(likely_faults(result_with("known-others", *extra)))
     found = likely_faults(result_with("known-others", "known-round", "repeat", "high residual"))
@@ -393,13 +393,13 @@ def names(found):
 
 
 def outside(status):
-    """A gauge as `to_dict` has it, with as much as says this; "warning" is above its limits."""
+    """A minimal gauge with this status, like `to_dict` gives it; "warning" means above its limits."""
     reading = 0.5 if status == "low" else 2.0
     return {"status": status, "smallest": reading, "largest": reading, "limits": [0.9, 1.1], "flagged": []}
 
 
 def made(values):
-    """As much of an AuditResult as evidence is read from."""
+    """The parts of an AuditResult that evidence is read from."""
     plain = SimpleNamespace(std=1.0, null_std=1.0, mean=0.0)
     row = SimpleNamespace(canaries=100, estimate=plain)
     gauges = tuple(
@@ -418,7 +418,7 @@ def result_with(*evidence):
 
 
 def shown(*evidence):
-    """As much of a result as says this; the other gauges of an audit with `others` are in order."""
+    """A minimal result with this evidence; all other gauges of an audit with `others` are within limits."""
     rungs = [word for word in evidence if word in ("all-iterates", "known-round", "known-others")]
     gauges = {"repeat": "low", "residual": "warning"}
     in_order = {"status": "ok", "smallest": 1.0, "largest": 1.0, "limits": [0.9, 1.1], "flagged": []}
@@ -430,8 +430,8 @@ def shown(*evidence):
     }
 
 
-def test_a_reading_inside_the_evidence_threshold_does_not_name_a_fault():
-    """Laplace noise has more values near 0 than a Gaussian: those are not coordinates without noise."""
+def test_a_value_within_the_evidence_threshold_does_not_name_a_fault():
+    """Laplace noise has more values near 0 than a Gaussian; they are not coordinates without noise."""
     for name, reading, word in (
         ("bare coordinates", 1.8, False),
         ("bare coordinates", 20.0, True),
@@ -441,13 +441,13 @@ def test_a_reading_inside_the_evidence_threshold_does_not_name_a_fault():
         assert (name in evidence_of(result)) == word
 
 
-def test_low_reading_counts_as_low_despite_wrong_others():
+def test_a_low_value_counts_as_low_despite_wrong_others():
     result = made({"adversaries": {}, "gauges": {"residual": outside("low") | {"status": "warning"}}})
     assert evidence_of(result) == {"low residual"}
 
 
-def test_evidence_that_a_result_cannot_show_does_not_count_against_a_fault(trials):
-    """Without `others`, half the noise and the same noise again look alike: both are named."""
+def test_unavailable_evidence_does_not_count_against_a_fault(trials):
+    """Without `others`, half the noise and reused noise look alike: both are named."""
     for trial in trials("noise-over-2"):
         assert {"noise-over-2", "noise-reused"} <= set(names(likely_faults(trial.blind)))
 

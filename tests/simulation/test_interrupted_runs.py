@@ -1,4 +1,4 @@
-"""Killed, out of disk space or after a power cut: a run that is continued ends like one that nothing disturbed."""
+"""A run resumed after a kill, a full disk or a power cut gives the same result as an undisturbed one."""
 
 import json
 import os
@@ -35,7 +35,7 @@ FAULTS = ("full", "half", "broken", "power", "short")
 
 
 class Commands:
-    """Runs commands, each in a process of its own, one after another."""
+    """Runs commands one after another, each in its own process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,7 +52,7 @@ class Commands:
         )
 
     def __call__(self, *arguments, kill_after=None, fault=None) -> int:
-        """The exit code; negative where a signal ended the process."""
+        """Run a command and return its exit code, negative if a signal ended it."""
         request = [[str(argument) for argument in arguments], str(self.folder / "output.txt"), fault, kill_after]
         self._server.stdin.write(json.dumps(request) + "\n")
         return int(self._server.stdout.readline())
@@ -67,7 +67,7 @@ class Commands:
         return (self.folder / "output.txt").read_text()
 
     def train(self, folder: Path, **options) -> int:
-        """Start a run, or continue the one that is there."""
+        """Start a run, or resume the existing one."""
         if (folder / "config.toml").exists():
             return self("resume", folder, "--no-page", **options)
         return self("run", "--config", self.folder / "run.toml", "--out", folder, "--no-page", **options)
@@ -92,7 +92,7 @@ def commands(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(commands) -> Path:
-    """A run that nothing disturbed."""
+    """A run without interruptions."""
     assert commands.train(commands.folder / "whole") == 0, commands.output
     return commands.folder / "whole"
 
@@ -107,7 +107,9 @@ def assert_same(folder: Path, whole: Path) -> None:
     assert folder.is_dir()
     for path in [path for path in whole.rglob("*") if str(path).endswith(SAME)]:
         assert (folder / path.relative_to(whole)).read_bytes() == path.read_bytes(), path
-    assert not [path for path in folder.rglob(".*.new") if "report" not in path.name]  # a report takes no lock
+    assert not [
+        path for path in folder.rglob(".*.new") if "report" not in path.name
+    ]  # a report does not lock the directory
 
 
 def seconds_of(action) -> float:
@@ -117,8 +119,8 @@ def seconds_of(action) -> float:
 
 
 @pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.slow)])
-def test_kills_at_random_instants(commands, whole, tmp_path, kills):
-    """SIGKILL while it trains, resumes, or evaluates: as often as it takes, several times in one run."""
+def test_resume_after_random_kills_gives_identical_results(commands, whole, tmp_path, kills):
+    """SIGKILL during training, resuming or evaluation, several times in one run."""
     length = seconds_of(lambda: commands.train(tmp_path / "timed"))
     instants, killed, runs = random.Random(1), 0, 0
     while killed < kills:
@@ -135,11 +137,11 @@ def test_kills_at_random_instants(commands, whole, tmp_path, kills):
 
 
 def disturb(commands, command, folder: Path, chance: random.Random, calls: int) -> str:
-    """Run a command on a failing disk; the kind of fault that met it, "" where it ended before."""
+    """Run a command on a failing disk and return the kind of fault, or "" if the command ended before it."""
     kind = chance.choice(FAULTS)
     number = chance.choice((7, 100, 1000)) if kind == "short" else chance.randint(1, calls)
     code = command(folder, fault=(kind, number))
-    if kind == "short":  # slow, and no failure
+    if kind == "short":  # slow, but not a failure
         assert code in (0, 3), commands.output
         return kind
     assert code in (0, 2, 3, -signal.SIGKILL), commands.output
@@ -152,7 +154,7 @@ def disturb(commands, command, folder: Path, chance: random.Random, calls: int) 
 
 
 def lose_what_was_not_synced(folder: Path, chance: random.Random) -> None:
-    """After a power cut: the end of files that grow is missing, or is there as zeros."""
+    """Simulate a power cut: the end of growing files is lost or filled with zeros."""
     for path in [*folder.rglob("rounds.log"), *folder.rglob("metrics.jsonl")]:
         content = path.read_bytes()
         covered = synced_length(path) if path.name == "rounds.log" else 0
@@ -162,7 +164,7 @@ def lose_what_was_not_synced(folder: Path, chance: random.Random) -> None:
 
 
 def synced_length(log: Path) -> int:
-    """The length of the log that was synced: up to the round of the newest checkpoint, or all of it under a result."""
+    """The synced length of the log: up to the newest checkpoint's round, or all of it if there is a result."""
     home = log.parents[1]
     if (home / "result.json").exists():
         return log.stat().st_size
@@ -178,8 +180,8 @@ def synced_length(log: Path) -> int:
     ("failures", "seed"),
     [(12, 2), pytest.param(100, 3, marks=pytest.mark.slow), pytest.param(100, 4, marks=pytest.mark.slow)],
 )
-def test_write_failures(commands, whole, tmp_path, failures, seed):
-    """Full disks, short writes and power cuts in run, resume, report and verify: all of them can be repeated."""
+def test_resume_after_write_failures_gives_identical_results(commands, whole, tmp_path, failures, seed):
+    """After full disks, short writes and power cuts, run, resume, report and verify can be repeated."""
     chance, seen, runs = random.Random(seed), [], 0
     while len(seen) < failures:
         runs += 1
@@ -198,7 +200,7 @@ def test_write_failures(commands, whole, tmp_path, failures, seed):
 
 
 @pytest.mark.slow
-def test_sweeps_are_continued_after_kills_and_write_failures(commands, whole_sweep, tmp_path):
+def test_sweeps_resume_after_kills_and_write_failures(commands, whole_sweep, tmp_path):
     length = seconds_of(lambda: commands.sweep(tmp_path / "timed"))
     chance, seen = random.Random(3), 0
     for number in range(20):
@@ -220,15 +222,15 @@ def stopped(commands, whole, tmp_path) -> Path:
 
 
 def cut_log(folder: Path, rounds: int) -> None:
-    """Leave so many rounds in the log."""
+    """Truncate the log to this many rounds."""
     log = folder / "audit" / "rounds.log"
     end = next(entry.end for entry in RoundLog(log, read_only=True).observed if entry.number == rounds)
     os.truncate(log, end)
 
 
 @pytest.mark.parametrize(("left", "resumed_after"), [(23, 21), (21, 21)])
-def test_a_log_that_is_short_goes_back_to_the_previous_checkpoint(commands, stopped, whole, left, resumed_after):
-    """Checkpoints are at rounds 24 and 21; the log lost its end although it was synced."""
+def test_a_truncated_log_resumes_from_the_previous_checkpoint(commands, stopped, whole, left, resumed_after):
+    """Checkpoints are at rounds 24 and 21; the log lost its end despite syncing."""
     cut_log(stopped, left)
     assert commands("-v", "resume", stopped, "--no-page") == 0, commands.output
     said = " ".join(commands.output.split())
@@ -237,7 +239,7 @@ def test_a_log_that_is_short_goes_back_to_the_previous_checkpoint(commands, stop
     assert_same(stopped, whole)
 
 
-def test_a_log_shorter_than_both_checkpoints_starts_again_and_ends_the_same(commands, stopped, whole):
+def test_a_log_shorter_than_both_checkpoints_restarts_with_identical_results(commands, stopped, whole):
     cut_log(stopped, 5)
     assert commands.train(stopped) == 0
     assert "training starts again from round 1" in " ".join(commands.output.split())
@@ -245,7 +247,7 @@ def test_a_log_shorter_than_both_checkpoints_starts_again_and_ends_the_same(comm
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "empty", "missing"])
-def test_a_damaged_checkpoint_gives_way_to_the_previous_one(commands, stopped, whole, harm):
+def test_a_damaged_checkpoint_falls_back_to_the_previous_one(commands, stopped, whole, harm):
     path = stopped / NAME
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -260,7 +262,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_previous_one(commands, stopped, w
 
 @pytest.mark.parametrize("end", [b"\0" * 5_000, os.urandom(5_000), b"REC\n" + b"\0" * 300])
 def test_a_lost_end_of_the_log_is_dropped(commands, stopped, whole, end):
-    """A power cut may keep the length of a file and lose its content."""
+    """A power cut can keep the length of a file and lose its content."""
     cut_log(stopped, 23)
     log = stopped / "audit" / "rounds.log"
     log.write_bytes(log.read_bytes() + end)

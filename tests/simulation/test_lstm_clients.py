@@ -1,4 +1,4 @@
-"""Models of text: the engine that is written out against autograd, one client at a time."""
+"""Text models: the hand-written engine against autograd, one client at a time."""
 
 import numpy as np
 import pytest
@@ -33,13 +33,13 @@ def batches(sizes=(3, 40, 1, 16, 17, 5, 33, 8), batch_size=8):
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_ragged_sentences_of_ragged_clients_train_as_one_at_a_time(structure, momentum, sentences):
+def test_ragged_sentences_train_as_if_one_client_at_a_time(structure, momentum, sentences):
     model = recurrent("small", structure, length=8)
     vector = model.initial(torch.Generator().manual_seed(1)).mul_(2)
     client = ClientSettings(learning_rate=0.5, momentum=momentum, batch_size=8)
     alone = torch.cat([row.clone() for row in OneByOne(model, sentences, client).updates(vector, batches())])
     widened = LstmTogether(model, sentences, client, memory_limit=1.0)
-    widened.align = 4  # as a GPU has it
+    widened.align = 4  # as on a GPU
     for engine in (
         widened,
         LstmTogether(model, sentences, client, memory_limit=1.0),
@@ -51,8 +51,8 @@ def test_ragged_sentences_of_ragged_clients_train_as_one_at_a_time(structure, mo
         torch.testing.assert_close(together, alone, rtol=1e-4, atol=2e-6)
 
 
-def test_padding_changes_nothing(sentences):
-    """A row of text padded further gives the same loss, since padding counts nowhere."""
+def test_padding_does_not_change_the_loss(sentences):
+    """Additional padding gives the same loss, because padding is not counted."""
     model = word_lstm(20)
     parameters = model.split(model.initial(torch.Generator().manual_seed(1)))
     longer = [torch.nn.functional.pad(part, (0, 3)) for part in (sentences.inputs, sentences.labels)]
@@ -60,7 +60,7 @@ def test_padding_changes_nothing(sentences):
     torch.testing.assert_close(model.loss(model.logits(parameters, longer[0], ()), longer[1]), plain)
 
 
-def test_packing_holds_every_symbol_once(sentences):
+def test_packing_contains_every_symbol_once(sentences):
     drawn = batches()
     lengths = (sentences.labels != 0).sum(dim=1).numpy()
     packed = pack(lengths, drawn.examples[:, 0], drawn.counts[:, 0])
@@ -80,14 +80,14 @@ def test_packing_holds_every_symbol_once(sentences):
 
 
 def test_padding_puts_every_symbol_in_its_clients_row(sentences):
-    """Sentences without symbols and clients without sentences too."""
+    """Including sentences without symbols and clients without sentences."""
     lengths = (sentences.labels != 0).sum(dim=1).numpy()
     lengths[::7] = 0
     drawn = batches(sizes=(3, 40, 1, 0, 16, 17, 5, 33, 8))
     packed = pack(lengths, drawn.examples[:, 0], drawn.counts[:, 0])
     parts = list(buckets(packed.symbols))
     padding = pad(packed, parts)
-    assert padding.index is not None  # or nothing is tried here
+    assert padding.index is not None  # otherwise nothing is tested
     owners = padding.of(packed.owner[packed.by_client].unsqueeze(1) + 1, zero=True)
     shares = padding.of(packed.shares.unsqueeze(1), zero=True)
     for some, own, share in zip(parts, owners, shares, strict=True):
@@ -104,7 +104,7 @@ def test_buckets_hold_adjacent_clients_of_similar_size():
     assert all(part.min() >= 0.6 * part.max() for part in parts)
 
 
-def test_the_engine_of_a_model_of_text(sentences):
+def test_a_text_model_selects_its_engine(sentences):
     model, client = word_lstm(20), ClientSettings()
     assert client_engine("auto", model, sentences, client).description.startswith("one by one")
     assert client_engine("together", model, sentences, client).description == "together, written out for LSTMs, fp32"
@@ -117,7 +117,7 @@ def test_steps_with_few_sentences_are_separated_from_full_ones():
 
 
 def test_work_counts_every_symbol_three_times_and_its_padding(sentences):
-    """Against a count by hand: forward, backward, gradients."""
+    """Counted by hand for forward pass, backward pass and gradients."""
     engine = LstmTogether(word_lstm(20), sentences, ClientSettings(batch_size=8), memory_limit=1.0)
     drawn = batches()
     needed, computed = engine.work(drawn)
@@ -129,7 +129,7 @@ def test_work_counts_every_symbol_three_times_and_its_padding(sentences):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_uninitialised_memory_does_not_reach_an_update(momentum, sentences):
-    """New tensors hold whatever was there; deterministic mode fills them with NaN to show it."""
+    """Deterministic mode fills new tensors with NaN, which would show in an update."""
     model, client = word_lstm(20), ClientSettings(learning_rate=0.5, momentum=momentum, batch_size=8)
     vector = model.initial(torch.Generator().manual_seed(1))
     torch.use_deterministic_algorithms(True)
@@ -141,7 +141,7 @@ def test_uninitialised_memory_does_not_reach_an_update(momentum, sentences):
 
 
 def test_clients_without_counted_labels_have_a_zero_update(sentences):
-    """None at all, rows of padding alone, and in fp64."""
+    """No labels at all, rows of padding only, and in fp64."""
     model, client = word_lstm(20), ClientSettings(batch_size=8)
     vector = model.initial(torch.Generator().manual_seed(1)).double()
     blank = Examples(torch.cat([torch.ones_like(sentences.inputs[:1]), sentences.inputs]),

@@ -1,4 +1,4 @@
-"""The models have exactly the parameters of those they are named after, and give what torch.nn gives."""
+"""The models have the parameter counts of their originals and the outputs of torch.nn."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_models_have_the_parameter_counts_of_their_originals(model, count):
     assert model_by_name(model.name).dim == count
 
 
-def test_the_lstm_is_that_of_torch_with_one_bias():
+def test_the_lstm_equals_torchs_with_one_bias():
     model = word_lstm(20)
     vector = torch.randn(model.dim, generator=torch.Generator().manual_seed(1)) * 0.1
     parts = model.split(vector)
@@ -49,7 +49,7 @@ def test_the_lstm_is_that_of_torch_with_one_bias():
         torch.testing.assert_close(logits(parts, symbols, ()), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_an_lstm_starts_as_keras_starts_it():
+def test_an_lstm_is_initialised_like_keras():
     model = word_lstm(20)
     parts = model.split(model.initial(torch.Generator().manual_seed(1)))
     recurrent = parts["lstm1.recurrent"]
@@ -62,7 +62,7 @@ def test_an_lstm_starts_as_keras_starts_it():
 
 
 def test_accuracy_of_text_ignores_unscored_labels():
-    """A model that always says 3: right on a third of what counts, padding and the end left out."""
+    """A model that always predicts 3 is right on a third of the scored labels; padding and the end do not count."""
     model = word_lstm(6)
     vector = torch.zeros(model.dim)
     model.split(vector)["dense2.bias"][3] = 1.0

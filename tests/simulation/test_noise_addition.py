@@ -1,4 +1,4 @@
-"""The noise that a run draws against dense linear algebra, and whole runs under it."""
+"""The noise of a run against dense linear algebra, and whole runs with it."""
 
 import dataclasses
 import math
@@ -58,18 +58,18 @@ def test_noise_covariance_matches_the_matrix(law):
     inverse = np.linalg.inv(law.matrix())
     expected = inverse @ inverse.T
     stds = np.sqrt(np.diag(expected))
-    error = np.sqrt((np.outer(stds, stds) ** 2 + expected**2) / found.shape[1])  # of an entry, Isserlis
+    error = np.sqrt((np.outer(stds, stds) ** 2 + expected**2) / found.shape[1])  # standard error of an entry (Isserlis)
     assert (np.abs(found @ found.T / found.shape[1] - expected) < 4.5 * error).all()
 
 
 @every_law
-def test_any_round_can_be_drawn_again_with_the_same_bits(law):
+def test_the_noise_of_any_round_can_be_regenerated_bit_for_bit(law):
     noise, whole = noise_of(law), noises(law)
     for t in (7, 8, 3, 3, 12):
         assert np.array_equal(noise.of_round(t, 1.0, draw).double().numpy(), whole[t - 1])
 
 
-def test_independent_noise_is_one_draw_per_round():
+def test_independent_noise_uses_one_draw_per_round():
     noise = noise_of(None)
     assert noise.law is None
     like = torch.zeros(100)
@@ -93,7 +93,7 @@ def config(kind: str = "gaussian", **changes) -> RunConfig:
 
 
 @every_kind
-def test_an_honest_run_passes_and_meets_the_analytical_epsilon(kind):
+def test_an_honest_run_passes_and_recovers_the_analytical_epsilon(kind):
     outcome = simulate(config(kind))
     assert outcome.result.verdict.outcome == "PASS", outcome.result.verdict.reason
     assert {gauge.status for gauge in outcome.result.gauges} == {"ok"}
@@ -103,7 +103,7 @@ def test_an_honest_run_passes_and_meets_the_analytical_epsilon(kind):
     assert row.estimate.interval.low < outcome.analytical < row.estimate.interval.high
     error = math.hypot(1 / math.sqrt(row.canaries), 0.01)
     assert row.estimate.mean == pytest.approx(outcome.sensitivity / 1.0, abs=4.5 * error)
-    if kind == "banded":  # clients come back 4 rounds later at the earliest: as under fresh noise
+    if kind == "banded":  # clients return after at least 4 rounds, so epsilon is that of independent noise
         assert outcome.sensitivity == pytest.approx(math.sqrt(outcome.presentations))
         assert outcome.client_epsilon == pytest.approx(
             mechanism_epsilon(1.0, delta=1e-6, participations=outcome.client_rounds)
@@ -111,7 +111,7 @@ def test_an_honest_run_passes_and_meets_the_analytical_epsilon(kind):
 
 
 @every_kind
-def test_half_of_the_noise_is_a_violation(kind):
+def test_half_the_noise_is_a_violation(kind):
     steps = Steps(noise=lambda std, like, generator: gaussian_noise(std, like, generator) / 2)
     outcome = simulate(config(kind), steps=steps)
     assert outcome.result.verdict.outcome == "VIOLATION"
@@ -134,7 +134,7 @@ def test_resumed_run_is_bit_identical(kind, tmp_path):
         assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_exposures_match_the_rounds_taken():
+def test_exposures_match_the_sampled_rounds():
     law = LAWS["bands"]
     rounds = [np.array([t % 3, 3 + t % 4]) for t in range(1, ROUNDS + 1)]
     found = canary_exposures(lambda t: rounds[t - 1], ROUNDS, 7, law)
@@ -142,16 +142,16 @@ def test_exposures_match_the_rounds_taken():
         own = [t for t in range(1, ROUNDS + 1) if canary in rounds[t - 1]]
         assert found.times[canary] == len(own)
         assert found.strengths[canary] == pytest.approx(law.strength(own))
-    assert found.usual == Exposure(3, pytest.approx(3.0))  # four of them, 4 rounds apart
+    assert found.usual == Exposure(3, pytest.approx(3.0))  # four canaries, each in every fourth round
     most = most_exposed(rounds, law)
     assert most.times == 4
     assert most.strength == pytest.approx(found.strengths.max()) == found.most.strength
-    assert most.strength > 4.5  # 3 rounds apart, under 4 bands
+    assert most.strength > 4.5  # 3 rounds apart, with 4 bands
     fresh = canary_exposures(lambda t: rounds[t - 1], ROUNDS, 7, None)
     assert fresh.most == Exposure(4, 4.0)
 
 
-def test_an_adaptive_clip_s_count_is_accounted_for_beside_the_updates():
+def test_the_count_of_an_adaptive_clip_is_accounted_for_separately():
     exposure = Exposure(3, 7.5)
     plain = exposed_epsilon(exposure, FixedClipping(0.5, 1.2), delta=1e-6)
     assert plain == pytest.approx(mechanism_epsilon(1.2 / math.sqrt(7.5), delta=1e-6))

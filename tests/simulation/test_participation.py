@@ -32,8 +32,8 @@ def test_shuffled_epochs_include_each_client_once_in_a_new_order():
     assert first.tolist() != second.tolist()
 
 
-def test_the_order_of_an_epoch_is_drawn_once(monkeypatch):
-    """Whatever the round, its participants are a stretch of its epoch's order, which is not drawn in every round."""
+def test_the_order_of_an_epoch_is_sampled_once(monkeypatch):
+    """A round's participants are a slice of its epoch's order, which is not sampled again in every round."""
     participation, drawn = ShuffledEpochs(23, 5, seed=1), []
 
     def counted(seed: int, purpose: str, epoch: int) -> np.random.Generator:
@@ -46,12 +46,12 @@ def test_the_order_of_an_epoch_is_drawn_once(monkeypatch):
         order = numpy_stream(1, "shuffled epochs", epoch).permutation(23)
         present = participation.participants(number)
         assert present.tolist() == order[5 * place : 5 * place + 5].tolist()
-        present[:] = 0  # what a caller does to it is not seen by the next round
+        present[:] = 0  # a caller's changes do not affect the next round
     assert drawn == [0, 1, 0, 2]
 
 
 def test_poisson_rounds_have_the_binomial_law():
-    """Sizes over 2,000 rounds: mean and variance of Binomial(40, 0.3); each client as often as the others."""
+    """Sizes of 2,000 rounds have the mean and variance of Binomial(40, 0.3), and all clients the same rate."""
     participation = Poisson(40, 0.3, seed=1)
     rounds = [participation.participants(number) for number in range(1, 2001)]
     sizes = np.array([len(present) for present in rounds])
@@ -95,14 +95,14 @@ def test_check_ins_do_not_depend_on_the_order_of_calls():
 @pytest.mark.parametrize(
     "participation", [ShuffledEpochs(50, 8, 3), Poisson(50, 0.2, 3), FixedSize(50, 8, 3), LimitedCheckIns(50, 8, 3, 3)]
 )
-def test_rounds_follow_from_the_seed(participation):
+def test_rounds_are_determined_by_the_seed(participation):
     kind, values = type(participation), [getattr(participation, name) for name in participation.__match_args__]
     values = values[:4] if kind is LimitedCheckIns else values
     assert participation.participants(5).tolist() == kind(*values).participants(5).tolist()
     assert participation.participants(5).tolist() != kind(*values[:-1], 4).participants(5).tolist()
 
 
-def test_a_file_of_rounds_is_read_as_it_was_written(tmp_path):
+def test_a_rounds_file_survives_a_round_trip(tmp_path):
     path = tmp_path / "rounds.txt"
     rounds = [np.array([3, 1]), np.array([], dtype=np.int64), np.array([10, 2])]
     write_rounds(path, rounds, clients=10)
@@ -124,7 +124,7 @@ def test_a_file_of_rounds_is_read_as_it_was_written(tmp_path):
         (None, "must be there to be read"),
     ],
 )
-def test_bad_file_of_rounds_error_names_the_line(tmp_path, text, message):
+def test_the_error_for_a_bad_rounds_file_names_the_line(tmp_path, text, message):
     path = tmp_path / "rounds.txt"
     if text is not None:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -149,7 +149,7 @@ def test_canaries_sampled_like_clients_take_part_once_per_epoch():
     assert cohorts.expected_size == 75
 
 
-def test_replacing_canaries_leave_the_other_clients():
+def test_replacing_canaries_keeps_the_other_clients():
     cohorts = plan_cohorts(config(canaries={"count": 50, "pattern": "replace"}), 200, no_canaries)
     epoch = [cohorts.of_round(number) for number in range(1, 5)]
     assert [len(cohort) for cohort in epoch] == [50] * 4
@@ -160,7 +160,7 @@ def test_replacing_canaries_leave_the_other_clients():
         plan_cohorts(config(canaries={"count": 200, "pattern": "replace"}), 200, no_canaries)
 
 
-def test_file_of_rounds_lists_canaries_sampled_like_clients(tmp_path):
+def test_a_rounds_file_lists_canaries_sampled_like_clients(tmp_path):
     path = tmp_path / "rounds.txt"
     path.write_text("3 canary:7 4\n" * 2)
     named = {"kind": "file", "rounds_file": str(path)}
@@ -180,6 +180,6 @@ def test_file_of_rounds_lists_canaries_sampled_like_clients(tmp_path):
         (lambda: LimitedCheckIns(20, 7, 3, 1), "7 clients a round, 3 rounds apart, need 21 clients, got 20"),
     ],
 )
-def test_impossible_participation_is_refused(make, message):
+def test_invalid_participation_is_rejected(make, message):
     with pytest.raises(ValueError, match=message):
         make()

@@ -1,4 +1,4 @@
-"""The tasks that read files: on small ones in every format, and on the real data where it is there."""
+"""The tasks that read files: small ones in every format, and the real data where available."""
 
 import gzip
 import json
@@ -30,7 +30,7 @@ def _own_cache(tmp_path, monkeypatch):
 
 
 def write(folder, names, train, test):
-    """Both files; a client is a dict of arrays or of lists of bytes."""
+    """Write both files; a client is a dict of arrays or of lists of bytes."""
     folder.mkdir(exist_ok=True)
     for name, clients in zip(names, (train, test), strict=True):
         tff_hdf5(folder / name, clients)
@@ -56,11 +56,11 @@ def test_emnist_is_read(tmp_path):
     train = writers({"f1_2": 5, "f0_1": 3, "f2_0": 4}, classes=62, seed=1)
     test = writers({"f0_1": 2, "f1_2": 1, "f2_0": 1}, classes=62, seed=2)
     write(tmp_path / "emnist", EMNIST, train, test)
-    for _ in range(2):  # made, then mapped
+    for _ in range(2):  # first built, then memory-mapped
         task = load_task("emnist", data_dir=tmp_path)
         assert task.title == "Federated EMNIST"
         assert task.model.dim == 1_206_590
-        assert [len(task.population.examples(client)) for client in range(3)] == [3, 5, 4]  # by id
+        assert [len(task.population.examples(client)) for client in range(3)] == [3, 5, 4]  # sorted by id
         second = task.population.examples(1)
         np.testing.assert_array_equal(task.train.inputs[second, 0].numpy(), train["f1_2"]["pixels"])  # not inverted
         assert task.train.labels[second].tolist() == train["f1_2"]["label"].tolist()
@@ -121,15 +121,15 @@ def test_stack_overflow_is_read(tmp_path):
     assert [task.population.examples(client).tolist() for client in range(3)] == [[0, 1], [2, 3], [4]]
     assert task.train.inputs[0].tolist() == [6, 3, 2, 4, 5, 7] + [0] * 14
     assert task.train.labels[0].tolist() == [3, 2, 4, 5, 7] + [0] * 15
-    assert task.train.labels[2].tolist() == [1] * 20  # cut, so without its end
+    assert task.train.labels[2].tolist() == [1] * 20  # truncated, so without its end symbol
     assert task.train.inputs[2].tolist() == [6] + [1] * 19
     assert task.test.labels.tolist() == [[2, 7] + [0] * 18]
     assert task.train.inputs.dtype == torch.int16
-    # inputs and labels are the same memory, one further
+    # inputs and labels share memory, shifted by one
     assert task.train.labels.data_ptr() == task.train.inputs.data_ptr() + 2
 
 
-def test_stack_overflow_s_own_vocabulary_makes_the_paper_s_model(tmp_path):
+def test_the_stack_overflow_vocabulary_gives_the_papers_model(tmp_path):
     folder = tmp_path / "stackoverflow"
     folder.mkdir()
     write(folder, STACKOVERFLOW, {"a": {"tokens": [b"w9999 w10000"]}}, {"a": {"tokens": [b""]}})
@@ -141,7 +141,7 @@ def test_stack_overflow_s_own_vocabulary_makes_the_paper_s_model(tmp_path):
     assert task.unscored_labels == (0, 10_001, 10_003)
 
 
-def test_another_vocabulary_makes_other_rows(tmp_path):
+def test_another_vocabulary_gives_other_rows(tmp_path):
     folder = tmp_path / "stackoverflow"
     folder.mkdir()
     write(folder, STACKOVERFLOW, {"a": {"tokens": [b"x y"]}}, {"a": {"tokens": [b"y"]}})
@@ -164,7 +164,7 @@ def test_stack_exchange_trains_users_with_five_sentences_and_tests_the_others(tm
     stackexchange_file(tmp_path / "stackexchange", users)
     task = load_task("stackexchange", data_dir=tmp_path)
     assert [len(task.population.examples(client)) for client in range(len(task.population))] == [7, 5]  # b:1, b:2
-    # the training users' words alone: x by two users, then y and z
+    # only words of training users: x by two users, then y and z
     assert task.unscored_labels == (0, 4, 6)
     assert task.train.labels[7, :3].tolist() == [1, 2, 6]
     assert sorted(map(tuple, task.test.labels[:, :4].tolist())) == [(1, 4, 4, 6)] * 4 + [(4, 6, 0, 0)]
@@ -215,13 +215,13 @@ def test_last_fifth_of_each_role_is_for_testing(tmp_path):
     assert sorted(task.test.labels[:, 0].tolist()) == [2, 4, 4, 4]
 
 
-def test_test_examples_are_the_first_of_clients_in_a_fixed_order(monkeypatch):
+def test_test_examples_come_from_clients_in_a_fixed_order(monkeypatch):
     monkeypatch.setattr(tff_files, "TEST_EXAMPLES", 5)
     starts = np.array([0, 2, 4, 6, 8])
     order = order_of_tests(4)
     expected = [number for client in order for number in (2 * client, 2 * client + 1)][:5]
     assert chosen_for_tests(starts).tolist() == expected
-    assert chosen_for_tests(np.array([0, 1, 3])).tolist() in ([0, 1, 2], [1, 2, 0])  # fewer than wanted: all
+    assert chosen_for_tests(np.array([0, 1, 3])).tolist() in ([0, 1, 2], [1, 2, 0])  # all, if fewer than wanted
     assert sorted(order.tolist()) == [0, 1, 2, 3]
 
 
@@ -247,7 +247,7 @@ def test_cap_applies_after_shuffling_and_before_batching():
         tuple(draw_batches(owned, epochs=1, batch_size=4, rng=np.random.default_rng(s), most=6).examples[0, 0])
         for s in range(20)
     }
-    assert len(first) == 20  # another choice each time
+    assert len(first) == 20  # a different choice each time
 
 
 def test_cap_on_examples_includes_all_epochs():
@@ -287,7 +287,7 @@ def test_clients_and_canaries_declare_no_more_than_the_cap():
         assert largest == (cap or load_task("digits").population.most_examples)
 
 
-def test_the_paper_s_runs_are_the_defaults():
+def test_the_defaults_are_the_papers_runs():
     """Section 5."""
     emnist = RunConfig.from_dict(task_defaults("emnist"))
     assert emnist.rounds * emnist.participation.clients_per_round == 5 * 3_400
@@ -301,7 +301,7 @@ def test_the_paper_s_runs_are_the_defaults():
 
 
 @needs_data
-def test_stack_exchange_of_15_sites():
+def test_the_real_stack_exchange_data_are_read():
     task = load_task("stackexchange", data_dir=Path(str(DATA)))
     assert task.title == "Stack Exchange, 15 sites"
     sizes = np.array([len(task.population.examples(client)) for client in range(len(task.population))])
@@ -318,7 +318,7 @@ def test_stack_exchange_of_15_sites():
 
 
 @needs_data
-def test_shakespeare_by_role():
+def test_the_real_shakespeare_data_are_read_by_role():
     task = load_task("shakespeare", data_dir=Path(str(DATA)))
     assert task.title == "Shakespeare, 37 plays by role"
     assert len(task.population) == 1_132

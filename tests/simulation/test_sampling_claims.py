@@ -1,4 +1,4 @@
-"""Claims of an accountant's epsilon against what the simulation's cohorts really do."""
+"""An accountant's claims against the cohorts that the simulation really samples."""
 
 import dataclasses
 
@@ -31,8 +31,8 @@ def cohorts_of(settings, population):
 
 @pytest.mark.parametrize("pattern", ["clients", "replace"])
 @pytest.mark.parametrize("canaries", [20, 70])
-def test_fixed_size_is_that_of_every_cohort(pattern, canaries):
-    """The cohort grows with the population: 70 canaries beside 200 clients make it 27 of 270."""
+def test_fixed_size_claims_match_every_cohort(pattern, canaries):
+    """The cohort grows with the population: with 70 canaries and 200 clients it is 27 of 270."""
     settings = config("fixed", pattern, canaries=canaries)
     scheme = sampling_of(settings, 200)
     everybody = 200 + (canaries if pattern == "clients" else 0)
@@ -42,7 +42,7 @@ def test_fixed_size_is_that_of_every_cohort(pattern, canaries):
 
 
 @pytest.mark.parametrize("pattern", ["clients", "replace"])
-def test_poisson_rate_is_that_of_clients_and_canaries(pattern):
+def test_clients_and_canaries_have_the_claimed_poisson_rate(pattern):
     settings = config("poisson", pattern, rounds=2_000)
     scheme = sampling_of(settings, 200)
     assert scheme == Poisson(0.1, rounds=2_000)
@@ -54,8 +54,8 @@ def test_poisson_rate_is_that_of_clients_and_canaries(pattern):
 
 
 @pytest.mark.parametrize(("per_round", "canaries"), [(20, 150), (30, 150), (150, 37), (199, 10)])
-def test_shuffled_epochs_show_every_canary_once(per_round, canaries):
-    """Also where the last cohort of an epoch is short, and where canaries beside the clients change its length."""
+def test_shuffled_epochs_include_every_canary_once(per_round, canaries):
+    """Also if the last cohort of an epoch is short, and if additional canaries change its length."""
     epoch = sampling_of(config("shuffled", "clients", per_round=per_round, canaries=canaries), 200)
     assert isinstance(epoch, Shuffled)
     settings = config("shuffled", "clients", per_round=per_round, canaries=canaries, rounds=3 * epoch.rounds)
@@ -68,7 +68,7 @@ def test_shuffled_epochs_show_every_canary_once(per_round, canaries):
 
 
 def test_poisson_sums_are_divided_by_the_expected_number():
-    """Otherwise the length of a canary in the sum says how many took part."""
+    """Otherwise a canary's length in the sum would reveal the number of participants."""
     settings = config("poisson", "clients", rounds=3)
     with prepared(settings, None, None) as training:
         list(training.rounds(training.initial_state()))
@@ -80,7 +80,7 @@ def test_poisson_sums_are_divided_by_the_expected_number():
     assert config("fixed", "clients").divisor == "actual"
 
 
-def test_the_count_of_an_adaptive_clip_does_not_say_how_many_took_part():
+def test_the_count_of_an_adaptive_clip_does_not_reveal_the_cohort_size():
     """It counts b - 1/2 for each participant, so that an empty round leaves the share at one half."""
     settings = config("poisson", "clients", rounds=1, privacy={"clipping": "adaptive", "noise_multiplier": 0.0})
     nobody = np.arange(0)
@@ -104,7 +104,7 @@ def test_the_count_of_an_adaptive_clip_does_not_say_how_many_took_part():
     ],
 )
 def test_verdicts_on_amplified_claims(kind, pattern, claim, outcome, code):
-    """Three epochs of ten rounds. Restated by the upper end of its range, a claim passes; within the range none does."""
+    """Three epochs of ten rounds. A claim passes at the upper end of the accountant's range, and never within it."""
     found = simulate(config(kind, pattern, claim=claim, canaries=150 if pattern == "replace" else 400)).result
     verdict = found.verdict
     assert (verdict.outcome, verdict.code) == (outcome, code), verdict.reason

@@ -16,7 +16,7 @@ from coalmine.simulation.server_optimizer import ServerSettings, server_step
     ],
     ids=["sgd", "momentum", "adam"],
 )
-def test_the_server_steps_as_torch_does_on_minus_the_delta(settings, optimizer):
+def test_server_steps_equal_torchs_on_minus_the_delta(settings, optimizer):
     deltas = torch.randn(6, 20, generator=torch.Generator().manual_seed(0))
     model, state = torch.zeros(20), settings.initial_state(20, "cpu")
     parameter = torch.nn.Parameter(torch.zeros(20))
@@ -37,6 +37,6 @@ def test_the_server_steps_as_torch_does_on_minus_the_delta(settings, optimizer):
         ({"optimizer": "adam", "momentum": 0.5}, "server.momentum must be 0"),
     ],
 )
-def test_bad_settings_are_refused(values, message):
+def test_invalid_settings_are_rejected(values, message):
     with pytest.raises(ValueError, match=message):
         ServerSettings(**values)

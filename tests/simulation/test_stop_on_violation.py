@@ -1,4 +1,4 @@
-"""A training run that stops in the round that refutes its claim, and one that has no reason to."""
+"""A training run stops in the round that refutes its claim; an honest run does not."""
 
 import json
 import shutil
@@ -58,7 +58,7 @@ def test_the_directory_of_a_stopped_run_is_complete(stopped):
     assert "alarm in round" in page
 
 
-def test_a_result_without_its_alarm_does_not_verify(stopped, tmp_path):
+def test_verification_rejects_a_result_without_its_alarm(stopped, tmp_path):
     home, outcome = stopped
     copy = shutil.copytree(home, tmp_path / "run")
     stored = json.loads((copy / "result.json").read_text())
@@ -68,7 +68,7 @@ def test_a_result_without_its_alarm_does_not_verify(stopped, tmp_path):
     assert (checks["rounds"], checks["result"]) == (False, False)
 
 
-def test_resuming_a_stopped_run_leaves_it_stopped(stopped):
+def test_a_stopped_run_stays_stopped_when_resumed(stopped):
     home, outcome = stopped
     before = (home / "result.json").read_bytes()
     again = resume(home)
@@ -76,7 +76,7 @@ def test_resuming_a_stopped_run_leaves_it_stopped(stopped):
     assert (home / "result.json").read_bytes() == before
 
 
-def test_an_honest_run_is_untouched():
+def test_an_honest_run_is_not_stopped():
     watched = simulate(CONFIG)
     plain = simulate(replace(CONFIG, claim=ClaimSettings(analytical=True)))
     assert watched.result.verdict.outcome == "PASS"
@@ -100,6 +100,6 @@ def test_correlated_noise_and_an_amplified_claim_can_be_watched():
     assert simulate(sampled, steps=Steps(noise=halved)).result.alarm.round <= 3
 
 
-def test_stopping_needs_a_claim():
+def test_stopping_requires_a_claim():
     with pytest.raises(ValueError, match="stop_on_violation needs a claim"):
         ClaimSettings(stop_on_violation=True)

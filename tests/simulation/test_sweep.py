@@ -1,4 +1,4 @@
-"""The grid of a sweep: its runs, their names, and what is refused before anything starts."""
+"""The grid of a sweep: its runs, their names, and settings rejected before anything starts."""
 
 import dataclasses
 import multiprocessing
@@ -102,7 +102,7 @@ def test_finished_run_is_skipped_and_another_run_in_its_place_is_rejected(tmp_pa
         run_sweep(threads, tmp_path)
 
 
-def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
+def test_a_failed_run_does_not_stop_the_others(tmp_path):
     points = make_points(TINY, {"client.learning_rate": [1e30, 0.1]})
     seen = []
     failed, finished = run_sweep(points, tmp_path, progress=seen.append)
@@ -112,7 +112,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
     assert (seen[-1].done, seen[-1].failed) == (1, 1)
 
 
-def test_a_worker_that_dies_fails_its_run_alone(tmp_path):
+def test_a_killed_worker_fails_only_its_run(tmp_path):
     points = make_points(TINY | {"rounds": 50}, {"seed": [1, 2, 3]})
     killed = []
 
@@ -126,7 +126,7 @@ def test_a_worker_that_dies_fails_its_run_alone(tmp_path):
     assert [is_finished(run.point, run.directory) for run in runs] == [run.error is None for run in runs]
 
 
-def test_bad_jobs_are_refused(tmp_path):
+def test_an_invalid_number_of_jobs_is_rejected(tmp_path):
     with pytest.raises(ValueError, match="jobs must be at least 1, got 0"):
         run_sweep(make_points(TINY, {"seed": [1]}), tmp_path, jobs=0)
 

@@ -1,4 +1,4 @@
-"""Symbols by TensorFlow Federated's rules, on rows worked out by hand."""
+"""Symbols by TensorFlow Federated's rules, on rows computed by hand."""
 
 import gzip
 import json
@@ -20,21 +20,21 @@ from coalmine.simulation.tasks.text_tasks import read_jsonl, texts, title_of
 ABC = Vocabulary((b"a", b"b", b"c"))  # a 1, b 2, c 3, unknown 4, beginning 5, end 6
 
 
-def test_a_sentence_has_a_beginning_and_an_end_unless_it_is_cut():
+def test_a_sentence_has_a_beginning_and_an_end_unless_truncated():
     rows = sentence_rows([b"a b c", b"c", b"a b c a b", b"a b c a"], ABC, length=4)
     assert rows.tolist() == [[5, 1, 2, 3, 6], [5, 3, 6, 0, 0], [5, 1, 2, 3, 1], [5, 1, 2, 3, 1]]
     assert rows.dtype == np.int16
 
 
-def test_words_are_divided_by_single_spaces_and_unknown_ones_share_a_symbol():
+def test_words_are_split_at_single_spaces_and_unknown_words_share_a_symbol():
     assert sentence_rows([b"a zebra B", b"a  b", b""], ABC, length=4).tolist() == [
         [5, 1, 4, 4, 6],
-        [5, 1, 4, 2, 6],  # nothing between two spaces is a word too, as it is to tf.strings.split
+        [5, 1, 4, 2, 6],  # like tf.strings.split, the empty string between two spaces is a word
         [5, 4, 6, 0, 0],
     ]
 
 
-def test_ten_thousand_words_make_10004_symbols():
+def test_ten_thousand_words_give_10004_symbols():
     vocabulary = Vocabulary(tuple(b"w%d" % number for number in range(10_000)))
     assert (vocabulary.unknown, vocabulary.beginning, vocabulary.end) == (10_001, 10_002, 10_003)
     assert vocabulary.unscored == (0, 10_001, 10_003)
@@ -46,7 +46,7 @@ def test_no_sentences_give_no_rows():
     assert sentence_rows([], ABC).shape == (0, 21)
 
 
-def test_a_snippet_is_cut_into_rows_of_81_characters():
+def test_a_snippet_is_split_into_rows_of_81_characters():
     assert (CHARACTER_VOCABULARY.unknown, CHARACTER_VOCABULARY.beginning, CHARACTER_VOCABULARY.end) == (87, 88, 89)
     assert snippet_rows(b"d\r~").tolist() == [[88, 1, 86, 87, 89] + [0] * 76]
     long = snippet_rows(b"h" * 160)
@@ -66,7 +66,7 @@ def test_all_characters_have_a_symbol():
     assert row[1:80].tolist() == list(range(1, 80))
 
 
-def test_the_words_of_most_users_come_first_and_ties_go_by_the_alphabet():
+def test_words_are_ordered_by_number_of_users_then_alphabetically():
     users = [[b"x y", b"x"], [b"x z"], [b"y b b b b"], [b"a"]]
     assert most_used_words(users, size=4).words == (b"x", b"y", b"a", b"b")
 

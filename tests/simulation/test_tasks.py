@@ -56,7 +56,7 @@ def test_mnist_by_writer_has_539_writers_of_60000_digits():
     assert task.model.dim == 1_199_882
     assert task.train.inputs.shape == (60_000, 1, 28, 28)
     assert task.train.inputs.mean() > 0.8  # dark on white
-    assert torch.bincount(task.train.labels).tolist()[:3] == [5923, 6742, 5958]  # MNIST's own counts
+    assert torch.bincount(task.train.labels).tolist()[:3] == [5923, 6742, 5958]  # MNIST's counts
 
 
 @needs_data
@@ -108,7 +108,7 @@ def test_damaged_files_are_reported(tmp_path):
         (b"\0\0\x08\x03\0\0\0\x05", "is incomplete"),
     ],
 )
-def test_bytes_that_are_not_idx_are_refused(content, message):
+def test_bytes_that_are_not_idx_are_rejected(content, message):
     with pytest.raises(ValueError, match=message):
         parse_idx(content, name="file")
 
@@ -153,7 +153,7 @@ def test_model_is_determined_by_its_name():
 
 def test_accuracy_is_the_share_of_correct_predictions():
     model = mlp(3, 3)
-    vector = torch.cat([torch.eye(3).flatten(), torch.zeros(3)])  # the class is the largest input
+    vector = torch.cat([torch.eye(3).flatten(), torch.zeros(3)])  # predicts the index of the largest input
     inputs = torch.eye(3).repeat(5, 1)
     labels = torch.arange(3).repeat(5)
     labels[0] = 2

@@ -1,4 +1,4 @@
-"""TensorFlow Federated's HDF5 files, on small files that h5py writes."""
+"""TensorFlow Federated's HDF5 files, tested on small files written by h5py."""
 
 import sys
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_hdf5_texts_and_numbers_are_read(tmp_path):
     file.close()
 
 
-def test_hdf5_texts_of_fixed_length_are_read_too(tmp_path):
+def test_hdf5_texts_of_fixed_length_are_read(tmp_path):
     import h5py
 
     with h5py.File(tmp_path / "a.h5", "w") as file:
@@ -38,7 +38,7 @@ def test_hdf5_texts_of_fixed_length_are_read_too(tmp_path):
     assert Hdf5Clients(tmp_path / "a.h5").read("a", ("snippets",))["snippets"] == [b"to be", b"or"]
 
 
-def test_hdf5_pixels_come_through_unchanged(tmp_path):
+def test_hdf5_pixels_are_unchanged(tmp_path):
     clients = {"f0000_14": {"pixels": PIXELS, "label": np.array([1, 2], dtype=np.int32)}}
     tff_hdf5(tmp_path / "a.h5", clients)
     file = Hdf5Clients(tmp_path / "a.h5")

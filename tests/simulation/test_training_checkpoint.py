@@ -15,7 +15,7 @@ def state() -> TrainingState:
     return TrainingState(7, vector, {"velocity": vector * 2}, 0.1 + 0.2)
 
 
-def test_a_state_comes_back_bit_for_bit(tmp_path, state):
+def test_a_state_is_restored_bit_for_bit(tmp_path, state):
     assert load_checkpoint(tmp_path, RunConfig(), "cpu") is None
     save_checkpoint(tmp_path, state, RunConfig())
     again = load_checkpoint(tmp_path, RunConfig(), "cpu")
@@ -66,14 +66,14 @@ def test_newest_usable_checkpoint_is_loaded(tmp_path, state, caplog):
     assert "training starts again from round 1" in caplog.text
     assert loaded(8) == 6
     assert "is ahead of the recorded rounds; training continues from the previous checkpoint, round 6" in caplog.text
-    assert loaded(9) == 6  # the checkpoint that was ahead is gone
+    assert loaded(9) == 6  # the checkpoint ahead of the log was removed
     save_checkpoint(tmp_path, dataclasses.replace(state, round_number=9), RunConfig())
     (tmp_path / NAME).write_bytes(b"damaged")
     assert loaded(9) == 6
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
 
 
-def test_drafts_of_killed_processes_are_removed(tmp_path, state):
+def test_temporary_files_of_killed_processes_are_removed(tmp_path, state):
     save_checkpoint(tmp_path, state, RunConfig())
     (tmp_path / f".{NAME}.0123abcd.new").write_bytes(b"half")
     assert load_checkpoint(tmp_path, RunConfig(), "cpu") is not None

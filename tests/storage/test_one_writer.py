@@ -34,7 +34,7 @@ def observe(audit, *numbers):
 
 @pytest.mark.parametrize("deferred", [False, True])
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_copying_and_pickling_are_refused(tmp_path, copied, deferred):
+def test_copying_and_pickling_are_rejected(tmp_path, copied, deferred):
     audit = new_audit(tmp_path / "run", deferred=deferred)
     observe(audit, 1, 2)
     log = audit.log
@@ -48,7 +48,7 @@ def test_copying_and_pickling_are_refused(tmp_path, copied, deferred):
 
 
 def in_child(action):
-    """Run `action` in a forked process; what it returned or raised, as text."""
+    """Run `action` in a forked process and return its result or error as text."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -98,8 +98,8 @@ def test_a_forked_process_cannot_write(tmp_path, place, deferred):
 
 
 @FORKS
-def test_closing_in_a_forked_process_leaves_the_files_to_the_parent(tmp_path):
-    """Not even a file of the user's own that got the same number in the child is closed."""
+def test_closing_in_a_forked_process_does_not_close_the_parents_files(tmp_path):
+    """Not even a user's file that has the same descriptor number in the child is closed."""
     audit = new_audit(tmp_path / "run")
     observe(audit, 1)
     own = tmp_path / "own.txt"
@@ -128,7 +128,7 @@ def test_closing_in_a_forked_process_leaves_the_files_to_the_parent(tmp_path):
 
 @FORKS
 def test_a_forked_process_does_not_keep_the_lock(tmp_path):
-    """A worker that outlives a killed trainer must not keep its directory from being resumed."""
+    """A worker that outlives a killed trainer must not prevent the directory from being resumed."""
     audit = new_audit(tmp_path / "run")
     observe(audit, 1)
     ready, wait = os.pipe(), os.pipe()
@@ -187,7 +187,7 @@ def test_loader_workers_do_not_disturb_the_audit(tmp_path):
     assert done.stderr == ""
 
 
-def test_concurrent_rounds_are_an_error_and_no_damage(tmp_path):
+def test_concurrent_rounds_raise_an_error_and_do_no_damage(tmp_path):
     began, go_on = threading.Event(), threading.Event()
 
     def attack(number, model_delta, canaries, previous):
@@ -208,7 +208,7 @@ def test_concurrent_rounds_are_an_error_and_no_damage(tmp_path):
     assert RunDirectory(tmp_path / "run").read_log().numbers == [1, 2]
 
 
-def test_many_threads_leave_a_whole_log(tmp_path):
+def test_concurrent_appends_leave_a_readable_log(tmp_path):
     log, refused = RoundLog(tmp_path / "rounds.log"), []
 
     def append():
@@ -229,8 +229,8 @@ def test_many_threads_leave_a_whole_log(tmp_path):
     assert len(RoundLog(tmp_path / "rounds.log", read_only=True).numbers) == written
 
 
-def shown(error):
-    """The error as tracebacks show it that print local variables, and those of `self`."""
+def traceback_with_locals(error):
+    """The error's traceback with all local variables and the attributes of `self`."""
     console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
     console.print(Traceback.from_exception(type(error), error, error.__traceback__, show_locals=True))
     text = console.export_text()
@@ -258,16 +258,16 @@ def test_tracebacks_with_locals_show_neither_seed_nor_key(tmp_path, seed, fault)
     secret = [seed]
     with pytest.raises(ValueError) as refused:
         calls[fault]()
-    # The frames of the caller are the caller's own.
+    # coalmine is not responsible for the caller's frames.
     inner = refused.value.__traceback__
     while "src" not in inner.tb_frame.f_code.co_filename:
         inner = inner.tb_next
-    text = shown(refused.value.with_traceback(inner))
+    text = traceback_with_locals(refused.value.with_traceback(inner))
     assert not [secret for secret in secrets if secret in text]
 
 
 @pytest.mark.parametrize("hidden", [SecretInt(NUMBER), SecretBytes(SEED)])
-def test_a_secret_prints_as_nothing_and_computes_as_itself(hidden):
+def test_a_hidden_secret_is_not_printed_but_computes_normally(hidden):
     assert {repr(hidden), str(hidden), f"{hidden}", f"{hidden!r}", repr([hidden])} == {"<secret>", "[<secret>]"}
     plain = NUMBER if isinstance(hidden, int) else SEED
     assert hidden == plain
@@ -275,5 +275,5 @@ def test_a_secret_prints_as_nothing_and_computes_as_itself(hidden):
     assert new_audit(seed=hidden).canaries_in_round(1).tolist() == new_audit(seed=plain).canaries_in_round(1).tolist()
 
 
-def test_a_half_made_audit_can_be_printed():
+def test_a_partly_constructed_audit_can_be_printed():
     assert repr(Audit.__new__(Audit)) == "Audit(…)"

@@ -1,4 +1,4 @@
-"""coalmine on a machine without fcntl, pread and pwrite, as Windows is."""
+"""coalmine on a system without fcntl, pread and pwrite, such as Windows."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Score files, beside what `coalmine estimate` says of them."""
+"""The readers of score files; tests/cli/test_estimate.py tests the command."""
 
 import pytest
 
@@ -24,8 +24,8 @@ from coalmine.storage import score_files
         b"score\n",
     ],
 )
-def test_a_plain_column_is_read_as_every_other_table_is(content, monkeypatch):
-    """The quick reader of one number per line gives the scores and the messages of the general one."""
+def test_the_quick_reader_agrees_with_the_general_reader(content, monkeypatch):
+    """For one number per line, the quick reader gives the same scores and error messages as the general one."""
 
     def outcome() -> object:
         try:

@@ -1,4 +1,4 @@
-"""State that survives: save and load, the run directory, kill -9, and the record that can be verified."""
+"""Persistent state: save and load, the run directory, kill -9, and the verifiable record."""
 
 import json
 import os
@@ -17,6 +17,8 @@ from coalmine.storage.files import write_atomically
 from coalmine.storage.rounds_file import LENGTHS, TAG, RoundLog
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "audit"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
+from in_process import called
 from training import train
 
 SMALL = {"dim": 400, "canaries": 40, "rounds": 6, "noise_multiplier": 0.5}
@@ -41,7 +43,7 @@ def result_of(audit):
     return json.dumps(audit.result(claim=5.0).to_dict(), sort_keys=True)
 
 
-def test_load_goes_on_bit_for_bit(tmp_path):
+def test_a_loaded_audit_continues_bit_for_bit(tmp_path):
     rows = deltas(6)
     whole = observed(new_audit(), rows)
     first = observed(new_audit(), rows[:3])
@@ -59,7 +61,7 @@ def test_save_is_atomic_and_holds_no_seed(tmp_path):
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "short", "foreign", "empty", "longer"])
-def test_a_damaged_file_is_refused_with_one_line(tmp_path, harm):
+def test_a_damaged_file_is_rejected_with_one_line(tmp_path, harm):
     path = tmp_path / "audit"
     observed(new_audit(), deltas(3)).save(path)
     data = bytearray(path.read_bytes())
@@ -75,12 +77,12 @@ def test_a_damaged_file_is_refused_with_one_line(tmp_path, harm):
             "longer": bytes(data) + b"x",
         }[harm]
     )
-    with pytest.raises(ValueError, match=r"is damaged or cut short|is not a saved audit") as error:
+    with pytest.raises(ValueError, match=r"is damaged or truncated|is not a saved audit") as error:
         Audit.load(path, seed=7)
     assert "\n" not in str(error.value)
 
 
-def test_another_seed_does_not_open_the_commitment(tmp_path):
+def test_load_rejects_another_seed(tmp_path):
     observed(new_audit(), deltas(2)).save(tmp_path / "audit")
     with pytest.raises(ValueError, match="not the seed that the audit committed to"):
         Audit.load(tmp_path / "audit", seed=8)
@@ -88,7 +90,7 @@ def test_another_seed_does_not_open_the_commitment(tmp_path):
         Audit.load(tmp_path / "audit", seed=b"7")
 
 
-def test_a_directory_goes_on_where_it_ends(tmp_path):
+def test_a_directory_resumes_after_its_last_round(tmp_path):
     rows = deltas(6)
     audit = observed(new_audit(tmp_path / "run"), rows[:4])
     audit.directory.close()
@@ -98,7 +100,7 @@ def test_a_directory_goes_on_where_it_ends(tmp_path):
     assert result_of(again) == result_of(observed(new_audit(), rows))
 
 
-def test_rewinding_forgets_later_rounds(tmp_path):
+def test_rewinding_drops_later_rounds(tmp_path):
     rows = deltas(6)
     for audit in (new_audit(tmp_path / "run"), new_audit()):
         observed(audit, rows[:5])
@@ -109,7 +111,7 @@ def test_rewinding_forgets_later_rounds(tmp_path):
         assert result_of(audit) == result_of(observed(new_audit(), rows))
 
 
-def test_a_torn_record_is_dropped_and_said(tmp_path, caplog):
+def test_a_torn_record_is_dropped_and_reported(tmp_path, caplog):
     observed(new_audit(tmp_path / "run"), deltas(3)).directory.close()
     log = tmp_path / "run" / "audit" / "rounds.log"
     size = log.stat().st_size
@@ -123,7 +125,7 @@ def test_a_torn_record_is_dropped_and_said(tmp_path, caplog):
     assert new_audit(tmp_path / "run").last_round == 2
 
 
-def test_damage_in_the_middle_is_refused(tmp_path):
+def test_damage_in_the_middle_is_rejected(tmp_path):
     observed(new_audit(tmp_path / "run"), deltas(3)).directory.close()
     log = tmp_path / "run" / "audit" / "rounds.log"
     data = bytearray(log.read_bytes())
@@ -133,8 +135,8 @@ def test_damage_in_the_middle_is_refused(tmp_path):
         new_audit(tmp_path / "run")
 
 
-def test_a_wrong_length_is_no_torn_end(tmp_path):
-    """Lengths are in no digest. A record that seems to go on beyond the file, with another behind it, is damaged."""
+def test_a_wrong_length_is_damage_and_not_a_torn_end(tmp_path):
+    """No digest covers lengths. A record that seems to end beyond the file, but is followed by another, is damaged."""
     observed(new_audit(tmp_path / "run"), deltas(3)).directory.close()
     log = tmp_path / "run" / "audit" / "rounds.log"
     whole = log.read_bytes()
@@ -152,7 +154,7 @@ SECRET = "hunter2-the-secret"
 
 
 @pytest.mark.parametrize("seed", [SECRET, 0.123456789, -123456789, b"", 2**129])
-def test_a_refused_seed_is_neither_shown_nor_kept(tmp_path, seed):
+def test_a_rejected_seed_is_neither_printed_nor_stored(tmp_path, seed):
     with pytest.raises(ValueError, match="seed must") as refused:
         Audit(400, canaries=40, seed=seed, delta=1e-5, directory=tmp_path / "run")
     assert not any(part in str(refused.value) for part in (SECRET, "123456789"))
@@ -162,19 +164,19 @@ def test_a_refused_seed_is_neither_shown_nor_kept(tmp_path, seed):
 @pytest.mark.parametrize(
     ("presentations", "message"), [(7, "at most rounds = 6"), ([], "1 to 40 groups"), ([1] * 41, "1 to 40 groups")]
 )
-def test_presentations_that_cannot_be_leave_nothing_behind(tmp_path, presentations, message):
+def test_invalid_presentations_are_rejected_before_the_directory_is_created(tmp_path, presentations, message):
     with pytest.raises(ValueError, match=message):
         Audit(400, canaries=40, seed=7, delta=1e-5, rounds=6, presentations=presentations, directory=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("layers", [5, [3], [("one", 200), ("one", 200)]])
-def test_layers_that_cannot_be_are_refused(layers):
+def test_invalid_layers_are_rejected(layers):
     with pytest.raises(ValueError, match="layers must"):
         Audit(400, canaries=40, seed=7, delta=1e-5, layers=layers)
 
 
-def test_other_settings_or_another_seed_are_refused(tmp_path):
+def test_other_settings_or_another_seed_are_rejected(tmp_path):
     new_audit(tmp_path / "run").directory.close()
     with pytest.raises(ValueError, match=r"other settings \(it differs in canaries, unobserved"):
         Audit(400, canaries=39, seed=7, delta=1e-5, rounds=6, presentations=2, directory=tmp_path / "run",
@@ -184,7 +186,7 @@ def test_other_settings_or_another_seed_are_refused(tmp_path):
               layers=[("first", 150), ("second", 250)])  # fmt: skip
 
 
-def test_one_writer_at_a_time_and_readers_never_wait(tmp_path):
+def test_only_one_process_writes_and_readers_never_wait(tmp_path):
     audit = observed(new_audit(tmp_path / "run"), deltas(2))
     code = f"import coalmine; coalmine.RunDirectory({str(tmp_path / 'run')!r}).lock()"
     second = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -197,7 +199,7 @@ def test_one_writer_at_a_time_and_readers_never_wait(tmp_path):
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_metrics_config_and_result(tmp_path, caplog):
+def test_metrics_config_and_result_are_stored_and_checked(tmp_path, caplog):
     run = RunDirectory(tmp_path / "run")
     run.write_config({"task": "digits", "noise": {"multiplier": 1.5}})
     run.write_config({"task": "digits", "noise": {"multiplier": 1.5}})
@@ -228,7 +230,7 @@ def test_metrics_config_and_result(tmp_path, caplog):
         ("audit/record.json", '{"schema_version": 1}', "is not a record of an audit"),
     ],
 )
-def test_foreign_files_are_refused_with_one_line(tmp_path, name, content, message):
+def test_invalid_files_are_rejected_with_one_line(tmp_path, name, content, message):
     (tmp_path / "audit").mkdir()
     (tmp_path / name).write_text(content)
     run = RunDirectory(tmp_path)
@@ -252,7 +254,7 @@ def observe(directory):
     audit.directory.write_result(audit.result(claim=5.0))
 
 if __name__ == "__main__":
-    for line in sys.stdin:  # one child for each line: its imports are paid once
+    for line in sys.stdin:  # fork a child for each line, so that imports happen once
         child = os.fork()
         if child == 0:
             observe(line.strip())
@@ -263,8 +265,8 @@ if __name__ == "__main__":
 """
 
 
-def test_fifty_kills_at_random_instants(tmp_path):
-    """A process that observes rounds is sent SIGKILL 50 times; what it ends with is what an undisturbed one ends with."""
+def test_resume_after_fifty_random_kills_gives_identical_results(tmp_path):
+    """A process that observes rounds gets SIGKILL 50 times and ends with the result of an undisturbed one."""
     script = tmp_path / "observer.py"
     script.write_text(OBSERVER)
     server = subprocess.Popen(
@@ -309,7 +311,7 @@ def test_memory_does_not_grow_with_rounds():
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
-def test_a_full_disk_leaves_no_half_record(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_no_partial_record(tmp_path, monkeypatch):
     audit = observed(new_audit(tmp_path / "run"), deltas(2))
     full = os.open("/dev/full", os.O_WRONLY)
     write = os.pwrite
@@ -323,14 +325,11 @@ def test_a_full_disk_leaves_no_half_record(tmp_path, monkeypatch):
     os.close(full)
 
 
-def test_verify_command(tmp_path):
+def test_verify_command_accepts_honest_runs_and_rejects_changes(tmp_path):
     seed_file = tmp_path / "seed"
 
-    def coalmine(*arguments):
-        return subprocess.run([sys.executable, "-m", "coalmine", *arguments], capture_output=True, text=True)
-
-    assert coalmine("seed", str(seed_file)).returncode == 0
-    assert coalmine("seed", str(seed_file)).returncode == 2
+    assert called("seed", str(seed_file)).returncode == 0
+    assert called("seed", str(seed_file)).returncode == 2
     assert oct(seed_file.stat().st_mode & 0o777) == "0o600"
     seed = seed_file.read_bytes().strip()
     audit = Audit(400, canaries=40, seed=seed, delta=1e-5, rounds=4, directory=tmp_path / "run")
@@ -342,7 +341,7 @@ def test_verify_command(tmp_path):
     audit.directory.close()
     run = str(tmp_path / "run")
 
-    good = coalmine("verify", run, "--seed-file", str(seed_file), "--model", str(tmp_path / "model.npy"), "--json")
+    good = called("verify", run, "--seed-file", str(seed_file), "--model", str(tmp_path / "model.npy"), "--json")
     assert good.returncode == 3, good.stderr  # nobody noted the digests elsewhere
     held = {name: check["held"] for name, check in json.loads(good.stdout).items()}
     assert held["commitment"]
@@ -351,28 +350,28 @@ def test_verify_command(tmp_path):
     assert False not in held.values()
     other = tmp_path / "other"
     other.write_text("12345\n")
-    wrong = coalmine("verify", run, "--seed-file", str(other), "--model", str(tmp_path / "model.npy"), "--json")
+    wrong = called("verify", run, "--seed-file", str(other), "--model", str(tmp_path / "model.npy"), "--json")
     assert wrong.returncode == 1
     assert not json.loads(wrong.stdout)["commitment"]["held"]
     assert not json.loads(wrong.stdout)["cosines"]["held"]
 
     path = tmp_path / "run" / "result.json"
     path.write_text(path.read_text().replace('"rounds": 4', '"rounds": 5'))
-    forged = coalmine("verify", run, "--seed-file", str(seed_file))
+    forged = called("verify", run, "--seed-file", str(seed_file))
     assert forged.returncode == 1
     assert "rounds" in forged.stdout.partition("differs in")[2]
     assert seed.decode() not in path.read_text() + (tmp_path / "run" / "audit" / "record.json").read_text()
 
     record = tmp_path / "run" / "audit" / "record.json"
     published = json.loads(record.read_text())
-    for name, value in (("canaries", 300), ("unobserved", 5)):  # which no audit can have
+    for name, value in (("canaries", 300), ("unobserved", 5)):  # values that no audit can have
         record.write_text(json.dumps(published | {"settings": published["settings"] | {name: value}}))
-        impossible = coalmine("verify", run, "--seed-file", str(seed_file))
+        impossible = called("verify", run, "--seed-file", str(seed_file))
         assert impossible.returncode == 2
         assert "is not a record of an audit" in impossible.stderr
     for name, value in (("canaries", 30), ("canaries", 10), ("unobserved", 50)):
         record.write_text(json.dumps(published | {"settings": published["settings"] | {name: value}}))
-        tampered = coalmine(
+        tampered = called(
             "verify", run, "--seed-file", str(seed_file), "--model", str(tmp_path / "model.npy"), "--json"
         )
         assert tampered.returncode == 1, tampered.stderr
@@ -380,19 +379,19 @@ def test_verify_command(tmp_path):
     record.write_text(json.dumps(published))
     for damage in ({"claimed_epsilon": [1]}, {"analytical_epsilon": {}}, {"claim_accounting": None}):
         path.write_text(json.dumps(json.loads(path.read_text()) | damage))
-        tampered = coalmine("verify", run, "--seed-file", str(seed_file))
+        tampered = called("verify", run, "--seed-file", str(seed_file))
         assert tampered.returncode == 1, tampered.stderr
         assert "nothing follows from" in tampered.stdout
 
     for arguments in (["verify", str(tmp_path / "nothing"), "--seed-file", str(seed_file)],
                       ["verify", run, "--seed-file", str(tmp_path / "none")],
                       ["verify", str(tmp_path), "--seed-file", str(seed_file)]):  # fmt: skip
-        bad = coalmine(*arguments)
+        bad = called(*arguments)
         assert (bad.returncode, bad.stderr.count("\n")) == (2, 1), bad.stderr
 
 
-def test_a_file_is_written_through_a_link_and_into_a_pipe(tmp_path):
-    """A link stays one, and a device or a pipe is not replaced by a file."""
+def test_files_are_written_through_links_and_into_pipes(tmp_path):
+    """A link stays a link, and a device or a pipe is not replaced by a file."""
     (tmp_path / "file").write_text("before")
     (tmp_path / "link").symlink_to(tmp_path / "file")
     write_atomically(tmp_path / "link", b"after")

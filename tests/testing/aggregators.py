@@ -1,4 +1,4 @@
-"""Aggregation functions, correct and faulty, that take their generator as an argument."""
+"""Correct and faulty aggregation functions with a fixed seed."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ def clip(updates, norm=1.0):
 
 
 def noised_sum(seed, *, epsilon=3.0, factor=1.0, clipped=clip, norm=1.0):
-    """A correct sum at factor 1; `clipped` replaces the clip."""
+    """A noised sum, correct at factor 1; `clipped` replaces the clip."""
     rng, std = np.random.default_rng([seed, 7]), factor * norm * multiplier(epsilon)
 
     def release(updates):
@@ -32,6 +32,6 @@ def noised_mean(seed, *, factor=1.0):
 
 
 def with_noise(seed, draw):
-    """A correct clip, and noise of another law: `draw` takes the generator and the size."""
+    """A correct clip with noise of another law: `draw` takes the generator and the size."""
     rng = np.random.default_rng([seed, 8])
     return lambda updates: clip(updates).sum(axis=0) + multiplier() * draw(rng, updates.shape[1])

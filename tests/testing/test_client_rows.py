@@ -1,4 +1,4 @@
-"""Updates are checked before they enter a framework, and a model's arrays stand in a row in their order."""
+"""Updates are checked before a framework receives them, and a model's arrays are joined into a row in order."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def test_updates_must_be_finite_numbers_of_the_models_size():
 
 
 def test_the_longest_update_must_reach_the_clip_norm():
-    """A short one beside long ones is allowed: the test sends such calls."""
+    """A short update among long ones is allowed: the privacy test makes such calls."""
     uneven = ROWS * [[2.0], [0.1], [0.1]]
     assert client_rows(uneven, clip_norm=2.0) is not None
     assert client_rows(ROWS.astype(np.float32), clip_norm=1.0) is not None

@@ -46,7 +46,7 @@ FAULTS = {
     "noise over 2": (noised_sum(1, factor=0.5), "half of it is missing"),
     "noise over n": (noised_mean(1, factor=0.01), "divided by the number of clients twice"),
     "no noise": (noised_sum(1, factor=0.0), "there is no noise"),
-    "fixed seed": (lambda updates: noised_sum(5)(updates), "comes again in another"),
+    "fixed seed": (lambda updates: noised_sum(5)(updates), "is repeated in another"),
     "Laplace": (with_noise(1, lambda rng, size: rng.laplace(size=size) / np.sqrt(2)), "heavier tails"),
     "uniform": (with_noise(1, lambda rng, size: rng.uniform(-1, 1, size) * np.sqrt(3)), "lighter tails"),
     "half the coordinates": (

@@ -1,4 +1,4 @@
-"""A Flower strategy under test: one round in memory for each call, with the clients' own mods."""
+"""A Flower strategy under test: each call is one round in memory, with the clients' mods."""
 
 import logging
 import math
@@ -34,8 +34,8 @@ SERVER, CLIENT = DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacy
 
 
 @pytest.fixture(autouse=True)
-def _fixed_draws():
-    """Flower draws nodes and noise from global streams, and logs every step."""
+def _seeded_and_quiet():
+    """Flower samples nodes and noise from global generators and logs every step."""
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002
     logger = logging.getLogger("flwr")
@@ -58,14 +58,14 @@ def test_an_honest_wrapper_passes_and_half_its_noise_fails(wrapper, mods):
         assert_private(strategy_release(strategy, mods=mods), **CHECK)
 
 
-def test_a_clip_on_clients_that_is_not_among_the_mods_is_missed():
+def test_a_clip_missing_from_the_mods_is_detected():
     strategy = CLIENT(fedavg(), NOISE, 1.0, CLIENTS)
     with pytest.raises(AssertionError, match="updates are not clipped"):
         assert_private(strategy_release(strategy), **CHECK)
 
 
 def test_noise_after_the_server_optimizer_fails():
-    """The noise that Flower adds is sized for a mean, and Adam's step is much longer."""
+    """Flower scales its noise for a mean, and Adam's step is much longer."""
     strategy = SERVER(FedAdam(fraction_evaluate=0.0), NOISE, 1.0, CLIENTS)
     assert check_private(strategy_release(strategy), **CHECK).epsilon > 10
 
@@ -85,13 +85,13 @@ def test_unequal_weights_fail_and_equal_ones_pass():
     ],
 )
 def test_adaptive_wrappers_add_noise_for_the_norm_after_the_round(wrapper, mods):
-    """If all updates are clipped, a round multiplies the norm by exp(-.2 · .5), and its noise follows the new norm."""
+    """If all updates are clipped, a round multiplies the norm by exp(-.2 · .5), and the noise uses the new norm."""
     spread = CLIENTS / 20  # Flower's noise on the number of clipped updates
     effective = (NOISE**-2 - (2 * spread) ** -2) ** -0.5 * math.exp(-0.1)
     reached = float(mechanism_epsilon(effective, delta=1e-5))
     assert reached > 3.2
     strategy = wrapper(fedavg(), NOISE, CLIENTS, initial_clipping_norm=1.0)
-    claim = CHECK | {"epsilon": 1.05 * reached}  # the noisy count moves the norm of a round by a percent
+    claim = CHECK | {"epsilon": 1.05 * reached}  # the noisy count changes a round's norm by a percent
     assert_private(strategy_release(strategy, mods=mods), **claim)
     assert strategy.clipping_norm == 1.0
     with pytest.raises(AssertionError, match="VIOLATION"):
@@ -108,7 +108,7 @@ def test_local_privacy_is_tested_with_one_client():
 
 
 def test_the_release_without_noise_is_the_mean_of_the_clipped_updates():
-    """By hand in numpy, for a model of two arrays that is far from 0, over two rounds."""
+    """Oracle: numpy, for a model of two arrays far from 0, over two rounds."""
     rng = np.random.default_rng(1)
     model = {"first": rng.normal(size=(10, 7)), "last": rng.normal(size=5)}
     release = strategy_release(SERVER(fedavg(), 0.0, 2.0, 6), model=model)
@@ -124,13 +124,13 @@ def test_the_release_without_noise_is_the_mean_of_the_clipped_updates():
 
 @pytest.mark.parametrize("fraction", [0.1, 0.3, 0.7, 1.0])
 def test_a_strategy_that_samples_gets_enough_nodes(fraction):
-    """Each row is sent exactly once, whatever the fraction of nodes that is sampled."""
+    """Each row is sent exactly once for every sampling fraction."""
     strategy = fedavg(fraction_train=fraction, min_available_nodes=2, min_train_nodes=2)
     rows = np.eye(7, 20)
     np.testing.assert_allclose(strategy_release(strategy)(rows), rows.mean(axis=0), atol=1e-7)
 
 
-def test_what_cannot_be_tested_is_rejected_with_a_remedy():
+def test_unsupported_strategies_are_rejected_with_a_remedy():
     with pytest.raises(TypeError, match="strategy must be a strategy of flwr"):
         strategy_release("FedAvg")
     for mods in (fixedclipping_mod, ["fixedclipping_mod"]):
@@ -147,7 +147,7 @@ def test_what_cannot_be_tested_is_rejected_with_a_remedy():
         strategy_release(fedavg())(np.eye(5, 100), np.ones(4))
 
 
-def test_the_process_has_no_identity_of_flower_afterwards():
+def test_no_flower_identity_remains_in_the_process():
     TaskIdentity.run_id = None
     strategy_release(fedavg())(np.eye(5, 100))
     with pytest.raises(RuntimeError, match="run_id is not set"):

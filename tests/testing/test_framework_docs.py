@@ -1,4 +1,4 @@
-"""docs/how-to/testing-frameworks.md: each example is a test, and passes as it stands; with less noise it fails."""
+"""docs/how-to/testing-frameworks.md: each example is a test that passes unchanged and fails with less noise."""
 
 import re
 import subprocess
@@ -16,7 +16,7 @@ if not PAGE.exists():
     pytest.skip("the docs are in the repository, not in the package", allow_module_level=True)
 MODULES = {"opacus": "opacus", "flower": "flwr", "optax": "optax", "nvflare": "nvflare", "pfl": "pfl"}
 ELSEWHERE = ("nvflare", "pfl")  # python -m studies.other_frameworks runs these
-# Frameworks draw their noise from global streams.
+# Frameworks sample their noise from global generators.
 SEEDS = """
 import random, sys, numpy
 random.seed(1)
@@ -34,7 +34,7 @@ def example(framework):
 
 
 def run(*blocks):
-    """The examples, one after another in one new process, where they may import what they like."""
+    """Run the examples one after another in one new process, where they can import anything."""
     program = ""
     for block in blocks:
         (name,) = re.findall(r"^def (test_\w+)\(\):", block, flags=re.M)
@@ -59,7 +59,7 @@ def test_the_example_passes_and_fails_with_less_noise(framework):
 
 @pytest.mark.parametrize("framework", MODULES)
 def test_the_example_is_about_ten_lines(framework):
-    """The filter in the example of NVFlare is the user's own, not part of the test."""
+    """The filter in NVFlare's example belongs to the user and is not part of the test."""
     block = re.sub(r"^class .*?(?=^def )", "", example(framework), flags=re.M | re.S)
     lines = [line for line in block.splitlines() if line]
     assert len(lines) <= 10

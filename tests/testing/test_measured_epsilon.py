@@ -1,4 +1,4 @@
-"""The epsilon that a check measures is that of the mechanism, for the adjacency that is claimed."""
+"""A check measures the epsilon of the mechanism for the claimed adjacency."""
 
 import sys
 from pathlib import Path
@@ -15,8 +15,8 @@ from aggregators import DELTA, multiplier, noised_sum
 
 
 @pytest.mark.parametrize(("adjacency", "moves"), [("zero-out", 1), ("replace-one", 2)])
-def test_the_measured_epsilon_is_that_of_the_adjacency(adjacency, moves):
-    """Against the Gaussian mechanism of noise z and sensitivity a, over 30 seeds: unbiased, and the interval covers it."""
+def test_the_measured_epsilon_follows_the_adjacency(adjacency, moves):
+    """Over 30 seeds of a Gaussian mechanism with noise z and sensitivity a, it is unbiased and its interval covers."""
     runs, std = 30, moves * multiplier()
     truth = float(mechanism_epsilon(std / moves, delta=DELTA))
     releases = [noised_sum(seed, factor=moves) for seed in range(runs)]

@@ -1,4 +1,4 @@
-"""The unit test for privacy: what a function is given, what it may return, and what a result says."""
+"""The privacy unit test: the arguments of the function, its valid return values, and the result."""
 
 import json
 import sys
@@ -83,7 +83,7 @@ def test_every_call_has_the_same_clients_and_all_lengths_occur():
     assert {length: alike.count(length) >= 3 for length in set(alike)} == dict.fromkeys((0.1, 1.0, 10.0, 1_000.0), True)
     mixed = [np.round(norms / 0.5, 6) for norms in seen if np.ptp(norms) > 1e-6 * norms[0]]
     assert {tuple(np.unique(norms)) for norms in mixed if len(np.unique(norms)) == 2} == {(0.1, 10.0), (1.0, 1_000.0)}
-    assert min((norms > 5).sum() for norms in mixed if norms.min() == 0.1) == 1  # one is alone
+    assert min((norms > 5).sum() for norms in mixed if norms.min() == 0.1) == 1  # a single long update
     assorted = [norms for norms in mixed if len(np.unique(norms)) > 2]
     assert len(assorted) >= 3
     assert all(norms.min() == 1.8 and norms.max() < 30 for norms in assorted)
@@ -108,7 +108,7 @@ def test_the_same_arguments_give_the_same_result():
 
 
 @pytest.mark.parametrize("like", ["torch", "jax"])
-def test_updates_of_other_libraries(like):
+def test_updates_can_be_arrays_of_other_libraries(like):
     pytest.importorskip(like)
     release = noised_sum(1)
     kinds = set()
@@ -122,7 +122,7 @@ def test_updates_of_other_libraries(like):
     assert kinds.pop().startswith(like)
 
 
-def test_updates_like_an_array():
+def test_updates_have_the_type_of_a_given_array():
     torch = pytest.importorskip("torch")
     release, kinds = noised_sum(1), set()
 
@@ -148,7 +148,7 @@ def in_layers(seed, bare):
     return release
 
 
-def test_lists_of_layers_and_a_layer_without_noise():
+def test_a_layer_without_noise_is_detected_in_lists_of_layers():
     shapes = [(30, 40), (300,)]
     claim = {"epsilon": 3.0, "delta": DELTA, "shapes": shapes}
     assert check_private(in_layers(1, False), **claim).verdict.outcome == "PASS"
@@ -184,14 +184,14 @@ def test_the_client_with_the_largest_weight_is_tested():
         assert_private(noise_of_a_plain_mean(1), **CLAIM, **settings)
 
 
-def test_a_declared_aggregate_shows_a_tenth_of_the_noise():
+def test_a_declared_aggregate_reveals_a_tenth_of_the_noise():
     assert outcome(noised_sum(1), aggregate="sum", dim=5_000) == "PASS"
     assert outcome(noised_mean(1), aggregate="mean", dim=5_000) == "PASS"
     assert outcome(noised_sum(1, factor=0.9), aggregate="sum", dim=5_000) == "VIOLATION"
 
 
 def test_a_mean_over_another_number_of_clients_passes():
-    """Its unit looks like that of the mean: what is only guessed must not refute."""
+    """Its scale resembles that of the mean: a guessed aggregate must not refute the claim."""
     release = noised_sum(1)
     assert outcome(lambda updates: release(updates) / 128, dim=5_000) == "PASS"
 
@@ -216,13 +216,13 @@ def test_more_noise_than_claimed_passes_and_far_too_much_hides_the_canaries():
         {"scale": 1.0},
     ],
 )
-def test_unusual_settings(settings):
+def test_unusual_settings_pass_and_half_the_noise_fails(settings):
     made = {"epsilon": settings.get("epsilon", 3.0), "norm": settings.get("clip_norm", 1.0)}
     assert outcome(noised_sum(2, **made), **settings) == "PASS"
     assert outcome(noised_sum(2, factor=0.5, **made), **settings) == "VIOLATION"
 
 
-def test_correlated_noise():
+def test_correlated_noise_passes_and_too_little_of_it_fails():
     tree, banded = TreeNoise(rounds=8), BandedNoise.for_prefix_sums(8, bands=3)
     strongest = max(tree.strength([number]) for number in range(1, 9)) ** 0.5
 
@@ -243,14 +243,14 @@ def test_correlated_noise():
         assert outcome(noised(noise, factor * multiplier()), adjacency="replace-one", **settings) == "VIOLATION"
 
 
-def test_underpowered_raises_and_says_what_to_do():
+def test_underpowered_raises_with_a_remedy():
     with pytest.raises(AssertionError, match="raise clients or most_calls") as failed:
         assert_private(noised_sum(1, epsilon=0.01), epsilon=0.01, delta=DELTA, dim=200, most_calls=50)
     assert "UNDERPOWERED" in str(failed.value)
 
 
 def test_a_narrow_failure_is_repeated_with_other_canaries():
-    """With 15 % less noise many checks fail narrowly; a repetition decides."""
+    """With 15 % less noise many checks fail narrowly, and a repetition decides."""
     ends = {}
     for seed in SEEDS_OF_NARROW_FAILURES:
         result = check_private(noised_sum(seed, factor=0.85), **CLAIM, seed=seed)
@@ -261,7 +261,7 @@ def test_a_narrow_failure_is_repeated_with_other_canaries():
 
 
 def test_planned_calls_reach_the_planned_power():
-    """Against a simulation of the test itself: scores N(1/z', 1) and their mean against 1/z."""
+    """Oracle: a simulation of the test, with scores N(1/z', 1) and their mean compared with 1/z."""
     rng, noise = np.random.default_rng(1), multiplier()
     plan = plan_calls(10, 10_000, noise=noise, delta=DELTA, most_calls=1_000)
     assert plan.calls % plan.groups == 0
@@ -272,7 +272,7 @@ def test_planned_calls_reach_the_planned_power():
     assert np.mean(means > critical) > 0.97
 
 
-def test_the_result_can_be_written_and_read():
+def test_the_result_survives_json():
     result = check_private(noised_sum(1), **CLAIM)
     again = AuditResult.from_dict(json.loads(json.dumps(json_ready(result.to_dict()))))
     assert again.epsilon == result.epsilon
@@ -339,7 +339,7 @@ def test_a_wrong_release_is_one_line(released, message):
     assert "\n" not in str(error.value)
 
 
-def test_half_precision_of_torch_and_jax():
+def test_half_precision_of_torch_and_jax_is_accepted():
     torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax.numpy")
     release = noised_sum(1)
     assert outcome(lambda updates: torch.from_numpy(release(updates)).bfloat16().requires_grad_()) == "PASS"
@@ -355,7 +355,7 @@ def test_progress_counts_the_calls():
     assert seen == [(done, calls) for done in range(1, calls + 1)]
 
 
-def test_errors_of_the_function_come_through():
+def test_errors_of_the_function_are_raised():
     def broken(updates):
         raise ZeroDivisionError("mine")
 

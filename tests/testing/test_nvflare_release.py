@@ -1,4 +1,4 @@
-"""NVFlare filters under test. They need an environment of their own: `python -m studies.other_frameworks` runs them."""
+"""NVFlare filters under test. They need a separate environment: `python -m studies.other_frameworks` runs them."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def _fixed_noise():
 
 
 class GaussianFilter(DXOFilter):
-    """A site's clip and noise, as people write it."""
+    """A site's clip and noise, as users write it."""
 
     def __init__(self, noise_multiplier, clip_norm=1.0):
         super().__init__(supported_data_kinds=None, data_kinds_to_filter=None)
@@ -69,8 +69,8 @@ def test_percentile_privacy_adds_no_noise_and_fails():
     assert check_private(filter_release(PercentilePrivacy()), **CHECK).epsilon > 100
 
 
-def test_svt_privacy_does_not_keep_its_epsilon():
-    """Its `epsilon` is for the selection of coordinates alone; the release of their values is not counted in it."""
+def test_svt_privacy_exceeds_its_epsilon():
+    """Its `epsilon` covers only the selection of coordinates, not the release of their values."""
     result = check_private(filter_release(SVTPrivacy()), **CHECK | {"epsilon": 0.1})
     assert str(result.verdict.outcome) == "VIOLATION"
 
@@ -81,7 +81,7 @@ def test_the_filters_run_in_order_for_each_site_and_the_replies_are_summed():
     np.testing.assert_allclose(release(rows), (rows / np.linalg.norm(rows, axis=1)[:, None]).sum(axis=0), atol=1e-12)
 
 
-def test_what_cannot_be_tested_is_rejected_with_a_remedy():
+def test_unsupported_filters_are_rejected_with_a_remedy():
     with pytest.raises(TypeError, match="filters must be filters of NVFlare, at least one"):
         filter_release()
     with pytest.raises(TypeError, match="filters must be filters of NVFlare, at least one"):

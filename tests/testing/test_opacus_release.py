@@ -1,4 +1,4 @@
-"""An Opacus optimizer under test: its own clip and noise, in every mode that clips per-example gradients."""
+"""An Opacus optimizer under test: its clip and noise, in every mode that clips per-example gradients."""
 
 import sys
 from pathlib import Path
@@ -74,16 +74,16 @@ def test_an_optimizer_that_does_not_clip_fails():
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_the_release_without_noise_is_the_sum_of_the_clipped_gradients(reduction):
-    """By hand in numpy, whatever the optimizer divides by."""
+    """Oracle: numpy, for every divisor of the optimizer."""
     optimizer = make(noise=0.0, norm=2.0, loss_reduction=reduction)
     rows = np.random.default_rng(1).normal(size=(5, dim_of(optimizer)))
-    rows[0] *= 1.0 / np.linalg.norm(rows[0])  # shorter than the clip norm, so it stays as it is
+    rows[0] *= 1.0 / np.linalg.norm(rows[0])  # at most the clip norm, so it is not clipped
     clipped = rows * np.minimum(1.0, 2.0 / np.linalg.norm(rows, axis=1))[:, None]
     np.testing.assert_allclose(optimizer_release(optimizer)(rows), clipped.sum(axis=0), atol=1e-5)
 
 
-def test_the_optimizer_that_make_private_returned_is_left_as_it_was():
-    """Parameters, gradients, clip norm and the accountant's history."""
+def test_the_optimizer_of_make_private_is_not_modified():
+    """Neither parameters, gradients, clip norm nor the accountant's history change."""
     model, data = network(), torch.utils.data.TensorDataset(torch.randn(64, 40), torch.zeros(64, dtype=torch.long))
     engine = PrivacyEngine()
     model, optimizer, loader = engine.make_private(
@@ -105,7 +105,7 @@ def test_the_optimizer_that_make_private_returned_is_left_as_it_was():
         assert p.summed_grad is None
     assert optimizer.step_hook is hook
     assert engine.accountant.history == []
-    optimizer.step()  # training goes on
+    optimizer.step()  # training continues
     assert engine.accountant.history[0][2] == 1
 
 
@@ -118,7 +118,7 @@ def test_an_adaptive_clip_starts_every_call_from_the_same_norm():
     assert (optimizer.sample_size, optimizer.unclipped_num) == (0, 0)
 
 
-def test_what_cannot_be_tested_is_rejected_with_a_remedy():
+def test_unsupported_optimizers_are_rejected_with_a_remedy():
     with pytest.raises(TypeError, match="optimizer must be the one that make_private returned"):
         optimizer_release(torch.optim.SGD(network().parameters(), 0.1))
     with pytest.raises(ValueError, match='grad_sample_mode="hooks"'):

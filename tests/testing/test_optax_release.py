@@ -1,4 +1,4 @@
-"""A transformation of Optax under test, in a process of its own: one with JAX's threads must not fork, and tests do."""
+"""An Optax transformation under test, in its own process: a process with JAX's threads must not fork, and tests do."""
 
 import json
 import subprocess
@@ -85,17 +85,17 @@ def test_faulty_transformations_fail_with_their_fault(found, case, fault):
     assert fault in likely
 
 
-def test_every_call_draws_noise_of_its_own(found):
+def test_every_call_adds_fresh_noise(found):
     first, second = found["noise of two calls"]
     assert first != second
 
 
 def test_a_tree_without_noise_is_the_mean_of_the_clipped_rows(found):
-    """Leaves stand in the order of JAX's trees, sorted by name, on the way in and on the way out."""
+    """Rows and releases list the leaves in JAX's order, sorted by name."""
     assert found["exact"] < 1e-6
 
 
-def test_what_cannot_be_tested_is_rejected_with_a_remedy(found):
+def test_unsupported_transformations_are_rejected_with_a_remedy(found):
     assert found["not summed"][0] == "ValueError"
     assert "pass the code that clips and sums them as aggregate=…" in found["not summed"][1]
     assert found["wrong size"] == [

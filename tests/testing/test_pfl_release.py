@@ -1,4 +1,4 @@
-"""Mechanisms of pfl under test. pfl needs an environment of its own: `python -m studies.other_frameworks` runs these."""
+"""pfl mechanisms under test. pfl needs a separate environment: `python -m studies.other_frameworks` runs these."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def test_half_the_noise_and_a_missing_clip_fail(mechanism, fault):
 
 
 def test_a_local_mechanism_is_tested_with_one_client():
-    """Its noise is on every user's update, so the sum of a hundred of them has ten times the noise."""
+    """It adds noise to every user's update, so the sum of a hundred has ten times the noise."""
     assert_private(mechanism_release(GaussianMechanism(1.0, NOISE)), clients=1, **CHECK)
     with pytest.raises(AssertionError, match="VIOLATION"):
         assert_private(mechanism_release(GaussianMechanism(1.0, NOISE / 2)), clients=1, **CHECK)
@@ -60,7 +60,7 @@ def test_the_release_without_noise_is_the_sum_of_the_clipped_updates():
     np.testing.assert_allclose(release(rows), clipped.sum(axis=0), atol=1e-6)
 
 
-def test_what_cannot_be_tested_is_rejected_with_a_remedy():
+def test_unsupported_mechanisms_are_rejected_with_a_remedy():
     with pytest.raises(TypeError, match="mechanism must be a postprocessor of pfl"):
         mechanism_release(print)
     with pytest.raises(ValueError, match="pass clip_norm=20"):

@@ -1,4 +1,4 @@
-"""The pytest plugin, in pytest runs of their own."""
+"""The pytest plugin, in separate pytest runs."""
 
 import subprocess
 import sys
@@ -53,7 +53,7 @@ def run_pytest(folder, *arguments):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
-def test_fixture_marker_and_properties(tmp_path):
+def test_the_plugin_provides_fixture_marker_and_properties(tmp_path):
     done = run_pytest(tmp_path, "--junit-xml", str(tmp_path / "out.xml"))
     assert "1 failed, 3 passed" in done.stdout
     assert "half_the_noise is not (3, 1e-05)-private for one call: VIOLATION" in done.stdout

@@ -1,4 +1,4 @@
-"""The examples of docs/how-to/testing.md run, and the page has room for its study."""
+"""The examples of docs/how-to/testing.md run, and the page has the markers of its study."""
 
 import re
 import sys
@@ -20,8 +20,8 @@ def test_the_first_example_passes():
     names["test_my_aggregate_is_private"]()
 
 
-def test_the_message_on_the_page_is_that_of_half_the_noise():
-    """Of the first example with a generator of seed 1 and a scale of 0.7."""
+def test_the_message_on_the_page_matches_half_the_noise():
+    """The first example with a generator of seed 1 and a scale of 0.7."""
     code = re.findall(r"```python\n(.*?)```", PAGE, re.S)[0]
     names = {}
     exec(code.replace("default_rng()", "default_rng(1)").replace("scale=1.4", "scale=0.7"), names)

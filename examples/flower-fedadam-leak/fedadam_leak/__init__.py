@@ -1,1 +1,1 @@
-"""Noise after the optimiser: a DP wrapper around FedAdam, caught by coalmine."""
+"""Noise after the optimiser: a DP wrapper around FedAdam, detected by coalmine."""

@@ -17,5 +17,5 @@ def train_digits(message: Message, context: Context) -> Message:
     part = int(node.get("partition-id", node.get("data-part", 0)))
     data = partition(part, int(settings["clients"]))
     model = train(message.content["arrays"], data, int(settings["local-epochs"]), float(settings["learning-rate"]))
-    metrics = MetricRecord({"num-examples": 1})  # all weigh the same, for the noise is sized for that
+    metrics = MetricRecord({"num-examples": 1})  # equal weights, which the noise assumes
     return Message(RecordDict({"arrays": model, "metrics": metrics}), reply_to=message)

@@ -1,4 +1,4 @@
-"""The server: FedAdam in a wrapper that adds noise to the model that Adam made, not to what Adam is fed."""
+"""The server: FedAdam in a wrapper that adds noise to the model after Adam's step instead of to Adam's input."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ app = ServerApp()
 
 
 def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-    """How good the model is after a round."""
+    """Accuracy of the model after a round."""
     return MetricRecord({"accuracy": accuracy(arrays)})
 
 

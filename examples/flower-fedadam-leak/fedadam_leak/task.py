@@ -6,12 +6,12 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from sklearn.datasets import load_digits
 
-TEST = 297  # examples that nobody trains on
+TEST = 297  # examples held out for testing
 
 
 @cache
 def digits() -> tuple[np.ndarray, np.ndarray]:
-    """1,797 images of 64 pixels, and what they show."""
+    """1,797 images of 64 pixels, and their labels."""
     bunch = load_digits()
     return (bunch.data / 16).astype(np.float32), bunch.target
 
@@ -55,7 +55,7 @@ def train(record: ArrayRecord, data: tuple[np.ndarray, np.ndarray], epochs: int,
 
 
 def accuracy(record: ArrayRecord) -> float:
-    """On the examples that nobody trains on."""
+    """Accuracy on the held-out examples."""
     images, labels = digits()
     _, odds = forward([array.numpy() for array in record.values()], images[-TEST:])
     return float((odds.argmax(axis=1) == labels[-TEST:]).mean())

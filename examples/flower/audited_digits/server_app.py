@@ -14,7 +14,7 @@ app = ServerApp()
 
 
 def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-    """How good the model is after a round."""
+    """Accuracy of the model after a round."""
     return MetricRecord({"accuracy": accuracy(arrays)})
 
 

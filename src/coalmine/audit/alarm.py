@@ -1,8 +1,8 @@
-"""An alarm during training: it may be asked after every round, and errs no more often for that.
+"""An alarm during training: it may be checked after every round without erring more often.
 
-Scores give evidence that is valid whenever one looks (`coalmine.estimators.sequential`). Gauges, single rounds and the
-sampler are tested at looks that grow further apart, and each look spends a part of their level. In all, a true claim raises
-the alarm in at most 0.25 % of runs; the verdict at the end has its own 1 %.
+The evidence from scores is valid at any time (`coalmine.estimators.sequential`). Gauges, single rounds and the sampler are
+tested at looks that grow further apart, and each look spends a part of their level. In total, a true claim raises the alarm
+in at most 0.25 % of runs; the verdict at the end has its own 1 %.
 """
 
 import math
@@ -36,19 +36,18 @@ from coalmine.storage.record import Settings, presentation_counts
 from coalmine.storage.rounds_file import Entry, Round
 
 EVIDENCE_LEVEL = 0.002
-GAUGE_LEVEL = 3.5e-5  # of each gauge that can prove something, twelve of them, and of the test of single rounds
-SAMPLER_LEVEL = 4e-5 / 16  # of each test of the sampler
-APART = 1.25  # a look at the gauges comes when there are so many times as many rounds as at the last
-MANY_ROUNDS = (
-    4096  # as if there were so many, at least: short sketches of each are enough, and every look compares them
-)
+GAUGE_LEVEL = 3.5e-5  # level of each of the twelve gauges that can prove a violation, and of the test of single rounds
+SAMPLER_LEVEL = 4e-5 / 16  # level of each test of the sampler
+APART = 1.25  # the next look at the gauges comes at this multiple of the rounds at the last one
+MANY_ROUNDS = 4096  # fewest rounds to plan for: short sketches are enough, since every look compares them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alarm:
     """The claim was refuted after `round`. `verdict` holds the facts; `reason` is the sentence made of them.
 
-    `evidence` is how many times likelier the scores so far are with less noise than claimed, averaged over how much less.
+    `evidence` is the likelihood ratio of the scores so far: less noise than claimed, averaged over how much less, against
+    the claim.
     """
 
     round: int
@@ -57,14 +56,14 @@ class Alarm:
 
     @property
     def reason(self) -> str:
-        """What is wrong, in one sentence."""
+        """The verdict's reason, in one sentence."""
         return self.verdict.reason
 
     def __str__(self) -> str:
         return f"alarm in round {self.round}: {self.reason}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Round, evidence, and the facts as a verdict has them, for JSON."""
+        """Round, evidence, and the verdict's facts, for JSON."""
         return {"round": self.round, "evidence": self.evidence, **self.verdict.to_dict()}
 
     @classmethod
@@ -79,18 +78,18 @@ class Alarm:
 
 
 class ViolationError(RuntimeError):
-    """Raised to stop a training whose claim was refuted; `alarm` says by what."""
+    """Raised to stop training once its claim is refuted; `alarm` has the reason."""
 
     def __init__(self, alarm: Alarm) -> None:
-        super().__init__(f"{alarm}. The training was stopped, as on_violation says")
+        super().__init__(f"{alarm}. Training was stopped, as on_violation requests")
         self.alarm = alarm
 
 
 class AlarmReader:
-    """Takes one round after another; `alarm` is the first there was, and stays.
+    """Takes one round after another; `alarm` keeps the first alarm.
 
-    The number of participations must be the claim's, or that of the audit's own schedule; else it is taken as 1, the least
-    that the claim can mean. Under correlated noise without a claimed sensitivity that is taken as 1 too.
+    The number of participations comes from the claim or from the audit's own schedule. Otherwise it is taken as 1, the
+    smallest that the claim can mean. Under correlated noise, a sensitivity that is not claimed is taken as 1 too.
     """
 
     def __init__(self, settings: Settings, claim: Claim) -> None:
@@ -106,7 +105,7 @@ class AlarmReader:
         self._states_noise = True
         self._follows_schedule = True
         self._gauges = GaugeReader(settings, max(settings.rounds or 0, MANY_ROUNDS))
-        self._told = StatedReader(settings)
+        self._stated = StatedReader(settings)
         self._entries: list[Entry] = []
         loosely = replace(claim, epsilon=min(ROUNDED * claim.epsilon, LARGEST_CLAIM))  # printed claims are rounded
         self._evidence = RunningEvidence(self._case(loosely).noise)
@@ -119,17 +118,17 @@ class AlarmReader:
 
     @property
     def evidence(self) -> float:
-        """How many times likelier the scores so far are with less noise than claimed; `needed` raises the alarm."""
+        """The likelihood ratio of the scores so far, less noise against the claim; the alarm is raised at `needed`."""
         return math.exp(min(self._evidence.log, 700.0))
 
     @property
     def needed(self) -> float:
-        """The evidence at which the alarm is raised: a true claim gets there in at most 1 of so many runs."""
+        """The evidence at which the alarm is raised: a true claim reaches it in at most 1 of this many runs."""
         return 1 / EVIDENCE_LEVEL
 
     @property
     def measured_noise(self) -> float | None:
-        """The noise multiplier that the scores so far show, None before there are any or where they show none."""
+        """The noise multiplier measured from the scores so far; None if there are none, or if their mean is not positive."""
         return 1 / self._evidence.mean if self._evidence.mean > 0 else None
 
     def add(self, look: Look) -> None:
@@ -145,10 +144,10 @@ class AlarmReader:
         self._times[item.present] += 1
         self._entries.append(Entry.of(item))
         if self._settings.noise is not None and self._states_noise and item.noise_std is None:
-            return  # correlated noise of unknown size: its rounds can no longer be taken apart
+            return  # correlated noise of unknown std: its rounds can no longer be separated
         look = self._looker.look(item)
         self._gauges.add(look)
-        self._told.add(look)
+        self._stated.add(look)
         if self._expected is not None and self._claim.participations is None and self._sampled is None:
             self._follows_schedule &= bool((self._times <= self._expected).all())
         if self._follows_schedule:
@@ -161,7 +160,7 @@ class AlarmReader:
         if view is not None:
             members = np.ones(view.present.size, dtype=bool)
         elif look.plain is not None and self._settings.noise is None:
-            # real updates are alike from round to round, so a canary's second score is not independent of its first
+            # real updates are similar from round to round, so a canary's second score is not independent of its first
             view = look.plain
             members = ~self._in_plain[view.present]
             self._in_plain[view.present] = True
@@ -204,7 +203,7 @@ class AlarmReader:
         )
 
     def _look_at_gauges(self) -> None:
-        """Gauges, stated noise and sampler, at a level that this look may spend."""
+        """Test gauges, stated noise and sampler, at this look's share of the level."""
         count = len(self._entries)
         self._looks, self._next_look = self._looks + 1, max(count + 1, math.ceil(APART * count))
         if self.alarm is not None or not self._follows_schedule:
@@ -217,15 +216,15 @@ class AlarmReader:
             self._raise(replace(proof(proofs[0], case), evidence=also))
             return
         stated = stated_too_little(case) if case.times is not None and case.times <= count else None
-        found = stated or self._sampler_facts()
-        if found is not None:
-            self._raise(found)
+        facts = stated or self._sampler_facts()
+        if facts is not None:
+            self._raise(facts)
 
     def _sampler_facts(self) -> Verdict | None:
-        """What the sampler does where that refutes the claim."""
+        """The verdict on the sampler if it refutes the claim."""
         if self._sampled is None or not self._claim.sampler_observed:
             return None
-        leg = self._sampled.sampling_leg(self._entries, self._settings, self._told.clip_norms)
+        leg = self._sampled.sampling_leg(self._entries, self._settings, self._stated.clip_norms)
         certain = leg.p_value is not None and leg.p_value < spent_level(SAMPLER_LEVEL, self._looks)
         return leg if leg.outcome == VIOLATION and certain else None
 
@@ -234,9 +233,9 @@ class AlarmReader:
         evidence = Evidence(
             delta=settings.delta,
             planned=None if self._expected is None else int(self._expected.max()),
-            shown=int(self._times.max()),
-            rounds=self._told.round_scores(),
-            stated=self._told.stated_noise(),
+            presentations=int(self._times.max()),
+            rounds=self._stated.round_scores(),
+            stated=self._stated.stated_noise(),
             correlated=settings.noise is not None,
         )
         needs = None if sampled is None else (sampled.tested, sampled.sampling)

@@ -1,4 +1,4 @@
-"""The object that users put into their training loop: canaries in, vectors observed, a ladder of adversaries out."""
+"""The audit in a training loop: it makes canaries, observes rounds, and returns a ladder of adversaries."""
 
 import math
 import warnings
@@ -69,14 +69,14 @@ Returned = TypeVar("Returned")
 def _one_thread(
     method: Callable[Concatenate["Audit", Parameters], Returned],
 ) -> Callable[Concatenate["Audit", Parameters], Returned]:
-    """A method that changes the audit: one thread at a time may call it, and no forked process."""
+    """Guard a method that changes the audit: one thread at a time may call it, and no forked process."""
 
     @wraps(method)
     def guarded(self: "Audit", /, *arguments: Parameters.args, **options: Parameters.kwargs) -> Returned:
         with self._writer:
-            found = method(self, *arguments, **options)
-        self._sound_alarm()
-        return found
+            returned = method(self, *arguments, **options)
+        self._report_alarm()
+        return returned
 
     return guarded
 
@@ -84,23 +84,27 @@ def _one_thread(
 class Audit:
     """An audit of one training run.
 
-    `canaries` are observed: they take part. `unobserved` ones (default: ten times as many, or all the room there is)
-    never do, and show what an absent canary scores; unobserved canary j borrows the rounds of observed canary j modulo
-    `canaries`. `seed` makes them all and is a secret until the run is over; the audit publishes a commitment to it.
+    `canaries` are observed: they take part in training. `unobserved` ones (default: ten times as many, or as many as fit)
+    never do; they show the scores of absent canaries. Unobserved canary j is assigned the rounds of observed canary j
+    modulo `canaries`. `seed` determines them all and stays secret until the run is over; the audit publishes a commitment
+    to it.
 
-    `rounds` and `presentations` are for `canaries_in_round`: each canary in `presentations` rounds, one in each of as many
-    periods; a sequence makes groups. `sampling`, a Poisson or another scheme, stands in their place where nobody knows who
-    takes part in which round: `canaries_in_round` follows it, and `result` has the rung unknown-round. `momentum` is the
-    server's, and is undone where rounds are compared. `noise` says how the noise of rounds is correlated: a TreeNoise or a
-    BandedNoise of `coalmine.estimators.correlated`: the attacker of known-others then whitens it. `layers`, names and
-    sizes, give gauges of their own. `scores` are attacks of your own: each is called in every round as attack(round_number,
-    model_delta, canaries, previous) and returns a score for every canary, observed first; `previous` is what it returned
-    the round before, None at first. With a `directory` every round is on disk at once, and an audit made again with the
-    same arguments goes on where that directory ends. A `claim` given here is committed to before round 1 and judged by
-    `result`; of one that is given only there nobody can verify that it was made in advance. `on_violation` says what to do
-    as soon as a round refutes that claim (see `alarm`): "warn" gives a RuntimeWarning, "raise" stops the training with a
-    ViolationError, and a function is called with the Alarm. A `deferred` audit measures a round beside whatever comes next,
-    on its GPU or in a thread, and records it when the next round comes, or on `flush`.
+    `rounds` and `presentations` are for `canaries_in_round`: each canary takes part in `presentations` rounds, one in each
+    of as many periods; a sequence makes groups. `sampling`, a Poisson or another scheme, replaces them if the rounds of a
+    client are hidden: `canaries_in_round` follows it, and `result` has the rung unknown-round. `momentum` is the server's,
+    and is undone where rounds are compared. `noise` is the correlation of the noise between rounds, a TreeNoise or a
+    BandedNoise of `coalmine.estimators.correlated`; the attacker of known-others then whitens it. `layers`, names and
+    sizes, each get their own gauge.
+
+    `scores` are your own attacks. Each is called in every round as attack(round_number, model_delta, canaries, previous) and
+    returns a score for every canary, observed first; `previous` is its return value of the round before, None at first.
+
+    With a `directory` every round is written to disk at once, and an audit made again with the same arguments resumes where
+    that directory ends. A `claim` given here is committed to before round 1 and judged by `result`. If it is given only to
+    `result`, nobody can verify that it was made in advance. `on_violation` is the reaction to a round that refutes the claim
+    (see `alarm`): "warn" gives a RuntimeWarning, "raise" stops training with a ViolationError, and a function is called with
+    the Alarm. A `deferred` audit measures a round in parallel with the work that follows, on its GPU or in a thread. It
+    records the round when the next one comes, or on `flush`.
 
     >>> audit = Audit(dim=10_000, canaries=1_000, seed=b"a secret", delta=1e-6, rounds=2)
     >>> rng = np.random.default_rng(0)
@@ -175,21 +179,21 @@ class Audit:
         """An audit of a model as its framework holds it: a dict, list, tuple or nested tree of arrays.
 
         The arrays may be numpy's, torch's or jax's, of different precisions, bfloat16 included. `updates` and `update`
-        return the same structure, `observe_round` and `observe_final` take it. Each array gets a noise gauge of its own.
-        Integers, flags and torch parameters that require no gradient beside others that do hold no canary: their updates
-        are zeros. Leave out whatever else is not trained, as it gets no noise.
+        return the same structure, `observe_round` and `observe_final` take it. Each array gets its own noise gauge. Integers
+        and flags hold no canary: their updates are zeros. Neither do torch parameters that require no gradient, if others
+        do. Leave out whatever else is not trained, as it gets no noise.
 
-        The coordinates are cut into `blocks`, by default as few as there can be of at most 2^24 - 1, and each has
-        canaries of its own: no flat copy of the model is ever made. A model of one block has the canaries that
-        `Audit(dim)` gives a flat vector. Blocks are part of what the audit commits to. `scores` of your own take one flat
-        vector if the model is one block; in several they take `model_delta` as you pass it, and `BlockedCanaries`.
+        The coordinates are split into `blocks`, by default the fewest of at most 2^24 - 1, and each block has its own
+        canaries: no flat copy of the model is ever made. A model of one block has the same canaries as a flat vector has
+        in `Audit(dim)`. The audit commits to the blocks too. Your own `scores` take one flat vector if the model is one
+        block; with several they take `model_delta` as you pass it, and `BlockedCanaries`.
 
-        With `reduce`, several processes audit one model: each passes its own shards, which together are the model, makes
-        the audit with the same other arguments, and calls the same methods with the same facts; `reduce` sums numbers over
-        them (`coalmine.integrations.torch_distributed.reduce_over` makes one). One sum a round crosses processes, of some
-        numbers for each canary. Rank 0 holds the log, the directory and the result. Where each process holds the whole
-        model, say that it is `replicated`: then `model_delta` is the same on every rank, and `others` is the sum of a
-        rank's own clients or examples.
+        With `reduce`, several processes audit one model. Each passes its own shards, which together are the model, makes the
+        audit with the same other arguments, and calls the same methods with the same facts. `reduce` sums numbers over
+        the processes (`coalmine.integrations.torch_distributed.reduce_over` makes one). Once a round, the processes sum a
+        few numbers per canary. Rank 0 holds the log, the directory and the result. If each process holds the whole model,
+        pass `replicated=True`: then `model_delta` is the same on every rank, and `others` is the sum of a rank's own
+        clients or examples.
 
         >>> model = {"weights": np.zeros((100, 90), np.float32), "bias": np.zeros(90, np.float16)}
         >>> audit = Audit.for_model(model, canaries=100, seed=b"a secret", delta=1e-6)
@@ -199,11 +203,11 @@ class Audit:
         seed = secret_seed(seed)
         ranks = Ranks(reduce)
         layout = Layout.of(parameters, ranks, blocks=blocks, replicated=replicated)
-        made: list[tuple[Settings, Claim | None]] = []
+        checked: list[tuple[Settings, Claim | None]] = []
 
-        def settle() -> None:
+        def check() -> None:
             if ranks.several and scores:
-                raise ValueError("scores of your own need a model that is in one process")
+                raise ValueError("your own scores need a model that is in one process")
             settings = checked_settings(
                 layout.dim,
                 canaries=canaries,
@@ -221,10 +225,10 @@ class Audit:
                 shards=layout.shards,
             )
             _check_on_violation(on_violation, claim)
-            made.append((settings, Claim.of(claim)))
+            checked.append((settings, Claim.of(claim)))
 
-        ranks.together(settle)  # an argument that one rank cannot take ends them all
-        settings, promised = made[0]
+        ranks.gather(check)  # an argument that one rank rejects stops them all
+        settings, promised = checked[0]
         check_same(
             ranks,
             seed=bytes(key_from_seed(seed).to_bytes(16, "little")),
@@ -236,7 +240,7 @@ class Audit:
         audit._begin(settings, seed, scores, directory, promised, on_violation, deferred, layout, ranks)
         return audit
 
-    _elsewhere: "_Elsewhere | None" = None
+    _remote_log: "_RemoteLog | None" = None
 
     def _begin(
         self,
@@ -273,18 +277,18 @@ class Audit:
                     statement, log = home.read_statement(), home.open_log()
                 except BaseException:
                     if home is not directory:
-                        home.close()  # else it stays locked for as long as somebody keeps the error
+                        home.close()  # otherwise it stays locked for as long as the error is kept
                     raise
             opened.append((home, log))
             return {"commitment": vars(commitment), "statement": vars(statement)} | _state_of(log)
 
-        run = ranks.together(open_run)[0]
+        run = ranks.gather(open_run)[0]
         home, log = opened[0] if opened else (None, RoundLog())
         statement, commitment = Statement(**run["statement"]), Commitment.from_dict(run["commitment"])
         on_host = None if layout is None else layout.on_host
         self._set_up(settings, statement, seed, commitment, log, scores, home, tree, ranks, on_host)
         if ranks.rank:
-            self._elsewhere = _Elsewhere.of(run)
+            self._remote_log = _RemoteLog.of(run)
         self._deferred = deferred
         if on_violation is not None:
             self.watch(on_violation)
@@ -318,7 +322,7 @@ class Audit:
                 self._canaries = kind(settings.total, settings.dim, seed=seed)
         except MemoryError:
             raise ValueError(
-                f"{settings.total:,} canaries of {settings.dim:,} numbers must fit into memory, and do not: use fewer"
+                f"{settings.total:,} canaries of {settings.dim:,} numbers do not fit in memory: use fewer"
             ) from None
         self._key = SecretBytes(schedule_key(seed))
         self._writer = OneWriter("the audit")
@@ -330,13 +334,11 @@ class Audit:
         self._deferred = False
         self._claim = None if statement.claim is None else Claim.from_dict(statement.claim)
         self._pending: _Pending | None = None
-        self._beside: ThreadPoolExecutor | None = None
+        self._worker: ThreadPoolExecutor | None = None
         self._finisher: Callable[..., AuditResult] | None = None
         self._on_violation: tuple[Claim, OnViolation] | None = None
-        self._watched: tuple[Claim, AlarmReader] | None = (
-            None  # the claim that was last asked about, and what is known of it
-        )
-        self._unsounded: Alarm | None = None
+        self._watched: tuple[Claim, AlarmReader] | None = None  # the claim last checked for an alarm, and its reader
+        self._new_alarm: Alarm | None = None
         self._recall_scores()
 
     def _recall_scores(self) -> None:
@@ -352,7 +354,7 @@ class Audit:
         self.close()
 
     def close(self) -> None:
-        """Record a round that is still being measured, and unlock the directory. A closed audit observes nothing more."""
+        """Record a round that is still being measured, and unlock the directory. A closed audit observes no more rounds."""
         if not self._writer.is_here:  # a forked process closes only itself
             return
         try:
@@ -362,7 +364,9 @@ class Audit:
                 self.directory.close()
 
     def __reduce__(self) -> NoReturn:
-        refuse_copy("an Audit", "Audit.save it and Audit.load the copy, or make a second Audit with another directory")
+        refuse_copy(
+            "an Audit", "use Audit.save and Audit.load for a copy, or make a second Audit with another directory"
+        )
 
     def __repr__(self) -> str:
         if "_log" not in vars(self):
@@ -373,37 +377,39 @@ class Audit:
     def demonstration(self) -> bool:
         """Whether the seed can be guessed: a number below 2^64, or fewer than 8 bytes.
 
-        Such an audit is for studies and tests: anybody can find its canaries from the commitment.
+        Such an audit is for studies and tests: anyone can find its canaries from the commitment.
         """
         return self._statement.demonstration
 
     @property
     def rank(self) -> int:
-        """Which of the processes that audit a model together this one is, counted from 0; rank 0 holds the result."""
+        """The number of this process among those that audit the model, from 0; rank 0 holds the result."""
         return self._ranks.rank
 
-    def _at_home(self) -> RoundLog:
-        """The log, where it is; ValueError on another rank."""
-        if self._elsewhere is not None:
-            raise ValueError(f"rank 0 holds the log and the result of this audit, ask there; this is rank {self.rank}")
+    def _own_log(self) -> RoundLog:
+        """The log; ValueError on a rank that does not hold it."""
+        if self._remote_log is not None:
+            raise ValueError(
+                f"rank 0 holds the log and the result of this audit; this is rank {self.rank}, so call it on rank 0"
+            )
         return self._log
 
     @property
     def log(self) -> RoundLog:
-        """Everything observed so far; rank 0 has it."""
+        """Everything observed so far; on rank 0 only."""
         self.flush()
-        return self._at_home()
+        return self._own_log()
 
     @property
     def log_digest(self) -> str:
-        """A digest of all rounds recorded so far: note it elsewhere, and nobody can change them unnoticed."""
-        return self._at_home().digest
+        """A digest of all rounds recorded so far. Store it elsewhere, and no change of them goes unnoticed."""
+        return self._own_log().digest
 
     @property
     def last_round(self) -> int:
         """Number of the last observed round, 0 before the first."""
-        if self._elsewhere is not None:
-            return self._elsewhere.last
+        if self._remote_log is not None:
+            return self._remote_log.last
         return self._pending.number if self._pending else max(self._log.numbers, default=0)
 
     @cached_property
@@ -411,18 +417,16 @@ class Audit:
         return canary_schedule(self.settings, self._key)
 
     def canaries_in_round(self, round_number: int) -> Indices:
-        """The canaries that take part in a round, counted from 1: by `sampling`, or spread over the run without it."""
+        """The canaries that take part in a round, counted from 1: by `sampling`, or otherwise spread over the run."""
         number, rounds = whole_number("round_number", round_number, minimum=1), self.settings.rounds
         if rounds is None:
-            raise ValueError(
-                "canaries_in_round needs to know how many rounds there are: give Audit(…, rounds=) or sampling="
-            )
+            raise ValueError("canaries_in_round needs the number of rounds: pass rounds= or sampling= to Audit")
         if number > rounds:
             raise ValueError(f"round_number must be at most rounds = {rounds}, got {number}")
         return self._schedule(number)
 
     def sampled_canaries(self, round_number: int, sampling_probability: float) -> Indices:
-        """The canaries that take part in a round under Poisson sampling: the same whenever it is asked."""
+        """The canaries that take part in a round under Poisson sampling; the same in every call."""
         number = whole_number("round_number", round_number, minimum=1)
         probability = one_number("sampling_probability", sampling_probability)
         if not 0 <= probability <= 1:
@@ -430,7 +434,7 @@ class Audit:
         return sample_canaries(self.settings.canaries, probability, round_number=number, key=self._key)
 
     def canary_rows(self, rows: int) -> npt.NDArray[np.int64]:
-        """For each canary a row of a data set with so many rows, secret as the seed is.
+        """A row for each canary, in a data set with this many rows; as secret as the seed.
 
         A canary that takes part exactly when the pipeline picks its row shows how the pipeline samples.
         """
@@ -438,11 +442,11 @@ class Audit:
 
     @property
     def rotated_canaries(self) -> RotatedCanaries:
-        """The canaries themselves, for an integration that computes with them inside of its framework's compiler."""
-        found = None if self._pieces is not None else self._canaries
-        if not isinstance(found, RotatedCanaries):
+        """The canaries themselves, for an integration that computes with them inside its framework's compiler."""
+        canaries = None if self._pieces is not None else self._canaries
+        if not isinstance(canaries, RotatedCanaries):
             raise ValueError("only rotated canaries of a model in one block can be compiled into a training step")
-        return found
+        return canaries
 
     def updates(
         self, present: Iterable[SupportsIndex], clip_norm: float, *, scale: float = 1.0, like: Any = None
@@ -450,7 +454,7 @@ class Audit:
         """The sum of the present canaries' updates, each of norm scale·clip_norm (Proj, Algorithm 2).
 
         `like` is an array or tensor whose kind, dtype and device the sum takes. A sum cannot be clipped client by client:
-        to audit the clip itself, send each canary's `update` with scale 10 through it.
+        to audit the clipping itself, send each canary's `update` through it with scale 10.
         """
         size = _clip_norm(clip_norm) * float(positive_array("scale", one_number("scale", scale)))
         indices = self._observed_indices(present)
@@ -460,7 +464,7 @@ class Audit:
             return self._pieces.sum_of_canaries(indices, size)
         template = like if self._tree is None else self._tree.vector_like()
         total = self._canaries.combine(indices, like=template)
-        self._last_sum = (indices, host_vector("updates", total))  # its round is about to need it again
+        self._last_sum = (indices, host_vector("updates", total))  # the round will need it again
         return total * size if self._tree is None else self._tree.from_vector(total, size)
 
     def update(self, index: SupportsIndex, clip_norm: float, *, scale: float = 1.0, like: Any = None) -> Any:
@@ -480,20 +484,20 @@ class Audit:
         scale: float = 1.0,
         participants: int | None = None,
     ) -> None:
-        """Record what a round released (Algorithm 3): the noised average, before the server's optimiser.
+        """Record the release of a round (Algorithm 3): the noised average, before the server's optimiser.
 
         `others` is the clipped sum of the real clients without noise, `noise_std` the noise's stated standard deviation and
         `clip_norm` the most that one client adds, all three in the units of `model_delta`: divided by the same n. Without
-        `clip_norm` the audit measures how much a canary adds, which is less precise. `scale` is how many times longer than
-        the clip norm the canaries were when they entered your clip; above 1, the clip is audited too. `participants` is how
-        many clients took part, canaries included: cohort sizes tell fixed-size sampling from Poisson. A delta of zeros is
-        recorded as a skipped round. After an error nothing is recorded.
+        `clip_norm` the audit measures the contribution of a canary, which is less precise. `scale` is the norm of the
+        canaries before clipping, in clip norms; above 1, the clipping is audited too. `participants` is the number of
+        clients that took part, canaries included: cohort sizes distinguish fixed-size from Poisson sampling. A delta of
+        zeros is recorded as a skipped round. After an error nothing is recorded.
         """
-        told = (round_number, present, noise_std, clip_norm, scale, participants)
+        stated = (round_number, present, noise_std, clip_norm, scale, participants)
         if self._pieces is not None:
-            self._observe_pieces(model_delta, others, told)
+            self._observe_pieces(model_delta, others, stated)
             return
-        _, indices, facts = self._facts(*told)
+        _, indices, facts = self._facts(*stated)
         model_delta, others = host_vector("model_delta", model_delta), host_vector("others", others)
         if self._tree is not None:
             model_delta = self._tree.vector("model_delta", model_delta, own=self._deferred)
@@ -502,9 +506,7 @@ class Audit:
         if others is not None:
             checked_length("others", others, self.settings.dim)
         self.flush()
-        order = (
-            len(self._log.observed) + 1
-        )  # among the rounds that released something: the log knows it after a restart
+        order = len(self._log.observed) + 1  # skipped rounds do not count; from the log, so it survives a restart
         if self._begin_later(model_delta, others, indices, facts, order):
             return
         item = self._round_now(model_delta, others, indices, self._taken_sum(indices), facts, order)
@@ -519,14 +521,16 @@ class Audit:
         scale: float,
         participants: int | None,
     ) -> tuple[int, list[int], dict[str, Any]]:
-        """The round's number, who is in it, and what else its record says of it; refused if it cannot come now."""
+        """The round's number, its canaries, and the other facts of its record; ValueError if it is out of order."""
         number = whole_number("round_number", round_number, minimum=1)
         if number <= self.last_round:
             raise ValueError(f"rounds must come in order, got round {number} after round {self.last_round}")
         if self.settings.noise is not None and number > self.settings.noise.rounds:
             raise ValueError(f"the noise was planned for {self.settings.noise.rounds} rounds, got round {number}")
         if self._finished:
-            raise ValueError(f"the final model was observed before round {number}; rewind_to an earlier round first")
+            raise ValueError(
+                f"the final model was observed before round {number}; call rewind_to with an earlier round first"
+            )
         indices = self._observed_indices(present)
         return (
             number,
@@ -545,32 +549,32 @@ class Audit:
     @property
     def _finished(self) -> bool:
         """Whether the final model was observed."""
-        return self._log.final is not None if self._elsewhere is None else self._elsewhere.finished
+        return self._log.final is not None if self._remote_log is None else self._remote_log.finished
 
-    def _observe_pieces(self, model_delta: Any, others: Any, told: tuple[Any, ...]) -> None:
+    def _observe_pieces(self, model_delta: Any, others: Any, stated: tuple[Any, ...]) -> None:
         """Measure a round of a model in blocks, together with the other ranks, and record it on rank 0."""
         assert self._pieces is not None
         try:
-            _, indices, facts = self._facts(*told)
+            _, indices, facts = self._facts(*stated)
         except Exception as error:
-            self._pieces.refuse(error)  # the other ranks are not left waiting
+            self._pieces.refuse(error)  # so that the other ranks do not wait
             raise
-        seen = len(self._log.observed) if self._elsewhere is None else self._elsewhere.observed
-        item = self._pieces.round(model_delta, others, indices, facts, seen + 1)
+        observed = len(self._log.observed) if self._remote_log is None else self._remote_log.observed
+        item = self._pieces.round(model_delta, others, indices, facts, observed + 1)
         item = self._with_scores(item, model_delta, self._pieces.canaries)
-        if self._elsewhere is None:
+        if self._remote_log is None:
             self._record(item)
         else:
-            self._elsewhere = _Elsewhere(item.number, seen + (not item.skipped), False)
+            self._remote_log = _RemoteLog(item.number, observed + (not item.skipped), False)
         if self._ranks.several and self._on_violation is not None:
-            told_by = self._ranks.together(lambda: self._unsounded and self._unsounded.to_dict())[0]
-            self._unsounded = None if told_by is None else Alarm.from_dict(told_by)
+            alarm = self._ranks.gather(lambda: self._new_alarm and self._new_alarm.to_dict())[0]
+            self._new_alarm = None if alarm is None else Alarm.from_dict(alarm)
 
     def flush(self, *, sync: bool = False) -> None:
-        """Record the round that a `deferred` audit is still measuring; errors in it come now.
+        """Record the round that a `deferred` audit is still measuring; its errors are raised now.
 
         An invalid round is dropped; one that cannot be written, for example on a full disk, is kept for the next try. With
-        `sync` every round is on the disk itself when this returns: call it before you write a checkpoint that relies on it.
+        `sync` every round is on disk when this returns: call it before you write a checkpoint that relies on it.
         """
         if self._pending is not None:
             self._record_pending()
@@ -590,15 +594,15 @@ class Audit:
         self._pending = None
 
     def _record(self, item: Round) -> None:
-        """Write a round to the log and, where somebody waits for an alarm, see whether it raises one."""
+        """Write a round to the log and, if `on_violation` is set, check whether it raises an alarm."""
         self._log.append(item)
         if self._on_violation is not None:
             claim = self._on_violation[0]
             known = self._watched is not None and self._watched[0] == claim and self._watched[1].alarm is not None
-            self._unsounded = None if known else self._watch(claim).alarm
+            self._new_alarm = None if known else self._watch(claim).alarm
 
     def _watch(self, claim: Claim) -> AlarmReader:
-        """What is known of a claim after the rounds in the log; earlier rounds are not read again."""
+        """The alarm reader of a claim after all rounds in the log; earlier rounds are not read again."""
         if self._watched is None or self._watched[0] != claim:
             self._watched = (claim, AlarmReader(self.settings, claim))
         reader = self._watched[1]
@@ -606,34 +610,34 @@ class Audit:
             reader.see(item)
         return reader
 
-    def _sound_alarm(self) -> None:
-        """Do what `on_violation` says, once, with no lock held: the user's function may ask the audit for its result."""
-        alarm, self._unsounded = self._unsounded, None
+    def _report_alarm(self) -> None:
+        """Carry out `on_violation`, once, without a lock: the user's function may call `result`."""
+        alarm, self._new_alarm = self._new_alarm, None
         if alarm is None or self._on_violation is None:
             return
-        wanted = self._on_violation[1]
-        if wanted == "raise":
+        action = self._on_violation[1]
+        if action == "raise":
             raise ViolationError(alarm)
-        if callable(wanted):
-            wanted(alarm)
+        if callable(action):
+            action(alarm)
         elif self.rank == 0:
             warnings.warn(str(alarm), RuntimeWarning, stacklevel=3)
 
     def _begin_later(
         self, model_delta: Any, others: Any, present: list[int], facts: dict[str, Any], order: int
     ) -> bool:
-        """Whether the round is being measured now, to be noted when the next one comes."""
+        """Start to measure a round, to be recorded when the next one comes; False if it must be measured at once."""
         settings = self.settings
         if not self._deferred or settings.kind != "rotated" or settings.momentum or self._attacks:
             return False
         if not on_gpu(model_delta):
-            if self._beside is None:
-                self._beside = ThreadPoolExecutor(1, "coalmine-audit", initializer=stay_in_one_thread)
+            if self._worker is None:
+                self._worker = ThreadPoolExecutor(1, "coalmine-audit", initializer=stay_in_one_thread)
             given = (model_delta, others)
-            if self._tree is None:  # the caller's own, who may overwrite them
+            if self._tree is None:  # the caller's own arrays, which may be overwritten
                 given = copied(model_delta), None if others is None else copied(others)
             total = self._taken_sum(present)
-            future = self._beside.submit(self._round_now, *given, present, total, facts, order)
+            future = self._worker.submit(self._round_now, *given, present, total, facts, order)
             self._pending = _Pending(facts["number"], future.result)
             return True
         assert isinstance(self._canaries, RotatedCanaries)
@@ -646,7 +650,7 @@ class Audit:
             total = self._canaries.combine(present, like=delta) if taken is None else like_model(taken, delta)
         measurement = self._canaries.measure_later(delta, rest, total, layers)
         if measurement is None:
-            self._last_sum = (present, total) if total is not None else None  # the round needs it now
+            self._last_sum = (present, total) if total is not None else None  # for the measurement that follows
             return False
         self._pending = _Pending(facts["number"], lambda: self._round_of(measurement, present, facts, order))
         return True
@@ -654,39 +658,41 @@ class Audit:
     def _round_now(
         self, model_delta: Any, others: Any, present: list[int], total: Any, facts: dict[str, Any], order: int
     ) -> Round:
-        """The record of a round; `total` is the sum of the present canaries, where it is at hand."""
+        """The record of a round; `total` is the sum of the present canaries, if it is known."""
         norm = vector_norm("model_delta", model_delta)
         if norm == 0:
             return Round(number=facts["number"], skipped=True)
-        left = None if others is None else self._without(model_delta, others)
-        measured = self._canaries.cosines_of_each([model_delta] if left is None else [model_delta, left[0]])
+        residual = None if others is None else self._without(model_delta, others)
+        measured = self._canaries.cosines_of_each([model_delta] if residual is None else [model_delta, residual[0]])
         cosines, rest = self._rest_of(numpy_vector(measured[0]), norm, model_delta, present)
         extra: dict[str, Any] = {}
-        if left is not None:
-            seen = _Seen(release=model_delta, others=others, total=total, order=order)
-            extra = self._residual(*left, numpy_vector(measured[1]), present, seen, facts)
+        if residual is not None:
+            vectors = _RoundVectors(model_delta, others, total, order)
+            extra = self._residual(*residual, numpy_vector(measured[1]), present, vectors, facts)
         if self.settings.momentum:
             self._before = _Before(facts["number"], copied(model_delta), cosines.astype(np.float64) * norm)
         return Round(**facts, norm=norm, rest=rest, cosines=cosines, **extra)
 
     def _round_of(self, measurement: Any, present: list[int], facts: dict[str, Any], order: int) -> Round:
-        """The record of a round from what a GPU measured beside its work."""
-        found = measurement.numbers()
-        norm, residual = float(found["norm"][0]), float(found.get("residual_norm", np.ones(1))[0])
-        if not usable(norm) or not usable(residual):  # zeros, NaN, or numbers at the end of their range: step by step
+        """The record of a round from the measurements of a GPU."""
+        numbers = measurement.numbers()
+        norm, residual = float(numbers["norm"][0]), float(numbers.get("residual_norm", np.ones(1))[0])
+        if not usable(norm) or not usable(residual):  # zeros, NaN, or numbers near the limits of their range
             others = measurement.others if measurement.plan.others else None
             return self._round_now(measurement.vector, others, present, None, facts, order)
-        cosines, rest = self._rest_of(found["cosines"], norm)
+        cosines, rest = self._rest_of(numbers["cosines"], norm)
         extra: dict[str, Any] = {}
-        if "residual_cosines" in found:
-            own, residual_rest = self._rest_of(found["residual_cosines"], residual)
+        if "residual_cosines" in numbers:
+            own, residual_rest = self._rest_of(numbers["residual_cosines"], residual)
             extra = {"residual_norm": residual, "residual_rest": residual_rest, "residual_cosines": own}
             size, declared = 0.0, True
             if present:
                 along = np.asarray(own[present], np.float64) * residual
                 size, declared = canary_size(along, residual_rest, facts, self.settings)
             if self.settings.layers:
-                square = found["rests"] - 2 * size * found.get("overlaps", 0.0) + size**2 * found.get("totals", 0.0)
+                square = (
+                    numbers["rests"] - 2 * size * numbers.get("overlaps", 0.0) + size**2 * numbers.get("totals", 0.0)
+                )
                 extra["layer_rests"] = np.sqrt(np.maximum(square, 0.0))
             if self._measures_law(order, cheaply=False):
                 with measurement.aside():
@@ -694,22 +700,22 @@ class Audit:
                     if present:
                         noise -= measurement.total * size
                     total = measurement.total if present else None
-                    seen = _Seen(release=measurement.vector, others=measurement.others, total=total, order=order)
-                    extra |= seen.resolution | self._law(noise, seen, exact=declared)
+                    vectors = _RoundVectors(measurement.vector, measurement.others, total, order)
+                    extra |= vectors.resolution | self._law(noise, vectors, exact=declared)
         return Round(**facts, norm=norm, rest=rest, cosines=cosines, **extra)
 
     @_one_thread
     def observe_final(self, model: Any, *, initial: Any = None) -> None:
-        """Take note of the final model (Algorithm 2) and, for `final-update`, of the initial one."""
+        """Record the final model (Algorithm 2) and, for `final-update`, the initial one."""
         self.flush()
         if self._finished:
-            raise ValueError("the final model was observed already; rewind_to a round to observe another")
+            raise ValueError("the final model was observed already; call rewind_to to observe another")
         if self._pieces is not None:
             final = self._pieces.final(model, initial)
-            if self._elsewhere is None:
+            if self._remote_log is None:
                 self._log.finish(final)
             else:
-                self._elsewhere = replace(self._elsewhere, finished=True)
+                self._remote_log = replace(self._remote_log, finished=True)
             return
         model, initial = host_vector("model", model), host_vector("initial", initial)
         if self._tree is not None:
@@ -729,19 +735,19 @@ class Audit:
 
     @_one_thread
     def rewind_to(self, round_number: int) -> None:
-        """Forget every round after `round_number`, and the final model: for a trainer that resumes from a checkpoint."""
+        """Remove every round after `round_number`, and the final model: for a trainer that resumes from a checkpoint."""
         number = whole_number("round_number", round_number, minimum=0)
         if self._pending is not None and self._pending.number > number:
             self._pending = None
         self.flush()
-        self._before = self._watched = self._unsounded = None
-        if self._elsewhere is None:
+        self._before = self._watched = self._new_alarm = None
+        if self._remote_log is None:
             self._log.rewind_to(number)
         if self._pieces is not None:
             self._pieces.forget()
-            state = self._ranks.together(lambda: _state_of(self._log))[0]
-            if self._elsewhere is not None:
-                self._elsewhere = _Elsewhere.of(state)
+            state = self._ranks.gather(lambda: _state_of(self._log))[0]
+            if self._remote_log is not None:
+                self._remote_log = _RemoteLog.of(state)
         self._recall_scores()
 
     @property
@@ -750,26 +756,27 @@ class Audit:
         return self._claim
 
     def watch(self, on_violation: OnViolation, claim: Claim | float | None = None) -> None:
-        """From now on hold every round against a claim, by default the audit's own, and do `on_violation` at an alarm."""
+        """From now on, check every round against a claim, by default the audit's own; `on_violation` reacts to an alarm."""
         _check_on_violation(on_violation, self._claim if claim is None else claim)
-        asked = self._claim if claim is None else Claim.of(claim)
-        assert asked is not None
-        self._on_violation = (asked, on_violation)
+        watched = self._claim if claim is None else Claim.of(claim)
+        assert watched is not None
+        self._on_violation = (watched, on_violation)
 
     def alarm(self, claim: Claim | float | None = None, *, wait: bool = True) -> Alarm | None:
-        """The first round after which the claim was refuted, and by what; None as long as nothing refutes it.
+        """The first round after which the claim was refuted, and the reason; None as long as nothing refutes it.
 
-        Ask as often as you like, after every round too: a true claim raises an alarm in at most 0.25 % of runs, however
-        often one looks. The verdict of `result` is for one look at the end. No alarm is no PASS. Without a claim it is the
-        one that the audit was made with. Without `wait` a round that a `deferred` audit still measures is left for later.
+        Call it as often as you like, even after every round: a true claim raises an alarm in at most 0.25 % of runs, however
+        often it is checked. The verdict of `result` is for one check at the end. The absence of an alarm is not a PASS. The
+        default claim is the one that the audit was made with. Without `wait`, a round that a `deferred` audit is still
+        measuring is not included.
         """
-        self._at_home()
+        self._own_log()
         if wait:
             self.flush()
-        asked = self._claim if claim is None else Claim.of(claim)
-        if asked is None:
-            raise ValueError("alarm needs a claim to hold the rounds against: give alarm(claim), or Audit(…, claim=)")
-        return self._watch(asked).alarm
+        watched = self._claim if claim is None else Claim.of(claim)
+        if watched is None:
+            raise ValueError("alarm needs a claim to check the rounds against: pass it to alarm, or claim= to Audit")
+        return self._watch(watched).alarm
 
     def result(
         self,
@@ -780,21 +787,20 @@ class Audit:
         audited: Iterable[AuditedItem] = (),
         watched: bool | None = None,
     ) -> AuditResult:
-        """What the audit has found so far: every adversary with its inputs, the gauges and, on a claim, a verdict.
+        """The result so far: every adversary with its inputs, the gauges and, for a claim, a verdict.
 
         A claim may be a number: the epsilon of the mechanism for a client who takes part as often as the canaries did,
         under correlated `noise` as the most exposed canary did.
-        `clients` is the largest number of real clients in a round: it bounds what their updates can hide, without which
-        known-round can refute a claim but not confirm it. `audited` is what the caller knows of the pipeline: which items
-        of `coverage.ITEMS` the audit covers or leaves out, and why. `watched` says that you waited for an `alarm` while the
-        rounds came, and would have stopped at it (default: whether `on_violation` is set): then an alarm is a VIOLATION.
+        `clients` is the largest number of real clients in a round. It bounds how much their updates can hide; without it
+        known-round can refute a claim but not confirm it. `audited` lists what the caller knows about the pipeline: which
+        items of `coverage.ITEMS` the audit covers or leaves out, and why. `watched` means that you checked for an `alarm`
+        during training and would have stopped (default: whether `on_violation` is set). Then an alarm is a VIOLATION.
         """
         self.flush()
-        asked = self._claim if claim is None else Claim.of(claim)
         return derive_result(
-            self._at_home(),
+            self._own_log(),
             self.settings,
-            claim=asked,
+            claim=self._claim if claim is None else Claim.of(claim),
             analytical_epsilon=analytical_epsilon,
             clients=clients,
             audited=audited,
@@ -802,15 +808,15 @@ class Audit:
         )
 
     def finish(self, *, claim: Claim | float | None = None, **facts: Any) -> AuditResult:
-        """The result of a finished run, which is also written to result.json where the audit has a directory.
+        """The result of a finished run, which is also written to result.json if the audit has a directory.
 
-        Of several ranks, call it on every one: rank 0 returns the result, the others None. `facts` are further arguments of
-        `result`. If an integration made this audit, it adds what it knows of the run, and takes the facts that its own page
+        With several ranks, call it on every one: rank 0 returns the result, the others None. `facts` are further arguments
+        of `result`. If an integration made this audit, it adds its own facts about the run, and takes those that its page
         lists.
         """
         if self._finisher is not None:
             return self._finisher(claim=claim, **facts)
-        if self._elsewhere is not None:
+        if self._remote_log is not None:
             return cast(AuditResult, None)  # on other ranks, and only there
         result = self.result(claim=claim, **facts)
         if self.directory is not None:
@@ -822,27 +828,29 @@ class Audit:
         self._finisher = finisher
 
     def save(self, path: Path | str) -> None:
-        """Everything but the seed, in one file: written whole or not at all, hashed, no pickle."""
+        """Save everything but the seed in one file: written whole or not at all, hashed, without pickle."""
         self.flush()
-        audit_snapshot.save(Path(path), self.settings, self._statement, self.commitment, self._at_home())
+        audit_snapshot.save(Path(path), self.settings, self._statement, self.commitment, self._own_log())
 
     @classmethod
     def load(
         cls, path: Path | str, *, seed: Seed, scores: Mapping[str, Attack] | None = None, parameters: Any = None
     ) -> "Audit":
-        """The audit that was saved, to go on bit for bit; the seed must be the one it committed to.
+        """Load a saved audit, to resume it bit for bit; the seed must be the one it committed to.
 
-        One that was made for a model takes the model's `parameters` again, for their structure.
+        An audit that was made for a model needs the model's `parameters` again, for their structure.
         """
         seed = secret_seed(seed)
         settings, statement, commitment, log = audit_snapshot.load(Path(path))
         if not commitment.opens_to(seed, settings, statement):
             raise ValueError(f"{path}: this is not the seed that the audit committed to")
         if settings.processes > 1:
-            raise ValueError(f"{path}: an audit of several processes goes on from its directory, not from a saved file")
+            raise ValueError(
+                f"{path}: an audit of several processes is resumed from its directory, not from a saved file"
+            )
         tree = None if parameters is None else Tree(parameters)
         if tree is None and settings.blocks:
-            raise ValueError(f"{path}: this audit was made for a model in blocks: give its parameters too")
+            raise ValueError(f"{path}: this audit was made for a model in blocks: pass its parameters too")
         if tree is not None and tuple(layer for layer in tree.layers if layer[1]) != settings.layers:
             raise ValueError(f"{path}: the parameters must be those of the audit's model, got other names or sizes")
         audit = cls.__new__(cls)
@@ -856,7 +864,7 @@ class Audit:
         indices = [whole_number("a canary's index", index, minimum=0) for index in listed]
         beyond = [index for index in indices if index >= self.settings.canaries]
         if beyond:
-            raise ValueError(f"present canaries must be among 0..{self.settings.canaries - 1}, got {beyond[0]}")
+            raise ValueError(f"present canaries must lie in 0..{self.settings.canaries - 1}, got {beyond[0]}")
         if len(set(indices)) < len(indices):
             raise ValueError("present canaries must differ, got one twice")
         return indices
@@ -864,18 +872,18 @@ class Audit:
     def _rest_of(
         self, cosines: Floats, norm: float, vector: Any = None, present: Sequence[int] = ()
     ) -> tuple[Singles, float]:
-        """The cosines as they are kept, and the length of their vector off the observed canaries."""
+        """The cosines in single precision, and the norm of their vector orthogonal to the observed canaries."""
         if self.settings.kind == "rotated":
             observed = cosines[: self.settings.canaries]
             share = 1 - float(observed @ observed)
         else:
             along, square = self._along_present(vector, list(present))
             share = 1 - along * along * square / (norm * norm)
-        # without any noise nothing is left but rounding: scores are then huge, and not infinite
+        # without noise only rounding errors are left: scores are then huge, but not infinite
         return cosines.astype(np.float32), norm * math.sqrt(max(share, SMALLEST))
 
     def _along_present(self, vector: Any, present: list[int]) -> tuple[float, float]:
-        """How much of the present canaries' sum a vector holds, and that sum's squared length."""
+        """The coefficient of the present canaries' sum in a vector, and that sum's squared norm."""
         if not present:
             return 0.0, 0.0
         total = numpy_vector(self._canaries.combine(present))
@@ -883,12 +891,12 @@ class Audit:
         return float(numpy_vector(vector) @ total) / square, square
 
     def _without(self, model_delta: Any, others: Any) -> tuple[Any, float]:
-        """What is left of a round without everybody else, canaries and noise, and its length."""
+        """The residual of a round, its canaries and noise without all other updates, and its norm."""
         vector = difference(model_delta, others)
         norm = vector_norm("model_delta - others", vector)
         if norm == 0:
             raise ValueError(
-                "model_delta and others are equal: no noise and no canary is left; are they what they say?"
+                "model_delta and others are equal, so no noise and no canary is left; check both arguments"
             )
         return vector, norm
 
@@ -898,56 +906,56 @@ class Audit:
         norm: float,
         exact: Floats,
         present: list[int],
-        seen: "_Seen",
+        vectors: "_RoundVectors",
         facts: dict[str, Any],
     ) -> dict[str, Any]:
-        """What the round's record says of the residual, the release less everybody else's part."""
+        """The fields of a round's record for the residual, the release without all other updates."""
         cosines, rest = self._rest_of(exact, norm, vector, present)
         if self.settings.kind == "sphere" and present:
             cosines, norm = self._without_each_other(vector, cosines, norm, rest, present)
-        found: dict[str, Any] = {"residual_norm": norm, "residual_rest": rest, "residual_cosines": cosines}
-        found |= seen.resolution
+        fields: dict[str, Any] = {"residual_norm": norm, "residual_rest": rest, "residual_cosines": cosines}
+        fields |= vectors.resolution
         along = np.asarray(cosines[present], np.float64) * norm
         if self.settings.momentum and facts["number"] > 1:
             if self._before is None or self._before.number != facts["number"] - 1:
-                return found  # the round before is needed to undo momentum, and a restart has lost it
+                return fields  # undoing momentum needs the previous round, which a restart has lost
             vector = difference(vector, self._before.model_delta * self.settings.momentum)
             along = along - self.settings.momentum * self._before.along[present]
-        cheaply = not is_on_device(vector) and (seen.total is not None or not present)
-        measures_law = self._measures_law(seen.order, cheaply=cheaply or bool(self.settings.layers))
+        cheaply = not is_on_device(vector) and (vectors.total is not None or not present)
+        measures_law = self._measures_law(vectors.order, cheaply=cheaply or bool(self.settings.layers))
         if not measures_law and not self.settings.layers:
-            return found
+            return fields
         declared = True
         if present:
-            if seen.total is None:
-                seen = replace(seen, total=self._canaries.combine(present, like=vector))
+            if vectors.total is None:
+                vectors = replace(vectors, total=self._canaries.combine(present, like=vector))
             size, declared = canary_size(along, rest, facts, self.settings)
-            vector = difference(vector, seen.total * size)
+            vector = difference(vector, vectors.total * size)
         if self.settings.layers:
-            found["layer_rests"] = layer_norms(vector, [size for _, size in self.settings.layers])
+            fields["layer_rests"] = layer_norms(vector, [size for _, size in self.settings.layers])
         if measures_law:
-            found |= self._law(vector, seen, exact=declared)
-        return found
+            fields |= self._law(vector, vectors, exact=declared)
+        return fields
 
-    def _law(self, noise: Any, seen: "_Seen", *, exact: bool) -> dict[str, Any]:
-        """What the noise's own law looks like in this round."""
-        full = is_full(seen.order, self.settings.dim)
-        sizes = [size for size in (seen.others, seen.total) if size is not None]
-        return measure_law(noise, seen.release, self._parts, full=full, exact=exact, sizes=sizes)
+    def _law(self, noise: Any, vectors: "_RoundVectors", *, exact: bool) -> dict[str, Any]:
+        """The measurements of the noise's law in this round."""
+        full = is_full(vectors.order, self.settings.dim)
+        sizes = [size for size in (vectors.others, vectors.total) if size is not None]
+        return measure_law(noise, vectors.release, self._parts, full=full, exact=exact, sizes=sizes)
 
     def _measures_law(self, order: int, *, cheaply: bool) -> bool:
-        """Whether the noise's law is measured in this round: in every one, unless the model is large and it is not cheap."""
+        """Whether the noise's law is measured in this round: always, unless the model is large and it is expensive."""
         return cheaply or self.settings.dim <= MANY_COORDINATES or is_full(order, self.settings.dim)
 
     def _taken_sum(self, present: list[int]) -> Any:
-        """The present canaries' sum, if it was that of the last `updates`: kept no longer than its round."""
+        """The present canaries' sum, if the last `updates` computed it; it is kept no longer than its round."""
         last, self._last_sum = self._last_sum, None
         return last[1] if last is not None and last[0] == present else None
 
     def _without_each_other(
         self, vector: Any, cosines: Singles, norm: float, rest: float, present: list[int]
     ) -> tuple[Singles, float]:
-        """Sphere canaries overlap: each one's cosine with the residual, the other present ones subtracted."""
+        """Each sphere canary's cosine with the residual after subtracting the other present ones, which overlap with it."""
         size, _ = self._along_present(vector, present)
         total = numpy_vector(self._canaries.combine(present))
         overlap = np.asarray(self._canaries.cosines(total)) * np.linalg.norm(total)
@@ -957,7 +965,7 @@ class Audit:
         return (along / length).astype(np.float32), length
 
     def _with_scores(self, item: Round, model_delta: Any, canaries: Any) -> Round:
-        """A round's record with what the user's own attacks say of it."""
+        """A round's record with the scores of the user's own attacks."""
         if item.skipped or not self._attacks:
             return item
         own = {name: self._attack(name, item.number, model_delta, canaries) for name in self._attacks}
@@ -982,11 +990,11 @@ def _check_on_violation(on_violation: object, claim: Claim | float | None) -> No
     if on_violation not in ("warn", "raise") and not callable(on_violation):
         raise ValueError(f"on_violation must be 'warn', 'raise' or a function, got {shown(on_violation)}")
     if claim is None:
-        raise ValueError("on_violation needs a claim to hold the rounds against: give claim= too")
+        raise ValueError("on_violation needs a claim to check the rounds against: pass claim= too")
 
 
 def checked_attacks(scores: Mapping[str, Attack] | None) -> dict[str, Attack]:
-    """A user's own attacks by their names, none of which may be that of a rung: verdicts go by it."""
+    """A user's own attacks by name. None may have the name of a rung, which verdicts depend on."""
     if scores is not None and not isinstance(scores, Mapping):
         raise ValueError(f"scores must map names to attacks, got {type(scores).__name__}")
     for name, attack in (scores or {}).items():
@@ -997,11 +1005,11 @@ def checked_attacks(scores: Mapping[str, Attack] | None) -> dict[str, Attack]:
     return dict(scores or {})
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Seen:
-    """The vectors of one round: what it released, everybody else's part, the present canaries' sum where it is at hand.
+@dataclass(frozen=True)
+class _RoundVectors:
+    """The vectors of one round: its release, the sum of all other updates, and the present canaries' sum, if known.
 
-    `order` counts the rounds that released something.
+    `order` is the number of the round, not counting skipped ones.
     """
 
     release: Any
@@ -1011,27 +1019,27 @@ class _Seen:
 
     @property
     def resolution(self) -> dict[str, float]:
-        """How coarsely release and others were rounded."""
+        """The rounding of release and others."""
         release, others = resolution_of(self.release), resolution_of(self.others)
         finite = [step for step in (release, others) if step is not None]
         return {"rounding": sum(finite), "lattice": 12 * min(finite, default=0.0)}
 
 
 @dataclass(frozen=True)
-class _Elsewhere:
-    """What a rank that does not hold the log knows of it."""
+class _RemoteLog:
+    """The state of the log, on a rank that does not hold it."""
 
     last: int
     observed: int
     finished: bool
 
     @classmethod
-    def of(cls, state: dict[str, Any]) -> "_Elsewhere":
+    def of(cls, state: dict[str, Any]) -> "_RemoteLog":
         return cls(state["last"], state["observed"], state["finished"])
 
 
 def _state_of(log: RoundLog) -> dict[str, Any]:
-    """What other ranks must know of the log."""
+    """The state of the log for other ranks."""
     return {
         "last": max(log.numbers, default=0),
         "observed": len(log.observed),
@@ -1041,7 +1049,7 @@ def _state_of(log: RoundLog) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Before:
-    """The round before, to undo a server's momentum: its number, what it released, and that along the canaries."""
+    """The previous round, to undo a server's momentum: its number, its release, and the products with the canaries."""
 
     number: int
     model_delta: Any
@@ -1050,7 +1058,7 @@ class _Before:
 
 @dataclass(frozen=True)
 class _Pending:
-    """A round that is being measured: its number, and what waits for its record."""
+    """A round that is being measured: its number, and a function that waits for its record."""
 
     number: int
     item: Callable[[], Round]
@@ -1064,7 +1072,7 @@ def _noise_std(value: float) -> float | None:
     number = one_number("noise_std", value)
     if number < 0:
         raise ValueError(f"noise_std must be at least 0, got {number}")
-    return _usable_size("noise_std", number) if number else None  # no noise was claimed: there is nothing to gauge
+    return _usable_size("noise_std", number) if number else None  # no noise is claimed, so there is nothing to measure
 
 
 def _cohort_size(participants: int, canaries: int) -> int:

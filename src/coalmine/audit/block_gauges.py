@@ -1,6 +1,6 @@
-"""Gauges of a model in blocks: is the noise as strong in every part of it, and do two blocks share their noise?
+"""Gauges of a model in blocks: is the noise equally strong in every part, and do two blocks share their noise?
 
-A length of the whole, or of a layer that lies in several processes, can be right though the noise is missing in one of them.
+The norm of the whole, or of a layer that lies in several processes, can be right even if one part has no noise.
 """
 
 import math
@@ -14,12 +14,12 @@ from coalmine.audit.views import Look
 from coalmine.estimators.null import CosineNull
 from coalmine.storage.record import Settings
 
-COMPARED = 256  # blocks, each of which is compared with each other
-TOO_LONG = 1.02  # of the stated noise: from here on a part holds more than noise
+COMPARED = 256  # most blocks that are compared with each other
+TOO_LONG = 1.02  # ratio to the stated noise from which on a part holds more than noise
 
 
 class BlockReader:
-    """Takes one round after another, and has the gauges of blocks at the end."""
+    """Takes one round after another, and computes the gauges of blocks at the end."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -41,28 +41,28 @@ class BlockReader:
             self._correlations.add(item.number, sketches[:COMPARED])
 
     def gauges(self, level: float = LEVEL) -> Iterator[Gauge]:
-        """Every gauge that has its inputs; an honest run sets one off with probability `level`."""
+        """Every gauge that has its inputs; a correct run fails one with probability `level`."""
         if self._ratios:
             yield self._lengths(level)
         yield from self._correlations.gauges(self._settings.sketch, level)
 
     def _lengths(self, level: float) -> Gauge:
-        """Lengths of the noise in parts of blocks, round by round and over all rounds."""
+        """The gauge of the noise's norm in parts of blocks, round by round and over all rounds."""
         settings, ratios = self._settings, np.array(self._ratios)
         sizes = np.repeat([size // settings.chunks for size in settings.block_sizes], settings.chunks)
         low, high, pooled_low, pooled_high = np.ones((4, len(sizes)))
         share, pooled_share = level / (4 * ratios.size), level / (4 * len(sizes))
-        rounds = len(ratios) if settings.noise is None else 1  # correlated rounds do not add up to more directions
+        rounds = len(ratios) if settings.noise is None else 1  # correlated rounds do not add degrees of freedom
         for size in np.unique(sizes):
             here, dof = sizes == size, float(size)
             low[here], high[here] = ratio_quantile(share, dof), ratio_quantile(1 - share, dof)
             pooled_low[here] = ratio_quantile(pooled_share, dof * rounds)
             pooled_high[here] = ratio_quantile(1 - pooled_share, dof * rounds)
-        together = np.sqrt(np.mean(ratios**2, axis=0))
-        worst = min(float((ratios / low).min()), float((together / pooled_low).min()))
+        pooled = np.sqrt(np.mean(ratios**2, axis=0))
+        worst = min(float((ratios / low).min()), float((pooled / pooled_low).min()))
         limit, pooled_limit = (np.maximum(each, TOO_LONG) * self._allowed for each in (high, pooled_high))
         outside = (ratios < low) | (ratios > limit)
-        long = bool(outside.any() or (together > pooled_limit).any())
+        long = bool(outside.any() or (pooled > pooled_limit).any())
         return Gauge(
             name="parts of blocks",
             smallest=float(ratios.min()),
@@ -76,12 +76,12 @@ class BlockReader:
 
 
 class _Correlations:
-    """Correlations of the noise between two blocks, of a round or of a round and the one before."""
+    """Correlations of the noise between two blocks, within a round or between a round and the previous one."""
 
     def __init__(self, blocks: int) -> None:
         self._numbers: list[int] = []
         self._largest: list[float] = []
-        self._sums = np.zeros((2, blocks, blocks))  # over rounds: within them, and with the one before
+        self._sums = np.zeros((2, blocks, blocks))  # sums over rounds: within a round, and with the previous one
         self._rounds = [0, 0]
         self._before: Floats | None = None
 
@@ -93,13 +93,13 @@ class _Correlations:
             return
         now = sketches / lengths
         largest = 0.0
-        for place, other in enumerate((now, self._before)):
+        for index, other in enumerate((now, self._before)):
             if other is not None:
-                found = now @ other.T
-                np.fill_diagonal(found, 0.0)
-                self._sums[place] += found
-                self._rounds[place] += 1
-                largest = max(largest, float(np.abs(found).max()))
+                correlations = now @ other.T
+                np.fill_diagonal(correlations, 0.0)
+                self._sums[index] += correlations
+                self._rounds[index] += 1
+                largest = max(largest, float(np.abs(correlations).max()))
         self._before = now
         self._numbers.append(number)
         self._largest.append(largest)
@@ -118,18 +118,18 @@ class _Correlations:
             for total, rounds in zip(self._sums, self._rounds, strict=True)
             if rounds
         ]
-        together = max(pooled)
+        largest_mean = max(pooled)
         fewest = min(rounds for rounds in self._rounds if rounds)
         every *= math.sqrt(max(self._rounds) / fewest)
-        certain = max(float(values.max()) - limit, together - every, 0.0)
-        alarmed = bool(outside.any()) or together > every
+        certain = max(float(values.max()) - limit, largest_mean - every, 0.0)
+        failed = bool(outside.any()) or largest_mean > every
         yield Gauge(
             name="shared blocks",
             smallest=float(values.min()),
             largest=float(values.max()),
             limits=(0.0, limit),
             flagged=tuple(self._numbers[index] for index in np.flatnonzero(outside)),
-            status="low" if alarmed else "ok",
-            noise_left=math.sqrt(max(1 - certain, 0.0)) if alarmed else None,
+            status="low" if failed else "ok",
+            noise_left=math.sqrt(max(1 - certain, 0.0)) if failed else None,
             values=values,
         )

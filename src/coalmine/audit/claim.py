@@ -1,4 +1,4 @@
-"""An epsilon that somebody claims, and what it is claimed for."""
+"""A claimed epsilon, and its assumptions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -7,22 +7,22 @@ from typing import Any
 from coalmine.argument_checks import one_number, shown, whole_number
 from coalmine.estimators.sampling import Sampling, checked_sampling, sampling_from_dict, sampling_to_dict
 
-LARGEST_CLAIM = 1e100  # twice that is still a number
-NOISES = (1e-6, 1e6)  # smallest and largest noise multiplier that an accountant is asked about
+LARGEST_CLAIM = 1e100  # twice this does not overflow
+NOISES = (1e-6, 1e6)  # smallest and largest noise multiplier passed to an accountant
 
 
 @dataclass(frozen=True)
 class Claim:
-    """An epsilon that somebody claims.
+    """A claimed epsilon.
 
-    Without `sampling` it is the mechanism's: that of a client who took part `participations` times, its rounds known. The
-    number may be left out where the audit's own schedule was followed and every round was observed: then it is the
-    schedule's. `sensitivity` is what the claim was accounted with, in clip norms (default: √participations; under
-    correlated noise that of the most exposed canary).
+    Without `sampling` it is a mechanism ε: that of a client who took part `participations` times in known rounds. The
+    number may be omitted if the audit's own schedule was followed and every round was observed: then it is the
+    schedule's. `sensitivity` is that of the accounting, in clip norms (default: √participations; under correlated noise
+    that of the most exposed canary).
 
-    With `sampling` it is the accountant's, amplified because nobody knows in which rounds a client took part.
-    `noise_multiplier` is what it was accounted with; left out, it is the one that gives the claimed epsilon.
-    `sampler_observed` says that the canaries took part exactly when the pipeline's own sampler picked them.
+    With `sampling` it is an amplified ε: the attacker does not know in which rounds a client took part.
+    `noise_multiplier` is that of the accounting (default: the one that gives the claimed epsilon). With
+    `sampler_observed`, the canaries took part exactly when the pipeline's own sampler picked them.
     """
 
     epsilon: float
@@ -34,7 +34,7 @@ class Claim:
 
     @classmethod
     def of(cls, claim: "Claim | float | None") -> "Claim | None":
-        """A claim as it may be given: a number is the epsilon of the mechanism."""
+        """A claim from a Claim or a number, which is the epsilon of the mechanism."""
         return claim if claim is None or isinstance(claim, Claim) else cls(epsilon=claim)
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class Claim:
             raise ValueError(f"claim must be above 0, got {epsilon}")
         if epsilon > LARGEST_CLAIM:
             raise ValueError(f"claim must be at most {LARGEST_CLAIM:g}, got {epsilon:g}")
-        object.__setattr__(self, "epsilon", epsilon)  # a number of Python's own, whichever kind came
+        object.__setattr__(self, "epsilon", epsilon)  # a Python float, whatever type was given
         if self.participations is not None:
             object.__setattr__(self, "participations", whole_number("participations", self.participations, minimum=1))
         for name in ("sensitivity", "noise_multiplier"):
@@ -62,13 +62,13 @@ class Claim:
         if self.sampling is None:
             for name in ("noise_multiplier", "sampler_observed"):
                 if getattr(self, name):
-                    raise ValueError(f"{name} belongs to a claim amplified by sampling: give its sampling=… too")
+                    raise ValueError(f"{name} belongs to a claim amplified by sampling: pass its sampling=… too")
             return
         checked_sampling(self.sampling)
         for name in ("participations", "sensitivity"):
             if getattr(self, name) is not None:
                 raise ValueError(
-                    f"{name} belongs to a claim about known rounds, sampling=… to one about hidden rounds: give one of them"
+                    f"{name} belongs to a claim about known rounds, sampling=… to one about hidden rounds: pass one of them"
                 )
 
     @property
@@ -78,23 +78,25 @@ class Claim:
 
     @property
     def accounting(self) -> str:
-        """The claim's kind in one word: "mechanism" or "amplified"."""
+        """The kind of the claim: "mechanism" or "amplified"."""
         return "amplified" if self.amplified else "mechanism"
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
-        told = {part.name: getattr(self, part.name) for part in fields(self)}
-        return told | {"sampling": None if self.sampling is None else sampling_to_dict(self.sampling)}
+        values = {part.name: getattr(self, part.name) for part in fields(self)}
+        return values | {"sampling": None if self.sampling is None else sampling_to_dict(self.sampling)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Claim":
         """The inverse of `to_dict`; ValueError for anything else."""
-        told, names = dict(values), [part.name for part in fields(cls)]
-        if "epsilon" not in told or not set(told) <= set(names):
-            raise ValueError(f"a claim must have epsilon and no fields beside {', '.join(names)}, got {shown(told)}")
+        given, names = dict(values), [part.name for part in fields(cls)]
+        if "epsilon" not in given or not set(given) <= set(names):
+            raise ValueError(
+                f"a claim must have epsilon and no fields other than {', '.join(names)}, got {shown(given)}"
+            )
         try:
-            if told.get("sampling") is not None:
-                told["sampling"] = sampling_from_dict(told["sampling"])
-            return cls(**told)
+            if given.get("sampling") is not None:
+                given["sampling"] = sampling_from_dict(given["sampling"])
+            return cls(**given)
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"the claim's fields are not those of a claim ({error})") from None

@@ -4,33 +4,33 @@ from typing import Any
 
 from coalmine.estimators.sampling import FixedSize, Poisson, Sampling, Shuffled
 
-SAMPLED = ("poisson", "fixed", "shuffled")  # kinds of participation that an accountant has a name for
+SAMPLED = ("poisson", "fixed", "shuffled")  # kinds of participation with a sampling scheme
 
 
 def cohort_size(clients_per_round: int, *, population: int, extra: int) -> int:
-    """Participants of a round with `extra` canaries beside the clients: it grows so that the rate per participant stays."""
+    """The size of a cohort with `extra` canaries besides the clients: larger, so that the sampling rate stays the same."""
     return -(-clients_per_round * (population + extra) // population)
 
 
 def cohort_sampling(kind: str, *, clients_per_round: int, population: int, extra: int, rounds: int) -> Sampling | None:
-    """The scheme by which everybody takes part, as an accountant names it; None for a kind that has no name.
+    """The sampling scheme of clients and canaries; None for a kind without a scheme.
 
-    `extra` are canaries that are sampled beside the `population` clients. A last epoch of shuffling that is not finished
-    counts as a whole one: that can only raise epsilon.
+    `extra` canaries are sampled with the `population` clients. An unfinished last epoch of shuffling counts as a whole one:
+    that can only raise epsilon.
     """
-    everybody, size = population + extra, cohort_size(clients_per_round, population=population, extra=extra)
+    everyone, size = population + extra, cohort_size(clients_per_round, population=population, extra=extra)
     if kind == "poisson":
         return Poisson(clients_per_round / population, rounds)
     if kind == "fixed":
-        return FixedSize(size, everybody, rounds)
+        return FixedSize(size, everyone, rounds)
     if kind == "shuffled":
-        epoch = -(-everybody // size)
+        epoch = -(-everyone // size)
         return Shuffled(epoch, -(-rounds // epoch))
     return None
 
 
 def configured_sampling(config: dict[str, Any], *, population: int, canaries: int) -> Sampling | None:
-    """The same from a run's config, as TOML holds it; ValueError or TypeError where it cannot be."""
+    """As cohort_sampling, from a run's config in TOML; ValueError or TypeError if it is invalid."""
     participation, pattern = config["participation"], config["canaries"]["pattern"]
     return cohort_sampling(
         participation["kind"],

@@ -1,6 +1,6 @@
-"""What an audit looked at, item by item: checked, not checked, or impossible to check.
+"""The coverage of an audit, item by item: checked, not checked, or impossible to check.
 
-A verdict speaks only of what was checked, so every result carries this list and every view shows it.
+A verdict covers only the checked items, so every result carries this list and every view shows it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,15 +26,17 @@ ITEMS = (
     "participations",
     "others",
 )
-VISIBLE_RANK = 10.0  # standard deviations by which half of the dimensions must move the rank gauge to be seen
-NAMED = 12  # tensors that are named in a sentence
+VISIBLE_RANK = (
+    10.0  # standard deviations by which noise in half of the dimensions must move the rank gauge to be detected
+)
+NAMED = 12  # most tensors that a sentence names
 
 
 @dataclass(frozen=True)
 class AuditedItem:
-    """One item of the list: its name from `ITEMS`, its status, and one sentence that says why.
+    """One item of the list: its name from `ITEMS`, its status, and the reason in one sentence.
 
-    `source` says who knows: the audit itself, or the pipeline that it sits in.
+    `source` is where the statement comes from: the audit itself, or its pipeline.
     """
 
     name: str
@@ -55,11 +57,11 @@ class AuditedItem:
 
 
 class CoverageReader:
-    """Takes one round after another, and knows at the end what the rounds were told."""
+    """Takes one round after another, and counts those with `others` and with a stated noise."""
 
     def __init__(self) -> None:
         self.rounds = self.with_others = self.with_noise = 0
-        self.scale = float("inf")  # the smallest at which canaries were sent
+        self.scale = float("inf")  # the smallest scale of the canaries
 
     def add(self, look: Look) -> None:
         """Take the next round."""
@@ -71,7 +73,7 @@ class CoverageReader:
 
 
 def checked_items(audited: Iterable[AuditedItem]) -> tuple[AuditedItem, ...]:
-    """The items that a pipeline tells of itself; ValueError for anything else."""
+    """The items that a pipeline states about itself; ValueError for anything else."""
     items = tuple(audited) if isinstance(audited, Iterable) else (audited,)
     for item in items:
         if not isinstance(item, AuditedItem) or item.name not in ITEMS:
@@ -87,13 +89,13 @@ def audited_items(
     unobserved: int,
     participations: int | None,
     planned: int | None,
-    shown: int,
+    presentations: int,
     sampling: Verdict | None = None,
     given: Iterable[AuditedItem] = (),
 ) -> tuple[AuditedItem, ...]:
-    """The whole list, in the order of `ITEMS`; what the pipeline knows better stands in the place of the audit's own.
+    """The whole list, in the order of `ITEMS`; the pipeline's items replace the audit's own.
 
-    `unobserved` is the number of rounds that the audit did not see. `sampling` is the sampling leg of an amplified claim.
+    `unobserved` is the number of rounds that the audit did not observe, `sampling` the sampling leg of an amplified claim.
     """
     names = {gauge.name for gauge in gauges}
     if any(gauge.name == "rounding" and gauge.status != "ok" for gauge in gauges):
@@ -105,12 +107,12 @@ def audited_items(
         AuditedItem("weights", "not checked", "the canaries weigh what the pipeline gave them"),
         _tensors(facts, names, settings),
         _sampler(sampling),
-        _participations(participations, planned, shown, sampling),
+        _participations(participations, planned, presentations, sampling),
         _others(facts, names),
     ]
-    found = {item.name: replace(item, source="audit") for item in own}
-    found |= {item.name: item for item in given if item.name != "sampler" or found["sampler"].status != "checked"}
-    return tuple(found[name] for name in ITEMS)
+    items = {item.name: replace(item, source="audit") for item in own}
+    items |= {item.name: item for item in given if item.name != "sampler" or items["sampler"].status != "checked"}
+    return tuple(items[name] for name in ITEMS)
 
 
 def _level(facts: CoverageReader, names: set[str], unobserved: int) -> AuditedItem:
@@ -183,7 +185,7 @@ def _tensors(facts: CoverageReader, names: set[str], settings: Settings) -> Audi
 
 
 def _sampled(settings: Settings) -> str:
-    """On how much of the model, where that is not all of it."""
+    """The number of measured coordinates, if not all are measured."""
     return f" (on {settings.law_dim:,} of {settings.dim:,} coordinates)" if settings.law_dim < settings.dim else ""
 
 
@@ -199,14 +201,16 @@ def _sampler(sampling: Verdict | None) -> AuditedItem:
     return AuditedItem("sampler", "checked", f"{detail}; {sizes}")
 
 
-def _participations(claimed: int | None, planned: int | None, shown: int, sampling: Verdict | None) -> AuditedItem:
+def _participations(
+    claimed: int | None, planned: int | None, presentations: int, sampling: Verdict | None
+) -> AuditedItem:
     if sampling is not None and sampling.code != "sampler not observed":
         return AuditedItem("participations", "checked", "how often the sampler picks canaries was tested")
     if planned is not None and claimed in (None, planned):
         detail = f"the canaries took part in at most {count_of(planned, 'round')}, by the audit's own schedule"
         return AuditedItem("participations", "checked", detail)
     if claimed is not None:
-        seen = f"canaries took part in at most {count_of(shown, 'round')}"
+        seen = f"canaries took part in at most {count_of(presentations, 'round')}"
         detail = f"the claim states {claimed}; {seen}; how often clients do is not seen"
         return AuditedItem("participations", "not checked", detail)
     return AuditedItem("participations", "not checked", "nobody stated how often a client takes part")

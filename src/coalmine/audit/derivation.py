@@ -1,4 +1,4 @@
-"""From the log of an audit to its result, in one pass: for `Audit.result`, and for `coalmine verify`."""
+"""Derives the result from the log of an audit, in one pass: for `Audit.result`, and for `coalmine verify`."""
 
 import math
 from collections.abc import Iterable
@@ -25,8 +25,8 @@ from coalmine.storage.record import FEWEST, Settings, presentation_counts
 from coalmine.storage.rounds_file import RoundLog
 
 MOST_CLIENTS = 10**15
-LEAST_NOISE = 1e-3  # multiplier below which no score can be told from certainty
-MOST_ROWS = 3  # of a rung where sampling decides how often a canary is presented
+LEAST_NOISE = 1e-3  # noise multiplier below which every score is certain
+MOST_ROWS = 3  # most rows of a rung if sampling decides how often a canary is presented
 BEFORE = ("final", "final-update", "all-iterates")  # rungs below unknown-round
 
 
@@ -41,10 +41,10 @@ def derive_result(
     watched: bool = False,
     others_complete: bool = False,
 ) -> AuditResult:
-    """The result that follows from a log: the audit's own, and what `coalmine verify` derives again.
+    """The result that follows from a log; `coalmine verify` derives it again.
 
-    `watched` says that somebody waited for an alarm while the rounds came: then what the alarm refuted is refuted.
-    `others_complete` says that nobody is missing from `others`: a claim can then be confirmed without stated noise.
+    `watched` means that the alarm was checked during training: then a claim that it refuted is refuted.
+    `others_complete` means that no client is missing from `others`: a claim can then be confirmed without stated noise.
     """
     clients = None if clients is None else whole_number("clients", clients, minimum=0)
     if clients is not None and clients > MOST_CLIENTS:
@@ -56,15 +56,15 @@ def derive_result(
         analytical_epsilon = float(nonnegative_array("analytical_epsilon", number))
     audited = checked_items(audited)
     rung_reader, gauge_reader = LadderReader(log, settings), GaugeReader(settings, len(log.numbers))
-    told, facts = StatedReader(settings), CoverageReader()
+    stated, facts = StatedReader(settings), CoverageReader()
     sampled = _sampled(claim, log, settings)
     hidden, why = _unknown_rounds(log, settings, sampled)
     alarms = AlarmReader(settings, claim) if watched and claim is not None else None
     more_readers = [reader for reader in (hidden, alarms) if reader is not None]
-    read_log(log, settings, rung_reader, gauge_reader, told, facts, *more_readers)
+    read_log(log, settings, rung_reader, gauge_reader, stated, facts, *more_readers)
     gauges, unknown = gauge_reader.gauges(), None if hidden is None else hidden.reading()
     rungs = _in_order(rung_reader.scores(log.final), unknown)
-    evidence = replace(_evidence(log, settings, told, clients), vouched=others_complete)
+    evidence = replace(_evidence(log, settings, stated, clients), vouched=others_complete)
     participations = evidence.planned if claim is None else claim.participations or evidence.planned
     verdict: Verdict | None = None
     by_rung: dict[str, Verdict] = {}
@@ -74,7 +74,7 @@ def derive_result(
         verdict, by_rung, more = judge(claim, rungs, gauges, evidence)
         notes += more
     elif sampled is not None:
-        verdict, by_rung, legs, more = judge_sampled(sampled, rungs, gauges, evidence, log, settings, told.clip_norms)
+        verdict, by_rung, legs, more = judge_sampled(sampled, rungs, gauges, evidence, log, settings, stated.clip_norms)
         notes += more
     alarm = None if alarms is None else alarms.alarm
     if alarm is not None:
@@ -113,7 +113,7 @@ def derive_result(
             unobserved=max((settings.rounds or max(log.numbers, default=0)) - len(log.numbers), 0),
             participations=None if claim is None else claim.participations,
             planned=evidence.planned,
-            shown=evidence.shown,
+            presentations=evidence.presentations,
             sampling=legs.get("sampling"),
             given=audited,
         ),
@@ -124,7 +124,7 @@ def derive_result(
 
 
 def _one_look(log: RoundLog, settings: Settings, verdict: Verdict | None, alarm: Alarm | None) -> list[str]:
-    """What to say of a verdict in the middle of a run: its error rate holds for one look, not for many."""
+    """A note on a verdict in the middle of a run: its error rate holds for one look, not for many."""
     last = max(log.numbers, default=0)
     if verdict is None or alarm is not None or settings.rounds is None or last >= settings.rounds:
         return []
@@ -135,7 +135,7 @@ def _one_look(log: RoundLog, settings: Settings, verdict: Verdict | None, alarm:
 
 
 def derive_scores(log: RoundLog, settings: Settings, *, claim: Claim | None = None) -> list[Scores]:
-    """The scores of every rung behind the result that follows from a log, unknown-round among them."""
+    """The scores of every rung behind the result that follows from a log, including unknown-round."""
     reader = LadderReader(log, settings)
     hidden, _ = _unknown_rounds(log, settings, _sampled(claim, log, settings))
     read_log(log, settings, reader, *([] if hidden is None else [hidden]))
@@ -149,19 +149,19 @@ def _sampled(claim: Claim | None, log: RoundLog, settings: Settings) -> SampledC
 
 
 def _in_order(rungs: list[Scores], unknown: UnknownRound | None) -> list[Scores]:
-    """The scores with those of unknown-round in their place."""
-    place = next((n for n, scores in enumerate(rungs) if scores.rung not in BEFORE), len(rungs))
-    return [*rungs[:place], *([] if unknown is None else [unknown.scores]), *rungs[place:]]
+    """The scores in the order of the rungs, with those of unknown-round inserted."""
+    index = next((n for n, scores in enumerate(rungs) if scores.rung not in BEFORE), len(rungs))
+    return [*rungs[:index], *([] if unknown is None else [unknown.scores]), *rungs[index:]]
 
 
 def _adversaries(
     rungs: list[Scores], by_rung: dict[str, Verdict], unknown: UnknownRound | None, settings: Settings
 ) -> tuple[dict[str, Adversary], list[str]]:
-    """A rung's rows, one for each number of presentations, and notes on those that say nothing.
+    """Each rung's rows, one for each number of presentations, and notes on those without a result.
 
-    Sampling gives every canary another number, so only the most common ones have a row there.
+    Under sampling these numbers vary from canary to canary, so only the most common ones have a row.
     """
-    found: dict[str, Adversary] = {}
+    adversaries: dict[str, Adversary] = {}
     notes: list[str] = []
     for name in dict.fromkeys(scores.rung for scores in rungs):
         rows: list[Row] = []
@@ -174,24 +174,24 @@ def _adversaries(
                     row = _sampled_row(unknown, rungs, settings)
                 else:
                     row = make_row(scores, settings)
-            except ValueError as error:  # constant scores, say: the other rungs still have something to tell
+            except ValueError as error:  # constant scores, for example: the other rungs still have a result
                 notes.append(f"{name}: {error}")
                 continue
             if row is not None:
                 rows.append(row)
             elif name != UNKNOWN:
-                shown_times = f"{scores.observed.size} canaries were presented {scores.presentations} times"
-                notes.append(f"{name}: {shown_times}, too few to say anything")
+                group = f"{scores.observed.size} canaries were presented {scores.presentations} times"
+                notes.append(f"{name}: {group}, too few to say anything")
         rows.sort(key=lambda row: (-row.canaries, -(row.presentations or 0)))
         if rows:
-            found[name] = Adversary(name=name, rows=tuple(rows), verdict=by_rung.get(name))
-    return found, notes
+            adversaries[name] = Adversary(name=name, rows=tuple(rows), verdict=by_rung.get(name))
+    return adversaries, notes
 
 
 def _unknown_rounds(
     log: RoundLog, settings: Settings, sampled: SampledClaim | None
 ) -> tuple[UnknownRoundReader | None, str | None]:
-    """The reader of the rung unknown-round where its scheme is declared, or why there is none."""
+    """The reader of the rung unknown-round if its scheme is declared, or a note why there is none."""
     sampling = settings.sampling if sampled is None else sampled.sampling
     if sampling is None:
         return None, None
@@ -212,19 +212,19 @@ def _sampled_row(unknown: UnknownRound, rungs: list[Scores], settings: Settings)
     return make_sampled_row(unknown, NoiseSignal.of(groups), settings)
 
 
-def _evidence(log: RoundLog, settings: Settings, told: StatedReader, clients: int | None) -> Evidence:
-    """What a verdict rests on beside scores and gauges."""
+def _evidence(log: RoundLog, settings: Settings, stated: StatedReader, clients: int | None) -> Evidence:
+    """The evidence of a verdict besides scores and gauges."""
     times = presented_times(log, settings)
-    # numbers rise from 1 on, so as many as planned that end with the last are all of them
+    # numbers increase from 1, so they are complete if there are as many as planned and the last is the planned one
     scheduled = settings.rounds is not None and len(log.numbers) == settings.rounds == max(log.numbers, default=0)
     expected = presentation_counts(settings.canaries, settings.presentations)
     followed = scheduled and bool((times <= expected).all()) and int(times.max()) == int(expected.max())
     return Evidence(
         delta=settings.delta,
         planned=int(expected.max()) if followed else None,
-        shown=int(times.max()),
-        rounds=told.round_scores(),
-        stated=told.stated_noise(),
+        presentations=int(times.max()),
+        rounds=stated.round_scores(),
+        stated=stated.stated_noise(),
         without_others=sum(not entry.has_others for entry in log.observed),
         without_noise=sum(not entry.states_noise for entry in log.observed),
         most_hidden=None if clients is None else clients / math.sqrt(settings.free),

@@ -1,4 +1,4 @@
-"""One gauge: a direct measurement of the noise over a run, with the limits that an honest run keeps to."""
+"""One gauge: a direct measurement of the noise over a run, with the limits of a correct run."""
 
 import math
 from dataclasses import dataclass, field
@@ -9,8 +9,8 @@ from scipy.special import chdtri, gammaincinv
 
 from coalmine.argument_checks import Floats
 
-LEVEL = 1e-4  # false alarm of one gauge over the whole run
-LAYER = "layer "  # the names of gauges of single tensors begin so
+LEVEL = 1e-4  # probability that one gauge fails in a correct run
+LAYER = "layer "  # prefix of the names of gauges of single tensors
 MEANINGS = {
     "noise": "length off the canaries over that of the stated noise",
     "dilution": "length of the sum of all rounds over that of noise alone",
@@ -43,10 +43,10 @@ MEANINGS = {
 class Gauge:
     """One gauge over the run.
 
-    `status` is "ok", "low" (evidence of less noise than stated) or "warning" (something is wrong that does not prove less
-    noise); both bar a PASS. `smallest` and `largest` are the extremes over rounds, `limits` what an honest run keeps to;
-    `flagged` rounds lie outside. Where noise is missing, `noise_left` is an upper confidence limit of what is left for the
-    attacker to overcome, over the stated noise; None where that cannot be said.
+    `status` is "ok", "low" (evidence of less noise than stated) or "warning" (a fault that does not prove less noise).
+    Both prevent a PASS. `smallest` and `largest` are the extremes over rounds, and `limits` are those of a correct run;
+    `flagged` rounds lie outside. If noise is missing, `noise_left` is an upper confidence limit on the remaining noise as a
+    share of the stated noise; None if it is unknown.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Gauge:
 
     @property
     def meaning(self) -> str:
-        """What the gauge measures, in a phrase."""
+        """A phrase for the quantity that the gauge measures."""
         return meaning_of(self.name)
 
     def to_dict(self) -> dict[str, Any]:
@@ -76,14 +76,14 @@ class Gauge:
 
 
 def meaning_of(name: str) -> str:
-    """What a gauge measures, in a phrase."""
+    """A phrase for the quantity that a gauge measures."""
     if name.startswith(LAYER):
         return "length of the residual in this layer over that of the stated noise"
     return MEANINGS.get(name, name)
 
 
 def ratio_quantile(probability: float, dof: float) -> float:
-    """The quantile of a noise vector's length over its expected length."""
+    """The quantile of a noise vector's norm over its root mean square."""
     if probability > 0.5:
         return math.sqrt(float(chdtri(dof, 1 - probability)) / dof)
     return math.sqrt(2 * float(gammaincinv(dof / 2, probability)) / dof)

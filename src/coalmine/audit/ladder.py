@@ -5,9 +5,9 @@
 | final | the final model (Algorithm 2) | cosine over its null std | closed form |
 | final-update | and knows the initial model | the same with their difference | closed form |
 | all-iterates | every model delta (Algorithm 3) | largest cosine over rounds | unobserved canaries |
-| unknown-round | and everybody else's updates | log likelihood ratio of the sampling | its law |
-| known-round | every model delta, the target's rounds | standardised cosines of its rounds | closed form; ghosts |
-| known-others | and everybody else's updates | the same on what is left, correlated noise whitened | closed form |
+| unknown-round | and all other updates | log likelihood ratio of the sampling | its law |
+| known-round | every model delta, the target's rounds | standardised cosines of its rounds | closed form; unobserved ones |
+| known-others | and all other updates | the same on the residual, correlated noise whitened | closed form |
 """
 
 import math
@@ -27,7 +27,7 @@ from coalmine.estimators.null import CosineNull
 from coalmine.storage.record import Settings
 from coalmine.storage.rounds_file import Final, RoundLog
 
-SHARED = 1 << 24  # numbers that the correlation of rounds may take in memory
+SHARED = 1 << 24  # most numbers in memory for the correlation of rounds
 RUNGS = ("final", "final-update", "all-iterates", "unknown-round", "known-round", "known-others")
 
 
@@ -35,12 +35,12 @@ RUNGS = ("final", "final-update", "all-iterates", "unknown-round", "known-round"
 class Scores:
     """Scores of one rung for canaries that were presented equally often; high means present.
 
-    `null` is the closed-form law of an unobserved score, None where only the unobserved scores tell. The bound compares
-    `bound_observed` (default: the scores) with `bound_null`, or with the unobserved scores where that is None.
-    `presentations` is None where they make no difference or, `mixed`, where canaries of different numbers are pooled.
-    `strength` is the mean of ‖Cu‖² over the canaries under correlated noise, and `largest_strength` the largest: what
-    presentations are under fresh noise, where both are None. `null_dof` is how many directions the null's scale rests on in
-    all rounds together, `round_dof` in one.
+    `null` is the closed-form law of an unobserved score; None if only the unobserved scores are known. The bound compares
+    `bound_observed` (default: the scores) with `bound_null`, or with the unobserved scores if that is None.
+    `presentations` is None if they make no difference or if canaries with different numbers are pooled (`mixed`).
+    `strength` is the mean of ‖Cu‖² over the canaries under correlated noise, and `largest_strength` the largest. They
+    replace the presentations, and are None under independent noise. `null_dof` is the number of directions from which the
+    null's scale is estimated in all rounds, `round_dof` in one round.
     """
 
     rung: str
@@ -55,29 +55,29 @@ class Scores:
     presentations: int | None = None
     strength: float | None = None
     largest_strength: float | None = None
-    units: float = 1.0  # times a score is a cosine
+    units: float = 1.0  # a score times this is a cosine
     warnings: tuple[str, ...] = ()
 
     @property
     def bounded(self) -> Floats:
-        """The observed scores as the bound takes them."""
+        """The observed scores that the bound uses."""
         return self.observed if self.bound_observed is None else self.bound_observed
 
     @property
     def exposure(self) -> float:
-        """The square of what a score's mean is in units of 1/z: presentations, or what stands in their place."""
+        """The squared mean of a score in units of 1/z: presentations, or the strength under correlated noise."""
         return float(self.presentations or 1) if self.strength is None else self.strength
 
 
 def ladder(log: RoundLog, settings: Settings) -> list[Scores]:
-    """The scores of every rung whose inputs were given; several groups where presentations differ."""
+    """The scores of every rung whose inputs were given; several groups if presentations differ."""
     reader = LadderReader(log, settings)
     read_log(log, settings, reader)
     return reader.scores(log.final)
 
 
 class LadderReader:
-    """Takes one round after another, and has the scores of every rung at the end, or so far."""
+    """Takes one round after another, and computes the scores of every rung at any time."""
 
     def __init__(self, log: RoundLog, settings: Settings) -> None:
         self._settings = settings
@@ -85,7 +85,7 @@ class LadderReader:
         self._times = np.zeros(settings.canaries, dtype=np.int64)
         self._largest: Floats | None = None
         self._known = _Presentations(log, settings, residual=False)
-        self._left = _Presentations(log, settings, residual=True)
+        self._residual = _Presentations(log, settings, residual=True)
         self._shared = _SharedVariance(log, settings)
         self._own: dict[str, Floats] = {}
 
@@ -97,7 +97,7 @@ class LadderReader:
             self._present[look.item.number] = present
         self._own |= {name: np.asarray(values, dtype=np.float64) for name, values in look.item.scores.items()}
         if look.white_residual is not None:
-            self._left.add(look.white_residual)
+            self._residual.add(look.white_residual)
         if look.plain is None:
             return
         cosines = np.concatenate([look.plain.observed, look.plain.unobserved]) * look.plain.cosine_scale
@@ -106,7 +106,7 @@ class LadderReader:
         self._shared.add(look.plain)
 
     def scores(self, final: Final | None = None) -> list[Scores]:
-        """The scores of every rung from the rounds so far, and from the final model where it is given."""
+        """The scores of every rung from the rounds so far, and from the final model if it is given."""
         settings, rungs = self._settings, []
         if final is not None:
             rungs += _final_scores(self._times, final, settings)
@@ -115,7 +115,7 @@ class LadderReader:
             rungs.append(Scores(rung="all-iterates", observed=observed, unobserved=unobserved))
         exposures = None if settings.noise is None else _exposures(self._present, settings, settings.noise)
         rungs += _known_scores(settings, self._known, self._times, self._shared, exposures)
-        rungs += _known_scores(settings, self._left, self._times, None, None)
+        rungs += _known_scores(settings, self._residual, self._times, None, None)
         # the user's own attacks: their scores after the last round, against those of unobserved canaries
         return rungs + [
             Scores(rung=name, observed=values[: settings.canaries], unobserved=values[settings.canaries :])
@@ -134,10 +134,10 @@ def unit_null(settings: Settings, free: float | None = None) -> CosineNull:
 
 
 def exact_bound(scores: Floats, dof: float) -> dict[str, Any]:
-    """Observed scores and null as the bound wants them: exact also where scores are large beside their dof.
+    """Observed scores and null for the bound: exact even if scores are large relative to their dof.
 
-    A score is a over the length of dof other directions; absent, a is one direction of dof + 1 that are all alike, so
-    s/√(s² + dof) is a cosine in dof + 1 dimensions.
+    A score is a coordinate a over the root mean square of dof other directions. For an absent canary all dof + 1
+    directions are exchangeable, so s/√(s² + dof) is a cosine in dof + 1 dimensions.
     """
     return {
         "bound_observed": scores / np.sqrt(scores * scores + dof) * (1 - 1e-15),  # 1 itself has probability 0
@@ -149,7 +149,7 @@ def _final_scores(times: npt.NDArray[np.int64], final: Final, settings: Settings
     pairs = [("final", final.cosines, final.norm, final.block_rests)]
     if final.update_cosines is not None:
         pairs.append(("final-update", final.update_cosines, final.update_norm or 1.0, final.update_block_rests))
-    found = []
+    scored = []
     groups = [int(number) for number in np.unique(times)]
     for rung, singles, norm, rests in pairs:
         cosines = np.asarray(singles, dtype=np.float64)
@@ -163,14 +163,14 @@ def _final_scores(times: npt.NDArray[np.int64], final: Final, settings: Settings
         if rests is not None:
             std, dof, tail_dof = block_scale(rests / norm, settings)
         null, unobserved = unit_null(settings, dof), cosines[settings.canaries :] / std
-        everybody = np.ones(settings.canaries, dtype=bool)
-        parts: list[tuple[npt.NDArray[np.bool_], int | None, bool]] = [(everybody, None, len(groups) > 1)]
+        everyone = np.ones(settings.canaries, dtype=bool)
+        parts: list[tuple[npt.NDArray[np.bool_], int | None, bool]] = [(everyone, None, len(groups) > 1)]
         if len(groups) > 1:
             parts += [(times == number, number, False) for number in groups if number]
         for members, number, mixed in parts:
             scores = observed[members] / std
             bound = exact_bound(scores, tail_dof) if settings.kind == "rotated" else {"bound_null": null}
-            found.append(
+            scored.append(
                 Scores(
                     rung=rung,
                     observed=scores,
@@ -183,11 +183,11 @@ def _final_scores(times: npt.NDArray[np.int64], final: Final, settings: Settings
                     **bound,
                 )
             )
-    return found
+    return scored
 
 
 def presented_times(log: RoundLog, settings: Settings) -> npt.NDArray[np.int64]:
-    """In how many observed rounds each canary took part."""
+    """The number of observed rounds in which each canary took part."""
     times = np.zeros(settings.canaries, dtype=np.int64)
     for entry in log.observed:
         times[entry.present] += 1
@@ -195,17 +195,15 @@ def presented_times(log: RoundLog, settings: Settings) -> npt.NDArray[np.int64]:
 
 
 class _Presentations:
-    """Weighted scores of each canary over its own rounds, and the pieces of their variance."""
+    """Weighted scores of each canary over its own rounds, and the parts of their variance."""
 
     def __init__(self, log: RoundLog, settings: Settings, *, residual: bool) -> None:
         self.residual = residual
         self.times = np.zeros(settings.canaries, dtype=np.int64)
         self.sums = np.zeros(settings.canaries)
         self.squares = np.zeros(settings.canaries)  # Σw² over the canary's rounds
-        self.strengths = np.zeros(
-            settings.canaries
-        )  # what a score's mean is, squared, in units of 1/z; fresh noise: times
-        self.ghost_sums = np.zeros(settings.unobserved)
+        self.strengths = np.zeros(settings.canaries)  # squared mean of a score, in units of 1/z
+        self.unobserved_sums = np.zeros(settings.unobserved)
         self.sizes: list[float] = []  # canaries present, round by round
         self.dof = self.tail_dof = math.inf
         self._owners = np.arange(settings.unobserved) % settings.canaries
@@ -222,71 +220,76 @@ class _Presentations:
         self.sums += weights * view.observed
         self.squares += weights * weights
         self.strengths += share * share
-        self.ghost_sums += weights[self._owners] * view.unobserved
+        self.unobserved_sums += weights[self._owners] * view.unobserved
         self.sizes.append(float(share @ share))
         self.dof, self.tail_dof = min(self.dof, view.dof), min(self.tail_dof, view.tail_dof)
 
 
 def _known_scores(
     settings: Settings,
-    seen: _Presentations,
+    totals: _Presentations,
     took_part: npt.NDArray[np.int64],
     shared: "_SharedVariance | None",
     exposures: Floats | None,
 ) -> list[Scores]:
     """The scores of known-round, which needs the `shared` variance of a canary's rounds, or of known-others.
 
-    `took_part` is in how many rounds each canary did. Under correlated noise known-round needs the canaries' `exposures`.
+    `took_part` is the number of rounds of each canary. Under correlated noise known-round needs the canaries' `exposures`.
     """
-    if not seen.sizes:
+    if not totals.sizes:
         return []
-    residual = seen.residual
+    residual = totals.residual
     whitened = residual and settings.noise is not None
-    presented = seen.times
-    if whitened:  # a canary is in the rows of many rounds, but took part in its own
-        presented = np.where(seen.strengths > 0, took_part, 0)
-    variance = seen.squares.copy()
+    presented = totals.times
+    if whitened:  # a canary is in the whitened rows of many rounds, but took part in its own
+        presented = np.where(totals.strengths > 0, took_part, 0)
+    variance = totals.squares.copy()
     several = presented > 1
     if shared is not None and several.any():
         variance[several] = shared.variance(presented)[several]
     std = np.sqrt(np.where(variance > 0, variance, 1.0))
-    scores = seen.sums / std
-    owners = np.arange(settings.unobserved) % settings.canaries  # whose rounds an unobserved canary borrows
-    ghosts = seen.ghost_sums / std[owners]
-    pooled = seen.dof * sum(seen.sizes) ** 2 / sum(size * size for size in seen.sizes)
-    strengths = seen.strengths if exposures is None else exposures
-    found = []
+    scores = totals.sums / std
+    owners = (
+        np.arange(settings.unobserved) % settings.canaries
+    )  # observed canary whose rounds an unobserved one is assigned
+    absent = totals.unobserved_sums / std[owners]
+    pooled = totals.dof * sum(totals.sizes) ** 2 / sum(size * size for size in totals.sizes)
+    strengths = totals.strengths if exposures is None else exposures
+    scored = []
     for times in np.unique(presented[presented > 0]):
         members = np.flatnonzero(presented == times)
         once = times == 1
         combined = bool(settings.momentum) or whitened
-        null: CosineNull | Gaussian = unit_null(settings, seen.dof) if once and not combined else Gaussian(0.0, 1.0)
+        null: CosineNull | Gaussian = unit_null(settings, totals.dof) if once and not combined else Gaussian(0.0, 1.0)
         closed = once or residual
         bound: dict[str, Any] = {"bound_null": null if closed else None}
         if whitened or (closed and (settings.kind == "rotated" or settings.momentum)):
-            bound = exact_bound(scores[members], seen.tail_dof)  # over several rounds tails are lighter: a bound still
+            bound = exact_bound(
+                scores[members], totals.tail_dof
+            )  # over several rounds tails are lighter, so the bound stays valid
         own = strengths[members]
-        found.append(
+        scored.append(
             Scores(
                 rung="known-others" if residual else "known-round",
                 observed=_at_one_strength(scores[members], np.sqrt(own)) if whitened else scores[members],
-                unobserved=ghosts[np.isin(owners, members)],
+                unobserved=absent[np.isin(owners, members)],
                 null=null,
                 null_dof=_dof(settings, pooled, estimated=not closed, whitened=whitened),
-                round_dof=seen.dof if closed else float(settings.unobserved),
+                round_dof=totals.dof if closed else float(settings.unobserved),
                 presentations=int(times),
                 strength=None if settings.noise is None else float(own.mean()),
                 largest_strength=None if settings.noise is None else float(own.max()),
                 **bound,
             )
         )
-    return found
+    return scored
 
 
 def _at_one_strength(scores: Floats, sensitivities: Floats) -> Floats:
     """Scores as if all canaries had the root mean square of their sensitivities: score = β·sensitivity + noise is fitted.
 
-    Their mean is β̂ times that root, whose variance is that of a mean of so many; their std is that of the residuals.
+    Their mean is β̂ times that root mean square, with the variance of a mean of this many scores; their std is that of the
+    residuals.
     """
     if np.ptp(sensitivities) < 1e-9 * sensitivities.max():
         return scores
@@ -296,7 +299,7 @@ def _at_one_strength(scores: Floats, sensitivities: Floats) -> Floats:
 
 
 def _exposures(present: dict[int, npt.NDArray[np.int32]], settings: Settings, noise: CorrelatedNoise) -> Floats:
-    """‖Cu‖² of each canary, u the rounds that it took part in."""
+    """‖Cu‖² of each canary, where u marks the rounds in which it took part."""
     encoder, strengths = noise.encoder(), np.zeros(settings.canaries)
     for number in range(1, noise.rounds + 1):
         shares = np.zeros(settings.canaries)
@@ -308,36 +311,38 @@ def _exposures(present: dict[int, npt.NDArray[np.int32]], settings: Settings, no
 
 
 def _dof(settings: Settings, pooled: float, *, estimated: bool, whitened: bool = False) -> float:
-    """From how many directions the null's std comes; fewer where rounds' correlations come from unobserved canaries."""
+    """Directions from which the null's std is estimated; fewer if unobserved canaries give the correlation of rounds."""
     if settings.kind == "sphere" and not settings.momentum and not estimated and not whitened:
         return math.inf
     return min(pooled, settings.unobserved) if estimated else pooled
 
 
 def _weights(log: RoundLog, *, residual: bool) -> Callable[[View], float]:
-    """Rounds weigh by what a canary adds over the scale: the stated noise tells that, n included; else the clip norm does.
+    """The weight of a round: a canary's contribution over the scale, from the stated noise or else from the clip norm.
 
-    A residual is noise alone, in which a canary adds the same number of standard deviations in every round. Its own scale is
-    left out of the weights, as in few dimensions it is itself uncertain and the scores are divided by it.
+    In a residual, which is noise alone, a canary adds the same number of standard deviations in every round. Its scale is
+    not in the weights: with few dimensions it is uncertain, and the scores are already divided by it.
     """
     if all(entry.states_noise for entry in log.observed if entry.present.size):
         if residual:
             return lambda view: 1.0
-        return lambda view: (view.noise_std or view.clip_norm) / view.scale  # whitened ones may be in units of the clip
+        return lambda view: (
+            (view.noise_std or view.clip_norm) / view.scale
+        )  # whitened rounds may be in units of the clip norm
     return lambda view: view.clip_norm / view.scale
 
 
 class _SharedVariance:
-    """wᵀGw over each canary's rounds: real updates correlate from round to round.
+    """wᵀGw over each canary's rounds: real updates are correlated from round to round.
 
-    G_tt' is the cosine between the two rounds' vectors off the observed canaries, measured along the unobserved ones: exact
-    where they fill the complement, else to √(2/m). All of G comes from the same directions, so that wᵀGw is a mean of
-    squares and stays one where rounds nearly cancel. Rounds are kept only if somebody in them comes more than once, and of
-    many rounds only as many directions as fit into memory.
+    G_tt' is the cosine between the two rounds' vectors orthogonal to the observed canaries, measured along the unobserved
+    ones: exact if they span the complement, otherwise to √(2/m). All of G comes from the same directions, so wᵀGw is a mean
+    of squares even if rounds nearly cancel. Rounds are kept only if one of their canaries takes part more than once, and
+    with many rounds only as many directions as fit in memory.
 
-    Where G itself does not fit into `SHARED` numbers, no round is kept. wᵀGw is then the mean square of Σ w_t·row_t, which
-    is added up for each canary: the same number but for rounding. If there are too many canaries for that, fewer
-    directions are used, and the variance is approximate, to √(2/directions).
+    If G itself does not fit into `SHARED` numbers, no round is kept. wᵀGw is then the mean square of Σ w_t·row_t, which is
+    summed for each canary: the same number up to rounding. If there are too many canaries for that, fewer directions are
+    used, and the variance is approximate, to √(2/directions).
     """
 
     def __init__(self, log: RoundLog, settings: Settings) -> None:
@@ -348,11 +353,11 @@ class _SharedVariance:
         self._weights: list[float] = []
         self._present: list[npt.NDArray[np.int32]] = []
         several = np.flatnonzero(self._times > 1)
-        self._places = np.zeros(settings.canaries, dtype=np.int64)  # of a canary in the sums
-        self._places[several] = np.arange(several.size)
+        self._indices = np.zeros(settings.canaries, dtype=np.int64)  # index of a canary in the sums
+        self._indices[several] = np.arange(several.size)
         self._sums: Floats | None = None
         rounds = sum(bool((self._times[entry.present] > 1).any()) for entry in log.observed)
-        if rounds * (rounds + 2 * settings.canaries) > SHARED:  # G, who was in which round, and the product of both
+        if rounds * (rounds + 2 * settings.canaries) > SHARED:  # G, the canaries of each round, and the product of both
             self._sums = np.zeros((several.size, max(min(settings.unobserved, SHARED // several.size), 1)))
 
     def add(self, view: View) -> None:
@@ -362,18 +367,18 @@ class _SharedVariance:
             return
         if self._sums is not None:
             row = self._weigh(view) * view.unobserved[: self._sums.shape[1]]
-            for place in self._places[members]:
-                self._sums[place] += row
+            for index in self._indices[members]:
+                self._sums[index] += row
             return
         self._rows.append(view.unobserved[: self._columns].astype(np.float32))
         self._weights.append(self._weigh(view))
         self._present.append(members)
 
     def variance(self, times: npt.NDArray[np.int64]) -> Floats:
-        """Of each canary's score, from the rounds so far, in which it took part so many `times`."""
+        """The variance of each canary's score from the rounds so far, in which it took part `times` times."""
         if self._sums is not None:
             squares = np.einsum("cm,cm->c", self._sums, self._sums) / self._sums.shape[1]
-            return np.asarray(squares[self._places])
+            return np.asarray(squares[self._indices])
         several = [members[times[members] > 1] for members in self._present]
         kept = [index for index, members in enumerate(several) if members.size]
         stacked = np.stack([self._rows[index] for index in kept])

@@ -1,6 +1,6 @@
-"""Gauges of the noise's law: is it Gaussian, and fresh in every coordinate and every round?
+"""Gauges of the noise's law: is it Gaussian, and independent in every coordinate and every round?
 
-Each gauge takes what `noise_law` measured in the rounds. An honest run sets one off with a probability of at most `LEVEL`.
+Each gauge uses the measurements of `noise_law` in the rounds. A correct run fails one with probability at most `LEVEL`.
 """
 
 import math
@@ -19,25 +19,29 @@ from coalmine.estimators.null import CosineNull
 from coalmine.storage.record import Settings
 from coalmine.storage.rounds_file import Round
 
-KURTOSIS_OFF = 0.02  # smaller departures from 3 come from rounding, and cost no privacy worth naming
-DIVERGENCE = 2e-4  # chi-squared divergence from a Gaussian, below which it is rounding
-EXPECTED = 20.0  # counts in a cell of the histogram; smaller cells join their neighbours
-GRID_STRENGTH = 0.05  # of the characteristic function, 0 to 1; half-precision noise has less at these frequencies
-ALIGNED = 0.5  # of a characteristic function, 0 to 1: from here on most values lie on the grid
-GRID_PEAK = 3.0  # times what stands beside the peak
-REPEATED = 0.05  # share of the largest values that come again
-SAME = 1e-6  # distance of two values, in standard deviations, that makes them the same
-COARSE_RELEASE = 0.1  # share of rounding in the residual's variance from which on the law of the noise cannot be seen
+KURTOSIS_OFF = 0.02  # smaller departures from 3 come from rounding, and their privacy cost is negligible
+DIVERGENCE = 2e-4  # chi-squared divergence from a Gaussian below which rounding explains it
+EXPECTED = 20.0  # fewest expected counts in a cell of the histogram; smaller cells are merged
+GRID_STRENGTH = (
+    0.05  # modulus of the characteristic function, 0 to 1; half-precision noise has less at these frequencies
+)
+ALIGNED = 0.5  # modulus of the characteristic function, 0 to 1, from which on most values lie on the grid
+GRID_PEAK = 3.0  # smallest ratio of the peak to its surroundings
+REPEATED = 0.05  # share of the largest values that are repeated
+SAME = 1e-6  # distance, in standard deviations, below which two values count as the same
+COARSE_RELEASE = (
+    0.1  # share of rounding in the residual's variance from which on the law of the noise cannot be measured
+)
 FINE_STEP = 0.25 * CELL  # standard deviations: a coarser grid of release and `others` shows in the histogram
-TAIL_RATIO = 0.75  # of the expected number of large values, or its inverse: nearer to 1 it is rounding
+TAIL_RATIO = 0.75  # ratio to the expected number of large values, or its inverse; closer to 1, rounding explains it
 FIRST_TAIL = 3.0  # standard deviations
-SHIFTED_ROUNDS = 20  # compared with each other at every distance
-SHIFTS = 1 << 18  # distances that are told apart; larger ones share a place
-SLOPE = 0.05  # of the noise's variance against another vector's size, that is worth an alarm
+SHIFTED_ROUNDS = 20  # most rounds that are compared with each other at every distance
+SHIFTS = 1 << 18  # distances that are distinguished; larger ones wrap around
+SLOPE = 0.05  # smallest slope of the noise's variance against another vector's size that fails the gauge
 
 
 class LawReader:
-    """Takes one round after another, and has every gauge of the noise's law at the end."""
+    """Takes one round after another, and computes every gauge of the noise's law at the end."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -49,9 +53,9 @@ class LawReader:
             self._rounds.append(_without_scores(look.item))
 
     def gauges(self, level: float = LEVEL, *, proofs_only: bool = False) -> Iterator[Gauge]:
-        """Every gauge of the noise's law whose inputs were given; an honest run sets one off with probability `level`.
+        """Every gauge of the noise's law whose inputs were given; a correct run fails one with probability `level`.
 
-        With `proofs_only`, those that can prove too little noise; the others only bar a PASS.
+        With `proofs_only`, only those that can prove too little noise; the others only prevent a PASS.
         """
         settings, rounds, dim = self._settings, self._rounds, self._settings.law_dim
         if not rounds:
@@ -73,7 +77,7 @@ class LawReader:
         if counted and whole:
             yield from _follows(counted, dim, repeated, level)
         yield from _neighbours(rounds, parts, dim, repeated, level)
-        if any(item.law_tail is not None for item in smooth):  # on a grid of the release values repeat by themselves
+        if any(item.law_tail is not None for item in smooth):  # if the release lies on a grid, values repeat anyway
             yield from _ties(smooth, level)
         if whole and _rounding_share(rounds, dim) > 0:
             yield _rounding(rounds, dim)
@@ -82,9 +86,9 @@ class LawReader:
 
 
 def _repetition(settings: Settings, numbers: list[int]) -> float:
-    """By how much the variance of a sum over rounds grows where their noise is correlated: ΣK²/T over pairs of rounds.
+    """The factor by which correlated noise increases the variance of a sum over rounds: ΣK²/T over pairs of rounds.
 
-    K is the correlation of two rounds' noise; what is measured within a round is of second order or higher in it.
+    K is the correlation of two rounds' noise; the measurements within a round are of second order or higher in it.
     """
     if settings.noise is None or not numbers:
         return 1.0
@@ -94,7 +98,7 @@ def _repetition(settings: Settings, numbers: list[int]) -> float:
 
 
 def _without_scores(item: Round) -> Round:
-    """The record less its long arrays, and not a window into the file: a run has many rounds."""
+    """A copy of the record without its long arrays, and not a view of the file: a run has many rounds."""
     kept: dict[str, Any] = {
         name: np.array(value) if isinstance(value, np.ndarray) else value
         for name, value in vars(item).items()
@@ -114,12 +118,12 @@ def _rounding_share(rounds: list[Round], dim: int) -> float:
 
 
 def _is_coarse(rounds: list[Round], dim: int) -> bool:
-    """Whether the release was rounded so coarsely that the law of the noise cannot be seen behind it."""
+    """Whether the release was rounded so coarsely that the law of the noise cannot be measured."""
     return _rounding_share(rounds, dim) > COARSE_RELEASE
 
 
 def _on_lattice(item: Round, dim: int) -> bool:
-    """Whether release and `others` lie on a coarse grid of their own: then the residual does too, which costs no privacy."""
+    """Whether release and `others` lie on a coarse grid: then the residual does too, which costs no privacy."""
     std = math.sqrt(_variance(item) / dim)
     if math.sqrt(item.lattice or 0.0) > FINE_STEP * std:
         return True
@@ -129,7 +133,7 @@ def _on_lattice(item: Round, dim: int) -> bool:
 
 
 def _rounding(rounds: list[Round], dim: int) -> Gauge:
-    """How much of the residual is the rounding of the release: behind too much of it any noise looks the same."""
+    """The share of the residual that comes from rounding the release: too much of it makes all noise look alike."""
     shares = np.array([(item.rounding or 0.0) * dim / _variance(item) for item in rounds])
     outside = shares > COARSE_RELEASE
     return Gauge(
@@ -158,7 +162,7 @@ def _kurtosis(rounds: list[Round], parts: NoiseParts, repeated: float, level: fl
     off = KURTOSIS_OFF + 6 * _rounding_share(rounds, int(sizes.sum()))
     odd = abs(pooled) > limit and abs(reading - 3) > off
     flagged = np.flatnonzero((np.abs(by_round) > one) & (np.abs(weighted - 3) > off))
-    alarmed = (odd or flagged.size > 0) and not _is_coarse(rounds, int(sizes.sum()))
+    failed = (odd or flagged.size > 0) and not _is_coarse(rounds, int(sizes.sum()))
     margin = max(limit * spread, off)
     return Gauge(
         name="shape",
@@ -166,7 +170,7 @@ def _kurtosis(rounds: list[Round], parts: NoiseParts, repeated: float, level: fl
         largest=reading,
         limits=(3 - margin, 3 + margin),
         flagged=tuple(rounds[index].number for index in flagged),
-        status="warning" if alarmed else "ok",
+        status="warning" if failed else "ok",
         values=weighted,
     )
 
@@ -189,47 +193,47 @@ def _distribution(rounds: list[Round], parts: NoiseParts, repeated: float, level
     counts = np.sum([item.law_counts for item in rounds if item.law_counts is not None], axis=0).astype(np.float64)
     sizes = [place.stop - place.start for place in parts.groups]
     expected = len(rounds) * sum(size * _cell_probabilities(size) for size in sizes)
-    seen, wanted = _merged_cells(counts / repeated, np.asarray(expected) / repeated)
-    statistic, freedom = float(np.sum((seen - wanted) ** 2 / wanted)), len(wanted) - 1
-    divergence = (statistic - freedom) / float(wanted.sum())
-    limit = max(float(chdtri(freedom, level)) / freedom, 1 + DIVERGENCE * float(wanted.sum()) / freedom)
-    alarmed = chdtrc(freedom, statistic) < level and divergence > DIVERGENCE and not _is_coarse(rounds, int(sum(sizes)))
+    observed, predicted = _merged_cells(counts / repeated, np.asarray(expected) / repeated)
+    statistic, freedom = float(np.sum((observed - predicted) ** 2 / predicted)), len(predicted) - 1
+    divergence = (statistic - freedom) / float(predicted.sum())
+    limit = max(float(chdtri(freedom, level)) / freedom, 1 + DIVERGENCE * float(predicted.sum()) / freedom)
+    failed = chdtrc(freedom, statistic) < level and divergence > DIVERGENCE and not _is_coarse(rounds, int(sum(sizes)))
     return Gauge(
         name="distribution",
         smallest=statistic / freedom,
         largest=statistic / freedom,
         limits=(0.0, limit),
-        status="warning" if alarmed else "ok",
+        status="warning" if failed else "ok",
         values=np.array([statistic / freedom]),
     )
 
 
 @lru_cache(maxsize=4096)
 def _cell_probabilities(size: int) -> Floats:
-    """Of the histogram's cells, for one coordinate of a Gaussian vector of that size over its own standard deviation."""
+    """Probabilities of the cells, for a coordinate of a Gaussian vector of this size over its own standard deviation."""
     edges = (np.arange(CELLS + 1) - CELLS // 2) * CELL
     below = np.asarray(CosineNull(max(size, 2), scale=math.sqrt(size)).cdf(edges))
     return np.diff(np.concatenate([[0.0], below, [1.0]]))
 
 
 def _merged_cells(counts: Floats, expected: Floats) -> tuple[Floats, Floats]:
-    """Cells from both ends inwards, joined until each expects enough counts."""
-    seen, wanted = list(counts), list(expected)
+    """The cells, merged from both ends inwards until each expects enough counts."""
+    observed, predicted = list(counts), list(expected)
     for end in (0, -1):
-        while len(wanted) > 2 and wanted[end] < EXPECTED:
-            for cells in (seen, wanted):
+        while len(predicted) > 2 and predicted[end] < EXPECTED:
+            for cells in (observed, predicted):
                 first = cells.pop(end)
                 cells[end] += first
-    while len(wanted) > 2 and min(wanted) < EXPECTED:  # few coordinates: the middle is thin too
-        joined = range(0, len(wanted) - 1, 2)
-        odd = len(wanted) % 2
-        seen = [seen[i] + seen[i + 1] for i in joined] + seen[len(seen) - odd :] * odd
-        wanted = [wanted[i] + wanted[i + 1] for i in joined] + wanted[len(wanted) - odd :] * odd
-    return np.array(seen), np.array(wanted)
+    while len(predicted) > 2 and min(predicted) < EXPECTED:  # with few coordinates the middle has small cells too
+        joined = range(0, len(predicted) - 1, 2)
+        odd = len(predicted) % 2
+        observed = [observed[i] + observed[i + 1] for i in joined] + observed[len(observed) - odd :] * odd
+        predicted = [predicted[i] + predicted[i + 1] for i in joined] + predicted[len(predicted) - odd :] * odd
+    return np.array(observed), np.array(predicted)
 
 
 def _tails(rounds: list[Round], parts: NoiseParts, repeated: float, level: float) -> Gauge:
-    """Values further out than 3, 3.25, ... standard deviations over the number that a Gaussian has there: cut or heavy."""
+    """The number of values beyond 3, 3.25, ... standard deviations over that of a Gaussian: truncated or heavy tails."""
     counts = np.sum([item.law_counts for item in rounds if item.law_counts is not None], axis=0).astype(np.float64)
     sizes = [place.stop - place.start for place in parts.groups]
     expected = np.asarray(len(rounds) * sum(size * _cell_probabilities(size) for size in sizes))
@@ -237,12 +241,12 @@ def _tails(rounds: list[Round], parts: NoiseParts, repeated: float, level: float
     middle = CELLS // 2 + 1  # the first cell above 0
     tested = []
     for cells in range(first, CELLS // 2 + 1, step):
-        seen, wanted = (
+        observed, predicted = (
             float(x[middle + cells :].sum() + x[: middle - cells].sum())
             for x in (counts / repeated, expected / repeated)
         )
-        few, many = float(pdtr(seen, wanted)), float(pdtrc(seen - 1, wanted)) if seen else 1.0
-        tested.append((seen / wanted if wanted else 1.0, min(few, many)))
+        few, many = float(pdtr(observed, predicted)), float(pdtrc(observed - 1, predicted)) if observed else 1.0
+        tested.append((observed / predicted if predicted else 1.0, min(few, many)))
     share = level / (2 * len(tested))
     odd = [ratio for ratio, p in tested if p < share and not TAIL_RATIO <= ratio <= 1 / TAIL_RATIO]
     reading = odd[0] if odd else tested[0][0]
@@ -257,15 +261,15 @@ def _tails(rounds: list[Round], parts: NoiseParts, repeated: float, level: float
 
 
 def _zeros(rounds: list[Round], dim: int, repeated: float, level: float) -> Gauge:
-    """Coordinates with hardly any noise: more of them than a Gaussian has near 0.
+    """Coordinates with hardly any noise: more than a Gaussian has near 0.
 
-    Where the canaries were subtracted exactly a second count, much nearer to 0, sees single coordinates.
+    If the canaries were subtracted exactly, a second count much closer to 0 detects single coordinates.
     """
     readings = []
     for column, width in enumerate((zero_width(dim), BARE)):
-        found = [item.law_zeros for item in rounds if item.law_zeros is not None and item.law_zeros.size > column]
-        if found:
-            count, total = sum(int(zeros[column]) for zeros in found) / repeated, dim * len(found) / repeated
+        measured = [item.law_zeros for item in rounds if item.law_zeros is not None and item.law_zeros.size > column]
+        if measured:
+            count, total = sum(int(zeros[column]) for zeros in measured) / repeated, dim * len(measured) / repeated
             probability = 2 * float(ndtr(width)) - 1
             p_value = float(bdtrc(math.ceil(count) - 1, round(total), probability)) if count else 1.0
             least = DIVERGENCE if column == 0 else 1 / dim
@@ -273,33 +277,33 @@ def _zeros(rounds: list[Round], dim: int, repeated: float, level: float) -> Gaug
             readings.append(
                 (count / (probability * total), p_value < level / 2 and excess > least, probability * total)
             )
-    alarmed = any(odd for _, odd, _ in readings) and not _is_coarse(rounds, dim)
+    failed = any(odd for _, odd, _ in readings) and not _is_coarse(rounds, dim)
     reading, _, expected = next((entry for entry in readings if entry[1]), readings[0])
     return Gauge(
         name="bare coordinates",
         smallest=reading,
         largest=reading,
         limits=(0.0, 1 + (4 - float(ndtri(level / 2)) * math.sqrt(expected)) / expected),
-        status="warning" if alarmed else "ok",
+        status="warning" if failed else "ok",
         values=np.array([reading]),
     )
 
 
 def _follows(rounds: list[Round], dim: int, repeated: float, level: float) -> Iterator[Gauge]:
-    """Whether the noise is larger where everybody else's part, or the canaries' sum, is."""
+    """Whether the noise is larger where the sum of all other updates, or the canaries' sum, is larger."""
     least = SLOPE + 5 * _rounding_share(rounds, dim)
     for place, name in enumerate(("others", "canaries")):
-        found = [item for item in rounds if item.law_follows is not None and item.law_follows.size > 2 * place]
+        measured = [item for item in rounds if item.law_follows is not None and item.law_follows.size > 2 * place]
         readings = np.array(
-            [item.law_follows[2 * place : 2 * place + 2] for item in found if item.law_follows is not None]
+            [item.law_follows[2 * place : 2 * place + 2] for item in measured if item.law_follows is not None]
         )
-        if not found or not readings.any():
+        if not measured or not readings.any():
             continue
-        pooled = float(readings[:, 0].sum()) / math.sqrt(len(found) * repeated)
+        pooled = float(readings[:, 0].sum()) / math.sqrt(len(measured) * repeated)
         slope = float(readings[:, 1].mean())
-        one, every = -float(ndtri(level / (8 * len(found)))), -float(ndtri(level / 8))
+        one, every = -float(ndtri(level / (8 * len(measured)))), -float(ndtri(level / 8))
         outside = (np.abs(readings[:, 0]) > one) & (np.abs(readings[:, 1]) > least)
-        alarmed = bool(outside.any()) or (abs(pooled) > every and abs(slope) > least)
+        failed = bool(outside.any()) or (abs(pooled) > every and abs(slope) > least)
         spread = abs(slope / pooled) if pooled else 0.0
         limit = max(every * spread, least)
         yield Gauge(
@@ -307,19 +311,19 @@ def _follows(rounds: list[Round], dim: int, repeated: float, level: float) -> It
             smallest=slope,
             largest=slope,
             limits=(-limit, limit),
-            flagged=tuple(found[index].number for index in np.flatnonzero(outside)),
-            status="warning" if alarmed else "ok",
+            flagged=tuple(measured[index].number for index in np.flatnonzero(outside)),
+            status="warning" if failed else "ok",
             values=readings[:, 1],
         )
 
 
 def _grid(rounds: list[Round], dim: int, level: float) -> Gauge:
-    """Whether the noise takes values on a grid that the release itself does not lie on: then it hides nothing."""
+    """Whether the noise lies on a grid and the release does not: then the noise hides nothing."""
     readings = np.array([item.law_grid for item in rounds])
-    strengths, own, beside = readings[:, 0], readings[:, 2], readings[:, 3]
+    strengths, own, around = readings[:, 0], readings[:, 2], readings[:, 3]
     least = math.sqrt(math.log(2000 * len(rounds) / level) / dim)
     limit = max(least, GRID_STRENGTH)
-    outside = (strengths > np.maximum(limit, GRID_PEAK * beside)) & (own < ALIGNED)
+    outside = (strengths > np.maximum(limit, GRID_PEAK * around)) & (own < ALIGNED)
     proof = bool((outside & (strengths > ALIGNED)).any())  # most values lie on it
     return Gauge(
         name="grid",
@@ -353,7 +357,7 @@ def _spectrum(rounds: list[Round], dim: int, level: float) -> Gauge:
 
 
 def _neighbours(rounds: list[Round], parts: NoiseParts, dim: int, repeated: float, level: float) -> Iterator[Gauge]:
-    """Correlations of neighbouring coordinates, and of pairs of layers that a reused key would make the same."""
+    """Correlations of neighbouring coordinates, and of pairs of layers that would be equal if a random key were reused."""
     cosines = np.stack([item.law_lags for item in rounds if item.law_lags is not None])
     sizes = np.array([dim, dim, *(one.stop - one.start for one, _ in parts.pairs)], dtype=np.float64)
     kinds = [
@@ -368,13 +372,13 @@ def _neighbours(rounds: list[Round], parts: NoiseParts, dim: int, repeated: floa
         one = -CosineNull(int(lengths.min())).ppf(level / (4 * values.size)) * math.sqrt(lengths.min())
         every = -float(ndtri(level / (4 * values.shape[1])))
         outside = np.abs(scores) > float(one)
-        together = np.abs(pooled) > every
+        outside_pooled = np.abs(pooled) > every
         certain = max(
             float(((np.abs(scores) - one) / np.sqrt(lengths)).max()),
             float(((np.abs(pooled) - every) * math.sqrt(repeated) / np.sqrt(lengths * len(rounds))).max()),
             0.0,
         )
-        alarmed = bool(outside.any() or together.any())
+        failed = bool(outside.any() or outside_pooled.any())
         limit = float(one) / math.sqrt(float(lengths.min()))
         yield Gauge(
             name=name,
@@ -382,25 +386,25 @@ def _neighbours(rounds: list[Round], parts: NoiseParts, dim: int, repeated: floa
             largest=float(values.max()),
             limits=(-limit, limit),
             flagged=tuple(rounds[index].number for index in np.flatnonzero(outside.any(axis=1))),
-            status="low" if alarmed else "ok",
-            noise_left=math.sqrt(max(1 - certain, 0.0)) if alarmed else None,
+            status="low" if failed else "ok",
+            noise_left=math.sqrt(max(1 - certain, 0.0)) if failed else None,
             values=np.abs(values).max(axis=1),
         )
 
 
 def _ties(rounds: list[Round], level: float) -> Iterator[Gauge]:
-    """The share of a round's largest values that come again, in the same round or in another: noise that was used twice."""
-    found = [item for item in rounds if item.law_tail is not None]
-    units = [item.noise_std or math.sqrt(_variance(item)) for item in found]
-    values = [np.asarray(item.law_tail, np.float64) / unit for item, unit in zip(found, units, strict=True)]
+    """The share of a round's largest values that are repeated, in the same round or in another: noise used twice."""
+    measured = [item for item in rounds if item.law_tail is not None]
+    units = [item.noise_std or math.sqrt(_variance(item)) for item in measured]
+    values = [np.asarray(item.law_tail, np.float64) / unit for item, unit in zip(measured, units, strict=True)]
     shares = [repeated_share(tail, SAME) for tail in values]
-    everything_sorted = np.sort(np.concatenate(values))
-    together = repeated_share(everything_sorted, SAME)
-    if _has_steps(everything_sorted, SAME):
-        return  # values on a floating-point grid repeat by themselves
-    everything = [*shares, together]
+    all_values = np.sort(np.concatenate(values))
+    pooled = repeated_share(all_values, SAME)
+    if _has_steps(all_values, SAME):
+        return  # values on a floating-point grid repeat anyway
+    everything = [*shares, pooled]
     share = max(share for share, _ in everything)
-    alarmed = any(share > REPEATED and p_value < level / (2 * len(everything)) for share, p_value in everything)
+    failed = any(share > REPEATED and p_value < level / (2 * len(everything)) for share, p_value in everything)
     yield Gauge(
         name="repeated values",
         smallest=min(share for share, _ in everything),
@@ -408,31 +412,35 @@ def _ties(rounds: list[Round], level: float) -> Iterator[Gauge]:
         limits=(0.0, REPEATED),
         flagged=tuple(
             item.number
-            for item, (own, p_value) in zip(found, shares, strict=True)
+            for item, (own, p_value) in zip(measured, shares, strict=True)
             if own > REPEATED and p_value < level
         ),
-        status="low" if alarmed else "ok",
-        noise_left=math.sqrt(max(1 - share, 0.0)) if alarmed else None,
+        status="low" if failed else "ok",
+        noise_left=math.sqrt(max(1 - share, 0.0)) if failed else None,
         values=np.array([own for own, _ in shares]),
     )
 
 
 def _shifted(rounds: list[Round], dim: int, level: float) -> Gauge:
-    """Whether the largest values of a round stand in another round too, further along: noise cut twice from one source.
+    """Whether the largest values of a round recur in another round at a common shift: noise taken twice from one stream.
 
-    At a given distance the signs of two rounds' largest values agree by chance, each with probability one half. The same
-    place is left out, as correlated noise may repeat there; the repeat gauges look at it. A client that is missing from
-    `others` and whose update fills a block looks the same, so this bars a PASS and proves nothing.
+    At a given shift the signs of two rounds' largest values agree by chance, each with probability one half. Shift 0 is left
+    out, since correlated noise may repeat there; the repeat gauges test it. A client that is missing from `others` and whose
+    update fills a block looks the same, so this gauge prevents a PASS but proves nothing.
     """
-    found = [item for item in rounds if item.law_peaks is not None][:SHIFTED_ROUNDS]
-    width = min(1 << (2 * dim - 1).bit_length(), SHIFTS)  # a power of 2: distances are told apart modulo it
-    pairs = [(one, two) for index, one in enumerate(found) for two in found[:index]]
+    measured = [item for item in rounds if item.law_peaks is not None][:SHIFTED_ROUNDS]
+    width = min(1 << (2 * dim - 1).bit_length(), SHIFTS)  # a power of 2: shifts are distinguished modulo it
+    pairs = [(one, two) for index, one in enumerate(measured) for two in measured[:index]]
     each = level / (max(len(pairs), 1) * min(2 * dim, SHIFTS) * 2)
     readings = [_agreement(one, two, width) for one, two in pairs]
     outside = [index for index, (_, p_value) in enumerate(readings) if p_value < each]
     flagged = sorted({pairs[index][0].number for index in outside})
     largest = max((agreed for agreed, _ in readings), default=0.0)
-    smallest = math.ceil(-math.log2(each)) / len(found[0].law_peaks) if found and found[0].law_peaks is not None else 0
+    smallest = (
+        math.ceil(-math.log2(each)) / len(measured[0].law_peaks)
+        if measured and measured[0].law_peaks is not None
+        else 0
+    )
     return Gauge(
         name="shifted repeat",
         smallest=min((agreed for agreed, _ in readings), default=0.0),
@@ -445,13 +453,13 @@ def _shifted(rounds: list[Round], dim: int, level: float) -> Gauge:
 
 
 def _agreement(one: Round, two: Round, width: int) -> tuple[float, float]:
-    """The share of largest values that agree in sign beyond chance at the best distance, and its p-value there."""
+    """The share of largest values that agree in sign beyond chance at the best shift, and its p-value there."""
     assert one.law_peaks is not None
     assert two.law_peaks is not None
     places = (np.abs(one.law_peaks)[:, None] - np.abs(two.law_peaks)).ravel() & (width - 1)
     signs = (np.sign(one.law_peaks).astype(np.float64)[:, None] * np.sign(two.law_peaks)).ravel()
     excess = np.abs(np.bincount(places, weights=signs, minlength=width))
-    excess[0] = 0.0  # the same place
+    excess[0] = 0.0  # shift 0
     largest = excess.max()
     both = min(int((places == place).sum()) for place in np.flatnonzero(excess == largest)[:8])
     p_value = 2 * float(bdtrc((both + largest) / 2 - 1, both, 0.5)) if largest else 1.0
@@ -459,9 +467,9 @@ def _agreement(one: Round, two: Round, width: int) -> tuple[float, float]:
 
 
 def repeated_share(ordered: Floats, same: float) -> tuple[float, float]:
-    """The share of sorted values that stand closer than `same` to the next, less what chance gives; and its p-value.
+    """The share of sorted values closer than `same` to the next, less the share expected by chance, and its p-value.
 
-    Chance is taken from the local density. Nothing can be said of values on a floating-point grid.
+    The expected share follows from the local density. Values on a floating-point grid cannot be tested: 0 and 1.
     """
     count = len(ordered)
     if count < 64 or _has_steps(ordered, same):
@@ -474,17 +482,17 @@ def repeated_share(ordered: Floats, same: float) -> tuple[float, float]:
     tail = np.exp(-0.5 * ordered[:-1] ** 2) / math.sqrt(2 * math.pi)
     coarse = 2.0**-22 / np.maximum(tail, 1e-12)  # generators that invert a 23-bit uniform number
     expected = float(np.minimum(density * (resolution + np.minimum(coarse, 1e-3)), 1.0).sum())
-    seen = int((gaps < resolution).sum())
-    return max(seen - expected, 0.0) / count, float(pdtrc(seen - 1, expected)) if seen else 1.0
+    close = int((gaps < resolution).sum())
+    return max(close - expected, 0.0) / count, float(pdtrc(close - 1, expected)) if close else 1.0
 
 
 def _resolution(ordered: Floats, same: float) -> float:
-    largest = np.clip(ordered[-1], -3e38, 3e38)  # what single precision holds
+    largest = np.clip(ordered[-1], -3e38, 3e38)  # the range of single precision
     return max(same, 4 * float(np.spacing(np.float32(largest))))
 
 
 def _has_steps(ordered: Floats, same: float) -> bool:
-    """Whether sorted values lie on a grid: the smallest gap between different ones is far larger than it would be else."""
+    """Whether sorted values lie on a grid: the smallest gap between distinct ones is far larger than expected."""
     gaps = np.diff(ordered)
     distinct = gaps[gaps >= _resolution(ordered, same)]
     if distinct.size < 32:

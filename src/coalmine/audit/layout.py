@@ -1,4 +1,4 @@
-"""Which process holds which coordinates of a model, and in which blocks: agreed on before the first round."""
+"""The layout of a model: which process holds which coordinates, in which blocks; agreed before the first round."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ Layers = list[tuple[str, int]]
 
 @dataclass(frozen=True)
 class Layout:
-    """The model as all processes hold it together: its layers, its blocks, and who has how much of each layer."""
+    """The model over all processes: its layers, its blocks, and how much of each layer each process holds."""
 
     tree: Tree
     layers: Layers
@@ -27,17 +27,17 @@ class Layout:
 
     @property
     def dim(self) -> int:
-        """Coordinates in all processes."""
+        """The number of coordinates over all processes."""
         return sum(size for _, size in self.layers)
 
     @classmethod
     def of(cls, parameters: Any, ranks: Ranks, *, blocks: Sequence[int] | None, replicated: bool) -> "Layout":
-        """The layout of a model, of which this process passes its parameters; every rank calls this together."""
-        made: list[Tree] = []
+        """The layout of a model, of which this process passes its parameters; every rank must call this."""
+        trees: list[Tree] = []
 
-        def held() -> dict[str, Any]:
+        def describe() -> dict[str, Any]:
             tree = Tree(parameters)
-            made.append(tree)
+            trees.append(tree)
             return {
                 "layers": tree.layers,
                 "blocks": _own_blocks(tree, blocks),
@@ -45,31 +45,31 @@ class Layout:
                 "on_host": tree.on_host,
             }
 
-        everybody = ranks.together(held)
-        tree = made[0]
-        on_host = all(other.pop("on_host") for other in everybody)
-        for rank, other in enumerate(everybody):
+        all_ranks = ranks.gather(describe)
+        tree = trees[0]
+        on_host = all(other.pop("on_host") for other in all_ranks)
+        for rank, other in enumerate(all_ranks):
             if other.pop("replicated") != bool(replicated):
                 raise ValueError(
-                    f"every rank must give the same `replicated`, but rank {rank} differs from rank {ranks.rank}"
+                    f"every rank must pass the same `replicated`, but rank {rank} differs from rank {ranks.rank}"
                 )
         if replicated and ranks.several:
-            for rank, other in enumerate(everybody):
-                if other != everybody[0]:
+            for rank, other in enumerate(all_ranks):
+                if other != all_ranks[0]:
                     raise ValueError(
-                        f"every rank must hold the whole model, but that of rank {rank} has other parameters than rank 0's"
+                        f"every rank must hold the whole model, but rank {rank} has other parameters than rank 0"
                     )
-            everybody = everybody[:1]
+            all_ranks = all_ranks[:1]
         sizes: dict[str, int] = {}
-        for one in everybody:
+        for one in all_ranks:
             for name, size in one["layers"]:
                 sizes[name] = sizes.get(name, 0) + size
         layers = [(name, size) for name, size in sizes.items() if size]
         if not layers:
             raise ValueError("parameters must hold floating-point numbers, got none; pass the model's own parameters")
         sharded = ranks.several and not replicated
-        shards = tuple(tuple(dict(one["layers"]).get(name, 0) for name, _ in layers) for one in everybody)
-        cut = tuple(int(size) for one in everybody for size in one["blocks"])
+        shards = tuple(tuple(dict(one["layers"]).get(name, 0) for name, _ in layers) for one in all_ranks)
+        cut = tuple(int(size) for one in all_ranks for size in one["blocks"])
         return cls(tree, layers, cut, ranks.size, shards if sharded else (), on_host)
 
 
@@ -88,16 +88,16 @@ def _own_blocks(tree: Tree, blocks: Sequence[int] | None) -> list[int]:
     return own
 
 
-def check_same(ranks: Ranks, **told: Any) -> None:
-    """Refuse an audit that ranks make with different arguments; none of them is sent, only its digest."""
+def check_same(ranks: Ranks, **arguments: Any) -> None:
+    """ValueError if ranks make an audit with different arguments; only digests of the arguments are exchanged."""
     if not ranks.several:
         return
     own = {
         name: hashlib.sha256(b"coalmine same arguments\0" + _bytes(value)).hexdigest()[:16]
-        for name, value in told.items()
+        for name, value in arguments.items()
     }
-    for rank, other in enumerate(everybody := ranks.together(lambda: own)):
-        differing = [name for name in own if other[name] != everybody[0][name]]
+    for rank, other in enumerate(all_ranks := ranks.gather(lambda: own)):
+        differing = [name for name in own if other[name] != all_ranks[0][name]]
         if differing:
             raise ValueError(
                 f"every rank must make the audit with the same arguments, but rank {rank} differs from rank 0 in "

@@ -2,7 +2,7 @@
 
 - Accounting: the accountant's epsilon for the claimed noise and scheme is no more than the claim.
 - Noise: the rounds had the noise that the claim needs.
-- Sampling: the pipeline's own sampler, seen through the canaries that it picks, does what the scheme says.
+- Sampling: the pipeline's own sampler, tested on the canaries that it picks, follows the scheme.
 """
 
 import math
@@ -36,20 +36,26 @@ from coalmine.storage.record import FEWEST, Settings
 from coalmine.storage.rounds_file import Entry, RoundLog
 
 LEGS = ("accounting", "noise", "sampling")
-NAMED = ("poisson", "random_allocation", "shuffled", "random_allocation or shuffled", "fixed_size")  # have a range
-MOST = 0.9  # of the rounds must tell how many took part before cohort sizes count as known
-CONSTANT = 1e-3  # relative scatter of clip norm times participants, over that of the clip norm
-EVERYBODY = 0.9  # share of the canaries in a round from which on everybody is as good as known to be in it
+NAMED = (
+    "poisson",
+    "random_allocation",
+    "shuffled",
+    "random_allocation or shuffled",
+    "fixed_size",
+)  # samplers with a known range of epsilon
+MOST = 0.9  # share of the rounds with a known cohort size from which on cohort sizes count as known
+CONSTANT = 1e-3  # largest scatter of clip norm times participants, relative to that of the clip norm
+EVERYONE = 0.9  # share of the canaries in a round from which on every client counts as known to be in it
 
 
 @dataclass(frozen=True)
 class SampledClaim:
-    """An amplified claim with all that its legs need: its noise multiplier and the scheme that covers all rounds.
+    """An amplified claim with the inputs of its legs: its noise multiplier and the scheme that covers all rounds.
 
-    `noise` is the claimed one; left out, the one that gives the claimed epsilon. `tested` is the noise multiplier that the
-    claim needs: `noise`, or less where the claim is looser than its own accounting. The noise leg confirms `tested` and no
-    more. So the sampler that was seen counts as harmless only if it is harmless with `tested`, and as a violation only if it
-    is one with `noise`.
+    `noise` is the claimed noise multiplier, or else the one that gives the claimed epsilon. `tested` is the noise multiplier
+    that the claim needs: `noise`, or less if the claim is looser than its own accounting. The noise leg confirms `tested`
+    and no more. So the observed sampler counts as harmless only if it is harmless with `tested`, and as a violation only if
+    it is one with `noise`.
     """
 
     claim: Claim
@@ -60,7 +66,7 @@ class SampledClaim:
 
     @classmethod
     def of(cls, claim: Claim, *, delta: float, rounds: int) -> "SampledClaim":
-        """The claim on a run of which so many rounds were seen."""
+        """The claim on a run with this many observed rounds."""
         assert claim.sampling is not None
         sampling = _with_rounds(claim.sampling, rounds)
         noise = claim.noise_multiplier or amplified_noise(claim.epsilon, claim.sampling, delta)
@@ -70,17 +76,17 @@ class SampledClaim:
         return cls(claim, sampling, noise, tested, delta)
 
     def unobserved(self, log: RoundLog) -> int:
-        """How many of the claim's rounds nobody observed: nothing is known of noise and sampling in them."""
+        """The number of the claim's rounds that were not observed, whose noise and sampling are unknown."""
         claimed = set(range(1, self.sampling.total_rounds + 1))
         return len(claimed - set(log.numbers))
 
     def refutes(self, epsilon: float) -> bool:
-        """Whether an epsilon that is certain to be reached contradicts the claim; printed figures are rounded."""
+        """Whether a lower bound on epsilon contradicts the claim, which may be rounded."""
         return epsilon > ROUNDED * self.claim.epsilon
 
     @property
     def accounting(self) -> Verdict:
-        """The leg of accounting."""
+        """The accounting leg."""
         accounted = amplified_epsilon(self.noise, self.sampling, self.delta)
         facts = Verdict(
             outcome=PASS,
@@ -101,7 +107,7 @@ class SampledClaim:
         return replace(facts, outcome=outcome, code="accounting" if outcome == VIOLATION else "range")
 
     def sampling_leg(self, observed: Sequence[Entry], settings: Settings, clip_norms: Sequence[float]) -> Verdict:
-        """The leg of sampling, from the observed rounds and their clip norms."""
+        """The sampling leg, from the observed rounds and their clip norms."""
         facts = Verdict(outcome=UNDERPOWERED, code="sampler not observed", leg="sampling", scheme=str(self.sampling))
         if not self.claim.sampler_observed or not observed:
             return facts
@@ -115,7 +121,7 @@ class SampledClaim:
             return replace(facts, code="divisor")
         if reading.passed:
             return self._sampler_power(facts, reading)
-        low, high = self._price(reading, present, numbers, settings.canaries)
+        low, high = self._epsilon_range(reading, present, numbers, settings.canaries)
         worst = min(reading.failed, key=lambda test: test.p_value)
         facts = replace(
             facts,
@@ -134,15 +140,15 @@ class SampledClaim:
         return replace(facts, code="sampler")
 
     def _sampler_power(self, facts: Verdict, reading: SamplerReading) -> Verdict:
-        """PASS if a rate at which epsilon is twice the claim would have been seen with 90 % probability."""
-        if not isinstance(self.sampling, Poisson | FixedSize):  # once an epoch: one pick too many would be seen
+        """PASS if a rate at which epsilon is twice the claim would have been detected with 90 % probability."""
+        if not isinstance(self.sampling, Poisson | FixedSize):  # once per epoch: one pick too many would be detected
             enough = reading.picks >= FEWEST
             return replace(facts, outcome=PASS if enough else UNDERPOWERED, code="sampled" if enough else "picks")
         rate = self._detectable_rate(reading)
         reached = math.inf
         if rate is not None:
-            seen_rate = Poisson(rate, reading.rounds)
-            reached = amplified_epsilon(self.tested, seen_rate, self.delta).high
+            detectable = Poisson(rate, reading.rounds)
+            reached = amplified_epsilon(self.tested, detectable, self.delta).high
         enough = rate is not None and reading.picks >= FEWEST and reached <= 2 * ROUNDED * self.claim.epsilon
         return replace(
             facts,
@@ -154,7 +160,7 @@ class SampledClaim:
         )
 
     def _detectable_rate(self, reading: SamplerReading) -> float | None:
-        """The smallest rate that the test of the rate sees with 90 % probability; None if it sees none, 1 if all are."""
+        """The smallest rate that the test of the rate detects with 90 % probability; None if there is none, 1 if it is 1."""
         claimed = self.sampling.rate
         if claimed >= 1 or rate_power(self.sampling, reading.rounds, reading.canaries, 1.0) < POWER:
             return 1.0 if claimed >= 1 else None
@@ -164,14 +170,14 @@ class SampledClaim:
 
         return float(brentq(missing, claimed, 1 - 1e-9, xtol=1e-9))
 
-    def _price(
+    def _epsilon_range(
         self, reading: SamplerReading, present: Sequence[Indices], numbers: Sequence[int], canaries: int
     ) -> tuple[float, float]:
-        """The range of epsilon for the sampler that was seen: at least with the claimed noise, at most with the tested."""
+        """The range of epsilon for the observed sampler: the lower end with the claimed noise, the upper with the tested."""
         rounds = self.sampling.total_rounds
         known = float(mechanism_epsilon(self.tested, delta=self.delta, participations=rounds))
         named = reading.candidates if reading.seen in NAMED else ()
-        ranges = [self._priced(scheme, reading) for scheme in named]
+        ranges = [self._range_of(scheme, reading) for scheme in named]
         low = min((low for low, _ in ranges), default=0.0)
         high = max((high for _, high in ranges), default=known)
         if reading.seen in ("too many", "uneven") and reading.worst_rate > 0:
@@ -182,13 +188,13 @@ class SampledClaim:
             low = max(low, self._cyclic(reading, present, numbers, canaries))
         if reading.seen in ("clumped", "changing rate", "too many", "other"):
             shares = np.array([row.size for row in present]) / canaries
-            everybody = math.floor(float(shares[shares >= EVERYBODY].sum()) + 1e-9)
-            if everybody:
-                low = max(low, float(mechanism_epsilon(self.noise, delta=self.delta, participations=everybody)))
+            certain = math.floor(float(shares[shares >= EVERYONE].sum()) + 1e-9)
+            if certain:
+                low = max(low, float(mechanism_epsilon(self.noise, delta=self.delta, participations=certain)))
         return low, max(low, high)
 
-    def _priced(self, scheme: Sampling, reading: SamplerReading) -> tuple[float, float]:
-        """The range of a scheme, where its rate was measured over that rate's interval."""
+    def _range_of(self, scheme: Sampling, reading: SamplerReading) -> tuple[float, float]:
+        """The range of epsilon of a scheme; over the interval of its rate, if that was measured."""
         slowest, fastest = self._at_rates(scheme, reading)
         low = amplified_epsilon(self.noise, slowest, self.delta).low
         return low, amplified_epsilon(self.tested, fastest, self.delta).high
@@ -206,7 +212,7 @@ class SampledClaim:
     def _repeated(
         self, reading: SamplerReading, present: Sequence[Indices], numbers: Sequence[int], canaries: int
     ) -> float:
-        """Epsilon where everybody returns after as many rounds: one random place, and noise that averages out."""
+        """Epsilon if every client returns after a fixed number of rounds: one random position, with averaged noise."""
         if reading.rate <= 0:
             return 0.0
         period = max(round(1 / reading.rate), 1)
@@ -250,19 +256,19 @@ def _groups(present: Sequence[Indices], numbers: Sequence[int], canaries: int) -
 
 
 def _fixed_returns(present: Sequence[Indices], numbers: Sequence[int], canaries: int, period: int) -> int:
-    """How often most canaries come back in one and the same place of a period; 0 where they have no fixed place."""
-    places = np.zeros((canaries, period), dtype=np.int64)
+    """How often most canaries return at the same position of a period; 0 if they have no fixed position."""
+    positions = np.zeros((canaries, period), dtype=np.int64)
     for row, number in zip(present, numbers, strict=True):
-        places[row, number % period] += 1
-    counts, kept = places.sum(axis=1), places.max(axis=1)
+        positions[row, number % period] += 1
+    counts, kept = positions.sum(axis=1), positions.max(axis=1)
     several = counts > 1
-    if not several.any() or np.mean(kept[several] == counts[several]) < EVERYBODY:
+    if not several.any() or np.mean(kept[several] == counts[several]) < EVERYONE:
         return 0
     return int(np.quantile(kept[several], 0.1))
 
 
 def divides_by_participants(cohorts: Sequence[int | None], clip_norms: Sequence[float]) -> bool:
-    """Whether what a client adds shrinks as more take part: the sum is divided by their realised number."""
+    """Whether a client's contribution shrinks as more take part: the sum is divided by the actual cohort size."""
     pairs = np.array([(size, clip) for size, clip in zip(cohorts, clip_norms, strict=True) if size])
     if len(pairs) < 3 or np.ptp(pairs[:, 0]) == 0:
         return False
@@ -291,7 +297,7 @@ def judge_sampled(
         "sampling": sampled.sampling_leg(log.observed, settings, clip_norms),
     }
     rung = RUNG if RUNG in by_rung else None
-    if rung is not None and moves_in_groups(legs):  # canaries are not independent, so the bound is none
+    if rung is not None and moves_in_groups(legs):  # canaries are not independent, so the bound is not valid
         by_rung[rung] = Verdict(outcome=UNDERPOWERED, code="weak", rung=rung)
     bounds = {name: verdict for name, verdict in by_rung.items() if name not in KNOWN}
     verdict = _combine(legs, bounds, rung)
@@ -301,7 +307,7 @@ def judge_sampled(
 
 
 def moves_in_groups(legs: dict[str, Verdict]) -> bool:
-    """Whether the sampler picks canaries in groups: a bound that takes their scores for independent does not hold then."""
+    """Whether the sampler picks canaries in groups: then a bound that assumes independent scores is not valid."""
     return "sampling" in legs and legs["sampling"].seen == "clumped"
 
 
@@ -338,7 +344,7 @@ def _combine(legs: dict[str, Verdict], bounds: dict[str, Verdict], rung: str | N
 
 
 def _with_rounds(sampling: Sampling, rounds: int) -> Sampling:
-    """The scheme over all rounds that were seen, where they are more than it says."""
+    """The scheme, extended to all observed rounds if there are more than it states."""
     if rounds <= sampling.total_rounds:
         return sampling
     if isinstance(sampling, Poisson | FixedSize):

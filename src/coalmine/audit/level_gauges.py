@@ -1,4 +1,4 @@
-"""Gauges of the noise's level: how much of it there is, in whole, by layer and by round, and what canaries add to it."""
+"""Gauges of the noise's level: in total, by layer and by round."""
 
 import math
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ from coalmine.audit.gauge import LEVEL, Gauge, ratio_quantile
 from coalmine.audit.views import Look, View
 from coalmine.storage.record import Settings
 
-TOO_LONG = 1.02  # of the stated noise: from here on the residual holds more than noise
+TOO_LONG = 1.02  # ratio to the stated noise from which on the residual holds more than noise
 
 
 class LevelReader:
-    """Takes one round after another, and has every gauge of lengths at the end: all need the stated noise."""
+    """Takes one round after another, and computes every gauge of norms at the end; all need the stated noise."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -40,7 +40,7 @@ class LevelReader:
             self._layers.append(_LayerLengths(item.number, item.layer_rests, item.noise_std, item.rounding or 0.0))
 
     def gauges(self, level: float = LEVEL) -> Iterator[Gauge]:
-        """Every gauge of lengths whose inputs were given; an honest run sets one off with probability `level`."""
+        """Every gauge of norms whose inputs were given; a correct run fails one with probability `level`."""
         if self._lengths:
             yield _noise(self._lengths, level)
         yield from self._sums.gauges(level)
@@ -51,7 +51,7 @@ class LevelReader:
 
 @dataclass(frozen=True)
 class _Length:
-    """The length of one round's vector over that of the stated noise, and the directions that it rests on."""
+    """The norm of one round's vector over that of the stated noise, and the directions from which it is measured."""
 
     number: int
     ratio: float
@@ -64,24 +64,24 @@ class _Length:
         return cls(view.number, view.scale / view.noise_std, view.dof, view.noise_std)
 
 
-def _noise(found: list[_Length], level: float) -> Gauge:
-    """‖P⊥ρ‖/(noise_std·√dof): real signal can only add to it, so too small a value is proof of too little noise."""
-    ratios = np.array([length.ratio for length in found])
-    floors = np.array([ratio_quantile(level / len(found), length.dof) for length in found])
-    return _one_sided("noise", found, ratios, floors)
+def _noise(lengths: list[_Length], level: float) -> Gauge:
+    """‖P⊥ρ‖/(noise_std·√dof): real updates can only add to it, so too small a value proves too little noise."""
+    ratios = np.array([length.ratio for length in lengths])
+    floors = np.array([ratio_quantile(level / len(lengths), length.dof) for length in lengths])
+    return _one_sided("noise", lengths, ratios, floors)
 
 
 class _Sums:
-    """Two gauges along the unobserved canaries, so that nothing of the model's size is kept.
+    """Two gauges along the unobserved canaries, so that no array of the model's size is kept.
 
-    *dilution*: the length of the sum of all rounds over that of noise alone; far above 1, real signal hides the canaries.
-    *difference*: ‖ρ_t/C_t - ρ_s/C_s‖ over its length under fresh noise, s the round before; near 0 where noise is reused.
+    *dilution*: the norm of the sum of all rounds over that of noise alone; far above 1, real updates hide the canaries.
+    *difference*: ‖ρ_t/C_t - ρ_s/C_s‖ over its norm under independent noise, s the previous round; near 0 if noise is reused.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._total, self._variance = np.zeros(settings.unobserved), 0.0
-        self._found: list[_Length] = []
+        self._differences: list[_Length] = []
         self._before: View | None = None
 
     def add(self, view: View) -> None:
@@ -95,10 +95,10 @@ class _Sums:
             gap = view.unobserved * view.scale / view.clip_norm - before.unobserved * before.scale / before.clip_norm
             fresh = math.hypot(view.noise_std / view.clip_norm, before.noise_std / before.clip_norm)
             ratio = math.sqrt(float(np.mean(gap * gap))) / fresh
-            self._found.append(_Length(view.number, ratio, self._settings.unobserved_dof, view.noise_std))
+            self._differences.append(_Length(view.number, ratio, self._settings.unobserved_dof, view.noise_std))
 
     def gauges(self, level: float) -> Iterator[Gauge]:
-        """Both gauges, where noise was stated."""
+        """Both gauges, if noise was stated."""
         if self._variance:
             ratio = math.sqrt(float(np.mean(self._total * self._total)) / self._variance)
             yield Gauge(
@@ -108,26 +108,26 @@ class _Sums:
                 limits=(0.0, math.inf),
                 values=np.array([ratio]),
             )
-        found = self._found
-        if found:
-            floors = np.full(len(found), ratio_quantile(level / len(found), self._settings.unobserved_dof))
-            ratios = np.array([length.ratio for length in found])
-            yield _one_sided("difference", found, ratios, floors)
+        lengths = self._differences
+        if lengths:
+            floors = np.full(len(lengths), ratio_quantile(level / len(lengths), self._settings.unobserved_dof))
+            ratios = np.array([length.ratio for length in lengths])
+            yield _one_sided("difference", lengths, ratios, floors)
 
 
-def _residual(found: list[_Length], rounding: dict[int, float], level: float) -> Iterator[Gauge]:
-    """Lengths with everybody else's part taken out, round by round and pooled: noise alone is left, so both sides tell."""
-    ratios = np.array([length.ratio for length in found])
+def _residual(lengths: list[_Length], rounding: dict[int, float], level: float) -> Iterator[Gauge]:
+    """Norms of the residuals, round by round and pooled: only noise is left, so the test is two-sided."""
+    ratios = np.array([length.ratio for length in lengths])
     known = {
-        length.number: rounding[length.number] / length.noise_std**2 for length in found if length.number in rounding
+        length.number: rounding[length.number] / length.noise_std**2 for length in lengths if length.number in rounding
     }
-    extra = np.array([known.get(length.number, max(known.values(), default=0.0)) for length in found])
-    share = level / (2 * len(found))
-    low = np.array([ratio_quantile(share, length.dof) for length in found])
-    high = np.array([ratio_quantile(1 - share, length.dof) for length in found]) * np.sqrt(1 + extra)
+    extra = np.array([known.get(length.number, max(known.values(), default=0.0)) for length in lengths])
+    share = level / (2 * len(lengths))
+    low = np.array([ratio_quantile(share, length.dof) for length in lengths])
+    high = np.array([ratio_quantile(1 - share, length.dof) for length in lengths]) * np.sqrt(1 + extra)
     high = np.maximum(high, TOO_LONG)
-    yield _two_sided("residual", found, ratios, low, high)
-    dofs = np.array([length.dof for length in found])
+    yield _two_sided("residual", lengths, ratios, low, high)
+    dofs = np.array([length.dof for length in lengths])
     freedom = float(dofs.sum())
     pooled = math.sqrt(float(dofs @ ratios**2) / freedom)
     allowed = math.sqrt(1 + float(dofs @ extra) / freedom)
@@ -149,7 +149,7 @@ def _residual(found: list[_Length], rounding: dict[int, float], level: float) ->
 
 @dataclass(frozen=True)
 class _LayerLengths:
-    """The length of one round's residual in each layer, its stated noise, and the rounding of its release."""
+    """The norm of one round's residual in each layer, its stated noise, and the rounding of its release."""
 
     number: int
     rests: Floats
@@ -157,42 +157,42 @@ class _LayerLengths:
     rounding: float
 
 
-def _layers(found: list[_LayerLengths], settings: Settings, level: float) -> Iterator[Gauge]:
-    """The same by layer: a small tensor without noise moves nothing else. Small layers are pooled over rounds too."""
-    if not found:
+def _layers(lengths: list[_LayerLengths], settings: Settings, level: float) -> Iterator[Gauge]:
+    """The same by layer: a small tensor without noise hardly changes the norm of the whole. Rounds are pooled too."""
+    if not lengths:
         return
     sizes = np.array([size for _, size in settings.gauged_layers])
-    ratios = np.array([item.rests / (np.sqrt(sizes) * item.noise_std) for item in found])
-    allowed = math.sqrt(1 + max(item.rounding / item.noise_std**2 for item in found))
+    ratios = np.array([item.rests / (np.sqrt(sizes) * item.noise_std) for item in lengths])
+    allowed = math.sqrt(1 + max(item.rounding / item.noise_std**2 for item in lengths))
     share = level / (2 * ratios.size)
     pooled_share = level / (2 * len(sizes))
-    fresh = settings.noise is None  # else rounds are correlated, and do not add up to more directions
+    fresh = settings.noise is None  # otherwise rounds are correlated, and do not add degrees of freedom
     for column, (name, size) in enumerate(settings.gauged_layers):
         low, high = ratio_quantile(share / 2, size), ratio_quantile(1 - share / 2, size) * allowed
         values = ratios[:, column]
         outside = (values < low) | (values > max(high, TOO_LONG * allowed))
         worst = float(values.min()) / low
-        freedom = float(size * len(found)) if fresh else float(size)
-        together = math.sqrt(float(np.mean(values**2)))
+        freedom = float(size * len(lengths)) if fresh else float(size)
+        pooled = math.sqrt(float(np.mean(values**2)))
         floor = ratio_quantile(pooled_share / 2, freedom)
-        worst = min(worst, together / floor)
+        worst = min(worst, pooled / floor)
         yield Gauge(
             name=f"layer {name}",
             smallest=float(values.min()),
             largest=float(values.max()),
             limits=(low, high),
-            flagged=tuple(found[index].number for index in np.flatnonzero(outside)),
+            flagged=tuple(lengths[index].number for index in np.flatnonzero(outside)),
             status="low" if worst < 1 else "warning" if outside.any() else "ok",
             noise_left=worst if worst < 1 else None,
             values=values,
         )
 
 
-def _one_sided(name: str, found: list[_Length], ratios: Floats, floors: Floats) -> Gauge:
-    return _two_sided(name, found, ratios, floors, np.full(len(found), math.inf))
+def _one_sided(name: str, lengths: list[_Length], ratios: Floats, floors: Floats) -> Gauge:
+    return _two_sided(name, lengths, ratios, floors, np.full(len(lengths), math.inf))
 
 
-def _two_sided(name: str, found: list[_Length], ratios: Floats, low: Floats, high: Floats) -> Gauge:
+def _two_sided(name: str, lengths: list[_Length], ratios: Floats, low: Floats, high: Floats) -> Gauge:
     outside = (ratios < low) | (ratios > high)
     worst = float((ratios / low).min())
     return Gauge(
@@ -200,7 +200,7 @@ def _two_sided(name: str, found: list[_Length], ratios: Floats, low: Floats, hig
         smallest=float(ratios.min()),
         largest=float(ratios.max()),
         limits=(float(low.min()), float(high.max())),
-        flagged=tuple(found[index].number for index in np.flatnonzero(outside)),
+        flagged=tuple(lengths[index].number for index in np.flatnonzero(outside)),
         status="low" if worst < 1 else "warning" if outside.any() else "ok",
         noise_left=worst if worst < 1 else None,
         values=ratios,

@@ -1,8 +1,8 @@
-"""Measurements of one round's noise vector that tell Gaussian noise, fresh in every coordinate, from anything else.
+"""Measurements of one round's noise vector that distinguish independent Gaussian noise from anything else.
 
-The noise vector is what a round released, less everybody else's part and less the canaries. Each measurement is a handful
-of numbers that go into the round's record; `law_gauges` judges them over the whole run. Cheap measurements are taken in
-every round, the others in the rounds that `is_full` names. A large model on a GPU is measured in those rounds only.
+The noise vector is the release of a round without all other updates and without the canaries. Each measurement is a few
+numbers that go into the round's record; `law_gauges` tests them over the whole run. Cheap measurements are taken in every
+round, the others in the rounds that `is_full` selects. A large model on a GPU is measured in those rounds only.
 """
 
 import itertools
@@ -21,25 +21,24 @@ from coalmine.storage.record import Settings
 from coalmine.storage.round_schema import LARGEST_SQUARE, SMALLEST_SQUARE
 
 CELL = 0.125  # width of a histogram's cell, in standard deviations
-CELLS = 96  # between -6 and 6 standard deviations; one more on each side for what lies beyond
-SMALLEST_GROUP = 256  # coordinates: smaller layers are standardised together with their neighbours
-SMALLEST_LAYER = 16  # coordinates of a layer that is compared with another
-TAIL = 512  # of the largest values that are kept to look for repeated ones
-PEAKS = 256  # places of the largest values, with their signs, that are kept to find them again in another round
+CELLS = 96  # between -6 and 6 standard deviations; one more on each side for values beyond
+SMALLEST_GROUP = 256  # coordinates; smaller layers are standardised together with their neighbours
+SMALLEST_LAYER = 16  # fewest coordinates of a layer that is compared with another
+TAIL = 512  # number of largest values that are kept to look for repeated ones
+PEAKS = 256  # number of largest values whose indices and signs are kept, to find them in another round
 GRID_BINS, GRID_PER_STD = 4096, 256  # for the characteristic function: bins over ±8 standard deviations
 GRID_FFT = 8192
 COARSEST, FINEST = 1.0, 50.0  # frequencies searched for a grid, in cycles per standard deviation
-TINIEST, HUGEST = 1e-30, 1e30  # standard deviations of noise whose values single precision can tell apart
-MANY_COORDINATES = (
-    1 << 17
-)  # from here on the expensive measurements are taken in every twentieth round, later every fiftieth
-BARE = 1e-4  # standard deviations within which a coordinate has no noise, where canaries were subtracted exactly
-FIRST_ROUNDS = 20  # all of which are measured in full in smaller models
+TINIEST, HUGEST = 1e-30, 1e30  # standard deviations of noise whose values single precision distinguishes
+# Above this the expensive measurements are taken in every twentieth round, later in every fiftieth.
+MANY_COORDINATES = 1 << 17
+BARE = 1e-4  # standard deviations below which a coordinate has no noise, if canaries were subtracted exactly
+FIRST_ROUNDS = 20  # in smaller models, all of them are measured in full
 
 
 @dataclass(frozen=True)
 class NoiseParts:
-    """Where in the vector the layers lie: `groups` to standardise by, `pairs` of layers that might share one draw."""
+    """The slices of the layers in the vector: `groups` to standardise by, `pairs` that might share random numbers."""
 
     groups: tuple[slice, ...]
     pairs: tuple[tuple[slice, slice], ...]
@@ -53,29 +52,29 @@ class NoiseParts:
 
     @classmethod
     def of_all(cls, settings: Settings) -> "NoiseParts":
-        """The parts of all that is measured, in the places of the whole vector: blocks one after another."""
+        """The parts of all measured coordinates, blocks one after another."""
         if settings.replicated:
             return cls.of(settings.gauged_layers, settings.law_dim)
         sizes = [_size(place) for place in settings.law_stretches]
-        found = list(zip(np.cumsum([0, *sizes]).tolist(), cls.of_blocks(settings), strict=False))
+        by_start = list(zip(np.cumsum([0, *sizes]).tolist(), cls.of_blocks(settings), strict=False))
         return cls(
-            tuple(_moved(place, start) for start, part in found for place in part.groups),
-            tuple((_moved(one, start), _moved(two, start)) for start, part in found for one, two in part.pairs),
+            tuple(_moved(place, start) for start, part in by_start for place in part.groups),
+            tuple((_moved(one, start), _moved(two, start)) for start, part in by_start for one, two in part.pairs),
         )
 
     @classmethod
     def of_blocks(cls, settings: Settings) -> "tuple[NoiseParts, ...]":
-        """The parts of what is measured of each block: a layer ends where that does."""
+        """The parts of the measured coordinates of each block: a layer ends where the block does."""
         edges = np.cumsum([size for _, size in settings.segments] if settings.layers else [], dtype=np.int64)
-        found, first = [], 0
+        parts, first = [], 0
         for size, place in zip(settings.block_sizes, settings.law_stretches, strict=True):
             start, stop = first + place.start, first + place.stop
             between = slice(np.searchsorted(edges, start, side="right"), np.searchsorted(edges, stop))
             inside = (edges[between] - start).tolist()
             pieces = [("", two - one) for one, two in itertools.pairwise([0, *inside, stop - start])]
-            found.append(cls.of(pieces, stop - start))
+            parts.append(cls.of(pieces, stop - start))
             first += size
-        return tuple(found)
+        return tuple(parts)
 
 
 def _moved(place: slice, start: int) -> slice:
@@ -97,8 +96,8 @@ def _merged(places: list[slice]) -> list[slice]:
 
 
 def _pairs(places: list[slice]) -> list[tuple[slice, slice]]:
-    """Each layer with the next one, and with the next one of its own size: a reused key gives both the same start."""
-    found = {}
+    """Each layer with the next one, and with the next one of its size: both start alike if a random key is reused."""
+    pairs = {}
     last_of_size: dict[int, slice] = {}
     for before, place in zip([None, *places], places, strict=False):
         size = _size(place)
@@ -106,9 +105,9 @@ def _pairs(places: list[slice]) -> list[tuple[slice, slice]]:
             if other is not None and min(_size(other), size) >= SMALLEST_LAYER:
                 shared = min(_size(other), size)
                 key = (other.start, place.start, shared)
-                found[key] = (slice(other.start, other.start + shared), slice(place.start, place.start + shared))
+                pairs[key] = (slice(other.start, other.start + shared), slice(place.start, place.start + shared))
         last_of_size[size] = place
-    return list(found.values())
+    return list(pairs.values())
 
 
 def _size(place: slice) -> int:
@@ -132,8 +131,8 @@ def measure_law(
 ) -> dict[str, Any]:
     """The measurements of a noise vector, as the fields of a round's record.
 
-    `exact` says that the canaries were subtracted at their declared length: only then can repeated values be seen. `sizes`
-    are vectors whose size the noise must not follow: everybody else's part, and the canaries.
+    `exact` means that the canaries were subtracted at their declared norm: only then can repeated values be detected.
+    `sizes` are vectors whose size the noise must not follow: the sum of all other updates, and the canaries.
     """
     sums = law_sums(noise, release, parts, full=full, exact=exact, sizes=sizes, width=zero_width(len(noise)))
     return law_record([sums], sums, parts, full=full, exact=exact)
@@ -150,19 +149,19 @@ def law_sums(
     width: float,
     blocks: int = 1,
 ) -> dict[str, Floats]:
-    """What is measured of the noise in one of so many blocks, each by its name: what `law_record` makes the record of."""
+    """The measurements of the noise in one of `blocks` blocks, by name; `law_record` makes the record from them."""
     vector: Any = noise if is_on_device(noise) else _host_vector(noise)
     with np.errstate(over="ignore", invalid="ignore"):
         numbers = _jax_sums(vector, parts) if is_device_jax(vector) else _numbers(_sums(vector, parts))
     first = 3 * len(parts.groups)
-    found = {"moments": numbers[:first], "lags": numbers[first : first + 2], "dots": numbers[first + 2 :]}
-    if full and _is_sound(found["moments"], numbers):
-        found |= _full(vector, release, parts, found["moments"].reshape(-1, 3), exact, sizes, width, blocks)
-    return found
+    measured = {"moments": numbers[:first], "lags": numbers[first : first + 2], "dots": numbers[first + 2 :]}
+    if full and _is_sound(measured["moments"], numbers):
+        measured |= _full(vector, release, parts, measured["moments"].reshape(-1, 3), exact, sizes, width, blocks)
+    return measured
 
 
 def _is_sound(moments: Floats, numbers: Floats) -> bool:
-    """Whether there is noise in every group, and its fourth powers neither vanish nor overflow."""
+    """Whether there is noise in every group, and its fourth powers neither underflow nor overflow."""
     squares = moments[1::3]
     return bool(
         (squares > 0).all()
@@ -172,28 +171,28 @@ def _is_sound(moments: Floats, numbers: Floats) -> bool:
 
 
 def summed_sizes(*, full: bool, sizes: int) -> dict[str, int]:
-    """How many numbers there are of each measurement that is summed over blocks; `sizes` as in `measure_law`."""
+    """The size of each measurement that is summed over blocks; `sizes` is the number of those in `measure_law`."""
     if not full:
         return {"lags": 2}
     return {"lags": 2, "counts": CELLS + 2, "zeros": 2, "follows": 2 * sizes, "cells": GRID_BINS}
 
 
 def block_sizes(parts: NoiseParts, *, dim: int, number: int, blocks: int, full: bool) -> dict[str, int]:
-    """How many numbers there are of each measurement that every block has for itself: of block `number`, of size `dim`."""
-    found = {"moments": 3 * len(parts.groups), "dots": 3 * len(parts.pairs)}
+    """The size of each measurement that is kept for every block: for block `number`, of size `dim`."""
+    numbers = {"moments": 3 * len(parts.groups), "dots": 3 * len(parts.pairs)}
     if not full:
-        return found
+        return numbers
     sample = len(range(0, dim, _sample_step(dim, blocks)))
-    found |= {"spectrum": 2, "release": sample, "noise": sample, "tail": _tail_size(dim, blocks)}
-    return found | ({"peaks": _peaks_size(dim)} if number == 0 else {})
+    numbers |= {"spectrum": 2, "release": sample, "noise": sample, "tail": _tail_size(dim, blocks)}
+    return numbers | ({"peaks": _peaks_size(dim)} if number == 0 else {})
 
 
 def law_record(
     blocks: Sequence[dict[str, Floats]], summed: dict[str, Floats], parts: NoiseParts, *, full: bool, exact: bool
 ) -> dict[str, Any]:
-    """The fields of a round's record from what each of its blocks has for itself, and what is summed over them.
+    """The fields of a round's record from the measurements of each block, and those summed over blocks.
 
-    None where a layer has no noise at all: its own gauge says so.
+    Empty if a layer has no noise at all, which its own gauge reports.
     """
     moments = np.concatenate([sums["moments"] for sums in blocks])
     dots = np.concatenate([sums["dots"] for sums in blocks]).reshape(-1, 3)
@@ -201,17 +200,17 @@ def law_record(
         return {}
     moments = moments.reshape(-1, 3)
     cosines = dots[:, 0] / np.sqrt(np.maximum(dots[:, 1] * dots[:, 2], np.finfo(np.float64).tiny))
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "law_moments": moments.ravel(),
         "law_lags": np.concatenate([summed["lags"] / moments[:, 1].sum(), cosines]),
     }
     if not full:
-        return found
+        return fields
     dim = sum(_size(place) for place in parts.groups)
     stds = np.sqrt(moments[:, 1] / np.array([_size(place) for place in parts.groups]))
     release, noise = (np.concatenate([sums[name] for sums in blocks]) for name in ("release", "noise"))
     std = float(np.sqrt(moments[:, 1].sum() / dim))
-    found |= {
+    fields |= {
         "law_counts": summed["counts"].astype(np.int64),
         "law_zeros": summed["zeros"].astype(np.int64)[: 2 if exact else 1],
         "law_follows": _followed(summed["follows"]),
@@ -220,12 +219,12 @@ def law_record(
         "law_peaks": blocks[0]["peaks"].astype(np.int32),
     }
     if exact and stds.min() > TINIEST and stds.max() < HUGEST:
-        found["law_tail"] = np.sort(np.concatenate([sums["tail"] for sums in blocks])).astype(np.float32)
-    return found
+        fields["law_tail"] = np.sort(np.concatenate([sums["tail"] for sums in blocks])).astype(np.float32)
+    return fields
 
 
 def _sums(vector: Any, parts: NoiseParts) -> list[Any]:
-    """Of each group of layers the sums of sizes, squares and fourth powers; then products of neighbours and of layers."""
+    """Sums of absolute values, squares and fourth powers by group of layers; then products of neighbours and of layers."""
     square = vector * vector
     sums = [value for g in parts.groups for value in (abs(vector[g]).sum(), square[g].sum(), square[g] @ square[g])]
     sums += [vector[lag:] @ vector[:-lag] for lag in (1, 2)]
@@ -255,7 +254,7 @@ def _full(
     stds = [float(np.sqrt(moments[i, 1] / _size(place))) for i, place in enumerate(parts.groups)]
     standard = _scaled(vector, parts.groups, stds)
     cells = (standard * GRID_PER_STD + GRID_BINS // 2).clip(0, GRID_BINS - 1)
-    found = {
+    measured = {
         "counts": _histogram(standard),
         "zeros": np.array([_near_zero(standard, width), _near_zero(standard, BARE) if exact else 0]),
         "follows": np.array([number for size in sizes for number in _follows(standard, size)]),
@@ -266,11 +265,11 @@ def _full(
         "peaks": _peaks(standard),
         "tail": _tail(vector, blocks) if exact else np.zeros(0),
     }
-    return {name: np.asarray(value, dtype=np.float64) for name, value in found.items()}
+    return {name: np.asarray(value, dtype=np.float64) for name, value in measured.items()}
 
 
 def zero_width(dim: int) -> float:
-    """How near to 0 a coordinate counts as one without noise: what is left of the canaries is no larger."""
+    """How close to 0 a coordinate counts as one without noise: the remainder of the canaries is no larger."""
     return max(0.002, 3.0 / float(np.sqrt(dim)))
 
 
@@ -279,9 +278,9 @@ def _near_zero(standard: Any, width: float) -> int:
 
 
 def _follows(standard: Any, size: Any) -> Floats:
-    """Whether the noise is larger where another vector is: the product of both's sizes, and the square of the other's.
+    """Whether the noise is larger where another vector is: the product of their sizes, and the square of the other's.
 
-    The other vector's size is cut at three times its mean, so that no single coordinate decides.
+    The other vector's size is clipped at three times its mean, so that no single coordinate decides.
     """
     if is_device_jax(standard):
         return numpy_vector(jax_measures().follows(standard, size))
@@ -293,16 +292,16 @@ def _follows(standard: Any, size: Any) -> Floats:
 
 
 def _followed(sums: Floats) -> Floats:
-    """For each of the vectors that the noise may follow a standard normal score, and the slope of the noise's variance."""
-    found = [
+    """A standard normal score and the slope of the noise's variance, for each vector that the noise may follow."""
+    scores = [
         (product / float(np.sqrt(2 * square)), product / square) if square > 0 else (0.0, 0.0)
         for product, square in sums.reshape(-1, 2)
     ]
-    return np.array(found).ravel()
+    return np.array(scores).ravel()
 
 
 def _as_vector(vector: Any, like: Any) -> Any:
-    """A vector where another one is, in its precision."""
+    """A vector on the device of another one, in its precision."""
     if is_tensor(like):
         return sys.modules["torch"].as_tensor(vector, device=like.device).to(like.dtype)
     return np.asarray(_host_vector(vector), dtype=like.dtype)
@@ -329,11 +328,9 @@ def _spectrum(standard: Any) -> tuple[float, float]:
         image = fft.rfft(standard, n=size)
         lagged = np.abs(fft.irfft(image.real**2 + image.imag**2, n=size)[: half + 1])
         lag = np.arange(half + 1, dtype=lagged.dtype)
-    terms = (dim - lag).clip(0) + (dim - size + lag).clip(
-        0
-    )  # products in each sum, around the end of the padded vector
+    terms = (dim - lag).clip(0) + (dim - size + lag).clip(0)  # products in each sum of the padded vector, cyclic
     if 2 * half == size:
-        terms[-1] *= 2  # at half the length each product comes twice
+        terms[-1] *= 2  # at half the length each product occurs twice
     scores = lagged / terms.clip(1) ** 0.5
     scores[0] = 0.0
     best = scores.argmax()
@@ -342,29 +339,29 @@ def _spectrum(standard: Any) -> tuple[float, float]:
 
 
 def _grid(cells: Floats, release: Floats, noise: Floats, dim: int, std: float) -> tuple[float, float, float, float]:
-    """How well the values line up at their best frequency (0 to 1), that frequency, and what to compare it with.
+    """How well the values align with a grid at their best frequency (0 to 1), that frequency, and two references.
 
-    Values on a grid of spacing Δ make the characteristic function 1 at frequency 1/Δ, and small beside it. Third comes how
-    well the release itself lines up: one that lies on the grid was rounded after the noise was added, which costs no
-    privacy. Fourth the median beside the peak: a law with sharp edges is large there too.
+    Values on a grid of spacing Δ make the characteristic function 1 at frequency 1/Δ, and small around it. The first
+    reference is the alignment of the release itself: if it lies on the grid, it was rounded after the noise was added, which
+    costs no privacy. The second is the median around the peak: a law with sharp edges is large there too.
     """
     image = np.abs(fft.rfft(cells, n=GRID_FFT)) / dim
     frequencies = np.arange(image.size) * GRID_PER_STD / GRID_FFT
     image[(frequencies < COARSEST) | (frequencies > FINEST)] = 0.0
     best = int(np.argmax(image))
     strength, frequency = float(image[best]), float(frequencies[best])
-    beside = float(np.median(image[(frequencies >= COARSEST) & (np.abs(frequencies - frequency) < 1.0)]))
+    around = float(np.median(image[(frequencies >= COARSEST) & (np.abs(frequencies - frequency) < 1.0)]))
     own = 0.0
-    if strength * strength * dim > 16:  # else it is chance, and there is nothing to excuse
+    if strength * strength * dim > 16:  # otherwise it is chance, and needs no reference
         own = _alignment(release, noise, frequency / std, GRID_PER_STD / GRID_FFT / std)
-    return strength, frequency, own, beside
+    return strength, frequency, own, around
 
 
 def _alignment(release: Floats, noise: Floats, frequency: float, width: float) -> float:
-    """How well a sample of a release lines up at any frequency this close to the given one, 0 to 1.
+    """How well a sample of a release aligns with a grid at any frequency close to the given one, 0 to 1.
 
-    Looked at are coordinates in which it holds more than noise: only there does its own grid differ from the noise's. Of
-    those the smaller ones, as large ones need a finer search.
+    Only coordinates that hold more than noise are used: only there does its own grid differ from the noise's. Of those,
+    the smaller half is used, since large ones need a finer search.
     """
     values = release[np.abs(release - noise) * frequency >= 0.5]
     values = values[np.abs(values) <= np.median(np.abs(values), keepdims=True)][:4096] if values.size else values
@@ -380,7 +377,7 @@ def _alignment(release: Floats, noise: Floats, frequency: float, width: float) -
 
 
 def _tail(vector: Any, blocks: int) -> Floats:
-    """The largest values of one of so many blocks, signs dropped, in order."""
+    """The largest absolute values of one of `blocks` blocks, sorted."""
     count = _tail_size(len(vector), blocks)
     if is_tensor(vector):
         largest = numpy_vector(vector.abs().topk(count).values)
@@ -393,12 +390,12 @@ def _tail(vector: Any, blocks: int) -> Floats:
 
 
 def _tail_size(dim: int, blocks: int) -> int:
-    """How many of a block's largest values are kept, so that those of all blocks are few."""
+    """The number of a block's largest values that are kept, so that those of all blocks are few."""
     return min(max(TAIL // blocks, 8), max(dim // 8, 1))
 
 
 def _peaks(standard: Any) -> npt.NDArray[np.int32]:
-    """Places of the largest values, counted from 1, with the values' signs."""
+    """Indices of the largest values, counted from 1, with the values' signs."""
     count = _peaks_size(len(standard))
     if is_tensor(standard):
         places = standard.abs().topk(count).indices.sort().values
@@ -413,15 +410,14 @@ def _peaks(standard: Any) -> npt.NDArray[np.int32]:
 
 
 def _peaks_size(dim: int) -> int:
-    """How many places of the largest values are kept."""
+    """The number of largest values whose indices are kept."""
     return min(PEAKS, max(dim // 8, 1))
 
 
 def resolution_of(vector: Any) -> float | None:
-    """The mean squared rounding error of a vector that lies on a grid or has fewer bits than single precision; else 0.
+    """The mean squared rounding error of a vector that lies on a grid or has fewer bits than single precision; otherwise 0.
 
-    bf16 and fp16 round large coordinates coarsely, whatever type they are stored in when they come here. None for a vector
-    of zeros, which says nothing.
+    bf16 and fp16 round large coordinates coarsely, whatever type they are stored in later. None for a vector of zeros.
     """
     values = _host_sample(vector)
     if not values.any():
@@ -429,7 +425,7 @@ def resolution_of(vector: Any) -> float | None:
     step = _common_step(values[:1024])
     if step:
         return step * step / 12
-    with np.errstate(over="ignore"):  # what single precision cannot hold is not equal to it either
+    with np.errstate(over="ignore"):  # a value beyond single precision does not equal its conversion either
         single = values.astype(np.float32)
     if not np.array_equal(single.astype(np.float64), values):
         return 0.0
@@ -443,7 +439,7 @@ def resolution_of(vector: Any) -> float | None:
 
 
 def _common_step(values: Floats) -> float:
-    """The step of a grid that all values lie on, as after quantisation; 0 where there is none coarse enough to matter."""
+    """The step of a grid that all values lie on, as after quantisation; 0 if there is none coarse enough to matter."""
     levels = np.unique(values)
     if levels.size < 3:
         return 0.0
@@ -456,7 +452,7 @@ def _common_step(values: Floats) -> float:
 
 
 def _host_sample(vector: Any, blocks: int = 1) -> Floats:
-    """Some of the numbers of one of so many blocks."""
+    """A sample of the coordinates of one of `blocks` blocks."""
     step = _sample_step(len(vector), blocks)
     if blocks == 1 and not is_on_device(vector):
         step = max(len(vector) // 16384, 1)
@@ -464,7 +460,7 @@ def _host_sample(vector: Any, blocks: int = 1) -> Floats:
 
 
 def _sample_step(dim: int, blocks: int) -> int:
-    """Every so-manieth number of a block is looked at on its own, so that those of all blocks are few."""
+    """The step of the sample of a block, so that the samples of all blocks are small."""
     return max(dim * blocks // 2048, 1)
 
 
@@ -495,7 +491,7 @@ def _counts(cells: Any, number: int) -> npt.NDArray[np.int64]:
 
 
 def _numbers(values: list[Any]) -> Floats:
-    """Numbers of the host, waited for together."""
+    """The numbers on the host, transferred at once."""
     if is_tensor(values[0]):
         return numpy_vector(sys.modules["torch"].stack(values))
     if is_device_jax(values[0]):

@@ -1,4 +1,4 @@
-"""What the canaries' scores say of the noise: β = 1/z in score = β√R + noise, over all canaries together."""
+"""The noise estimated from the canaries' scores: β = 1/z in score = β√R + noise, over all canaries."""
 
 import math
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from scipy.special import chdtri, fdtri, gammaln, nctdtr, ndtr
 
 from coalmine.audit.ladder import Scores
 
-MANY = 10_000  # dof from which on the scale is as good as known to the test
-FAR = 1_000.0  # standard deviations from 0: there the noncentral t is as good as normal, and slow
-EVEN_LEVEL = 1e-3  # of the test whether all canaries count alike
+MANY = 10_000  # dof from which on the test takes the scale as known
+FAR = 1_000.0  # standard deviations from 0 beyond which the noncentral t is practically normal, and slow
+EVEN_LEVEL = 1e-3  # level of the test that all canaries contribute equally
 
 
 @dataclass(frozen=True)
 class NoiseSignal:
-    """β in score = β√R + noise over all canaries, ΣR, and the directions that the scores' scale rests on.
+    """β in score = β√R + noise over all canaries, ΣR, and the directions from which the scores' scale is estimated.
 
-    `dof` is that of all rounds together, `round_dof` that of one. `mean_square` is the mean of (β√R)².
+    `dof` counts them over all rounds, `round_dof` in one round. `mean_square` is the mean of (β√R)².
     """
 
     beta: float
@@ -37,10 +37,10 @@ class NoiseSignal:
         return cls(beta, weight, dof, round_dof, beta * beta * weight / count)
 
     def p_value(self, claimed: float) -> float:
-        """Chance of a β as large under the claim: noncentral t, as the scale rests on dof directions; normal for many.
+        """The probability of a β as large under the claim: noncentral t with `dof` degrees of freedom; normal for many.
 
-        A round's scale is estimated from few directions in a small model: its scores are then too large on average and
-        spread more, which the two factors undo.
+        In a small model a round's scale is estimated from few directions. Its scores are then too large on average and
+        spread more, which the two factors correct.
         """
         if self.dof > MANY and self.round_dof > MANY:
             return self._normal_p_value(claimed, 1.0, 1.0)
@@ -50,16 +50,16 @@ class NoiseSignal:
         root = math.sqrt(self.weight / (spread * bias * bias))
         if claimed * root > FAR:
             return self._normal_p_value(claimed, bias, spread)
-        found = float(1 - nctdtr(dof, claimed * root, self.beta * bias * root))
-        # so far in the tail the series gives up
-        return self._normal_p_value(claimed, bias, spread) if math.isnan(found) else found
+        p_value = float(1 - nctdtr(dof, claimed * root, self.beta * bias * root))
+        # far in the tail the series does not converge
+        return self._normal_p_value(claimed, bias, spread) if math.isnan(p_value) else p_value
 
     def _normal_p_value(self, claimed: float, bias: float, spread: float) -> float:
         error = math.sqrt(spread * bias * bias / self.weight + claimed * claimed / (2 * self.dof))
         return float(ndtr(-(self.beta * bias - claimed) / error))
 
     def interval(self, confidence: float) -> tuple[float, float]:
-        """The values of 1/z that the scores do not exclude, none below 0."""
+        """The confidence interval of 1/z, at least 0."""
         tail = (1 - confidence) / 2
         reach = 12 * math.sqrt(1 / self.weight + self.beta**2 / (2 * self.dof))
 
@@ -70,7 +70,7 @@ class NoiseSignal:
         return max(end(tail), 0.0), max(end(1 - tail), 0.0)
 
     def spread(self, groups: list[Scores]) -> tuple[float, float]:
-        """The scores' standard deviation about β√R, and the most that canaries which all count alike keep to."""
+        """The scores' standard deviation about β√R, and its limit if all canaries contribute equally."""
         square = sum(float(np.sum((s.observed - self.beta * math.sqrt(s.exposure)) ** 2)) for s in groups)
         count = max(sum(s.observed.size for s in groups) - 1, 1)
         limit = math.sqrt(_f_quantile(count, self.dof, EVEN_LEVEL) * self.round_dof / max(self.round_dof - 2, 0.5))
@@ -84,7 +84,7 @@ def _f_quantile(count: float, dof: float, level: float) -> float:
 
 
 def _mean_factor(dof: float) -> float:
-    """E[√(dof/χ²_dof)]: how much larger a score is on average for its estimated scale."""
+    """E[√(dof/χ²_dof)]: the factor by which an estimated scale increases a score on average."""
     if dof > 1e6:
         return 1.0
     return math.exp(0.5 * math.log(dof / 2) + float(gammaln((dof - 1) / 2) - gammaln(dof / 2)))

@@ -23,17 +23,17 @@ from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.null import conditional_null
 
 Kind = Literal["rotated", "sphere"]
-FEWEST = 10  # canaries
-MOST_RUNS = 10**7  # their estimates are kept, and take hours
-LARGEST = 1e100  # norm of the data: its square is still a float
+FEWEST = 10  # fewest canaries
+MOST_RUNS = 10**7  # more would take too much memory and many hours
+LARGEST = 1e100  # largest norm of the data: its square does not overflow
 
 
 @dataclass(frozen=True)
 class GaussianMechanismAudit:
     """Estimates of epsilon for the Gaussian mechanism, one of each sort per run (Algorithm 1).
 
-    `fitted` takes the alternative's std from the observed cosines, as the paper writes it; `null` takes the null's, which
-    is what its Table 2 shows. `analytical` is the truth.
+    `fitted` takes the alternative's std from the observed cosines, as in the paper's algorithm; `null` takes the null's, as
+    in its Table 2. `analytical` is the true value.
     """
 
     noise_multiplier: float
@@ -50,7 +50,7 @@ class GaussianMechanismAudit:
         return len(self.null)
 
     def to_dict(self) -> dict[str, Any]:
-        """The audit as JSON holds it."""
+        """The audit, for JSON."""
         estimates = {
             name: {"mean": float(values.mean()), "std": float(values.std()), "values": values.tolist()}
             for name, values in (("null", self.null), ("fitted", self.fitted))
@@ -75,7 +75,7 @@ def audit_gaussian_mechanism(
 
     Without `vectors` the cosines are drawn from their exact joint law and no vector of length `dim` ever exists, so
     dim = 10^7 costs seconds; `signal_norm` is then the norm of the sum of the data, ‖X‖. With `vectors`, rows of norm at
-    most 1, the mechanism really runs on them. `progress` is called with the number of each finished run, from 1.
+    most 1, the mechanism runs on them. `progress` is called with the number of each finished run, from 1.
 
     >>> audit = audit_gaussian_mechanism(0.541, dim=10_000, canaries=5_000, delta=1e-6, runs=10, seed=1)
     >>> round(audit.analytical, 1), round(float(audit.null.mean()), 1)
@@ -96,13 +96,13 @@ def audit_gaussian_mechanism(
     if kind not in ("rotated", "sphere"):
         raise ValueError(f"kind must be 'rotated' or 'sphere', got {kind!r}")
     if vectors is not None and norm:
-        raise ValueError("give either vectors or signal_norm: the vectors have a norm of their own")
+        raise ValueError("pass either vectors or signal_norm: the vectors have their own norm")
 
     total = None if vectors is None else _summed(vectors, dim)
 
     def draw(run: int) -> Floats:
         if total is None:
-            return _drawn_cosines(kind, noise, dim, count, norm, np.random.default_rng([seed, run]))
+            return _sample_cosines(kind, noise, dim, count, norm, np.random.default_rng([seed, run]))
         return _measured_cosines(kind, noise, total, count, seed, run)
 
     estimates = []
@@ -125,28 +125,28 @@ def audit_gaussian_mechanism(
 
 
 def _summary(kind: Kind, cosines: Floats, dim: int) -> tuple[float, float, float]:
-    """Mean and std of the observed cosines, and the null's std: 1/√d for i.i.d. canaries, else given the others."""
+    """Mean and std of the observed cosines, and the null's std: 1/√d for i.i.d. canaries, otherwise conditional."""
     null_std = conditional_null(cosines, dim).std if kind == "rotated" else 1 / math.sqrt(dim)
     return cosines.mean(), cosines.std(), null_std  # ddof=0: the paper divides by k (Algorithm 1, line 9)
 
 
-def _drawn_cosines(kind: Kind, noise: float, dim: int, count: int, norm: float, rng: np.random.Generator) -> Floats:
-    return (_drawn_rotated if kind == "rotated" else _drawn_sphere)(noise, dim, count, norm, rng)
+def _sample_cosines(kind: Kind, noise: float, dim: int, count: int, norm: float, rng: np.random.Generator) -> Floats:
+    return (_sample_rotated if kind == "rotated" else _sample_sphere)(noise, dim, count, norm, rng)
 
 
-def _drawn_rotated(noise: float, dim: int, count: int, norm: float, rng: np.random.Generator) -> Floats:
-    """Seen from k orthonormal canaries, noise is k normals; the rest of it matters only through its norm."""
+def _sample_rotated(noise: float, dim: int, count: int, norm: float, rng: np.random.Generator) -> Floats:
+    """Along k orthonormal canaries the noise is k normals; the rest of it matters only through its norm."""
     signal = norm * _sphere_part(count, dim, rng)
     along = 1.0 + signal + noise * rng.standard_normal(count)
-    rest = math.sqrt(max(norm * norm - float(signal @ signal), 0.0))  # of X, off the canaries
+    rest = math.sqrt(max(norm * norm - float(signal @ signal), 0.0))  # norm of X orthogonal to the canaries
     off = (rest + noise * rng.standard_normal()) ** 2 + noise * noise * rng.chisquare(dim - count - 1)
     return along / math.sqrt(float(along @ along) + off)
 
 
-def _drawn_sphere(noise: float, dim: int, count: int, norm: float, rng: np.random.Generator) -> Floats:
+def _sample_sphere(noise: float, dim: int, count: int, norm: float, rng: np.random.Generator) -> Floats:
     """Bartlett: k + 1 normal vectors are, up to a rotation, a triangular matrix with chi diagonal.
 
-    The first is the direction of X, so the Gram matrix of X, canaries and noise is had without a vector of length `dim`.
+    The first is the direction of X, so the Gram matrix of X, canaries and noise needs no vector of length `dim`.
     """
     size = count + 2
     if size > dim:

@@ -1,7 +1,7 @@
-"""What the published estimators say of an audit's scores, beside the audit's own numbers.
+"""The published estimators on an audit's scores.
 
-Most of them take the scores of one rung. Jagielski 2023 looks at every checkpoint on the way, and the log of an audit has
-them: what a round releases is, along a canary, how much that canary's score rises from one checkpoint to the next.
+Most of them take the scores of one rung. Jagielski 2023 uses every checkpoint during training, and the log of an audit has
+them: the product of a round's release with a canary is the increase of its score from one checkpoint to the next.
 """
 
 from collections.abc import Iterator
@@ -35,17 +35,17 @@ def published_rows(
     log: RoundLog | None = None,
     settings: Settings | None = None,
 ) -> tuple[LiteratureRow, ...]:
-    """Every published estimator on one rung's scores; none where there are too few of them.
+    """Every published estimator on one rung's scores; none if there are too few scores.
 
-    With the `log` of the rounds and the audit's `settings` also those that look at every round, on the same canaries.
+    With the `log` of the rounds and the audit's `settings`, also those that use every round, on the same canaries.
     """
     if min(scores.observed.size, scores.unobserved.size) < FEWEST:
         return ()
     rows = literature_rows(scores.observed, scores.unobserved, delta=delta, confidence=confidence)
     if log is None or settings is None:
         return rows
-    found = {row.name: row for row in _over_checkpoints(scores, log, settings, delta=delta, confidence=confidence)}
-    rows = tuple(found.get(row.name, row) for row in rows)
+    by_name = {row.name: row for row in _over_checkpoints(scores, log, settings, delta=delta, confidence=confidence)}
+    rows = tuple(by_name.get(row.name, row) for row in rows)
     needs = canife_needs(log, settings)
     return tuple(replace(row, needs=needs) if row.name.startswith("CANIFE") else row for row in rows)
 
@@ -53,8 +53,8 @@ def published_rows(
 def checkpoint_scores(log: RoundLog, settings: Settings, rung: str) -> Iterator[Floats]:
     """Scores of all canaries, observed ones first, at one checkpoint after another.
 
-    For the ladder's rungs they are products with the sum of the releases, which begins at 0: what the initial model adds
-    to each is the same at every checkpoint. For a user's own attack they are what it said after each round.
+    For the ladder's rungs they are products with the sum of the releases, which starts at 0: the initial model adds the
+    same to each at every checkpoint. For a user's own attack they are its scores after each round.
     """
     if rung not in RUNGS:
         for item in log.rounds():
@@ -66,15 +66,15 @@ def checkpoint_scores(log: RoundLog, settings: Settings, rung: str) -> Iterator[
     for item in log.rounds():
         total, skipped = total + item.norm * np.asarray(item.cosines, dtype=np.float64), skipped - 1
         yield total
-    if skipped:  # nothing rose in rounds of zeros, whenever they were
+    if skipped:  # a round of zeros increases no score, whenever it was
         yield total
 
 
 def canife_needs(log: RoundLog, settings: Settings) -> str:
-    """What CANIFE's composition lacks in a log of rounds.
+    """The input of CANIFE's composition that a log of rounds lacks.
 
-    Where ten canaries are in a round, that round's epsilon could be had. But rounds are composed as Poisson samples, and
-    nothing in a log says with what probability a client is in one: a schedule, say, has none.
+    With ten canaries in a round, that round's epsilon could be computed. But rounds are composed as Poisson samples, and a
+    log does not contain the probability that a client is in one: a schedule, for example, has none.
     """
     most = max((item.present.size for item in log.rounds()), default=0)
     needs = []
@@ -94,7 +94,7 @@ def canife_needs(log: RoundLog, settings: Settings) -> str:
 def _over_checkpoints(
     scores: Scores, log: RoundLog, settings: Settings, *, delta: float, confidence: float
 ) -> tuple[LiteratureRow, ...]:
-    """Jagielski 2023's rows on the canaries that the rung's scores are of, against all unobserved ones."""
+    """Jagielski 2023's rows on the canaries of the rung's scores, against all unobserved ones."""
     missing = max(log.numbers, default=0) - len(log.numbers)
     if missing and scores.rung in RUNGS:
         return jagielski2023_missing(

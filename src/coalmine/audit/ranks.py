@@ -1,4 +1,4 @@
-"""Several processes that audit one model together: all they need of each other is a sum of numbers."""
+"""Several processes that audit one model together; they communicate only by sums of numbers."""
 
 import hashlib
 import json
@@ -10,15 +10,15 @@ import numpy as np
 from coalmine.argument_checks import Floats, one_line, shown
 
 _OK, _FAILED = 1.0, 2.0
-_STATE = 3  # numbers of each rank that come with every sum: how it is, its round, and a digest of what it was told
-_BYTES = 6  # in one number: a double holds them exactly
+_STATE = 3  # numbers of each rank in every sum: its status, its round, and a digest of its arguments
+_BYTES = 6  # bytes in one number: a double holds them exactly
 
 
 class Reduce(Protocol):
-    """What an audit needs to work with other processes: its rank, how many there are, and sums over them.
+    """The communication of an audit with other processes: its rank, their number, and sums over them.
 
-    Called with a row of float64 numbers, it returns their sums over all ranks: the same to the bit on every rank. It
-    raises an error where a rank is gone. `coalmine.integrations.torch_distributed.reduce_over` makes one.
+    Called with a row of float64 numbers, it returns their sums over all ranks: the same bit for bit on every rank. It
+    raises an error if a rank has ended. `coalmine.integrations.torch_distributed.reduce_over` makes one.
     """
 
     @property
@@ -29,7 +29,7 @@ class Reduce(Protocol):
 
 
 class Ranks:
-    """This process and the others; alone, every sum is the number itself."""
+    """This process and the others; with one process, every sum is the number itself."""
 
     def __init__(self, reduce: Reduce | None) -> None:
         self._reduce = reduce
@@ -49,15 +49,15 @@ class Ranks:
         if self._reduce is None or not self.several:
             return numbers
         given = np.ascontiguousarray(numbers, dtype=np.float64)
-        found = np.asarray(self._reduce(given), dtype=np.float64)
-        if found.shape != given.shape:
-            raise ValueError(f"reduce must return as many numbers as it is given, {given.size}, got {found.shape}")
-        return found
+        sums = np.asarray(self._reduce(given), dtype=np.float64)
+        if sums.shape != given.shape:
+            raise ValueError(f"reduce must return as many numbers as it is given, {given.size}, got {sums.shape}")
+        return sums
 
     def sum_of(self, size: int, measure: Callable[[], Floats], *, number: int, told: Any) -> Floats:
-        """The sums of what every rank measures; where one of them fails, all of them raise an error.
+        """The sums of every rank's measurements; if one of them fails, all of them raise an error.
 
-        `size` is how many numbers there are, on every rank. `number` is the round, and `told` what the rank was told of it:
+        `size` is the number of measurements, on every rank. `number` is the round, and `told` the rank's arguments for it:
         both must be the same on every rank.
         """
         if not self.several:
@@ -69,14 +69,14 @@ class Ranks:
             failure = error
         state = np.zeros((self.size, _STATE))
         state[self.rank] = (_OK if failure is None else _FAILED, number, _digest(told))
-        found = self.sum(np.concatenate([state.ravel(), body]))
-        states = found[: state.size].reshape(-1, _STATE)
+        sums = self.sum(np.concatenate([state.ravel(), body]))
+        states = sums[: state.size].reshape(-1, _STATE)
         self._raise_failure(states[:, 0], failure)
         _check_agreement(states, told)
-        return found[state.size :]
+        return sums[state.size :]
 
-    def together(self, make: Callable[[], Any]) -> list[Any]:
-        """What every rank makes, for all of them to see: anything that JSON holds. Where one fails, all raise an error."""
+    def gather(self, make: Callable[[], Any]) -> list[Any]:
+        """Gather every rank's return value, which must be JSON, on all ranks. If one fails, all raise an error."""
         made, failure = None, None
         try:
             made = make()
@@ -92,7 +92,7 @@ class Ranks:
         return [json.loads(text) for text in self._gather(json.dumps(made).encode())]
 
     def _raise_failure(self, states: Floats, failure: Exception | None) -> None:
-        """Where a rank failed, its own error on it, and one that tells of it on the others."""
+        """If a rank failed, raise its own error on it, and one that reports it on the others."""
         if (states == _OK).all():
             return
         texts = self._gather(b"" if failure is None else one_line(str(failure) or type(failure).__name__).encode())
@@ -102,7 +102,7 @@ class Ranks:
         raise ValueError(f"rank {rank} failed: {texts[rank].decode()}")
 
     def _gather(self, text: bytes) -> list[bytes]:
-        """What each rank has to tell, in bytes."""
+        """Gather the bytes of each rank."""
         lengths = np.zeros(self.size)
         lengths[self.rank] = len(text)
         sizes = self.sum(lengths).astype(np.int64)
@@ -112,18 +112,18 @@ class Ranks:
         padded = np.zeros((int(words[self.rank]), 8), np.uint8)
         padded[:, :_BYTES].flat[: len(text)] = np.frombuffer(text, np.uint8)
         everything[start : start + len(padded)] = padded.view("<u8").ravel()
-        found = self.sum(everything).astype("<u8").view(np.uint8).reshape(-1, 8)[:, :_BYTES]
-        places = np.concatenate([[0], np.cumsum(words)])
+        received = self.sum(everything).astype("<u8").view(np.uint8).reshape(-1, 8)[:, :_BYTES]
+        starts = np.concatenate([[0], np.cumsum(words)])
         return [
-            found[int(one) : int(two)].tobytes()[: int(size)]
-            for one, two, size in zip(places, places[1:], sizes, strict=False)
+            received[int(one) : int(two)].tobytes()[: int(size)]
+            for one, two, size in zip(starts, starts[1:], sizes, strict=False)
         ]
 
 
 def _whole(name: str, reduce: Any) -> int:
     value = getattr(reduce, name, None)
     if not isinstance(value, int):
-        raise ValueError(f"reduce must have a whole number as its {name}, got {shown(value)}; use reduce_over()")
+        raise ValueError(f"reduce must have a whole number as {name}, got {shown(value)}; use reduce_over()")
     return value
 
 
@@ -144,6 +144,6 @@ def _check_agreement(states: Floats, told: Any) -> None:
     if (digests != digests[0]).any():
         other = int(np.flatnonzero(digests != digests[0])[0])
         raise ValueError(
-            f"every rank must be told the same of a round, but rank {other} differs from rank 0 in round {numbers[0]}: "
+            f"every rank must pass the same arguments, but rank {other} differs from rank 0 in round {numbers[0]}: "
             f"compare {', '.join(told)}"
         )

@@ -1,4 +1,4 @@
-"""The one place where a verdict's facts become a sentence."""
+"""Turns a verdict's facts into a sentence."""
 
 import math
 from typing import TYPE_CHECKING
@@ -9,12 +9,12 @@ from coalmine.estimators.sampler_tests import MEANING
 if TYPE_CHECKING:
     from coalmine.audit.verdict import Verdict
 
-NAMED = 4  # gauges and rungs that a reason lists
-TURNED = -4.0  # standard deviations: below it no noise explains the mean score
+NAMED = 4  # most gauges and rungs that a reason lists
+FLIPPED = -4.0  # standard deviations below which no noise explains the mean score
 
 
 def reason(verdict: "Verdict") -> str:
-    """Why the audit says so, in one sentence: the rung that decided comes first."""
+    """The reason for a verdict in one sentence; the deciding rung comes first."""
     start = f"{verdict.rung}: " if verdict.rung and verdict.outcome != "UNDERPOWERED" else ""
     if verdict.outcome == "VIOLATION":
         also = verdict.evidence
@@ -32,7 +32,7 @@ def _passed(v: "Verdict") -> str:
     if v.code in PASSED:
         return PASSED[v.code](v)
     times = "" if v.participations is None else f" for a client that takes part {times_of(v.participations)}"
-    return f"no excess{times}, and twice the claim would have been caught with probability {v.power:.1%}"
+    return f"no excess{times}, and twice the claim would have been detected with probability {v.power:.1%}"
 
 
 def _refuted(v: "Verdict") -> str:
@@ -45,14 +45,14 @@ def _refuted(v: "Verdict") -> str:
         compared = f"lies above the claimed {v.claimed_epsilon:.3g}"
         return f"the lower bound {v.lower_bound:.3g} at {min(v.confidence or 0, 0.9999):.2%} confidence {compared}"
     if v.code == "evidence":
-        seen = (
+        measured = (
             ""
             if v.measured_noise is None
             else f" (noise multiplier about {v.measured_noise:.3g}, not {v.claimed_noise:.3g})"
         )
         return (
-            f"the scores so far are {_many(v.odds or 0.0)} times likelier with less noise than claimed{seen}; a true claim "
-            f"gets to {1 / (v.level or 1):.0f} times in at most {v.level:.1%} of runs, however often one looks"
+            f"the scores so far are {_many(v.odds or 0.0)} times likelier with less noise than claimed{measured}; a true "
+            f"claim reaches {1 / (v.level or 1):.0f} times in at most {v.level:.1%} of runs, however often it is checked"
         )
     if v.code == "mean":
         compared = f"above the {v.claimed_score:.3f} that the claim implies"
@@ -61,12 +61,12 @@ def _refuted(v: "Verdict") -> str:
         which = f"round {v.first_round}" if v.rounds == 1 else f"the {v.rounds} rounds that state the least noise"
         return (
             f"mean score {v.score:.3f} in {which}, above the {v.claimed_score:.3f} that the claim implies "
-            f"(p = {v.p_value:.1g}; the level is {v.level:.1g}, as many rounds are looked at)"
+            f"(p = {v.p_value:.1g}; the level is {v.level:.1g}, since many rounds are tested)"
         )
     if v.code == "stated":
         return (
             f"the stated noise multiplier is {v.measured_noise:.4g} in the rounds with the least noise, where the claim "
-            f"needs {v.claimed_noise:.4g}: somebody in those rounds has an epsilon of {v.epsilon:.3g}"
+            f"needs {v.claimed_noise:.4g}: a client in those rounds has an epsilon of {v.epsilon:.3g}"
         )
     where = f" in {v.rounds} rounds, first in round {v.first_round}" if v.rounds else ""
     text = f"the {_gauge(v)} left {_limits(v)}{where}"
@@ -111,31 +111,30 @@ def _undecided(v: "Verdict") -> str:
 
 
 SENTENCES = {
-    "sampler not observed": "nobody observed the pipeline's own sampler, so nobody knows who takes part in which round: "
-    "let the canaries take part when the sampler picks them, and say sampler_observed=True in the claim",
-    "divisor": "what a client adds shrinks as more take part, so the sum is divided by their number: the accounting of "
+    "sampler not observed": "the pipeline's own sampler was not observed, so the rounds of clients are unknown: let the "
+    "canaries take part when the sampler picks them, and pass sampler_observed=True in the claim",
+    "divisor": "a client's contribution shrinks as more take part, so the sum is divided by their number: the accounting of "
     "{v.scheme} holds for a fixed divisor, such as the expected number",
     "unobserved": "{v.rounds} of the rounds that the claim speaks of were not observed, and nothing is known of noise and "
     "sampling in them: observe every round, or claim for the number of rounds that there were",
-    "noise follows data": "the noise is {v.factor:.3g} times as large where the clients' updates have other lengths: it "
-    "depends on the data, and the accounting holds for noise that does not",
-    "shrunk": "updates that need no clip arrive at {v.length:.2g} of their length beside long ones: one client decides how "
-    "much the others count, so what one client changes is not bounded by the clip norm",
-    "no canaries": "no round with a canary in it was observed, so nothing can be said of the noise",
-    "hidden": "nothing refutes the claim, but real updates could stand in for missing noise, so these scores cannot confirm "
-    "it",
+    "noise follows data": "the noise is {v.factor:.3g} times as large when the clients' updates have other norms: it "
+    "depends on the data, and the accounting assumes that it does not",
+    "shrunk": "updates within the clip norm arrive at {v.length:.2g} of their norm when others are long: one client decides "
+    "how much the others count, so one client's effect is not bounded by the clip norm",
+    "no canaries": "no round with a canary in it was observed, so the noise is unknown",
+    "hidden": "nothing refutes the claim, but real updates could hide missing noise, so these scores cannot confirm it",
     "weak": "nothing refutes the claim, but this attacker is too weak to confirm it",
     "participations": "the claim does not say how often a client takes part, and neither does the audit's schedule, as the "
     "pattern is your own or rounds were not observed (at most {v.participations} presentations were): claim with "
     "Claim(epsilon={v.claimed_epsilon:.4g}, participations=…)",
-    "stated": "the stated noise varies: somebody in the rounds with the least of it has a noise multiplier of "
+    "stated": "the stated noise varies: a client in the rounds with the least noise has a noise multiplier of "
     "{v.measured_noise:.3g}, where the claim needs {v.claimed_noise:.3g}. Pass clip_norm in the units of model_delta to "
-    "have this decided",
-    "uneven": "the canaries' scores spread {v.spread:.3g} times as much as canaries that all count alike (limit "
-    "{v.most_spread:.3g}): some were lost or count for more. If the others are whole, about {v.canaries_lost} of "
+    "decide this",
+    "uneven": "the canaries' scores spread {v.spread:.3g} times as much as if all canaries counted equally (limit "
+    "{v.most_spread:.3g}): some were lost or count for more. If the others are complete, about {v.canaries_lost} of "
     "{v.canaries} did not arrive",
     "short": "the canaries arrive at {v.length:.3g} of the declared clip norm (standard error {v.length_error:.2g}): they "
-    "were lost or cut on their way, or clip_norm is not in the units of model_delta",
+    "were lost or shortened on the way, or clip_norm is not in the units of model_delta",
 }
 
 
@@ -146,20 +145,20 @@ def _alarm(v: "Verdict") -> str:
     if v.gauge == "rounding":
         return (
             f"rounding the release makes up {largest:.0%} of the residual's variance, so the law of the noise cannot be "
-            "seen behind it: pass model_delta as it was before it was rounded"
+            "measured: pass model_delta before rounding"
         )
     if v.length is not None:
         return (
             f"the residual is {v.length:.3g} times as long as the stated noise: `others` is incomplete, or there is more "
-            "noise than stated. What is missing from `others` could stand in for missing noise, so this is no PASS"
+            "noise than stated. Updates missing from `others` could hide missing noise, so this is not a PASS"
         )
     where = f", first in round {v.first_round}" if v.first_round is not None else ""
     span = f"{smallest:.4g}" if smallest == largest else f"{smallest:.4g} … {largest:.4g}"
     more = f" and {len(v.evidence) - NAMED} more" if len(v.evidence) > NAMED else ""
     also = f" Also outside their limits: {', '.join(v.evidence[:NAMED])}{more}." if v.evidence else ""
     return (
-        f"the {_gauge(v)} reads {span}, outside {_limits(v)}{where}: the residual is not fresh Gaussian noise of the stated "
-        f"level.{also}"
+        f"the {_gauge(v)} reads {span}, outside {_limits(v)}{where}: the residual is not independent Gaussian noise of the "
+        f"stated level.{also}"
     )
 
 
@@ -167,9 +166,9 @@ def _others(v: "Verdict") -> str:
     if v.factor is not None:
         scale = f"{1 / v.factor:.3g} times" if v.factor > 0 else "unlike"
         return (
-            f"`others` is not what the rounds summed: it is {scale} the real clients' part, so no verdict can rest on it. "
-            "Pass the clipped sum of the real clients, divided by the same n and scaled by the same server learning rate as "
-            "model_delta"
+            f"`others` is not what the rounds summed: it is {scale} the real clients' part, so no verdict can be based on "
+            "it. Pass the clipped sum of the real clients, divided by the same n and scaled by the same server learning "
+            "rate as model_delta"
         )
     if v.rounds is not None:
         return _lacking(v.rounds, "`others`")
@@ -179,7 +178,7 @@ def _others(v: "Verdict") -> str:
             "`others`) can confirm it"
         )
     return (
-        "nothing refutes the claim, but real updates could stand in for missing noise: pass `others`, or the largest number "
+        "nothing refutes the claim, but real updates could hide missing noise: pass `others`, or the largest number "
         "of `clients` in a round"
     )
 
@@ -188,30 +187,32 @@ def _noise_std(v: "Verdict") -> str:
     if v.rounds is not None:
         return _lacking(v.rounds, "noise_std")
     return (
-        "nothing refutes the claim, but whatever `others` leaves out could stand in for missing noise: pass noise_std in "
+        "nothing refutes the claim, but updates missing from `others` could hide missing noise: pass noise_std in "
         "every round"
     )
 
 
 def _lacking(rounds: int, name: str) -> str:
     return (
-        f"{rounds} observed rounds lack {name}: nothing is known of the noise in them. Pass both in every round, also in "
+        f"{rounds} observed rounds lack {name}: the noise in them is unknown. Pass both in every round, also in "
         "rounds without canaries"
     )
 
 
 def _too_weak(v: "Verdict") -> str:
-    caught = f"twice the claim would have been caught with probability {v.power:.1%} only"
+    detected = f"twice the claim would have been detected with probability {v.power:.1%} only"
     if v.canaries_needed is not None:
-        return f"{caught}; {v.canaries_needed:,} canaries would decide, {v.canaries:,} were there"
+        return f"{detected}; {v.canaries_needed:,} canaries would decide, {v.canaries:,} took part"
     if v.rung == "known-round":
-        return f"{caught}; no number of canaries would, so much can real updates hide; known-others (pass `others`) can"
-    return f"{caught}; no number of canaries would in this dimension"
+        return (
+            f"{detected}; no number of canaries would, real updates can hide too much; known-others (pass `others`) can"
+        )
+    return f"{detected}; no number of canaries would in this dimension"
 
 
 def _undetected(v: "Verdict") -> str:
-    if v.stds is not None and v.stds <= TURNED:
-        return f"the mean score {v.score:.3g} lies far below 0, which no noise explains: is the sign of the updates turned?"
+    if v.stds is not None and v.stds <= FLIPPED:
+        return f"the mean score {v.score:.3g} lies far below 0, which no noise explains: is the sign of the updates flipped?"
     return (
         f"the mean score per presentation {v.score:.3g} is no more than chance, where the claim implies "
         f"{v.claimed_score:.3g}: either there is far more noise than claimed, or the canaries were not in the rounds (made "
@@ -220,7 +221,7 @@ def _undetected(v: "Verdict") -> str:
 
 
 def _constant(v: "Verdict") -> str:
-    first = "one canary's score says nothing by itself" if v.canaries == 1 else f"all {v.canaries} scores are equal"
+    first = "one canary's score alone proves nothing" if v.canaries == 1 else f"all {v.canaries} scores are equal"
     return f"{first}; at least {v.canaries_needed} canaries must take part"
 
 
@@ -244,12 +245,12 @@ def _accounted(v: "Verdict") -> str:
 def _range(v: "Verdict") -> str:
     low, high = v.epsilon_range or (0.0, 0.0)
     return (
-        f"the epsilon of {v.scheme} at noise multiplier {v.claimed_noise:.4g} lies between {low:.4g} and {high:.4g}, and "
-        f"nobody knows where: a claim of {v.claimed_epsilon:.4g} can be neither confirmed nor refuted"
+        f"the epsilon of {v.scheme} at noise multiplier {v.claimed_noise:.4g} lies between {low:.4g} and {high:.4g}, but "
+        f"its exact value is unknown: a claim of {v.claimed_epsilon:.4g} can be neither confirmed nor refuted"
     )
 
 
-def _seen(v: "Verdict") -> str:
+def _observed_sampler(v: "Verdict") -> str:
     return {str(name): meaning for name, meaning in MEANING.items()}[v.seen or ""]
 
 
@@ -257,12 +258,12 @@ def _sampler(v: "Verdict") -> str:
     p_value = v.p_value or 0.0
     chance = "p < 1e-99" if p_value < 1e-99 else f"p = {p_value:.1g}"
     like = f", as in {v.seen_scheme}" if v.seen_scheme else ""
-    return f"the sampler does not do what is claimed: {_seen(v)}{like} ({chance})"
+    return f"the sampler does not do what is claimed: {_observed_sampler(v)}{like} ({chance})"
 
 
 def _unclear_sampler(v: "Verdict") -> str:
     low, high = v.epsilon_range or (0.0, 0.0)
-    text = f"{_sampler(v)}. The epsilon of what was seen lies between {low:.3g} and {high:.3g}"
+    text = f"{_sampler(v)}. The epsilon of the observed sampler lies between {low:.3g} and {high:.3g}"
     advice = f"account for {v.seen_scheme}" if v.seen_scheme else "no accountant covers that"
     return f"{text}, the claim is {v.claimed_epsilon:.4g}: {advice}"
 
@@ -270,10 +271,10 @@ def _unclear_sampler(v: "Verdict") -> str:
 def _few_picks(v: "Verdict") -> str:
     text = f"the sampler picked canaries {v.picks} times"
     if v.detectable_rate is None:
-        return f"{text}, too few to see how often it picks them: use more canaries"
+        return f"{text}, too few to measure how often it picks them: use more canaries"
     return (
-        f"{text}, too few: only a rate of {v.detectable_rate:.3g} would have been seen with probability {v.power:.0%}, and "
-        f"its epsilon is {v.detectable_epsilon:.3g}. Use more canaries"
+        f"{text}, too few: only a rate of {v.detectable_rate:.3g} would have been detected with probability {v.power:.0%}, "
+        f"and its epsilon is {v.detectable_epsilon:.3g}. Use more canaries"
     )
 
 
@@ -285,7 +286,7 @@ def _weak_noise(v: "Verdict") -> str:
 
 
 def _three_legs(v: "Verdict") -> str:
-    sampler = "picked canaries as the scheme says" if v.seen is None else f"is harmless ({_seen(v)})"
+    sampler = "picked canaries as the scheme says" if v.seen is None else f"is harmless ({_observed_sampler(v)})"
     return (
         f"accounting, noise and sampling support the claim for {v.scheme}: the accountant's epsilon is no more than the "
         f"claimed one, the rounds had the noise that it needs, and the pipeline's own sampler {sampler}"
@@ -295,14 +296,14 @@ def _three_legs(v: "Verdict") -> str:
 def _noise_as_claimed(v: "Verdict") -> str:
     return (
         f"the rounds had the noise that the claim needs, a multiplier of {v.claimed_noise:.4g}; noise with an epsilon of "
-        f"{v.detectable_epsilon:.3g} or more would have been caught with probability {v.power:.0%}"
+        f"{v.detectable_epsilon:.3g} or more would have been detected with probability {v.power:.0%}"
     )
 
 
 def _sampled_as_claimed(v: "Verdict") -> str:
     text = f"the sampler picked canaries {v.picks} times, as {v.scheme} would"
     if v.detectable_rate is not None:
-        text += f"; a rate of {v.detectable_rate:.3g} for all would have been seen with probability {v.power:.0%}"
+        text += f"; a rate of {v.detectable_rate:.3g} for all would have been detected with probability {v.power:.0%}"
     return text if v.cohorts_known else f"{text}. Cohort sizes were not given, so fixed cohorts cannot be excluded"
 
 

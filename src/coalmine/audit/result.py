@@ -1,4 +1,4 @@
-"""What an audit found: a row for each adversary, the gauges, a verdict; as text, as a notebook table, as JSON."""
+"""The result of an audit: a row for each adversary, the gauges, a verdict; as text, as a notebook table, as JSON."""
 
 import html
 import math
@@ -20,16 +20,16 @@ from coalmine.estimators.intervals import Interval
 from coalmine.storage.record import SCHEMA_VERSION, Settings
 
 CONFIDENCE = 0.95
-OF_CLAIM = ("sensitivity", "sampling", "noise_multiplier", "sampler_observed")  # in result.json where a claim has them
-ON_TOP = ("dim", "delta", "canaries", "unobserved", "kind")  # settings that stand beside the numbers in result.json
+CLAIM_FIELDS = ("sensitivity", "sampling", "noise_multiplier", "sampler_observed")  # in result.json if a claim has them
+TOP_LEVEL_SETTINGS = ("dim", "delta", "canaries", "unobserved", "kind")  # settings at the top level of result.json
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One adversary, for canaries presented equally often. `lower_bound` is valid; the paper's is not, by its own name.
+    """One adversary, for canaries presented equally often. `lower_bound` is valid; `paper_lower_bound` is not.
 
-    Under correlated noise the estimate is for somebody of this `sensitivity`, in clip norms: the canaries' root mean square.
-    `fit` is how well the scores of unknown-round follow the accountant's law.
+    Under correlated noise the estimate is for a client of this `sensitivity`, in clip norms: the canaries' root mean
+    square. `fit` is the goodness of fit of the scores of unknown-round to the accountant's law.
     """
 
     presentations: int | None
@@ -59,7 +59,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Adversary:
-    """One rung of the ladder: a row for each number of presentations, the one with most canaries first."""
+    """One rung of the ladder: a row for each number of presentations, the one with the most canaries first."""
 
     name: str
     rows: tuple[Row, ...]
@@ -85,7 +85,7 @@ class Adversary:
         return self.headline.lower_bound
 
     def row_for(self, participations: int | None) -> Row:
-        """The row of canaries presented so often, or else the one with most canaries."""
+        """The row of canaries with this many presentations, or else the one with the most canaries."""
         return next((row for row in self.rows if row.presentations == participations), self.headline)
 
     def to_dict(self) -> dict[str, Any]:
@@ -97,10 +97,10 @@ class Adversary:
 
 @dataclass(frozen=True, kw_only=True)
 class Headline:
-    """The number on top: what the rung that the verdict rests on reads, in the claim's own terms.
+    """The main number: the estimate of the rung that decides the verdict, in the claim's own terms.
 
-    `participations` is how often its client takes part; None where presentations make no difference to the rung. Over
-    canaries that were presented unequally often the reading is pooled: score = β√R + noise is fitted to all of them.
+    `participations` is the number of rounds of the client; None if presentations make no difference to the rung. If canaries
+    have different numbers of presentations, the estimate is pooled: score = β√R + noise is fitted to all of them.
     """
 
     rung: str
@@ -116,12 +116,11 @@ class Headline:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AuditResult:
-    """Everything an audit found. Prints as a table, in a notebook too; `to_dict` is for JSON, and `from_dict` its inverse.
+    """The full result of an audit. Prints as a table, in a notebook too; `to_dict` is for JSON, and `from_dict` its inverse.
 
-    `verdict` is None where nothing was claimed. `legs` are those of an amplified claim: accounting, noise and sampling.
-    `watched` says that the rounds were looked at while they came, and `alarm` what that found: a claim that the alarm
-    refuted stays refuted. `extra` are entries that a trainer wrote beside the audit's own, such as the
-    accuracy: result.json has them all on one level.
+    `verdict` is None if nothing was claimed. `legs` are those of an amplified claim: accounting, noise and sampling.
+    `watched` means that the alarm was checked during training, and `alarm` is its outcome: a claim that it refuted stays
+    refuted. `extra` are a trainer's own entries, such as the accuracy: result.json has them all on one level.
     """
 
     settings: Settings
@@ -149,7 +148,7 @@ class AuditResult:
 
     @property
     def epsilon(self) -> float | None:
-        """The estimate on top: that of the rung which the verdict rests on; None where no rung could be read."""
+        """The estimate of the rung that decides the verdict; None if no rung has one."""
         return None if self.headline is None else self.headline.epsilon
 
     @property
@@ -158,12 +157,12 @@ class AuditResult:
         return None if self.headline is None else self.headline.interval
 
     def to_dict(self) -> dict[str, Any]:
-        """As docs/reference/result.schema.json has it; inf and NaN are still floats here."""
+        """The result in the form of docs/reference/result.schema.json, except that inf and NaN are still floats."""
         claim = {} if self.claim is None else self.claim.to_dict()
-        accounted = {f"claim_{name}": claim[name] for name in OF_CLAIM if claim.get(name)}
-        plan = {name: value for name, value in self.settings.to_dict().items() if name not in ON_TOP}
-        sounded = {"alarm": None if self.alarm is None else self.alarm.to_dict()} if self.watched else {}
-        return {**self.extra, **accounted, **sounded} | {
+        accounted = {f"claim_{name}": claim[name] for name in CLAIM_FIELDS if claim.get(name)}
+        plan = {name: value for name, value in self.settings.to_dict().items() if name not in TOP_LEVEL_SETTINGS}
+        alarm = {"alarm": None if self.alarm is None else self.alarm.to_dict()} if self.watched else {}
+        return {**self.extra, **accounted, **alarm} | {
             "schema_version": SCHEMA_VERSION,
             "dim": self.settings.dim,
             "delta": self.settings.delta,
@@ -189,19 +188,25 @@ class AuditResult:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "AuditResult":
-        """The inverse of `to_dict`, also after a way through JSON; ValueError where it is something else."""
+        """The inverse of `to_dict`, also after conversion to JSON and back; ValueError for anything else."""
         return read_result(values)
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Column heads and cells, as every view shows them: one line for each adversary."""
+        """Column heads and cells for every view: one line for each adversary."""
         heads = ["adversary", "shown", "epsilon", "95 % interval", "lower bound", "floor", "paper's ε", "paper's ε_lo"]
         judged = self.verdict is not None
         cells = [self._cells(adversary) for adversary in self.adversaries.values()]
         top = self.headline
-        if top is not None and top.rung not in self.adversaries:  # too few canaries of any one number of presentations
-            shown = [_shown_times(top.participations), format_number(top.epsilon), format_interval(top.interval)]
+        if (
+            top is not None and top.rung not in self.adversaries
+        ):  # too few canaries with any one number of presentations
+            cells_of_headline = [
+                _format_presentations(top.participations),
+                format_number(top.epsilon),
+                format_interval(top.interval),
+            ]
             outcome = "" if self.verdict is None else self.verdict.outcome
-            cells.append([top.rung, *shown, "-", "-", "-", "-", outcome])
+            cells.append([top.rung, *cells_of_headline, "-", "-", "-", "-", outcome])
         if not judged:
             cells = [line[: len(heads)] for line in cells]
         return ([*heads, "verdict"] if judged else heads), cells
@@ -211,11 +216,23 @@ class AuditResult:
         row = adversary.row_for(top.participations if top else None)
         epsilon, interval, times = row.estimate.epsilon, interval_ends(row.estimate.interval), row.presentations
         if top is not None and top.rung == adversary.name and top.pooled:
-            shown = [_shown_times(top.participations), format_number(top.epsilon), format_interval(top.interval)]
-            return [adversary.name, *shown, "-", "-", "-", "-", adversary.verdict.outcome if adversary.verdict else ""]
+            cells_of_headline = [
+                _format_presentations(top.participations),
+                format_number(top.epsilon),
+                format_interval(top.interval),
+            ]
+            return [
+                adversary.name,
+                *cells_of_headline,
+                "-",
+                "-",
+                "-",
+                "-",
+                adversary.verdict.outcome if adversary.verdict else "",
+            ]
         return [
             adversary.name,
-            _shown_times(times),
+            _format_presentations(times),
             format_number(epsilon),
             format_interval(interval),
             format_number(row.lower_bound),
@@ -226,7 +243,7 @@ class AuditResult:
         ]
 
     def lines(self) -> list[str]:
-        """What stands under the table: claim, verdict, what was checked, gauges, notes."""
+        """The lines under the table: claim, verdict, coverage, gauges, notes."""
         texts = []
         if self.analytical_epsilon is not None:
             texts.append(f"analytical epsilon {format_number(self.analytical_epsilon)}")
@@ -252,7 +269,7 @@ class AuditResult:
 
     @property
     def scope(self) -> str:
-        """What a PASS speaks of, and what it does not."""
+        """The items that a PASS covers, and those that it does not."""
         checked = [item.name for item in self.audited if item.status == "checked"]
         rest = [item.name for item in self.audited if item.status != "checked"]
         text = f"This PASS covers: {', '.join(checked) or 'the canaries alone'}."
@@ -284,7 +301,7 @@ class AuditResult:
 
 
 def read_result(values: Mapping[str, Any]) -> AuditResult:
-    """An AuditResult from its `to_dict`, or from result.json; ValueError where it is something else."""
+    """An AuditResult from its `to_dict`, or from result.json; ValueError for anything else."""
     try:
         return _result_of(values)
     except KeyError as error:
@@ -297,15 +314,17 @@ def _result_of(values: Mapping[str, Any]) -> AuditResult:
     adversaries = _mapping(values["adversaries"])
     known = {
         *AuditResult(settings=_EMPTY, rounds=0, skipped=0, adversaries={}, gauges=()).to_dict(),
-        *(f"claim_{name}" for name in OF_CLAIM),
+        *(f"claim_{name}" for name in CLAIM_FIELDS),
         "alarm",
     }
     return AuditResult(
-        settings=Settings.from_dict({**{name: values[name] for name in ON_TOP}, **_mapping(values["plan"])}),
+        settings=Settings.from_dict(
+            {**{name: values[name] for name in TOP_LEVEL_SETTINGS}, **_mapping(values["plan"])}
+        ),
         rounds=convert(values["rounds"], int),
         skipped=convert(values["skipped_rounds"], int),
-        adversaries={str(name): _adversary(str(name), _mapping(found)) for name, found in adversaries.items()},
-        gauges=tuple(_gauge(str(name), _mapping(found)) for name, found in _mapping(values["gauges"]).items()),
+        adversaries={str(name): _adversary(str(name), _mapping(entry)) for name, entry in adversaries.items()},
+        gauges=tuple(_gauge(str(name), _mapping(entry)) for name, entry in _mapping(values["gauges"]).items()),
         analytical_epsilon=_maybe(values["analytical_epsilon"]),
         claim=_claim(values),
         clients=convert(values["clients"], int | None),
@@ -349,32 +368,31 @@ def _verdict(values: Mapping[str, Any]) -> Verdict | None:
     if values["verdict"] is None:
         return None
     facts = {name: _special(value) for name, value in _mapping(values["facts"]).items()}
-    told = {"outcome": values["verdict"], "code": values["reason_code"], "rung": values["decided_by"]}
-    found = convert({**told, **facts}, Verdict)
+    stored = {"outcome": values["verdict"], "code": values["reason_code"], "rung": values["decided_by"]}
+    verdict = convert({**stored, **facts}, Verdict)
     try:
-        str(found.reason)
+        str(verdict.reason)
     except (LookupError, TypeError, ValueError, AttributeError):
-        raise ValueError(f"the facts of a verdict of code {shown(found.code)} make no sentence") from None
-    return found
+        raise ValueError(f"the facts of a verdict of code {shown(verdict.code)} do not fit its sentence") from None
+    return verdict
 
 
 def _alarm(values: Mapping[str, Any]) -> Alarm:
-    found = _leg(values)
-    return Alarm(round=convert(values["round"], int), evidence=_number(values["evidence"]), verdict=found)
+    return Alarm(round=convert(values["round"], int), evidence=_number(values["evidence"]), verdict=_leg(values))
 
 
 def _leg(values: Mapping[str, Any]) -> Verdict:
-    found = _verdict(values)
-    if found is None:
-        raise ValueError("a leg has an outcome")
-    return found
+    verdict = _verdict(values)
+    if verdict is None:
+        raise ValueError("a leg must have an outcome")
+    return verdict
 
 
-def _adversary(name: str, found: Mapping[str, Any]) -> Adversary:
-    rows = tuple(_row(_mapping(row)) for row in _listed(found["groups"]))
+def _adversary(name: str, values: Mapping[str, Any]) -> Adversary:
+    rows = tuple(_row(_mapping(row)) for row in _listed(values["groups"]))
     if not rows:
         raise ValueError(f"{name} has no rows")
-    return Adversary(name=name, rows=rows, verdict=_verdict(found))
+    return Adversary(name=name, rows=rows, verdict=_verdict(values))
 
 
 def _row(row: Mapping[str, Any]) -> Row:
@@ -424,7 +442,7 @@ def _headline(top: Mapping[str, Any]) -> Headline:
 
 
 def _special(value: Any) -> Any:
-    """A value of a JSON file with the numbers that JSON has no words for."""
+    """A value of a JSON file, with infinities as floats."""
     if isinstance(value, list):
         return [_special(item) for item in value]
     return float(value) if value in ("inf", "-inf") else value
@@ -445,27 +463,27 @@ def _two(values: Any) -> tuple[float, float]:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise TypeError(f"{str(value)[:40]!r} is no object")
+        raise TypeError(f"{str(value)[:40]!r} is not an object")
     return value
 
 
 def _listed(value: Any) -> Sequence[Any]:
     if not isinstance(value, list | tuple):
-        raise TypeError(f"{str(value)[:40]!r} is no list")
+        raise TypeError(f"{str(value)[:40]!r} is not a list")
     return value
 
 
 def format_number(value: float) -> str:
-    """A number as a table shows it."""
+    """A number for a table."""
     return "inf" if math.isinf(value) else "-" if math.isnan(value) else f"{value:.3g}"
 
 
 def format_interval(interval: tuple[float, float] | None) -> str:
-    """An interval as a table shows it."""
+    """An interval for a table."""
     return "none" if interval is None else f"{format_number(interval[0])} … {format_number(interval[1])}"
 
 
-def _shown_times(presentations: int | None) -> str:
+def _format_presentations(presentations: int | None) -> str:
     return "" if presentations is None else f"{presentations}×"
 
 

@@ -1,4 +1,4 @@
-"""From the scores of a rung to the numbers of a result: the row of each group of canaries, and the headline."""
+"""Computes the numbers of a result from the scores of a rung: the row of each group of canaries, and the headline."""
 
 import math
 from dataclasses import replace
@@ -22,13 +22,13 @@ from coalmine.estimators.normality import AndersonDarling
 from coalmine.estimators.sampling import RandomAllocation, Sampling
 from coalmine.storage.record import FEWEST, Settings
 
-POOR_FIT = 0.01  # p-value of the goodness of fit that is worth a warning
-SMALLEST_SIGNAL = 1e-4  # of 1/z: nothing leaks
+POOR_FIT = 0.01  # p-value of the goodness of fit below which there is a warning
+SMALLEST_SIGNAL = 1e-4  # value of 1/z up to which nothing leaks
 KNOWN_RUNGS = ("known-round", "known-others")
 
 
 def make_row(scores: Scores, settings: Settings) -> Row | None:
-    """The figures of one group of scores; None where it is too small to say anything."""
+    """The figures of one group of scores; None if it is too small."""
     estimate = _estimate(scores, settings)
     if estimate is None:
         return None
@@ -51,18 +51,18 @@ def make_row(scores: Scores, settings: Settings) -> Row | None:
 def make_sampled_row(reading: UnknownRound, signal: NoiseSignal, settings: Settings) -> Row:
     """The figures of unknown-round: the accountant's epsilon at the measured noise, and the bound from the scores.
 
-    Epsilon falls as noise grows, so the interval of the noise maps to one of epsilon. It rests on the declared scheme.
+    Epsilon falls as noise grows, so the interval of the noise maps to one of epsilon. Both assume the declared scheme.
     """
     delta, sampling = settings.delta, reading.sampling
     low, high = signal.interval(CONFIDENCE)
-    silent = ndtri(0.95) / math.sqrt(signal.weight)  # of 1/z, when nothing leaks
+    null_signal = ndtri(0.95) / math.sqrt(signal.weight)  # 95 % quantile of the estimate of 1/z when nothing leaks
     best = _accounted(signal.beta, sampling, delta)
     if isinstance(sampling, RandomAllocation):
-        ends, quiet = _allocation_ends((low, high), silent, signal.beta, best, sampling, delta)
+        ends, floor_epsilon = _allocation_ends((low, high), null_signal, signal.beta, best, sampling, delta)
     else:
         ends = (_accounted(low, sampling, delta).low, float(_accounted(high, sampling, delta)))
-        quiet = float(_accounted(silent, sampling, delta))
-    floor = Floor(0.0, quiet)
+        floor_epsilon = float(_accounted(null_signal, sampling, delta))
+    floor = Floor(0.0, floor_epsilon)
     estimate = EpsilonEstimate(
         epsilon=float(best),
         interval=Interval(*ends),
@@ -82,15 +82,17 @@ def make_sampled_row(reading: UnknownRound, signal: NoiseSignal, settings: Setti
         )
         for method in ("simultaneous", "paper")
     }
-    found = [f"the estimate is the accountant's epsilon at the measured noise, for {sampling}"]
+    warnings = [f"the estimate is the accountant's epsilon at the measured noise, for {sampling}"]
     if best.low < best.high:
-        found.append(f"the accountant gives a range, {best.low:.3g} … {best.high:.3g}; the estimate is its upper end")
+        warnings.append(
+            f"the accountant gives a range, {best.low:.3g} … {best.high:.3g}; the estimate is its upper end"
+        )
     if reading.fit.p_value < POOR_FIT:
-        found.append(
+        warnings.append(
             f"the scores do not follow the accountant's law (Kolmogorov-Smirnov p = {reading.fit.p_value:.2g})"
         )
     if estimate.epsilon <= floor.q95:
-        found.append(f"nothing was detected: as many canaries read up to {floor.q95:.2g} when nothing leaks")
+        warnings.append(f"nothing was detected: as many canaries read up to {floor.q95:.2g} when nothing leaks")
     return Row(
         presentations=None,
         canaries=reading.observed.size,
@@ -98,31 +100,31 @@ def make_sampled_row(reading: UnknownRound, signal: NoiseSignal, settings: Setti
         lower_bound=bounds["simultaneous"],
         paper_epsilon=math.nan,
         paper_lower_bound=bounds["paper"],
-        warnings=tuple(found),
+        warnings=tuple(warnings),
         fit=reading.fit,
     )
 
 
 def without_bound(unknown: Adversary) -> Adversary:
-    """The rung without its lower bound, which does not hold where canaries move in groups."""
-    told = "canaries are picked in groups, so their scores are not independent: there is no lower bound"
+    """The rung without its lower bound, which is not valid if canaries are picked in groups."""
+    warning = "canaries are picked in groups, so their scores are not independent: there is no lower bound"
     rows = [
-        replace(row, lower_bound=0.0, paper_lower_bound=0.0, warnings=(*row.warnings, told)) for row in unknown.rows
+        replace(row, lower_bound=0.0, paper_lower_bound=0.0, warnings=(*row.warnings, warning)) for row in unknown.rows
     ]
     return replace(unknown, rows=tuple(rows))
 
 
 def _allocation_ends(
     ends: tuple[float, float],
-    silent: float,
+    null_signal: float,
     beta: float,
     best: AmplifiedEpsilon,
     sampling: RandomAllocation,
     delta: float,
 ) -> tuple[tuple[float, float], float]:
-    """The interval's ends, and the floor, of an accountant that takes seconds a call.
+    """The interval's ends, and the floor, for an accountant that takes seconds per call.
 
-    They follow the accountant's figure at the measured noise in the ratio that the laws of the scores give.
+    They are the accountant's figure at the measured noise, scaled by ratios that follow from the laws of the scores.
     """
 
     def by_law(inverse_noise: float) -> float:
@@ -134,8 +136,8 @@ def _allocation_ends(
 
     middle = by_law(beta)
     if middle == 0:
-        return (0.0, max(by_law(ends[1]), float(best))), by_law(silent)
-    low, high, floor = (by_law(each) / middle for each in (*ends, silent))
+        return (0.0, max(by_law(ends[1]), float(best))), by_law(null_signal)
+    low, high, floor = (by_law(each) / middle for each in (*ends, null_signal))
     return (best.low * low, float(best) * high), float(best) * floor
 
 
@@ -147,7 +149,7 @@ def _accounted(inverse_noise: float, sampling: Sampling, delta: float) -> Amplif
 
 
 def _estimate(scores: Scores, settings: Settings) -> EpsilonEstimate | None:
-    """The estimate from one group of scores; None where it is too small to say anything."""
+    """The estimate from one group of scores; None if it is too small."""
     compared = scores.unobserved.size if scores.bound_null is None else FEWEST
     if min(scores.observed.size, compared) < FEWEST:
         return None
@@ -163,7 +165,7 @@ def _estimate(scores: Scores, settings: Settings) -> EpsilonEstimate | None:
 
 
 def _paper_epsilon(scores: Scores, settings: Settings) -> float:
-    """The paper's own: fitted std, and against N(0, 1/d) for the final model (Algorithm 2)."""
+    """The paper's estimate: fitted std, and against N(0, 1/d) for the final model (Algorithm 2)."""
     if scores.rung.startswith("final"):
         return estimate_from_final(scores.observed * scores.units, dim=settings.dim, delta=settings.delta).epsilon
     assert scores.null is not None
@@ -173,28 +175,30 @@ def _paper_epsilon(scores: Scores, settings: Settings) -> float:
 
 
 def _warnings(scores: Scores, estimate: EpsilonEstimate) -> tuple[str, ...]:
-    found = list(scores.warnings)
+    warnings = list(scores.warnings)
     if scores.mixed:
-        found.append(
+        warnings.append(
             "canaries were presented different numbers of times: no interval; each number has a row of its own"
         )
     if estimate.anderson_darling.p_value < 0.01 and scores.null is not None:
-        found.append(
+        warnings.append(
             f"the scores are not normal (Anderson-Darling p = {estimate.anderson_darling.p_value:.2g}): "
             "trust the bound, not the interval"
         )
     if estimate.variance.used == "fitted" and scores.null is not None:
-        found.append(
+        warnings.append(
             f"the standard deviation was fitted to the {scores.observed.size} scores, as they spread {estimate.std:.3g} "
             "times as much as the null"
         )
     if estimate.epsilon <= estimate.floor.q95:
-        found.append(f"nothing was detected: as many canaries read up to {estimate.floor.q95:.2g} when nothing leaks")
-    return tuple(found)
+        warnings.append(
+            f"nothing was detected: as many canaries read up to {estimate.floor.q95:.2g} when nothing leaks"
+        )
+    return tuple(warnings)
 
 
 def sampled_headline(unknown: Adversary | None) -> Headline | None:
-    """The number on top of an amplified claim: what unknown-round reads."""
+    """The headline of an amplified claim: the estimate of unknown-round."""
     if unknown is None:
         return None
     return Headline(rung=unknown.name, participations=None, epsilon=unknown.epsilon, interval=unknown.interval)
@@ -208,9 +212,9 @@ def make_headline(
     participations: int | None,
     sensitivity: float | None = None,
 ) -> Headline | None:
-    """What one rung reads for a client who takes part so often: its own row, or all of its canaries pooled.
+    """The estimate of one rung for a client with this many participations: from its own row, or from all canaries pooled.
 
-    A `sensitivity`, in clip norms, is that of a client who weighs more than a canary.
+    A `sensitivity`, in clip norms, is that of a client with a larger weight than a canary.
     """
     name = rung or next((known for known in reversed(RUNGS) if any(s.rung == known for s in rungs)), None)
     groups = [scores for scores in rungs if scores.rung == name]
@@ -235,14 +239,14 @@ def make_headline(
                 interval=interval_ends(estimate.interval),
             )
         return _pooled_headline(name, groups, settings, times, sensitivity if heavier else None)
-    except ValueError:  # constant scores: the notes say so
+    except ValueError:  # constant scores, which the notes report
         return None
 
 
 def _pooled_headline(
     name: str, groups: list[Scores], settings: Settings, times: int | None, sensitivity: float | None
 ) -> Headline | None:
-    """β from all canaries, and the epsilon of somebody who takes part `times` times, or has that sensitivity."""
+    """β from all canaries, and the epsilon of a client who takes part `times` times, or has that sensitivity."""
     weight = float(sum(s.observed.size * s.exposure for s in groups))
     usual = max(groups, key=lambda s: s.observed.size)
     exposure = usual.exposure if times is None or usual.strength is not None else float(times)
@@ -250,12 +254,12 @@ def _pooled_headline(
         exposure = sensitivity**2
     beta = sum(math.sqrt(s.exposure) * float(s.observed.sum()) for s in groups) / weight
     residuals = np.concatenate([s.observed - beta * math.sqrt(s.exposure) for s in groups])
-    count = round(weight / exposure)  # canaries of that exposure whose mean is known as well
+    count = round(weight / exposure)  # number of canaries of that exposure whose mean is equally precise
     if min(count, residuals.size) < FEWEST:
         return None
     normal = ndtri((np.arange(count) + 0.5) / count)
     scores = beta * math.sqrt(exposure) + normal * (float(residuals.std()) / float(normal.std()))
-    found = epsilon_estimate(
+    estimate = epsilon_estimate(
         scores,
         null=Gaussian(0.0, 1.0),
         delta=settings.delta,
@@ -265,7 +269,7 @@ def _pooled_headline(
     return Headline(
         rung=name,
         participations=times,
-        epsilon=found.epsilon,
-        interval=interval_ends(found.interval),
+        epsilon=estimate.epsilon,
+        interval=interval_ends(estimate.interval),
         pooled=True,
     )

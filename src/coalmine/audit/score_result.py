@@ -1,4 +1,4 @@
-"""Epsilon and a verdict from scores alone, without a run: what `coalmine estimate` prints."""
+"""Epsilon and a verdict from scores alone, without a run, for `coalmine estimate`."""
 
 import math
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ class ScoredCanaries:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreResult:
-    """Everything that scores say without a run: estimate, interval, bound, floor, and the verdict if there is a claim."""
+    """The result from scores without a run: estimate, interval, bound, floor, and the verdict if there is a claim."""
 
     canaries: ScoredCanaries
     delta: float
@@ -78,7 +78,7 @@ def checked_scores(name: str, scores: Floats | None) -> Floats:
         raise ValueError(equal_scores(name, array))
     if apart < SMALLEST:
         raise ValueError(
-            f"{name} scores must differ by at least {SMALLEST:g}, got {apart:.4g}; give them in other units"
+            f"{name} scores must differ by at least {SMALLEST:g}, got {apart:.4g}; pass them in other units"
         )
     return array
 
@@ -95,23 +95,23 @@ def estimate_from_scores(
 ) -> ScoreResult:
     """Epsilon from the scores of canaries that took part once, and the verdict if there is a claim.
 
-    With `known_others` the other clients' updates were subtracted, so that nothing but noise hides a canary.
+    With `known_others` the other clients' updates were subtracted, so that only noise hides a canary.
     """
     observed, null = canaries.observed, canaries.null
-    found = epsilon_estimate(
+    estimate = epsilon_estimate(
         observed, null=null, delta=delta, variance=variance, confidence=confidence, null_dof=canaries.null_dof
     )
     settings = {"delta": delta, "confidence": confidence}
-    fitted_null, fitted = Gaussian(found.null_mean, found.null_std), Gaussian(found.mean, found.std)
+    fitted_null, fitted = Gaussian(estimate.null_mean, estimate.null_std), Gaussian(estimate.mean, estimate.std)
     verdict = None
     if claim is not None:
-        verdict = judge_scores(canaries, found, claim, delta=delta, known_others=known_others)
+        verdict = judge_scores(canaries, estimate, claim, delta=delta, known_others=known_others)
         if verdict.outcome == "UNDERPOWERED" and not known_others and _unobserved(null) is None:
             verdict = Verdict(outcome=Outcome.UNDERPOWERED, code="hidden")
     return ScoreResult(
         canaries=canaries,
         delta=delta,
-        estimate=found,
+        estimate=estimate,
         method=method,
         confidence=confidence,
         lower_bound=epsilon_lower_bound(observed, null=null, method=method, **settings),
@@ -120,12 +120,12 @@ def estimate_from_scores(
         paper_lower_bound=epsilon_lower_bound(observed, null=null, method="paper", **settings),
         claim=claim,
         verdict=verdict,
-        warnings=(*canaries.notes, *_warnings(found, observed.size, claim, verdict)),
+        warnings=(*canaries.notes, *_warnings(estimate, observed.size, claim, verdict)),
     )
 
 
 def judge_scores(
-    canaries: ScoredCanaries, found: EpsilonEstimate, claim: Claim, *, delta: float, known_others: bool
+    canaries: ScoredCanaries, estimate: EpsilonEstimate, claim: Claim, *, delta: float, known_others: bool
 ) -> Verdict:
     """The verdict on a mechanism claim, for canaries that were presented once.
 
@@ -133,7 +133,7 @@ def judge_scores(
     by how far the mean score lies below that of the claim. Unobserved scores give no null exact enough for a test of the
     mean, so only the lower bound can refute the claim.
     """
-    evidence = Evidence(delta=delta, planned=1, shown=1, vouched=known_others)
+    evidence = Evidence(delta=delta, planned=1, presentations=1, vouched=known_others)
     if isinstance(canaries.null, np.ndarray):
         scores = Scores(rung="two-sample", observed=canaries.observed, unobserved=canaries.null)
         verdict = judge(claim, [scores], [], evidence)[1]["two-sample"]
@@ -141,10 +141,10 @@ def judge_scores(
     rung = "known-others" if known_others else "known-round"
     unit: CosineNull | Gaussian = Gaussian(0.0, 1.0)
     if isinstance(canaries.null, CosineNull):
-        unit = CosineNull(canaries.null.dim, scale=1 / found.null_std)
+        unit = CosineNull(canaries.null.dim, scale=1 / estimate.null_std)
     scores = Scores(
         rung=rung,
-        observed=canaries.observed / found.null_std,
+        observed=canaries.observed / estimate.null_std,
         unobserved=np.zeros(0),  # the bound has its null in closed form
         null=unit,
         bound_null=unit,
@@ -170,24 +170,24 @@ def _unobserved(null: CosineNull | Gaussian | Floats) -> int | None:
     return null.size if isinstance(null, np.ndarray) else None
 
 
-def _warnings(found: EpsilonEstimate, count: int, claim: Claim | None, verdict: Verdict | None) -> list[str]:
+def _warnings(estimate: EpsilonEstimate, count: int, claim: Claim | None, verdict: Verdict | None) -> list[str]:
     notes = []
-    if found.anderson_darling.p_value < 0.01:
+    if estimate.anderson_darling.p_value < 0.01:
         notes.append("the scores are not normal: trust the lower bound, not the estimate and its interval")
-    ratio = found.std / found.null_std
+    ratio = estimate.std / estimate.null_std
     if not 0.5 <= ratio <= 2 and count >= 50:
         notes.append(
             f"the scores' std is {ratio:.2g} times the null's, but correct noise gives 1: is this the right null?"
         )
-    if found.mean < found.null_mean - 4 * found.null_std / math.sqrt(count):
+    if estimate.mean < estimate.null_mean - 4 * estimate.null_std / math.sqrt(count):
         notes.append(
             "observed scores lie below unobserved ones, but high scores must mean participation: is the sign reversed?"
         )
-    if found.epsilon <= found.floor.q95:
+    if estimate.epsilon <= estimate.floor.q95:
         notes.append(
-            f"nothing was detected: {count} scores give estimates up to {found.floor.q95:.2g} when nothing leaks"
+            f"nothing was detected: {count} scores give estimates up to {estimate.floor.q95:.2g} when nothing leaks"
         )
     passed = verdict is not None and verdict.outcome == "PASS"
-    if claim is not None and passed and found.interval is not None and found.interval.low > claim.epsilon:
+    if claim is not None and passed and estimate.interval is not None and estimate.interval.low > claim.epsilon:
         notes.append("the mean score passes but the interval lies above the claim: the scores' std is not the null's")
     return notes

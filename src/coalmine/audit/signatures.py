@@ -1,4 +1,4 @@
-"""What each known fault moves: data for the self-test, and for a report that says what is likely wrong."""
+"""The signature of each known fault: data for the self-test, and for a report of the likely fault."""
 
 import math
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from coalmine.audit.verdict import Outcome
 
 @dataclass(frozen=True)
 class Signature:
-    """A fault: what it is, what it means, how to mend it, and which rungs and gauges it moves.
+    """A fault: its title, its meaning, its fix, and the rungs and gauges that it moves.
 
-    `moves` names evidence that every run with the fault shows, `may_move` evidence that some runs show, `spares` evidence
-    that points to another fault. With empty `moves` this audit cannot detect the fault, for the `reason` given.
+    `moves` names evidence that every run with the fault shows, `may_move` evidence that some runs show, and `spares`
+    evidence that points to another fault. With empty `moves` this audit cannot detect the fault, for the `reason` given.
     """
 
     name: str
@@ -61,11 +61,11 @@ SOURCES = {
     "few values": "grid",
     "uneven scores": "known-others",
 }  # the rung or gauge that each piece of evidence comes from
-BARE = 3.0  # reading of that gauge: heavy tails alone bring fewer values near 0
+BARE = 3.0  # reading of that gauge; heavy tails alone give fewer values near 0
 GRID = 0.5  # reading of that gauge, 0 to 1: values on a grid read nearly 1
-FEW_VALUES = 0.8  # reading of the grid gauge: beside a wrong histogram, the noise takes a handful of values
+FEW_VALUES = 0.8  # reading of the grid gauge; with a wrong histogram as well, the noise takes a handful of values
 SPREAD = 1.2  # the observed scores' standard deviation over that of the noise
-SPREAD_OF_MEAN = 0.5  # excess spread over the mean score: large scores spread by the scale's own error
+SPREAD_OF_MEAN = 0.5  # excess spread over the mean score; large scores spread by the error of the scale
 
 LESS_NOISE = ("known-others", "low residual")
 WEAKER_RUNGS = ("known-round", "all-iterates")
@@ -101,7 +101,7 @@ def _bounded_noise(name: str, title: str) -> Signature:
     return Signature(
         name,
         title,
-        "The noise has bounded support. A release outside of what it can reach proves that a client was there.",
+        "The noise has bounded support. A release outside its range proves that a client took part.",
         "Draw the noise from a Gaussian: the accounting holds for no other law.",
         ("light tails",),
         ("few values", "bare coordinates", *FOLLOWS),
@@ -109,7 +109,7 @@ def _bounded_noise(name: str, title: str) -> Signature:
     )
 
 
-def _noise_of_the_signal(name: str, title: str) -> Signature:
+def _signal_dependent_noise(name: str, title: str) -> Signature:
     return Signature(
         name,
         title,
@@ -254,7 +254,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "coarse-grid",
         "noise on a grid of 2 std",
-        "The noise takes few values, and the clients' sum is not rounded to them: what is left beside the grid is the sum.",
+        "The noise takes few values, and the clients' sum is not rounded to them: the part off the grid is the sum.",
         "Round the sum with its noise, not the noise alone, or use a discrete mechanism and its own accounting.",
         ("few values", "distribution", "bare coordinates"),
         may_move=("heavy tails", "grid", "repeated values"),
@@ -262,7 +262,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "fine-grid",
         "noise on a grid of a quarter std",
-        "The noise lies on a grid, and the clients' sum does not: what is left beside the grid is the sum.",
+        "The noise lies on a grid, and the clients' sum does not: the part off the grid is the sum.",
         "Round the sum with its noise, not the noise alone, or use a discrete mechanism and its own accounting.",
         ("grid",),
         may_move=("bare coordinates", "distribution", "few values", "repeated values"),
@@ -284,8 +284,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "some rounds",
         ),
     ),
-    _noise_of_the_signal("noise-on-larger-half", "noise only on the larger half of the coordinates"),
-    _noise_of_the_signal("noise-times-signal", "noise in proportion to the signal"),
+    _signal_dependent_noise("noise-on-larger-half", "noise only on the larger half of the coordinates"),
+    _signal_dependent_noise("noise-times-signal", "noise in proportion to the signal"),
     Signature(
         "noise-key-reused",
         "one random key for all tensors",
@@ -325,7 +325,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "noise-in-subspace",
         "noise in a fixed half of the dimensions",
-        "The noise lies in the same subspace in every round. All directions outside of it are released without noise.",
+        "The noise lies in the same subspace in every round. All directions outside it are released without noise.",
         "Draw independent noise for every coordinate; do not project it or make it from a smaller vector.",
         ("rank",),
         ("low layer", "low difference"),
@@ -361,8 +361,8 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "others-wrong",
         "`others` is not what was summed",
-        "Privacy may hold; the audit cannot tell. What it was told of the other clients is not their part of the model "
-        "delta, so what is left is not the noise.",
+        "Privacy may hold; the audit cannot tell. `others` is not the other clients' part of the model delta, so the "
+        "residual is not the noise.",
         "Pass the clipped sum of the real clients, divided and scaled as the model delta is.",
         ("others",),
         ("low difference", "known-round"),
@@ -371,7 +371,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "others-incomplete",
         "`others` incomplete, and too little noise",
-        "`others` leaves out some clients. Their updates are taken for noise and make up for what is missing of it.",
+        "`others` leaves out some clients. Their updates are taken for noise and make up for the missing noise.",
         "Pass the sum of all real clients as `others`, and compare the std of the noise that is drawn with z·C.",
         ("others", "low difference"),
         ("known-round",),
@@ -382,14 +382,14 @@ SIGNATURES: tuple[Signature, ...] = (
         "one client in n counted twice",
         "One real client enters the sum twice.",
         "Look for a retried reply that is added again.",
-        reason="only that client leaks more, and no canary is in its place: canaries say nothing of other clients",
+        reason="only that client leaks more, and no canary is in its place: canaries tell nothing about other clients",
     ),
     Signature(
         "clip-forgotten-at-scale-1",
         "clipping forgotten, canaries no longer than the clip norm",
         "Updates enter the sum at any length, and no canary sends one that a clip would shorten.",
         "Clip every update, and let canaries send more than the clip norm (`canaries.scale`): then it is detected.",
-        reason="a canary of the clip norm itself enters the sum alike with a clip and without",
+        reason="a canary of the clip norm itself enters the sum in the same way with and without clipping",
     ),
     Signature(
         "weighted-mean-declared",
@@ -402,62 +402,65 @@ SIGNATURES: tuple[Signature, ...] = (
 
 
 def evidence_of(result: AuditResult) -> set[str]:
-    """Evidence in a result, in the words of the signatures.
+    """The evidence in a result, in the terms of the signatures.
 
-    A rung that refutes the claim is named as it is. A gauge of lengths is "low" or "high" by what it reads: its status does
-    not say so where `others` is wrong. A gauge of the noise's law goes by its own name.
+    A rung that refutes the claim keeps its name. A gauge of norms is "low" or "high" by its reading: its status does not
+    tell if `others` is wrong. A gauge of the noise's law keeps its name.
     """
     gauges = {gauge.name: gauge for gauge in result.gauges}
     outside = {name: gauge for name, gauge in gauges.items() if gauge.status != "ok"}
-    found = {
+    evidence = {
         name for name, rung in result.adversaries.items() if rung.verdict and rung.verdict.outcome == Outcome.VIOLATION
     }
-    found |= {f"{_side(gauge)} {name.removeprefix('pooled ')}" for name, gauge in outside.items() if name in LENGTHS}
-    found |= {name for name in LAW if name in outside}
+    evidence |= {f"{_side(gauge)} {name.removeprefix('pooled ')}" for name, gauge in outside.items() if name in LENGTHS}
+    evidence |= {name for name in LAW if name in outside}
     repeats = [gauge for name, gauge in outside.items() if name in ("repeat", "repeat of any")]
     # Noise on few coordinates is little noise, and its cosines spread as in few dimensions: by chance, not by repetition.
-    if any("low residual" not in found or gauge.smallest > 0.5 for gauge in repeats):
-        found.add("repeat")
+    if any("low residual" not in evidence or gauge.smallest > 0.5 for gauge in repeats):
+        evidence.add("repeat")
     for name, gaussian in (("tails", 1.0), ("shape", 3.0)):
         if name in outside:
-            found -= {"light tails", "heavy tails"}  # where the two disagree, the moment says more than the extremes
-            found.add("light tails" if outside[name].smallest < gaussian else "heavy tails")
+            evidence -= {
+                "light tails",
+                "heavy tails",
+            }  # if the two disagree, the moment is more reliable than the extremes
+            evidence.add("light tails" if outside[name].smallest < gaussian else "heavy tails")
     if "bare coordinates" in outside and outside["bare coordinates"].largest > BARE:
-        found.add("bare coordinates")
+        evidence.add("bare coordinates")
     if "grid" in outside and outside["grid"].largest > GRID:
-        found.add("grid")
+        evidence.add("grid")
     if "distribution" in outside and "grid" in gauges and gauges["grid"].largest > FEW_VALUES:
-        found.add("few values")
-    if "low residual" in found and _in_some_rounds(outside.get("residual"), result.rounds):
-        found.add("some rounds")
-    if _scores_spread(result.adversaries.get("known-others")):
-        found.add("uneven scores")
+        evidence.add("few values")
+    if "low residual" in evidence and _in_some_rounds(outside.get("residual"), result.rounds):
+        evidence.add("some rounds")
+    if _has_uneven_scores(result.adversaries.get("known-others")):
+        evidence.add("uneven scores")
     layers = {name.removeprefix("layer "): gauge for name, gauge in gauges.items() if name.startswith("layer ")}
-    if _uneven(list(layers.values())):
-        found.add("low layer")
-    if _lone(layers):
-        found.add("lone layer")
+    if _has_low_layers(list(layers.values())):
+        evidence.add("low layer")
+    if _has_lone_layer(layers):
+        evidence.add("lone layer")
     if any(layer.status != "ok" and _side(layer) == "high" for layer in layers.values()):
-        found.add("high layer")
-    return found
+        evidence.add("high layer")
+    return evidence
 
 
 def _side(gauge: Gauge) -> str:
-    """On which side of its limits a gauge of lengths lies; one that has both, on the low one, which is the proof."""
+    """The side of its limits on which a gauge of norms lies; "low" if on both, since that is the proof."""
     if gauge.status == "low" or gauge.smallest < gauge.limits[0]:
         return "low"
     return "high"
 
 
 def _in_some_rounds(residual: Gauge | None, rounds: int) -> bool:
-    """Whether noise is missing in a part of the rounds, and the others have all of it."""
+    """Whether noise is missing in some rounds, and the others have all of it."""
     if residual is None or residual.status != "low":
         return False
     return 0 < len(residual.flagged) < rounds and residual.largest > residual.limits[0]
 
 
-def _scores_spread(rung: Adversary | None) -> bool:
-    """Whether the scores of observed canaries spread more than the noise explains: not all of them count alike."""
+def _has_uneven_scores(rung: Adversary | None) -> bool:
+    """Whether the scores of observed canaries spread more than the noise explains: they do not all count equally."""
     if rung is None:
         return False
     error, row = 5 / math.sqrt(2 * rung.headline.canaries), rung.headline.estimate
@@ -466,7 +469,7 @@ def _scores_spread(rung: Adversary | None) -> bool:
     return bool(above and excess > (SPREAD_OF_MEAN * row.mean) ** 2)
 
 
-def _uneven(layers: list[Gauge]) -> bool:
+def _has_low_layers(layers: list[Gauge]) -> bool:
     """Whether some layers have less noise than others, not all of them less than claimed."""
     low = [layer.largest for layer in layers if layer.status == "low"]
     fine = [layer.smallest for layer in layers if layer.status == "ok"]
@@ -474,8 +477,8 @@ def _uneven(layers: list[Gauge]) -> bool:
     return apart or (bool(low) and bool(fine) and max(fine) > max(low))
 
 
-def _lone(layers: Mapping[str, Gauge]) -> bool:
-    """Whether one layer (its weight, its bias or both) has the claimed noise, and all the others next to none."""
+def _has_lone_layer(layers: Mapping[str, Gauge]) -> bool:
+    """Whether one layer (its weight, its bias or both) has the claimed noise, and all others have practically none."""
     low = [layer.largest for layer in layers.values() if layer.status == "low"]
     fine = {name: layer.smallest for name, layer in layers.items() if layer.status != "low"}
     owners = {name.rpartition(".")[0] or name for name in fine}
@@ -483,17 +486,19 @@ def _lone(layers: Mapping[str, Gauge]) -> bool:
 
 
 def likely_faults(result: AuditResult, most: int = 5) -> list[Signature]:
-    """The faults that fit a result best, those of equal fit together: most evidence explained, least against."""
-    seen, possible = evidence_of(result), _possible_evidence(result)
-    if not seen:
+    """The faults that fit a result best, with ties: most evidence explained, least contradicted."""
+    evidence, possible = evidence_of(result), _possible_evidence(result)
+    if not evidence:
         return []
-    rated = [(_fit(fault, seen, possible), fault) for fault in SIGNATURES if seen & {*fault.moves, *fault.may_move}]
+    rated = [
+        (_fit(fault, evidence, possible), fault) for fault in SIGNATURES if evidence & {*fault.moves, *fault.may_move}
+    ]
     rated.sort(key=lambda pair: -pair[0])
     return [fault for rating, fault in rated[:most] if rating == rated[0][0]]
 
 
 def _possible_evidence(result: AuditResult) -> set[str]:
-    """Evidence that the result could have shown: its rung or its gauge is there."""
+    """Evidence that the result could have shown, because it has the rung or the gauge."""
     sources = {
         *result.adversaries,
         *(gauge.name.split()[0] if gauge.name.startswith(LAYER) else gauge.name for gauge in result.gauges),
@@ -501,12 +506,12 @@ def _possible_evidence(result: AuditResult) -> set[str]:
     return {word for word, source in SOURCES.items() if source in sources}
 
 
-def _fit(fault: Signature, seen: set[str], possible: set[str]) -> int:
+def _fit(fault: Signature, evidence: set[str], possible: set[str]) -> int:
     """How well a fault explains the evidence.
 
-    Evidence that the fault does not explain counts against it, and so does evidence that it would have shown and did not.
+    Evidence that the fault does not explain counts against it. So does evidence that it would have shown but did not.
     Evidence that points to another fault counts twice more.
     """
-    explained = len(seen & {*fault.moves, *fault.may_move})
-    missing = len((set(fault.moves) & possible) - seen)
-    return 2 * explained - len(seen) - missing - 2 * len(seen & set(fault.spares))
+    explained = len(evidence & {*fault.moves, *fault.may_move})
+    missing = len((set(fault.moves) & possible) - evidence)
+    return 2 * explained - len(evidence) - missing - 2 * len(evidence & set(fault.spares))

@@ -1,7 +1,7 @@
 """Gauges that compare rounds with each other, and with `others`, through the unobserved canaries.
 
-The scores of unobserved canaries are a sketch of the residual in directions that nobody used. An honest run sets one gauge
-off with a probability of at most `LEVEL`, the rank gauge of at most `RANK_LEVEL`.
+The scores of unobserved canaries are a sketch of the residual in unused directions. A correct run fails one gauge with
+probability at most `LEVEL`, and the rank gauge with probability at most `RANK_LEVEL`.
 """
 
 import math
@@ -18,18 +18,19 @@ from coalmine.estimators.null import CosineNull
 from coalmine.storage.record import Settings
 from coalmine.storage.rounds_file import Round
 
-EXPLAINED = 0.005  # share of the residual that `others` must explain to be called wrong
-COMPARED = SKETCH // FEWEST_COLUMNS  # rounds: each one is compared with so many before it
+EXPLAINED = 0.005  # share of the residual that `others` must explain to count as wrong
+COMPARED = SKETCH // FEWEST_COLUMNS  # each round is compared with at most this many before it
 BLOCK = 512  # rounds that are compared at a time
-RANK_LEVEL = 2e-3  # of the rank gauge, which only bars a PASS: at 12 rounds a fixed half of the dimensions hardly shows
+# Level of the rank gauge, which only prevents a PASS: in 12 rounds a fixed half of the dimensions hardly shows.
+RANK_LEVEL = 2e-3
 
 
 class SketchReader:
-    """Takes one round after another, and has the gauges that compare rounds with each other and with `others` at the end.
+    """Takes one round after another, and computes the gauges that compare rounds with each other and with `others`.
 
     A sketch is a residual's scores along the unobserved canaries, with momentum undone and correlated noise whitened. It
-    costs nothing: the scores are in the log. `rounds` is how many there are, so that all sketches fit into memory. Of more
-    than 32,768 rounds, each is compared with as many before it, and not with those that came earlier still.
+    costs nothing: the scores are in the log. `rounds` is the number of rounds, so that all sketches fit in memory. If there
+    are more than 32,768 rounds, each is compared only with that many before it.
     """
 
     def __init__(self, settings: Settings, rounds: int) -> None:
@@ -58,7 +59,7 @@ class SketchReader:
         self._lengths.append(float(np.linalg.norm(clients)) / view.scale)
 
     def gauges(self, level: float = LEVEL) -> Iterator[Gauge]:
-        """Every gauge that has its inputs; an honest run sets one off with probability `level`."""
+        """Every gauge that has its inputs; a correct run fails one with probability `level`."""
         settings = self._settings
         if len(self._numbers) > 1 and self._total is not None:
             dof = settings.unobserved_dof * (self._columns / settings.unobserved)
@@ -69,7 +70,7 @@ class SketchReader:
 
 
 def _others_sketch(item: Round, canaries: int) -> Floats:
-    """Everybody else's part of a round, seen along the unobserved canaries."""
+    """The sum of all other updates of a round, along the unobserved canaries."""
     assert item.residual_cosines is not None
     assert item.residual_norm is not None
     whole = np.asarray(item.cosines[canaries:], np.float64) * item.norm
@@ -81,7 +82,7 @@ class Pairs:
 
     def __init__(self) -> None:
         self._rows: list[npt.NDArray[np.float32]] = []  # the last ones
-        self._waiting = 0  # rows at the end that were not compared yet
+        self._waiting = 0  # rows at the end that have not been compared yet
         self._largest: list[Floats] = []
         self._squares, self._count = 0.0, 0
 
@@ -95,30 +96,29 @@ class Pairs:
             self._squares, self._count = self._squares + squares, self._count + count
             self._rows, self._waiting = self._rows[-COMPARED:], 0
 
-    def found(self) -> tuple[Floats, float, int]:
-        """The cosine of each round with the one before that is most like it, the sum of squares, and how many pairs."""
+    def results(self) -> tuple[Floats, float, int]:
+        """Each round's largest cosine with a previous round, the sum of squares, and the number of pairs."""
         largest, squares, count = self._compared()
         return np.concatenate([*self._largest, largest]), self._squares + squares, self._count + count
 
     def _compared(self) -> tuple[Floats, float, int]:
-        """The same for the rows that wait."""
+        """The same for the rows that have not been compared yet."""
         if not self._waiting:
             return np.zeros(0), 0.0, 0
-        whole = np.stack(self._rows).astype(
-            np.float64
-        )  # products in single precision differ from processor to processor
+        # products in single precision differ from processor to processor
+        whole = np.stack(self._rows).astype(np.float64)
         whole /= np.linalg.norm(whole, axis=1, keepdims=True)
         before = len(whole) - self._waiting
         block = whole[before:] @ whole.T
         block[np.arange(len(block))[:, None] + before <= np.arange(block.shape[1])] = 0.0
-        places = np.abs(block).argmax(axis=1)
+        largest = np.abs(block).argmax(axis=1)
         pairs = self._waiting * before + self._waiting * (self._waiting - 1) // 2
-        return block[np.arange(len(block)), places], float(np.square(block).sum()), pairs
+        return block[np.arange(len(block)), largest], float(np.square(block).sum()), pairs
 
 
 def repeated_rounds(compared: Pairs, numbers: list[int], dof: float, level: float) -> Iterator[Gauge]:
-    """Cosines of what is left between every two rounds: their largest, and the sum of their squares."""
-    largest, squares, pairs = compared.found()
+    """Two gauges of the cosines between the residuals of every two rounds: their largest, and the sum of their squares."""
+    largest, squares, pairs = compared.results()
     limit = float(-CosineNull(max(int(dof), 2)).ppf(level / (2 * pairs)))
     outside = np.abs(largest) > limit
     worst = float(np.abs(largest).max())
@@ -145,36 +145,36 @@ def repeated_rounds(compared: Pairs, numbers: list[int], dof: float, level: floa
 
 
 def rank_power(rounds: int, dof: float, dim: int) -> float:
-    """By how many standard deviations noise in a fixed half of the dimensions would move the rank gauge."""
+    """The number of standard deviations by which noise in a fixed half of the dimensions would move the rank gauge."""
     return math.sqrt(rounds * (rounds - 1) / 4) * dof / dim
 
 
 def _common(with_before: Floats, total: Floats, numbers: list[int], settings: Settings, level: float) -> Gauge:
-    """What all rounds have in common: the cosine of each with the sum of all before, and the length of the whole sum."""
+    """The gauge of a common part of all rounds: the cosine of each with the sum of all before, and the sum's norm."""
     dof, count = settings.unobserved_dof, len(numbers)
     limit = float(-CosineNull(max(int(dof), 2)).ppf(level / (4 * len(with_before))))
     outside = np.abs(with_before) > limit
     statistic = dof * float(total @ total) / count
-    together = min(float(chdtrc(dof, statistic)), float(gammainc(dof / 2, statistic / 2))) < level / 4
+    pooled = min(float(chdtrc(dof, statistic)), float(gammainc(dof / 2, statistic / 2))) < level / 4
     shared = (statistic / float(chdtri(dof, level / 4)) * count - count) / (count * (count - 1))
     certain = max(shared, float((np.abs(with_before) - limit).max()) ** 2, 0.0)
-    alarmed = bool(outside.any() or together)
+    failed = bool(outside.any() or pooled)
     return Gauge(
         name="repeat of any",
         smallest=float(with_before.min()),
         largest=float(with_before.max()),
         limits=(-limit, limit),
         flagged=tuple(numbers[index + 1] for index in np.flatnonzero(outside)),
-        status="low" if alarmed else "ok",
-        noise_left=math.sqrt(max(1 - certain, 0.0)) if alarmed else None,
+        status="low" if failed else "ok",
+        noise_left=math.sqrt(max(1 - certain, 0.0)) if failed else None,
         values=with_before,
     )
 
 
 def _others(products: Floats, lengths: Floats, settings: Settings, level: float) -> Gauge:
-    """How much of `others` is still in what is left without them: 0 if they are what the round summed.
+    """The share of `others` that is still in the residual: 0 if `others` is what the round summed.
 
-    The reading is the factor by which `others` must be multiplied to be what the round summed.
+    The reading is the factor by which `others` must be multiplied to equal what the round summed.
     """
     overlap = 1.0 if settings.kind == "rotated" else math.sqrt(1 + settings.unobserved / settings.dim)
     square = float(lengths @ lengths)
@@ -183,12 +183,12 @@ def _others(products: Floats, lengths: Floats, settings: Settings, level: float)
     explained = (score * score - 1) / (len(products) * settings.unobserved_dof)
     margin = -float(ndtri(level / 2)) * overlap / math.sqrt(square)
     margin = max(margin, math.sqrt(EXPLAINED * len(products) * settings.unobserved_dof / square))
-    alarmed = abs(score) > -float(ndtri(level / 2)) and explained > EXPLAINED
+    failed = abs(score) > -float(ndtri(level / 2)) and explained > EXPLAINED
     return Gauge(
         name="others",
         smallest=factor,
         largest=factor,
         limits=(1 - margin, 1 + margin),
-        status="warning" if alarmed else "ok",
+        status="warning" if failed else "ok",
         values=products / np.maximum(lengths, 1e-300),
     )

@@ -1,4 +1,4 @@
-"""What the rounds state of their noise: how much a canary adds to a round, and the noise multiplier that follows."""
+"""The stated noise of the rounds: a canary's contribution to a round, and the noise multiplier that follows."""
 
 import math
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from coalmine.argument_checks import Floats
 from coalmine.audit.views import Look, View
 from coalmine.storage.record import Settings
 
-LEVEL = 1e-3  # that the measured length of a canary is further off than its limits say
-CREDIBLE = (0.8, 1.25)  # a canary's measured length over the declared one; far outside, the units differ
+LEVEL = 1e-3  # probability that the measured norm of a canary lies outside its limits
+CREDIBLE = (0.8, 1.25)  # range of a canary's measured norm over the declared one; far outside, the units differ
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundScores:
-    """The canaries present in each round: how many, their mean score, and the round's units. Arrays of equal length."""
+    """The canaries present in each round: their number, their mean score, and the round's units. Arrays of equal length."""
 
     numbers: Floats
     counts: Floats
@@ -27,26 +27,26 @@ class RoundScores:
     dofs: Floats
     clip_norms: Floats
     declared: bool  # whether every round declared its clip norm
-    residual: bool  # whether `others` was taken out
+    residual: bool  # whether `others` was subtracted
 
     @property
     def length(self) -> tuple[float, float]:
-        """A canary's measured length over the clip norm, and its standard error."""
+        """A canary's measured norm over the clip norm, and its standard error."""
         weights = self.counts * self.clip_norms / self.scales**2
         information = float(weights @ self.clip_norms)
         return float(weights @ (self.means * self.scales)) / information, 1 / math.sqrt(information)
 
     @property
     def credible(self) -> bool:
-        """Whether the declared clip norm is in the units of the model delta, as the measured length says."""
+        """Whether the declared clip norm is in the units of the model delta, judging by the measured norm."""
         length, error = self.length
         return self.declared and (CREDIBLE[0] <= length <= CREDIBLE[1] or abs(length - 1) < 4 * error)
 
 
 class StatedReader:
-    """Takes one round after another, and has the rounds' scores and stated noise at the end.
+    """Takes one round after another, and returns the rounds' scores and stated noise at the end.
 
-    Correlated noise is not whitened here, where a canary would be in the rows of many rounds.
+    Correlated noise is not whitened here: a whitened canary would be in the rows of many rounds.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -62,9 +62,9 @@ class StatedReader:
         self._stated.append((item.number, item.noise_std, item.clip_norm))
         if item.present.size:
             self._declared &= item.clip_declared
-        for view, found in ((look.residual, self._residual), (look.plain, self._plain)):
+        for view, scores in ((look.residual, self._residual), (look.plain, self._plain)):
             if view is not None and view.present.size:
-                found.append(_RoundScore.of(view))
+                scores.append(_RoundScore.of(view))
 
     @property
     def clip_norms(self) -> list[float]:
@@ -72,18 +72,18 @@ class StatedReader:
         return [clip for _, _, clip in self._stated]
 
     def round_scores(self) -> RoundScores | None:
-        """The rounds with canaries, less everybody else's part where that is known; None where there are none."""
-        found = self._residual or self._plain
-        if not found:
+        """The rounds with canaries, without all other updates if those are known; None if there are none."""
+        scores = self._residual or self._plain
+        if not scores:
             return None
-        columns = (np.array(column) for column in zip(*found, strict=True))
+        columns = (np.array(column) for column in zip(*scores, strict=True))
         names = _RoundScore._fields
         return RoundScores(
             **dict(zip(names, columns, strict=True)), declared=self._declared, residual=bool(self._residual)
         )
 
     def stated_noise(self) -> "StatedNoise | None":
-        """The stated noise multipliers; None where a round states no noise, or nothing says how much a canary adds."""
+        """The stated noise multipliers; None if a round states no noise, or if a canary's contribution is unknown."""
         return _stated_noise(self._stated, self._settings, self.round_scores())
 
 
@@ -105,10 +105,10 @@ class _RoundScore(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StatedNoise:
-    """The noise multiplier that each round states, also those without canaries: its noise over what one client adds.
+    """The stated noise multiplier of each round, with canaries or not: its noise over one client's contribution.
 
-    `multipliers` are the best values, of the rounds in `numbers`; the true ones lie within `low` and `high` times them.
-    Those are 1 where the clip norm was declared, and differ where a canary's length had to be measured.
+    `multipliers` are the best values for the rounds in `numbers`; the true ones lie between `low` and `high` times them.
+    Both are 1 if the clip norm was declared. They differ if a canary's norm had to be measured.
     """
 
     numbers: npt.NDArray[np.int64]
@@ -125,12 +125,12 @@ class StatedNoise:
         return self.low == self.high
 
     def least(self, numbers: tuple[int, ...] = ()) -> float:
-        """The smallest multiplier of these rounds; of all where none is named."""
+        """The smallest multiplier of these rounds, or of all rounds by default."""
         chosen = self.multipliers[np.isin(self.numbers, numbers)] if numbers else self.multipliers
         return float(chosen.min(initial=math.inf))
 
     def weakest(self, rounds: int) -> float:
-        """The noise multiplier of somebody who takes part in the `rounds` rounds with the least noise."""
+        """The noise multiplier of a client who takes part in the `rounds` rounds with the least noise."""
         smallest = np.sort(self.multipliers)[: max(rounds, 1)]
         return 1 / math.sqrt(float(np.mean(smallest**-2.0)))
 

@@ -1,7 +1,7 @@
-"""The rung unknown-round: an attacker who sees every release, knows everybody else, and not the target's rounds.
+"""The rung unknown-round: an attacker who sees every release and knows all other updates, but not the target's rounds.
 
-That is the adversary of the epsilon that accountants print, amplified by sampling. Its score is the log likelihood ratio of
-the declared scheme, and all canaries count, also those that were never picked. If noise and sampling are as declared, the
+That is the adversary of the amplified epsilon that accountants print. Its score is the log likelihood ratio of the declared
+scheme, and all canaries count, including those that were never picked. If noise and sampling are as declared, the
 scores of present and absent canaries follow the pair of laws that the accountant composes.
 """
 
@@ -27,26 +27,26 @@ from coalmine.storage.record import Settings
 from coalmine.storage.rounds_file import RoundLog
 
 RUNG = "unknown-round"
-BINS = 40  # of the picture
+BINS = 40  # bins of the histogram
 
 
 class UnknownRoundReader:
-    """Takes one round after another, and has the log likelihood ratio of every canary at the end.
+    """Takes one round after another, and computes the log likelihood ratio of every canary at the end.
 
-    `noise` is the noise multiplier that the attacker counts on: the claimed one. A scheme of fixed size is scored as Poisson
-    sampling, shuffling as random allocation: the nearest schemes whose ratio has a closed form.
+    `noise` is the noise multiplier that the attacker assumes: the claimed one. Fixed-size sampling is scored as Poisson
+    sampling, and shuffling as random allocation: the nearest schemes whose ratio has a closed form.
     """
 
     def __init__(self, settings: Settings, sampling: Sampling, noise: float) -> None:
         self._settings, self._sampling, self._noise = settings, sampling, noise
         self._sums = np.zeros(settings.total)
-        self._epoch: tuple[int, int, Floats] | None = None  # number, rounds seen, sum of ratios
-        self._seen: list[int] = []  # rounds seen of each epoch, or of the run
+        self._epoch: tuple[int, int, Floats] | None = None  # number, observed rounds, sum of ratios
+        self._observed_rounds: list[int] = []  # number of observed rounds of each epoch
         self._dof = math.inf
         self.rounds = 0
 
     def add(self, look: Look) -> None:
-        """Take the next round; one without everybody else's part is not seen by this attacker."""
+        """Take the next round; this attacker cannot use one without `others`."""
         view = look.residual
         if view is None:
             return
@@ -60,19 +60,19 @@ class UnknownRoundReader:
         number = (view.number - 1) // sampling.rounds
         if self._epoch is not None and self._epoch[0] != number:
             self._close_epoch()
-        _, seen, sums = self._epoch or (number, 0, np.zeros(self._settings.total))
-        self._epoch = (number, seen + 1, sums + round_ratio(scores, noise=self._noise))
+        _, observed, sums = self._epoch or (number, 0, np.zeros(self._settings.total))
+        self._epoch = (number, observed + 1, sums + round_ratio(scores, noise=self._noise))
 
     def _close_epoch(self) -> None:
         if self._epoch is None or isinstance(self._sampling, Poisson | FixedSize):
             return
-        _, seen, sums = self._epoch
-        self._sums += allocated_ratio(sums, rounds=self._sampling.rounds, observed=seen)
-        self._seen.append(seen)
+        _, observed, sums = self._epoch
+        self._sums += allocated_ratio(sums, rounds=self._sampling.rounds, observed=observed)
+        self._observed_rounds.append(observed)
         self._epoch = None
 
     def reading(self) -> "UnknownRound | None":
-        """The scores and their laws; None where no round could be seen."""
+        """The scores and their laws; None if there was no usable round."""
         if not self.rounds:
             return None
         self._close_epoch()
@@ -80,13 +80,15 @@ class UnknownRoundReader:
         if isinstance(sampling, Poisson | FixedSize):
             laws = poisson_laws(noise=self._noise, probability=sampling.rate, rounds=self.rounds, dof=self._dof)
         else:
-            laws = allocation_laws(noise=self._noise, rounds=sampling.rounds, observed=self._seen, dof=self._dof)
+            laws = allocation_laws(
+                noise=self._noise, rounds=sampling.rounds, observed=self._observed_rounds, dof=self._dof
+            )
         return UnknownRound(sampling, self._noise, self._sums[:count], self._sums[count:], *laws)
 
 
 @dataclass(frozen=True)
 class UnknownRound:
-    """Log likelihood ratios of the canaries, and the laws of somebody absent and of somebody present."""
+    """Log likelihood ratios of the canaries, and their laws for an absent and for a present client."""
 
     sampling: Sampling
     noise: float
@@ -97,12 +99,12 @@ class UnknownRound:
 
     @property
     def scores(self) -> Scores:
-        """As the other rungs have them."""
+        """The scores in the form of the other rungs."""
         return Scores(rung=RUNG, observed=self.observed, unobserved=self.unobserved, bound_null=self.absent)
 
     @cached_property
     def fit(self) -> "LossFit":
-        """How well the scores follow the accountant's law."""
+        """The goodness of fit of the scores to the accountant's law."""
         statistic, p_value = self.present.fit(self.observed)
         low, high = (
             float(edge)
@@ -139,7 +141,7 @@ class LossFit:
 
 
 def stated_multiplier(log: RoundLog) -> float | None:
-    """The noise multiplier that the first observed round states; None where it does not."""
+    """The noise multiplier that the first observed round states; None if it states none."""
     first = next(log.rounds(), None)
     if first is None or first.noise_std is None or not first.clip_declared:
         return None
@@ -147,5 +149,5 @@ def stated_multiplier(log: RoundLog) -> float | None:
 
 
 def _quantile(law: LossLaw, probability: float) -> float:
-    place = int(np.searchsorted(np.cumsum(law.masses), probability))
-    return float(law.points[min(place, law.points.size - 1)])
+    index = int(np.searchsorted(np.cumsum(law.masses), probability))
+    return float(law.points[min(index, law.points.size - 1)])

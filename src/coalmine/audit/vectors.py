@@ -1,4 +1,4 @@
-"""Vectors of a model's size, numpy or torch: the few things an audit does with them beside cosines."""
+"""Operations on vectors of a model's size, numpy or torch, besides cosines."""
 
 import itertools
 import sys
@@ -11,7 +11,7 @@ from coalmine.canaries.array_types import is_jax
 from coalmine.canaries.base import usable
 
 _ROW = 4096
-SHORTEST, LONGEST = 1e-100, 1e100  # of a vector: products of lengths neither vanish nor overflow
+SHORTEST, LONGEST = 1e-100, 1e100  # norms of a vector; products of norms neither underflow nor overflow
 
 
 class NotFiniteError(ValueError):
@@ -19,7 +19,7 @@ class NotFiniteError(ValueError):
 
 
 def is_tensor(vector: Any) -> bool:
-    """Whether it is torch's, without importing torch."""
+    """Whether `vector` is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(vector, torch.Tensor)
 
@@ -37,7 +37,7 @@ def jax_measures() -> Any:
 
 
 def checked_length(name: str, vector: Any, dim: int) -> None:
-    """Refuse what is no row of `dim` numbers."""
+    """ValueError unless `vector` is one row of `dim` real numbers."""
     if not isinstance(vector, np.ndarray) and not is_tensor(vector) and not is_device_jax(vector):
         raise ValueError(f"{name} must be a numpy array, a torch tensor or a jax array, got {shown(vector)}")
     if problem := unusable(vector):
@@ -52,7 +52,7 @@ def checked_length(name: str, vector: Any, dim: int) -> None:
 
 
 def unusable(vector: Any) -> str | None:
-    """What keeps an array from being read as its numbers; None for a plain one."""
+    """The reason why an array cannot be read as numbers; None for a plain one."""
     if isinstance(vector, np.ma.MaskedArray):
         return "a masked array: fill its masked entries first"
     if not is_tensor(vector):
@@ -67,10 +67,10 @@ def unusable(vector: Any) -> str | None:
 
 
 def vector_norm(name: str, vector: Any) -> float:
-    """Its length, in float64; refused if it is not finite."""
+    """The norm, in float64; ValueError if it is not finite."""
     if is_tensor(vector):
         norm = float(tensor_norm(vector.detach()))
-        if not usable(norm):  # at the ends of float32's range squares are zero or infinite
+        if not usable(norm):  # near the limits of float32, squares are zero or infinite
             norm = float(sys.modules["torch"].linalg.vector_norm(vector.detach(), dtype=sys.modules["torch"].float64))
     elif is_device_jax(vector):
         norm = float(jax_measures().length(vector))
@@ -84,7 +84,7 @@ def vector_norm(name: str, vector: Any) -> float:
 
 
 def _array_norm(vector: Any) -> float:
-    """The length in float64; where squares would underflow or overflow, of the vector over its largest entry."""
+    """The norm in float64; the vector is divided by its largest entry if squares would underflow or overflow."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         norm = float(np.sqrt(np.square(vector, dtype=np.float64).sum()))
         if SHORTEST < norm < LONGEST:
@@ -96,7 +96,7 @@ def _array_norm(vector: Any) -> float:
 
 
 def tensor_norm(vector: Any) -> Any:
-    """The length in float64, not waited for: squares are summed a few thousand at a time, then in float64."""
+    """The norm in float64, without waiting for the device: squares are summed a few thousand at a time, then in float64."""
     torch = sys.modules["torch"]
     whole = len(vector) // _ROW * _ROW
     if not whole or vector.dtype.itemsize < 4 or not vector.is_contiguous():
@@ -120,35 +120,35 @@ def difference(first: Any, second: Any) -> Any:
 
 
 def on_gpu(vector: Any) -> bool:
-    """Whether it lies elsewhere than in the host's memory."""
+    """Whether a vector lies outside the host's memory."""
     return is_tensor(vector) and vector.device.type != "cpu"
 
 
 def copied(vector: Any) -> Any:
-    """A vector of its own, whatever becomes of this one."""
+    """A copy that does not change with the original."""
     if is_device_jax(vector):
         return jax_measures().joined([vector], vector.dtype)
     return vector.detach().clone() if is_tensor(vector) else np.array(vector)
 
 
 def like_model(vector: Any, model_delta: Any) -> Any:
-    """A vector as a tensor where the model delta is, which no gradient goes through."""
+    """A vector as a tensor on the model delta's device, without gradient."""
     return as_tensor(vector, device=model_delta.device).detach()
 
 
 def as_tensor(vector: Any, **options: Any) -> Any:
-    """A tensor, where possible of the same memory: of a copy for a read-only array, which torch warns of."""
+    """A tensor, if possible without a copy; a read-only array is copied, since torch warns about it."""
     if isinstance(vector, np.ndarray) and not vector.flags.writeable:
         vector = vector.copy()
     return sys.modules["torch"].as_tensor(vector, **options)
 
 
 def layer_norms(vector: Any, sizes: list[int]) -> Floats:
-    """Lengths of consecutive pieces of a vector."""
+    """The norms of consecutive pieces of a vector."""
     if is_tensor(vector):
         torch = sys.modules["torch"]
         parts = vector.detach().split(sizes)
-        norms = numpy_vector(torch.stack([tensor_norm(part) for part in parts]))  # one wait for all of them
+        norms = numpy_vector(torch.stack([tensor_norm(part) for part in parts]))  # waits once for all of them
         return norms if all(map(usable, norms)) else np.array([vector_norm("a layer", part) for part in parts])
     if is_device_jax(vector):
         edges = np.cumsum([0, *sizes]).tolist()
@@ -157,7 +157,7 @@ def layer_norms(vector: Any, sizes: list[int]) -> Floats:
 
 
 def numpy_vector(vector: Any) -> Floats:
-    """A vector as numpy float64, wherever it was."""
+    """A vector as numpy float64, from any device."""
     if is_tensor(vector):
         vector = vector.detach().cpu().double().numpy()
     return np.asarray(vector, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Claims and verdicts: what an audit refutes, what it would have caught, and what it cannot tell."""
+"""Verdicts on a claim: PASS, VIOLATION or UNDERPOWERED."""
 
 import math
 from dataclasses import dataclass, replace
@@ -21,31 +21,29 @@ from coalmine.estimators.planning import canaries_for_power, detectable_mean, po
 from coalmine.estimators.sampling import Sampling
 from coalmine.storage.record import FEWEST
 
-# A true claim is called VIOLATION in at most 1 % of runs: two tests of the mean score, the bounds of all rungs together, a
-# scan over rounds, and ten gauges at 0.01 % each.
+# A true claim is called VIOLATION in at most 1 % of runs: two tests of the mean score, the bounds of all rungs, a scan
+# over rounds, and ten gauges at 0.01 % each.
 TEST_LEVEL = 0.002
 BOUND_LEVEL = 0.004
 BOUND_CONFIDENCE = 1 - BOUND_LEVEL / 5  # on each of five rungs
 SCAN_LEVEL = 0.001
 POWER = 0.9
 KNOWN = ("known-round", "known-others")
-FEWEST_STDS, LOUD_STDS = 2.0, 4.0  # by which canaries must be detected; and where they cannot be missed at the claim
-DETECTED, UNDETECTED_LEVEL = 0.5, 1e-4  # below this share of the claim's signal, and so unlikely: worth a note
-ROUNDED = 1.005  # printed epsilons are rounded: a claim is refuted only beyond this
-WEAKER = 0.9  # of the usual stated noise: rounds below it are tested together
-SHORT = 0.95  # of the declared length: canaries that arrive shorter were lost or cut
-EXCLUDED_LEVEL = 0.01  # at which scores exclude a noise multiplier that the stated noise suggests
-LENGTHS = (
-    "noise",
-    "difference",
-    "residual",
-    "pooled residual",
-    "parts of blocks",
-)  # that less noise moves, and nothing else
+FEWEST_STDS, LOUD_STDS = (
+    2.0,
+    4.0,
+)  # stds by which canaries must be detected; stds at which they cannot be missed if the claim is exact
+DETECTED, UNDETECTED_LEVEL = 0.5, 1e-4  # below this share of the claimed signal, at this level, there is a note
+ROUNDED = 1.005  # printed epsilons are rounded: a claim is refuted only beyond this factor
+WEAKER = 0.9  # share of the usual stated noise; rounds below it are tested together
+SHORT = 0.95  # share of the declared norm; canaries with a smaller one were lost or shortened
+EXCLUDED_LEVEL = 0.01  # level at which scores exclude a noise multiplier that the stated noise suggests
+# Gauges that only the amount of noise moves.
+LENGTHS = ("noise", "difference", "residual", "pooled residual", "parts of blocks")
 
 
 class Outcome(StrEnum):
-    """What a verdict comes to. It is a string, and prints as one."""
+    """The outcome of a verdict: a string, which prints as one."""
 
     PASS = "PASS"
     VIOLATION = "VIOLATION"
@@ -57,62 +55,61 @@ PASS, VIOLATION, UNDERPOWERED = Outcome.PASS, Outcome.VIOLATION, Outcome.UNDERPO
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the audit says of the claim, and the facts that it rests on; `reason` is the sentence made of them.
+    """The verdict on a claim, and its facts; `reason` is the sentence made of them.
 
-    `code` names the reason in one word for programs: "bound", "mean", "round", "stated", "gauge" or, of an alarm
-    during training, "evidence" for a VIOLATION, "power"
-    for a PASS, and for UNDERPOWERED what is missing. `rung` is the one that decided, None where a gauge did. Facts are None
-    where the reason has none of them.
+    `code` is the reason in one word, for programs: for a VIOLATION "bound", "mean", "round", "stated", "gauge" or, for an
+    alarm during training, "evidence"; for a PASS "power"; for UNDERPOWERED what is missing. `rung` is the one that decided;
+    None if a gauge did. Facts that the reason does not use are None.
     """
 
     outcome: Outcome
     code: str = ""
     rung: str | None = None
     p_value: float | None = None
-    level: float | None = None  # of the test
+    level: float | None = None  # level of the test
     score: float | None = None  # mean score per presentation
-    claimed_score: float | None = None  # that the claim implies
-    stds: float | None = None  # by which the mean score lies above 0
+    claimed_score: float | None = None  # mean score that the claim implies
+    stds: float | None = None  # standard deviations by which the mean score lies above 0
     lower_bound: float | None = None
-    confidence: float | None = None  # of the lower bound
-    ceiling: float | None = None  # the largest lower bound that so few scores can give
-    claimed_epsilon: float | None = None  # that the lower bound was compared with
-    power: float | None = None  # against twice the claim
+    confidence: float | None = None  # confidence level of the lower bound
+    ceiling: float | None = None  # largest lower bound that this many scores can give
+    claimed_epsilon: float | None = None  # epsilon that the lower bound was compared with
+    power: float | None = None  # power against twice the claim
     canaries: int | None = None
-    canaries_needed: int | None = None  # None beside a power that is too small: no number of canaries would do
+    canaries_needed: int | None = None  # None if the power is too small: no number of canaries is enough
     participations: int | None = None
     claimed_noise: float | None = None  # noise multiplier that the claim needs
-    measured_noise: float | None = None  # noise multiplier that was seen or stated
-    noise_left: float | None = None  # at most, over the stated noise
-    epsilon: float | None = None  # that follows for the client of the claim
-    gauge: str | None = None  # the gauge that speaks
-    reading: tuple[float, float] | None = None  # of that gauge, smallest and largest
-    limits: tuple[float, float] | None = None  # of that gauge
-    rounds: int | None = None  # that are concerned
-    first_round: int | None = None  # of those
-    factor: float | None = None  # by which `others` must be multiplied
-    spread: float | None = None  # of the canaries' scores, over that of the noise
-    most_spread: float | None = None  # that canaries which all count alike keep to
+    measured_noise: float | None = None  # noise multiplier that was measured or stated
+    noise_left: float | None = None  # upper limit, as a share of the stated noise
+    epsilon: float | None = None  # epsilon that follows for the client of the claim
+    gauge: str | None = None  # name of the deciding gauge
+    reading: tuple[float, float] | None = None  # smallest and largest value of that gauge
+    limits: tuple[float, float] | None = None  # limits of that gauge
+    rounds: int | None = None  # number of rounds concerned
+    first_round: int | None = None  # first of those rounds
+    factor: float | None = None  # factor by which `others` must be multiplied
+    spread: float | None = None  # std of the canaries' scores, over that of the noise
+    most_spread: float | None = None  # largest spread if all canaries count equally
     canaries_lost: int | None = None
-    length: float | None = None  # of the canaries, over the declared one
+    length: float | None = None  # norm of the canaries, over the declared one
     length_error: float | None = None
-    correlated: bool | None = None  # whether the noise is
-    leg: str | None = None  # of a verdict on an amplified claim: accounting, noise or sampling
-    epsilon_range: tuple[float, float] | None = None  # that the accountant gives for a scheme
-    epsilon_kind: str | None = None  # of the accountant's figure: upper bound, range or estimate
+    correlated: bool | None = None  # whether the noise is correlated
+    leg: str | None = None  # leg of a verdict on an amplified claim: accounting, noise or sampling
+    epsilon_range: tuple[float, float] | None = None  # range that the accountant gives for a scheme
+    epsilon_kind: str | None = None  # kind of the accountant's figure: upper bound, range or estimate
     accountant: str | None = None
     adjacency: str | None = None
-    scheme: str | None = None  # of sampling, as claimed
-    seen: str | None = None  # name of what the sampler does, as in sampler_tests.MEANING
+    scheme: str | None = None  # claimed sampling scheme
+    seen: str | None = None  # pattern of the sampler, as in sampler_tests.MEANING
     seen_scheme: str | None = None  # the scheme to account for instead
     test: str | None = None  # name of the sampler test with the smallest p-value
-    picks: int | None = None  # of canaries by the sampler
-    rate: float | None = None  # of those picks
+    picks: int | None = None  # number of times that the sampler picked a canary
+    rate: float | None = None  # rate of those picks
     cohorts_known: bool | None = None  # whether cohort sizes were given
-    detectable_rate: float | None = None  # that would have been seen, with probability `power`
-    detectable_epsilon: float | None = None  # likewise
-    odds: float | None = None  # of the scores with less noise than claimed, over those with the claimed noise
-    evidence: tuple[str, ...] = ()  # other rungs and gauges that say the same
+    detectable_rate: float | None = None  # rate that would have been detected with probability `power`
+    detectable_epsilon: float | None = None  # epsilon that would have been detected with probability `power`
+    odds: float | None = None  # likelihood ratio of the scores: less noise than claimed against the claimed noise
+    evidence: tuple[str, ...] = ()  # other rungs and gauges with the same outcome
 
     @property
     def reason(self) -> str:
@@ -121,7 +118,7 @@ class Verdict:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The facts that are there, by their names."""
+        """The facts that are not None, by name."""
         named = ("outcome", "code", "rung")
         return {name: value for name, value in vars(self).items() if name not in named and value not in (None, ())}
 
@@ -141,18 +138,18 @@ NO_VERDICT = dict.fromkeys(("verdict", "reason", "reason_code", "decided_by", "f
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What a verdict rests on beside scores and gauges.
+    """The evidence of a verdict besides scores and gauges.
 
-    `planned` is how often canaries take part by the audit's own schedule, None where the pattern is the user's own or rounds
-    were not observed. `shown` is the largest number of presentations that was observed. `most_hidden` bounds the real
+    `planned` is the number of presentations of the audit's own schedule; None if the pattern is the user's own or rounds
+    were not observed. `presentations` is the largest observed number of presentations. `most_hidden` bounds the real
     clients' part of a round, ‖X‖/(C√d). `without_others` and `without_noise` count rounds in which these were not given.
-    `correlated` says that the noise of rounds is, `vouched` that somebody vouches for
-    `others` where no noise is stated to check it by.
+    `correlated` means that noise is correlated between rounds. `vouched` means that the caller vouches for `others`,
+    although no stated noise can confirm it.
     """
 
     delta: float
     planned: int | None
-    shown: int
+    presentations: int
     rounds: RoundScores | None = None
     stated: StatedNoise | None = None
     without_others: int = 0
@@ -172,8 +169,8 @@ def judge(
 ) -> tuple[Verdict, dict[str, Verdict], list[str]]:
     """The verdict on the run, that of each rung, and notes; a true claim is called VIOLATION in at most 1 % of runs.
 
-    For an amplified claim `sampled` is the noise multiplier that it needs and its scheme, and the verdict is the one on the
-    noise alone; the rungs that know no rounds are compared with the claim itself.
+    For an amplified claim, `sampled` is the noise multiplier that it needs and its scheme, and the verdict is about the
+    noise alone; the rungs that do not know the rounds are compared with the claim itself.
     """
     names = list(dict.fromkeys(scores.rung for scores in rungs))
     case = case_of(claim, rungs, gauges, evidence, sampled)
@@ -185,10 +182,10 @@ def judge(
 
 
 def _undetected(rungs: list[Scores], case: "Case") -> str | None:
-    """What to say where an attacker who knows all other updates sees far less of the canaries than the claim allows.
+    """A note if an attacker who knows all other updates measures far less of the canaries than the claim allows.
 
-    No verdict: there may be more noise than claimed. The canaries may also not be in the rounds, which nothing else shows,
-    as then there is no excess.
+    Not a verdict: there may be more noise than claimed. The canaries may also not be in the rounds. Nothing else would show
+    that, since then there is no excess.
     """
     groups = [scores for scores in rungs if scores.rung == "known-others"]
     if all(np.ptp(scores.observed) == 0 for scores in groups):
@@ -211,7 +208,7 @@ def case_of(
     evidence: Evidence,
     sampled: tuple[float, Sampling] | None,
 ) -> "Case":
-    """What every rung and gauge is judged by; arguments as for `judge`."""
+    """The case by which every rung and gauge is judged; arguments as for `judge`."""
     strongest = max((s.largest_strength for s in rungs if s.largest_strength is not None), default=None)
     if evidence.correlated and strongest is None:
         strongest = (claim.sensitivity or 1.0) ** 2
@@ -219,13 +216,13 @@ def case_of(
     explicit = times is not None or claim.sensitivity is not None or evidence.correlated
     if sampled is None:
         noise = _claimed_noise(claim, times or 1, strongest, evidence.delta)
-    else:  # everybody may be in any of the rounds
+    else:  # a client may be in any of the rounds
         noise, times, explicit = sampled[0], sampled[1].total_rounds, True
     return Case(
         claim,
         noise,
         times if explicit else None,
-        max(evidence.shown, times or 1),
+        max(evidence.presentations, times or 1),
         strongest,
         evidence,
         noise_seen=max((float(np.median(gauge.values)) for gauge in gauges if gauge.name == "residual"), default=1.0),
@@ -236,13 +233,13 @@ def case_of(
 
 
 def _claimed_noise(claim: Claim, times: int, strongest: float | None, delta: float) -> float:
-    """The noise multiplier that the claim stands for."""
+    """The noise multiplier that the claim implies."""
     if claim.sensitivity is None and strongest is None:
         return float(mechanism_noise(claim.epsilon, delta=delta, participations=times))
     if claim.sensitivity is None and claim.participations is not None:
         raise ValueError(
-            "under correlated noise the number of participations does not say how exposed somebody is: give the claim its "
-            "sensitivity, or leave participations out to claim epsilon for the most exposed canary"
+            "under correlated noise the number of participations does not determine a client's exposure: give the claim its "
+            "sensitivity, or omit participations to claim epsilon for the most exposed canary"
         )
     sensitivity = math.sqrt(strongest or 1.0) if claim.sensitivity is None else claim.sensitivity
     return sensitivity * float(mechanism_noise(claim.epsilon, delta=delta))
@@ -250,12 +247,13 @@ def _claimed_noise(claim: Claim, times: int, strongest: float | None, delta: flo
 
 @dataclass(frozen=True)
 class Case:
-    """What every rung is judged by: the claim and its noise multiplier, and how often somebody takes part.
+    """The case by which every rung is judged: the claim, its noise multiplier, and the client's participations.
 
-    `times` is None where nobody said so: then the noise multiplier is that of one participation, the least that the claim
-    can mean, so that only what every reading of the claim excludes is a VIOLATION. `strongest` is the most exposed canary's
-    ‖Cu‖² under correlated noise, `noise_seen` and `shortest` what the residual gauge usually and at least reads,
-    `others_wrong` the factor by which `others` is off. `sampling` is the scheme of an amplified claim.
+    `times` is None if the participations are unknown. Then the noise multiplier is that of one participation, the least that
+    the claim can mean, so that a VIOLATION contradicts every interpretation of the claim. `strongest` is the most exposed
+    canary's ‖Cu‖² under correlated noise. `noise_seen` and `shortest` are the median and the smallest reading of the
+    residual gauge, and `others_wrong` is the factor by which `others` is off. `sampling` is the scheme of an amplified
+    claim.
     """
 
     claim: Claim
@@ -279,7 +277,7 @@ class Case:
         return self.times is not None or self.claim.sensitivity is not None or self.evidence.correlated
 
     def epsilon(self, presentations: int | None, strength: float | None = None) -> float:
-        """What is claimed for somebody who takes part so often, or is so exposed."""
+        """The claimed epsilon for a client with these presentations, or with this strength."""
         if self.sampling is not None and presentations is None:
             return self.claim.epsilon
         if self.strongest is not None:
@@ -297,11 +295,11 @@ class Case:
         return float(mechanism_epsilon(multiplier / exposure, delta=self.delta))
 
     def refutes(self, multiplier: float) -> bool:
-        """Whether so little noise in all rounds would mean more than the claimed epsilon."""
+        """Whether this noise multiplier in all rounds implies more than the claimed epsilon."""
         return self.implied(multiplier) > ROUNDED * self.claim.epsilon
 
     def permits(self, multiplier: float) -> bool:
-        """Whether the claim holds with so little noise in all rounds."""
+        """Whether the claim holds with this noise multiplier in all rounds."""
         if self.sampling is None or multiplier <= 0:
             return not self.refutes(multiplier)
         return amplified_epsilon(multiplier, self.sampling, self.delta).high <= ROUNDED * self.claim.epsilon
@@ -328,7 +326,7 @@ def _judge_run(by_rung: dict[str, Verdict], rungs: list[Scores], gauges: list[Ga
 
 
 def proves(gauge: Gauge, case: Case) -> bool:
-    """Whether a gauge proves so little noise that the claim is wrong."""
+    """Whether a gauge proves that there is too little noise for the claim."""
     if gauge.status != "low" or gauge.noise_left is None:
         return False
     if gauge.noise_left < 1e-3:
@@ -342,7 +340,7 @@ def proves(gauge: Gauge, case: Case) -> bool:
 
 
 def _weakened(gauge: Gauge, stated: StatedNoise, case: Case) -> float:
-    """The stated noise multiplier with what the gauge leaves of it, in the flagged rounds or, without any, in all."""
+    """The noise multiplier if only the gauge's share of the stated noise is left: in the flagged rounds, or in all."""
     assert gauge.noise_left is not None
     times = max(case.times or 1, 1)
     hit = min(times, len(gauge.flagged)) if gauge.flagged else times
@@ -351,7 +349,7 @@ def _weakened(gauge: Gauge, stated: StatedNoise, case: Case) -> float:
 
 
 def gauge_verdict(gauge: Gauge, outcome: Outcome) -> Verdict:
-    """A verdict that rests on one gauge: what it reads, its limits, and the rounds outside of them."""
+    """A verdict based on one gauge: its reading, its limits, and the rounds outside them."""
     return Verdict(
         outcome=outcome,
         code="gauge",
@@ -364,13 +362,13 @@ def gauge_verdict(gauge: Gauge, outcome: Outcome) -> Verdict:
 
 
 def proof(gauge: Gauge, case: Case) -> Verdict:
-    """The verdict where a gauge refutes the claim."""
-    stated, found = case.evidence.stated, gauge_verdict(gauge, VIOLATION)
+    """The verdict if a gauge refutes the claim."""
+    stated, verdict = case.evidence.stated, gauge_verdict(gauge, VIOLATION)
     if not gauge.noise_left or gauge.noise_left < 1e-3 or stated is None:
-        return found
+        return verdict
     noise = _weakened(gauge, stated, case) * stated.high
     return replace(
-        found,
+        verdict,
         noise_left=gauge.noise_left,
         epsilon=case.implied(noise),
         measured_noise=noise,
@@ -379,7 +377,7 @@ def proof(gauge: Gauge, case: Case) -> Verdict:
 
 
 def _less_noise(gauges: list[Gauge], case: Case) -> list[str]:
-    """Notes on gauges that saw less noise than stated where the claim holds all the same."""
+    """Notes on gauges that measure less noise than stated, although the claim still holds."""
     return [
         f"less noise than stated: the {gauge.name} gauge leaves at most {gauge.noise_left:.3g} of it; the claim allows that"
         for gauge in gauges
@@ -388,28 +386,30 @@ def _less_noise(gauges: list[Gauge], case: Case) -> list[str]:
 
 
 def _allowed(gauge: Gauge, case: Case) -> bool:
-    """Whether the claim allows so little noise: only of lengths, which are all that such noise changes."""
+    """Whether the claim allows a gauge's noise; only for gauges of norms, which are all that less noise changes."""
     lengths = gauge.name in LENGTHS or gauge.name.startswith("layer ")
     stated = case.evidence.stated
     if not lengths or gauge.status != "low" or stated is None or not case.explicit:
         return False
     least = min(gauge.smallest, gauge.noise_left or 0.0) * 0.98  # the limit's own uncertainty
     if gauge.name == "difference" and least < 0.9 * case.shortest:
-        return False  # less changes from round to round than there is noise: it is used again
+        return False  # rounds differ by less than their noise, so noise is reused
     return case.permits(stated.least(gauge.flagged) * stated.low * least)
 
 
 def _barred(rungs: list[Scores], gauges: list[Gauge], case: Case) -> Verdict | None:
-    """Why there can be no PASS though nothing refutes the claim."""
+    """The reason why there is no PASS although nothing refutes the claim; None if there is none."""
     if case.others_wrong is not None:
         return Verdict(outcome=UNDERPOWERED, code="others", factor=case.others_wrong)
     odd = [gauge for gauge in gauges if gauge.status != "ok" and not _allowed(gauge, case)]
     if odd:
         return _alarm(odd)
     if not case.explicit:
-        shown = case.evidence.shown
         return Verdict(
-            outcome=UNDERPOWERED, code="participations", claimed_epsilon=case.claim.epsilon, participations=shown
+            outcome=UNDERPOWERED,
+            code="participations",
+            claimed_epsilon=case.claim.epsilon,
+            participations=case.evidence.presentations,
         )
     gaps = _gaps(rungs, case.evidence)
     if gaps:
@@ -426,7 +426,7 @@ def _barred(rungs: list[Scores], gauges: list[Gauge], case: Case) -> Verdict | N
 
 
 def _gaps(rungs: list[Scores], evidence: Evidence) -> Verdict | None:
-    """Why known-others cannot confirm a claim where some rounds lack `others` or noise_std: anything may hide there."""
+    """UNDERPOWERED if some rounds lack `others` or noise_std, so that known-others cannot confirm the claim."""
     if not any(scores.rung == "known-others" for scores in rungs) or evidence.vouched:
         return None
     for count, code in ((evidence.without_others, "others"), (evidence.without_noise, "noise_std")):
@@ -436,7 +436,7 @@ def _gaps(rungs: list[Scores], evidence: Evidence) -> Verdict | None:
 
 
 def _excluded(multiplier: float, stated: StatedNoise, case: Case) -> bool:
-    """Whether the scores in the rounds that state the least noise exclude so small a noise multiplier."""
+    """Whether the scores in the rounds that state the least noise exclude a noise multiplier this small."""
     rounds = case.evidence.rounds
     if rounds is None or not rounds.residual:
         return False
@@ -457,7 +457,7 @@ def _part_of(rounds: RoundScores, members: npt.NDArray[np.int64]) -> NoiseSignal
 
 
 def _alarm(odd: list[Gauge]) -> Verdict:
-    """The verdict where gauges are outside their limits and refute nothing."""
+    """The verdict if gauges are outside their limits but refute nothing."""
     gauge = next((gauge for gauge in odd if gauge.name == "rounding"), odd[0])
     long = gauge.name in ("residual", "pooled residual") and gauge.status == "warning"
     return replace(
@@ -468,7 +468,7 @@ def _alarm(odd: list[Gauge]) -> Verdict:
 
 
 def _uneven(rungs: list[Scores], case: Case) -> Verdict | None:
-    """Whether canaries differ among each other, or arrive shorter than declared: some were lost, or count for more."""
+    """UNDERPOWERED if canaries differ from each other, or are shorter than declared: some were lost, or count for more."""
     groups = [scores for scores in rungs if scores.rung == "known-others"] or [
         scores for scores in rungs if scores.rung == "known-round"
     ]
@@ -524,16 +524,16 @@ def _rung_facts(name: str, groups: list[Scores], case: Case) -> Verdict:
             claimed_noise=case.noise,
             measured_noise=1 / signal.beta,
         )
-    found = (_scanned(case) if name == "known-others" else None) or stated_too_little(case)
-    if found:
-        return found
+    excess = (_scanned(case) if name == "known-others" else None) or stated_too_little(case)
+    if excess:
+        return excess
     if name == "known-others" and case.others_wrong is not None:
-        # Whatever is wrong with `others` lengthens the residual and so lowers the scores: an excess stands, a PASS does not.
+        # An error in `others` increases the residual and so lowers the scores: an excess is valid, a PASS is not.
         return Verdict(outcome=UNDERPOWERED, code="others", factor=case.others_wrong)
     verdict = _power_of(name, groups, case, signal)
     detected = signal.beta * math.sqrt(signal.weight)
-    silent = detected < FEWEST_STDS and not _explained(name, detected, signal.weight, case)
-    if silent and (verdict.outcome == PASS or verdict.code == "noise_std"):
+    undetected = detected < FEWEST_STDS and not _explained(name, detected, signal.weight, case)
+    if undetected and (verdict.outcome == PASS or verdict.code == "noise_std"):
         # an attacker who detects no canary would detect no fault either
         return Verdict(
             outcome=UNDERPOWERED, code="undetected", score=signal.beta, claimed_score=1 / case.noise, stds=detected
@@ -542,7 +542,7 @@ def _rung_facts(name: str, groups: list[Scores], case: Case) -> Verdict:
 
 
 def _scanned(case: Case) -> Verdict | None:
-    """Whether a part of the rounds has too little noise: a single round, or those that state less noise than most."""
+    """VIOLATION if some rounds have too little noise: a single round, or those that state less noise than most."""
     rounds = case.evidence.rounds
     if rounds is None or not rounds.residual or case.evidence.correlated:
         return None
@@ -569,7 +569,7 @@ def _scanned(case: Case) -> Verdict | None:
 
 
 def stated_too_little(case: Case) -> Verdict | None:
-    """Whether the rounds themselves state less noise than the claim needs."""
+    """VIOLATION if the rounds themselves state less noise than the claim needs."""
     stated = case.evidence.stated
     if stated is None or not stated.exact or case.claim.sensitivity is not None or case.times is None:
         return None
@@ -586,9 +586,9 @@ def stated_too_little(case: Case) -> Verdict | None:
 
 
 def _explained(name: str, detected: float, weight: float, case: Case) -> bool:
-    """Whether the noise that was seen is enough to hide canaries that would be detected at the claim itself.
+    """Whether the measured noise is enough to hide canaries that would be detected with the claimed noise.
 
-    There the mean score of a rung with enough power lies more than four standard deviations above 0.
+    With the claimed noise, the mean score of a rung with enough power lies more than four standard deviations above 0.
     """
     expected = math.sqrt(weight) / (case.noise * case.noise_seen)
     return name == "known-others" and expected < LOUD_STDS and detected > -LOUD_STDS
@@ -597,8 +597,8 @@ def _explained(name: str, detected: float, weight: float, case: Case) -> bool:
 def _bound_above(groups: list[Scores], case: Case) -> Verdict | None:
     """The verdict if the valid lower bound lies above the claim; groups share the level.
 
-    A claim amplified by sampling is about everybody, however often they were drawn: where the rounds are not known, only
-    scores of all canaries count. Where they are, the bound is on the noise: compared with the mechanism's epsilon.
+    A claim amplified by sampling is about every client, however often they were drawn. If the rounds are not known, only
+    scores of all canaries count. If they are, the bound is about the noise: it is compared with the mechanism's epsilon.
     """
     if case.sampling is not None and groups[0].rung not in KNOWN:
         groups = [scores for scores in groups if scores.presentations is None]
@@ -618,22 +618,22 @@ def _bound_above(groups: list[Scores], case: Case) -> Verdict | None:
 
 
 def _more_often(case: Case) -> str | None:
-    """What to say where canaries took part more often than the claim speaks of."""
-    claim, shown = case.claim, case.evidence.shown
-    if claim.participations is None or claim.sensitivity is not None or shown <= claim.participations:
+    """A note if canaries took part more often than the claim states."""
+    claim, times = case.claim, case.evidence.presentations
+    if claim.participations is None or claim.sensitivity is not None or times <= claim.participations:
         return None
     return (
         f"the claim is about a client that takes part {times_of(claim.participations)}; canaries took part up to "
-        f"{times_of(shown)}, and for a client who does the claim's noise means an epsilon of {case.epsilon(shown):.3g}"
+        f"{times_of(times)}, and for a client who does the claim's noise means an epsilon of {case.epsilon(times):.3g}"
     )
 
 
 def _power_of(name: str, groups: list[Scores], case: Case, signal: NoiseSignal) -> Verdict:
-    """PASS if twice the claim would have been caught with 90 % probability, whatever real updates may hide.
+    """PASS if twice the claim would have been detected with 90 % probability, whatever real updates may hide.
 
-    known-round sees the noise and the real clients' signal as one, so what the signal may be must be known: a signal in the
-    place of missing noise looks the same. At worst it is the same in every round. known-others sees the noise alone if
-    `others` is complete, which only the stated noise can show.
+    known-round sees the noise and the real clients' signal as one, so a bound on the signal must be known: a signal in place
+    of missing noise looks the same. At worst it is the same in every round. known-others sees the noise alone if `others` is
+    complete, which only the stated noise can show.
     """
     if name == "known-round" and case.strongest is not None:
         return Verdict(outcome=UNDERPOWERED, code="others", correlated=True)
@@ -662,7 +662,7 @@ def _power_of(name: str, groups: list[Scores], case: Case, signal: NoiseSignal) 
 
 
 def _sampled_power(case: Case, sampling: Sampling, signal: NoiseSignal, hidden: float) -> Verdict:
-    """PASS if noise at which the accountant's epsilon is twice the claim would have been caught with 90 % probability."""
+    """PASS if noise at which the accountant's epsilon is twice the claim would have been detected with 90 % probability."""
     settings = {"level": TEST_LEVEL, "power": POWER, "null_dof": signal.dof}
     faulty = detectable_mean(signal.weight, 1 / case.noise, **settings)
     left = None if faulty is None else 1 / faulty**2 - hidden**2  # the squared noise that gives such scores

@@ -1,7 +1,7 @@
-"""Verify a finished audit: what was committed to before round 1, what the rounds say, and what follows from them.
+"""Verifies a finished audit: its commitment before round 1, its rounds, and the result that follows from them.
 
 A check holds, does not hold, or could not be made. An audit is verified only if every check holds. A check that could not be
-made says what is missing.
+made states the missing input.
 """
 
 import json
@@ -32,17 +32,17 @@ DIFFERS = (
     "the seed, the settings or the statement do not match the commitment published before round 1: this is another seed, or "
     "they were changed afterwards"
 )
-COSINE_TOLERANCE = 1e-5  # of a cosine, in units of its null std: cosines are stored in single precision
-TOLERANCE = 1e-9  # relative, of the numbers of a result: processors and libraries differ in the last digits
-SUM_TOLERANCE = 1e-3  # relative, of the final update along all canaries against the sum of the rounds
+COSINE_TOLERANCE = 1e-5  # tolerance of a cosine in units of its null std: cosines are stored in single precision
+TOLERANCE = 1e-9  # relative tolerance of a result's numbers: processors and libraries differ in the last digits
+SUM_TOLERANCE = 1e-3  # relative tolerance of the final update along all canaries against the sum of the rounds
 SHA256 = 32  # bytes
 COMPUTED = ("analytical", "accountant")  # claims that coalmine computes
-DERIVED = ("reason",)  # entries that are made of others when they are shown
+DERIVED = ("reason",)  # entries that are generated from others
 
 
 @dataclass(frozen=True)
 class Check:
-    """One check: `held` is None if it could not be made; `detail` says what was compared and what that means."""
+    """One check: `held` is None if it could not be made; `detail` says what was compared, and the outcome."""
 
     name: str
     held: bool | None
@@ -51,7 +51,7 @@ class Check:
 
 @dataclass(frozen=True)
 class _Evidence:
-    """What the directory holds, read once."""
+    """The content of the directory, read once."""
 
     settings: Settings
     statement: Statement
@@ -72,8 +72,8 @@ def verify_run(
 ) -> list[Check]:
     """Every check on a run directory.
 
-    `model` is the final model as one .npy row. `commitment` and `log_digest` are what somebody wrote down elsewhere, before
-    round 1 and after the last: without them, whoever holds the directory could have made all of it up later.
+    `model` is the final model as one .npy row. `commitment` and `log_digest` were recorded elsewhere, before round 1
+    and after the last round. Without them, the owner of the directory could have made all of it up later.
     """
     _check_digest("commitment", commitment, 2 * SHA256)
     _check_digest("log digest", log_digest, 2 * DIGEST)
@@ -98,7 +98,7 @@ def verify_run(
 
 
 def _check_digest(name: str, noted: str | None, digits: int) -> None:
-    """Reject text that cannot be a digest: a slip of whoever typed it, which says nothing about the run."""
+    """Reject text that cannot be a digest: a typing error, which proves nothing about the run."""
     if noted is not None and not re.fullmatch(f"[0-9a-f]{{{digits}}}", noted.strip().lower()):
         raise ValueError(f"the {name} must be {digits} hexadecimal digits, got {shown(noted)}; copy it whole")
 
@@ -115,7 +115,7 @@ def _secrecy(statement: Statement) -> Check:
 
 
 def _noted(name: str, noted: str | None, there: str, when: str, what: str) -> Check:
-    """Whether a digest is the one that somebody noted elsewhere."""
+    """Whether a digest is the one that was recorded elsewhere."""
     option = "--commitment" if name.startswith("commitment") else "--log-digest"
     if noted is None:
         return Check(
@@ -129,7 +129,7 @@ def _noted(name: str, noted: str | None, there: str, when: str, what: str) -> Ch
 
 
 def _claim(known: _Evidence) -> Check:
-    """Whether the claim that was judged is the one that was made before round 1, by itself or in a committed config."""
+    """Whether the judged claim is the one that was made before round 1, on its own or in a committed config."""
     try:
         judged = AuditResult.from_dict(known.stored).claim
     except ValueError as error:
@@ -152,16 +152,16 @@ def _claim(known: _Evidence) -> Check:
 
 
 def _differs(promised: dict[str, Any], judged: Claim) -> list[str]:
-    """In which fields a claim differs from the one that was made by itself before round 1."""
-    told = judged.to_dict()
-    asked = {name: value for name, value in promised.items() if value is not None}
+    """The fields in which a claim differs from the one that was made on its own before round 1."""
+    fields = judged.to_dict()
+    committed = {name: value for name, value in promised.items() if value is not None}
     if judged.amplified:
-        asked.setdefault("sampling", None)
-    return [name for name, value in asked.items() if not _alike(told.get(name), value)]
+        committed.setdefault("sampling", None)
+    return [name for name, value in committed.items() if not _alike(fields.get(name), value)]
 
 
 def _differs_from_config(known: _Evidence, promised: dict[str, Any], judged: Claim) -> list[str]:
-    """In which fields a claim differs from the one that follows from a committed config."""
+    """The fields in which a claim differs from the one that follows from a committed config."""
     sampled = promised.get("accountant") is True or promised.get("amplified") is True
     epsilon = promised.get("epsilon")
     if promised.get("analytical") is True:
@@ -191,13 +191,11 @@ def _sampled_claim(known: _Evidence, epsilon: float | None) -> Claim:
 
 
 def _rounds(known: _Evidence) -> Check:
-    """Whether all planned rounds are there."""
+    """Whether all planned rounds are in the log."""
     planned = known.settings.rounds or (known.config or {}).get("rounds")
     numbers = known.log.numbers
     if not isinstance(planned, int):
-        return Check(
-            "rounds", None, f"the audit has {len(numbers)} rounds; nobody said before round 1 how many there would be"
-        )
+        return Check("rounds", None, f"the audit has {len(numbers)} rounds; their number was not fixed before round 1")
     if numbers == list(range(1, planned + 1)):
         return Check("rounds", True, f"all {planned} planned rounds are there")
     stopped = known.stored.get("alarm") if numbers == list(range(1, len(numbers) + 1)) else None
@@ -208,7 +206,7 @@ def _rounds(known: _Evidence) -> Check:
 
 
 def _schedule(known: _Evidence) -> Check:
-    """Whether canaries took part when the seed says that they do, where the verdict counts on that."""
+    """Whether canaries took part in the rounds that follow from the seed, if the verdict depends on that."""
     settings = known.settings
     if settings.rounds is None:
         return Check(
@@ -263,11 +261,13 @@ def _recomputed(canaries: Any, final: Final | None, model: Path | None, dim: int
         raise ValueError(f"{model} must hold the final model as one .npy row, got an archive of several arrays")
     if vector.shape != (dim,) or vector.dtype.kind not in "fiu":
         raise ValueError(f"{model} must hold one row of {dim} numbers, got {vector.dtype} of shape {vector.shape}")
-    found = np.asarray(canaries.cosines(vector))
-    if found.shape != final.cosines.shape:
-        detail = f"{final.cosines.size} cosines are stored but the settings say {found.size} canaries: one was changed"
+    cosines = np.asarray(canaries.cosines(vector))
+    if cosines.shape != final.cosines.shape:
+        detail = (
+            f"{final.cosines.size} cosines are stored but the settings say {cosines.size} canaries: one was changed"
+        )
         return Check("cosines", False, detail)
-    off = float(np.abs(found - final.cosines).max()) * dim**0.5
+    off = float(np.abs(cosines - final.cosines).max()) * dim**0.5
     compared = (
         f"the cosines of the given model differ from the stored ones by at most {off:.2g} null standard deviations"
     )
@@ -303,13 +303,15 @@ def _summed(known: _Evidence, final: Final | None) -> Check:
     detail = f"the rounds do not add up to the final update: {off:.2g} of its length is missing or too much"
     if server is None:
         return Check(
-            "sum", None, f"{detail}. A linear server (no Adam, no decay) must add up; nobody said what this one is"
+            "sum",
+            None,
+            f"{detail}. A linear server (no Adam, no decay) must add up; the kind of this server is unknown",
         )
     return Check("sum", False, f"{detail}: rounds were replaced, dropped or changed, or the model was")
 
 
 def _weighted_sum(log: RoundLog, momentum: float) -> Floats | None:
-    """What the rounds add to the model along all canaries; a server with momentum adds a round again, ever less of it."""
+    """The sum of the rounds along all canaries; a server with momentum adds each round again with decreasing weight."""
     last = max(log.numbers, default=0)
     total: Floats | None = None
     for item in log.rounds():
@@ -321,7 +323,7 @@ def _weighted_sum(log: RoundLog, momentum: float) -> Floats | None:
 
 
 def _trainer(known: _Evidence) -> Check:
-    """Whether the trainer's own entries are those that the log ended with, and its config the one of the commitment."""
+    """Whether the trainer's own entries are those at the end of the log, and its config the committed one."""
     if known.statement.config_sha256 is not None and known.config_sha256 != known.statement.config_sha256:
         return Check("trainer", False, "config.toml is not the one that was committed to before round 1")
     noted = known.log.outcome
@@ -332,13 +334,13 @@ def _trainer(known: _Evidence) -> Check:
         return Check("trainer", False, f"result.json differs in {', '.join(changed)} from what the log ended with")
     privacy = (known.config or {}).get("privacy")
     if isinstance(privacy, dict) and "noise_multiplier" in privacy:
-        told, configured = known.stored.get("noise_multiplier"), privacy["noise_multiplier"]
-        if told is not None and not _alike(told, configured):
+        stored, configured = known.stored.get("noise_multiplier"), privacy["noise_multiplier"]
+        if stored is not None and not _alike(stored, configured):
             return Check(
-                "trainer", False, f"the noise multiplier is {told} in the result and {configured} in the config"
+                "trainer", False, f"the noise multiplier is {stored} in the result and {configured} in the config"
             )
     if not _alike(known.stored.get("log_digest"), known.log.digest):
-        return Check("trainer", False, "result.json holds another log digest than the log has")
+        return Check("trainer", False, "result.json holds a log digest that differs from the log's")
     return Check("trainer", True, "accuracy and other entries of the trainer are those that the log ended with")
 
 
@@ -346,15 +348,15 @@ def _derived(known: _Evidence) -> Check:
     """Recompute the result from the stored rounds and compare it with result.json."""
     stored = known.stored
     try:
-        told = AuditResult.from_dict(stored)
+        result = AuditResult.from_dict(stored)
         derived = derive_result(
             known.log,
             known.settings,
-            claim=told.claim,
-            analytical_epsilon=told.analytical_epsilon,
-            clients=told.clients,
-            audited=[item for item in told.audited if item.source == "pipeline"],
-            watched=told.watched or _stops_at_alarms(known.config),
+            claim=result.claim,
+            analytical_epsilon=result.analytical_epsilon,
+            clients=result.clients,
+            audited=[item for item in result.audited if item.source == "pipeline"],
+            watched=result.watched or _stops_at_alarms(known.config),
         )
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         return Check(
@@ -375,13 +377,13 @@ def _derived(known: _Evidence) -> Check:
 
 
 def _stops_at_alarms(config: dict[str, Any] | None) -> bool:
-    """Whether the config says that the run stops at an alarm: then its result must say whether there was one."""
+    """Whether the run stops at an alarm, according to its config: then its result must state whether there was one."""
     claimed = (config or {}).get("claim")
     return isinstance(claimed, dict) and claimed.get("stop_on_violation") is True
 
 
 def _alike(one: Any, two: Any) -> bool:
-    """Whether two values of JSON are the same, numbers but for the last digits."""
+    """Whether two values of JSON are the same, numbers up to the last digits."""
     if isinstance(one, bool) or isinstance(two, bool):
         return one is two
     if isinstance(one, int | float) and isinstance(two, int | float):

@@ -1,7 +1,7 @@
 """Each observed round as an attacker sees it, from one pass over the log.
 
-A `Look` is a round with all of its views. Whoever derives something from a log takes looks, one at a time, and keeps what it
-needs of each: a log is decoded once, and memory does not grow with it.
+A `Look` is a round with all of its views. Each reader of a log takes looks, one at a time, and keeps only the numbers it
+needs: a log is decoded once, and memory does not grow with it.
 """
 
 import math
@@ -17,17 +17,17 @@ from coalmine.estimators.correlated import CorrelatedNoise, Encoder
 from coalmine.storage.record import Settings
 from coalmine.storage.rounds_file import Round, RoundLog
 
-SKETCH = 1 << 23  # numbers along unobserved canaries that are held in memory for all rounds together
-FEWEST_COLUMNS = 256  # of each round, however many there are
-SMALLEST = 1e-14  # of a squared length: without any noise nothing else is left of it
+SKETCH = 1 << 23  # most numbers along unobserved canaries in memory, for all rounds
+FEWEST_COLUMNS = 256  # fewest of them for each round, however many rounds there are
+SMALLEST = 1e-14  # share of a squared norm that is left without any noise
 
 
 @dataclass(frozen=True)
 class View:
     """One round as an attacker sees it: standardised scores, so that an unobserved canary has mean 0 and std 1.
 
-    `scale` is what one std is in the units of the model delta; it rests on `dof` directions, and for the far tail on
-    `tail_dof`: fewer only where canaries are in blocks. `weights` say how much of each present canary is in it: 1, unless
+    `scale` is one std in the units of the model delta. It is estimated from `dof` directions, and for the far tail from
+    `tail_dof`, which are fewer only if canaries are in blocks. `weights` are the present canaries' coefficients: 1, unless
     rounds were combined.
     """
 
@@ -40,17 +40,17 @@ class View:
     scale: float
     dof: float
     tail_dof: float
-    cosine_scale: float  # times a standardised score is a cosine
+    cosine_scale: float  # a standardised score times this is a cosine
     weights: Floats | float = 1.0
 
 
 @dataclass(frozen=True)
 class Look:
-    """One round and its views: as it was released but for momentum, and less everybody else's part where that is known.
+    """One round and its views: as it was released, with momentum undone, and without all other updates if known.
 
-    In the `white_` twins the correlation of noise is undone: what is seen in the place of round t is row t of CX + ζ, in
-    which the noise is fresh. They are the same views where the noise is fresh as it is. A view is None where the round
-    cannot be seen so: a round before it is missing, or `others` was not given.
+    In the `white_` views the correlation of noise is undone: round t is replaced by row t of CX + ζ, in which the noise is
+    independent. They equal the other views if the noise is independent already. A view is None if it cannot be computed: an
+    earlier round is missing, or `others` was not given.
     """
 
     item: Round
@@ -61,13 +61,13 @@ class Look:
 
 
 class Reader(Protocol):
-    """What takes looks, in the order of rounds."""
+    """Takes looks, in the order of rounds."""
 
     def add(self, look: Look) -> None: ...
 
 
 def read_log(log: RoundLog, settings: Settings, *readers: Reader) -> None:
-    """Show every observed round to every reader, in one pass."""
+    """Pass every observed round to every reader, in one pass."""
     for look in looks(log, settings):
         for reader in readers:
             reader.add(look)
@@ -81,9 +81,9 @@ def looks(log: RoundLog, settings: Settings) -> Iterator[Look]:
 
 
 class Looker:
-    """Makes the views of one round after another; `claimed` says that every round states its noise.
+    """Makes the views of one round after another; `claimed` means that every round states its noise.
 
-    A momentum server's delta is Δ_t = βΔ_{t-1} + ρ_t, so ρ_t = Δ_t - βΔ_{t-1}. After a gap that cannot be had.
+    A momentum server's delta is Δ_t = βΔ_{t-1} + ρ_t, so ρ_t = Δ_t - βΔ_{t-1}. After a gap it cannot be computed.
     """
 
     def __init__(self, settings: Settings, *, claimed: bool) -> None:
@@ -109,12 +109,12 @@ class Looker:
 
 
 def sketch_columns(settings: Settings, rounds: int) -> int:
-    """How many unobserved canaries are kept of each round where rounds are compared, so that all fit into memory."""
+    """The number of unobserved canaries kept per round for comparing rounds, so that all fit in memory."""
     return min(settings.unobserved, max(SKETCH // max(rounds, 1), FEWEST_COLUMNS))
 
 
 def views(log: RoundLog, settings: Settings, *, residual: bool = False, whitened: bool | None = None) -> Iterator[View]:
-    """One view of each observed round, left out where there is none; `whitened` by default as `residual`."""
+    """One view of each observed round that has it; `whitened` by default as `residual`."""
     undone = residual if whitened is None else whitened
     for look in looks(log, settings):
         plain, left = (look.white_plain, look.white_residual) if undone else (look.plain, look.residual)
@@ -136,15 +136,13 @@ def _view(item: Round, previous: Round | None, settings: Settings, residual: boo
         along = along - settings.momentum * np.asarray(previous.cosines, dtype=np.float64) * previous.norm
         scale = _unobserved_scale(along, settings)
         length, dof = scale * math.sqrt(settings.dim), settings.unobserved_dof
-    elif (
-        residual and settings.replicated
-    ):  # nobody has the whole residual: its length is that along unobserved canaries
+    elif residual and settings.replicated:  # no process has the whole residual: measure along unobserved canaries
         scale, length, dof = _unobserved_scale(along, settings), norm, settings.unobserved_dof
     elif rests is not None:
         (scale, dof, tail_dof), length = block_scale(rests, settings), norm
     elif settings.kind == "rotated":
         scale, length, dof = rest / math.sqrt(settings.free), norm, float(settings.free)
-    else:  # with the others' part out, the canaries' own can be taken out of the length too
+    else:  # in the residual, the canaries' own part can be removed from the norm too
         scale = rest / math.sqrt(settings.dim - 1) if residual else norm / math.sqrt(settings.dim)
         length, dof = norm, float(settings.free)
     scores = along / scale
@@ -163,11 +161,11 @@ def _view(item: Round, previous: Round | None, settings: Settings, residual: boo
 
 
 def block_scale(rests: Floats, settings: Settings) -> tuple[float, float, float]:
-    """The std of an absent canary's projection on a vector in blocks, and the directions that it rests on.
+    """The std of an absent canary's projection on a vector in blocks, and the directions from which it is estimated.
 
-    `rests` are the lengths of its blocks off the observed canaries. The first number of directions is that of a variance
-    with as large an error; the second is safe in the far tail, where the block decides that has the most of the variance on
-    the fewest directions.
+    `rests` are the norms of its blocks orthogonal to the observed canaries. The first number of directions gives a variance
+    with the same error. The second is safe in the far tail, which the block with the most variance on the fewest directions
+    dominates.
     """
     sizes = np.array(settings.block_sizes, dtype=np.float64)
     free = sizes - settings.canaries
@@ -184,10 +182,10 @@ def _unobserved_scale(along: Floats, settings: Settings) -> float:
 
 
 class _Whitener:
-    """Rounds multiplied by C, in units of ζ's std; None where a round is missing that they need.
+    """Rounds multiplied by C, in units of ζ's std; None if a round that they need is missing.
 
-    A round's unit is its noise's claimed std over the std that C gives it, n and clip norm included; where none was claimed,
-    the clip norm. Lengths are measured along the unobserved canaries, as where momentum is undone.
+    A round's unit is its noise's claimed std over the std that C gives it, n and clip norm included; if none was claimed,
+    the clip norm. Norms are measured along the unobserved canaries, as when momentum is undone.
     """
 
     def __init__(self, settings: Settings, noise: CorrelatedNoise, claimed: bool) -> None:

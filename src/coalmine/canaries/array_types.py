@@ -1,4 +1,4 @@
-"""What comes in and goes out: a numpy array, a torch tensor or a jax array, told apart without importing torch or jax."""
+"""Numpy arrays, torch tensors and jax arrays, distinguished without importing torch or jax."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 
 
 def is_tensor(value: object) -> "TypeGuard[torch.Tensor]":
-    """Whether `value` is a torch tensor; who holds one has imported torch."""
+    """Whether `value` is a torch tensor; if it is, torch has been imported already."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
@@ -28,13 +28,13 @@ def is_jax(value: object) -> bool:
 
 
 def is_traced(value: object) -> bool:
-    """Whether `value` stands for a jax array while jax traces a function: it has a shape, and no numbers yet."""
+    """Whether `value` stands for a jax array while jax traces a function: it has a shape but no numbers yet."""
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(value, jax.core.Tracer)
 
 
 def checked_jax_vector(vector: Any, dim: int) -> Any:
-    """A jax array, refused unless it is one row of `dim` real numbers that can be read."""
+    """A jax array, rejected unless it is one row of `dim` real numbers that can be read."""
     if not is_traced(vector):
         if vector.is_deleted():
             raise ValueError("vector must have its numbers, got a jax array that was deleted or donated")
@@ -54,7 +54,7 @@ def _check_shape(vector: Any, dim: int) -> None:
 
 
 def checked_vector(vector: Any, dim: int) -> "Array | torch.Tensor":
-    """`vector` in the precision it is computed in: contiguous float32 or float64 of shape (dim,), where it was.
+    """`vector` in the precision it is computed in: contiguous float32 or float64 of shape (dim,), on its device.
 
     Half precisions are computed in float32, integers in float64.
     """
@@ -74,7 +74,7 @@ def checked_vector(vector: Any, dim: int) -> "Array | torch.Tensor":
 
 
 def checked_like(like: Any) -> Any:
-    """`like` itself, refused unless it is an array or a tensor of floating-point numbers."""
+    """`like` itself, rejected unless it is an array or a tensor of floating-point numbers."""
     if is_tensor(like):
         floating = like.dtype.is_floating_point
     elif isinstance(like, np.ndarray):
@@ -84,12 +84,12 @@ def checked_like(like: Any) -> Any:
     else:
         raise ValueError(f"like must be a numpy array, a torch tensor or a jax array, got {type(like).__name__}")
     if not floating:
-        raise ValueError(f"like must be of a floating-point dtype, for canaries are unit vectors, got {like.dtype}")
+        raise ValueError(f"like must be of a floating-point dtype, because canaries are unit vectors, got {like.dtype}")
     return like
 
 
 def working_dtype(vector: "Array | torch.Tensor") -> Any:
-    """float32 for that and for half precisions, else float64: the dtype to compute in, of the vector's own backend."""
+    """The dtype to compute in, of the vector's backend: float32 for float32 and half precisions, otherwise float64."""
     single = vector.dtype.itemsize <= 4
     if is_tensor(vector):
         torch = sys.modules["torch"]
@@ -107,7 +107,7 @@ def same_kind(result: Any, like: Any) -> Any:
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -115,6 +115,6 @@ def euclidean_norm(vector: Array) -> float:
     """The Euclidean norm; squares are summed a few thousand at a time in the vector's precision, then in float64."""
     whole = len(vector) // 4096 * 4096
     rows = vector[:whole].reshape(-1, 4096)
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # the caller looks at what came out
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # the caller checks the result
         squares = np.einsum("ij,ij->i", rows, rows).sum(dtype=np.float64)
         return float(np.sqrt(squares + np.einsum("i,i->", vector[whole:], vector[whole:])))

@@ -1,4 +1,4 @@
-"""What both kinds of canaries share: the interface and its checks."""
+"""The interface that sphere and rotated canaries share, and its checks."""
 
 import operator
 from abc import ABC, abstractmethod
@@ -27,7 +27,7 @@ Vector = TypeVar("Vector")
 
 
 def usable(norm: float) -> bool:
-    """Whether a vector of this norm can be taken as it is: not zero, not NaN, and far from the limits of float32."""
+    """Whether a vector of this norm needs no rescaling: not zero, not NaN, and far from the limits of float32."""
     return 1e-15 < norm < 1e15
 
 
@@ -41,10 +41,10 @@ class Canaries(ABC):
             raise ValueError(f"count must be at most dim, got {self.count} canaries in dimension {self.dim}")
         self._key = key_from_seed(seed)
 
-    def __repr__(self) -> str:  # without the key, from which anybody can make every canary
+    def __repr__(self) -> str:  # without the key, from which every canary can be made
         return f"{type(self).__name__}(count={self.count}, dim={self.dim})"
 
-    def __reduce__(self) -> NoReturn:  # through which copy and pickle go
+    def __reduce__(self) -> NoReturn:  # copy and pickle call it
         raise TypeError(
             f"{type(self).__name__} cannot be copied or pickled: the copy would carry the secret key; "
             "make it again from the seed where it is needed"
@@ -69,7 +69,7 @@ class Canaries(ABC):
     @overload
     def combine(self, indices: Iterable[SupportsIndex], *, like: Vector) -> Vector: ...
     def combine(self, indices: Iterable[SupportsIndex], *, like: Any = None) -> Any:
-        """The sum of the canaries at `indices`, each at most once; zeros for none; like what, as in `canary`."""
+        """The sum of the canaries at `indices`, each at most once; zeros if there are none. `like` as in `canary`."""
         template = np.empty(0) if like is None else checked_like(like)
         numbers = checked_indices(indices, self.count)
         if is_jax(template):
@@ -79,13 +79,13 @@ class Canaries(ABC):
     def cosines(self, vector: Vector) -> Vector:
         """Cosines of all `count` canaries with `vector`: float64, on its backend and device.
 
-        A float32 vector is transformed in float32 (errors near 1e-6 of a typical cosine), a float64 one in float64. Of a
-        jax array they are float32 unless jax has double precision enabled. While jax traces a function nothing can be
-        refused, and cosines with a vector of zeros are NaN.
+        A float32 vector is transformed in float32 (errors near 1e-6 of a typical cosine), a float64 one in float64. For a
+        jax array they are float32 unless jax has double precision enabled. While jax traces a function no value can be
+        rejected, and cosines with a vector of zeros are NaN.
         """
         if is_jax(vector):
-            found: Any = self._jax_cosines(checked_jax_vector(vector, self.dim))
-            return found
+            jax_cosines: Any = self._jax_cosines(checked_jax_vector(vector, self.dim))
+            return jax_cosines
         checked: Any = checked_vector(vector, self.dim)
         cosines, norm = self._cosines(checked)
         if not usable(norm):
@@ -93,17 +93,17 @@ class Canaries(ABC):
         return cosines
 
     def cosines_of_each(self, vectors: Sequence[Any]) -> list[Any]:
-        """`cosines` of several vectors, beside each other where that is faster."""
+        """`cosines` of several vectors, in parallel where that is faster."""
         return [self.cosines(vector) for vector in vectors]
 
     def _jax_cosines(self, vector: Any) -> Any:
-        """Cosines with a checked jax array: computed by numpy, where the kind has no jax functions of its own."""
+        """Cosines with a checked jax array: computed by numpy for canaries without jax functions of their own."""
         from coalmine.canaries import rotation_jax
 
         return rotation_jax.placed(self.cosines(_jax_numbers(vector)), vector)
 
     def _jax_sum(self, indices: list[int], like: Any) -> Any:
-        """The sum of the canaries as a jax array, where `like` is."""
+        """The sum of the canaries as a jax array on the device of `like`."""
         from coalmine.canaries import rotation_jax
 
         wide = np.float64 if like.dtype.itemsize > 4 else np.float32
@@ -115,11 +115,11 @@ class Canaries(ABC):
 
     @abstractmethod
     def _cosines(self, vector: Any) -> tuple[Any, float]:
-        """Cosines of all canaries with a checked vector, float64 where it is, and its norm: if usable, else anything."""
+        """Cosines of all canaries with a checked vector, float64 on its device, and its norm; undefined unless `usable`."""
 
 
 def _jax_numbers(vector: Any) -> Array:
-    """A jax array as numpy, in its working precision: without a copy if it is on a CPU and no half precision."""
+    """A jax array as numpy, in its working precision: without a copy if it is on a CPU and not in half precision."""
     if is_traced(vector):
         raise ValueError("these canaries need numbers, got a value that jax traces: call them outside of jit")
     from coalmine.canaries import rotation_jax
@@ -128,7 +128,7 @@ def _jax_numbers(vector: Any) -> Array:
 
 
 def checked_indices(indices: Any, count: int) -> list[int]:
-    """Indices of different canaries, refused if one of `count` is not there."""
+    """Distinct indices of canaries, rejected unless they lie in 0..count - 1."""
     try:
         listed = indices.tolist() if hasattr(indices, "tolist") else indices  # of arrays and tensors
         numbers = [operator.index(index) for index in listed]
@@ -139,12 +139,12 @@ def checked_indices(indices: Any, count: int) -> list[int]:
         raise ValueError(f"indices must lie in 0..{count - 1}, got {outside[0]}")
     if len(set(numbers)) < len(numbers):
         repeated = next(number for number in numbers if numbers.count(number) > 1)
-        raise ValueError(f"indices must differ, got {repeated} twice; a canary that counts twice is scaled by hand")
+        raise ValueError(f"indices must differ, got {repeated} twice; to count a canary twice, scale it yourself")
     return numbers
 
 
 def rescaled(vector: Any) -> Any:
-    """`vector` over its largest entry, in float64: refused if that is 0 or not finite."""
+    """`vector` over its largest entry, in float64: rejected if that is 0 or not finite."""
     if is_tensor(vector):
         largest, bad = float(vector.abs().max()), int((~vector.isfinite()).sum())
     else:

@@ -1,8 +1,8 @@
-"""Canaries of a model in blocks: each block has a rotation of its own, so nothing of the model's size is ever needed.
+"""Canaries of a model in blocks: each block has its own rotation, so no array of the model's size is ever needed.
 
 Canary i is the concatenation over blocks b of √(d_b/d)·q_{b,i}, with q_{b,·} the orthonormal canaries of block b. Canaries
-stay orthonormal, and the projection of a vector on an absent one has variance ‖v‖²/d however its length is spread over the
-blocks. One block is `RotatedCanaries`, to the bit.
+stay orthonormal, and the projection of a vector on an absent one has variance ‖v‖²/d however its norm is spread over the
+blocks. With one block they equal `RotatedCanaries` bit for bit.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ from coalmine.canaries.philox import key_from_seed
 from coalmine.canaries.rotation import Rotation, draw_rotation
 from coalmine.canaries.secret import SecretBytes, SecretInt
 
-LARGEST_BLOCK = (1 << 24) - 1  # just below a power of two a transform is cheapest
+LARGEST_BLOCK = (1 << 24) - 1  # a transform is cheapest just below a power of two
 
 
 def cut_into_blocks(dim: int, most: int = LARGEST_BLOCK) -> tuple[int, ...]:
-    """Sizes of as few blocks as there can be of at most `most` coordinates: nearly equal, none for none."""
+    """Sizes of the fewest blocks of at most `most` coordinates each: nearly equal, and none if `dim` is 0."""
     count = -(-dim // most)
     return tuple(dim // count + (number < dim % count) for number in range(count))
 
@@ -39,8 +39,8 @@ def cut_into_blocks(dim: int, most: int = LARGEST_BLOCK) -> tuple[int, ...]:
 class BlockedCanaries:
     """`count` orthonormal vectors, in blocks of these `sizes`.
 
-    A process that holds some of a model's blocks says which is its `first`, counted over all processes, and what `dim` all
-    of them have together. `products` and `combine` are of one block, counted from this process's first.
+    A process that holds only some of a model's blocks passes the number of its `first` block, counted over all processes,
+    and the total `dim` of all blocks. `products` and `combine` take one block, counted from this process's first.
 
         >>> canaries = BlockedCanaries(3, [1000, 2000], seed=7)
         >>> total = np.concatenate([canaries.combine(block, [0, 2]) for block in (0, 1)])
@@ -63,14 +63,14 @@ class BlockedCanaries:
         if self.sizes and self.count > min(self.sizes):
             raise ValueError(f"count must be at most the smallest block, got {self.count} in one of {min(self.sizes)}")
         if sum(self.sizes) > self.dim:
-            raise ValueError(f"dim must be at least that of the blocks, {sum(self.sizes)}, got {self.dim}")
+            raise ValueError(f"dim must be at least the total size of the blocks, {sum(self.sizes)}, got {self.dim}")
         key = key_from_seed(seed)
         alone = len(self.sizes) == 1 and self.sizes[0] == self.dim
         keys = [key if alone else block_key(key, first + number) for number in range(len(self.sizes))]
         self._rotations = [draw_rotation(size, own) for size, own in zip(self.sizes, keys, strict=True)]
         self._devices: dict[Any, Any] = {}
 
-    def __repr__(self) -> str:  # without the keys, from which anybody can make every canary
+    def __repr__(self) -> str:  # without the keys, from which every canary can be made
         return f"BlockedCanaries(count={self.count}, dim={self.dim}, blocks={len(self.sizes)})"
 
     def __reduce__(self) -> NoReturn:
@@ -81,15 +81,15 @@ class BlockedCanaries:
 
     @property
     def shares(self) -> Floats:
-        """√(d_b/d) of each block: how much of a canary's length lies there."""
+        """√(d_b/d) of each block: the norm of a canary's part in it."""
         return np.sqrt(np.array(self.sizes, dtype=np.float64) / self.dim)
 
     def products(self, block: int, vector: Any) -> Any:
-        """Products of a block's vector with its unit canaries q_b: float64, where the vector is.
+        """Inner products of a block's vector with its unit canaries q_b: float64, on the vector's device.
 
-        Times the block's share they are those with the canaries. Those of a jax array are in its working
-        precision. On a GPU nothing is waited for, and what comes of a vector at the ends of float32's range is not to be
-        used: see `slow_products`.
+        Multiply by the block's share for the products with the canaries. For a jax array they are in its working
+        precision. On a GPU the call does not wait for the result. Do not use the products of a vector near the limits
+        of float32: see `slow_products`.
         """
         rotation = self._rotation(block)
         if is_jax(vector):
@@ -97,19 +97,19 @@ class BlockedCanaries:
         checked: Any = checked_vector(vector, self.sizes[block])
         if is_tensor(checked) and checked.device.type != "cpu":
             return self._on(checked.device).products(rotation, checked, self.count)
-        found = rotation_numpy.products(rotation, checked.numpy() if is_tensor(checked) else checked, self.count)
+        products = rotation_numpy.products(rotation, checked.numpy() if is_tensor(checked) else checked, self.count)
         self._forget(rotation)
-        doubles = found.astype(np.float64)
+        doubles = products.astype(np.float64)
         return same_kind(doubles, checked.double()[:0]) if is_tensor(checked) else doubles
 
     def room(self, block: int, like: Any) -> Any:
-        """A vector to gather a block in, in which `products` needs no copy, and which it overwrites; None for a CPU."""
+        """A buffer for a block's vector, which `products` overwrites instead of copying; None on a CPU."""
         if not is_tensor(like) or like.device.type == "cpu" or like.dtype.itemsize != 4:
             return None
         return self._on(like.device).room(self._rotations[block])
 
     def slow_products(self, block: int, vector: Any) -> Floats:
-        """The same for a vector of any length, on the host; ValueError if it is not finite."""
+        """As `products` for a vector of any norm, on the host; ValueError if it is not finite."""
         checked: Any = checked_vector(np.asarray(vector) if is_jax(vector) else vector, self.sizes[block])
         host = checked.cpu().numpy() if is_tensor(checked) else checked
         if not host.any():
@@ -122,7 +122,7 @@ class BlockedCanaries:
     def combine(self, block: int, indices: Sequence[int], *, like: Any = None, unit: bool = False) -> Any:
         """One block of the sum of the canaries at `indices`: of the kind, device and dtype of `like`, else float64.
 
-        As a `unit` it is the sum of the block's unit canaries q_b, which times the block's share are the canaries.
+        With `unit`, the sum of the block's unit canaries q_b, without the factor of the block's share.
         """
         template = np.empty(0) if like is None else like
         rotation, numbers = self._rotation(block), checked_indices(indices, self.count)
@@ -141,16 +141,16 @@ class BlockedCanaries:
         return same_kind(total, template)
 
     def cosines(self, vector: Any) -> Floats:
-        """Cosines of all canaries with one vector of all blocks, where this process holds them all."""
+        """Cosines of all canaries with one vector of all blocks, if this process holds them all."""
         checked: Any = checked_vector(np.asarray(vector) if is_jax(vector) else vector, self.dim)
         host = checked.cpu().numpy() if is_tensor(checked) else checked
         if not usable(euclidean_norm(host)):
             host = rescaled(host)
         pieces, norm = np.split(host, np.cumsum(self.sizes)[:-1]), euclidean_norm(host)
-        found = sum(
+        products = sum(
             share * self.slow_products(b, p) for b, (share, p) in enumerate(zip(self.shares, pieces, strict=True))
         )
-        return np.asarray(found) / norm
+        return np.asarray(products) / norm
 
     def _jax_products(self, rotation: Rotation, vector: Any) -> Any:
         from coalmine.canaries import rotation_jax
@@ -158,9 +158,9 @@ class BlockedCanaries:
         own = rotation_jax.working(vector)
         if not rotation_jax.on_cpu(vector):
             return rotation_jax.products(self._jax_tables(rotation, vector), own, count=self.count)
-        found = rotation_numpy.products(rotation, np.asarray(own), self.count)
+        products = rotation_numpy.products(rotation, np.asarray(own), self.count)
         self._forget(rotation)
-        return rotation_jax.placed(found, vector)
+        return rotation_jax.placed(products, vector)
 
     def _jax_sum(self, rotation: Rotation, indices: list[int], like: Any) -> Any:
         from coalmine.canaries import rotation_jax
@@ -186,7 +186,7 @@ class BlockedCanaries:
         return self._rotations[block]
 
     def _forget(self, rotation: Rotation) -> None:
-        """Of many blocks only one has its signs in memory, which are quickly drawn again."""
+        """Keep the signs of one block at a time in memory; drawing them again is fast."""
         if len(self._rotations) > 1:
             for stage in rotation.stages:
                 stage.forget_signs()

@@ -1,8 +1,8 @@
 """Random bits that are the same on every machine: Philox4x64-10 (Salmon et al., SC 2011).
 
-A counter-based generator: a key and a counter of four 64-bit words give four random words, so any stretch of a stream
-can be made where it is needed. The key is a hash of the seed. The counter is (block, index, domain, dim), the first one
-counting blocks of four words, so that every index in every domain of every dim has a stream of its own.
+A counter-based generator: a key and a counter of four 64-bit words give four random words, so any part of a stream
+can be computed where it is needed. The key is a hash of the seed. The counter is (block, index, domain, dim), where the
+first word counts blocks of four words. So every index in every domain of every dim has its own stream.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ def key_from_seed(seed: SupportsIndex | bytes) -> SecretInt:
 
 
 def words(key: int, *, domain: int, dim: int, index: int = 0, start: int = 0, count: int) -> Words:
-    """Words `start` to `start + count` of a stream; `start` is a multiple of 4, the words that one counter gives."""
+    """Words `start` to `start + count` of a stream; `start` is a multiple of 4, the number of words per counter."""
     counter = start // 4 + (index << 64) + (domain << 128) + (dim << 192)
     # numpy steps the counter before it makes a block, so it starts one below.
     generator = np.random.Philox(key=key, counter=(counter - 1) % 2**256)
@@ -57,7 +57,7 @@ def words(key: int, *, domain: int, dim: int, index: int = 0, start: int = 0, co
 def torch_words(
     key: int, *, domain: int, dim: int, index: int = 0, start: int = 0, count: int, device: "torch.device"
 ) -> "torch.Tensor":
-    """The same words as `words`, made on `device`; int64, which holds a word's bits since torch barely knows uint64."""
+    """The same words as `words`, computed on `device`; int64 holds a word's bits, since torch hardly supports uint64."""
     import torch
 
     block = torch.arange(start // 4, start // 4 + -(-count // 4), dtype=torch.int64, device=device)

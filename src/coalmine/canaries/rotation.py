@@ -1,4 +1,4 @@
-"""Orthonormal canaries: the first columns of one fast random rotation, so k cosines cost what one does."""
+"""Orthonormal canaries: the first columns of one fast random rotation, so k cosines cost as much as one."""
 
 import math
 import sys
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     import torch
 
 STAGES = 3
-_BESIDE = 2**25  # from this dim on memory is dearer than time: one transform after the other
+_PARALLEL_DIM = 2**25  # from this dim on transforms run one after another, to save memory
 _BLOCKS = 2**16  # the shuffle moves fewer blocks than this, so that its table is small and its copies are long
 
 
 @dataclass(frozen=True, repr=False)  # the canaries follow from it
 class Stage:
-    """One stage of a rotation: what its signs and its shuffle are, drawn from a key when they are first asked for."""
+    """One stage of a rotation: its signs and its shuffle, drawn from a key on first use."""
 
     dim: int
     key: int
@@ -72,8 +72,8 @@ class Stage:
         return philox.words(self.key, domain=domain, dim=self.dim, index=self.number, count=count)
 
     def _bits(self, domain: int, count: int) -> npt.NDArray[np.uint8]:
-        drawn = self._words(domain, -(-count // 64))
-        return drawn.astype("<u8").view(np.uint8)[: -(-count // 8)].copy()
+        words = self._words(domain, -(-count // 64))
+        return words.astype("<u8").view(np.uint8)[: -(-count // 8)].copy()
 
 
 @dataclass(frozen=True, repr=False)  # the canaries follow from it
@@ -86,8 +86,8 @@ class Rotation:
     4. random signs on the last 2^m coordinates,
     5. a Walsh-Hadamard transform of those.
 
-    Without the shuffle the two halves hardly mix where dim is just below a power of two, and after one stage the image of
-    a one-hot vector is far from Gaussian: tests/canaries/test_law.py shows both. The third stage is there for safety.
+    Without the shuffle the two halves hardly mix if dim is just below a power of two. After one stage the image of a
+    one-hot vector is far from Gaussian. tests/canaries/test_law.py shows both. The third stage is there for safety.
     """
 
     dim: int
@@ -105,7 +105,7 @@ class Rotation:
 
     @cached_property
     def block(self) -> int:
-        """How many neighbouring coordinates the shuffle keeps together."""
+        """The number of neighbouring coordinates that the shuffle moves as one."""
         return block_size(self.dim)
 
 
@@ -118,9 +118,9 @@ def block_size(dim: int) -> int:
 
 
 def draw_rotation(dim: int, key: int, *, stages: int = STAGES, shuffled: bool = True) -> Rotation:
-    """The rotation of a key, nothing of which is drawn yet.
+    """The rotation of a key; its signs and shuffles are drawn on first use.
 
-    Fewer stages and no shuffle are there for the tests, which must be able to fail.
+    Fewer stages and no shuffle are for the tests, which must be able to fail.
     """
     return Rotation(dim, tuple(Stage(dim, key, number, shuffled) for number in range(stages)))
 
@@ -130,8 +130,8 @@ class RotatedCanaries(Canaries):
 
     All cosines with a vector are `count` entries of its image under the transposed rotation, and the sum of any set of
     canaries is one image too: each a transform of O(dim log dim), whatever `count` is. Canary i depends on the seed and
-    on `dim`, not on `count`. The law of the cosines is tested from dim 1,000 up; in a few dimensions the rotation takes
-    few values, and `SphereCanaries` cost nothing there.
+    on `dim`, not on `count`. The law of the cosines is tested from dim 1,000 up; in low dimensions the rotation takes few
+    values, and `SphereCanaries` cost little there.
 
         >>> canaries = RotatedCanaries(3, 1000, seed=7)
         >>> abs(canaries.cosines(canaries.combine([0, 2]))).round(3)
@@ -141,26 +141,26 @@ class RotatedCanaries(Canaries):
     def __init__(self, count: int, dim: int, *, seed: SupportsIndex | bytes) -> None:
         super().__init__(count, dim, seed=seed)
         self._rotation = draw_rotation(self.dim, self._key)
-        for stage in self._rotation.stages:  # now, so that too little memory is noticed here
+        for stage in self._rotation.stages:  # draw now, so that a lack of memory shows here
             _ = stage.order, stage.opening, stage.closing
         self._devices: dict[Any, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_devices": {}}  # what lies on a device is made again where it is needed
+        return self.__dict__ | {"_devices": {}}  # tables on a device are made again on first use
 
     def cosines_of_each(self, vectors: Sequence[Any]) -> list[Any]:
-        """On a CPU a vector for each core: two cores have less to share that way than within one transform."""
+        """`cosines` of several vectors. On a CPU each core transforms its own: cores that share one transform are slower."""
         from coalmine.canaries import rotation_numpy
 
-        beside = len(vectors) > 1 and rotation_numpy.threads() > 1 and self.dim < _BESIDE
+        parallel = len(vectors) > 1 and rotation_numpy.threads() > 1 and self.dim < _PARALLEL_DIM
         elsewhere = any(is_jax(v) or (is_tensor(v) and v.device.type != "cpu") for v in vectors)
-        if not beside or elsewhere:
+        if not parallel or elsewhere:
             return super().cosines_of_each(vectors)
         with ThreadPoolExecutor(len(vectors), initializer=rotation_numpy.stay_in_one_thread) as pool:
             return list(pool.map(self.cosines, vectors))
 
     def measure_later(self, vector: Any, others: Any, total: Any, layers: tuple[int, ...]) -> Any:
-        """Begin to measure a round on its GPU beside what that does next (rotation_torch.Measurement); None elsewhere."""
+        """Start to measure a round on its GPU, without waiting (rotation_torch.Measurement); None on other devices."""
         if not is_tensor(vector) or vector.device.type != "cuda":
             return None
         from coalmine.canaries.rotation_torch import MeasurePlan
@@ -192,7 +192,7 @@ class RotatedCanaries(Canaries):
         return torch.from_numpy(cosines), norm
 
     def traced_canary(self, index: Any, like: Any) -> Any:
-        """Canary `index`, a number that jax may trace, as a jax array like `like`; zeros if there is none of this number."""
+        """Canary `index`, a number that jax may trace, as a jax array like `like`; zeros if it is out of range."""
         from coalmine.canaries import rotation_jax
 
         jax = sys.modules["jax"]
@@ -207,10 +207,10 @@ class RotatedCanaries(Canaries):
         tables = self._jax_tables(vector)
         if is_traced(vector):
             return rotation_jax.cosines(tables, rotation_jax.working(vector), count=self.count)[0]
-        found, norm = rotation_jax.cosines_and_length(tables, vector, count=self.count)
+        cosines, norm = rotation_jax.cosines_and_length(tables, vector, count=self.count)
         if not (math.isfinite(norm) and norm):
-            rescaled(np.asarray(rotation_jax.working(vector)))  # says what is wrong
-        return found
+            rescaled(np.asarray(rotation_jax.working(vector)))  # raises an error that states the problem
+        return cosines
 
     def _jax_sum(self, indices: list[int], like: Any) -> Any:
         from coalmine.canaries import rotation_jax

@@ -1,9 +1,9 @@
 """A rotation applied on the CPU.
 
 A Walsh-Hadamard transform of 2^m numbers is m steps of sums and differences. Four steps at a time are one product with
-the 16×16 Hadamard matrix, and sixteen steps stay within a chunk of 2^16 numbers, so that a whole transform passes twice
-over memory. The products are cut small enough for BLAS not to start threads of its own: ours, one per core, each take
-the next chunk.
+the 16×16 Hadamard matrix, and sixteen steps stay within a chunk of 2^16 numbers, so a whole transform passes twice over
+memory. The products are small enough that BLAS does not start its own threads. Instead one thread per core takes the next
+chunk.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,16 +19,16 @@ import numpy.typing as npt
 from coalmine.canaries.array_types import Array, cores
 from coalmine.canaries.rotation import Rotation, Stage
 
-_CHUNK = 2**16  # numbers that one core works on at a time: a few buffers of them fit its cache
+_CHUNK = 2**16  # numbers that one core works on at a time: a few such buffers fit its cache
 _INNER_STEPS = 4  # steps per product within a chunk
 _OUTER_STEPS = 5  # steps per product across chunks, where every pass goes through memory
 _COLUMNS = 4096
-_STRIPE = 2**14  # of a chunk: what a thread sums over all chunks at a time
+_STRIPE = 2**14  # part of a chunk that a thread sums over all chunks at a time
 _PRODUCT = 2**18  # OpenBLAS starts threads for products of more multiplications than this
-_THREADED = 2**18  # below this dim a thread costs more than it brings
+_THREADED = 2**18  # below this dim a thread costs more than it saves
 
 Bits = npt.NDArray[np.uint8]
-Work = Callable[[Array, Any], None]  # what to do with a scratch of three chunks and an item
+Work = Callable[[Array, Any], None]  # takes a scratch of three chunks and an item
 Each = Callable[[Iterable[Any], Work], None]
 
 
@@ -36,24 +36,24 @@ _here = local()
 
 
 def stay_in_one_thread() -> None:
-    """Let the transforms that this thread does from now on be its own work alone.
+    """Run the transforms that this thread starts from now on in this thread alone.
 
-    For what is done beside training that keeps every core busy: threads that wait for each other there take longer, and
-    disturb more, than one.
+    For work in parallel with training that keeps every core busy. Threads that wait for each other there take longer,
+    and slow down training more, than one thread.
     """
-    _here.alone = True
+    _here.single_threaded = True
 
 
 def threads() -> int:
-    """How many threads a transform that is begun here takes."""
-    return 1 if getattr(_here, "alone", False) else cores()
+    """The number of threads for a transform that this thread starts."""
+    return 1 if getattr(_here, "single_threaded", False) else cores()
 
 
 def products(rotation: Rotation, vector: Array, count: int) -> Array:
     """The products of `vector` with the first `count` columns.
 
-    Where those lie before the last 2^m, the last transform leaves them alone, and of the one before it only the first
-    outputs are wanted: those of a sum of pieces. A stage of three then costs little more than its shuffle.
+    If those lie before the last 2^m, the last transform does not touch them. Of the one before it only the first outputs
+    are needed: those of a sum of pieces. One stage of three then costs little more than its shuffle.
     """
     front = _front(rotation, count)
     if not front:
@@ -63,7 +63,7 @@ def products(rotation: Rotation, vector: Array, count: int) -> Array:
     total, shuffled = np.zeros(front, vector.dtype), np.empty_like(vector)
 
     def add(scratch: Array, start: int) -> None:
-        for piece in range(start, size, front):  # in this order, whatever thread it is: the sum is the same to the bit
+        for piece in range(start, size, front):  # always in this order, so that the sum is the same bit for bit
             signs = _signs(last.opening, piece, stripe, size**-0.5, scratch)
             total[start : start + stripe] += np.multiply(shuffled[piece : piece + stripe], signs, out=signs)
 
@@ -76,7 +76,7 @@ def products(rotation: Rotation, vector: Array, count: int) -> Array:
 
 
 def combine(rotation: Rotation, indices: list[int], dtype: npt.DTypeLike) -> Array:
-    """The sum of the columns at `indices`: in their first stage most of what is transformed is nought, or the same."""
+    """The sum of the columns at `indices`; the first transforms skip values that are zero or repeated."""
     vector = np.zeros(rotation.dim, dtype)
     front = _front(rotation, max(indices, default=0) + 1)
     if not front:
@@ -96,11 +96,11 @@ def combine(rotation: Rotation, indices: list[int], dtype: npt.DTypeLike) -> Arr
         _unsigned_chunks(image, each)
         each(range(0, size, chunk), spread)
         _unshuffle(rotation, last, vector, target, each)
-        return _stages_forth(rotation, stages, target, vector, each)
+        return _stages_forward(rotation, stages, target, vector, each)
 
 
 def rotate_back(rotation: Rotation, vector: Array) -> Array:
-    """The transposed rotation of `vector`, which is left as it is: its products with all columns."""
+    """The transposed rotation of `vector`, which is not changed: its products with all columns."""
     with _workers(rotation.dim, vector.dtype) as each:
         return _stages_back(rotation, rotation.stages, vector, each)
 
@@ -108,11 +108,11 @@ def rotate_back(rotation: Rotation, vector: Array) -> Array:
 def rotate(rotation: Rotation, vector: Array) -> Array:
     """The rotation of `vector`, which is overwritten: the sum of the columns, weighted by its entries."""
     with _workers(rotation.dim, vector.dtype) as each:
-        return _stages_forth(rotation, rotation.stages, vector, np.empty_like(vector), each)
+        return _stages_forward(rotation, rotation.stages, vector, np.empty_like(vector), each)
 
 
 def _stages_back(rotation: Rotation, stages: Sequence[Stage], vector: Array, each: Each) -> Array:
-    """These stages of a transposed rotation, the first one first; `vector` is left as it is, and returned if none are."""
+    """These stages of a transposed rotation, the first one first; `vector` is not changed. No stages return it."""
     size, scale = rotation.size, rotation.size**-0.5
     source, target = vector, np.empty_like(vector)
     for stage in stages:
@@ -124,7 +124,7 @@ def _stages_back(rotation: Rotation, stages: Sequence[Stage], vector: Array, eac
     return source
 
 
-def _stages_forth(rotation: Rotation, stages: Sequence[Stage], source: Array, target: Array, each: Each) -> Array:
+def _stages_forward(rotation: Rotation, stages: Sequence[Stage], source: Array, target: Array, each: Each) -> Array:
     """These stages of a rotation, the last one first; both arrays are overwritten."""
     size, scale = rotation.size, rotation.size**-0.5
     for stage in reversed(stages):
@@ -137,7 +137,7 @@ def _stages_forth(rotation: Rotation, stages: Sequence[Stage], source: Array, ta
 
 
 def _front(rotation: Rotation, count: int) -> int:
-    """The length, 2^j and at least a chunk, of what holds the first `count` coordinates; 0 if some are of the last 2^m."""
+    """The length, 2^j and at least a chunk, of a prefix with the first `count` coordinates; 0 if they reach the last 2^m."""
     if count > rotation.dim - rotation.size:
         return 0
     return max(min(_CHUNK, rotation.size), 1 << (count - 1).bit_length())
@@ -145,9 +145,9 @@ def _front(rotation: Rotation, count: int) -> int:
 
 @contextmanager
 def _workers(dim: int, dtype: np.dtype[Any]) -> Iterator[Each]:
-    """A function that does some work on every item, one thread per core, each with a scratch of its own.
+    """A function that applies `work` to every item, in one thread per core, each with its own scratch.
 
-    The threads live as long as one transform, so that no forked process finds them dead.
+    The threads live as long as one transform, so that a forked process does not inherit dead ones.
     """
     count = threads() if dim >= _THREADED else 1
     scratches = [np.empty(3 * min(_CHUNK, dim) + 16, dtype) for _ in range(count)]
@@ -155,22 +155,22 @@ def _workers(dim: int, dtype: np.dtype[Any]) -> Iterator[Each]:
     with ThreadPoolExecutor(count) as pool:
 
         def each(items: Iterable[Any], work: Work) -> None:
-            waiting = iter(list(items))
+            remaining = iter(list(items))
 
-            def take_turns(scratch: Array) -> None:
-                for item in waiting:  # shared by the threads: a list's iterator gives every item once
+            def work_through(scratch: Array) -> None:
+                for item in remaining:  # shared by the threads: a list's iterator gives every item once
                     work(scratch, item)
 
             if count == 1:
-                take_turns(scratches[0])
+                work_through(scratches[0])
             else:
-                list(pool.map(take_turns, scratches))  # list: so that errors come out
+                list(pool.map(work_through, scratches))  # list() raises the errors of the threads
 
         yield each
 
 
 def _shuffle(rotation: Rotation, stage: Stage, source: Array, target: Array, each: Each) -> None:
-    """Blocks of `source`, in the stage's order, into `target`, with the left-over coordinates between two of them."""
+    """Copy the blocks of `source` to `target` in the stage's order, with the left-over coordinates between two of them."""
     blocks = source[: len(stage.order) * rotation.block].reshape(-1, rotation.block)
 
     def gather(_: Array, part: tuple[Bits, Array]) -> None:
@@ -182,7 +182,7 @@ def _shuffle(rotation: Rotation, stage: Stage, source: Array, target: Array, eac
 
 
 def _unshuffle(rotation: Rotation, stage: Stage, source: Array, target: Array, each: Each) -> None:
-    """Back where `_shuffle` took them from; `source` is overwritten. Gathered too: numpy scatters four times as slowly."""
+    """The inverse of `_shuffle`; overwrites `source`. It gathers too, because numpy scatters four times as slowly."""
     end = len(stage.order) * rotation.block
     left_over = _left_over(rotation, stage, source).copy()
     start = stage.insert * rotation.block
@@ -199,7 +199,7 @@ def _unshuffle(rotation: Rotation, stage: Stage, source: Array, target: Array, e
 
 
 def _parts(rotation: Rotation, stage: Stage, shuffled: Array) -> Iterator[tuple[Any, Array]]:
-    """Stretches of the order of blocks, each with its place in a shuffled vector."""
+    """Slices of the order of blocks, each with its part of a shuffled vector."""
     before = stage.insert * rotation.block
     after = before + rotation.dim % rotation.block
     step = max(1, _CHUNK // rotation.block)
@@ -325,13 +325,13 @@ def _products(steps: int, source: Array, target: Array, stride: int) -> None:
 
 
 def _tiles(rows: Array, steps: int) -> Array:
-    """Matrices of 2^steps rows, cut into ones of so few columns that BLAS multiplies them in the calling thread."""
+    """Matrices of 2^steps rows, cut into narrower ones that BLAS multiplies in the calling thread."""
     width = rows.shape[-1]
     columns = min(width, _PRODUCT >> (2 * steps))
     return rows.reshape(*rows.shape[:-1], width // columns, columns).swapaxes(-3, -2)
 
 
 def _groups(steps: int, most: int) -> list[int]:
-    """`steps` in as few groups of at most `most` as there can be, nearly equal."""
+    """`steps` split into the fewest nearly equal groups of at most `most`."""
     count = -(-steps // most)
     return [steps // count + (number < steps % count) for number in range(count)]

@@ -1,4 +1,4 @@
-"""A rotation applied where a tensor is: by Triton kernels on a CUDA device in float32, else by plain torch."""
+"""A rotation applied on a tensor's device: by Triton kernels on a CUDA device in float32, otherwise by plain torch."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ from coalmine.canaries.rotation import Rotation, Stage
 if TYPE_CHECKING:
     from coalmine.canaries.rotation_triton import TritonBlocks, TritonRotation
 
-_GRAPH = 2**25  # a graph keeps three vectors on the device; from this dim on launches are no longer what takes the time
-_BLOCK_GRAPHS = 16  # of one BlockRotations: sizes of blocks times the numbers of canaries that are asked for
+_GRAPH = 2**25  # from this dim on a graph, which keeps three vectors on the device, no longer saves much time
+_BLOCK_GRAPHS = 16  # most graphs of one BlockRotations: one per block size and number of canaries
 
 
 class DeviceRotation:
-    """A rotation with what it needs on one device, made when it is first needed there."""
+    """A rotation and its tables on one device, made on first use."""
 
     def __init__(self, rotation: Rotation, device: torch.device) -> None:
         self._rotation = rotation
@@ -33,7 +33,7 @@ class DeviceRotation:
         self._lock = Lock()
 
     def cosines(self, vector: torch.Tensor, count: int) -> tuple[torch.Tensor, float]:
-        """Cosines of the first `count` columns with `vector`, and its norm: the one thing that is waited for."""
+        """Cosines of the first `count` columns with `vector`, and its norm, the only value that the host waits for."""
         if vector.dtype == torch.float32 and self._kernels is not None and self._rotation.dim < _GRAPH:
             with self._lock, _on_device(self._device):
                 if count not in self._graphs:
@@ -59,9 +59,9 @@ class DeviceRotation:
     def measure_later(
         self, vector: torch.Tensor, others: torch.Tensor | None, total: torch.Tensor | None, plan: "MeasurePlan"
     ) -> "Measurement | None":
-        """Begin to measure a round beside what the device does next; None where that cannot be.
+        """Start to measure a round in parallel with the device's next work; None if that is not possible.
 
-        One measurement at a time: its numbers must be taken before the next one begins.
+        One measurement at a time: its numbers must be read before the next one starts.
         """
         if vector.dtype != torch.float32 or self._kernels is None or self._rotation.dim >= _GRAPH:
             return None
@@ -80,7 +80,7 @@ class DeviceRotation:
 
 
 class _Graph:
-    """A function of a vector, recorded once as a CUDA graph: a dozen launches for the price of one."""
+    """A function of a vector, recorded once as a CUDA graph: a dozen launches cost as much as one."""
 
     def __init__(self, function: Any, example: torch.Tensor) -> None:
         function(example)  # compiles the kernels, which a recording cannot
@@ -104,7 +104,7 @@ class _SumGraph:
         self._given, self._input = torch.empty_like(example), torch.empty_like(example)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            self._input.copy_(self._given)  # a rotation overwrites what it is given
+            self._input.copy_(self._given)  # a rotation overwrites its input
             self._sum = kernels.rotate(self._input)
 
     def __call__(self, chosen: torch.Tensor) -> torch.Tensor:
@@ -115,9 +115,10 @@ class _SumGraph:
 
 @dataclass(frozen=True)
 class MeasurePlan:
-    """What is measured of a round: cosines of `count` canaries with it and, if `others`, with what is left without them.
+    """The measurements of a round: cosines of `count` canaries with it and, if `others`, without the others.
 
-    With a `total`, also the lengths of each of the `layers` of that rest, less any multiple of the total.
+    With `layers`, also the squared norm of each layer without the others. With a `total`, also the products that give the
+    norm of each layer less any multiple of the total.
     """
 
     count: int
@@ -128,7 +129,7 @@ class MeasurePlan:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Numbers that a device is working out. The tensors are held until the next measurement begins."""
+    """Numbers that a device is computing. The tensors stay valid until the next measurement starts."""
 
     plan: MeasurePlan
     vector: torch.Tensor
@@ -139,11 +140,11 @@ class Measurement:
     _stream: Any
 
     def aside(self) -> AbstractContextManager[Any]:
-        """Where more can be measured of the tensors without waiting for what the device was told since."""
+        """A stream to measure more of the tensors on, without waiting for work that was queued since."""
         return torch.cuda.stream(self._stream)
 
     def numbers(self) -> dict[str, npt.NDArray[np.float64]]:
-        """Wait for them: `norm`, `cosines`, their `residual_` twins, and by layer the products of rest and total."""
+        """Wait for the numbers: `norm`, `cosines`, their `residual_` counterparts, and the products by layer."""
         self._done.synchronize()
         flat, plan = self._numbers.numpy(), self.plan
         names = [("norm", 1), ("cosines", plan.count)]
@@ -156,7 +157,7 @@ class Measurement:
 
 
 class _MeasureGraph:
-    """A round's measurement as a CUDA graph, on a stream of its own."""
+    """A round's measurement as a CUDA graph, on its own stream."""
 
     def __init__(self, rotation: DeviceRotation, example: torch.Tensor, plan: MeasurePlan) -> None:
         self._plan = plan
@@ -173,7 +174,7 @@ class _MeasureGraph:
 
     def __call__(self, vector: torch.Tensor, others: torch.Tensor | None, total: torch.Tensor | None) -> Measurement:
         current = torch.cuda.current_stream()
-        current.wait_event(self._done)  # the last measurement has read what is overwritten now
+        current.wait_event(self._done)  # until the last measurement has read the tensors that are overwritten now
         for held, given in ((self._vector, vector), (self._others, others), (self._total, total)):
             if given is not None:
                 held.copy_(given)
@@ -220,7 +221,7 @@ class BlockRotations:
         self._lock = Lock()
 
     def room(self, rotation: Rotation) -> torch.Tensor:
-        """A float32 vector to gather a block in, which spares `products` a copy.
+        """A float32 buffer for a block's vector, which saves `products` a copy.
 
         It is scratch: every call of `products` or `combine` overwrites it.
         """
@@ -262,7 +263,7 @@ class BlockRotations:
             return self._replay(key, lambda: scratch.combine(rotation, limit), dtype)
 
     def _replay(self, key: Any, function: Callable[[], torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-        """A copy of what a function leaves in the scratch. From the second call on it is a CUDA graph."""
+        """A copy of the function's result, which lies in the scratch. From the second call on a CUDA graph computes it."""
         if key in self._graphs:
             graph, result = self._graphs[key]
             graph.replay()
@@ -292,19 +293,19 @@ class BlockRotations:
                 return self._scratch
             dim, stages = max(dim, self._scratch.dim), max(stages, self._scratch.stages)
         self._graphs.clear()
-        self._scratch = None  # first, so that old and new scratch are never there at once
+        self._scratch = None  # first, so that old and new scratch never exist at once
         self._scratch = self._triton.TritonBlocks(dim, stages, self._device)
         return self._scratch
 
     def _wait(self) -> None:
-        """Scratch is shared by all streams: the current one waits for the last call's work, not the host."""
+        """Make the current stream, not the host, wait for the last call: all streams share the scratch."""
         if self._done is None:
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         else:
             torch.cuda.current_stream().wait_event(self._done)
 
     def _index_tensor(self, indices: Sequence[int]) -> torch.Tensor:
-        """Indices as a tensor: the same canaries go into every block."""
+        """Indices as a tensor, cached because every block combines the same canaries."""
         if self._indices is None or self._indices[0] != list(indices):
             tensor = torch.tensor(indices, dtype=torch.int64).to(self._device, non_blocking=True)
             self._indices = list(indices), tensor
@@ -325,7 +326,7 @@ def _on_device(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def _triton(device: torch.device) -> Any:
-    """The module of Triton kernels; None where it cannot be used."""
+    """The module of Triton kernels; None if it cannot be used."""
     if device.type != "cuda":
         return None
     try:
@@ -367,7 +368,7 @@ def rotate(rotation: Rotation, vector: torch.Tensor) -> torch.Tensor:
 
 
 def _origins(rotation: Rotation, stage: Stage, device: torch.device) -> torch.Tensor:
-    """Which coordinate each coordinate of a shuffled vector was."""
+    """The original index of each coordinate of a shuffled vector."""
     coordinates = torch.arange(rotation.dim, device=device)
     blocks = coordinates[: len(stage.order) * rotation.block].reshape(-1, rotation.block)
     order = torch.from_numpy(stage.order.astype("int64")).to(device)
@@ -383,7 +384,7 @@ def _signs(bits: Any, count: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def _hadamard(values: torch.Tensor) -> torch.Tensor:
-    """The Walsh-Hadamard transform of 2^m values, by sums and differences: no setting of torch makes them coarser."""
+    """The Walsh-Hadamard transform of 2^m values, by sums and differences, whose precision no torch setting lowers."""
     size = len(values)
     stride = 1
     while stride < size:

@@ -3,7 +3,7 @@
 
 A Walsh-Hadamard transform of 2^21 numbers is two passes: fourteen steps within rows of 2^14 numbers, seven between 128
 of them. A step is a sum and a difference of registers, or of what two threads exchange. Products with a Hadamard matrix
-on the matrix units took twice as long and rounded more: they want numbers in pieces of bfloat16.
+on the matrix units took twice as long and rounded more: they need numbers split into pieces of bfloat16.
 
 `TritonRotation` keeps the tables of one rotation. `TritonBlocks` serves one rotation after another with the same
 scratch, and draws signs anew for each.
@@ -22,24 +22,24 @@ from coalmine.canaries import philox
 if TYPE_CHECKING:
     from coalmine.canaries.rotation import Rotation, Stage
 
-SMALLEST_LEVELS = 5  # below, plain torch
-_TILE_LEVELS, _ROW_LEVELS = 14, 7  # steps within a tile of neighbours, and at most between rows, in one pass
+SMALLEST_LEVELS = 5  # below this, plain torch is used
+_TILE_LEVELS, _ROW_LEVELS = 14, 7  # steps per pass: within a tile of neighbours, and at most between rows
 _TILE_WARPS = 16
 _COLUMNS, _ROW_WARPS = 32, 4
 _WIDE = 2**30  # from this dim on coordinates are 64-bit numbers
-_BLOCK_TILE_LEVELS, _BLOCK_ROW_LEVELS = 10, 7  # of blocks: three short passes take less time than two long ones
+_BLOCK_TILE_LEVELS, _BLOCK_ROW_LEVELS = 10, 7  # the same for blocks: three short passes beat two long ones
 _BLOCK_TILE_WARPS = 4
-_FOLD_LEVELS = 14  # up to 2^14 columns take the short way through the last stage
+_FOLD_LEVELS = 14  # up to 2^14 columns need only part of the last stage
 _FOLD_ROWS, _FOLD_COLUMNS = 16, 1024
-_SPREAD, _COUNTERS = 1024, 128  # coordinates, and Philox counters, for one program
+_SPREAD, _COUNTERS = 1024, 128  # coordinates, and Philox counters, per program
 
 _MULTIPLIER_0, _MULTIPLIER_1 = (tl.constexpr(word) for word in philox.MULTIPLIERS)
 _WEYL_0, _WEYL_1 = (tl.constexpr(word) for word in philox.WEYL)
 _ROUNDS = tl.constexpr(philox.ROUNDS)
 
-_PLAIN = tl.constexpr(0)  # a pass reads, or writes, the vector that is being transformed
-_OPEN = tl.constexpr(1)  # through the shuffle, with the opening signs
-_CLOSE = tl.constexpr(2)  # with the closing signs; beyond the first 2^m through the shuffle too
+_PLAIN = tl.constexpr(0)  # a pass reads or writes the transformed vector itself,
+_OPEN = tl.constexpr(1)  # or through the shuffle, with the opening signs,
+_CLOSE = tl.constexpr(2)  # or with the closing signs, and beyond the first 2^m through the shuffle too
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def _sign(bits, i):
 
 @triton.jit
 def _origin(order, i, dim, insert, left_over, block_levels: tl.constexpr):
-    """Where the shuffle takes coordinate i from. `insert` is a number, or where one lies."""
+    """The index from which the shuffle takes coordinate i. `insert` is a number, or a pointer to one."""
     if insert.dtype.is_ptr():
         insert = tl.load(insert).to(i.dtype)
     in_left_over = (i >= insert) & (i < insert + left_over)
@@ -202,7 +202,7 @@ def _draw(words, key, counters, more_counters, stride, dim,
 
 
 class _Tables(NamedTuple):
-    """What a stage needs on a device; `insert` is a number of coordinates, or a tensor that holds it."""
+    """The tables of a stage on a device; `insert` is a number of coordinates, or a tensor that holds it."""
 
     order: torch.Tensor
     opening: torch.Tensor
@@ -215,7 +215,7 @@ class _Shape(NamedTuple):
 
     passes: list[int]
     tile_warps: int
-    tiles_write: bool = False  # tiles are the last pass if it writes through the shuffle: neighbours go together
+    tiles_write: bool = False  # a last pass that writes through the shuffle is one of tiles
 
 
 class TritonRotation:
@@ -227,7 +227,7 @@ class TritonRotation:
         self.shape = _Shape(_passes(rotation.levels, _TILE_LEVELS, _ROW_LEVELS), _TILE_WARPS)
 
     def rotate_back(self, vector: torch.Tensor) -> torch.Tensor:
-        """The transposed rotation of a float32 vector, which is left as it is."""
+        """The transposed rotation of a float32 vector, which is not changed."""
         outer, inner = vector, torch.empty_like(vector)
         for tables in self.tables:
             _stage_back(self.rotation, tables, outer, inner, self.shape)
@@ -262,7 +262,7 @@ class TritonBlocks:
         self._loaded = torch.empty(_header(stages) + stages * _order_words(2**16), dtype=torch.int64, device=device)
 
     def prepare(self, rotation: "Rotation") -> torch.Tensor:
-        """Key and shuffles of a rotation on the device, for `load`. An order takes 16 bits an entry."""
+        """Key and shuffles of a rotation on the device, for `load`. An order takes 16 bits per entry."""
         stages, blocks = rotation.stages, rotation.dim // rotation.block
         header, stride = _header(len(stages)), _order_words(blocks)
         key = stages[0].key
@@ -277,7 +277,7 @@ class TritonBlocks:
         _draw[grid](drawn, prepared, counters, counters, 4 * counters, rotation.dim, **how)
         for number, stage in enumerate(stages):
             if stage.shuffled:
-                unsigned = drawn[number, :blocks] ^ -(2**63)  # sorts as words without a sign do
+                unsigned = drawn[number, :blocks] ^ -(2**63)  # sorts like unsigned words
                 order = torch.sort(unsigned, stable=True).indices
             else:
                 order = torch.arange(blocks, device=self.device)
@@ -319,7 +319,7 @@ class TritonBlocks:
         return self._folded[:count].mul_(rotation.size**-0.5)
 
     def foldable(self, rotation: "Rotation") -> int:
-        """How many of the first columns need only part of the last stage."""
+        """The number of first columns that need only part of the last stage."""
         return min(rotation.dim - rotation.size, _tile(rotation))
 
     def choose(self, rotation: "Rotation", indices: torch.Tensor, count: int) -> None:
@@ -349,7 +349,7 @@ class TritonBlocks:
         _transform(rotation, tables, self._folded, self._folded, 0, shape, read=0, write=0)
 
     def _tables(self, rotation: "Rotation") -> list[_Tables]:
-        """Draw the signs of the loaded rotation, and say where its tables lie."""
+        """Draw the signs of the loaded rotation, and return its tables."""
         signs = self.draw_signs(rotation).view(torch.int32)
         header, stride = _header(len(rotation.stages)), _order_words(rotation.dim // rotation.block)
         orders = self._loaded[header : header + len(signs) * stride].view(torch.uint16).view(len(signs), -1)
@@ -373,7 +373,7 @@ def _transform(
     rotation: "Rotation", tables: _Tables, outer: torch.Tensor, inner: torch.Tensor, first: int, shape: _Shape,
     *, read: int, write: int,
 ) -> None:  # fmt: skip
-    """One Walsh-Hadamard transform of `inner` from `first` on; its first pass reads, its last writes as told."""
+    """One Walsh-Hadamard transform of `inner` from `first` on; its first pass uses `read`, its last `write`."""
     order, opening, closing, insert = tables
     shared = (order, opening, closing, rotation.dim, rotation.size, insert, rotation.dim % rotation.block)
     scale = rotation.size**-0.5
@@ -411,17 +411,17 @@ def _block_shape(rotation: "Rotation") -> _Shape:
 
 
 def _sign_words(dim: int) -> int:
-    """How many words `dim` signs take: whole counters of four."""
+    """The number of words for `dim` signs: whole counters of four."""
     return -(-dim // 256) * 4
 
 
 def _order_words(blocks: int) -> int:
-    """How many words an order of `blocks` 16-bit entries takes: an even number, since kernels want 16 bytes."""
+    """The number of words for an order of `blocks` 16-bit entries: even, since kernels need 16-byte alignment."""
     return -(-blocks // 8) * 2
 
 
 def _header(stages: int) -> int:
-    """How many words go before the orders: the key, and where each stage inserts the left-over coordinates."""
+    """The number of words before the orders: the key, and where each stage inserts the left-over coordinates."""
     return 2 + stages + stages % 2
 
 
@@ -436,7 +436,7 @@ def _tables(stage: "Stage", block: int, device: torch.device) -> _Tables:
 
 
 def _passes(levels: int, tile_levels: int, row_levels: int) -> list[int]:
-    """How many steps each pass of a transform takes: within tiles, then between rows."""
+    """The number of steps in each pass of a transform: within tiles, then between rows."""
     tile = min(levels, tile_levels)
     count = -(-(levels - tile) // row_levels)
     return [tile, *((levels - tile) // count + (number < (levels - tile) % count) for number in range(count))]

@@ -1,34 +1,34 @@
-"""Seeds and keys that no message, log or traceback shows: they compute like any other, and print as <secret>."""
+"""Seeds and keys that no message, log or traceback shows: they behave as usual, but print as <secret>."""
 
 import operator
 from typing import SupportsIndex
 
-SHOWN = "<secret>"
+PLACEHOLDER = "<secret>"
 
 
 class SecretInt(int):
     """An integer that prints as <secret>."""
 
     def __repr__(self) -> str:
-        return SHOWN
+        return PLACEHOLDER
 
     __str__ = __repr__
 
     def __format__(self, format_spec: str, /) -> str:
-        return SHOWN
+        return PLACEHOLDER
 
 
 class SecretBytes(bytes):
     """Bytes that print as <secret>."""
 
     def __repr__(self) -> str:
-        return SHOWN
+        return PLACEHOLDER
 
     __str__ = __repr__
 
 
 def secret_seed(seed: SupportsIndex | bytes) -> SecretInt | SecretBytes:
-    """The seed as it may stand in a frame that a traceback shows with its locals; ValueError where it is no seed."""
+    """The seed in a type that prints as <secret>, for tracebacks that show local variables; ValueError if it is no seed."""
     if isinstance(seed, bytes | bytearray):
         return SecretBytes(seed)
     try:

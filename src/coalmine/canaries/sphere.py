@@ -13,15 +13,15 @@ from coalmine.canaries.base import Canaries, usable
 if TYPE_CHECKING:
     import torch
 
-_CHUNK = 2**15  # normals made at a time on a CPU: a few arrays of them fit a core's cache
+_CHUNK = 2**15  # normals drawn at a time on a CPU: a few such arrays fit a core's cache
 _TORCH_CHUNK = 2**22
 
 
 class SphereCanaries(Canaries):
-    """`count` independent uniform unit vectors (Section 3, Algorithm 1), recreated in chunks, never stored together.
+    """`count` independent uniform unit vectors (Section 3, Algorithm 1), recreated in chunks, never stored as a whole.
 
-    Costs count · dim normal numbers for every call of `cosines`: `RotatedCanaries` gives as many cosines for the price
-    of one.
+    Every call of `cosines` draws count · dim normal numbers. `RotatedCanaries` give as many cosines for the cost of
+    one.
 
         >>> canaries = SphereCanaries(3, 1000, seed=7)
         >>> canaries.cosines(canaries.canary(1)).round(3)
@@ -58,7 +58,7 @@ class SphereCanaries(Canaries):
         product = squares = 0.0
         for start in range(0, self.dim, _CHUNK):
             direction = self._normals(index, start)
-            # einsum, not dot: BLAS would start threads of its own in each of ours
+            # einsum, not dot: BLAS would start its own threads in each of ours
             product += float(np.einsum("i,i->", direction, vector[start : start + _CHUNK]))
             squares += float(np.einsum("i,i->", direction, direction))
         return float(product / np.sqrt(squares))

@@ -20,10 +20,10 @@ from coalmine.estimators.sampling import sampling_to_dict
 def amplified_epsilon(
     noise: float | None, epsilon: float | None, delta: float, sampling: str, as_json: bool, **settings: float | None
 ) -> None:
-    """Compute the epsilon that sampling amplifies.
+    """Compute the epsilon of a mechanism with sampling.
 
-    The attacker sees every round and does not know in which ones the client took part. With --epsilon, the noise
-    multiplier is computed instead. Where no tight accountant is known, the answer is a range.
+    The attacker sees every round but does not know in which ones the client took part. With --epsilon, the noise
+    multiplier is computed instead. If no tight accountant is known, the answer is a range.
     """
     scheme = read_scheme(sampling, settings)
     if noise is not None and epsilon is None:

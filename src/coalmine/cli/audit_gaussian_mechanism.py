@@ -28,7 +28,7 @@ from coalmine.cli.output import print_json, print_table, progress_bar, shown_num
     type=click.Choice(["rotated", "sphere"]),
     default="rotated",
     show_default=True,
-    help="Canaries: orthonormal (rotated), or independent and uniform on the unit sphere.",
+    help="Kind of canaries: orthonormal (rotated), or independent and uniform on the unit sphere (sphere).",
 )
 @click.option(
     "--signal-norm", type=float, default=0.0, show_default=True, help="Norm of the sum of the real data in the release."
@@ -50,9 +50,9 @@ def audit_gaussian_mechanism(
 ) -> None:
     """Audit simulated releases (Algorithm 1).
 
-    The mechanism is the Gaussian one. Each run releases one noisy sum that contains all canaries, and estimates epsilon
-    from the canaries' cosines. The estimates should agree with the analytical epsilon, which `coalmine
-    mechanism-epsilon` computes alone. `coalmine reproduce table-2` repeats this in the settings of the paper's Table 2.
+    Each run releases one sum of all canaries with Gaussian noise, and estimates epsilon from the canaries' cosines. The
+    estimates should agree with the analytical epsilon, which `coalmine mechanism-epsilon` computes without an audit.
+    `coalmine reproduce table-2` repeats this in the settings of the paper's Table 2.
     """
     with progress_bar("auditing", total=runs, hidden=verbosity.quiet) as advance:
         found = audit(

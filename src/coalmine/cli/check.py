@@ -1,4 +1,4 @@
-"""`coalmine check`: the unit test for privacy of one aggregation function, from the command line."""
+"""`coalmine check`: the privacy unit test of one aggregation function, from the command line."""
 
 import importlib
 import sys
@@ -39,7 +39,7 @@ Function = Callable[..., Any]
         type=click.Choice(get_args(Adjacency)),
         default="zero-out",
         show_default=True,
-        help="What one client may change: be there or not, or send another update.",
+        help="Adjacency of the claim: one client's update is zeroed, added or removed, or replaced.",
     ),
 )
 @topic(
@@ -54,21 +54,21 @@ Function = Callable[..., Any]
     click.option(
         "--aggregate",
         type=click.Choice(get_args(Aggregate)),
-        help="What the function returns; declared, a few percent of missing noise are seen too.",
+        help="Return value of the function; if given, even a few percent of missing noise are detected.",
     ),
     click.option(
         "--updates",
         type=click.Choice(["matrix", "list"]),
         default="matrix",
         show_default=True,
-        help="How the function takes updates: as one matrix, or as a list of vectors.",
+        help="Form of the function's argument: one matrix, or a list of vectors.",
     ),
     click.option(
         "--like",
         type=click.Choice(LIBRARIES),
         default="numpy",
         show_default=True,
-        help="Library of the arrays that the function takes.",
+        help="Array library of the function's argument.",
     ),
 )
 @topic(
@@ -101,10 +101,10 @@ def check(
     delta: float,
     **options: Any,
 ) -> int:
-    """Check that an aggregation function keeps its claimed epsilon.
+    """Check an aggregation function against its claimed epsilon.
 
     The function takes the clients' updates, an array of shape (clients, dim), and returns their noised sum or mean. All
-    clients are canaries. The current directory can be imported from.
+    clients are canaries. Modules in the current directory can be imported.
 
     Exit codes: 0 PASS, 1 VIOLATION, 3 UNDERPOWERED, 2 bad input, also if the function fails.
     """
@@ -123,7 +123,7 @@ def check(
 
 
 def _load(name: str) -> Function:
-    """The function that package.module:function names; click.UsageError where there is none."""
+    """The function named by package.module:function; click.UsageError if there is none."""
     module_name, _, path = name.partition(":")
     if not module_name or not path:
         raise click.UsageError(f"name the function as package.module:function, got {one_line(name)!r}")
@@ -151,7 +151,7 @@ def _load(name: str) -> Function:
 
 
 def _guarded(function: Function, name: str) -> Function:
-    """The function with its own errors as bad input, and what it prints on stderr, where it does not disturb JSON."""
+    """The function with its errors turned into bad input and its output sent to stderr, away from JSON."""
 
     def release(*arguments: Any) -> Any:
         try:
@@ -188,7 +188,7 @@ def _print(result: AuditResult, name: str) -> None:
 
 
 def _junit(result: AuditResult, name: str) -> bytes:
-    """A JUnit report with one test: a failure where the verdict is not PASS, and the numbers as properties."""
+    """A JUnit report with one test: a failure if the verdict is not PASS, and the numbers as properties."""
     failed = result.verdict is None or result.verdict.outcome != Outcome.PASS
     suites = ElementTree.Element("testsuites")
     counts = {"tests": "1", "failures": str(int(failed)), "errors": "0", "skipped": "0"}

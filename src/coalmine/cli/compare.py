@@ -20,7 +20,7 @@ from coalmine.cli.output import print_json, print_table, shown_number
 from coalmine.storage.run_directory import RunDirectory
 
 logger = logging.getLogger("coalmine")
-FEW = 4  # numbers of presentations that a table lists
+FEW = 4  # most numbers of presentations that a table lists
 
 
 @click.command(cls=Command)
@@ -36,20 +36,19 @@ FEW = 4  # numbers of presentations that a table lists
 def compare(directories: tuple[Path, ...], as_csv: bool, plot: Path | None, as_json: bool) -> int:
     """Compare finished runs in a table.
 
-    The table shows accuracy, the epsilon that each verdict rests on, and each adversary's estimate. Unfinished runs are
-    listed below the table with what to do.
+    The table shows the accuracy, the epsilon behind each verdict, and each adversary's estimate. Unfinished runs are
+    listed below the table, with instructions to finish them.
 
-    "measured" is the estimate that the verdict rests on, with the number of rounds that it is for. "client_epsilon" is
-    the analytical epsilon of a client, with the number of rounds that a client takes part in. If groups of canaries
-    were presented different numbers of times, "presentations" lists those numbers, and the adversaries' epsilons are
-    for the first one. "legs" is about a claim amplified by sampling: which of its legs (accounting, noise,
-    sampling) did not pass.
+    "measured" is the estimate behind the verdict, with its number of rounds. "client_epsilon" is the analytical epsilon
+    of a client, with the number of rounds that a client takes part in. If groups of canaries have different numbers of
+    presentations, "presentations" lists those numbers, and the adversaries' epsilons are for the first one. For a claim
+    amplified by sampling, "legs" lists the legs (accounting, noise, sampling) that did not pass.
 
-    Exit codes: 0 if at least one run is finished, 2 if none is, or if a path holds no run or a damaged one. The
+    Exit codes: 0 if at least one run is finished, 2 if none is, or if a path has no run or a damaged one. The
     readable runs are shown in any case.
     """
     if as_csv and as_json:
-        raise click.UsageError("--csv and --json are two ways to print the same: give one")
+        raise click.UsageError("--csv and --json exclude each other: give one")
     named = find_runs(directories)
     results, unfinished, problems = _read_results(named.runs)
     problems += named.problems.values()
@@ -78,7 +77,7 @@ def _read_results(directories: Sequence[Path]) -> tuple[dict[str, AuditResult], 
 
 
 def read_result(directory: Path) -> AuditResult:
-    """The result in a run directory; ValueError where it cannot be read."""
+    """The result in a run directory; ValueError if it cannot be read."""
     if not directory.is_dir():
         raise ValueError(f"{directory} is not a directory of a run")
     values = RunDirectory(directory).read_result()
@@ -104,7 +103,7 @@ def _print(results: Mapping[str, AuditResult], *, as_csv: bool, as_json: bool) -
 
 
 def _csv_cell(value: Any) -> Any:
-    """Text without control characters, which a terminal would obey; nothing for a number that is missing."""
+    """Text without control characters, which a terminal would obey; empty for a missing number."""
     if isinstance(value, float) and math.isnan(value):
         return ""
     return printable(value) if isinstance(value, str) else value
@@ -127,11 +126,11 @@ def print_results(results: Mapping[str, AuditResult]) -> None:
         cells.append([name, *(named[column] for column in columns), *epsilons, _verdict(result)])
     print_table(["run", *columns, *rungs, "verdict"], cells)
     if several:
-        logger.warning("these runs have different deltas: their epsilons are not to be compared with each other")
+        logger.warning("these runs have different deltas: do not compare their epsilons with each other")
 
 
 def _cells(result: AuditResult) -> dict[str, str]:
-    """The cells of a run by the heads of their columns."""
+    """The cells of a run by column name."""
     told, top, claim = result.extra, result.headline, result.claim
     return {
         "task": _cell(told.get("task")),
@@ -150,7 +149,7 @@ def _cells(result: AuditResult) -> dict[str, str]:
 
 
 def _presentations(result: AuditResult) -> str:
-    """Every number of presentations, or of many the range; the one that the epsilons are for comes first."""
+    """Every number of presentations, or the range of many; the number that the epsilons refer to comes first."""
     usual = result.extra.get("presentations")
     others: list[Any] = [times for times in _presented(result) if times != usual]
     if len(others) > FEW:
@@ -177,7 +176,7 @@ def _legs(result: AuditResult) -> str:
 
 
 def _for_rounds(value: Any, times: Any) -> str:
-    """An epsilon with the number of rounds that it is for."""
+    """An epsilon with its number of rounds."""
     return _cell(value) if times is None or value is None else f"{_cell(value)} ({times}×)"
 
 
@@ -192,12 +191,12 @@ def _plot(path: Path, directories: Sequence[Path]) -> None:
     found = [(run.noise_multiplier, run.result) for run in map(read_run, directories)]
     known = [(noise, result) for noise, result in found if noise is not None]
     if not known:
-        raise ValueError("none of these runs says what its noise multiplier was, so there is nothing to plot")
+        raise ValueError("none of these runs has recorded its noise multiplier, so there is nothing to plot")
     save_plot(path, plots.noise, known)
 
 
 def run_record(name: str, result: AuditResult) -> dict[str, Any]:
-    """What is compared of a run, for JSON and CSV; what a trainer did not write is None."""
+    """The compared entries of a run, for JSON and CSV; None for entries that a trainer did not write."""
     told, whole = result.extra, result.to_dict()
     kept = ("epsilon", "interval", "lower_bound", "verdict")
     return {

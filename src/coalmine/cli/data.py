@@ -27,7 +27,7 @@ def data() -> None:
 @DATA_DIR
 @JSON
 def list_datasets(data_dir: Path | None, as_json: bool) -> None:
-    """List the data sets, with size, licence and whether each is present."""
+    """List the data sets with size, licence and availability."""
     folder = data_folder(data_dir)
     if as_json:
         print_json([_entry(dataset, folder) for dataset in DATASETS.values()])
@@ -52,7 +52,7 @@ def list_datasets(data_dir: Path | None, as_json: bool) -> None:
     "name",
     type=click.Choice(list(DATASETS)),
     metavar="NAME",
-    help="Name of the data set, as `coalmine data list` shows it.",
+    help="Name of the data set in `coalmine data list`.",
 )
 @DATA_DIR
 @click.pass_obj

@@ -11,7 +11,7 @@ SIGNALS = ("SIGTERM", "SIGHUP")  # Windows has no SIGHUP
 
 
 class StoppedError(KeyboardInterrupt):
-    """The process was told to stop by a signal other than Ctrl-C's."""
+    """A signal other than that of Ctrl-C stopped the process."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -40,7 +40,7 @@ def _stop(number: int, _: object) -> None:
 
 @contextmanager
 def resumable(command: str, directory: Path) -> Iterator[None]:
-    """Note `command` with the directory on an interruption, once the run is there to be continued."""
+    """On an interruption, name `command` with the directory as the way to continue, once the run exists."""
     try:
         yield
     except KeyboardInterrupt as stop:

@@ -48,10 +48,10 @@ TOPICS = {
 
 
 class _ToAnyReader(io.FileIO):
-    """An output whose reader may stop early: after `coalmine … | head` the exit code is still the command's own.
+    """An output whose reader may stop early: after `coalmine … | head` the exit code is still that of the command.
 
-    Any other failure to write to stdout is reported once; without this, Python would try again when the process ends. On
-    stderr a failure is not reported at all, since there is no other place for it: it must not change the exit code.
+    Any other failure to write to stdout is reported once; without this, Python would try again when the process ends. A
+    failure on stderr is not reported at all, since there is no other place for it, and must not change the exit code.
     """
 
     lost = False
@@ -71,7 +71,7 @@ class _ToAnyReader(io.FileIO):
 
 
 class _OneLine(logging.Filter):
-    """Control characters in a log message, from the name of a file say, never reach the terminal."""
+    """Replaces control characters in log messages, for example from file names, before they reach the terminal."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = one_line(record.getMessage()), ()
@@ -82,7 +82,7 @@ class _OneLine(logging.Filter):
 @click.version_option(__version__, prog_name="coalmine", message="%(prog)s %(version)s", help="Print the version.")
 @click.pass_context
 def app(context: click.Context) -> None:
-    """Measure how much privacy a trained model gives away.
+    """Measure how much privacy a trained model leaks.
 
     `coalmine run` audits a small built-in training run. `coalmine COMMAND --help` explains a command.
 
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: list[str] | None) -> int:
-    """The exit code of a command. Errors never leave it: Python would then exit with 1, which is VIOLATION."""
+    """The exit code of a command. No error leaves this function: Python would exit with 1, which means VIOLATION."""
     try:
         code = app.main(args=arguments, prog_name="coalmine", standalone_mode=False)
         sys.stdout.flush()
@@ -136,7 +136,7 @@ def _run(arguments: list[str] | None) -> int:
 
 
 def _outlive_readers() -> None:
-    """Keep writing to stdout and stderr after their reader has gone; streams that a caller replaced are left alone."""
+    """Keep writing to stdout and stderr after their reader is gone; streams that a caller replaced are not changed."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed by the parent process

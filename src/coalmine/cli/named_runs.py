@@ -1,4 +1,4 @@
-"""The runs that a command's paths name: finished runs, unfinished ones, and paths that hold no run."""
+"""The runs named by a command's paths: finished runs, unfinished runs, and paths without a run."""
 
 import logging
 import shlex
@@ -14,8 +14,8 @@ from coalmine.storage.run_directory import RunDirectory, is_run, runs_in
 class NamedRuns:
     """Run directories in the order given, and one line for each path without a run.
 
-    `ignored` are ordinary files beside the runs, which a shell's `runs/*` also names. `problems` are paths that do not
-    exist or hold no run.
+    `ignored` are ordinary files next to the runs, which a shell's `runs/*` also matches. `problems` are paths that do
+    not exist or contain no run.
     """
 
     runs: list[Path] = field(default_factory=list)
@@ -24,7 +24,7 @@ class NamedRuns:
 
 
 def find_runs(paths: Sequence[Path]) -> NamedRuns:
-    """The runs in `paths`; a directory of runs stands for each of them. Files are problems if no run is named."""
+    """The runs in `paths`; a directory of runs means all its runs. Files are problems if no run is named."""
     found = NamedRuns()
     for path in paths:
         try:

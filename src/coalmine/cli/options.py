@@ -1,4 +1,4 @@
-"""What all commands share: -v and -q, a --help that lists options by topic, and options that several commands have."""
+"""Shared by all commands: -v and -q, a --help that lists options by topic, and options of several commands."""
 
 import logging
 import math
@@ -18,7 +18,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead 
 DATA_DIR = click.option(
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder that holds the data sets.  [default: COALMINE_DATA_DIR, else the folder of `coalmine data get`]",
+    help="Folder of the data sets.  [default: COALMINE_DATA_DIR, else the folder of `coalmine data get`]",
 )
 
 
@@ -55,11 +55,11 @@ class Argument(click.Argument):
         self.help = help
 
 
-ALL_OF_THEM = "Run directories; a directory of runs, such as that of a sweep, stands for all of them."
+ALL_OF_THEM = "Run directories; a directory of runs, such as that of a sweep, means all its runs."
 
 
 def argument(name: str, *, help: str, **attributes: Any) -> Callable[[Decorated], Decorated]:  # noqa: A002
-    """As click.argument, with a help text."""
+    """Like click.argument, with a help text."""
     return click.argument(name, cls=Argument, help=help, **attributes)
 
 
@@ -76,7 +76,7 @@ class Command(click.Command):
         self.params += [_verbose(), _quiet()]
 
     def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Nothing: format_options lists the arguments, whatever the version of click."""
+        """Do nothing: format_options lists the arguments in every version of click."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -95,7 +95,7 @@ class Command(click.Command):
 
 
 class Commands(Command, click.Group):
-    """A group of commands, listed by topic where `topics` says so. An unknown name is answered with the known ones."""
+    """A group of commands, listed by topic if `topics` is given. The error for an unknown name lists the known ones."""
 
     command_class = Command
 
@@ -129,7 +129,7 @@ class Commands(Command, click.Group):
 
 
 class FiniteRange(click.FloatRange):
-    """A range of numbers without NaN, which every comparison would let through."""
+    """A range of numbers that rejects NaN, which passes every comparison."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
@@ -139,7 +139,7 @@ class FiniteRange(click.FloatRange):
 
 
 class Count(click.types.IntParamType):
-    """A whole number, also as 1e8."""
+    """A whole number, which may be written as 1e8."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:

@@ -18,18 +18,18 @@ from coalmine.storage.files import json_ready, write_atomically
 
 
 def print_line(text: str) -> None:
-    """Print one line to stdout. Control characters, from the name of a run say, never reach the terminal."""
+    """Print one line to stdout, without control characters, which the name of a run may contain."""
     click.echo(printable(text))
 
 
 def print_lines(text: str) -> None:
-    """Print text of several lines to stdout, as `print_line` does."""
+    """Print several lines to stdout like `print_line`."""
     for line in text.splitlines():
         print_line(line)
 
 
 def print_error(text: str) -> None:
-    """Print one line to stderr that begins with the program's name."""
+    """Print one line to stderr, starting with the program's name."""
     click.echo(f"coalmine: {one_line(text)}", err=True)
 
 
@@ -49,7 +49,7 @@ def print_table(
     table = Table()
     for number, column in enumerate(columns):
         justify: Literal["left", "right"] = "left" if number in left else "right"
-        table.add_column(Text(printable(column)), justify=justify, overflow="fold")  # nothing is cut off
+        table.add_column(Text(printable(column)), justify=justify, overflow="fold")  # nothing is truncated
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
     if title:
@@ -90,7 +90,7 @@ def shown_spread(values: Floats, digits: int = 2) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`value` as JSON in a file that is whole or not there at all."""
+    """Write `value` as JSON to a file atomically."""
     text = json.dumps(json_ready(value), indent=2, allow_nan=False) + "\n"
     write_atomically(path, text.encode())
 
@@ -101,7 +101,7 @@ def shows_bars(console: Console) -> bool:
 
 
 class PlainColumn(TextColumn):
-    """A column of a progress bar that takes text as it is: the name of a run may look like markup."""
+    """A column of a progress bar with plain text: the name of a run may look like markup."""
 
     def __init__(self, text_format: str) -> None:
         super().__init__(text_format, markup=False)

@@ -1,4 +1,4 @@
-"""`coalmine plan`: before training, how many canaries an audit needs and what they can show."""
+"""`coalmine plan`: the number of canaries that an audit needs, before training."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +38,7 @@ PRECISION = 0.25  # both ends of a useful interval lie within this share of epsi
 @click.option("--canaries", type=COUNT, multiple=True, metavar="K", help="Number of canaries to plan for; repeatable.")
 @click.option("--detect", type=float, metavar="E", help="Find the fewest canaries that detect this epsilon.")
 @click.option(
-    "--claim", type=float, metavar="E", help="Find the fewest canaries that would catch twice this claimed epsilon."
+    "--claim", type=float, metavar="E", help="Find the fewest canaries that would detect twice this claimed epsilon."
 )
 @click.option(
     "--at",
@@ -85,17 +85,15 @@ def plan(
 
     Measuring an epsilon: the 95 % interval lies within ±25 % of it.
 
-    With --sampling the claim is amplified: about an attacker who does not know in which rounds a client takes part. The
-    answer is how many canaries decide it, and which leg of the verdict (noise or sampling) asks for them.
+    With --sampling the claim is amplified: the attacker does not know in which rounds a client takes part. The answer
+    is the number of canaries that decide the claim, and the leg of the verdict (noise or sampling) that needs most.
     """
     if sampling is not None:
         hidden = read_scheme(sampling, scheme)
         if claim is None:
-            raise click.UsageError("--sampling is about a claim: give --claim too")
+            raise click.UsageError("--sampling needs a claim: give --claim too")
         if canaries or detect is not None or at is not None or plot is not None:
-            raise click.UsageError(
-                "--sampling answers for a claim alone: leave out --canaries, --detect, --at and --plot"
-            )
+            raise click.UsageError("--sampling only plans for a claim: omit --canaries, --detect, --at and --plot")
         _plan_amplified(claim, hidden, dim=dim, delta=delta, noise_multiplier=noise_multiplier, as_json=as_json)
         return
     for name, value in {**scheme, "noise_multiplier": noise_multiplier}.items():
@@ -138,7 +136,7 @@ def plan(
 def _plan_amplified(
     claim: float, sampling: Sampling, *, dim: int, delta: float, noise_multiplier: float | None, as_json: bool
 ) -> None:
-    """Print how many canaries decide an amplified claim, and which leg asks for them."""
+    """Print how many canaries decide an amplified claim, and which leg needs most."""
     dim, delta = whole_number("--dim", dim, minimum=FEWEST + 2), unit_interval("--delta", delta)
     for name, value in (("--claim", claim), ("--noise-multiplier", noise_multiplier)):
         if value is not None and one_number(name, value) <= 0:
@@ -162,7 +160,7 @@ def _plan_amplified(
     accounted = found.accounted
     low = "" if accounted.kind == "upper bound" else f" (between {shown_number(accounted.low, 3)} and that)"
     rows = [[name, _needed(count), asks] for name, count, asks in _legs(found)]
-    print_table(["leg", "canaries", "what they would catch"], rows, title=f"A claim of {claim:g} for {sampling}")
+    print_table(["leg", "canaries", "detects"], rows, title=f"A claim of {claim:g} for {sampling}")
     click.echo(
         f"noise multiplier {shown_number(found.noise_multiplier)}: {accounted.accountant} gives epsilon "
         f"{shown_number(accounted.high, 4)}{low}, adjacency {accounted.adjacency}"
@@ -174,7 +172,7 @@ def _legs(found: SampledPlan) -> list[tuple[str, int | None, str]]:
     caught = f"twice the claimed epsilon, in {_percent(POWER)} of runs:"
     return [
         ("noise", found.noise, f"{caught} less noise"),
-        ("sampling", found.sampling, f"{caught} people picked more often"),
+        ("sampling", found.sampling, f"{caught} clients sampled more often"),
     ]
 
 
@@ -187,12 +185,12 @@ def _amplified_line(claim: float, found: SampledPlan) -> str:
         return f"no number of canaries confirms {claim:g}: the accountant gives more. Claim what it gives, or add noise"
     if found.canaries is None:
         return f"no number of canaries decides the claimed epsilon of {claim:g} in this dimension: the {found.leg} leg"
-    asks = f"the {found.leg} leg asks for most" if found.noise != found.sampling else "both legs ask for so many"
+    asks = f"the {found.leg} leg needs most" if found.noise != found.sampling else "both legs need as many"
     return f"{found.canaries:,} canaries decide the claimed epsilon of {claim:g}; {asks}"
 
 
 def _claim_line(claim: float, canaries: int | None, *, dim: int, delta: float) -> str:
-    caught = f"would catch twice the claimed epsilon of {claim:g} in {_percent(POWER)} of runs"
+    caught = f"would detect twice the claimed epsilon of {claim:g} in {_percent(POWER)} of runs"
     if canaries is None:
         return f"no number of canaries {caught} in this dimension"
     interval = expected_interval(claim, canaries, dim=dim, delta=delta)

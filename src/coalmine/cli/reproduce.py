@@ -1,4 +1,4 @@
-"""`coalmine reproduce`: the paper's tables and figures beside our numbers, and experiments beyond the paper."""
+"""`coalmine reproduce`: the paper's tables and figures next to our numbers, and experiments beyond the paper."""
 
 import math
 import platform
@@ -46,7 +46,7 @@ EXPERIMENTS = {
     "multirun": "Appendix D: one run with 1,000 canaries against ten runs with 100.",
     "canife": "Section 5.3: comparison with CANIFE.",
     "beyond": "Beyond the paper: other noise, participation and adversaries.",
-    "amplification": "Epsilon of an accountant, amplified by sampling, beside what one run measures.",
+    "amplification": "Epsilon of an accountant, amplified by sampling, compared with the measurement of one run.",
     "oddities": "Numbers in the paper that do not follow from its text.",
 }
 _SIMULATIONS = " or ".join(f"{runs} at scale {scale}" for scale, runs in table_2.RUNS.items())
@@ -58,10 +58,10 @@ OPTIONS = ("device", "data_dir", "only", "rounds", "seeds", "max_examples", "ori
 def reproduce() -> None:
     """Reproduce the paper's tables and figures.
 
-    Every experiment prints our numbers beside the paper's and whether the paper's claims hold. It writes
-    NAME-SCALE.json and a figure into --out, where its training runs are kept too. After an interruption, the same
-    command continues. Scale small is a quick look on two cores. docs/evidence/reproduction.md has the results at
-    scale paper.
+    Every experiment prints our numbers next to the paper's and whether the paper's claims hold. It writes
+    NAME-SCALE.json and a figure into --out, together with its training runs. After an interruption, the same
+    command continues. Scale small is a quick look on two cores; docs/evidence/reproduction.md has the results
+    at scale paper.
     """
 
 
@@ -88,7 +88,7 @@ def _experiment(name: str, text: str) -> click.Command:
     @click.option(
         "--only",
         metavar="Z[,Z…]",
-        help="Noise multipliers to train with; results of other noise multipliers are read if they are finished.",
+        help="Noise multipliers to train with; finished results of other noise multipliers are included.",
     )
     @click.option(
         "--rounds", type=click.IntRange(1), metavar="T", help="Number of rounds per run.  [default: that of the scale]"
@@ -116,7 +116,7 @@ def _experiment(name: str, text: str) -> click.Command:
         default=1,
         show_default=True,
         metavar="N",
-        help="Number of processes; for multirun only.",
+        help="Number of processes (multirun only).",
     )
     @click.option(
         "--minutes",
@@ -171,14 +171,14 @@ def _noises(text: str | None) -> tuple[float, ...]:
 
 
 def _check_options(experiment: Experiment, context: click.Context) -> None:
-    """Reject options that the experiment does not use, at all or at this scale."""
+    """Reject options that the experiment does not use, or not at this scale."""
     given = [name for name in OPTIONS if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
     spelled = {param.name: param.opts[0] for param in context.command.params}
     for name in given:
         if name == "device" and context.params[name] in ("auto", "cpu"):
-            continue  # where everything computes
+            continue  # every experiment accepts these
         if name not in experiment.takes:
-            raise click.UsageError(f"{experiment.name} does not use {spelled[name]}: leave it out")
+            raise click.UsageError(f"{experiment.name} does not use {spelled[name]}: omit it")
         if name in PAPER_ONLY and context.params["scale"] == "small":
             raise click.UsageError(f"{spelled[name]} needs --scale paper, got scale small")
 
@@ -323,7 +323,7 @@ def _print_repeats(experiment: Experiment, repeats: list[dict[str, Any]], *, as_
 
 
 def _report(experiment: Experiment, found: Found, path: Path, *, as_json: bool) -> None:
-    """Write the numbers and the picture; print the tables and which claims hold."""
+    """Write the numbers and the plot; print the tables and which claims hold."""
     written = _written(experiment, found, path)
     if as_json:
         print_json(found)
@@ -341,7 +341,7 @@ def _report(experiment: Experiment, found: Found, path: Path, *, as_json: bool) 
 
 
 def _written(experiment: Experiment, found: Found, path: Path) -> list[Path]:
-    """Write the numbers and the picture and return their paths; without a picture if `path` is a pipe or device."""
+    """Write the numbers and the plot and return their paths; no plot if `path` is a pipe or device."""
     write_json(path, found)
     if experiment.account.draw is None or path.suffix != ".json":
         return [path]

@@ -1,4 +1,4 @@
-"""Options that name a sampling scheme, for commands about epsilons that sampling amplifies."""
+"""Options for a sampling scheme, for commands about epsilons amplified by sampling."""
 
 from collections.abc import Callable, Mapping
 
@@ -16,23 +16,25 @@ NEEDS = {
 
 
 def sampling_options(*, required: bool) -> Callable[[Decorated], Decorated]:
-    """The option --sampling, and those that its schemes need; `read_scheme` makes a scheme of them."""
+    """The option --sampling and the options of its schemes; `read_scheme` converts them to a scheme."""
     options = (
-        click.option("--sampling", type=click.Choice(tuple(NEEDS)), required=required, help="How clients are chosen."),
         click.option(
-            "--probability", type=float, metavar="Q", help="Probability of each client in each round (poisson)."
+            "--sampling", type=click.Choice(tuple(NEEDS)), required=required, help="Sampling scheme of the clients."
+        ),
+        click.option(
+            "--probability", type=float, metavar="Q", help="Probability that a client is in a round (poisson)."
         ),
         click.option(
             "--rounds",
             type=int,
             metavar="T",
-            help="Rounds of the run; of one epoch for random-allocation and shuffled.",
+            help="Number of rounds of the run, or of one epoch (random-allocation, shuffled).",
         ),
         click.option(
             "--epochs", type=int, metavar="N", help="Number of epochs (random-allocation, shuffled).  [default: 1]"
         ),
-        click.option("--size", type=int, metavar="M", help="Clients in each round (fixed-size)."),
-        click.option("--population", type=int, metavar="N", help="Clients to draw from (fixed-size)."),
+        click.option("--size", type=int, metavar="M", help="Number of clients in each round (fixed-size)."),
+        click.option("--population", type=int, metavar="N", help="Number of clients to sample from (fixed-size)."),
     )
 
     def decorate(function: Decorated) -> Decorated:
@@ -44,7 +46,7 @@ def sampling_options(*, required: bool) -> Callable[[Decorated], Decorated]:
 
 
 def read_scheme(sampling: str, settings: Mapping[str, float | None]) -> Sampling:
-    """The scheme, or a usage error that names the option that is missing or does not belong to it."""
+    """The scheme, or a usage error that names a missing or superfluous option."""
     kind, required, optional = NEEDS[sampling]
     given = {name: value for name, value in settings.items() if value is not None}
     missing = [f"--{name}" for name in required if name not in given]

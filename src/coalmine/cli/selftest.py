@@ -1,4 +1,4 @@
-"""`coalmine selftest`: put known faults into a training loop, and show which the audit detects."""
+"""`coalmine selftest`: put known faults into a training loop and show which ones the audit detects."""
 
 import math
 from dataclasses import asdict
@@ -24,7 +24,7 @@ NAMES = [fault.name for fault in SIGNATURES]
     type=click.Choice(NAMES),
     multiple=True,
     metavar="NAME",
-    help=f"Fault to try; repeatable: {', '.join(NAMES)}.  [default: all faults]",
+    help=f"Fault to test; repeatable: {', '.join(NAMES)}.  [default: all faults]",
 )
 @click.option(
     "--seeds", type=click.IntRange(1), default=1, show_default=True, help="Number of training runs per fault."
@@ -34,10 +34,10 @@ NAMES = [fault.name for fault in SIGNATURES]
 def selftest(verbosity: Verbosity, names: tuple[str, ...], seeds: int, as_json: bool) -> int:
     """Check that the audit detects known faults.
 
-    Each fault is put into a real training loop. A fault is caught if a rung or a gauge contradicts the claim and the
+    Each fault is put into a real training loop. A fault is detected if a rung or a gauge contradicts the claim and the
     verdict is not PASS. It is named if the report would list it among the likely faults.
 
-    Exit codes: 1 if a detectable fault was missed or honest training was called VIOLATION, else 0.
+    Exit codes: 1 if a detectable fault was missed or honest training was a VIOLATION, else 0.
     """
     from coalmine.simulation.faults import evidence, is_caught, margins, try_fault
 
@@ -83,7 +83,7 @@ def _summary(by: list[str]) -> str:
 
 
 def _silence(fault: Signature, by: list[str], blind: bool) -> str:
-    """Why nothing was detected; for an undetectable fault the reason is printed even beside a false alarm."""
+    """Why nothing was detected; for an undetectable fault the reason is printed even next to a false alarm."""
     if fault.reason:
         return f"cannot be detected: {fault.reason}"
     if by:

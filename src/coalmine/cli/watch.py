@@ -1,4 +1,4 @@
-"""`coalmine watch`: follow a run in the terminal or on a page, and stop it if it breaks its claim."""
+"""`coalmine watch`: follow a run in the terminal or on a page, and stop it if it violates its claim."""
 
 import os
 import subprocess
@@ -19,8 +19,8 @@ from coalmine.report.live_view import Frame, Watcher, screen
 from coalmine.report.trackers import MLflow, TensorBoard, Tracker
 from coalmine.storage.run_directory import is_run
 
-RELOADED = 5  # seconds after which the live page is loaded again, at least
-DRAWING = 3.0  # so many times as long as drawing the page took is waited before it is drawn again
+RELOADED = 5  # least seconds between reloads of the live page
+DRAWING = 3.0  # least wait before drawing the page again, as a multiple of the time that drawing took
 
 
 @click.command(cls=Command)
@@ -32,13 +32,13 @@ DRAWING = 3.0  # so many times as long as drawing the page took is waited before
     "--claim",
     type=FiniteRange(min=0, min_open=True),
     metavar="E",
-    help="Claimed ε to watch.  [default: the claim that the run was started with]",
+    help="Claimed ε to check.  [default: the claim that the run was started with]",
 )
 @click.option(
     "--participations",
     type=COUNT,
     metavar="N",
-    help="How often the claim's client takes part.  [default: as the audit's schedule has it]",
+    help="Number of rounds that the claim's client takes part in.  [default: that of the audit's schedule]",
 )
 @click.option("--stop-on-violation", is_flag=True, help="Stop watching and exit with 1 when a round refutes the claim.")
 @click.option(
@@ -47,12 +47,12 @@ DRAWING = 3.0  # so many times as long as drawing the page took is waited before
     help="Run a shell command once when a round refutes the claim, for example 'kill -TERM 4711'.",
 )
 @click.option(
-    "--html", type=click.Path(path_type=Path, dir_okay=False), help="Keep the report's page there up to date."
+    "--html", type=click.Path(path_type=Path, dir_okay=False), help="File for a live report, which is kept up to date."
 )
 @click.option(
     "--tensorboard", type=click.Path(path_type=Path, file_okay=False), help="Folder for TensorBoard event files."
 )
-@click.option("--mlflow", is_flag=True, help="Log to the active MLflow run too.")
+@click.option("--mlflow", is_flag=True, help="Also log to the active MLflow run.")
 def watch(
     directory: Path,
     every: float,
@@ -66,11 +66,11 @@ def watch(
 ) -> int:
     """Follow a run while it trains.
 
-    Shows the rounds, the accuracy, each adversary's estimate so far and, of a claim, the evidence against it. That evidence
-    may be looked at after every round: a true claim raises the alarm in at most 0.25 % of runs. The run is not affected,
-    unless --on-violation does something to it. Watching ends when the run has a result, at an alarm with
-    --stop-on-violation, or with Ctrl-C. Outside a terminal the current state is printed once, unless an option asks to
-    follow the run.
+    Shows the rounds, the accuracy, each adversary's estimate so far and, for a claim, the evidence against it. The
+    evidence may be checked after every round: a true claim raises the alarm in at most 0.25 % of runs. The run is not
+    affected unless the command of --on-violation changes it. Watching ends when the run has a result, at an alarm with
+    --stop-on-violation, or with Ctrl-C. Outside a terminal the current state is printed once, unless an option requires
+    following the run.
 
     Exit codes: 1 if a round refuted the claim and --stop-on-violation is given, else 0.
     """
@@ -111,7 +111,7 @@ def watch(
 
 @dataclass
 class _Follower:
-    """Looks at a run, keeps dashboards and page up to date, and does once what is to be done at an alarm."""
+    """Reads a run, keeps dashboards and page up to date, and reacts once to an alarm."""
 
     watcher: Watcher
     trackers: list[Tracker]
@@ -128,7 +128,7 @@ class _Follower:
         return VERDICT_CODES["VIOLATION"] if self._alarmed and self.stops else 0
 
     def look(self) -> Frame:
-        """The run as it is now."""
+        """The current state of the run."""
         frame = self.watcher.look()
         for tracker in self.trackers:
             tracker.send(frame.scalars)
@@ -143,7 +143,7 @@ class _Follower:
         return frame
 
     def _write_page(self, frame: Frame, path: Path) -> None:
-        """Write the page where something is new on it, and drawing it does not take most of the time."""
+        """Write the page if it has changed and drawing it does not take most of the time."""
         now = (frame.rounds, frame.finished, self._alarmed)
         started = time.monotonic()
         if now == self._shown or (started < self._next_page and not self.done):
@@ -157,7 +157,7 @@ class _Follower:
 
 
 def _run_command(command: str, alarm: str) -> None:
-    """Run the user's command with the alarm in COALMINE_ALARM; a failure of it is told and changes nothing else."""
+    """Run the user's command with the alarm in COALMINE_ALARM; a failure is reported and changes nothing else."""
     done = subprocess.run(command, shell=True, check=False, env=os.environ | {"COALMINE_ALARM": alarm})
     if done.returncode:
         print_error(f"the command of --on-violation ended with exit code {done.returncode}: {command}")

@@ -15,7 +15,7 @@ GIGABYTE = 10**9
 class Download:
     """A file to download, its published size and checksum, and the files unpacked from it.
 
-    `size` and the checksum are None where they are not published. An archive that holds `unpacked` is unpacked, never
+    `size` and the checksum are None if they are not published. An archive that holds `unpacked` is unpacked, never
     to more than `unpacked_limit` bytes, and not kept.
     """
 
@@ -34,7 +34,7 @@ class Download:
 
     @property
     def known_hash(self) -> str | None:
-        """The published checksum as pooch takes it; None where there is none."""
+        """The published checksum as pooch takes it; None if there is none."""
         return f"sha256:{self.sha256}" if self.sha256 else f"md5:{self.md5}" if self.md5 else None
 
     @property
@@ -52,8 +52,8 @@ class Download:
 class Dataset:
     """A data set as `coalmine data list` shows it.
 
-    `folder` is where the task looks for it, under the data folder. Without downloads it cannot be fetched: `note` says why,
-    and `own_files` are the files that a user must put there.
+    `folder`, under the data folder, is where the task looks for it. A data set without downloads cannot be fetched. Its
+    `note` says why, and `own_files` are the files that a user must put there.
     """
 
     name: str
@@ -142,7 +142,7 @@ _ALL = (
         name="mnist-by-writer",
         task="mnist-by-writer",
         title="MNIST by NIST writer",
-        what="28 by 28 handwritten digits, by who wrote them",
+        what="28 by 28 handwritten digits, by writer",
         users=539,
         examples=70_000,
         licence="CC BY-SA 3.0; QMNIST BSD 3-clause",
@@ -164,7 +164,7 @@ _ALL = (
         name="emnist",
         task="emnist",
         title="Federated EMNIST",
-        what="28 by 28 handwritten characters, 62 classes, by who wrote them",
+        what="28 by 28 handwritten characters, 62 classes, by writer",
         users=3_400,
         examples=749_068,
         licence=_NIST,
@@ -204,7 +204,7 @@ _ALL = (
         name="stackoverflow",
         task="stackoverflow",
         title="Stack Overflow",
-        what="sentences of questions and answers, by who wrote them",
+        what="sentences of questions and answers, by writer",
         users=342_477,
         examples=135_818_730,
         licence=_STACK_OVERFLOW,
@@ -225,14 +225,14 @@ _ALL = (
         name="stackexchange",
         task="stackexchange",
         title="Stack Exchange, 15 sites",
-        what="sentences of questions, answers and comments, by who wrote them",
+        what="sentences of questions, answers and comments, by writer",
         users=5_022,
         examples=241_796,
         licence="CC BY-SA 2.5, 3.0, 4.0, their users",
         source="excerpts of the Stack Exchange data dumps",
         folder="stackexchange",
         own_files=("stackexchange_by_user.jsonl.gz",),
-        note="no place to download it from is known: put a file of the format in docs/how-to/data.md there",
+        note="no download is known: put a file in the format of docs/how-to/data.md there",
     ),
     Dataset(
         name="shakespeare",
@@ -258,15 +258,14 @@ _ALL = (
         name="shakespeare-by-role",
         task="shakespeare",
         title="Shakespeare, 37 plays by role",
-        what="speeches of plays, by role; read where shakespeare is not there",
+        what="speeches of plays, by role; used if shakespeare is missing",
         users=1_132,
         examples=31_075,
         licence="public domain (Moby, Jon Bosak)",
         source="https://github.com/CodyCahoon/Shapespeare, commit 84f89f1",
         folder="shakespeare",
         own_files=("shakespeare_by_role.jsonl.gz",),
-        note="no place to download it from is known: put a file of the format in docs/how-to/data.md there, "
-        "or get shakespeare",
+        note="no download is known: put a file in the format of docs/how-to/data.md there, or get shakespeare",
     ),
 )
 DATASETS = {dataset.name: dataset for dataset in _ALL}

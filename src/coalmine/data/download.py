@@ -1,4 +1,4 @@
-"""One file over HTTP, by pooch: it gets its name only when it is whole and has the published checksum."""
+"""Downloads a file over HTTP with pooch. It gets its name only once it is complete and has the published checksum."""
 
 import logging
 import time
@@ -9,21 +9,20 @@ from typing import Any
 from coalmine.data.catalogue import Download
 from coalmine.version import __version__
 
-Progress = Callable[[int, int | None], None]  # bytes so far, and in total where known
+Progress = Callable[[int, int | None], None]  # bytes so far, and in total if known
 
 CHUNK = 1 << 20
-TIMEOUT = 60.0  # seconds without a byte
+TIMEOUT = 60.0  # seconds without data
 ATTEMPTS = 4
 WAIT = 1.0  # seconds before the second attempt; doubled before each later one
-TRY_AGAIN = (408, 429)  # client errors that may pass; all other 4xx are final
+TRY_AGAIN = (408, 429)  # client errors that may be temporary; all other 4xx are final
 
 
 def download(file: Download, target: Path, *, progress: Progress = lambda done, total: None) -> str:
-    """Download a file to `target` and return its SHA-256; a file that is there and has the checksum is kept.
+    """Download a file to `target` and return its SHA-256; an existing file with that checksum is kept.
 
-    Broken connections and server errors are tried again, from the first byte. A file with another size or checksum than
-    the published one is a ValueError and is not kept. Proxies are those of the environment (HTTP_PROXY, HTTPS_PROXY,
-    NO_PROXY).
+    After a broken connection or a server error the download starts again. A file whose size or checksum differs from the
+    published one is a ValueError and is not kept. Proxies come from the environment (HTTP_PROXY, HTTPS_PROXY, NO_PROXY).
     """
     try:
         import pooch
@@ -51,7 +50,7 @@ def download(file: Download, target: Path, *, progress: Progress = lambda done, 
         except (requests.RequestException, ConnectionError) as error:
             if attempt == ATTEMPTS:
                 raise ConnectionError(
-                    f"{file.url} cannot be fetched: {_cause(error)} (tried {ATTEMPTS} times; a proxy is named by "
+                    f"{file.url} cannot be fetched: {_cause(error)} (tried {ATTEMPTS} times; set a proxy with "
                     "HTTPS_PROXY or HTTP_PROXY)"
                 ) from None
         time.sleep(WAIT * 2 ** (attempt - 1))
@@ -59,10 +58,10 @@ def download(file: Download, target: Path, *, progress: Progress = lambda done, 
 
 
 def _problem(file: Download, response: Any) -> Exception | None:
-    """What is wrong with an answer: ValueError where it is final, ConnectionError where another attempt may help.
+    """The error for a bad answer, if it is one: ValueError if it is final, ConnectionError if another attempt may help.
 
-    Final is also another size than the published one, and a redirect from HTTPS to HTTP, which anybody on the way could
-    change.
+    A size that differs from the published one is final. So is a redirect from HTTPS to HTTP, which anybody on the way
+    could alter.
     """
     location = response.headers.get("Location", "")
     if response.is_redirect and response.url.startswith("https:") and location.startswith("http:"):
@@ -81,14 +80,14 @@ def _problem(file: Download, response: Any) -> Exception | None:
 
 
 def _cause(error: BaseException) -> str:
-    """What went wrong in the first place: requests wraps it several times."""
+    """The original error, which requests wraps several times."""
     while error.__context__ is not None:
         error = error.__context__
     return str(error) or type(error).__name__
 
 
 class _ProgressBar:
-    """What pooch expects of a progress bar."""
+    """The progress bar interface of pooch."""
 
     total = 0
 

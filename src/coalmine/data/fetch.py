@@ -1,4 +1,4 @@
-"""Fetching a data set: download, check and unpack each file, and record its origin beside it."""
+"""Fetching a data set: download, check and unpack each file, and record its origin in the folder."""
 
 import json
 import os
@@ -22,12 +22,12 @@ class Fetched:
     size: int
     here_before: bool = False
     url: str = ""
-    sha256: str = ""  # of what was downloaded, packed as it was
+    sha256: str = ""  # of the downloaded file, before unpacking
     checked: str = ""
 
 
 class Follower(Protocol):
-    """Called with a task and a file name, it returns a function of the bytes so far and, where known, in total."""
+    """Called with a task and a file name, it returns a function of the bytes so far and, if known, in total."""
 
     def __call__(self, doing: str, name: str, /) -> Callable[[int, int | None], None]: ...
 
@@ -38,7 +38,7 @@ def ignore(doing: str, name: str) -> Callable[[int, int | None], None]:
 
 
 def fetch(dataset: Dataset, data_dir: Path, *, follow: Follower = ignore) -> list[Fetched]:
-    """Put a data set's files where its task looks for them, under `data_dir`; existing files are left alone."""
+    """Put a data set's files where its task looks for them, under `data_dir`; existing files are not changed."""
     if not dataset.downloads:
         here = ", where it is already" if dataset.is_in(data_dir) else ""
         raise ValueError(f"{dataset.name} cannot be fetched: {dataset.note} ({data_dir / dataset.folder}{here})")
@@ -65,7 +65,7 @@ def _get(file: Download, folder: Path, follow: Follower) -> list[Fetched]:
     except OSError as error:
         if error.errno is None:  # its message is complete
             raise
-        raise OSError(f"writing {folder} failed: {error.strerror}; name another folder by --data-dir") from None
+        raise OSError(f"writing {folder} failed: {error.strerror}; choose another folder with --data-dir") from None
     fetched = [
         Fetched(
             name=name,

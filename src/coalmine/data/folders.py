@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def data_folder(named: Path | None = None) -> Path:
-    """The folder that holds a folder for each data set: the one named, COALMINE_DATA_DIR, or the user's own."""
+    """The folder that holds a folder for each data set: `named`, COALMINE_DATA_DIR, or the user's own."""
     if named is not None:
         return named
     if from_environment := os.environ.get("COALMINE_DATA_DIR"):
@@ -26,4 +26,4 @@ def _home(variable: str, default: str, own: str) -> Path:
     try:
         return Path.home() / default / "coalmine"
     except RuntimeError:  # a container with an unknown user and without HOME
-        raise ValueError(f"this user has no home folder: name a folder in {own}") from None
+        raise ValueError(f"this user has no home folder: set {own} to a folder") from None

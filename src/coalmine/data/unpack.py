@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO
 
 CHUNK = 1 << 20
-ENTRIES = 100_000  # that an archive may have
+ENTRIES = 100_000  # most entries of an archive
 
 Progress = Callable[[int], None]  # bytes written so far
 
@@ -20,17 +20,17 @@ def unpack(
 ) -> None:
     """Put the files `wanted` from a .tar.bz2 archive into `folder`: all of them, or none.
 
-    An archive with a path that leads outside, a link or a device is rejected as a whole, even where that entry is not
-    wanted, and so is one whose files have more than `limit` bytes in all.
+    An archive with a path that leads outside, a link or a device is rejected as a whole, even if that entry is not
+    wanted. So is an archive whose files have more than `limit` bytes in total.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as draft, _named_errors(archive):
-        found, written = set(), 0
+        unpacked, written = set(), 0
         for name, content in _files(archive, limit):
             if name in wanted:
                 written = _write(Path(draft) / name, content, written, progress)
-                found.add(name)
-        missing = [name for name in wanted if name not in found]
+                unpacked.add(name)
+        missing = [name for name in wanted if name not in unpacked]
         if missing:
             raise ValueError(f"{archive.name} does not hold {missing[0]}")
         for name in wanted:
@@ -55,7 +55,7 @@ def _files(archive: Path, limit: int) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 def _safe_name(archive: Path, path: str, number: int) -> str:
-    """A member's base name; ValueError if its path leads out of the folder on any system."""
+    """A member's base name; ValueError if its path leads outside the folder on any system."""
     if number >= ENTRIES:
         raise ValueError(f"{archive.name} holds more than {ENTRIES:,} entries, so it is rejected")
     posix, windows = PurePosixPath(path), PureWindowsPath(path)

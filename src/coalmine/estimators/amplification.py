@@ -1,4 +1,4 @@
-"""Epsilon amplified by sampling: nobody outside knows in which rounds a client takes part.
+"""Epsilon amplified by sampling: the attacker does not know in which rounds a client takes part.
 
 These values hold for the whole run. Against an attacker who knows the client's rounds, `mechanism_epsilon` applies
 instead. The accounting is done by dp-accounting and PLD_accounting, which are imported on use.
@@ -22,26 +22,28 @@ Kind = Literal["upper bound", "range", "estimate"]
 PLD, ALLOCATION, RDP = "dp-accounting PLD", "PLD_accounting", "dp-accounting RDP"
 UNAMPLIFIED = "Gaussian mechanism, no amplification"
 
-FINEST_INTERVAL = 1e-5  # of privacy loss
-GRID_ERROR = 4e-5  # of epsilon, about: it grows with the rounds and the square of the interval
-LARGEST_GRID = 1_000_000  # points of the composed privacy loss
-MOST_ROUNDS = 1_000_000  # that are composed
-MOST_ALLOCATED = 100_000  # rounds of random allocation
-WHOLE_ORDERS = [*range(2, 128), *(2**power for power in range(7, 15))]  # of Rényi accounting: others need not converge
-SMALLEST_PLD_DELTA = 1e-13  # below it a privacy loss distribution is rounding error
-RDP_IS_WORSE = "Rényi accounting gives more than no amplification, which bounds epsilon here"
+FINEST_INTERVAL = 1e-5  # smallest step of the privacy loss
+GRID_ERROR = 4e-5  # approximate error of epsilon; it grows with the rounds and the square of the step
+LARGEST_GRID = 1_000_000  # most points of the composed privacy loss
+MOST_ROUNDS = 1_000_000  # most rounds that are composed
+MOST_ALLOCATED = 100_000  # most rounds of random allocation that are composed
+WHOLE_ORDERS = [*range(2, 128), *(2**power for power in range(7, 15))]  # Rényi orders; others may not converge
+SMALLEST_PLD_DELTA = 1e-13  # below it, a privacy loss distribution is dominated by rounding error
+RDP_IS_WORSE = (
+    "Rényi accounting gives a larger epsilon than no amplification, so the unamplified epsilon is the upper end"
+)
 LONGEST_LOSS = 700.0  # log likelihood ratios in a wider range overflow
-GEOMETRIC_POINTS = 3_000  # the time grows with their square
+GEOMETRIC_POINTS = 3_000  # the run time grows with their square
 LINEAR_POINTS, LINEAR_POINTS_PER_ROUND = 30_000_000, 200_000
-TAIL = 1e-2  # probability that the grids leave out, in deltas
-COARSER = 5  # while the inverse is still far away
-GAP_CELLS, GAP_STDS = 1_000, 9.0  # of a round's sum in the attack on cohorts of a fixed size
-GAP_ERROR = 1e-2  # of epsilon, about, by which that attack is rounded down
-MOST_EPOCHS = 300  # that a lower end looks at; leaving epochs out keeps it valid
+TAIL = 1e-2  # probability outside the grids, as a fraction of delta
+COARSER = 5  # factor by which the grids are coarser in the first search for the noise
+GAP_CELLS, GAP_STDS = 1_000, 9.0  # cells of a round's sum in the attack on cohorts of fixed size, and their range
+GAP_ERROR = 1e-2  # approximate error of epsilon by which that attack is rounded down
+MOST_EPOCHS = 300  # most epochs that a lower end uses; leaving epochs out keeps it valid
 
 
 class AmplifiedEpsilon(float):
-    """An amplified epsilon that says where it comes from. Its value is the upper end of its range.
+    """An amplified epsilon with its accountant, adjacency and kind. Its value is the upper end of its range.
 
     `kind` is "upper bound" for a tight accountant, where `low` shows how tight. It is "range" where no tight accountant is
     known: epsilon then lies between `low` and `high`. It is "estimate" where the noise was measured.
@@ -56,10 +58,10 @@ class AmplifiedEpsilon(float):
     def __new__(
         cls, value: float, *, low: float | None = None, accountant: str, adjacency: str, kind: Kind, note: str = ""
     ) -> "AmplifiedEpsilon":
-        made = super().__new__(cls, value)
-        made.low = float(value) if low is None else min(float(low), float(value))
-        made.accountant, made.adjacency, made.kind, made.note = accountant, adjacency, kind, note
-        return made
+        epsilon = super().__new__(cls, value)
+        epsilon.low = float(value) if low is None else min(float(low), float(value))
+        epsilon.accountant, epsilon.adjacency, epsilon.kind, epsilon.note = accountant, adjacency, kind, note
+        return epsilon
 
     @property
     def high(self) -> float:
@@ -67,7 +69,7 @@ class AmplifiedEpsilon(float):
         return float(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """All that is known, as files hold it."""
+        """The epsilon and its details, as stored in files."""
         return {"epsilon": float(self), **self._details()}
 
     def _details(self) -> dict[str, Any]:
@@ -86,11 +88,11 @@ class AmplifiedEpsilon(float):
 
 
 def amplified_epsilon(noise_multiplier: float, sampling: Sampling, delta: float) -> AmplifiedEpsilon:
-    """Epsilon of a whole run for an attacker who sees every round and knows everybody else, but not the target's rounds.
+    """Epsilon of a whole run for an attacker who sees every round and knows all other updates, but not the target's rounds.
 
     Poisson: dp-accounting's PLD. Random allocation: PLD_accounting (Feldman and Shenfeld 2026, arXiv 2602.17284). Fixed
     size: between a proven attack and dp-accounting's RDP. Shuffling: between a proven attack and no amplification. Noise
-    0 gives inf. Repeated calls are free.
+    0 gives inf. Results are cached.
 
     >>> round(amplified_epsilon(1.0, Poisson(0.1, rounds=100), 1e-5), 2)
     7.05
@@ -100,7 +102,7 @@ def amplified_epsilon(noise_multiplier: float, sampling: Sampling, delta: float)
 
 
 def amplified_noise(epsilon: float, sampling: Sampling, delta: float) -> float:
-    """The smallest noise multiplier whose amplified epsilon (upper end) is at most `epsilon`: the inverse.
+    """The smallest noise multiplier whose amplified epsilon (upper end) is at most `epsilon`: amplified_epsilon's inverse.
 
     The epsilon at that noise is within 0.01 % of `epsilon`, for random allocation within 0.1 %. Epsilon inf gives 0. For
     shuffling, this is the noise without amplification.
@@ -121,7 +123,10 @@ def _checked(noise_multiplier: float, delta: float) -> tuple[float, float]:
 
 
 def _unamplified(noise: float, sampling: Sampling, delta: float) -> float:
-    """Epsilon if the rounds were known, in the scheme's adjacency; Poisson and fixed-size clients may be in all of them."""
+    """Epsilon if the attacker knew the rounds, in the scheme's adjacency.
+
+    Under Poisson and fixed-size sampling a client may take part in every round.
+    """
     if isinstance(sampling, FixedSize):
         noise = noise / 2  # replacing one client moves the sum by two clip norms
     times = sampling.rounds if isinstance(sampling, Poisson | FixedSize) else sampling.epochs
@@ -150,7 +155,7 @@ def _epsilon(noise: float, sampling: Sampling, delta: float) -> AmplifiedEpsilon
 
 
 def _accountable(noise: float, sampling: Poisson | RandomAllocation, delta: float) -> bool:
-    """Whether the accountants can work at so little noise and so many rounds; settings decide, not a clock."""
+    """Whether the accountants can handle this noise and these rounds; decided by the settings, not by run time."""
     if isinstance(sampling, Poisson):
         return sampling.rounds <= MOST_ROUNDS and 0.5 / noise**2 + 10 / noise < LONGEST_LOSS
     possible = sampling.total_rounds <= MOST_ALLOCATED and delta >= SMALLEST_PLD_DELTA
@@ -160,7 +165,7 @@ def _accountable(noise: float, sampling: Poisson | RandomAllocation, delta: floa
 def _poisson(noise: float, sampling: Poisson, delta: float, unamplified: float) -> AmplifiedEpsilon:
     if not _accountable(noise, sampling, delta):
         return _not_amplified(unamplified, _attack_by_maximum(noise, sampling, delta), sampling)
-    if delta < SMALLEST_PLD_DELTA:  # the tail of a Fourier transform: rounding rules there
+    if delta < SMALLEST_PLD_DELTA:  # the tail of a Fourier transform is dominated by rounding error
         value, low = _poisson_rdp(noise, sampling, delta), _attack_by_maximum(noise, sampling, delta)
         if not value < unamplified:
             return _not_amplified(unamplified, low, sampling, RDP_IS_WORSE)
@@ -187,7 +192,7 @@ def _poisson_pld(noise: float, sampling: Poisson, delta: float, coarser: int = 1
 
 
 def _interval(noise: float, sampling: Poisson) -> float:
-    """The step of the privacy loss: as coarse as the error allows, finer than a round's loss, and not too many of them."""
+    """The privacy loss step: as coarse as GRID_ERROR allows, finer than a round's loss, at most LARGEST_GRID points."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(64)
     weights = weights / weights.sum()
     probability = sampling.probability
@@ -217,7 +222,7 @@ def _allocation(noise: float, sampling: RandomAllocation, delta: float, unamplif
 
 
 def _allocation_upper(noise: float, sampling: RandomAllocation, delta: float, coarser: int = 1) -> float:
-    """PLD_accounting's upper bound, on the grid that rounds less; on both where they are alike."""
+    """PLD_accounting's upper bound on the grid with the smaller rounding error; the better of both if they are similar."""
     length = _log_length(noise, sampling, delta)
     geometric = length * _stages(sampling) * coarser / GEOMETRIC_POINTS
     linear = math.exp(min(length / 2, 700.0)) * sampling.rounds * coarser / _linear_points(sampling)
@@ -230,12 +235,12 @@ def _allocation_upper(noise: float, sampling: RandomAllocation, delta: float, co
 
 
 def _log_length(noise: float, sampling: RandomAllocation, delta: float) -> float:
-    """From the smallest to the largest log likelihood ratio of one round that matters."""
+    """The width of the range of one round's log likelihood ratio, without its negligible tails."""
     return noise**-2 - 2 / noise * float(ndtri(TAIL * delta / (18 * sampling.total_rounds)))
 
 
 def _stages(sampling: RandomAllocation) -> int:
-    """Convolutions that share the step of a geometric grid: powers of two, and their sums."""
+    """The number of convolutions on a geometric grid: the powers of two, and their sums."""
     last = sampling.rounds - 1
     return 1 + last.bit_length() + last.bit_count()
 
@@ -243,13 +248,16 @@ def _stages(sampling: RandomAllocation) -> int:
 def _allocation_geometric(
     noise: float, sampling: RandomAllocation, delta: float, *, upper: bool, coarser: int = 1
 ) -> float:
-    """On a geometric grid of likelihood ratios, of as many points at any noise: the time hardly depends on the settings."""
+    """A bound on a geometric grid of likelihood ratios, with equally many points at any noise, so about equally fast."""
     step = _log_length(noise, sampling, delta) * _stages(sampling) * coarser / GEOMETRIC_POINTS
     return _from_library(noise, sampling, delta, upper=upper, loss_discretization=step)
 
 
 def _allocation_linear(noise: float, sampling: RandomAllocation, delta: float, coarser: int = 1) -> float:
-    """On a linear grid of likelihood ratios, summed by FFT: better at large noise. Their range is exponential in 1/noise."""
+    """An upper bound on a linear grid of likelihood ratios, summed by FFT.
+
+    Better at large noise: the range of the ratios is exponential in 1/noise.
+    """
     from PLD_accounting import ConvolutionMethod
 
     points = _linear_points(sampling)
@@ -390,7 +398,7 @@ def _cells(edges: Floats, mean: float, std: float) -> Floats:
 def _not_amplified(unamplified: float, low: float, sampling: Sampling, note: str | None = None) -> AmplifiedEpsilon:
     note = (
         note
-        or "not amplified: so little noise or so many rounds are beyond the accountants; the lower end is an attack"
+        or "not amplified: the accountants cannot handle so little noise or so many rounds; the lower end is an attack"
     )
     return AmplifiedEpsilon(
         unamplified, low=low, accountant=UNAMPLIFIED, adjacency=sampling.adjacency, kind="range", note=note
@@ -398,15 +406,15 @@ def _not_amplified(unamplified: float, low: float, sampling: Sampling, note: str
 
 
 def _attack_by_sum(noise: float, sampling: RandomAllocation | Shuffled, delta: float) -> float:
-    """The sum over an epoch's rounds moves by 1 under noise z√T: what is left of the Gaussian mechanism is a lower bound."""
+    """A lower bound on epsilon from the sum over an epoch's rounds: it moves by 1, and its noise is z√T."""
     return float(mechanism_epsilon(noise * math.sqrt(sampling.rounds), delta=delta, participations=sampling.epochs))
 
 
 def _attack_by_maximum(noise: float, sampling: Poisson | RandomAllocation | Shuffled, delta: float) -> float:
     """The best log((p - δ)/p') for tests of whether the largest round of an epoch exceeds c: a lower bound on epsilon.
 
-    `_shuffled` derives it. Random allocation has means 1 and 0 in the place of 2 and 1, and so has each of Poisson's
-    rounds, with its probability.
+    `_shuffled` derives it. Random allocation has means 1 and 0 in place of 2 and 1. So has each Poisson round, with its
+    sampling probability.
     """
     top = 2.0 if isinstance(sampling, Shuffled) else 1.0
     c = np.linspace(0, top + 8 * noise, 2001)
@@ -478,9 +486,9 @@ def _upper_end(noise: float, sampling: Sampling, delta: float, coarser: int) -> 
 def _search(
     upper_end: Callable[[float], float], epsilon: float, enough: float, start: float, slope: float, tolerance: float
 ) -> tuple[float, float]:
-    """The log noise at which `upper_end` lies within `tolerance` below `epsilon`, and its slope there; by secants of logs.
+    """The log noise at which `upper_end` lies within `tolerance` below `epsilon`, and its slope there, by secants on logs.
 
-    A bracket guards the secants. Where `upper_end` jumps over `epsilon`, the answer is the first noise behind the jump.
+    A bracket guards the secants. Where `upper_end` jumps over `epsilon`, the answer is the first noise after the jump.
     """
     low, high = -math.inf, math.log(enough)
     x, before = min(start, high), None

@@ -20,8 +20,8 @@ from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.local_level import local_level, order_statistic_bounds
 from coalmine.estimators.rates import epsilon_from_rates
 
-FEWEST = 10  # canaries; fewer allow no useful statement at 95 %
-SPLIT_SEED = 20240  # of the permutation that "split" halves the scores by
+FEWEST = 10  # fewest canaries; fewer allow no useful statement at 95 %
+SPLIT_SEED = 20240  # seed of the permutation with which "split" halves the scores
 
 
 class Law(Protocol):
@@ -40,7 +40,7 @@ def epsilon_lower_bound(
     """A lower bound on epsilon from the scores of the observed canaries; high scores mean present.
 
     `null` is the law of an unobserved canary's score (a CosineNull, a Gaussian), or an array of unobserved scores. Only the
-    scores' independence is assumed, not their law. `method` is how the error rates are bounded:
+    scores' independence is assumed, not their law. `method` chooses the bounds on the error rates:
 
     - "simultaneous": Beta bounds on the order statistics at one local level, valid at all thresholds simultaneously.
       Exact: with probability `confidence` the result is at most the true epsilon.
@@ -179,7 +179,7 @@ def _enough_scores(name: str, count: int) -> int:
 
 
 def _best_epsilon(observed: Floats, null: Any, delta: float, band: Band, failing: float) -> tuple[float, int]:
-    """Eq. 1 at its best threshold, and that threshold's place; `observed`, and `null` where it is an array, are sorted.
+    """Eq. 1 at its best threshold, and that threshold's index; `observed`, and `null` if it is an array, are sorted.
 
     Only observed scores are tried as thresholds: moving another threshold up to the next score increases neither rate.
     """
@@ -208,8 +208,8 @@ def _split_bound(observed: Floats, null: Any, delta: float, failing: float) -> f
     rng = np.random.default_rng(SPLIT_SEED)
     choosing, testing = _halves(observed, rng)
     null_choosing, null_testing = (null, null) if is_law(null) else _halves(null, rng)
-    _, place = _best_epsilon(choosing, null_choosing, delta, clopper_pearson_band, failing)
-    threshold = choosing[[place]]
+    _, index = _best_epsilon(choosing, null_choosing, delta, clopper_pearson_band, failing)
+    threshold = choosing[[index]]
     log_fpr = _log_fpr(threshold, null_testing, clopper_pearson_band, failing)
     log_fnr = log_rates(clopper_pearson_band, np.searchsorted(testing, threshold), testing.size, failing)
     return float(epsilon_from_rates(log_fpr, log_fnr, delta=delta)[0])

@@ -108,11 +108,11 @@ class TreeNoise:
     def _nodes(self, level: int) -> int:
         """The number of nodes with 2^level rounds, in all trees."""
 
-        def of_tree(size: int) -> int:
+        def nodes_in_tree(size: int) -> int:
             return (size >> level) - (size >> (level + 1))
 
         trees, rest = divmod(self.rounds, self.span)
-        return trees * of_tree(self.span) + of_tree(rest)
+        return trees * nodes_in_tree(self.span) + nodes_in_tree(rest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,14 +129,14 @@ class BandedNoise:
 
     def __post_init__(self) -> None:
         whole_number("rounds", self.rounds, minimum=1)
-        found = nonnegative_array("coefficients", finite_array("coefficients", self.coefficients))
-        if found.ndim != 1 or not found.size or not found[0] > 0:
+        values = nonnegative_array("coefficients", finite_array("coefficients", self.coefficients))
+        if values.ndim != 1 or not values.size or not values[0] > 0:
             raise ValueError(f"coefficients must be a list that starts above 0, got {self.coefficients}")
-        if (np.diff(found) > 0).any():
+        if (np.diff(values) > 0).any():
             raise ValueError("coefficients must not increase from one to the next: the noise would grow")
-        if found.size > self.rounds:
-            raise ValueError(f"bands must be at most rounds = {self.rounds}, got {found.size}")
-        object.__setattr__(self, "coefficients", tuple(float(value) for value in found))
+        if values.size > self.rounds:
+            raise ValueError(f"bands must be at most rounds = {self.rounds}, got {values.size}")
+        object.__setattr__(self, "coefficients", tuple(float(value) for value in values))
 
     @classmethod
     def for_prefix_sums(cls, rounds: int, *, bands: int, momentum: float = 0.0) -> "BandedNoise":
@@ -208,14 +208,14 @@ class BandedNoise:
 
     @cached_property
     def _products(self) -> Floats:
-        """The largest product of two columns of C by their distance; columns cut off by the end of the run are included."""
-        found = np.zeros(self.bands)
+        """The largest product of two columns of C at each distance, including columns cut off by the end of the run."""
+        largest = np.zeros(self.bands)
         for apart in range(self.bands):
             for first in range(max(1, self.rounds - 2 * self.bands), self.rounds - apart + 1):
                 left, right = self._column(first)[apart:], self._column(first + apart)
                 size = min(left.size, right.size)
-                found[apart] = max(found[apart], float(left[:size] @ right[:size]))
-        return found
+                largest[apart] = max(largest[apart], float(left[:size] @ right[:size]))
+        return largest
 
     def encoder(self) -> Encoder:
         return _BandedEncoder(self)
@@ -241,7 +241,9 @@ def correlated_noise(values: Mapping[str, Any]) -> CorrelatedNoise:
         return TreeNoise(rounds=values["rounds"], restart=values["restart"])
     if values["kind"] == "banded":
         return BandedNoise(rounds=values["rounds"], coefficients=tuple(values["coefficients"]))
-    raise ValueError(f"noise must be a tree or banded, got {values['kind']!r}; was it written by a newer coalmine?")
+    raise ValueError(
+        f"the kind of noise must be tree or banded, got {values['kind']!r}; was it written by a newer coalmine?"
+    )
 
 
 def correlated_epsilon(

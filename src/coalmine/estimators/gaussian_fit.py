@@ -20,12 +20,12 @@ from coalmine.estimators.variance import (
     point_epsilon,
 )
 
-LARGEST = 1e60  # of a mean, a std or its inverse in units of the null's std: their squares do not overflow
+LARGEST = 1e60  # largest mean, std or inverse std, in units of the null's std; squares of larger ones overflow
 
 
 @dataclass(frozen=True)
 class VarianceChoice:
-    """Which std the alternative was given, that of the null or a fitted one, and why."""
+    """Which std the alternative has, the null's or a fitted one, and why."""
 
     used: str
     reason: str
@@ -54,7 +54,7 @@ class EpsilonEstimate:
     anderson_darling: AndersonDarling
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures as files hold them; inf and NaN are still floats here."""
+        """The figures as stored in files, except that inf and NaN are still floats."""
         interval = None if self.interval is None else [float(self.interval.low), float(self.interval.high)]
         return {
             "epsilon": self.epsilon,
@@ -110,7 +110,7 @@ def epsilon_estimate(
     interval = None
     if confidence is not None:
         level = unit_interval("confidence", confidence)
-        if variance == "null":  # the interval of the same model: its std is not in question
+        if variance == "null":  # the same model as the estimate's: the std is known
             interval = known_std_interval(mean, sample=sample, delta=delta, confidence=level)
         else:
             interval = epsilon_interval(mean, std, sample=sample, delta=delta, confidence=level)

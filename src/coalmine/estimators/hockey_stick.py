@@ -7,9 +7,9 @@ shift >= 0. The privacy loss log(p/q) is a parabola, and the set where it exceed
     x < edge, or x > far     where Q is narrower (stretch <= 0),
     far < x < edge           where Q is wider (stretch > 0),
 
-with `far` the mirror image of `edge` in the parabola's vertex. Each edge gives its epsilon by the value of the parabola
-there, so no quadratic is solved; since p = e^epsilon·q at an edge, e^epsilon·Q(tail) is the Mills ratio of Q's tail times
-p, so nothing large is ever subtracted; and delta grows with the edge.
+with `far` the mirror image of `edge` in the parabola's vertex. The value of the parabola at an edge is its epsilon, so no
+quadratic is solved. At an edge p = e^epsilon·q, so e^epsilon·Q(tail) is the Mills ratio of Q's tail times p, and no large
+numbers are subtracted. Delta grows with the edge.
 
 The functions here trust their arguments and expect numpy's floating-point warnings to be off.
 """
@@ -110,9 +110,9 @@ def one_sided_epsilon(pair: Pair, delta: Floats) -> Floats:
 
 
 def solve_edge(pair: Pair, low: Floats, high: Floats, log_delta: Floats) -> Floats:
-    """The edge at which log delta is reached: Halley's method kept inside a shrinking bracket.
+    """The edge at which delta reaches its target: Halley's method inside a shrinking bracket.
 
-    Seen from the edge, log delta is nearly the log of a normal cdf; its second derivative is taken to be that cdf's.
+    As a function of the edge, log delta is nearly the log of a normal cdf, whose second derivative is used.
     """
     answer, rows = low.copy(), np.arange(low.size)
     x = low
@@ -168,12 +168,12 @@ def _below_zero(pair: Pair, edge: Floats) -> tuple[Floats, Floats]:
     q = pair.std * _mills((pair.shift - edge) / pair.std)
     far = pair.far(edge)
     exponent = (edge - far) * (edge + far) / 2
-    seen = np.flatnonzero(exponent > -45)  # elsewhere the far side holds less than the last digit
-    if seen.size:
-        shift, std, far = pair.shift[seen], pair.std[seen], far[seen]
-        scale = np.where(pair.stretch[seen] > 0, -1.0, 1.0) * np.exp(exponent[seen])
-        p[seen] += scale * _mills(np.abs(far))
-        q[seen] += scale * std * _mills(np.abs(far - shift) / std)
+    matters = np.flatnonzero(exponent > -45)  # elsewhere the far side is below rounding error
+    if matters.size:
+        shift, std, far = pair.shift[matters], pair.std[matters], far[matters]
+        scale = np.where(pair.stretch[matters] > 0, -1.0, 1.0) * np.exp(exponent[matters])
+        p[matters] += scale * _mills(np.abs(far))
+        q[matters] += scale * std * _mills(np.abs(far - shift) / std)
     return p, np.maximum(q, 0)
 
 
@@ -196,14 +196,14 @@ def _above_zero(pair: Pair, edge: Floats) -> tuple[Floats, Floats]:
 
 
 def _mills(x: Floats) -> Floats:
-    """exp(x²/2)·Pr(X > x) for a standard normal X; callers use it for x >= 0 alone."""
+    """exp(x²/2)·Pr(X > x) for a standard normal X; callers use it only for x >= 0."""
     return 0.5 * erfcx(ROOT_HALF * np.maximum(x, 0))
 
 
 def _integrated(pair: Pair, edge: Floats) -> Floats:
     """delta / scale as the integral of p·(1 - e^(epsilon - loss)), whose integrand has no cancellation.
 
-    Used where the loss hardly varies over the region, so 64 Gauss-Legendre nodes give all digits.
+    Used where the loss hardly varies over the region, so 64 Gauss-Legendre nodes give full precision.
     """
     far, base = pair.far(edge), np.minimum(edge, 0)
     reach = np.sqrt(base * base + 90)  # beyond it lies less than 1e-18 of the mass

@@ -16,14 +16,10 @@ from coalmine.argument_checks import Floats
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 from coalmine.estimators.variance import Sample, chosen_std
 
-COARSE_GRID, FINE_GRID, GRIDS = (
-    24,
-    9,
-    3,
-)  # stds on the first grid over the region, on each finer one, and how many grids
+COARSE_GRID, FINE_GRID, GRIDS = 24, 9, 3  # stds on the first grid and on each finer one, and number of grids
 LATTICE = 10_946  # a Fibonacci number: the points (i/n, {i·previous/n}) cover the unit square evenly
 LATTICE_STEP = 6_765  # the Fibonacci number before it
-SURELY_KNOWN = 1e12  # directions beyond which the null's std counts as known
+SURELY_KNOWN = 1e12  # number of directions from which on the null's std counts as known
 
 
 class Interval(NamedTuple):
@@ -46,7 +42,7 @@ def epsilon_interval(
     """The smallest and the largest epsilon over the joint confidence region of the alternative's mean and std.
 
     The region is where the deviance is at most the chi-square quantile with two degrees of freedom. Epsilon has a V-shaped
-    kink where the alternative's std equals the null's, exactly where an honest pipeline sits; there the usual profile
+    kink where the alternative's std equals the null's, as it does in a correct pipeline. There the usual profile
     likelihood (one degree of freedom) covers 86 to 95 %. Assumes normal scores. Means and stds may be arrays.
     """
     threshold = float(chdtri(2, 1 - confidence))
@@ -77,8 +73,8 @@ def region_image(
 ) -> tuple[Floats, Floats]:
     """The range of epsilon where the deviance is at most `threshold`, for each fitted mean and std.
 
-    At one std the region is an interval of means, and epsilon grows with the distance of the means; so each end of the
-    range is a search over stds alone, on a grid that contains the kink and is then refined around the best point.
+    At one std the region is an interval of means, and epsilon grows with the distance between the means. So each end of
+    the range is a search over stds alone. The grid contains the kink and is refined around the best point.
     """
     narrowest, widest = _log_std_range(sample, threshold)
     angles = np.linspace(-np.pi / 2, np.pi / 2, COARSE_GRID)  # denser at the ends, where the range of means opens
@@ -136,7 +132,7 @@ def noise_floor(*, sample: Sample, delta: float, variance: str = "auto") -> Floo
 def null_lattice(sample: Sample, size: int = LATTICE, step: int = LATTICE_STEP) -> tuple[Floats, Floats]:
     """Fitted means and stds when nothing leaks: `size` equally likely points of their joint distribution.
 
-    Cached, and therefore read-only: a search for the smallest detectable epsilon asks for the same points thirty times.
+    Cached, and therefore read-only: a search for the smallest detectable epsilon needs the same points thirty times.
     """
     means, stds = _null_points(sample, size, step)
     means.flags.writeable = stds.flags.writeable = False
@@ -151,7 +147,7 @@ def _null_points(sample: Sample, size: int, step: int) -> tuple[Floats, Floats]:
     if null_dof >= SURELY_KNOWN:
         return mean_std * ndtri(first), np.sqrt(chdtri(dof, 1 - second) / dof / sample.variance_ratio_scale)
     # With s² and t² two independent chi-squares, s²/t² is independent of s² + t²: the mean over the null's estimated std is
-    # a t variable with all the degrees of freedom, scaled by what the ratio implies about that std.
+    # a t variable with all the degrees of freedom, scaled by the std that the ratio implies.
     ratio = fdtri(dof, null_dof, second)
     stretch = np.sqrt((null_dof + dof * ratio) / (null_dof + dof))
     unbias = math.sqrt(sample.count / (sample.count - 1) / sample.variance_ratio_scale)
@@ -160,7 +156,7 @@ def _null_points(sample: Sample, size: int, step: int) -> tuple[Floats, Floats]:
 
 
 def quick_epsilons(means: Floats, stds: Floats, *, sample: Sample, delta: float, variance: str) -> Floats:
-    """point_epsilon for many means and stds, to 1e-4: where the stds are equal, read off a curve of 512 points."""
+    """point_epsilon for many means and stds, to 1e-4: where the stds are equal, interpolated in a curve of 512 points."""
     stds = chosen_std(stds, sample, variance)
     equal, distances = stds == 1, np.abs(means)
     null = Gaussian(0.0, 1.0)

@@ -1,8 +1,8 @@
 """One local level for a band of order statistics, so that a lower bound holds at all thresholds simultaneously.
 
-Let U_(1) < ... < U_(k) be k sorted uniforms. U_(i) is Beta(i, k - i + 1), so U_(i) <= b_i with b_i that law's quantile at
-1 - local fails with probability `local` for each i; for some i it fails with probability `total`. `total_level`
-computes the second from the first, `local_level` the first from the second.
+Let U_(1) < ... < U_(k) be k sorted uniforms. U_(i) is Beta(i, k - i + 1); let b_i be that law's quantile at 1 - local.
+Each bound U_(i) <= b_i alone fails with probability `local`. At least one of them fails with probability `total`.
+`total_level` computes the second probability from the first, and `local_level` the first from the second.
 """
 
 import math
@@ -16,8 +16,8 @@ from scipy.special import betainccinv, gammaln, log_ndtr, ndtr, ndtri, xlogy
 
 from coalmine.argument_checks import Floats, unit_interval, whole_number
 
-EXACT = 2_000  # up to this count the local level is computed; beyond, it is interpolated
-KEPT = 20_000  # up to this count a band is computed whole and kept: the groups of a result share it
+EXACT = 2_000  # up to this count the local level is computed; above it, interpolated
+KEPT = 20_000  # up to this count a whole band is computed and cached: the groups of a result share it
 REACH = 7.5  # standard deviations kept above the mean count: fewer than 1e-13 of the paths ever leave them
 
 TABLE_COUNT = np.array([1_000, 1_603, 6_506, 52_800, 411_500, 1_000_000])
@@ -58,13 +58,14 @@ def total_level(count: int, local: float) -> float:
 
     Let N(t) be the number of uniforms up to t, a Poisson process of rate `count` given that N(1) = count. A bound fails
     first at i when N(b_i) = i - 1 and every earlier N(b_j) >= j. The law of N over the paths still alive is carried from
-    one b_i to the next; each step is a convolution, and what fails at i is read off and removed. Only sums of positive
-    numbers, so a total of 1e-9 has its digits too. About count^1.5 operations: 10 ms at 1,000, a minute at 10^6.
+    one b_i to the next; each step is a convolution, and the mass that fails at i is recorded and removed. Only
+    positive numbers are added, so even a total of 1e-9 is accurate. About count^1.5 operations: 10 ms at 1,000, a minute
+    at 10^6.
     """
     band = order_statistic_band(count, local)
     expected = count * band
     steps = np.diff(expected, prepend=0.0)
-    widths = (steps + 9 * np.sqrt(steps) + 14).astype(int)  # beyond lies less than 1e-16 of a step's law
+    widths = (steps + 9 * np.sqrt(steps) + 14).astype(int)  # the rest of a step's law is less than 1e-16
     highest = np.ceil(expected + REACH * np.sqrt(expected * (1 - band)) + 30).astype(int)
     points = np.arange(widths.max())
     laws = np.exp(_log_poisson(points, steps[:, None]))

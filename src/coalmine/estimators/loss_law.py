@@ -2,8 +2,8 @@
 
 The attacker sees a score s_t in every round: N(1/z, 1) where the client took part and N(0, 1) elsewhere, with the scale
 estimated from `dof` directions. They do not know the rounds, so the best test is the log likelihood ratio, summed over
-rounds under Poisson sampling and over epochs under random allocation. Its law for somebody who is absent is the null of the
-rung unknown-round. Its law for somebody who is present is the privacy loss distribution that an accountant composes.
+rounds under Poisson sampling and over epochs under random allocation. Its law for an absent client is the null of the rung
+unknown-round. Its law for a present client is the privacy loss distribution that an accountant composes.
 """
 
 import math
@@ -18,21 +18,19 @@ from scipy.special import chdtri, gammaln, stdtrit
 
 from coalmine.argument_checks import Floats
 
-NODES = 20_001  # of a score's law
+NODES = 20_001  # number of nodes of a score's law
 LOST = 1e-15  # probability beyond the nodes, on each side
-LARGEST = 600.0  # log ratio of a round; e to that is still a number
-FEWEST_BITS, MOST_POINTS = 14, 1 << 20  # of a composed law
-FINE = 0.05  # of a term's std: the step of a composed law
-RAREST = 1e-13  # probability of a larger ratio than the linear scale holds
-NARROW = (
-    1.0  # relative std of a sum of ratios, below which its law is on a linear scale, and above on a logarithmic one
-)
-LINEAR_STEP, LINEAR_POINTS = 0.004, 1 << 21  # step of a linear scale, over the variance of a ratio; most points
-ALLOCATED_POINTS = 3_000  # of a logarithmic scale
-NEGLIGIBLE = 20.0  # e to minus that of a larger ratio is left out
-SCALES = 64  # quantiles of the estimated scale in the law of somebody present
-MANY = 10_000.0  # directions from which on a score's scale is as good as known
-ROUNDING = 1e-12  # of a probability that comes from a Fourier transform
+LARGEST = 600.0  # largest log ratio of a round whose exponential does not overflow
+FEWEST_BITS, MOST_POINTS = 14, 1 << 20  # of a composed law's grid
+FINE = 0.05  # step of a composed law, as a fraction of a term's std
+RAREST = 1e-13  # probability of a ratio beyond the linear scale
+NARROW = 1.0  # relative std of a sum of ratios below which its law is on a linear scale; above it, on a logarithmic one
+LINEAR_STEP, LINEAR_POINTS = 0.004, 1 << 21  # step of a linear scale divided by the variance of a ratio; most points
+ALLOCATED_POINTS = 3_000  # points of a logarithmic scale
+NEGLIGIBLE = 20.0  # a term below e to minus this of the larger one is left out
+SCALES = 64  # quantiles of the estimated scale in the law of a present client
+MANY = 10_000.0  # number of directions from which on a score's scale counts as known
+ROUNDING = 1e-12  # rounding error of a probability that comes from a Fourier transform
 
 
 def poisson_ratio(scores: Floats, *, noise: float, probability: float) -> Floats:
@@ -48,20 +46,20 @@ def round_ratio(scores: Floats, *, noise: float) -> Floats:
 
 
 def allocated_ratio(sums: Floats, *, rounds: int, observed: int) -> Floats:
-    """log[(T - |O| + Σ ratios)/T]: one epoch's log likelihood ratio under random allocation, `observed` rounds seen."""
+    """log[(T - |O| + Σ ratios)/T]: one epoch's log likelihood ratio under random allocation, with |O| = `observed`."""
     return np.log(np.maximum((rounds - observed + sums) / rounds, np.finfo(np.float64).tiny))
 
 
 @dataclass(frozen=True)
 class LossLaw:
-    """A law on sorted points: the bound takes its upper tail, the goodness of fit its cdf."""
+    """A discrete law on sorted points. The bound uses its upper tail, the goodness-of-fit test its cdf."""
 
     points: Floats
     masses: Floats
 
     @cached_property
     def _above(self) -> Floats:
-        """Probability of each point and all above it, and of none."""
+        """The probability of each point and all above it, with a final 0."""
         return np.append(np.cumsum(self.masses[::-1])[::-1], 0.0)
 
     @cached_property
@@ -77,7 +75,7 @@ class LossLaw:
         return math.sqrt(max(float(self.masses @ (self.points - self.mean) ** 2), 0.0))
 
     def logsf(self, score: npt.ArrayLike) -> Floats:
-        """log Pr(loss >= score), rounded up by a point and by the error of the transform: a bound stays one."""
+        """log Pr(loss >= score), rounded up by one point and by the error of the transform, so that bounds stay valid."""
         place = np.searchsorted(self.points, score, side="left") - 1
         return np.log(np.minimum(self._above[np.maximum(place, 0)] + ROUNDING, 1.0))
 
@@ -88,7 +86,7 @@ class LossLaw:
         return np.asarray(np.interp(np.asarray(score, dtype=np.float64), edges, self._below))
 
     def fit(self, scores: Floats) -> tuple[float, float]:
-        """Kolmogorov and Smirnov's statistic of the scores under this law, and its p-value.
+        """The Kolmogorov-Smirnov statistic of the scores under this law, and its p-value.
 
         The law is known at its points only, so a score is compared with the points on both sides of it.
         """
@@ -99,8 +97,8 @@ class LossLaw:
         most = self._below[np.minimum(place + 1, self.masses.size)]
         least = self._below[np.maximum(place - 1, 0)]
         ranks = np.arange(count + 1) / count
-        found = float(max(np.max(ranks[1:] - most), np.max(least - ranks[:-1]), 0.0))
-        return found, float(kstwo.sf(found, count))
+        statistic = float(max(np.max(ranks[1:] - most), np.max(least - ranks[:-1]), 0.0))
+        return statistic, float(kstwo.sf(statistic, count))
 
 
 def loss_epsilon(absent: LossLaw, present: LossLaw, delta: float) -> float:
@@ -118,7 +116,7 @@ def loss_epsilon(absent: LossLaw, present: LossLaw, delta: float) -> float:
 
 
 def poisson_laws(*, noise: float, probability: float, rounds: int, dof: float) -> tuple[LossLaw, LossLaw]:
-    """The laws of the log likelihood ratio of somebody absent, and of somebody sampled with this probability."""
+    """The laws of the log likelihood ratio of an absent client, and of one sampled with this probability."""
     scores, absent, shifted = _score_laws(noise, dof)
     present = (1 - probability) * absent + probability * shifted
     values = poisson_ratio(scores, noise=noise, probability=probability)
@@ -126,18 +124,18 @@ def poisson_laws(*, noise: float, probability: float, rounds: int, dof: float) -
 
 
 def allocation_laws(*, noise: float, rounds: int, observed: Iterable[int], dof: float) -> tuple[LossLaw, LossLaw]:
-    """The same for somebody in one round of each epoch of `rounds`; `observed` says how many rounds of each were seen."""
+    """The same for a client in one round of each epoch of `rounds`; `observed` has each epoch's observed rounds."""
     counts = sorted(observed)
     absent, present = [], []
-    for seen in sorted(set(counts)):
-        values, out, taking = _epoch_laws(noise, rounds, seen, dof)
-        absent.append((values, out, counts.count(seen)))
-        present.append((values, taking, counts.count(seen)))
+    for observed_rounds in sorted(set(counts)):
+        values, without_target, with_target = _epoch_laws(noise, rounds, observed_rounds, dof)
+        absent.append((values, without_target, counts.count(observed_rounds)))
+        present.append((values, with_target, counts.count(observed_rounds)))
     return _composed(absent), _composed(present)
 
 
 def _score_laws(noise: float, dof: float) -> tuple[Floats, Floats, Floats]:
-    """Nodes of a score, and their probabilities for somebody absent from the round and somebody in it."""
+    """Nodes of a score, and their probabilities for a client absent from the round and for one in it."""
     reach = float(stdtrit(min(dof, 1e8), 1 - LOST)) if dof < MANY else 8.0
     reach = min(reach, 60.0)
     shift = 1 / noise
@@ -188,10 +186,10 @@ def _composed(parts: list[tuple[Floats, Floats, int]]) -> LossLaw:
         np.add.at(placed, (low.astype(np.int64) + 1) % points, masses * share)
         total *= np.fft.rfft(placed) ** times
         first += origin * times
-    found = np.maximum(np.fft.irfft(total, points), 0.0)
+    masses = np.maximum(np.fft.irfft(total, points), 0.0)
     middle = round((sum(mean * times for (_, _, times), mean in zip(parts, means, strict=True)) - first) / step)
     start = middle - points // 2
-    return LossLaw(first + step * (start + np.arange(points, dtype=np.float64)), np.roll(found, -start) / found.sum())
+    return LossLaw(first + step * (start + np.arange(points, dtype=np.float64)), np.roll(masses, -start) / masses.sum())
 
 
 def _middle_half(values: Floats, masses: Floats) -> float:
@@ -202,25 +200,25 @@ def _middle_half(values: Floats, masses: Floats) -> float:
 
 @lru_cache(maxsize=64)
 def _epoch_laws(noise: float, rounds: int, observed: int, dof: float) -> tuple[Floats, Floats, Floats]:
-    """Values of an epoch's log likelihood ratio, and their probabilities for somebody absent and somebody present."""
+    """Values of an epoch's log likelihood ratio, and their probabilities for an absent and for a present client."""
     if observed == 0:
         return np.zeros(1), np.ones(1), np.ones(1)
     scores, absent, shifted = _score_laws(noise, dof)
     logs = np.minimum(scores / noise - 0.5 / noise**2, LARGEST)
     if noise > 0.05 and math.expm1(1 / noise**2) < NARROW**2 * observed:
-        sums, out, taking = _linear_sums(np.exp(logs), absent, shifted, observed)
+        sums, without_target, with_target = _linear_sums(np.exp(logs), absent, shifted, observed)
     else:
-        sums, out, taking = _logarithmic_sums(logs, absent, shifted, observed)
-    seen = observed / rounds
+        sums, without_target, with_target = _logarithmic_sums(logs, absent, shifted, observed)
+    share = observed / rounds
     values = allocated_ratio(sums, rounds=rounds, observed=observed)
-    return values, out, seen * taking + (1 - seen) * out
+    return values, without_target, share * with_target + (1 - share) * without_target
 
 
 def _linear_sums(ratios: Floats, absent: Floats, shifted: Floats, count: int) -> tuple[Floats, Floats, Floats]:
-    """Sums of ratios, and their probabilities without and with the target among them, where sums keep close to their mean.
+    """Sums of ratios, and their probabilities without and with the target, for sums that stay close to their mean.
 
-    The points are equally far apart: a small ratio is split between 0 and the first, which keeps the mean and adds less
-    variance than the ratios have.
+    The points are equally spaced. A small ratio is split between 0 and the first point, which keeps the mean and adds
+    less variance than the ratios have.
     """
     variance = float(absent @ (ratios - 1) ** 2)
     spread = math.sqrt(count * variance)
@@ -231,35 +229,35 @@ def _linear_sums(ratios: Floats, absent: Floats, shifted: Floats, count: int) ->
     place = ratios / step
     low = np.floor(place).astype(np.int64)
     share = place - low
-    out, taking = (
+    without_target, with_target = (
         np.fft.rfft(
             np.bincount(low, masses * (1 - share), minlength=points)
             + np.bincount(low + 1, masses * share, minlength=points)
         )
         for masses in (absent, shifted)
     )
-    rest = out ** (count - 1)
-    laws = [np.maximum(np.fft.irfft(rest * last, points), 0.0) for last in (out, taking)]
+    rest = without_target ** (count - 1)
+    laws = [np.maximum(np.fft.irfft(rest * last, points), 0.0) for last in (without_target, with_target)]
     kept = max(int(np.flatnonzero(law > 1e-18)[-1]) for law in laws) + 1
     first = max(min(int(np.flatnonzero(law > 1e-18)[0]) for law in laws), 1)
-    found = [law[first:kept] / law[first:kept].sum() for law in laws]
-    return step * np.arange(first, kept, dtype=np.float64), found[0], found[1]
+    cut = [law[first:kept] / law[first:kept].sum() for law in laws]
+    return step * np.arange(first, kept, dtype=np.float64), cut[0], cut[1]
 
 
 def _logarithmic_sums(logs: Floats, absent: Floats, shifted: Floats, count: int) -> tuple[Floats, Floats, Floats]:
-    """The same where ratios differ by orders of magnitude, so that the largest rules."""
+    """As _linear_sums, for ratios that differ by orders of magnitude, so that the largest dominates."""
     width = float(np.ptp(logs)) + math.log(count) + 1.0
     grid = _LogGrid(float(logs[0]), max(width / ALLOCATED_POINTS, 1e-4), ALLOCATED_POINTS + 2)
-    out, taking = grid.place(logs, absent), grid.place(logs, shifted)
-    rest = grid.power(out, count - 1)
+    without_target, with_target = grid.place(logs, absent), grid.place(logs, shifted)
+    rest = grid.power(without_target, count - 1)
     if rest is not None:
-        out, taking = grid.added(rest, out), grid.added(rest, taking)
-    return np.exp(grid.points), out, taking
+        without_target, with_target = grid.added(rest, without_target), grid.added(rest, with_target)
+    return np.exp(grid.points), without_target, with_target
 
 
 @dataclass(frozen=True)
 class _LogGrid:
-    """Laws of positive numbers on a grid of their logarithms. Sums keep their mean: mass is split between neighbours."""
+    """Laws of positive numbers on a grid of their logarithms. Splitting mass between neighbours keeps the mean of sums."""
 
     first: float
     step: float
@@ -274,17 +272,17 @@ class _LogGrid:
         place = (logs - self.first) / self.step
         low = np.clip(np.floor(place), 0, self.size - 2).astype(np.int64)
         share = self._share(np.clip(place - low, 0.0, 1.0))
-        found = np.zeros(self.size)
-        np.add.at(found, low, masses * (1 - share))
-        np.add.at(found, low + 1, masses * share)
-        return found
+        law_on_grid = np.zeros(self.size)
+        np.add.at(law_on_grid, low, masses * (1 - share))
+        np.add.at(law_on_grid, low + 1, masses * share)
+        return law_on_grid
 
     def _share(self, fraction: Floats) -> Floats:
-        """Of a number this fraction of a step above a point, the part that goes to the next: so that its mean stays."""
+        """The share of the mass for the next point, for a number this fraction of a step above a point; keeps the mean."""
         return np.expm1(fraction * self.step) / math.expm1(self.step)
 
     def power(self, law: Floats, times: int) -> Floats | None:
-        """The law of a sum of so many independent numbers; None for none."""
+        """The law of the sum of `times` independent numbers; None if `times` is 0."""
         total: Floats | None = None
         while times:
             if times & 1:
@@ -296,29 +294,29 @@ class _LogGrid:
 
     def added(self, one: Floats, two: Floats) -> Floats:
         """The law of the sum of two independent numbers."""
-        found = np.zeros(self.size)
+        law_on_grid = np.zeros(self.size)
         reach = min(int(NEGLIGIBLE / self.step) + 1, self.size - 1)
         gaps = np.arange(reach + 1)
         offsets = np.log1p(np.exp(-gaps * self.step)) / self.step
         whole = np.floor(offsets).astype(np.int64)
         shares = self._share(offsets - whole)
-        pairs = [(one, two, 0), (two, one, 1)]  # which of the two is larger; equal ones once
+        pairs = [(one, two, 0), (two, one, 1)]  # each may be the larger one; equal numbers count once
         for larger, smaller, nearest in pairs:
             for gap in range(nearest, reach + 1):
                 product = larger[gap:] * smaller[: self.size - gap]
-                self._put(found, product, gap + int(whole[gap]), float(shares[gap]))
+                self._put(law_on_grid, product, gap + int(whole[gap]), float(shares[gap]))
             far = np.concatenate([np.zeros(reach + 1), np.cumsum(smaller)[: -reach - 1]])
-            found += larger * far
-        return found
+            law_on_grid += larger * far
+        return law_on_grid
 
-    def _put(self, found: Floats, masses: Floats, start: int, share: float) -> None:
-        """Add masses from place `start` on, and their shares one further; what leaves the grid stays at its top."""
+    def _put(self, law_on_grid: Floats, masses: Floats, start: int, share: float) -> None:
+        """Add masses from index `start` on, `share` of each to the next point; the last point takes mass beyond the grid."""
         room = self.size - 1 - start
         if room <= 0:
-            found[-1] += masses.sum()
+            law_on_grid[-1] += masses.sum()
             return
         inside = masses[:room]
-        found[start : start + inside.size] += (1 - share) * inside
-        found[start + 1 : start + 1 + inside.size] += share * inside
+        law_on_grid[start : start + inside.size] += (1 - share) * inside
+        law_on_grid[start + 1 : start + 1 + inside.size] += share * inside
         if masses.size > room:
-            found[-1] += masses[room:].sum()
+            law_on_grid[-1] += masses[room:].sum()

@@ -45,7 +45,7 @@ def mechanism_noise(epsilon: npt.ArrayLike, *, delta: npt.ArrayLike, participati
         epsilon=wanted, limited=limited, participations=_times(participations), delta=delta_array(delta)
     )
     shift = _shift(limited, delta)
-    with np.errstate(over="ignore"):  # epsilon 0 at the smallest delta there is
+    with np.errstate(over="ignore"):  # if epsilon is 0 and delta the smallest float
         noise = np.where(np.isposinf(wanted), 0.0, np.sqrt(times) / shift)
     return float(noise) if noise.ndim == 0 else noise
 

@@ -12,7 +12,7 @@ from scipy.special import betaincc, betainccinv, betaincinv, gammaln
 from coalmine.argument_checks import Floats, finite_array, one_number, whole_number
 
 TAIL = 1e-200  # below this the incomplete beta function is computed in logs
-TERMS = 200  # of its continued fraction: in that tail at most 40 are needed
+TERMS = 200  # terms of its continued fraction; in that tail at most 40 are needed
 
 
 @dataclass(frozen=True)

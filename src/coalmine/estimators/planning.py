@@ -25,7 +25,7 @@ from coalmine.estimators.variance import Sample
 
 # With a rotation, unobserved canaries cost nothing; ten per observed canary raise the ceiling of the lower bound.
 UNOBSERVED_PER_CANARY = 10
-MOST = 2**53  # canaries; where the search ends
+MOST = 2**53  # most canaries that the search tries
 LARGEST_MEAN = 100.0  # an epsilon of 5,000, which ten canaries detect
 
 
@@ -178,7 +178,7 @@ class SampledPlan:
     """How many canaries decide a claim amplified by sampling: for its noise leg, and for its sampling leg.
 
     `accounted` is the accountant's epsilon at the claimed `noise_multiplier`. If it `exceeds` the claim, no canaries help.
-    A number is None if no number of canaries in this dimension does.
+    A number is None if no number of canaries in this dimension is enough.
     """
 
     noise_multiplier: float
@@ -196,7 +196,7 @@ class SampledPlan:
 
     @property
     def leg(self) -> str:
-        """The leg that asks for most canaries, or that no number of canaries decides."""
+        """The leg that needs the most canaries, or the one that no number of canaries decides."""
         if self.exceeds:
             return "accounting"
         if self.noise is None or self.sampling is None:
@@ -215,10 +215,11 @@ def plan_sampled(
     power: float = 0.9,
     rounded: float = 1.005,
 ) -> SampledPlan:
-    """The fewest canaries that decide a claim amplified by sampling, if they are picked as often as the scheme says.
+    """The fewest canaries that decide a claim amplified by sampling, if they are sampled as often as the scheme says.
 
-    Both legs must catch twice the claim with this power: less noise, at the claimed rate, and more picks, at the claimed
-    noise. Without `noise_multiplier` it is the one that gives the claim. Printed epsilons are `rounded`.
+    Each leg must detect twice the claim with this power: the noise leg too little noise at the claimed rate, the sampling
+    leg too high a rate at the claimed noise. Without `noise_multiplier`, the noise is the one that gives the claim. A claim
+    may have been rounded by a factor of up to `rounded`.
     """
     dim = whole_number("dim", dim, minimum=FEWEST + 2)
     claim = one_number("claim_epsilon", claim_epsilon)
@@ -233,7 +234,7 @@ def plan_sampled(
         needed = min(noise, amplified_noise(claim, sampling, delta))
     faulty = 1 / amplified_noise(twice, sampling, delta)
 
-    def noise_seen(count: int) -> bool:
+    def detects_noise(count: int) -> bool:
         picks = count * sampling.total_rounds * sampling.rate
         dof = (dim - count) * sampling.total_rounds / (1 + sampling.total_rounds * (1 - sampling.rate) / picks)
         return _power(picks, 1 / needed, faulty, level, dof) >= power
@@ -242,7 +243,7 @@ def plan_sampled(
         noise_multiplier=noise,
         accounted=accounted,
         exceeds=exceeds,
-        noise=_fewest(noise_seen, dim - 2),
+        noise=_fewest(detects_noise, dim - 2),
         sampling=_canaries_for_rate(sampling, noise, twice, delta, power, dim - 2),
     )
 
@@ -250,9 +251,9 @@ def plan_sampled(
 def _canaries_for_rate(
     sampling: Sampling, noise: float, twice: float, delta: float, power: float, most: int
 ) -> int | None:
-    """The fewest canaries, and any more, that show a rate at which epsilon is `twice` the claim.
+    """The number of canaries from which on every number detects a rate with an epsilon of `twice`.
 
-    Who is picked once an epoch cannot be picked twice unseen, so there the fewest that an audit takes are enough.
+    If each client is sampled once per epoch, every second time is noticed, so the fewest canaries of an audit are enough.
     """
     if not isinstance(sampling, Poisson | FixedSize) or sampling.rate >= 1:
         return FEWEST
@@ -268,13 +269,13 @@ def _canaries_for_rate(
             low, high = (low, rate) if reached(rate) > twice else (rate, high)
         rate = low
 
-    def seen(count: int) -> bool:
+    def detects_rate(count: int) -> bool:
         return rate > sampling.rate and rate_power(sampling, rounds, count, rate) >= power
 
-    count = _fewest(seen, most)
-    window = math.ceil(3 / (rounds * sampling.rate))  # counts are whole, so the power goes up and down
+    count = _fewest(detects_rate, most)
+    window = math.ceil(3 / (rounds * sampling.rate))  # counts are whole numbers, so the power is not monotone
     while count is not None and count <= most:
-        worse = [more for more in range(count, min(count + window, most) + 1) if not seen(more)]
+        worse = [more for more in range(count, min(count + window, most) + 1) if not detects_rate(more)]
         if not worse:
             return count
         count = worse[-1] + 1

@@ -1,6 +1,7 @@
 """Does a pipeline's sampler do what its accountant assumes? Tests on the rounds in which it picked the canaries.
 
-Every law here is exact or has three exact moments, so nothing is drawn and the same picks give the same p-values anywhere.
+Every law here is exact or has three exact moments. No random numbers are used, so the same picks always give the same
+p-values.
 Given how many canaries each round picked, Poisson and fixed-size sampling pick a uniform subset in each round, and the
 rounds are independent. Then the numbers of canaries that two rounds share are hypergeometric, independent along any chain
 of rounds, and pairwise independent over all pairs of rounds. The tests for lags and for canaries that move together rest
@@ -22,14 +23,14 @@ from scipy.special import gammainc, gammaincc, ndtr
 from coalmine.argument_checks import Floats, shown, unit_interval, whole_number
 from coalmine.estimators.sampling import FixedSize, Poisson, RandomAllocation, Sampling, Shuffled, checked_sampling
 
-LEVEL = 2e-4  # of each test
-EXACT_PICKS = 100  # up to so many picks, and EXACT_PAIRS pairs of them, the law of a dispersion is computed whole
+LEVEL = 2e-4  # level of each test
+EXACT_PICKS = 100  # with at most this many picks, and EXACT_PAIRS pairs of them, the law of a dispersion is exact
 EXACT_PAIRS = 400
-EXACT_VARIANCE = 400.0  # up to this variance the law of shared canaries is convolved; above it has three moments
-LARGEST_SIDE = 2_000  # canaries compared with each other; more add cost and little power
-FEWEST = 10  # rounds, and canaries, below which the law of meetings is bounded and not approximated
-LARGEST_TABLE = 40_000_000  # rounds × canaries compared with each other
-LONGEST_SPAN = 1_000_000  # between the first and the last round, beyond 100 for each observed round
+EXACT_VARIANCE = 400.0  # up to this variance the law of shared canaries is convolved; above it, three moments are used
+LARGEST_SIDE = 2_000  # most canaries compared with each other; more add cost and little power
+FEWEST = 10  # with fewer rounds or canaries, the law of meetings is bounded and not approximated
+LARGEST_TABLE = 40_000_000  # most rounds × canaries compared with each other
+LONGEST_SPAN = 1_000_000  # largest distance of the first and the last round, plus 100 for each observed round
 
 Ints = npt.NDArray[np.int64]
 Seen = Literal[
@@ -38,25 +39,25 @@ Seen = Literal[
 ]  # fmt: skip
 
 MEANING: dict[Seen, str] = {
-    "poisson": "everybody joins each round by their own coin",
-    "random_allocation": "everybody takes part once in each epoch, in a round of their own choice",
-    "shuffled": "everybody takes part once in each epoch, in cohorts of a fixed size",
-    "random_allocation or shuffled": "everybody takes part once in each epoch; cohort sizes would tell how",
+    "poisson": "each client joins each round independently, with the same probability",
+    "random_allocation": "each client takes part once in each epoch, in a round drawn independently",
+    "shuffled": "each client takes part once in each epoch, in cohorts of a fixed size",
+    "random_allocation or shuffled": "each client takes part once in each epoch; cohort sizes would tell which scheme it is",
     "fixed_size": "each round picks a fixed number, independently of the other rounds",
     "too many": "some canaries are picked more often than the scheme allows",
     "repeated order": "canaries return after a fixed number of rounds",
-    "spaced": "nobody returns before a number of rounds has passed",
+    "spaced": "no canary returns before a number of rounds has passed",
     "adjacent rounds": "canaries that were picked are picked again in the next rounds",
     "clumped": "canaries are picked in groups",
     "uneven": "some canaries are picked more often than others",
     "changing rate": "the share of canaries that are picked changes over the rounds",
-    "other": "no scheme that has a name",
+    "other": "none of the known patterns",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerTest:
-    """One test of a sampler: a statistic, what the claimed scheme expects of it, and the p-value."""
+    """One test of a sampler: a statistic, its expected value under the claimed scheme, and the p-value."""
 
     name: str
     title: str
@@ -67,12 +68,12 @@ class SamplerTest:
 
     @property
     def seen(self) -> float:
-        """The statistic, beside `expected`."""
+        """Another name for `statistic`."""
         return self.statistic
 
     @property
     def high(self) -> bool:
-        """Whether the statistic is above what is expected."""
+        """Whether the statistic is above its expected value."""
         return self.statistic > self.expected
 
     @property
@@ -82,10 +83,10 @@ class SamplerTest:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerReading:
-    """What the picks of canaries say about a sampler.
+    """The tests of a sampler on the rounds in which it picked the canaries, and the scheme that fits.
 
-    `seen` names the sampler: the claimed scheme where every test passed, otherwise what the picks look like (`MEANING`).
-    `seen_sampling` is that scheme with its parameters, None where no single scheme fits. `candidates` are all schemes that
+    `seen` names the sampler: the claimed scheme if every test passed, otherwise the pattern of the picks (`MEANING`).
+    `seen_sampling` is that scheme with its parameters, None if no single scheme fits. `candidates` are all schemes that
     fit, so for "random_allocation or shuffled" there are two. `worst_rate` is a lower bound, at the level of a test, on the
     share of rounds that the canary picked most often takes part in.
     """
@@ -114,7 +115,7 @@ class SamplerReading:
 
     @property
     def meaning(self) -> str:
-        """What was seen, in words."""
+        """`seen` in words."""
         return MEANING[self.seen]
 
 
@@ -125,11 +126,11 @@ def read_sampler(
     sampling: Sampling,
     participants: Sequence[float | None] | None = None,
 ) -> SamplerReading:
-    """Test the rounds in which a pipeline picked its canaries against the scheme that is claimed, and name what was seen.
+    """Test the rounds in which a pipeline picked its canaries against the claimed scheme, and name the scheme that fits.
 
     `present` holds the canaries of each observed round, `numbers` the rounds' numbers from 1; rounds may be missing.
-    `participants` holds how many took part in each round, canaries included; None or NaN where that is not known.
-    Sampling that is slower than claimed gives away less, so it passes.
+    `participants` holds the cohort size of each round, canaries included; None or NaN if it is unknown. Sampling at a
+    lower rate than claimed leaks less, so it passes.
 
     >>> round_robin = [[t % 10] for t in range(100)]
     >>> read_sampler(round_robin, range(1, 101), 10, Poisson(0.1, rounds=100)).seen
@@ -168,13 +169,13 @@ def rate_power(sampling: Sampling, rounds: int, canaries: int, rate: float) -> f
     if rate != 1:
         rate = unit_interval("rate", rate)
     claimed = checked_sampling(sampling).rate
-    smallest = int(_stats().binom.isf(LEVEL, cells, claimed)) + 1  # of the counts that alarm
+    smallest = int(_stats().binom.isf(LEVEL, cells, claimed)) + 1  # smallest count that fails the test
     return float(_stats().binom.sf(smallest - 1, cells, rate))
 
 
 @dataclass(frozen=True)
 class _Picks:
-    """Which canary was picked in which round, a pick per entry; rounds are places in `numbers`."""
+    """Which canary was picked in which round, one pick per entry; rounds are indices into `numbers`."""
 
     numbers: Ints
     canaries: int
@@ -193,19 +194,19 @@ class _Picks:
         participants: Sequence[float | None] | None,
     ) -> "_Picks":
         canaries = whole_number("canaries", canaries, minimum=1)
-        told = np.asarray(numbers)
-        if told.ndim != 1 or not told.size or told.dtype.kind not in "iu" or told.min() < 1:
+        given = np.asarray(numbers)
+        if given.ndim != 1 or not given.size or given.dtype.kind not in "iu" or given.min() < 1:
             raise ValueError(f"numbers must be round numbers counted from 1, got {shown(numbers)}")
-        if len(np.unique(told)) < len(told):
+        if len(np.unique(given)) < len(given):
             raise ValueError("numbers must be different round numbers, got one twice; keep one record of each round")
-        if told.max() - told.min() > LONGEST_SPAN + 100 * len(told):
+        if given.max() - given.min() > LONGEST_SPAN + 100 * len(given):
             raise ValueError(
-                f"numbers must count rounds as 1, 2, 3, ..., got {len(told)} rounds from {told.min()} to {told.max()}; "
+                f"numbers must count rounds as 1, 2, 3, ..., got {len(given)} rounds from {given.min()} to {given.max()}; "
                 "number them in order"
             )
-        if len(present) != len(told):
-            raise ValueError(f"present must have an entry for each of the {len(told)} rounds, got {len(present)}")
-        order = np.argsort(told)
+        if len(present) != len(given):
+            raise ValueError(f"present must have an entry for each of the {len(given)} rounds, got {len(present)}")
+        order = np.argsort(given)
         rows = [np.asarray(present[i], dtype=np.int64).ravel() for i in order]
         canary = np.concatenate(rows)
         if canary.size and not (canary.min() >= 0 and canary.max() < canaries):
@@ -214,7 +215,7 @@ class _Picks:
             )
         place = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
         cells = _distinct(place * canaries + canary)
-        numbers_in_order = told[order].astype(np.int64)
+        numbers_in_order = given[order].astype(np.int64)
         cohorts, known = _cohorts(participants, order)
         return cls(
             numbers=numbers_in_order,
@@ -243,7 +244,7 @@ class _Picks:
         return self.total / self.cells
 
     def rate_interval(self, error: float) -> tuple[float, float]:
-        """Clopper and Pearson's interval."""
+        """The Clopper-Pearson interval."""
         low = _stats().beta.ppf(error / 2, self.total, self.cells - self.total + 1) if self.total else 0.0
         high = _stats().beta.isf(error / 2, self.total + 1, self.cells - self.total) if self.total < self.cells else 1.0
         return float(low), float(high)
@@ -264,7 +265,7 @@ class _Picks:
 
     @cached_property
     def in_time(self) -> Ints:
-        """For each round number between the first and the last, the place of that round, or -1."""
+        """For each round number between the first and the last, the index of that round, or -1."""
         places = np.full(int(self.numbers[-1] - self.numbers[0]) + 1, -1)
         places[self.numbers - self.numbers[0]] = np.arange(self.rounds)
         return places
@@ -307,28 +308,28 @@ class _Picks:
 
 
 def _cohorts(participants: Sequence[float | None] | None, order: Ints) -> tuple[Ints | None, npt.NDArray[np.bool_]]:
-    """Cohort sizes in the order of the rounds where they are known, and where that is."""
+    """The known cohort sizes in the order of the rounds, and a mask of the rounds that have one."""
     unknown = np.zeros(len(order), dtype=bool)
     if participants is None:
         return None, unknown
-    told = np.array([np.nan if size is None else size for size in participants], dtype=np.float64)
-    if len(told) != len(order):
-        raise ValueError(f"participants must have an entry for each of the {len(order)} rounds, got {len(told)}")
-    told = told[order]
-    known = np.isfinite(told)
-    if (told[known] < 0).any():
-        raise ValueError(f"participants must be cohort sizes of at least 0, got {told[known].min():g}")
-    return (np.rint(told[known]).astype(np.int64), known) if known.any() else (None, unknown)
+    given = np.array([np.nan if size is None else size for size in participants], dtype=np.float64)
+    if len(given) != len(order):
+        raise ValueError(f"participants must have an entry for each of the {len(order)} rounds, got {len(given)}")
+    given = given[order]
+    known = np.isfinite(given)
+    if (given[known] < 0).any():
+        raise ValueError(f"participants must be cohort sizes of at least 0, got {given[known].min():g}")
+    return (np.rint(given[known]).astype(np.int64), known) if known.any() else (None, unknown)
 
 
 def _distinct(values: Ints) -> Ints:
-    """The different values, in order; numpy's own hashes them, which is slow for a million."""
+    """The distinct values, sorted. np.unique hashes them, which is slow for a million."""
     ordered = np.sort(values)
     return ordered[np.concatenate([[True], np.diff(ordered) > 0])] if len(ordered) else ordered
 
 
 def _stats() -> Any:
-    """scipy.stats, which takes longer to import than all of coalmine: on first use."""
+    """scipy.stats, imported on first use because it takes longer to import than all of coalmine."""
     import scipy.stats
 
     return scipy.stats
@@ -350,11 +351,11 @@ def _tail(above: float, variance: float, third: float) -> tuple[float, float]:
     return (lower, upper) if skew > 0 else (upper, lower)
 
 
-def _lattice_tails(seen: float, mean: float, variance: float, third: float) -> tuple[float, float]:
-    """Pr(X <= seen) and Pr(X >= seen) for a whole number, with the correction for continuity."""
+def _lattice_tails(statistic: float, mean: float, variance: float, third: float) -> tuple[float, float]:
+    """Pr(X <= statistic) and Pr(X >= statistic) for a whole number, with the correction for continuity."""
     if variance < 1e-9:
         return 1.0, 1.0
-    return _tail(seen + 0.5 - mean, variance, third)[0], _tail(seen - 0.5 - mean, variance, third)[1]
+    return _tail(statistic + 0.5 - mean, variance, third)[0], _tail(statistic - 0.5 - mean, variance, third)[1]
 
 
 def _two_sided(tails: tuple[float, float]) -> float:
@@ -362,15 +363,15 @@ def _two_sided(tails: tuple[float, float]) -> float:
 
 
 def _pairs(counts: Ints) -> int:
-    """The number of pairs within groups of these sizes: what every dispersion here is measured by."""
+    """The number of pairs within groups of these sizes: the measure of every dispersion here."""
     return int((counts * (counts - 1) // 2).sum())
 
 
 def _pair_moments(total: int, groups: int, capacity: int | None) -> tuple[float, float, float]:
-    """Mean and second and third central moments of the pairs within groups, for `total` picks put into them at random.
+    """Mean and second and third central moments of the number of pairs within groups, for `total` picks at random.
 
-    Each group has `capacity` places, of which each takes one pick; None for groups without a limit (multinomial counts).
-    The factorial moments of the counts are exact fractions, since the central moments cancel nearly all of their digits.
+    Each group has room for `capacity` picks; None for groups without a limit (multinomial counts). The factorial moments
+    of the counts are exact fractions, because nearly all their digits cancel in the central moments.
     """
 
     def factorial_moment(*orders: int) -> Fraction:
@@ -404,9 +405,9 @@ def _pair_moments(total: int, groups: int, capacity: int | None) -> tuple[float,
     return float(mean), float(second - mean**2), float(third - 3 * mean * second + 2 * mean**3)
 
 
-def _pairs_exactly(weights: Floats, groups: int, total: int, seen: int) -> tuple[float, float]:
-    """Pr(pairs <= seen) and Pr(pairs >= seen) for independent counts with this law, given that they sum to `total`."""
-    sums, pairs = total + 1, seen + 1
+def _pairs_exactly(weights: Floats, groups: int, total: int, statistic: int) -> tuple[float, float]:
+    """Pr(pairs <= statistic) and Pr(pairs >= statistic) for independent counts with this law that sum to `total`."""
+    sums, pairs = total + 1, statistic + 1
     shape = (next_fast_len(2 * sums, real=True), next_fast_len(2 * pairs, real=True))
 
     def times(a: Floats, b: Floats) -> Floats:
@@ -427,33 +428,33 @@ def _pairs_exactly(weights: Floats, groups: int, total: int, seen: int) -> tuple
     size = next_fast_len(groups * (len(weights) - 1) + 1, real=True)
     every_sum = irfft(rfft(weights, size) ** groups, size)[total]
     inside = law[total] / every_sum
-    return min(float(inside.sum()), 1.0), max(1.0 - float(inside[:seen].sum()), 0.0)
+    return min(float(inside.sum()), 1.0), max(1.0 - float(inside[:statistic].sum()), 0.0)
 
 
 def _dispersion(counts: Ints, capacity: int | None) -> tuple[float, float, tuple[float, float]]:
-    """Pairs within the counts, how many are expected given the total, and the two tails."""
-    total, groups, seen = int(counts.sum()), len(counts), _pairs(counts)
+    """The number of pairs within the counts, its expected value given the total, and the two tails."""
+    total, groups, statistic = int(counts.sum()), len(counts), _pairs(counts)
     mean, variance, third = _pair_moments(total, groups, capacity)
-    if total <= EXACT_PICKS and seen <= EXACT_PAIRS and variance > 0:
+    if total <= EXACT_PICKS and statistic <= EXACT_PAIRS and variance > 0:
         share = total / groups
         orders = np.arange(min(total, capacity or total) + 1)
         if capacity is None:
             weights = np.exp(orders * np.log(share) - share - np.cumsum(np.log(np.maximum(orders, 1))))
         else:
             weights = _stats().binom.pmf(orders, capacity, share / capacity)
-        return seen, mean, _pairs_exactly(weights, groups, total, seen)
-    return seen, mean, _lattice_tails(seen, mean, variance, third)
+        return statistic, mean, _pairs_exactly(weights, groups, total, statistic)
+    return statistic, mean, _lattice_tails(statistic, mean, variance, third)
 
 
-def _shared_law(firsts: Ints, seconds: Ints, canaries: int, seen: int) -> tuple[float, float]:
-    """Pr(<= seen) and Pr(>= seen) for the canaries shared by pairs of rounds of these sizes, added up; pairs form chains."""
+def _shared_law(firsts: Ints, seconds: Ints, canaries: int, statistic: int) -> tuple[float, float]:
+    """Both tails at `statistic` of the number of canaries that pairs of rounds share, summed over pairs that form chains."""
     scale = firsts * seconds / canaries
     rest = (1 - firsts / canaries) * (1 - seconds / canaries)
     mean, variance = float(scale.sum()), float((scale * rest).sum() * canaries / max(canaries - 1, 1))
     bend = (1 - 2 * firsts / canaries) * (1 - 2 * seconds / canaries) * canaries / max(canaries - 2, 1)
     third = float((scale * rest * bend).sum() * canaries / max(canaries - 1, 1))
     if variance > EXACT_VARIANCE:
-        return _lattice_tails(seen, mean, variance, third)
+        return _lattice_tails(statistic, mean, variance, third)
     pairs, times = np.unique(np.sort(np.stack([firsts, seconds]), axis=0), axis=1, return_counts=True)
     floor = int(np.maximum(pairs.sum(axis=0) - canaries, 0) @ times)  # canaries that must be shared
     size = next_fast_len(int(min(pairs[0] @ times, mean + 20 * sqrt(variance) + 60)) - floor + 1, real=True)
@@ -465,7 +466,7 @@ def _shared_law(firsts: Ints, seconds: Ints, canaries: int, seen: int) -> tuple[
         np.add.at(folded, np.arange(len(law)) % size, law)
         transform *= rfft(folded) ** repeats
     masses = np.maximum(irfft(transform, size), 0.0)
-    at = seen - floor
+    at = statistic - floor
     if at >= size:
         return 1.0, 0.0
     return min(float(masses[: at + 1].sum()), 1.0), min(float(masses[at:].sum()), 1.0)
@@ -490,7 +491,7 @@ def _tests(picks: _Picks, sampling: Sampling) -> list[SamplerTest]:
 def _rate_test(picks: _Picks, rate: float) -> SamplerTest:
     return SamplerTest(
         name="rate",
-        title="picks in all: more than claimed",
+        title="picks in total: more than claimed",
         statistic=float(picks.total),
         expected=picks.cells * rate,
         p_value=float(_stats().binom.sf(picks.total - 1, picks.cells, rate)),
@@ -511,7 +512,7 @@ def _repeat_tests(picks: _Picks) -> list[SamplerTest]:
 
 
 def _independent_round_tests(picks: _Picks, rate: float, fixed: FixedSize | None = None) -> list[SamplerTest]:
-    """Schemes whose rounds are independent of each other and treat all canaries alike."""
+    """The tests of schemes whose rounds are independent and treat all canaries alike."""
     return [
         _most_picked_test(picks, rate),
         _canaries_test(picks, fixed),
@@ -536,7 +537,7 @@ def _most_picked_test(picks: _Picks, rate: float) -> SamplerTest:
 
 
 def _halves_test(picks: _Picks) -> SamplerTest:
-    """Picks in the first half of the rounds, given all picks."""
+    """The number of picks in the first half of the rounds, given all picks."""
     half = picks.rounds // 2
     first, capacity = int(picks.per_round[:half].sum()), half * picks.canaries
     lower = float(_stats().hypergeom.cdf(first, picks.cells, capacity, picks.total))
@@ -552,7 +553,7 @@ def _halves_test(picks: _Picks) -> SamplerTest:
 
 def _canaries_test(picks: _Picks, fixed: FixedSize | None) -> SamplerTest:
     """Dispersion of the rounds of a canary. For fixed sizes the law is conditional on the canaries of each round."""
-    seen, mean, tails = _dispersion(picks.per_canary, picks.rounds)
+    statistic, mean, tails = _dispersion(picks.per_canary, picks.rounds)
     if fixed is not None and picks.total > EXACT_PICKS and picks.canaries > 2:
         sizes, k = picks.per_round.astype(np.float64), picks.canaries
         spread = sizes * (1 - sizes / k)
@@ -563,42 +564,42 @@ def _canaries_test(picks: _Picks, fixed: FixedSize | None) -> SamplerTest:
         third = (skewed.sum() ** 2 - (skewed**2).sum()) / 2 * k / ((k - 1) * (k - 2))
         s1, s2, s3 = spread.sum(), (spread**2).sum(), (spread**3).sum()
         third += (s1**3 - 3 * s1 * s2 + 2 * s3) / (k - 1) ** 2  # six times the sum over triples of rounds
-        tails = _lattice_tails(seen, float(mean), float(variance), float(third))
+        tails = _lattice_tails(statistic, float(mean), float(variance), float(third))
     return SamplerTest(
         name="canaries",
         title="pairs of rounds of the same canary: some canaries more often than others",
-        statistic=seen,
+        statistic=statistic,
         expected=float(mean),
         p_value=_two_sided(tails),
     )
 
 
 def _rounds_test(picks: _Picks, fixed: FixedSize | None) -> SamplerTest:
-    """Dispersion of the canaries of a round. A fixed size holds them closer where they are much of the population."""
+    """Dispersion of the canaries of a round. With a fixed size it is smaller if canaries are much of the population."""
     if fixed is None or fixed.population < picks.canaries:
-        seen, mean, tails = _dispersion(picks.per_round, picks.canaries)
+        statistic, mean, tails = _dispersion(picks.per_round, picks.canaries)
     else:
         size = min(max(round(picks.rate * fixed.population), 1), fixed.population)
         orders = np.arange(min(picks.canaries, size) + 1)
         weights = _stats().hypergeom.pmf(orders, fixed.population, picks.canaries, size)
         counts = picks.per_round
-        seen, total, rounds = _pairs(counts), int(counts.sum()), picks.rounds
+        statistic, total, rounds = _pairs(counts), int(counts.sum()), picks.rounds
         share = total / rounds
         about = orders - weights @ orders
         variance, fourth = float(weights @ about**2), float(weights @ about**4)
         mean = total * (share - 1) / 2 + (rounds - 1) * variance / 2
         if rounds == 1 or variance < 1e-12:
             tails = (1.0, 1.0)
-        elif total <= EXACT_PICKS and seen <= EXACT_PAIRS:
-            tails = _pairs_exactly(weights, rounds, total, seen)
+        elif total <= EXACT_PICKS and statistic <= EXACT_PAIRS:
+            tails = _pairs_exactly(weights, rounds, total, statistic)
         else:  # half the sum of squares about the mean, a gamma law with the variance of a sample variance
             relative = (fourth / variance**2 - 3) / rounds + 2 / (rounds - 1)
             scale = (rounds - 1) * variance / 2
-            tails = _lattice_tails(seen, mean, relative * scale**2, 2 * relative**2 * scale**3)
+            tails = _lattice_tails(statistic, mean, relative * scale**2, 2 * relative**2 * scale**3)
     return SamplerTest(
         name="rounds",
         title="pairs of canaries in the same round: some rounds fuller than others",
-        statistic=seen,
+        statistic=statistic,
         expected=float(mean),
         p_value=_two_sided(tails),
     )
@@ -606,11 +607,11 @@ def _rounds_test(picks: _Picks, fixed: FixedSize | None) -> SamplerTest:
 
 def _adjacent_test(picks: _Picks) -> SamplerTest:
     """How often a canary is picked in two adjacent rounds."""
-    seen, mean, tails = _lag_tails(picks, 1) if len(picks.in_time) > 1 else (0.0, 0.0, (1.0, 1.0))
+    statistic, mean, tails = _lag_tails(picks, 1) if len(picks.in_time) > 1 else (0.0, 0.0, (1.0, 1.0))
     return SamplerTest(
         name="adjacent rounds",
         title="canaries picked again in the next round",
-        statistic=seen,
+        statistic=statistic,
         expected=mean,
         p_value=_two_sided(tails),
     )
@@ -620,11 +621,11 @@ def _lag_tails(picks: _Picks, lag: int) -> tuple[float, float, tuple[float, floa
     places = picks.in_time
     both = (places[:-lag] >= 0) & (places[lag:] >= 0)
     firsts, seconds = picks.per_round[places[:-lag][both]], picks.per_round[places[lag:][both]]
-    seen = float(picks.by_lag[lag])
+    statistic = float(picks.by_lag[lag])
     if not len(firsts):
-        return seen, 0.0, (1.0, 1.0)
+        return statistic, 0.0, (1.0, 1.0)
     mean = float((firsts * seconds).sum() / picks.canaries)
-    return seen, mean, _shared_law(firsts, seconds, picks.canaries, int(seen))
+    return statistic, mean, _shared_law(firsts, seconds, picks.canaries, int(statistic))
 
 
 def _lag_moments(picks: _Picks) -> tuple[Floats, Floats, Floats]:
@@ -644,30 +645,31 @@ def _any_lag_test(picks: _Picks) -> SamplerTest:
     usable = variance > 1e-6
     usable[:2] = False
     lags = np.flatnonzero(usable)
-    best, seen, expected, p_value = 0, 0.0, 0.0, 1.0
+    best, statistic, expected, p_value = 0, 0.0, 0.0, 1.0
     if len(lags):
         deviation = np.sqrt(variance[lags])
         scores = (picks.by_lag[lags] - 0.5 - mean[lags]) / deviation
-        shape = 4 / np.maximum(np.abs(third[lags]) / deviation**3, 1e-3) ** 2  # near enough to find the lag
+        shape = 4 / np.maximum(np.abs(third[lags]) / deviation**3, 1e-3) ** 2  # accurate enough to choose the lag
         best = int(lags[np.argmin(gammaincc(shape, np.maximum(shape + np.sqrt(shape) * scores, 0.0)))])
-        seen, expected, (_, upper) = _lag_tails(picks, best)
+        statistic, expected, (_, upper) = _lag_tails(picks, best)
         p_value = min(1.0, len(lags) * upper)
     return SamplerTest(
         name="any lag",
         title=f"canaries picked again {best} rounds later, the most unusual lag" if best else "canaries that return",
-        statistic=seen,
+        statistic=statistic,
         expected=expected,
         p_value=p_value,
     )
 
 
 def _together_test(picks: _Picks) -> SamplerTest:
-    """Do the same canaries meet again and again? The squared numbers of canaries that two rounds share.
+    """Do the same canaries meet again and again? Tested on the squared number of canaries that two rounds share.
 
-    For each pair of rounds, (G - μ)² - b(G - μ) - σ², which is uncorrelated with G itself; b is third moment over variance.
+    For each pair of rounds, G canaries in common give (G - μ)² - b(G - μ) - σ², which is uncorrelated with G; b is the
+    third moment over the variance.
     """
     picks = picks.first_canaries(min(LARGEST_SIDE, max(LARGEST_TABLE // picks.rounds, 4)))
-    seen, p_value = 0.0, 1.0
+    statistic, p_value = 0.0, 1.0
     k, rounds = picks.canaries, picks.rounds
     if k >= 4 and rounds >= 2 and 0 < picks.total < picks.cells:
         sizes = picks.per_round.astype(np.float64)
@@ -685,18 +687,18 @@ def _together_test(picks: _Picks) -> SamplerTest:
         squares = (picks.squared_meetings - float((sizes**2).sum())) / 2
         about_mean = squares - 2 * met(sizes) / k + over_pairs(sizes**2) / k**2
         linear = skewing * (met(slope) - over_pairs(slope * sizes) / k)
-        seen = about_mean - linear - over_pairs(spread) / (k - 1)
+        statistic = about_mean - linear - over_pairs(spread) / (k - 1)
         variance, third = _meeting_moments(picks.per_round, k)
         dimension = k * (k - 3) / 2
         third += sqrt(8 / dimension) * variance**1.5
         if variance > 1e-9 and min(k, rounds) >= FEWEST:
-            p_value = _tail(seen - 1, variance, third)[1]
-        elif variance > 1e-9 and seen > 0:
-            p_value = variance / (variance + seen**2)  # Cantelli's inequality
+            p_value = _tail(statistic - 1, variance, third)[1]
+        elif variance > 1e-9 and statistic > 0:
+            p_value = variance / (variance + statistic**2)  # Cantelli's inequality
     return SamplerTest(
         name="together",
         title="the same canaries meet in several rounds",
-        statistic=seen,
+        statistic=statistic,
         expected=0.0,
         p_value=p_value,
     )
@@ -719,13 +721,13 @@ def _meeting_moments(sizes: Ints, canaries: int) -> tuple[float, float]:
 
 
 def _poisson_cohort_tests(picks: _Picks) -> list[SamplerTest]:
-    """Cohort sizes are binomial: neither more even nor more varied, and no size comes up again and again."""
+    """Tests that cohort sizes are binomial: neither more even nor more varied, and no size repeats too often."""
     if picks.cohorts is None:
         return []
     sizes = picks.cohorts
     low, high = picks.rate_interval(1e-3)
-    seen, total = float(_pairs(sizes)), int(sizes.sum())
-    mean, p_value, tie = seen, 1.0, 1.0
+    statistic, total = float(_pairs(sizes)), int(sizes.sum())
+    mean, p_value, tie = statistic, 1.0, 1.0
     most = int(np.unique(sizes, return_counts=True)[1].max())
     if len(sizes) > 1 and total:
         share = total / len(sizes)
@@ -733,7 +735,7 @@ def _poisson_cohort_tests(picks: _Picks) -> list[SamplerTest]:
         def tails(rate: float) -> tuple[float, tuple[float, float]]:
             population = max(round(share / rate), int(sizes.max()), 1)
             mean, variance, third = _pair_moments(total, len(sizes), population)
-            return mean, _lattice_tails(seen, mean, variance, third)
+            return mean, _lattice_tails(statistic, mean, variance, third)
 
         lower = tails(high)[1][0] if high < 1 else 1.0
         mean, (_, upper) = tails(max(low, 1e-9))
@@ -746,8 +748,8 @@ def _poisson_cohort_tests(picks: _Picks) -> list[SamplerTest]:
     return [
         SamplerTest(
             name="cohort sizes",
-            title="pairs within the cohorts: sizes more even, or more varied, than coins make them",
-            statistic=seen,
+            title="pairs within the cohorts: sizes more even, or more varied, than Poisson sampling makes them",
+            statistic=statistic,
             expected=mean,
             p_value=p_value,
         ),
@@ -762,19 +764,19 @@ def _poisson_cohort_tests(picks: _Picks) -> list[SamplerTest]:
 
 
 def _expected_ties(sizes: Ints, rate: float) -> float:
-    """Rounds expected at the most probable size."""
+    """The expected number of rounds with the most probable size."""
     deviation = sqrt(max(float(sizes.mean()) * (1 - rate), 1e-9))
     return len(sizes) * min(1.0, 1 / (deviation * sqrt(2 * np.pi)))
 
 
 def _even(sizes: Ints) -> bool:
-    """Whether cohorts have one size, up to one person, or are that size or smaller (the last of an epoch, dropouts)."""
+    """Whether cohort sizes differ by at most 1, or the largest is the most common (dropouts make cohorts smaller)."""
     values, times = np.unique(sizes, return_counts=True)
     return bool(sizes.max() - sizes.min() <= 1 or (values[np.argmax(times)] == values[-1] and times.max() > 1))
 
 
 def _constant_cohort_tests(picks: _Picks, sampling: FixedSize | Shuffled) -> list[SamplerTest]:
-    """Cohorts have the same size; smaller ones are dropouts, or the last cohort of an epoch."""
+    """Tests that cohorts have the same size; smaller ones are dropouts, or the last cohort of an epoch."""
     if picks.cohorts is None:
         return []
     even = _even(picks.cohorts)
@@ -792,7 +794,7 @@ def _constant_cohort_tests(picks: _Picks, sampling: FixedSize | Shuffled) -> lis
 
 
 def _epoch_tests(picks: _Picks, length: int) -> list[SamplerTest]:
-    """Everybody at most once in an epoch, and no order that returns from one epoch to the next."""
+    """Tests that canaries are picked at most once in an epoch, and that no order repeats from one epoch to the next."""
     tests = [_once_test(picks, length), _order_test(picks, length), _epochs_together_test(picks, length)]
     positions = _dispersion(np.bincount((picks.numbers[picks.place] - 1) % length, minlength=length), None)
     if len(picks.numbers) == length * (len(np.unique((picks.numbers - 1) // length))) > length:
@@ -809,12 +811,12 @@ def _epoch_tests(picks: _Picks, length: int) -> list[SamplerTest]:
 
 
 def _epoch_rounds_test(picks: _Picks, length: int) -> SamplerTest:
-    """Canaries of a round, given those of its epoch: multinomial under random allocation."""
-    seen, mean, tails = _epoch_dispersion(picks.per_round, (picks.numbers - 1) // length)
+    """Test of the canaries of a round, given those of its epoch: multinomial under random allocation."""
+    statistic, mean, tails = _epoch_dispersion(picks.per_round, (picks.numbers - 1) // length)
     return SamplerTest(
         name="rounds",
         title="pairs of canaries in the same round: some rounds fuller than others",
-        statistic=seen,
+        statistic=statistic,
         expected=mean,
         p_value=_two_sided(tails),
     )
@@ -827,20 +829,20 @@ def _epoch_dispersion(counts: Ints, epochs: Ints) -> tuple[float, float, tuple[f
         return _dispersion(parts[0], None)
     moments = {key: np.array(_pair_moments(*key, None)) for key in {(int(part.sum()), len(part)) for part in parts}}
     mean, variance, third = np.sum([moments[int(part.sum()), len(part)] for part in parts], axis=0)
-    seen = float(sum(_pairs(part) for part in parts))
-    return seen, float(mean), _lattice_tails(seen, float(mean), float(variance), float(third))
+    statistic = float(sum(_pairs(part) for part in parts))
+    return statistic, float(mean), _lattice_tails(statistic, float(mean), float(variance), float(third))
 
 
 def _allocation_tests(picks: _Picks, sampling: RandomAllocation) -> list[SamplerTest]:
-    """Rounds, and cohorts where they are known, fill up like boxes into which everybody throws one ball an epoch."""
+    """Tests that rounds, and cohorts if known, fill up as in balls and bins: one ball per client and epoch."""
     tests = [_epoch_rounds_test(picks, sampling.rounds)]
     if picks.cohorts is not None:
-        seen, mean, tails = _epoch_dispersion(picks.cohorts, (picks.cohort_numbers - 1) // sampling.rounds)
+        statistic, mean, tails = _epoch_dispersion(picks.cohorts, (picks.cohort_numbers - 1) // sampling.rounds)
         tests.append(
             SamplerTest(
                 name="cohort sizes",
                 title="pairs within the cohorts: sizes more even, or more varied, than independent draws make them",
-                statistic=seen,
+                statistic=statistic,
                 expected=mean,
                 p_value=_two_sided(tails),
             )
@@ -849,7 +851,7 @@ def _allocation_tests(picks: _Picks, sampling: RandomAllocation) -> list[Sampler
 
 
 def _once_test(picks: _Picks, length: int) -> SamplerTest:
-    """Picks of a canary that its epoch had picked before; a canary that is missing gives away less."""
+    """Counts repeated picks of a canary in the same epoch; a canary that is missing leaks less, so it passes."""
     again = _again_in_epoch(picks, length)
     return SamplerTest(
         name="once an epoch",
@@ -866,7 +868,7 @@ def _again_in_epoch(picks: _Picks, length: int) -> int:
 
 
 def _order_counts(picks: _Picks, length: int) -> tuple[Ints, Ints]:
-    """Returns after 1, 2, ... rounds, and the picks after which a round of another epoch follows so much later."""
+    """The number of returns after 1, 2, ... rounds, and of picks followed, that much later, by a round of another epoch."""
     span = len(picks.in_time)
     observed = picks.in_time >= 0
     sizes = np.where(observed, picks.per_round[picks.in_time], 0)
@@ -874,7 +876,7 @@ def _order_counts(picks: _Picks, length: int) -> tuple[Ints, Ints]:
     size = next_fast_len(2 * span, real=True)
     products = irfft(np.conj(rfft(sizes.astype(np.float64), size)) * rfft(observed.astype(np.float64), size), size)
     trials = np.rint(products[1:span]).astype(np.int64)
-    for lag in range(1, min(length, span)):  # within an epoch nobody returns
+    for lag in range(1, min(length, span)):  # no canary returns within an epoch
         trials[lag - 1] -= int((sizes[:-lag] * observed[lag:])[epochs[:-lag] == epochs[lag:]].sum())
     return picks.by_lag[1:span].astype(np.int64), trials
 
@@ -895,28 +897,28 @@ def _order_test(picks: _Picks, length: int) -> SamplerTest:
 
 
 def _epochs_together_test(picks: _Picks, length: int) -> SamplerTest:
-    """Do canaries that share a round of one epoch share one of the next too? Pairs of canaries that meet in two epochs."""
+    """Do the same canaries meet again in other epochs? Tested on the pairs of canaries that meet in two epochs."""
     picks = picks.first_canaries(min(LARGEST_SIDE, max(LARGEST_TABLE // picks.rounds, 4)))
     epochs = (picks.numbers - 1) // length
-    _k, pairs = picks.canaries, comb(picks.canaries, 2)
+    pairs = comb(picks.canaries, 2)
     within = np.bincount(epochs - epochs[0], weights=picks.per_round * (picks.per_round - 1) / 2)
     shares = within / max(pairs, 1)
     products = float(shares.sum() ** 2 - (shares**2).sum()) / 2
-    seen, mean, p_value = 0.0, pairs * products, 1.0
+    statistic, mean, p_value = 0.0, pairs * products, 1.0
     if mean > 0 and length > 1:
         sizes = picks.per_round.astype(np.float64)
-        # Over pairs of rounds, the pairs of canaries they share; within an epoch rounds share nobody.
+        # Over pairs of rounds, the pairs of canaries they share; rounds of one epoch share no canary.
         squares = (picks.squared_meetings - float((sizes**2).sum())) / 2
-        seen = (squares - float(_pairs(picks.per_canary))) / 2
+        statistic = (squares - float(_pairs(picks.per_canary))) / 2
         odds = shares * (1 - shares)
         variance = pairs * float(odds.sum() ** 2 - (odds**2).sum()) / 2
         epoch_pairs = max(comb(int((shares > 0).sum()), 2), 1)
         skewness = sqrt(8 / epoch_pairs) / (length - 1) + sqrt(8 / max(pairs, 1))
-        p_value = _tail(seen - 0.5 - mean, variance, mean + skewness * variance**1.5)[1]
+        p_value = _tail(statistic - 0.5 - mean, variance, mean + skewness * variance**1.5)[1]
     return SamplerTest(
         name="together",
         title="pairs of canaries that meet in two epochs",
-        statistic=seen,
+        statistic=statistic,
         expected=mean,
         p_value=p_value,
     )
@@ -930,17 +932,17 @@ def _scheme_name(sampling: Sampling) -> Seen:
 
 
 def _recognise(picks: _Picks, claimed: Sampling) -> tuple[Seen, tuple[Sampling, ...]]:
-    """The name of a sampler that is not the claimed one, and the schemes that fit it, by elimination."""
+    """The name of a sampler that contradicts the claim, and the schemes that fit it, by elimination."""
     if picks.repeated:
         return "too many", ()
-    found = _find_epochs(picks, claimed)
-    return _recognise_epochs(found[0], claimed, found[1]) if found else _recognise_rounds(picks, claimed)
+    epochs = _find_epochs(picks, claimed)
+    return _recognise_epochs(epochs[0], claimed, epochs[1]) if epochs else _recognise_rounds(picks, claimed)
 
 
 def _find_epochs(picks: _Picks, claimed: Sampling) -> tuple[_Picks, int] | None:
-    """The picks with rounds counted from the start of an epoch, and the epochs' length, where there are epochs.
+    """The picks with rounds counted from the start of an epoch, and the length of epochs; None if there are none.
 
-    Nobody is picked twice in an epoch, and coins would have picked many twice.
+    No canary is picked twice in an epoch, although independent rounds would have picked many twice.
     """
     if not picks.total:
         return None
@@ -966,7 +968,7 @@ def _find_epochs(picks: _Picks, claimed: Sampling) -> tuple[_Picks, int] | None:
 
 
 def _epoch_start(firsts: Ints, gaps: Ints, length: int) -> int | None:
-    """A number, 1 where it can be, of the first round of an epoch, such that one starts between any two close picks."""
+    """The first round of an epoch, 1 if possible, such that an epoch starts between any two close picks of a canary."""
     covered = np.zeros(2 * length + 1, dtype=np.int64)
     begin = (firsts + 1) % length
     np.add.at(covered, begin, 1)
@@ -979,7 +981,7 @@ def _epoch_start(firsts: Ints, gaps: Ints, length: int) -> int | None:
 
 
 def _periodic(scores: Floats) -> bool:
-    """Whether returns peak at a lag of 2 or more and its multiples, far above the other lags' scatter; entry 0 is lag 1."""
+    """Whether returns peak at a lag of 2 or more and its multiples, far above the other lags; entry 0 is lag 1."""
     lags = np.arange(1, len(scores) + 1)
     best, period = 0.0, 0
     for one in range(2, len(scores) + 1):
@@ -989,7 +991,7 @@ def _periodic(scores: Floats) -> bool:
     if best < 5:
         return False
     multiples, others = scores[period - 1 :: period], scores[lags % period != 0]
-    scatter = max(float(others[1:].std()), 1.0) / sqrt(len(multiples))  # lag 1 has a name of its own
+    scatter = max(float(others[1:].std()), 1.0) / sqrt(len(multiples))  # lag 1 has its own pattern
     return bool(multiples.mean() - others.mean() > 7 * scatter)
 
 
@@ -1030,7 +1032,7 @@ def _recognise_rounds(picks: _Picks, claimed: Sampling) -> tuple[Seen, tuple[Sam
     tests = {test.name: test for test in own}
     failed = {test.name for test in own if not test.passed}
     canaries, rounds = tests["canaries"], tests["rounds"]
-    # Uneven canaries return more often after any number of rounds; what matters here is whether one lag stands out.
+    # Uneven canaries return more often after any number of rounds; the question here is whether one lag stands out.
     ratio = max(canaries.statistic / canaries.expected, 1.0) if canaries.expected else 1.0
     mean, variance, _ = _lag_moments(picks)
     scores = _scores((picks.by_lag - ratio * mean)[1:], ratio * variance[1:])
@@ -1063,15 +1065,15 @@ def _recognise_rounds(picks: _Picks, claimed: Sampling) -> tuple[Seen, tuple[Sam
 
 
 def _scores(above: Floats, variance: Floats) -> Floats:
-    """Standard scores; 0 where fewer than one return is expected, since such scores have long tails."""
+    """Standard scores; 0 if the variance is at most 1, since such scores have long tails."""
     usable = variance > 1
     return np.where(usable, above / np.sqrt(np.where(usable, variance, 1.0)), 0.0)
 
 
 def _spaced(returns: Floats, expected: Floats) -> bool:
-    """Whether nobody returns within at least two rounds, where many would by chance."""
-    came_back = np.flatnonzero(returns[1:] > 0)
-    wait = int(came_back[0]) if len(came_back) else len(returns) - 1
+    """Whether no canary returns within at least two rounds, although many would by chance."""
+    lags = np.flatnonzero(returns[1:] > 0)
+    wait = int(lags[0]) if len(lags) else len(returns) - 1
     return wait >= 2 and float(expected[1 : wait + 1].sum()) > 12
 
 

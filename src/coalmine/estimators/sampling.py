@@ -1,6 +1,6 @@
-"""Sampling schemes: who takes part in which rounds, when nobody outside knows.
+"""Sampling schemes: how clients are chosen for rounds that the attacker does not know.
 
-A scheme is what an accountant amplifies epsilon by. `amplification.py` has the epsilon of each.
+`amplification.py` has the amplified epsilon of each.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from coalmine.argument_checks import one_number, shown, whole_number
 
 @dataclass(frozen=True)
 class Poisson:
-    """Everybody joins a round by their own coin, with this probability; the sum is divided by the expected number."""
+    """Each client joins each round independently, with this probability; the sum is divided by the expected number."""
 
     probability: float
     rounds: int
@@ -32,12 +32,12 @@ class Poisson:
 
     @property
     def rate(self) -> float:
-        """The share of rounds that somebody takes part in."""
+        """The share of rounds in which a client takes part."""
         return self.probability
 
     @property
     def total_rounds(self) -> int:
-        """Rounds of the whole run."""
+        """The number of rounds of the whole run."""
         return self.rounds
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Poisson:
 
 @dataclass(frozen=True)
 class _Epochs:
-    """Everybody takes part once in each of `epochs` epochs of `rounds` rounds."""
+    """Each client takes part once in each of `epochs` epochs of `rounds` rounds."""
 
     rounds: int
     epochs: int = 1
@@ -61,12 +61,12 @@ class _Epochs:
 
     @property
     def rate(self) -> float:
-        """The share of rounds that somebody takes part in."""
+        """The share of rounds in which a client takes part."""
         return 1 / self.rounds
 
     @property
     def total_rounds(self) -> int:
-        """Rounds of the whole run."""
+        """The number of rounds of the whole run."""
         return self.rounds * self.epochs
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ class _Epochs:
 
 @dataclass(frozen=True)
 class RandomAllocation(_Epochs):
-    """Everybody draws one round of each epoch, independently: cohort sizes vary. Also called balls-and-bins sampling."""
+    """Each client draws one round of each epoch, independently, so cohort sizes vary; also called balls-and-bins."""
 
     scheme: ClassVar[str] = "random_allocation"
     title: ClassVar[str] = "random allocation"
@@ -85,9 +85,9 @@ class RandomAllocation(_Epochs):
 
 @dataclass(frozen=True)
 class Shuffled(_Epochs):
-    """Fixed cohorts cut from a permutation of everybody, a new one in each epoch: what most data loaders do.
+    """Cohorts of fixed size from a permutation of all clients, a new one in each epoch, as in most data loaders.
 
-    This is not random allocation: an attacker who knows the others sees the gap that somebody leaves.
+    This is not random allocation: an attacker who knows the others sees the gap that a missing client leaves.
     """
 
     scheme: ClassVar[str] = "shuffled"
@@ -97,7 +97,7 @@ class Shuffled(_Epochs):
 
 @dataclass(frozen=True)
 class FixedSize:
-    """`size` of `population` are drawn in each round, without replacement: Flower's default."""
+    """`size` of `population` clients are drawn in each round, without replacement: Flower's default."""
 
     size: int
     population: int
@@ -115,12 +115,12 @@ class FixedSize:
 
     @property
     def rate(self) -> float:
-        """The share of rounds that somebody takes part in."""
+        """The share of rounds in which a client takes part."""
         return self.size / self.population
 
     @property
     def total_rounds(self) -> int:
-        """Rounds of the whole run."""
+        """The number of rounds of the whole run."""
         return self.rounds
 
     def __str__(self) -> str:
@@ -132,7 +132,7 @@ SCHEMES: dict[str, type[Sampling]] = {kind.scheme: kind for kind in (Poisson, Ra
 
 
 def checked_sampling(sampling: Any) -> Sampling:
-    """`sampling`, or an error that names the schemes there are."""
+    """`sampling`, or an error that lists the schemes."""
     if not isinstance(sampling, Poisson | RandomAllocation | Shuffled | FixedSize):
         names = ", ".join(kind.__name__ for kind in SCHEMES.values())
         raise TypeError(f"sampling must be one of {names}, got {shown(sampling)}")
@@ -140,18 +140,18 @@ def checked_sampling(sampling: Any) -> Sampling:
 
 
 def sampling_to_dict(sampling: Sampling) -> dict[str, Any]:
-    """A scheme as files hold it."""
+    """A scheme as stored in files."""
     return {"scheme": sampling.scheme, **asdict(sampling)}
 
 
 def sampling_from_dict(values: Mapping[str, Any]) -> Sampling:
     """The inverse of `sampling_to_dict`; ValueError for anything else."""
-    told = msgspec.convert(values, dict[str, Any])
-    name = told.pop("scheme", None)
+    settings = msgspec.convert(values, dict[str, Any])
+    name = settings.pop("scheme", None)
     if name not in SCHEMES:
         raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {shown(name)}")
     kind = SCHEMES[name]
-    unknown = sorted(told.keys() - {part.name for part in fields(kind)})
+    unknown = sorted(settings.keys() - {part.name for part in fields(kind)})
     if unknown:
         raise ValueError(f"unknown settings of {name}: {shown(unknown)}")
-    return msgspec.convert(told, kind)
+    return msgspec.convert(settings, kind)

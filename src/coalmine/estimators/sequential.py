@@ -1,8 +1,8 @@
-"""Evidence against a noise multiplier that may be looked at after every round.
+"""Evidence against a noise multiplier that may be checked after every round.
 
-A test at a fixed level errs far more often if somebody looks again and again and stops at the first alarm. The evidence here
-is a test martingale: if the noise is what was claimed, or more, its expectation stays at most 1 whenever one looks, so the
-chance that it ever reaches 1/α is at most α (Ville's inequality).
+A test at a fixed level errs far more often if it is repeated after every round until the first alarm. The evidence here is
+a test martingale: if the noise is at least as large as claimed, its expectation is at most 1 at every stopping time. So the
+probability that it ever reaches 1/α is at most α (Ville's inequality).
 """
 
 import math
@@ -14,12 +14,11 @@ from scipy.special import log_ndtr, nctdtr, ndtri
 
 from coalmine.argument_checks import Floats
 
-PRIOR = (
-    0.2  # scale of the alternatives, in standard deviations of one score; near the best of seven for z from 0.05 to 5
-)
-LARGEST = 8.0  # standard scores are cut here: the tail beyond is not computed exactly, and a smaller score stays valid
-MANY = 1e5  # dof from which on the scale is as good as known
-FAR = 2000.0  # standard deviations from 0: from here on the noncentral t is slow, and its approximation good enough
+# Scale of the alternatives, in standard deviations of one score: close to the best of seven for z from 0.05 to 5.
+PRIOR = 0.2
+LARGEST = 8.0  # larger standard scores are cut to this: the tail is not exact there, and a smaller score is still valid
+MANY = 1e5  # dof from which on the scale counts as known
+FAR = 2000.0  # standard deviations from 0 beyond which the noncentral t is slow and its approximation accurate enough
 
 
 def standard_score(score: npt.ArrayLike, dof: npt.ArrayLike, expected: npt.ArrayLike) -> Floats:
@@ -32,16 +31,16 @@ def standard_score(score: npt.ArrayLike, dof: npt.ArrayLike, expected: npt.Array
     x, nu = np.clip(x, -1e100, 1e100), np.minimum(nu, 1e15)
     near = (x * (1 - 1 / (4 * nu)) - mean) / np.sqrt(1 + x * x / (2 * nu))
     exact = (nu < MANY) & (np.abs(mean) < FAR) & (np.abs(near) < 6)
-    found = np.array(near)
+    standard = np.array(near)
     if exact.any():
         below = nctdtr(nu[exact], mean[exact], x[exact])
-        usable = (below > 1e-12) & (below < 1 - 1e-9)  # else the series has given up, or lost its digits
-        found[exact] = np.where(usable, ndtri(np.clip(below, 1e-300, 1 - 1e-16)), near[exact])
-    return np.minimum(found, LARGEST)
+        usable = (below > 1e-12) & (below < 1 - 1e-9)  # otherwise the series did not converge, or lost its precision
+        standard[exact] = np.where(usable, ndtri(np.clip(below, 1e-300, 1 - 1e-16)), near[exact])
+    return np.minimum(standard, LARGEST)
 
 
 def information(presentations: npt.ArrayLike, dof: npt.ArrayLike, noise_multiplier: float) -> Floats:
-    """What a round tells of 1/z: the number of presentations, less where the round's scale is uncertain."""
+    """A round's information about 1/z: the number of presentations, reduced if the round's scale is uncertain."""
     count = np.asarray(presentations, np.float64)
     return np.asarray(count / (1 + count / (2 * np.asarray(dof, np.float64) * noise_multiplier**2)))
 
@@ -58,7 +57,7 @@ def log_evidence(total: npt.ArrayLike, informed: npt.ArrayLike, prior: float = P
 
 
 def spent_level(level: float, look: int) -> float:
-    """The part of a level that look number 1, 2, … may spend, so that all looks together spend no more than the level."""
+    """The share of the level for look number 1, 2, …; the shares of all looks add up to the level."""
     return level * 6 / (math.pi * look) ** 2
 
 
@@ -93,5 +92,5 @@ class RunningEvidence:
 
     @property
     def mean(self) -> float:
-        """The mean score per presentation: 1 over the noise multiplier that was seen."""
+        """The mean score per presentation: 1 over the measured noise multiplier."""
         return self.scores / self.presentations if self.presentations else 0.0

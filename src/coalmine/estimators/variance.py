@@ -15,9 +15,9 @@ from scipy.special import chdtrc, chdtri, fdtrc, fdtri
 from coalmine.argument_checks import Floats
 from coalmine.estimators.gaussians import Gaussian, gaussian_epsilon
 
-LEVEL = 0.05  # of the F test; 1 % and 10 % both lose more where the stds are nearly, but not quite, equal
+LEVEL = 0.05  # level of the F test; 1 % and 10 % are both less accurate if the stds are nearly, but not quite, equal
 Variance = Literal["auto", "fitted", "null"]
-SAFE_EXPONENT = 400  # of a power of two: squares of sums of such numbers neither overflow nor vanish
+SAFE_EXPONENT = 400  # largest power of two whose sums and squares neither overflow nor underflow
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Sample:
 
     @property
     def variance_ratio_scale(self) -> float:
-        """The ratio of two variances without the bias of dividing by the number of scores."""
+        """The factor that removes the bias of dividing by the number of scores from the ratio of two variances."""
         null_bias = 1.0 if math.isinf(self.null_count) else 1 - 1 / self.null_count
         return self.count / (self.count - 1) * null_bias
 
@@ -78,7 +78,7 @@ def equal_std_p_value(std: float, sample: Sample) -> float:
 
 
 def in_safe_units(scores: Floats) -> tuple[Floats, int]:
-    """The scores over 2^exponent, and the exponent: 0 unless squares of the scores would overflow or vanish."""
+    """The scores over 2^exponent, and the exponent: 0 unless squares of the scores would overflow or underflow."""
     exponent = int(np.frexp(np.abs(scores).max())[1])
     if abs(exponent) <= SAFE_EXPONENT:
         return scores, 0

@@ -321,9 +321,7 @@ class _OptimizerAudit:
 
     def _has_final(self) -> bool:
         """Whether the final model was observed, which rank 0 knows."""
-        return bool(
-            self._gradients.ranks.together(lambda: self.audit.rank == 0 and self.audit.log.final is not None)[0]
-        )
+        return bool(self._gradients.ranks.gather(lambda: self.audit.rank == 0 and self.audit.log.final is not None)[0])
 
     def _find_zero_gradients(self) -> None:
         """Of the parameters whose gradient was always 0 on this rank, keep those where it was so on every rank."""

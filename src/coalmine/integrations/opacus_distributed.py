@@ -182,7 +182,7 @@ class Sharded(Replicated):
     @property
     def most_canaries(self) -> int:
         """Every rank has a block of its own, or several: room is scarce on the rank with the fewest parameters."""
-        held = self.ranks.together(lambda: sum(local(p).numel() for p in self._optimizer.params))
+        held = self.ranks.gather(lambda: sum(local(p).numel() for p in self._optimizer.params))
         return min(held) // BLOCK_EACH if self.ranks.several else super().most_canaries
 
     @property
@@ -236,7 +236,7 @@ def local(tensor: Any) -> Any:
 def on_every_rank(ranks: Ranks, action: Callable[[], Result]) -> Result:
     """What `action` returns on this rank. If it fails on one rank, every rank raises an error."""
     found: list[Result] = []
-    ranks.together(lambda: found.append(action()))
+    ranks.gather(lambda: found.append(action()))
     return found[0]
 
 

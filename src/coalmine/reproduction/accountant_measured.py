@@ -1,4 +1,4 @@
-"""Beyond the paper: the epsilon of an accountant, amplified by sampling, beside what one run measures of it."""
+"""Beyond the paper: an accountant's epsilon, amplified by sampling, compared with the measurement of one run."""
 
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -33,12 +33,12 @@ SIZES = {"small": (5_000, 1_000), "paper": (10_000, 1_000)}  # d, k
 SEEDS = {"small": 1, "paper": 3}
 DELTA = 1e-5
 CLIENTS = 5_000
-SIGNAL = 0.1  # of the real clients' sum, per coordinate, over the noise
-LEVEL = 0.01  # of the checks that count
+SIGNAL = 0.1  # std of the real clients' sum per coordinate, divided by that of the noise
+LEVEL = 0.01  # level of the checks that count failures
 
 
 def gather(options: Options, follow: Follow) -> Found:
-    """Every loop as numbers; nothing is stored beside them."""
+    """The numbers of every loop; nothing else is stored."""
     dim, canaries = SIZES[options.scale]
     seeds = options.seeds or SEEDS[options.scale]
     return {
@@ -57,10 +57,10 @@ def gather(options: Options, follow: Follow) -> Found:
 
 
 def measure(scheme: Poisson | RandomAllocation, noise: float, *, dim: int, canaries: int, seed: int) -> dict[str, Any]:
-    """One training loop with canaries, judged by the accountant's epsilon for its own scheme and noise."""
+    """One training loop with canaries, judged by the accountant's epsilon for its scheme and noise."""
     rng = np.random.default_rng([seed, int(1000 * noise), scheme.total_rounds, SCHEMES.index(scheme)])
     audit = Audit(dim, canaries=canaries, seed=b"amplification %d" % seed, delta=DELTA, sampling=scheme)
-    expected = scheme.rate * (CLIENTS + canaries)  # the number that sums are divided by
+    expected = scheme.rate * (CLIENTS + canaries)  # divisor of the sums
     cohorts = _real_clients(scheme, rng)
     for number in range(1, scheme.total_rounds + 1):
         present = audit.canaries_in_round(number)
@@ -95,13 +95,13 @@ def measure(scheme: Poisson | RandomAllocation, noise: float, *, dim: int, canar
 
 
 def _real_clients(scheme: Poisson | RandomAllocation, rng: np.random.Generator) -> np.ndarray:
-    """How many real clients are in each round."""
+    """The number of real clients in each round."""
     if isinstance(scheme, Poisson):
         return rng.binomial(CLIENTS, scheme.probability, size=scheme.rounds)
     return np.concatenate(rng.multinomial(CLIENTS, np.full(scheme.rounds, scheme.rate), size=scheme.epochs))
 
 
-# Tables, checks, words, a picture: functions of the numbers alone
+# Tables, checks, text and a plot: functions of the numbers alone
 
 
 def _cells(found: Found) -> list[list[dict[str, Any]]]:
@@ -152,13 +152,15 @@ def tables(found: Found) -> list[Table]:
 
 
 def _rarely(claim: str, failures: int, total: int, rate: float) -> Check:
-    """A check that fails if so many failures are too many for this rate."""
+    """A check that fails if there are too many failures for this rate."""
     chance = float(binom.sf(failures - 1, total, rate))
-    return Check(claim, chance > LEVEL, f"{failures} of {total} do not: as many or more by chance in {chance:.0%}")
+    return Check(
+        claim, chance > LEVEL, f"{failures} of {total} do not; by chance at least as many in {chance:.0%} of cases"
+    )
 
 
 def checks(found: Found) -> list[Check]:
-    """The measurement meets the accountant, and the accountant's epsilon passes."""
+    """The measurement agrees with the accountant, and the accountant's epsilon passes."""
     loops = found["loops"]
     named = [(f"{loops[0]['title']}, noise {loops[0]['noise_multiplier']:g}", loops) for loops in _cells(found)]
     return [
@@ -188,7 +190,7 @@ def checks(found: Found) -> list[Check]:
 
 
 def conclusion(found: Found) -> str:
-    """What it comes to."""
+    """The conclusion as text."""
     ratios = [loop["epsilon"] / loop["accounted"] for loop in found["loops"]]
     shares = [_mean(cell, "lower_bound") / _mean(cell, "accounted") for cell in _cells(found)]
     passed = sum(loop["verdict"] == "PASS" for loop in found["loops"])
@@ -200,7 +202,7 @@ def conclusion(found: Found) -> str:
 
 
 def draw(figure: "Figure", found: Found) -> None:
-    """Epsilon against the noise, a picture for each scheme; bounds of 0 are left out."""
+    """Plot epsilon against noise for each scheme; bounds of 0 are omitted."""
     cells = _cells(found)
     schemes = list(dict.fromkeys(cell[0]["scheme"] for cell in cells))
     axes = figure.subplots(1, len(schemes), squeeze=False)[0]

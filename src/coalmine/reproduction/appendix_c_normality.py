@@ -1,4 +1,4 @@
-"""Appendix C: are the cosines normal? Anderson-Darling for 15 sets of them, and for a million of the exact null."""
+"""Appendix C: normality of the cosines. Anderson-Darling for 15 sets of them, and for a million of the exact null."""
 
 import math
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ def plan(options: Options) -> list[PlannedRun]:
 
 
 def gather(options: Options, follow: Follow) -> Found:
-    """What the runs read, and the exact null."""
+    """The numbers of the runs, and the exact null."""
     return epsilon_table.gather(plan(options), options, follow) | {"null": exact_null(3 if options.small else DRAWS)}
 
 
@@ -64,7 +64,7 @@ def _groups(reading: RunNumbers) -> list[dict[str, Any]]:
 
 
 def tables(found: Found) -> list[Table]:
-    """The statistics, ours / the paper's; the p-values; the exact null."""
+    """Tables of the statistics (ours / the paper's), the p-values, and the exact null."""
     statistics, chances = [], []
     for reading in found["readings"]:
         theirs = NORMALITY[reading["noise_multiplier"]]
@@ -93,21 +93,23 @@ def tables(found: Found) -> list[Table]:
 
 
 def checks(found: Found) -> list[Check]:
-    """No more small p-values than chance has."""
+    """There are no more small p-values than expected by chance."""
     chances = [item["p_value"] for item in sets(found)]
     rejected = sum(value < 0.05 for value in chances)
     likely = float(binom.sf(rejected - 1, len(chances), 0.05)) if chances else math.nan
-    claim = "no more of the sets are called not normal at 5 % than chance explains (at 1 %)"
-    detail = f"{rejected} of {len(chances)}: as many or more by chance in {likely:.0%} of cases"
+    claim = "the normality of the sets is rejected at 5 % no more often than chance explains (at 1 %)"
+    detail = f"{rejected} of {len(chances)}; by chance at least as many in {likely:.0%} of cases"
     above = sum(item["p_value"] < 0.15 for item in found["null"])
     share = float(binom.sf(above - 1, len(found["null"]), 0.15))
-    null = f"at 15 % Anderson-Darling does not tell {SAMPLES:,} cosines of the exact null at d = {DIM:,} from normal"
-    seen = f"rejected in {above} of {len(found['null'])} samples: as many or more by chance in {share:.0%} of cases"
+    null = (
+        f"at 15 % Anderson-Darling cannot distinguish {SAMPLES:,} cosines of the exact null at d = {DIM:,} from normals"
+    )
+    seen = f"rejected in {above} of {len(found['null'])} samples; by chance at least as many in {share:.0%} of cases"
     return [Check(claim, likely > 0.01 if chances else None, detail), Check(null, share > 0.01, seen)]
 
 
 def draw(figure: "Figure", found: Found) -> None:
-    """Ours and the paper's statistics, set by set."""
+    """Plot our statistics and the paper's for each set."""
     ax = figure.add_subplot()
     for place, item in enumerate(sets(found)):
         theirs = NORMALITY[item["noise_multiplier"]][NORMALITY_TIMES.index(item["presentations"])]
@@ -126,23 +128,24 @@ def draw(figure: "Figure", found: Found) -> None:
 
 
 def conclusion(found: Found) -> str:
-    """What it comes to."""
+    """The conclusion as text."""
     values = sets(found)
     null = [item["p_value"] for item in found["null"]]
     low = sum(value < 0.15 for value in null)
-    start = "Nothing is finished yet. " if not values else ""
+    start = "No run is finished yet. " if not values else ""
     if values:
         over = sum(item["statistic"] > CRITICAL_15 for item in values)
         its = sum(value > CRITICAL_15 for row in NORMALITY.values() for value in row)
         start = (
-            f"{over} of our {len(values)} sets lie above {CRITICAL_15}, the paper's critical value at 15 %; of its own "
-            f"{sum(len(row) for row in NORMALITY.values())}, {its}. "
+            f"The statistic exceeds {CRITICAL_15}, the paper's critical value at 15 %, in {over} of our {len(values)} sets "
+            f"and in {its} of the paper's {sum(len(row) for row in NORMALITY.values())}. "
         )
     return (
-        f"{start}Of {len(null)} samples of {SAMPLES:,} cosines from the exact null at d = {DIM:,}, {low} are told from "
-        f"a normal at 15 % (p-values {shown(min(null), 2)} to {shown(max(null), 2)}); the paper has one sample, which was "
-        f"not. The exact null's kurtosis is 3 − 6/(d + 2), {6 / (DIM + 2) / math.sqrt(24 / SAMPLES):.1f} standard errors "
-        f"off at this size. {not_learnt(found['readings'])}".rstrip()
+        f"{start}Of {len(null)} samples of {SAMPLES:,} cosines from the exact null at d = {DIM:,}, normality is "
+        f"rejected for {low} at 15 % (p-values {shown(min(null), 2)} to {shown(max(null), 2)}); for the paper's single "
+        "sample it is not. The "
+        f"exact null has kurtosis 3 − 6/(d + 2), {6 / (DIM + 2) / math.sqrt(24 / SAMPLES):.1f} standard errors below a "
+        f"normal's at this size. {not_learnt(found['readings'])}".rstrip()
     )
 
 

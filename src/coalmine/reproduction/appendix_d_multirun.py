@@ -1,8 +1,8 @@
 """Appendix D: one run with 1,000 canaries against ten runs with 100 each, fifty times over, on a small model.
 
-Both ways have the same real clients, each of whom takes part once, as in the paper, and a participant has the same weight
-whatever the number of canaries: what differs is how many canaries there are beside one. A finished repeat is one line of a
-file in the experiment's folder and is not trained again.
+Both designs have the same real clients, each of whom takes part once, as in the paper, and a participant always has the same
+weight: they only differ in the number of other canaries in a run. A finished repeat is one line of a file in the
+experiment's folder and is not trained again.
 """
 
 import json
@@ -47,13 +47,13 @@ CANARIES, PIECES = 1_000, 10
 REPEATS, SMALL_REPEATS = 50, 3
 CLOSE = 0.2
 CLIENTS, ROUNDS = 9_000, 200
-FULL_ROUND = (CLIENTS + CANARIES) / ROUNDS  # participants of a round with all canaries
+FULL_ROUND = (CLIENTS + CANARIES) / ROUNDS  # participants per round with all canaries
 
 
 def config(noise_multiplier: float, canaries: int, seed: int) -> RunConfig:
-    """200 rounds of 45 clients, each of 9,000 once, and so many canaries, each once too.
+    """200 rounds of 45 clients and a number of canaries; each of the 9,000 clients and each canary takes part once.
 
-    Sums are divided by the participants of a round, fewer where canaries are fewer: the server's step makes up for that.
+    Sums are divided by the participants of a round, and the server's step compensates for a smaller number of canaries.
     """
     participants = (CLIENTS + canaries) / ROUNDS
     return RunConfig(
@@ -73,14 +73,14 @@ def config(noise_multiplier: float, canaries: int, seed: int) -> RunConfig:
 
 
 class _FinalModelOnly(Audit):
-    """An audit that does not look at rounds, which are a third of the time of so small a model."""
+    """An audit that skips rounds, which would take a third of the time of such a small model."""
 
     def observe_round(self, *_: Any, **__: Any) -> None:
         pass
 
 
 def final_scores(asked: RunConfig) -> Scores:
-    """The canaries' standardised cosines with the final model of one training, in memory."""
+    """The canaries' standardised cosines with the final model of one run, trained in memory."""
     asked = replace(asked, engine=asked.engine.resolved())
     with prepared(asked, None, None) as training:
         training.audit = _FinalModelOnly(
@@ -112,13 +112,13 @@ def repeat(noise_multiplier: float, number: int) -> dict[str, Any]:
 
 
 def _epsilon(observed: Any, like: Scores) -> float:
-    """The paper's estimate, of scores whose null is N(0, 1)."""
+    """The paper's estimate for scores with null N(0, 1)."""
     assert like.null is not None
     return epsilon_estimate(observed, null=like.null, delta=WORDS_DELTA, variance="fitted", confidence=None).epsilon
 
 
 def repeats(options: Options) -> list[dict[str, Any]]:
-    """Every repeat that is asked for, and whether it is done."""
+    """Every requested repeat, and whether it is finished."""
     done = {(line["noise_multiplier"], line["repeat"]) for line in _read(options.file("multirun", "jsonl"))}
     numbers = range(options.seeds or (SMALL_REPEATS if options.small else REPEATS))
     return [
@@ -127,7 +127,7 @@ def repeats(options: Options) -> list[dict[str, Any]]:
 
 
 def gather(options: Options, follow: Follow) -> Found:
-    """Every repeat that is done, after those that were not have been."""
+    """Train the missing repeats and return all finished ones."""
     path = options.file("multirun", "jsonl")
     _cut_torn_line(path)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def gather(options: Options, follow: Follow) -> Found:
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
     if left := _waiting(options):
-        raise OutOfTimeError(f"{len(left)} repeats were not begun")
+        raise OutOfTimeError(f"{len(left)} repeats were not started")
     asked = repeats(options)
     numbers = {item["repeat"] for item in asked}
     kept = [line for line in _read(path) if line["repeat"] in numbers]
@@ -147,13 +147,13 @@ def gather(options: Options, follow: Follow) -> Found:
 
 
 def _waiting(options: Options) -> list[tuple[float, int]]:
-    """What is to be trained and not done."""
+    """The requested repeats that are not finished."""
     asked = [(item["noise"], item["repeat"]) for item in repeats(options) if not item["done"]]
     return [pair for pair in asked if options.wanted(pair[0])]
 
 
 def _results(waiting: list[tuple[float, int]], options: Options) -> Iterator[dict[str, Any]]:
-    """One repeat after another; when time is over, those that are trained still end, and no other one is begun."""
+    """Train one repeat after another; after the time limit, running repeats finish and no other one is started."""
     if options.jobs == 1 or len(waiting) < 2:
         for place, pair in enumerate(waiting):
             if place and options.over:
@@ -172,7 +172,7 @@ def _results(waiting: list[tuple[float, int]], options: Options) -> Iterator[dic
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Forget a last line that a kill has torn, which the next one would be joined to."""
+    """Remove a last line torn by a kill, to which the next line would be appended."""
     content = path.read_bytes() if path.is_file() else b""
     whole = content[: content.rfind(b"\n") + 1]
     if whole != content:
@@ -180,7 +180,7 @@ def _cut_torn_line(path: Path) -> None:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """The lines that are whole."""
+    """The complete lines."""
     if not path.is_file():
         return []
     found = []
@@ -197,7 +197,7 @@ def _values(found: Found, noise: float, key: str) -> list[float]:
 
 
 def tables(found: Found) -> list[Table]:
-    """Quantiles of the estimate, both ways."""
+    """Quantiles of the estimate in both designs."""
     rows = []
     for noise in NOISES:
         for key, label in (("one", f"1 × {CANARIES:,}"), ("ten", f"{PIECES} × {CANARIES // PIECES}")):
@@ -212,10 +212,10 @@ def tables(found: Found) -> list[Table]:
 
 
 def checks(found: Found) -> list[Check]:
-    """The two ways give the same, to within a fifth, as far as so many repeats can tell."""
+    """The two designs agree to within a fifth, as far as this many repeats can decide."""
     differences = [(noise, difference(found, noise)) for noise in NOISES]
     known = [(noise, item) for noise, item in differences if item is not None]
-    claim = f"1 × 1,000 and 10 × 100 canaries read the same on average, to within {CLOSE:.0%}"
+    claim = f"1 × 1,000 and 10 × 100 canaries give the same mean ε to within {CLOSE:.0%}"
     detail = "; ".join(f"noise {noise:g}: {low:+.0%} to {high:+.0%} (95 % interval)" for noise, (_, low, high) in known)
     if not known:
         return [Check(claim, None, "no two repeats are finished")]
@@ -225,7 +225,7 @@ def checks(found: Found) -> list[Check]:
 
 
 def difference(found: Found, noise: float) -> tuple[float, float, float] | None:
-    """How much more ten runs read than one, over what one reads: the mean, and a 95 % interval of it (Welch's t)."""
+    """Relative difference between the estimates of ten runs and of one: its mean and 95 % interval (Welch's t)."""
     one, ten = (np.array(_values(found, noise, key)) for key in ("one", "ten"))
     if min(one.size, ten.size) < 2:
         return None
@@ -237,7 +237,7 @@ def difference(found: Found, noise: float) -> tuple[float, float, float] | None:
 
 
 def draw(figure: "Figure", found: Found) -> None:
-    """The quantiles of both ways, side by side."""
+    """Plot the quantiles of both designs side by side."""
     axes = figure.subplots(1, len(NOISES), squeeze=False)[0]
     for ax, noise in zip(axes, NOISES, strict=True):
         for key, label, mark in (
@@ -254,17 +254,17 @@ def draw(figure: "Figure", found: Found) -> None:
 
 
 def conclusion(found: Found) -> str:
-    """What it comes to."""
+    """The conclusion as text."""
     parts = []
     for noise in NOISES:
         item = difference(found, noise)
         if item is not None:
             parts.append(f"{item[0]:+.0%} at noise {noise:g} (95 % interval {item[1]:+.0%} to {item[2]:+.0%})")
     return (
-        f"On a small model: the digits of scikit-learn over {CLIENTS:,} virtual clients, each in one of {ROUNDS} "
-        f"rounds, 9,610 parameters, where {CANARIES:,} canaries are {CANARIES / (CLIENTS + CANARIES):.0%} of all who take "
-        f"part. Beside one run, ten read on average {', '.join(parts) or 'nothing yet'}. The paper's figure has no "
-        "numbers to compare."
+        f"Trained on a small model of 9,610 parameters: the digits of scikit-learn over {CLIENTS:,} virtual clients, each "
+        f"in one of {ROUNDS} rounds; {CANARIES:,} canaries are {CANARIES / (CLIENTS + CANARIES):.0%} of all participants. "
+        f"The mean estimate of ten runs differs from that of one run by {', '.join(parts) or 'an unknown amount so far'}. "
+        "The paper's figure has no numbers to compare with."
     )
 
 

@@ -1,4 +1,4 @@
-"""Beyond the paper: other noises, check-ins, rungs, numbers of canaries, and amplification by random rounds."""
+"""Beyond the paper: other kinds of noise, check-ins, rungs, numbers of canaries, and amplification by random rounds."""
 
 import itertools
 import math
@@ -41,12 +41,12 @@ WORD_ROUNDS = 2048
 
 
 def base(options: Options) -> RunConfig:
-    """The run of the handwriting table with the least noise, which the others are varied from."""
+    """The run of the handwriting table with the least noise; the others are variations of it."""
     return next(run.config for run in emnist.EXPERIMENT.plan(options) if run.noise_multiplier == NOISE)
 
 
 def noise_runs(options: Options) -> dict[str, PlannedRun]:
-    """Fresh, tree and banded noise at the same analytical ε for whoever takes part once."""
+    """Independent, tree and banded noise at the same analytical ε for a client who takes part once."""
     config = base(options)
     tree = TreeNoise(rounds=config.rounds)
     banded = BandedNoise.for_prefix_sums(config.rounds, bands=BANDS, momentum=config.server.momentum)
@@ -60,7 +60,7 @@ def noise_runs(options: Options) -> dict[str, PlannedRun]:
 
 
 def _with_noise_of(config: RunConfig, strength: float, **changes: Any) -> RunConfig:
-    """As much more noise on the updates as makes up for ‖Cu‖² = `strength`; the clip's count keeps its own."""
+    """More noise on the updates, to compensate for ‖Cu‖² = `strength`; the noise on the clip's count is unchanged."""
     clipping = config.privacy.clipping_of(config.participation.clients_per_round)
     updates = clipping.update_noise_multiplier * math.sqrt(strength)
     count = clipping.count_noise_multiplier if isinstance(clipping, AdaptiveClipping) else math.inf
@@ -69,7 +69,7 @@ def _with_noise_of(config: RunConfig, strength: float, **changes: Any) -> RunCon
 
 
 def check_in_runs(options: Options) -> dict[str, PlannedRun]:
-    """Canaries that come as clients do: drawn anew in every round, or after a pause."""
+    """Canaries that take part like clients: sampled independently in every round, or with a pause."""
     config = base(options)
     canaries, pauses = (60, (8, 20)) if options.small else (100, (8, 15))
     config = replace(config, canaries=replace(config.canaries, count=canaries, pattern="clients"))
@@ -81,7 +81,7 @@ def check_in_runs(options: Options) -> dict[str, PlannedRun]:
 
 
 def canary_runs(options: Options) -> dict[str, PlannedRun]:
-    """The same run with more and more canaries, and with none."""
+    """The same run with increasing numbers of canaries, and without canaries."""
     config = base(options)
     counts = (30, 100, 300, 1_000) if options.small else (100, 300, 1_000, 3_000)
     found = {str(count): PlannedRun(config=with_canaries(config, count)) for count in counts}
@@ -89,13 +89,13 @@ def canary_runs(options: Options) -> dict[str, PlannedRun]:
 
 
 def plan(options: Options) -> list[PlannedRun]:
-    """All of them; the handwriting table's runs are shared with it."""
+    """All runs; those of the handwriting table are shared with it."""
     parts = (noise_runs(options), check_in_runs(options), canary_runs(options))
     return distinct([*emnist.EXPERIMENT.plan(options), *(run for part in parts for run in part.values())])
 
 
 def gather(options: Options, follow: Follow) -> Found:
-    """What the runs read, part by part, and the analytical ε of random rounds."""
+    """The numbers of the runs by question, and the analytical ε of random rounds."""
     asked = plan(options)
     done = carry_out(asked, options, follow=follow)
     read = {name: read_finished(directory) | {"densities": []} for name, directory in done.items()}
@@ -117,7 +117,7 @@ def gather(options: Options, follow: Follow) -> Found:
 
 
 def _part(found: Found, name: str) -> dict[str, RunNumbers]:
-    """The readings of one question, by what its tables call them."""
+    """The readings of one question, by their names in its tables."""
     by_name = {reading["run"]: reading for reading in found["readings"]}
     return {label: by_name[run] for label, run in found["parts"][name].items()}
 
@@ -127,9 +127,9 @@ def _ladder(found: Found) -> list[RunNumbers]:
 
 
 def random_rounds() -> list[dict[str, float]]:
-    """The analytical ε of Stack Overflow's noises: round known, round drawn by each client, and fixed shuffled cohorts.
+    """Analytical ε at Stack Overflow's noise levels: known round, round sampled by each client, fixed shuffled cohorts.
 
-    Shuffling has a range. Its upper end is no amplification, its lower end a proven attack.
+    Shuffling has a range: its upper end is no amplification, its lower end a proven attack.
     """
     found = []
     for noise in (*(noise for noise in STACK_OVERFLOW if noise), 0.5, 1.0):
@@ -147,7 +147,7 @@ def random_rounds() -> list[dict[str, float]]:
 
 
 def limited_noise() -> list[dict[str, Any]]:
-    """What a pause between check-ins is worth under correlated noise: analytical ε of five participations in 500 rounds."""
+    """The effect of a pause between check-ins under correlated noise: analytical ε of five participations in 500 rounds."""
     rounds, times = 500, 5
     laws: dict[str, CorrelatedNoise] = {
         "tree": TreeNoise(rounds=rounds),
@@ -166,7 +166,7 @@ def limited_noise() -> list[dict[str, Any]]:
 
 
 def tables(found: Found) -> list[Table]:
-    """One for each question."""
+    """One table for each question."""
     return [
         _noises(_part(found, "noises")),
         _limited_noise(found["limited_noise"]),
@@ -201,7 +201,7 @@ def _limited_noise(items: Sequence[dict[str, Any]]) -> Table:
         for item in items
     )
     columns = ("noise", "rounds apart", "sensitivity of five participations", "over that of one")
-    return Table("What a pause between check-ins is worth under correlated noise, 500 rounds", columns, rows, left=1)
+    return Table("The effect of a pause between check-ins under correlated noise, 500 rounds", columns, rows, left=1)
 
 
 def _check_ins(readings: dict[str, RunNumbers]) -> Table:
@@ -220,7 +220,7 @@ def _check_ins(readings: dict[str, RunNumbers]) -> Table:
         "all-iterates ε",
         "accuracy",
     )
-    return Table("Limited check-ins: canaries that come as clients do", columns, tuple(rows), left=1)
+    return Table("Limited check-ins: canaries that take part like clients", columns, tuple(rows), left=1)
 
 
 def _finals(readings: Sequence[RunNumbers]) -> Table:
@@ -235,7 +235,7 @@ def _finals(readings: Sequence[RunNumbers]) -> Table:
         floor = shown(pair[0]["floor"]) if pair[0] else "-"
         rows.append((f"{reading['noise_multiplier']:g}", *cells, floor))
     columns = ("noise", "final ε", "95 % interval", "final-update ε", "95 % interval", "floor")
-    return Table("Who knows the first model too: final against final-update", columns, tuple(rows))
+    return Table("An attacker who also knows the initial model: final against final-update", columns, tuple(rows))
 
 
 def _canaries(readings: dict[str, RunNumbers]) -> Table:
@@ -256,11 +256,11 @@ def _canaries(readings: dict[str, RunNumbers]) -> Table:
         "width of final's interval",
         "of known-others'",
     )
-    return Table("What more canaries cost and buy", columns, tuple(rows))
+    return Table("Cost and benefit of more canaries", columns, tuple(rows))
 
 
 def width(row: dict[str, Any] | None) -> float:
-    """Of the 95 % interval."""
+    """Width of the 95 % interval."""
     return math.nan if row is None or row["interval"] is None else float(row["interval"][1] - row["interval"][0])
 
 
@@ -284,7 +284,7 @@ def _misleading(readings: Sequence[RunNumbers]) -> Table:
         )
     columns = ("noise", "analytical ε", "all-iterates ε", "AD p", "its valid bound", "known-round ε", "95 % interval",
                "its valid bound")  # fmt: skip
-    return Table("Where the maximum over rounds misleads, and known-round does not", columns, tuple(rows))
+    return Table("The maximum over rounds is misleading, and known-round is not", columns, tuple(rows))
 
 
 def _random_rounds(items: Sequence[dict[str, float]]) -> Table:
@@ -305,7 +305,7 @@ def _random_rounds(items: Sequence[dict[str, float]]) -> Table:
 
 
 def checks(found: Found) -> list[Check]:
-    """The audit's claims under every noise, and the answer to each question."""
+    """The audit's claims under every kind of noise, and a check for each question."""
     noises = list(_part(found, "noises").values())
     wide = [
         (name, width(rung(reading, "known-others")))
@@ -326,7 +326,7 @@ def checks(found: Found) -> list[Check]:
                 (f"{name}: {interval_shown(row['interval'])}", row["interval"][0] <= reading["update_epsilon"])
             )
     some = Check(
-        "the maximum over rounds reads more than the analytical ε somewhere",
+        "the estimate from the maximum over rounds exceeds the analytical ε at some noise level",
         any(holds for _, holds in above) if above else None,
         "; ".join(name for name, holds in above if holds) or "nowhere",
     )
@@ -335,14 +335,16 @@ def checks(found: Found) -> list[Check]:
         paper_claims.covers_analytical(noises),
         paper_claims.bounds_hold(noises),
         all_of(
-            "the most canaries have a narrower interval of known-others than the fewest",
+            "known-others has a narrower interval with the most canaries than with the fewest",
             narrower,
             nothing="nothing is finished",
         ),
         some,
         all_of("known-round's 95 % interval never lies above the analytical ε", known, nothing="nothing is finished"),
         all_of(
-            "a longer pause between check-ins, fewer rounds of the most exposed", exposed, nothing="nothing is finished"
+            "with a longer pause between check-ins, the most exposed canary takes part in fewer rounds",
+            exposed,
+            nothing="nothing is finished",
         ),
         all_of(
             "random allocation's ε is at most shuffling's lower end, and that at most the unamplified ε",
@@ -361,7 +363,7 @@ def _most_exposed(readings: dict[str, RunNumbers]) -> list[tuple[str, bool]]:
 
 
 def draw(figure: "Figure", found: Found) -> None:
-    """Four pictures: noises, canaries, maximum against known-round, random rounds."""
+    """Four plots: kinds of noise, canaries, maximum against known-round, random rounds."""
     axes = figure.subplots(1, 4)
     _draw_noises(axes[0], _part(found, "noises"))
     _draw_canaries(axes[1], _part(found, "canaries"))
@@ -413,7 +415,7 @@ def _draw_misleading(ax: Any, readings: Sequence[RunNumbers]) -> None:
 
 
 def conclusion(found: Found) -> str:
-    """What it comes to, question by question."""
+    """The conclusion as text, question by question."""
     lines = []
     noises = _part(found, "noises")
     if len(noises) > 1:
@@ -423,8 +425,8 @@ def conclusion(found: Found) -> str:
     if len(check_ins) > 1:
         first, *_, last = check_ins.items()
         lines.append(
-            f"Drawn anew in every round a canary takes part up to {first[1]['canary_rounds'][1]} times, {last[0]} up to "
-            f"{last[1]['canary_rounds'][1]} times."
+            f"Sampled independently in every round, a canary takes part up to {first[1]['canary_rounds'][1]} times; "
+            f"{last[0]}, up to {last[1]['canary_rounds'][1]} times."
         )
     gained = [item for item in found["random_rounds"] if item["allocated"] < 0.999 * item["unamplified"]]
     if gained:
@@ -433,14 +435,14 @@ def conclusion(found: Found) -> str:
             1 - item["allocated"] / item["unamplified"] for item in gained if item["noise_multiplier"] in STACK_OVERFLOW
         ]
         lines.append(
-            f"Random allocation makes {shown(most['unamplified'])} into {shown(most['allocated'])} at noise "
-            f"{most['noise_multiplier']:g}; at the paper's own noises it takes off {min(own):.0%} to {max(own):.0%}. "
-            f"Fixed shuffled cohorts leave at least {shown(most['shuffled_at_least'])} at noise "
+            f"Random allocation reduces ε from {shown(most['unamplified'])} to {shown(most['allocated'])} at noise "
+            f"{most['noise_multiplier']:g}; at the paper's noise levels it reduces ε by {min(own):.0%} to {max(own):.0%}. "
+            f"With fixed shuffled cohorts, ε is at least {shown(most['shuffled_at_least'])} at noise "
             f"{most['noise_multiplier']:g}."
         )
     if lost := not_learnt(found["readings"]):
         lines.append(lost)
-    return " ".join(lines) or "Nothing is finished yet."
+    return " ".join(lines) or "No run is finished yet."
 
 
 EXPERIMENT = Experiment(

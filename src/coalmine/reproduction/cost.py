@@ -1,4 +1,4 @@
-"""What canaries cost in accuracy, over seeds: on handwriting, where runs are short enough for many pairs."""
+"""The cost of canaries in accuracy over several seeds, on handwriting, where runs are short enough for many pairs."""
 
 from coalmine.reproduction.experiment import RUNS, Account, Experiment, Found
 from coalmine.reproduction.experiment_options import Options
@@ -16,8 +16,8 @@ from coalmine.reproduction.table_3_accuracy import (
 )
 from coalmine.reproduction.training_configs import characters, with_canaries
 
-SEEDS, SMALL_SEEDS = 10, 3  # 50 pairs at the paper's size: enough for an interval within 0.2 points
-FEW = 50  # of 34 · 500 slots: 0.3 %
+SEEDS, SMALL_SEEDS = 10, 3  # 50 pairs at the paper's size, enough for an interval within 0.2 points
+FEW = 50  # 0.3 % of 34 · 500 slots
 
 
 def pairs(options: Options) -> list[Pair]:
@@ -32,13 +32,13 @@ def plan(options: Options) -> list[PlannedRun]:
 
 
 def gather(options: Options, follow: Follow) -> Found:
-    """What the finished pairs came to."""
+    """The numbers of the finished pairs."""
     return gather_pairs(pairs(options), options, follow)
 
 
 EXPERIMENT = Experiment(
     name="cost",
-    title="What canaries cost in accuracy, handwriting (not in the paper)",
+    title="The cost of canaries in accuracy, handwriting (not in the paper)",
     takes=(*RUNS, "seeds"),
     plan=plan,
     gather=gather,

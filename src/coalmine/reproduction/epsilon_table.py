@@ -1,4 +1,4 @@
-"""A table of epsilons against noise, as Section 5 has them: what Stack Overflow and EMNIST share."""
+"""A table of epsilons against noise as in Section 5; shared by Stack Overflow and EMNIST."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ COLOURS = dict(zip(RUNGS, ("#1d63b8", "#0e7c86", "#b45309", "#be185d", "#147a3d"
 
 
 def grid(config: RunConfig, noises: Sequence[float]) -> list[PlannedRun]:
-    """A run for each noise multiplier, each with a seed of its own: what holds at every noise holds independently."""
+    """A run for each noise multiplier, each with its own seed, so that the runs are independent."""
     return [
         PlannedRun(config=replace(with_noise(config, noise), seed=config.seed + place))
         for place, noise in enumerate(noises)
@@ -43,7 +43,7 @@ def grid(config: RunConfig, noises: Sequence[float]) -> list[PlannedRun]:
 def experiment(
     name: str, title: str, config: Callable[[Options], RunConfig], paper: Mapping[float, EpsilonRow], *, original: str
 ) -> Experiment:
-    """A table of the paper: a run for each of its noise multipliers, and what the paper says of `original`."""
+    """A table of the paper: a run for each of its noise multipliers, and the paper's numbers for `original`."""
 
     def plan(options: Options) -> list[PlannedRun]:
         return grid(config(options), tuple(paper))
@@ -65,14 +65,14 @@ def experiment(
 
 
 def gather(plan: list[PlannedRun], options: Options, follow: Follow) -> Found:
-    """The readings of what is finished, in the order of the plan."""
+    """The readings of the finished runs, in the order of the plan."""
     done = carry_out(plan, options, follow=follow)
     readings = [read_finished(directory) for directory in done.values()]
     return about(options, readings, missing(plan, done))
 
 
 def about(options: Options, readings: list[RunNumbers], not_finished: list[str]) -> Found:
-    """What every experiment with runs says: the readings, what is missing, and how long it trained, on what."""
+    """Common to every experiment with runs: the readings, the missing runs, the training time and the machine."""
     return {
         "scale": options.scale,
         "seconds": sum(reading["seconds"] for reading in readings),
@@ -83,17 +83,17 @@ def about(options: Options, readings: list[RunNumbers], not_finished: list[str])
 
 
 def kind(reading: RunNumbers) -> str:
-    """Which of the paper's two tasks a run stands for: its delta tells."""
+    """The paper's task that a run reproduces, identified by its delta."""
     return "next words" if reading["delta"] == WORDS_DELTA else "handwriting"
 
 
 def missing(plan: Sequence[PlannedRun], done: Mapping[str, Any]) -> list[str]:
-    """The runs that are not finished."""
+    """The unfinished runs."""
     return [planned.name for planned in plan if planned.name not in done]
 
 
 def tables(found: Found, paper: Mapping[float, EpsilonRow]) -> list[Table]:
-    """The paper's columns, ours beside its own; then coalmine's, rung by rung."""
+    """The paper's columns with our values next to them, then coalmine's rungs."""
     return [_papers_columns(found["readings"], paper), ladder_table(found["readings"])]
 
 
@@ -119,7 +119,7 @@ def _papers_columns(readings: Sequence[RunNumbers], paper: Mapping[float, Epsilo
 
 
 def ladder_table(readings: Sequence[RunNumbers], title: str = "coalmine's, all five rungs") -> Table:
-    """Every rung of every run: estimate, interval, valid bound, floor, and what known-others should meet."""
+    """Every rung of every run: estimate, interval, valid bound, floor, and the analytical ε for known-others."""
     rows = []
     for reading in readings:
         for row in reading["rows"]:
@@ -164,7 +164,7 @@ def checked(found: Found) -> list[Check]:
 
 
 def draw(figure: "Figure", found: Found, paper: Mapping[float, EpsilonRow]) -> None:
-    """Epsilon of every rung against noise, the analytical one, the floor, and the paper's estimates."""
+    """Plot epsilon of every rung against noise, with the analytical ε, the floor and the paper's estimates."""
     ax = figure.add_subplot()
     readings = found["readings"]
     for name in RUNGS:
@@ -197,16 +197,16 @@ def draw(figure: "Figure", found: Found, paper: Mapping[float, EpsilonRow]) -> N
 
 
 def conclusion(found: Found, paper: Mapping[float, EpsilonRow], *, original: str) -> str:
-    """What agrees and what does not, in the numbers' own words."""
+    """Agreement and disagreement with the paper, as text."""
     readings = found["readings"]
     if not readings:
-        return "Nothing is finished yet."
+        return "No run is finished yet."
     stand_in = readings[0]["data"]
     lines = [
         f"Trained on {stand_in} ({readings[0]['dim']:,} parameters, {readings[0]['rounds']:,} rounds of "
         f"{readings[0]['clients_per_round']} clients, {readings[0]['canaries']:,} canaries and "
-        f"{readings[0]['unobserved']:,} unobserved ones, delta {readings[0]['delta']:.3g}); the paper's numbers are of "
-        f"{original}, so they are to be compared in size and direction only."
+        f"{readings[0]['unobserved']:,} unobserved ones, delta {readings[0]['delta']:.3g}). The paper's numbers are for "
+        f"{original}, so only size and direction can be compared."
     ]
     pairs = [
         (reading, row, paper[reading["noise_multiplier"]])
@@ -225,16 +225,16 @@ def conclusion(found: Found, paper: Mapping[float, EpsilonRow], *, original: str
     ]
     if over:
         lines.append(
-            "ε_est-all exceeds the analytical ε, as the paper's 382 against 300 does, since a maximum over rounds is not "
+            "ε_est-all exceeds the analytical ε, like the paper's 382 against 300, because a maximum over rounds is not "
             f"Gaussian: {', '.join(over)}."
         )
     if lost := not_learnt(readings):
-        lines.append(f"{lost} The ε of such a run is of a mechanism that still holds, not of a model of use.")
+        lines.append(f"{lost} The ε of such a run describes a valid mechanism, but not a useful model.")
     bounds = [row["paper_lower_bound"] for reading in readings if (row := rung(reading, "final"))]
     valid = [row["lower_bound"] for reading in readings if (row := rung(reading, "final"))]
     if bounds and any(math.isfinite(value) for value in bounds):
         lines.append(
-            f"On the final model the paper's ε_lo reads {shown(min(bounds))} to {shown(max(bounds))}, the valid bound "
+            f"For the final model the paper's ε_lo is {shown(min(bounds))} to {shown(max(bounds))}, and the valid bound is "
             f"{shown(min(valid))} to {shown(max(valid))}."
         )
     return " ".join(lines)

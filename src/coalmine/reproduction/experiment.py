@@ -1,6 +1,6 @@
-"""What an experiment is made of: runs, numbers, tables, checks, a picture, and words about them.
+"""The parts of an experiment: runs, numbers, tables, checks, a plot, and a conclusion.
 
-Tables, checks, pictures and words are functions of the numbers alone, so that they can be had from a JSON file too.
+Tables, checks, plots and conclusions are functions of the numbers alone, so they can also be made from a JSON file.
 """
 
 import importlib
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from coalmine.reproduction.run_grid import Follow, PlannedRun
 
 Found = dict[str, Any]
-MODULES = {  # where each experiment is
+MODULES = {  # module of each experiment
     "table-2": "table_2", "accuracy": "table_3_accuracy", "stackoverflow": "table_4_stackoverflow",
     "emnist": "table_5_emnist", "presentations": "figures_1_to_3_presentations", "normality": "appendix_c_normality",
     "multirun": "appendix_d_multirun", "canife": "section_5_3_canife", "cost": "cost", "beyond": "beyond_the_paper",
     "amplification": "accountant_measured", "oddities": "oddities",
 }  # fmt: skip
-RUNS = ("device", "data_dir", "only", "rounds", "max_examples", "originals", "minutes")  # what grids of runs take
+RUNS = ("device", "data_dir", "only", "rounds", "max_examples", "originals", "minutes")  # options of grids of runs
 
 
 def no_runs(options: Options) -> "list[PlannedRun]":
-    """The plan of an experiment that trains nothing, or nothing that is kept."""
+    """The plan of an experiment without stored training runs."""
     return []
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table as it is printed: the first `left` columns hold words."""
+    """A table to print: the first `left` columns contain text."""
 
     title: str
     columns: tuple[str, ...]
@@ -47,7 +47,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Check:
-    """A claim held against the numbers; `holds` is None where they do not decide it."""
+    """A claim checked against the numbers; `holds` is None if they do not decide it."""
 
     claim: str
     holds: bool | None
@@ -59,7 +59,7 @@ class Check:
 
 
 class Account(NamedTuple):
-    """What an experiment says of the numbers it found: tables, checks of the paper's claims, a conclusion, and a figure."""
+    """The presentation of an experiment's numbers: tables, checks of the paper's claims, a conclusion, and a figure."""
 
     tables: Callable[[Found], list[Table]]
     checks: Callable[[Found], list[Check]]
@@ -71,8 +71,8 @@ class Account(NamedTuple):
 class Experiment:
     """One of the paper's experiments, or one beyond it.
 
-    `takes` are the options it has a use for, beside scale and out. `repeats` are what it trains in the place of runs:
-    noise, repeat, and whether it is done. Without `gather` its command brings the numbers.
+    `takes` are the options that it uses, besides scale and out. `repeats` lists what it trains instead of runs: noise,
+    repeat, and whether it is finished. Without `gather`, its command provides the numbers.
     """
 
     name: str
@@ -86,13 +86,13 @@ class Experiment:
 
 
 def load_experiment(name: str) -> Experiment:
-    """The experiment of this name; its module is imported now."""
+    """Import the module of this experiment and return the experiment."""
     experiment: Experiment = importlib.import_module(f"coalmine.reproduction.{MODULES[name]}").EXPERIMENT
     return experiment
 
 
 def save_figure(path: Path, experiment: Experiment, found: Found) -> None:
-    """The experiment's picture as a PNG, whole or not at all, the same bytes for the same numbers."""
+    """Write the experiment's plot as a PNG atomically; the same numbers give the same bytes."""
     needs_matplotlib()
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -108,7 +108,7 @@ def save_figure(path: Path, experiment: Experiment, found: Found) -> None:
 
 
 def _plain_numbers(figure: "Figure") -> None:
-    """1,000 instead of 10³ on logarithmic axes."""
+    """Write 1,000 instead of 10³ on logarithmic axes."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     for ax in figure.axes:
@@ -119,7 +119,7 @@ def _plain_numbers(figure: "Figure") -> None:
 
 
 def shown(value: float | None, digits: int = 3) -> str:
-    """A number as tables have it; none is a dash."""
+    """A number formatted for tables; None is a dash."""
     if value is None or math.isnan(value):
         return "-"
     if math.isinf(value):
@@ -129,7 +129,7 @@ def shown(value: float | None, digits: int = 3) -> str:
 
 
 def beside(ours: float | None, paper: float | None) -> str:
-    """Ours, then the paper's."""
+    """Our value and the paper's value, formatted for tables."""
     return f"{shown(ours)} / {shown(paper)}"
 
 
@@ -139,7 +139,7 @@ def interval_shown(interval: Sequence[float] | None) -> str:
 
 
 def all_of(claim: str, cases: Sequence[tuple[str, bool]], *, nothing: str) -> Check:
-    """A check that holds if every case does; it names those that do not. Without a case nothing is decided."""
+    """A check that holds if every case does and that names the others; undecided without cases."""
     if not cases:
         return Check(claim, None, nothing)
     failed = [name for name, holds in cases if not holds]

@@ -1,4 +1,4 @@
-"""How an experiment is to be run: at which scale, where, and which part of it."""
+"""Options of an experiment: its scale, its folder, and which part of it to run."""
 
 import math
 import time
@@ -9,16 +9,16 @@ from typing import Literal, get_args
 from coalmine.argument_checks import shown, whole_number
 
 Scale = Literal["small", "paper"]
-PAPER_ONLY = ("max_examples", "originals")  # scale small has its own few examples
+PAPER_ONLY = ("max_examples", "originals")  # scale small has a fixed, small number of examples
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `coalmine reproduce` was asked for. None or empty means: as the scale has it.
+    """The options of `coalmine reproduce`. None or empty means the default of the scale.
 
-    `only` are the noise multipliers to train with; what other runs have finished is still read. `max_examples` is the
-    most that a client trains on in a round. `originals` asks for the paper's own data in the place of what stands in.
-    When `ends` is past, no further run is begun, and the one that is trained stops at its next checkpoint.
+    `only` are the noise multipliers to train with; finished runs of others are still read. `max_examples` is the
+    largest number of examples that a client trains on in a round. `originals` selects the paper's data instead of their
+    substitutes. After `ends`, no further run is started, and the current one stops at its next checkpoint.
     """
 
     out: Path
@@ -31,7 +31,7 @@ class Options:
     max_examples: int | None = None
     originals: bool = False
     jobs: int = 1
-    ends: float = math.inf  # as time.monotonic() counts
+    ends: float = math.inf  # in time.monotonic() seconds
 
     def __post_init__(self) -> None:
         if self.scale not in get_args(Scale):
@@ -50,15 +50,15 @@ class Options:
 
     @property
     def over(self) -> bool:
-        """Whether the time that was given is over."""
+        """Whether the time limit is over."""
         return time.monotonic() > self.ends
 
     def wanted(self, noise_multiplier: float) -> bool:
-        """Whether runs of this noise are to be trained."""
+        """Whether to train runs with this noise."""
         return not self.only or any(abs(noise_multiplier - asked) < 1e-9 for asked in self.only)
 
     def file(self, name: str, suffix: str) -> Path:
-        """Where the experiment of this name puts its numbers and its picture: what was changed has files of its own."""
+        """The file of an experiment's numbers or plot; changed options give other file names."""
         parts = [name, self.scale]
         if self.max_examples is not None:
             parts.append(f"{self.max_examples}-examples")

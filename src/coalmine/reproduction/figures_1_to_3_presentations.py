@@ -1,4 +1,4 @@
-"""Section 5.2: canaries shown 1, 2, 4 and 8 times, as four groups of one run for each noise multiplier."""
+"""Section 5.2: canaries with 1, 2, 4 and 8 presentations, as four groups of one run for each noise multiplier."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TIMES = (1, 2, 4, 8)
-CHARACTER_NOISES = (0.16, 0.18, 0.195)  # those of the paper's Figure 3
-CHARACTER_CANARIES = 250  # of a group: 34 clients a round have no room for more
+CHARACTER_NOISES = (0.16, 0.18, 0.195)  # as in the paper's Figure 3
+CHARACTER_CANARIES = 250  # per group: 34 clients per round leave no room for more
 SMALL_CANARIES = 100
 COLOURS = ("#9ecae1", "#4f9bd0", "#1d63b8", "#0b2f5e")
 
 
 def plan(options: Options) -> list[PlannedRun]:
-    """Next words, the noise multipliers of Table 4; then handwriting, those of Figure 3."""
+    """Next words with the noise multipliers of Table 4, then handwriting with those of Figure 3."""
     large, small = (SMALL_CANARIES,) * 2 if options.small else (CANARIES, CHARACTER_CANARIES)
     runs = epsilon_table.grid(with_groups(longer(words(options), options), TIMES, each=large), tuple(STACK_OVERFLOW))
     config = with_groups(longer(characters(options), options), TIMES, each=small)
@@ -34,12 +34,12 @@ def plan(options: Options) -> list[PlannedRun]:
 
 
 def gather(options: Options, follow: Follow) -> Found:
-    """What the runs read, by group."""
+    """The numbers of the runs by group."""
     return epsilon_table.gather(plan(options), options, follow)
 
 
 def tables(found: Found) -> list[Table]:
-    """ε from the final model by presentations; and the rung that the analytical ε is about."""
+    """ε from the final model by presentations, and the rung of the analytical ε."""
     return [_table(found["readings"], "final"), _table(found["readings"], "known-others")]
 
 
@@ -71,7 +71,7 @@ def _groups(reading: RunNumbers, name: str) -> list[dict[str, Any]]:
 
 
 def checked(found: Found) -> list[Check]:
-    """More presentations, more epsilon; and known-others where it should be for every group."""
+    """Epsilon grows with presentations, and known-others agrees with the analytical ε of every group."""
     readings = found["readings"]
     return [
         paper_claims.grows_with_presentations(readings),
@@ -81,7 +81,7 @@ def checked(found: Found) -> list[Check]:
 
 
 def draw(figure: "Figure", found: Found) -> None:
-    """Densities above, bars below, a column for each run."""
+    """Plot densities above and bars below, in one column per run."""
     readings = found["readings"]
     axes = figure.subplots(2, max(len(readings), 1), squeeze=False)
     null = np.linspace(-4, 4, 201)
@@ -106,9 +106,9 @@ def draw(figure: "Figure", found: Found) -> None:
 
 
 def conclusion(found: Found) -> str:
-    """What it comes to."""
+    """The conclusion as text."""
     if not found["readings"]:
-        return "Nothing is finished yet."
+        return "No run is finished yet."
     parts = []
     for reading in found["readings"]:
         values = [shown(row["paper_epsilon"]) for row in _groups(reading, "final")]
@@ -116,8 +116,8 @@ def conclusion(found: Found) -> str:
     rises = paper_claims.grows_with_presentations(found["readings"]).outcome
     lines = [
         f"ε_est-final at {', '.join(map(str, TIMES))} presentations: {'; '.join(parts)}. The paper's Figures 1 to 3 print "
-        f"no numbers, so only their shape can be compared: that ε rises with presentations {rises}. All groups are "
-        "of one run here, where the paper has a run for each."
+        f"no numbers, so only their shape can be compared: that ε rises with presentations {rises}. Here all groups "
+        "belong to one run, while the paper has a separate run for each."
     ]
     for name in dict.fromkeys(map(kind, found["readings"])):
         readings = [reading for reading in found["readings"] if kind(reading) == name]
@@ -131,7 +131,7 @@ def conclusion(found: Found) -> str:
 
 EXPERIMENT = Experiment(
     name="presentations",
-    title="Canaries shown several times (Figures 1 to 3)",
+    title="Canaries with several presentations (Figures 1 to 3)",
     takes=RUNS,
     plan=plan,
     gather=gather,

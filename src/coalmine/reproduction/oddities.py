@@ -1,4 +1,4 @@
-"""What in the paper does not follow from its own text, each shown by a computation."""
+"""Numbers in the paper that do not follow from its text, each shown by a computation."""
 
 import math
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ CANIFE_NOISE, FASHION_EXAMPLES = 0.2, 60_000
 
 
 def gather(options: Options, follow: Follow) -> Found:
-    """Every oddity as numbers; nothing is trained."""
+    """The numbers of every oddity; nothing is trained."""
     return {
         "scale": options.scale,
         "missing": [],
@@ -55,7 +55,7 @@ def gather(options: Options, follow: Follow) -> Found:
 
 
 def implied_deltas() -> list[dict[str, Any]]:
-    """The delta at which each printed analytical ε is that of its noise multiplier."""
+    """The delta at which each printed analytical ε follows from its noise multiplier."""
     found = []
     for name, table, stated in (("Stack Overflow", STACK_OVERFLOW, WORDS_DELTA), ("EMNIST", EMNIST, CHARACTERS_DELTA)):
         for noise, row in table.items():
@@ -78,7 +78,7 @@ def _delta_of(noise: float, epsilon: float) -> float:
 
 
 def critical_values(samples: int, *, seed: int = 1) -> dict[str, Any]:
-    """How often normal samples of 1,000 exceed the paper's critical values, and the values that they exceed that often."""
+    """How often normal samples of 1,000 exceed the paper's critical values, and the correct critical values."""
     rng = np.random.default_rng(seed)
     statistics = np.array([anderson_darling(rng.normal(size=SAMPLE_SIZE)).statistic for _ in range(samples)])
     return {
@@ -91,7 +91,7 @@ def critical_values(samples: int, *, seed: int = 1) -> dict[str, Any]:
 
 
 def canife_delta() -> dict[str, Any]:
-    """Which delta and which accountant give CANIFE's ε of 34.5, of one round that the target is known to be in."""
+    """The delta and the accountant that give CANIFE's ε of 34.5, for one known participation."""
     per_example = 1 / FASHION_EXAMPLES
     return {
         "noise_multiplier": CANIFE_NOISE,
@@ -104,7 +104,7 @@ def canife_delta() -> dict[str, Any]:
 
 
 def _renyi(delta: float) -> float:
-    """The bound that Rényi accounting gives for one participation."""
+    """The bound of Rényi accounting for one participation."""
     from dp_accounting import GaussianDpEvent
     from dp_accounting.rdp import RdpAccountant
 
@@ -113,11 +113,11 @@ def _renyi(delta: float) -> float:
 
 
 def maxima(*, seed: int = 1) -> list[dict[str, float]]:
-    """What the paper's estimator reads from maxima over 2,048 rounds of scores whose law is known, undiluted.
+    """The paper's estimate from maxima over 2,048 rounds of scores with a known law, without dilution.
 
     A canary's score is N(1/z, 1) in its own round and N(0, 1) in the others: the analytical ε is that of the Gaussian
-    mechanism, and no attacker can do better. The maximum of 2,048 normals is much narrower than one of them, and a Gaussian
-    fitted to it has no tail where the observed ones lie.
+    mechanism, and no attacker can do better. The maximum of 2,048 normals is much narrower than a single normal, and a
+    Gaussian fitted to it has no tail where the observed maxima lie.
     """
     rng = np.random.default_rng(seed)
     found = []
@@ -141,12 +141,12 @@ def maxima(*, seed: int = 1) -> list[dict[str, float]]:
 
 
 def _largest(rng: np.random.Generator, count: int) -> Any:
-    """The largest of `count` normals, by inverting its distribution function."""
+    """Samples of the largest of `count` normals, by inverting its distribution function."""
     return -ndtri_exp(np.log(-np.expm1(np.log(rng.random(CANARIES)) / count)))
 
 
 def counts() -> list[dict[str, Any]]:
-    """Users and examples as the paper has them and as the published sets do, and models by their parameters."""
+    """Users and examples in the paper and in the published data sets, and parameter counts of the models."""
     everything, digits = DATASETS["emnist"], DATASETS["emnist-digits"]
     overflow = DATASETS["stackoverflow"]
     items = [
@@ -168,14 +168,14 @@ def counts() -> list[dict[str, Any]]:
 
 
 def largest_bound() -> float:
-    """The paper's ε_lo of 1,000 scores that no unobserved one ever reaches."""
+    """The paper's ε_lo for 1,000 observed scores that all exceed every unobserved score."""
     rng = np.random.default_rng(1)
     observed = rng.normal(1e4, 1.0, CANARIES)
     return epsilon_lower_bound(observed, null=rng.normal(0.0, 1.0, CANARIES), delta=WORDS_DELTA, method="paper")
 
 
 def tables(found: Found) -> list[Table]:
-    """One for each oddity."""
+    """One table for each oddity."""
     deltas = tuple(
         (
             item["table"],
@@ -213,14 +213,14 @@ def tables(found: Found) -> list[Table]:
         "printed ε",
         "ε at the stated delta",
         "stated delta, m^-1.1",
-        "delta that gives the printed",
+        "delta that gives the printed ε",
     )
     return [
         Table("The delta of the analytical columns", columns, deltas, left=1),
-        Table("Of 15 normal sets, above the 15 % value (the paper: three or more, 68 %)", ("sets", "chance"), fifteen),
+        Table("Of 15 normal sets, number above the 15 % value (paper: three or more, 68 %)", ("sets", "chance"), fifteen),
         Table(
-            f"Anderson-Darling's critical values, by {critical['samples']:,} normal samples of {SAMPLE_SIZE:,}",
-            ("level", "the paper's value", "normal samples above it", "value of that level"),
+            f"Anderson-Darling's critical values, from {critical['samples']:,} normal samples of {SAMPLE_SIZE:,}",
+            ("level", "the paper's value", "normal samples above it", "correct value"),
             quantiles,
         ),
         Table(
@@ -236,7 +236,7 @@ def tables(found: Found) -> list[Table]:
             ),
         ),
         Table(
-            f"ε_est-all of maxima over {ROUNDS:,} rounds where the truth is known (the paper: 382 against 300)",
+            f"ε_est-all of maxima over {ROUNDS:,} rounds with a known truth (the paper: 382 against 300)",
             ("noise", "true ε", "from maxima, fitted", "from the known round", "std of the null's maxima", "their AD p"),
             maximum,
         ),
@@ -251,7 +251,7 @@ def tables(found: Found) -> list[Table]:
 
 
 def checks(found: Found) -> list[Check]:
-    """Each oddity as a claim about the paper's text, which the numbers bear out or not."""
+    """Each oddity as a claim about the paper's text, checked against the numbers."""
     emnist = [item for item in found["deltas"] if item["table"] == "EMNIST"]
     implied = [item["implied_delta"] for item in emnist]
     three, two = found["three_of_fifteen"]["3"], found["three_of_fifteen"]["2"]
@@ -262,7 +262,7 @@ def checks(found: Found) -> list[Check]:
     everything, digits = DATASETS["emnist"], DATASETS["emnist-digits"]
     return [
         Check(
-            "EMNIST's analytical column is not that of delta = m^-1.1",
+            "EMNIST's analytical column is not for delta = m^-1.1",
             min(implied) > 10 * CHARACTERS_DELTA,
             f"deltas of {min(implied):.2g} to {max(implied):.2g} give it, m^-1.1 is {CHARACTERS_DELTA:.2g} with m = "
             f"{CHARACTERS_USERS:,}",
@@ -279,19 +279,19 @@ def checks(found: Found) -> list[Check]:
             f"{critical['quantile_1']:.2f} the 1 % one (the paper: {CRITICAL_1})",
         ),
         Check(
-            "CANIFE's 34.5, whose delta is not stated, is Rényi accounting of one participation at 1/60,000",
+            "CANIFE's 34.5, whose delta is not stated, comes from Rényi accounting of one participation at 1/60,000",
             round(renyi, 1) == CANIFE_ANALYTICAL,
             f"Rényi {shown(renyi, 4)}, exact {shown(found['canife']['exact'], 4)}",
         ),
         Check(
-            "ε_est-all can exceed the analytical ε of an honest mechanism, and the known round does not",
+            "ε_est-all can exceed the analytical ε of an honest mechanism, and known-round does not",
             bool(over) and all(item["known_round"] < 1.1 * item["analytical"] for item in over),
             "; ".join(
                 f"noise {i['noise_multiplier']:g}: {shown(i['all'])} against {shown(i['analytical'])}" for i in over
             ),
         ),
         Check(
-            "3,383 users are those of the digits alone, 814k characters are all classes",
+            "the 3,383 users are those of the digits only, and the 814k characters those of all classes",
             digits.users == EMNIST_USERS != everything.users and digits.examples < EMNIST_CHARACTERS / 2,
             f"the digits have {digits.examples:,} examples; all classes {everything.examples:,}, {everything.users:,} users",
         ),
@@ -304,7 +304,7 @@ def checks(found: Found) -> list[Check]:
 
 
 def draw(figure: "Figure", found: Found) -> None:
-    """Two of them: the implied deltas, and maxima against the truth."""
+    """Plot two of them: the implied deltas, and maxima against the truth."""
     left, right = figure.subplots(1, 2)
     for name, mark in (("Stack Overflow", "o"), ("EMNIST", "s")):
         items = [item for item in found["deltas"] if item["table"] == name]
@@ -328,17 +328,17 @@ def draw(figure: "Figure", found: Found) -> None:
 def conclusion(found: Found) -> str:
     """What they mean."""
     return (
-        "None of these touches the method; each is a number in the paper that its text does not give. Where the paper's "
-        "delta is in doubt, coalmine reports at the delta that the text states. The estimate from the maximum over rounds "
-        "is the one that misleads: its null is the maximum of many normals, which is no normal, and far narrower than a "
-        "single one, so the fitted ε exceeds what any attacker can do. coalmine gives that rung a bound and no interval, "
-        "and judges claims by the rungs whose law is known."
+        "None of these affects the method; each is a number in the paper that does not follow from its text. If the "
+        "paper's delta is in doubt, coalmine uses the delta that the text states. Only the estimate from the maximum over "
+        "rounds is misleading: its null is the maximum of many normals, which is not normal and far narrower than a "
+        "single one, so the fitted ε exceeds what any attacker can achieve. coalmine gives that rung a bound but no "
+        "interval, and judges claims by the rungs whose law is known."
     )
 
 
 EXPERIMENT = Experiment(
     name="oddities",
-    title="What in the paper does not follow from its text",
+    title="Numbers in the paper that do not follow from its text",
     takes=(),
     plan=no_runs,
     gather=gather,

@@ -1,4 +1,4 @@
-"""The paper's printed numbers that runs are held against; those of Table 2 stand in `gaussian`."""
+"""The paper's printed numbers that runs are compared with; those of Table 2 are in `table_2`."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ class EpsilonRow(NamedTuple):
     final_estimate: float
 
 
-STACK_OVERFLOW = {  # noise multiplier: its line (Table 4)
+STACK_OVERFLOW = {  # row of each noise multiplier (Table 4)
     0.0: EpsilonRow(float("inf"), 6.240, 45800, 2.88, 4.60),
     0.0496: EpsilonRow(300, 6.238, 382, 1.11, 1.97),
     0.0986: EpsilonRow(100, 5.05, 89.4, 0.688, 1.18),
@@ -40,7 +40,7 @@ NORMALITY = {  # noise multiplier: the Anderson-Darling statistic by presentatio
     0.1023: (0.976, 0.422, 0.340, 0.432, 0.116),
     0.2344: (0.326, 0.157, 0.347, 0.951, 0.401),
 }
-CRITICAL_15, CRITICAL_1 = 0.574, 1.088  # the statistic's critical values at 15 % and 1 %, as the paper has them
+CRITICAL_15, CRITICAL_1 = 0.574, 1.088  # the paper's critical values of the statistic at 15 % and 1 %
 THREE_OF_FIFTEEN = 0.68  # "the probability of observing three or more"
 LARGEST_BOUND = 6.24  # "a maximum possible value of 6.24 with perfect separation"
 CANIFE_ANALYTICAL = 34.5

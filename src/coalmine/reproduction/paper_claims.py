@@ -1,4 +1,4 @@
-"""The claims that are checked at the end of every experiment with runs."""
+"""The claims checked at the end of every experiment with runs."""
 
 import itertools
 from collections.abc import Sequence
@@ -32,12 +32,12 @@ def bounds_hold(readings: Sequence[RunNumbers]) -> Check:
 
 
 def final_falls(readings: Sequence[RunNumbers]) -> Check:
-    """ε-final falls with noise until it meets the floor.
+    """ε-final falls with noise until it reaches the floor.
 
-    Estimates have an error: a step up counts against it only where the two 95 % intervals are apart, and from the least
-    noise to the most it must have come down, or lie below the floor.
+    Estimates have an error: an increase counts as a failure only if the two 95 % intervals are disjoint. From the least
+    to the most noise the estimate must fall or end below the floor.
     """
-    claim = "ε-final falls with noise until it meets the floor"
+    claim = "ε-final falls with noise until it reaches the floor"
     found = [(reading, rung(reading, "final")) for reading in sorted(readings, key=_noise)]
     rows = [(reading, row) for reading, row in found if row is not None]
     if len(rows) < 2:
@@ -53,7 +53,7 @@ def final_falls(readings: Sequence[RunNumbers]) -> Check:
 
 
 def final_below_all(readings: Sequence[RunNumbers]) -> Check:
-    """The final model alone gives away less than all iterates, wherever these give away anything."""
+    """The final model leaks less than all iterates, wherever these leak anything."""
     cases = []
     for reading in readings:
         final, every = rung(reading, "final"), rung(reading, "all-iterates")
@@ -64,18 +64,18 @@ def final_below_all(readings: Sequence[RunNumbers]) -> Check:
 
 
 def known_others_falls(readings: Sequence[RunNumbers]) -> Check:
-    """More noise, less epsilon, where the analytical epsilon is about what is measured."""
+    """Epsilon falls with noise on the rung that the analytical epsilon describes."""
     found = [(reading, rung(reading, "known-others")) for reading in sorted(readings, key=_noise)]
     rows = [(reading, row) for reading, row in found if row is not None]
     cases = [
         (f"noise {_noise(reading):g}: {shown(row['epsilon'])}", row["epsilon"] < before["epsilon"])
         for (_, before), (reading, row) in itertools.pairwise(rows)
     ]
-    return all_of("more noise, less ε of known-others", cases, nothing="fewer than two noise levels are finished")
+    return all_of("ε of known-others falls with noise", cases, nothing="fewer than two noise levels are finished")
 
 
 def grows_with_presentations(readings: Sequence[RunNumbers]) -> Check:
-    """More presentations, more ε-final: from the fewest to the most, and no step down beyond the intervals."""
+    """ε-final grows from the fewest to the most presentations, and no decrease exceeds the intervals."""
     cases = []
     for reading in readings:
         rows = [row for row in reading["rows"] if row["rung"] == "final" and row["presentations"]]
@@ -89,7 +89,7 @@ def grows_with_presentations(readings: Sequence[RunNumbers]) -> Check:
         risen = rows[-1]["epsilon"] > rows[0]["epsilon"] or _at_floor(rows[-1])
         values = ", ".join(shown(row["epsilon"]) for row in rows)
         cases.append((f"{reading['task']}, noise {_noise(reading):g}: {values}", steps and risen))
-    return all_of("more presentations, more ε-final", cases, nothing="no run with groups is finished")
+    return all_of("ε-final grows with presentations", cases, nothing="no run with groups is finished")
 
 
 def _rows(readings: Sequence[RunNumbers], name: str | None = None) -> list[tuple[RunNumbers, dict[str, Any]]]:
@@ -104,7 +104,7 @@ def _rows(readings: Sequence[RunNumbers], name: str | None = None) -> list[tuple
 
 
 def _pooled(row: dict[str, Any]) -> bool:
-    """Whether the row mixes canaries of different presentations: the most often shown decide what may be read."""
+    """Whether the row pools canaries of different presentations: the largest number determines the limit."""
     return row["presentations"] is None
 
 

@@ -24,14 +24,14 @@ ROUNDS_FILE = "rounds.txt"
 
 
 class OutOfTimeError(Exception):
-    """The time that was given is over; the run that was stopped goes on from its checkpoint."""
+    """The time limit is over; the stopped run can be resumed from its checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """A training run to be had. `without_canaries`: the audit knows them, but none ever takes part.
+    """A planned training run. `without_canaries`: the audit knows its canaries, but none ever takes part.
 
-    `asked_as` is the noise multiplier that asks for it where that is another than its own.
+    `asked_as` is the noise multiplier that selects it, if that is not its own.
     """
 
     config: RunConfig
@@ -44,12 +44,12 @@ class PlannedRun:
 
     @property
     def asked_noise(self) -> float:
-        """The noise multiplier to ask for this run by."""
+        """The noise multiplier that selects this run."""
         return self.noise_multiplier if self.asked_as is None else self.asked_as
 
     @property
     def name(self) -> str:
-        """What its directory is called: the same for the same run, whatever machine it is on."""
+        """The name of its directory, which is the same on every machine."""
         config = self.config
         times = ".".join(str(number) for number in config.canaries.presentations)
         noise = "" if config.privacy.noise == "gaussian" else f"-{config.privacy.noise}"
@@ -62,7 +62,7 @@ class PlannedRun:
         return out / "runs" / self.name
 
     def rounds_done(self, out: Path) -> int:
-        """How many rounds are behind it, as far as its metrics say."""
+        """The number of finished rounds according to its metrics."""
         lines = RunDirectory(self.directory(out)).read_metrics()
         return int(lines[-1]["round"]) if lines else 0
 
@@ -74,12 +74,12 @@ Follow = Callable[[PlannedRun, Progress], None]
 
 
 def carry_out(runs: Iterable[PlannedRun], options: Options, *, follow: Follow = lambda *_: None) -> dict[str, Path]:
-    """Train what is asked for and not finished, and return the directories of all that is, by the runs' names."""
+    """Train the requested unfinished runs and return the directories of all finished runs, by name."""
     runs = distinct(runs)
     waiting = [run for run in runs if options.wanted(run.asked_noise) and not run.finished(options.out)]
     for place, planned in enumerate(waiting):
-        if place and options.over:  # the first is begun in any case, so that every call gets on
-            raise OutOfTimeError(f"{planned.name} was not begun")
+        if place and options.over:  # the first always starts, so that every call makes progress
+            raise OutOfTimeError(f"{planned.name} was not started")
         _train(planned, options.out, _stopping(follow, options))
     return {planned.name: planned.directory(options.out) for planned in runs if planned.finished(options.out)}
 
@@ -90,7 +90,7 @@ def distinct(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
 
 
 def _stopping(follow: Follow, options: Options) -> Follow:
-    """`follow`, and an end where time is over: at a checkpoint, so that nothing is trained twice."""
+    """`follow`, with a stop at the first checkpoint after the time limit, so that nothing is trained twice."""
 
     def watch(planned: PlannedRun, progress: Progress) -> None:
         follow(planned, progress)
@@ -108,7 +108,7 @@ def _train(planned: PlannedRun, out: Path, follow: Follow) -> None:
     config = planned.config
     if planned.without_canaries:
         config = _unmixed(config, directory)
-    if (directory / "config.toml").is_file():  # begun before: on the same device, with as many threads
+    if (directory / "config.toml").is_file():  # resumed on the same device with the same number of threads
         config = RunConfig.from_dict(home.read_config())
     else:
         config = replace(config, engine=config.engine.resolved())
@@ -116,7 +116,7 @@ def _train(planned: PlannedRun, out: Path, follow: Follow) -> None:
 
 
 def _unmixed(config: RunConfig, directory: Path) -> RunConfig:
-    """The same clients in the same rounds and not one canary among them: their rounds come from a file without any."""
+    """The same run without any canary taking part: the clients' rounds come from a file without canaries."""
     path = directory / ROUNDS_FILE
     if not path.is_file():
         data_dir = None if config.task.data_dir is None else Path(config.task.data_dir)
@@ -137,7 +137,7 @@ def _unmixed(config: RunConfig, directory: Path) -> RunConfig:
 
 
 def _comparable(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes a run the run it is: not the machine, nor where its data lie."""
+    """The settings that identify a run: neither the machine nor the data folder."""
     kept = {name: value for name, value in values.items() if name not in ("engine", "claim")}
     kept["task"] = {name: value for name, value in kept["task"].items() if name != "data_dir"}
     return kept

@@ -1,4 +1,4 @@
-"""The numbers that an experiment publishes of a finished run, taken from its result and its log.
+"""The numbers that an experiment publishes about a finished run, from its result and its log.
 
 Tables, pictures and checks are made of these alone. docs/evidence/reproduction holds them for runs that took a
 GPU and are not kept.
@@ -25,16 +25,16 @@ from coalmine.storage.rounds_file import RoundLog
 from coalmine.storage.run_directory import RunDirectory
 
 RunNumbers = dict[str, Any]
-POINTS = 61  # of a density
+POINTS = 61  # points of a density
 DIGITS = "scikit-learn's handwritten digits"
 FELL_APART = "An adaptive clip and the noise that goes with it can drive each other."
 
 
 def read_finished(directory: Path) -> RunNumbers:
-    """Everything that an experiment publishes of a run."""
+    """Everything that an experiment publishes about a run."""
     home = RunDirectory(directory)
     config, metrics, log = home.read_config(), home.read_metrics(), home.read_log()
-    seen = [] if log.outcome is None else log.numbers  # which is the last record
+    seen = [] if log.outcome is None else log.numbers  # the outcome is the last record
     _check_whole(directory / "audit" / "rounds.log", seen, config["rounds"])
     _check_whole(directory / "metrics.jsonl", [line["round"] for line in metrics], config["rounds"])
     result = AuditResult.from_dict(home.read_result())
@@ -53,7 +53,7 @@ def read_finished(directory: Path) -> RunNumbers:
         "canaries": settings.canaries,
         "unobserved": settings.unobserved,
         "canary_slots": int(times.sum()),
-        "canary_rounds": [int(times.min()), int(times.max())],  # of the least and of the most often shown
+        "canary_rounds": [int(times.min()), int(times.max())],  # fewest and most presentations of a canary
         "client_slots": sum(line["clients"] for line in metrics),
         "noise": config["privacy"]["noise"],
         "noise_multiplier": float(told["noise_multiplier"]),
@@ -80,7 +80,7 @@ def read_finished(directory: Path) -> RunNumbers:
 
 
 def _check_whole(path: Path, numbers: Sequence[int], rounds: int) -> None:
-    """Refuse a file that has lost rounds of a finished run."""
+    """Reject a file that has lost rounds of a finished run."""
     if list(numbers) != list(range(1, rounds + 1)):
         raise ValueError(
             f"{path} is damaged: it does not hold all of a finished run of {rounds} rounds; restore it from a copy, or "
@@ -91,7 +91,7 @@ def _check_whole(path: Path, numbers: Sequence[int], rounds: int) -> None:
 def _row(
     rung: str, row: Row, scores: Scores | None, delta: float, update_noise: float, presentations: int
 ) -> dict[str, Any]:
-    """A row of the result, with a wider interval and the analytical epsilon that known-others should meet."""
+    """A row of the result, with a wider interval and the analytical epsilon that known-others should recover."""
     estimate, wide = row.estimate, None
     if rung == "known-others" and scores is not None and scores.null is not None:
         wide = epsilon_estimate(
@@ -124,7 +124,7 @@ def _ends(interval: Interval | None) -> list[float] | None:
 
 
 def rung(reading: RunNumbers, name: str, presentations: int | None = None) -> dict[str, Any] | None:
-    """The row of this adversary: that of the most canaries, or of a group."""
+    """The row of this adversary for its largest group of canaries, or for a given number of presentations."""
     rows = [row for row in reading["rows"] if row["rung"] == name]
     if presentations is not None:
         rows = [row for row in rows if row["presentations"] == presentations]
@@ -151,7 +151,7 @@ def not_learnt(readings: Sequence[RunNumbers]) -> str:
 
 
 def training_seconds(home: RunDirectory) -> float:
-    """How long it trained, pieces added up: the clock in its metrics starts anew whenever it goes on."""
+    """The training time, added up over restarts, at each of which the clock in the metrics starts again."""
     total = last = 0.0
     for line in home.read_metrics():
         seconds = float(line["seconds"])
@@ -188,7 +188,7 @@ def _short(values: Any) -> list[float]:
 
 
 def numbers(value: Any) -> Any:
-    """What JSON was written with: "inf" is a number again."""
+    """Restore numbers from JSON: "inf" becomes a number again."""
     if isinstance(value, dict):
         return {key: numbers(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -197,11 +197,11 @@ def numbers(value: Any) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What an experiment wrote down."""
+    """Read the JSON file of an experiment."""
     try:
         found = numbers(json.loads(path.read_text(encoding="utf-8")))
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON ({error}); make it anew by `coalmine reproduce`") from None
+        raise ValueError(f"{path} is not JSON ({error}); make it again with `coalmine reproduce`") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path} must hold an object, got {type(found).__name__}")
     return found

@@ -1,6 +1,6 @@
 """The comparison with CANIFE (Section 5.3): DP-SGD on Fashion-MNIST, one epoch, audited by crafted and by random canaries.
 
-What was trained is kept as scores in a file, and the numbers are made of those.
+The scores of trained runs are stored in a file, and the numbers are computed from them.
 """
 
 import io
@@ -57,7 +57,7 @@ def comparison(options: Options) -> Comparison:
 
 
 def gather(options: Options, follow: Follow) -> Found:
-    """The numbers of all runs, trained now or before."""
+    """The numbers of all runs, trained now or earlier."""
     plan = comparison(options)
     others = [
         replace(plan, learning_rate=rate, momentum=momentum, crafted=False, runs=max(1, plan.runs // 5))
@@ -73,7 +73,7 @@ def gather(options: Options, follow: Follow) -> Found:
 
 
 def _trained(plans: Sequence[Comparison], options: Options) -> list[Trained]:
-    """What each plan left, from its file where it was trained before."""
+    """The scores of each plan, from its file if it was trained before."""
     task, kept = None, []
     for plan in plans:
         name = "canife-scores" if plan.crafted else f"canife-scores-{plan.learning_rate:g}-{plan.momentum:g}"
@@ -90,7 +90,7 @@ def _trained(plans: Sequence[Comparison], options: Options) -> list[Trained]:
 
 
 def save(path: Path, trained: Trained, plan: Comparison) -> None:
-    """The scores of all runs in a file, with what they were trained with."""
+    """Write the scores of all runs to a file, together with their settings."""
     file = io.BytesIO()
     arrays: dict[str, Any] = {name: np.asarray(getattr(trained, name), dtype=np.float32) for name in _NUMBERS}
     arrays |= {"plan": np.array(json.dumps(asdict(plan))), "device": np.array(trained.device)}
@@ -100,7 +100,7 @@ def save(path: Path, trained: Trained, plan: Comparison) -> None:
 
 
 def load(path: Path, plan: Comparison) -> Trained | None:
-    """The scores that were trained like this; None where there are none, or others."""
+    """The scores trained with this plan, or None if there are none or only others."""
     if not path.is_file():
         return None
     try:
@@ -169,7 +169,7 @@ def readings(trained: Trained, plan: Comparison) -> Found:
 
 
 def _unstated(trained: Trained, plan: Comparison) -> dict[str, Any]:
-    """What the paper's two numbers come to with this learning rate and momentum, which it does not state."""
+    """The paper's two numbers with this learning rate and momentum, which the paper does not state."""
     delta = 1 / trained.examples
     pairs = list(zip(trained.observed, trained.unobserved, strict=True))
     return {
@@ -198,7 +198,7 @@ def _summary(cosines: Floats, dim: int) -> dict[str, float]:
 
 
 def _moments(moment: Callable[..., Floats], trained: Trained) -> dict[str, float]:
-    """Of the crafted canaries' scores within an audited round, averaged over rounds and runs."""
+    """Moments of the crafted canaries' scores within an audited round, averaged over rounds and runs."""
     return {
         "observed": float(moment(trained.crafted_observed, axis=2).mean()),
         "unobserved": float(moment(trained.crafted_unobserved, axis=2).mean()),
@@ -206,7 +206,7 @@ def _moments(moment: Callable[..., Floats], trained: Trained) -> dict[str, float
 
 
 def _crafted(trained: Trained, name: str, *, delta: float, probability: float, rounds: int) -> dict[str, Any]:
-    """Epsilon of each audited round, and of the whole run by composition; and the most that they can be."""
+    """Epsilon of each audited round, of the whole run by composition, and their ceilings."""
     scores = trained.crafted_observed.shape[2]
     tables = zip(trained.crafted_observed, trained.crafted_unobserved, strict=True)
     per_round = [_per_round(observed, unobserved, name, delta) for observed, unobserved in tables]
@@ -261,7 +261,7 @@ def accountants(plan: Comparison, trained: Trained) -> list[dict[str, Any]]:
 
 
 def analytical(noise: float, *, probability: float, rounds: int, examples: int) -> list[dict[str, Any]]:
-    """The same of numbers."""
+    """The same, from plain numbers."""
     deltas = {"1/m": 1 / examples, "m^-1.1": examples**-1.1, "1e-5": 1e-5, "1e-6": 1e-6}
     exact = {name: float(mechanism_epsilon(noise, delta=delta)) for name, delta in deltas.items()}
     there = float(gaussian_delta(Gaussian(0, 1), Gaussian(1 / noise, 1), epsilon=CANIFE_ANALYTICAL))
@@ -283,11 +283,11 @@ def analytical(noise: float, *, probability: float, rounds: int, examples: int) 
     return rows
 
 
-# Tables, checks, words, a picture: functions of the numbers alone
+# Tables, checks, text and a plot: functions of the numbers alone
 
 
 def tables(found: Found) -> list[Table]:
-    """Ours beside the paper's; what each way to read a round can say at most; who gives 34.5."""
+    """Our values next to the paper's, the ceilings of each method for a round, and the accountants that give 34.5."""
     rows = [
         _line(f"CANIFE, rounds by {words}", found["canife"][name]["composed"], PAPER["canife"])
         for name, words in PER_ROUND.items()
@@ -330,8 +330,8 @@ def tables(found: Found) -> list[Table]:
             f"Mean ± std over {runs} runs, delta 1/{found['examples']:,}", ("", "ours", "the paper's"), tuple(rows), 1
         ),
         Table(
-            f"CANIFE's ε of a round, and the most that {scores} scores with the canary and as many without can give",
-            ("", "ε of a round", "at most", "composed, at most", "with half the scores"),
+            f"CANIFE's ε of a round, and its ceiling with {scores} scores with the canary and as many without",
+            ("", "ε of a round", "ceiling", "composed ceiling", "with half the scores"),
             tuple(ceilings),
             1,
         ),
@@ -343,7 +343,7 @@ def tables(found: Found) -> list[Table]:
             1,
         ),
         Table(
-            "What the paper does not state: learning rate and momentum",
+            "Not stated in the paper: learning rate and momentum",
             ("rate", "momentum", "runs", "accuracy", "‖X‖", "ε_lo", "ours, all iterates"),
             tuple(unstated),
         ),
@@ -365,7 +365,7 @@ def _renyi(found: Found) -> float:
 
 
 def checks(found: Found) -> list[Check]:
-    """What the comparison must show, whatever its scale."""
+    """The claims that the comparison must support at every scale."""
     renyi = _renyi(found)
     start, crafted, trained_on = found["crafting"]["interference"]
     detail = f"mean |cosine| {start:.3f} before, {crafted:.4f} after with the pool, {trained_on:.4f} with training data"
@@ -391,14 +391,14 @@ def checks(found: Found) -> list[Check]:
 
 
 def _below(found: Found, name: str, words: str) -> Check:
-    """The paper's point: CANIFE reads less than a lower bound does."""
+    """The paper's claim: CANIFE's estimate lies below a lower bound."""
     composed, claim = found["canife"][name]["composed"], f"CANIFE, rounds by {words}, lies below ε_lo"
     detail = f"{_spread(composed)} against {_spread(found['lower_bound'])}"
     return Check(claim, bool(np.mean(composed) < np.mean(found["lower_bound"])), detail)
 
 
 def conclusion(found: Found) -> str:
-    """What it comes to."""
+    """The conclusion as text."""
     crafting, scores = found["crafting"], found["scores"]
     noise = found["plan"]["crafting"]["noise_multiplier"]
     means, stds = crafting["score_means"], crafting["score_stds"]
@@ -408,29 +408,29 @@ def conclusion(found: Found) -> str:
         f"At delta = 1/{found['examples']:,} one participation has an ε of {shown(found['analytical'])} exactly and of "
         f"{shown(renyi)} by Rényi accounting; the paper prints {CANIFE_ANALYTICAL}.",
         f"The scores of an audited round are {means['unobserved']:.2f} ± {stds['unobserved']:.3f} without the crafted "
-        f"canary and {means['observed']:.2f} ± {stds['observed']:.3f} with it, where noise alone makes 0 and 1 ± {noise:g}.",
+        f"canary and {means['observed']:.2f} ± {stds['observed']:.3f} with it; noise alone gives 0 and 1 ± {noise:g}.",
     ]
     if max(stds.values()) < 1.25 * noise:
         parts.append(
-            "So the canary is nearly as good as can be: what keeps CANIFE low is that so few scores say little of a round, "
-            "and a composition in which a client is in a round by chance only."
+            "So the canary is almost ideal. CANIFE's estimate is low because few scores say little about a round, and "
+            "because its composition assumes that a client is in a round only by chance."
         )
     parts.append(
-        f"With Clopper-Pearson bounds of {ceilings['credible']['scores']} scores a side it can read at most "
+        f"With Clopper-Pearson bounds and {ceilings['credible']['scores']} scores on each side, it can be at most "
         f"{shown(ceilings['clopper_pearson']['composed'])}, below the paper's {PAPER['canife'][0]}; with the credible "
         f"interval at most {shown(ceilings['credible']['composed'])}."
     )
     parts.append(
         f"Our largest cosines are {scores['observed']['mean']:.2f} ± {scores['observed']['std']:.2f} for observed and "
         f"{scores['unobserved']['mean']:.2f} ± {scores['unobserved']['std']:.2f} for unobserved canaries, in units of one "
-        f"cosine's std. Maxima are not Gaussian: the estimate that fits Gaussians says {_spread(found['ours'])} where the "
+        f"cosine's std. Maxima are not Gaussian: the estimate that fits Gaussians is {_spread(found['ours'])}, while the "
         f"analytical ε is {shown(found['analytical'])}. Test accuracy {_spread(found['accuracy'])}."
     )
     return " ".join(parts)
 
 
 def draw(figure: "Figure", found: Found) -> None:
-    """Every run's estimates on one axis, the paper's beside them; and a crafted canary."""
+    """Plot every run's estimates next to the paper's, and a crafted canary."""
     left, right = figure.subplots(1, 2, width_ratios=[3, 1])
     rows: list[tuple[str, list[float], tuple[float, float] | None]] = [
         (f"CANIFE, {words}", found["canife"][name]["composed"], PAPER["canife"]) for name, words in PER_ROUND.items()

@@ -1,4 +1,4 @@
-"""Table 2: one-shot auditing of the Gaussian mechanism, and what a large signal does to it (Theorem 3.3's condition)."""
+"""Table 2: one-shot auditing of the Gaussian mechanism, and the effect of a large signal (Theorem 3.3's condition)."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from coalmine.reproduction.experiment import Account, Check, Experiment, Found, 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-RUNS = {"small": 10, "paper": 50}  # simulations a cell
+RUNS = {"small": 10, "paper": 50}  # simulations per cell
 DELTA = 1e-6
 SIZES = {10**4: 100, 10**5: 316, 10**6: 1000, 10**7: 3162}  # k = √d
 KINDS: tuple[Kind, Kind] = ("sphere", "rotated")
@@ -36,7 +36,7 @@ SIGNALS = (0.0, 0.03, 0.1, 0.3, 1.0, 3.0)  # ‖X‖/√d
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of Table 2: the paper's, and ours with its own canaries and with rotated ones."""
+    """One cell of Table 2: the paper's value, and ours with the paper's canaries and with rotated ones."""
 
     paper: tuple[float, float]
     sphere: GaussianMechanismAudit
@@ -44,7 +44,7 @@ class Cell:
 
 
 def table(*, runs: int, seed: int, progress: Callable[[], None] | None = None) -> list[Cell]:
-    """All 12 cells, `runs` simulations each."""
+    """All 12 cells, with `runs` simulations each."""
     seed = whole_number("seed", seed, minimum=0)
     cells = []
     for number, (noise, dim) in enumerate(PAPER):
@@ -56,7 +56,7 @@ def table(*, runs: int, seed: int, progress: Callable[[], None] | None = None) -
                 delta=DELTA,
                 runs=runs,
                 kind=kind,
-                seed=len(PAPER) * seed + number,  # cells share no draws
+                seed=len(PAPER) * seed + number,  # cells are independent
             )
             for kind in KINDS
         )
@@ -68,7 +68,7 @@ def table(*, runs: int, seed: int, progress: Callable[[], None] | None = None) -
 
 @dataclass(frozen=True)
 class Signal:
-    """What the audit reads when the data's sum has norm ‖X‖, and what dilution alone predicts."""
+    """The audit's estimate if the data's sum has norm ‖X‖, and the prediction from dilution alone."""
 
     ratio: float  # ‖X‖/√d
     predicted: float
@@ -76,7 +76,7 @@ class Signal:
 
 
 def signal_study(*, runs: int, seed: int, noise: float = 0.541, dim: int = 10**6, canaries: int = 1000) -> list[Signal]:
-    """Epsilon read against ‖X‖: Theorem 3.3 needs ‖X‖ = o(√d), since X lengthens the vector but not the canary's part.
+    """Estimates against ‖X‖: Theorem 3.3 needs ‖X‖ = o(√d), since X lengthens the vector but not the canary's part.
 
     The standardised mean falls from 1/σ to 1/√(σ² + ‖X‖²/d).
     """
@@ -99,7 +99,7 @@ def signal_study(*, runs: int, seed: int, noise: float = 0.541, dim: int = 10**6
 
 
 def simulate(*, runs: int, seed: int, progress: Callable[[], None] | None = None) -> Found:
-    """Table 2 and the study of the signal as plain numbers."""
+    """Table 2 and the study of the signal, as plain numbers."""
     cells = table(runs=runs, seed=seed, progress=progress)
     return {
         "table_2": [
@@ -113,11 +113,11 @@ def simulate(*, runs: int, seed: int, progress: Callable[[], None] | None = None
     }
 
 
-# Tables, checks, words, a picture: functions of the numbers alone
+# Tables, checks, text and a plot: functions of the numbers alone
 
 
 def tables(found: Found) -> list[Table]:
-    """Table 2, ours beside it; and epsilon against the norm of the data."""
+    """Table 2 next to our values, and epsilon against the norm of the data."""
     rows = tuple(
         (
             f"{cell['sphere']['noise_multiplier']:g}",
@@ -135,7 +135,7 @@ def tables(found: Found) -> list[Table]:
                "rotated, null std")  # fmt: skip
     signal = tuple((f"{s['ratio']:g}", shown(s["predicted"]), _spread(s["audit"]["null"])) for s in found["signal"])
     return [
-        Table(f"Table 2, mean ± std of {_runs(found)} simulations a cell, delta {DELTA:g}", columns, rows),
+        Table(f"Table 2, mean ± std of {_runs(found)} simulations per cell, delta {DELTA:g}", columns, rows),
         Table(
             "Epsilon against the norm of the data (Theorem 3.3 needs ‖X‖ = o(√d)), true ε 10, d = 1e6, 1,000 canaries",
             ("‖X‖/√d", "dilution alone", "read"),
@@ -145,7 +145,7 @@ def tables(found: Found) -> list[Table]:
 
 
 def _spread(estimates: Mapping[str, Any]) -> str:
-    """Mean ± std; of one simulation its value."""
+    """Mean ± std, or the value of a single simulation."""
     mean = f"{estimates['mean']:.2f}"
     return mean if len(estimates["values"]) == 1 else f"{mean} ± {estimates['std']:.2f}"
 
@@ -155,34 +155,38 @@ def _runs(found: Found) -> int:
 
 
 def _off(cell: Mapping[str, Any]) -> float:
-    """How far our mean is from the paper's, in its standard deviations."""
+    """The distance of our mean from the paper's, in the paper's standard deviations."""
     mean, std = cell["paper"]
     return float(abs(cell["sphere"]["null"]["mean"] - mean) / std)
 
 
 def checks(found: Found) -> list[Check]:
-    """Our means of the null's std beside the paper's, as far as so many simulations can tell."""
+    """Our means with the null's std agree with the paper's, as far as this many simulations can decide."""
     most = 4 * math.sqrt(1 / _runs(found) + 1 / RUNS["paper"])  # standard errors of the difference, over the std
     cells = [
         (f"noise {cell['sphere']['noise_multiplier']:g}, d = {cell['sphere']['dim']:.0e}", _off(cell) < most)
         for cell in found["table_2"]
     ]
-    return [all_of("with the null's std every cell is the paper's, to within four standard errors", cells, nothing="")]
+    return [
+        all_of(
+            "with the null's std every cell agrees with the paper's to within four standard errors", cells, nothing=""
+        )
+    ]
 
 
 def conclusion(found: Found) -> str:
-    """What it comes to."""
+    """The conclusion as text."""
     off = max(_off(cell) for cell in found["table_2"])
     fitted = max(cell["sphere"]["fitted"]["mean"] - cell["sphere"]["analytical"] for cell in found["table_2"])
     return (
-        f"{_runs(found)} simulations a cell, on a CPU. With the null's std for the alternative, no cell is more than "
-        f"{off:.1f} of the paper's own standard deviations from its mean. With the fitted std, as Algorithm 1 is written, "
-        f"the mean is up to {fitted:.2f} above the true ε: the printed table is that of the null's std."
+        f"{_runs(found)} simulations per cell, on a CPU. With the null's std for the alternative, every cell is within "
+        f"{off:.1f} of the paper's standard deviations of the paper's mean. With the fitted std, as Algorithm 1 is written, "
+        f"the mean is up to {fitted:.2f} above the true ε: the printed table uses the null's std."
     )
 
 
 def draw(figure: "Figure", found: Found) -> None:
-    """Mean ± std against d, one picture for each noise; the true epsilon is a line."""
+    """Plot mean ± std against d for each noise level; the true epsilon is a line."""
     noises = list(dict.fromkeys(cell["sphere"]["noise_multiplier"] for cell in found["table_2"]))
     axes = figure.subplots(1, len(noises), squeeze=False)[0]
     for ax, noise in zip(axes, noises, strict=True):

@@ -1,4 +1,4 @@
-"""Table 3: accuracy with and without canaries, the same clients and the same noise in both runs of a pair."""
+"""Table 3: accuracy with and without canaries; both runs of a pair have the same clients and the same noise."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Pair = tuple[PlannedRun, PlannedRun]  # without canaries, and with them
 SMALL_SEEDS = 2
 COLUMNS = ("noise", "analytical ε", "without canaries", "with", "cost", "pairs")
-MOST_POINTS, MOST_SHARE = 0.2, 0.3  # of accuracy, and of client slots, both in per cent
+MOST_POINTS, MOST_SHARE = 0.2, 0.3  # percentage points of accuracy, and percent of client slots
 
 
 def pairs(options: Options) -> list[Pair]:
@@ -34,7 +34,7 @@ def pairs(options: Options) -> list[Pair]:
 
 
 def pairs_of(base: RunConfig, *, seeds: int) -> list[Pair]:
-    """For each of the paper's noise multipliers and each seed a run without canaries and one with them."""
+    """A run without canaries and one with them, for each of the paper's noise multipliers and each seed."""
     configs = [
         replace(with_noise(base, noise), seed=base.seed + place + len(ACCURACY) * number)
         for number in range(seeds)
@@ -60,12 +60,12 @@ def runs_of(asked: list[Pair]) -> list[PlannedRun]:
 
 
 def gather(options: Options, follow: Follow) -> Found:
-    """What the finished pairs came to."""
+    """The numbers of the finished pairs."""
     return gather_pairs(pairs(options), options, follow)
 
 
 def gather_pairs(asked: list[Pair], options: Options, follow: Follow) -> Found:
-    """The accuracies of the pairs that are finished."""
+    """The accuracies of the finished pairs."""
     runs = runs_of(asked)
     done = carry_out(runs, options, follow=follow)
     read = {name: read_finished(directory) for name, directory in done.items()}
@@ -98,13 +98,13 @@ def _pair(without: RunNumbers, mixed: RunNumbers) -> dict[str, Any]:
         "canaries": mixed["canaries"],
         "share": mixed["canary_slots"] / (mixed["canary_slots"] + mixed["client_slots"]),
         "runs": [without["run"], mixed["run"]],
-        "absent_epsilon": absent and absent["epsilon"],  # of canaries that never took part: nothing
+        "absent_epsilon": absent and absent["epsilon"],  # of canaries that never took part
         "absent_floor": absent and absent["floor"],
     }
 
 
 def learnt(found: Found) -> list[dict[str, Any]]:
-    """The pairs of which both models have at least half of the best accuracy; in others training itself fell apart."""
+    """The pairs in which both models have at least half of the best accuracy; in others training diverged."""
     least = least_learnt(max(pair["without"], pair["with"]) for pair in found["pairs"])
     return [pair for pair in found["pairs"] if min(pair["without"], pair["with"]) >= least]
 
@@ -122,13 +122,13 @@ def cost(found: Found, noise_multiplier: float | None = None) -> tuple[float, fl
 
 
 def tables(found: Found) -> list[Table]:
-    """Table 3, ours beside it."""
+    """Table 3 next to our values."""
     title = "Accuracy in per cent, ours / the paper's; the cost is in points, with a 95 % interval over seeds"
     return [Table(title, COLUMNS, tuple(_rows(found, ACCURACY)))]
 
 
 def tables_of_ours(found: Found) -> list[Table]:
-    """The same of an experiment that the paper does not have."""
+    """The same for an experiment that is not in the paper."""
     title = "Accuracy in per cent; the cost is in points, with a 95 % interval over seeds"
     return [Table(title, COLUMNS, tuple(_rows(found, {})))]
 
@@ -157,7 +157,7 @@ def _rows(found: Found, paper: Mapping[float, tuple[float, float, float]]) -> It
 
 
 def checks(found: Found) -> list[Check]:
-    """What canaries cost."""
+    """The cost of canaries."""
     mean, low, high = cost(found)
     share = 100 * max((pair["share"] for pair in found["pairs"]), default=math.nan)
     claim = f"canaries as {MOST_SHARE:g} % of client slots cost at most {MOST_POINTS:g} points of accuracy"
@@ -168,7 +168,7 @@ def checks(found: Found) -> list[Check]:
 
 
 def draw(figure: "Figure", found: Found) -> None:
-    """Accuracy against noise, with and without."""
+    """Plot accuracy against noise, with and without canaries."""
     ax = figure.add_subplot()
     for key, label, colour in (("without", "without canaries", "#5f6b7a"), ("with", "with canaries", "#1d63b8")):
         pairs_found = found["pairs"]
@@ -180,27 +180,27 @@ def draw(figure: "Figure", found: Found) -> None:
 
 
 def conclusion(found: Found) -> str:
-    """What it comes to, beside the paper's."""
+    """The conclusion as text, with the paper's numbers."""
     worst = max(before - after for _, before, after in ACCURACY.values())
     text = (
-        f"The paper has at most {worst:.1f} points. Its accuracies are of another data set and are not to be compared "
-        "with these."
+        f"In the paper canaries cost at most {worst:.1f} points. Its accuracies are for another data set and cannot be "
+        "compared with these."
     )
     return f"{conclusion_of_ours(found)} {text}" if found["pairs"] else conclusion_of_ours(found)
 
 
 def conclusion_of_ours(found: Found) -> str:
-    """What it comes to."""
+    """The conclusion as text."""
     if not found["pairs"]:
-        return "Nothing is finished yet."
+        return "No run is finished yet."
     mean, low, high = cost(found)
     absent = [pair for pair in found["pairs"] if pair["absent_epsilon"] is not None]
     quiet = sum(pair["absent_epsilon"] <= pair["absent_floor"] for pair in absent)
     text = (
         f"Trained on {found['data']} ({found['dim']:,} parameters, {found['rounds']:,} rounds); both runs of a pair have "
-        f"the same clients in the same rounds, the same first model and the same noise. Canaries cost {mean:.2f} points "
-        f"(95 % interval {low:.2f} … {high:.2f}). In the runs without canaries the audit looked for canaries that never "
-        f"took part: it read at most the floor in {quiet} of {len(absent)} runs."
+        f"the same clients in the same rounds, the same initial model and the same noise. Canaries cost {mean:.2f} points "
+        f"(95 % interval {low:.2f} … {high:.2f}). In the runs without canaries, the audit looked for canaries that never "
+        f"took part: its estimate was at most the floor in {quiet} of {len(absent)} runs."
     )
     kept = learnt(found)
     apart = [pair for pair in found["pairs"] if pair not in kept]
@@ -211,7 +211,7 @@ def conclusion_of_ours(found: Found) -> str:
             for pair in apart
         )
         text += (
-            f" Left out of the cost, since training itself fell apart in one run of the pair or in both: {named}. "
+            f" Excluded from the cost, because training diverged in one run of the pair or in both: {named}. "
             + FELL_APART
         )
     return text
@@ -219,7 +219,7 @@ def conclusion_of_ours(found: Found) -> str:
 
 EXPERIMENT = Experiment(
     name="accuracy",
-    title="What canaries cost in accuracy (Table 3)",
+    title="The cost of canaries in accuracy (Table 3)",
     takes=(*RUNS, "seeds"),
     plan=plan,
     gather=gather,

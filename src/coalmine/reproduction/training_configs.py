@@ -1,4 +1,4 @@
-"""The paper's two training runs as configs, and what a quick look on two cores has in their place (Section 5)."""
+"""The paper's two training runs as configs, and their substitutes for a quick look on two cores (Section 5)."""
 
 from dataclasses import replace
 
@@ -17,8 +17,8 @@ from coalmine.simulation.server_optimizer import ServerSettings
 
 WORDS_USERS, CHARACTERS_USERS = 341_000, 3_383  # the paper's m of Stack Overflow and of EMNIST
 WORDS_DELTA, CHARACTERS_DELTA = WORDS_USERS**-1.1, CHARACTERS_USERS**-1.1
-CANARIES = 1_000  # of each kind and of each number of presentations
-EXAMPLES = 16  # the most that a client of Stack Exchange trains on in a round: one step, since users come again
+CANARIES = 1_000  # per kind and per number of presentations
+EXAMPLES = 16  # most examples of a Stack Exchange client per round: one step, since users take part repeatedly
 
 SMALL = (
     "scikit-learn's handwritten digits over 200 clients and a two-layer network of 9,610 parameters: a quick look at the "
@@ -29,8 +29,8 @@ SMALL = (
 def words(options: Options) -> RunConfig:
     """Next words with the LSTM of 4,050,748 parameters: 2,048 rounds of 167 clients, without noise.
 
-    Stack Overflow has as many users as that takes; the 5,022 of Stack Exchange come again, at the earliest 30 rounds later,
-    which is as rarely as 167 of them a round can.
+    Stack Overflow has enough users for that. The 5,022 of Stack Exchange take part again after at least 30 rounds, which
+    is the longest possible pause with 167 of them per round.
     """
     if options.small:
         return _small(options, delta=WORDS_DELTA)
@@ -61,7 +61,7 @@ def words(options: Options) -> RunConfig:
 def characters(options: Options) -> RunConfig:
     """Handwriting with the CNN: 500 rounds of 34 clients, without noise.
 
-    With the 3,383 users of the paper that is five epochs; the 539 writers of MNIST come about 31 times each.
+    With the paper's 3,383 users that is five epochs; the 539 writers of MNIST take part about 31 times each.
     """
     if options.small:
         return _small(options, delta=CHARACTERS_DELTA)
@@ -87,7 +87,7 @@ def characters(options: Options) -> RunConfig:
 
 
 def with_noise(config: RunConfig, noise_multiplier: float) -> RunConfig:
-    """The run with this noise; what it is then claimed to give is judged."""
+    """The run with this noise, judged against the epsilon that the noise implies."""
     return replace(
         config,
         privacy=replace(config.privacy, noise_multiplier=noise_multiplier),
@@ -102,12 +102,12 @@ def with_groups(config: RunConfig, presentations: tuple[int, ...], *, each: int)
 
 
 def with_canaries(config: RunConfig, count: int) -> RunConfig:
-    """The run with so many canaries."""
+    """The run with this number of canaries."""
     return replace(config, canaries=replace(config.canaries, count=count))
 
 
 def longer(config: RunConfig, options: Options) -> RunConfig:
-    """At scale small a run with room for canaries that come many times; the paper's runs as they are."""
+    """At scale small, a longer run with room for many presentations; at scale paper, the run unchanged."""
     if not options.small:
         return config
     rounds = options.rounds or 2 * config.rounds
@@ -121,7 +121,7 @@ def longer(config: RunConfig, options: Options) -> RunConfig:
 
 
 def _small(options: Options, *, delta: float) -> RunConfig:
-    """100 rounds of 10 clients, whose updates are few enough for the final model to tell something of a canary."""
+    """100 rounds of 10 clients: few enough updates that the final model reveals something about a canary."""
     rounds = options.rounds or 100
     return RunConfig(
         rounds=rounds,

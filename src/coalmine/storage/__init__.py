@@ -1,1 +1,1 @@
-"""What a run leaves on disk: its directory, the file of its rounds, and the record that it commits to before round 1."""
+"""The files of a run: its directory, the log of its rounds, and the record that it commits to before round 1."""

@@ -1,4 +1,4 @@
-"""An audit in one file: a JSON head, the records of its rounds, and a digest of all of it at the end."""
+"""An audit in one file: a JSON header, the records of its rounds, and a digest of everything at the end."""
 
 import hashlib
 import io
@@ -21,7 +21,7 @@ LARGEST = 1 << 36  # bytes
 
 
 def save(path: Path, settings: Settings, statement: Statement, commitment: Commitment, log: RoundLog) -> None:
-    """Write it whole or not at all."""
+    """Write an audit, whole or not at all."""
     head: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "settings": settings.to_dict(),
@@ -31,7 +31,7 @@ def save(path: Path, settings: Settings, statement: Statement, commitment: Commi
     records, digest = [], b""
     for kind, item in log.records():
         if kind == "outcome":
-            continue  # of a run, not of the audit
+            continue  # it belongs to a run, not to the audit
         data, digest = encode(kind, item, digest)
         records.append(data)
     text = json.dumps(head, sort_keys=True).encode()
@@ -40,13 +40,13 @@ def save(path: Path, settings: Settings, statement: Statement, commitment: Commi
 
 
 def load(path: Path) -> tuple[Settings, Statement, Commitment, RoundLog]:
-    """The inverse of `save`; a corrupt, truncated or foreign file is refused."""
+    """The inverse of `save`; a corrupt or truncated file, or one of another program, is rejected."""
     data = read_regular(path, most=LARGEST)
     if not data.startswith(MAGIC):
         raise ValueError(f"{path} is not a saved audit; was it written by another program or a newer coalmine?")
     content, digest = data[:-DIGEST], data[-DIGEST:]
     if hashlib.blake2b(content, digest_size=DIGEST).digest() != digest:
-        raise ValueError(f"{path} is damaged or cut short; restore it from a copy")
+        raise ValueError(f"{path} is damaged or truncated; restore it from a copy")
     start = len(MAGIC) + 8
     size = int.from_bytes(data[len(MAGIC) : start], "little")
     settings, statement, commitment = _read_head(path, data[start : start + size])
@@ -75,7 +75,7 @@ def _read_head(path: Path, text: bytes) -> tuple[Settings, Statement, Commitment
                 f"schema version {shown(head.get('schema_version'))}, this coalmine reads {SCHEMA_VERSION}"
             )
         statement = msgspec.convert(head["statement"], Statement)
-        asdict(statement)  # a claim that is nested without end is refused here
+        asdict(statement)  # rejects a claim that is nested too deeply
         return Settings.from_dict(head["settings"]), statement, Commitment.from_dict(head["commitment"])
     except (KeyError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a saved audit of this version ({one_line(str(error))})") from None

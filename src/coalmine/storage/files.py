@@ -1,4 +1,4 @@
-"""Files that are whole or not there, one writer at a time, and numbers that JSON has no words for."""
+"""Atomic writes, file locks, and numbers that JSON cannot represent."""
 
 import errno
 import math
@@ -21,9 +21,9 @@ PIECE = 1 << 24  # bytes read at a time
 
 
 def write_atomically(path: Path, data: bytes, *, keep: Path | None = None) -> None:
-    """`data` at `path`, whole or not at all, also across a crash; through a link, and into a pipe or a device.
+    """Write `data` to `path`, whole or not at all, even in a crash. Follows links, and writes to pipes and devices.
 
-    The file that was there goes to `keep`, if that is given.
+    An existing file is moved to `keep`, if that is given.
     """
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory: name a file")
@@ -33,7 +33,7 @@ def write_atomically(path: Path, data: bytes, *, keep: Path | None = None) -> No
     given, path = path, Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
-    # nobody else's file, and through no link that somebody put there
+    # a new file, and not through a link that somebody put there
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | BINARY
     try:
         handle = os.open(draft, flags, 0o666)
@@ -54,20 +54,20 @@ def write_atomically(path: Path, data: bytes, *, keep: Path | None = None) -> No
 
 
 def remove_drafts(path: Path) -> None:
-    """Remove what processes that were killed left of `path`; for the one that alone writes it."""
+    """Remove the drafts of `path` that killed processes left behind; only its one writer may call this."""
     for draft in path.parent.glob(f".{path.name}.*.new"):
         draft.unlink(missing_ok=True)
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory survive a power cut, where the system has a way to say so."""
+    """Make the names in a directory survive a power cut, if the system supports it."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):  # some network file systems cannot
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):  # unsupported by some network file systems
             raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         os.close(handle)
@@ -91,8 +91,8 @@ class FileLock:
             os.close(self._handle)
             self._handle = None
 
-    def _let_go(self) -> None:
-        """In a forked process: its copy would keep the lock when the process that took it is gone."""
+    def _close_copy(self) -> None:
+        """Close a forked process's copy, which would keep the lock after the process that took it has ended."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
@@ -103,7 +103,7 @@ _held: "WeakSet[FileLock]" = WeakSet()
 
 def _after_fork() -> None:
     for lock in list(_held):
-        lock._let_go()
+        lock._close_copy()
 
 
 if hasattr(os, "register_at_fork"):
@@ -132,7 +132,7 @@ def read_regular(path: Path, *, most: int) -> bytes:
 
 
 def read_stream(name: str, stream: IO[bytes], *, most: int) -> bytes:
-    """Everything that a stream holds; ValueError if that is more than `most` bytes."""
+    """The whole content of a stream; ValueError if it is more than `most` bytes."""
     pieces, size = [], 0
     while piece := stream.read(PIECE):
         pieces.append(piece)
@@ -143,7 +143,7 @@ def read_stream(name: str, stream: IO[bytes], *, most: int) -> bytes:
 
 
 def lock_file(path: Path) -> FileLock | None:
-    """The lock of this file until it is released; None where another process, or this one, holds it."""
+    """The lock of this file until it is released; None if another process, or this one, holds it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         if fcntl is not None:
@@ -157,7 +157,7 @@ def lock_file(path: Path) -> FileLock | None:
 
 
 def read_at(handle: int, size: int, place: int) -> bytes:
-    """`size` bytes from a place of a file, or all that there are, whatever its own position."""
+    """`size` bytes of a file from offset `place` on, or as many as there are, regardless of the file's position."""
     data = _read_once(handle, size, place)
     while data and len(data) < size and (more := _read_once(handle, size - len(data), place + len(data))):
         data += more
@@ -172,7 +172,7 @@ def _read_once(handle: int, size: int, place: int) -> bytes:
 
 
 def write_at(handle: int, data: bytes, place: int) -> None:
-    """All of `data` at a place of a file, from its start on, so that a kill leaves a prefix; undone where not all fits."""
+    """Write all of `data` at offset `place`, in order, so that a kill leaves a prefix. If not all fits, it is removed."""
     try:
         done = 0
         while done < len(data):
@@ -193,7 +193,7 @@ def _write_once(handle: int, data: bytes, place: int) -> int:
 
 
 def json_ready(value: Any) -> Any:
-    """`value` with inf as the string "inf" and NaN as null, which JSON has no words for."""
+    """`value` with inf as the string "inf" and NaN as null, since JSON has neither."""
     if isinstance(value, dict):
         return {key: json_ready(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The rounds of a file for drawing: mapped into memory, not copied, and read as far as a picture needs them."""
+"""The rounds of a log file for plots: mapped into memory, not copied, and read only as far as a plot needs them."""
 
 import dataclasses
 import mmap
@@ -15,9 +15,9 @@ from coalmine.storage.rounds_file import MAGIC, Entry, Final, Round, RoundLog, s
 
 @dataclass(frozen=True)
 class Rounds:
-    """Rounds and final model, each array a window into the file.
+    """Rounds and final model, each array a view of the file.
 
-    What `ladder`, `views` and `read_gauges` ask of a log is `rounds` and `final`, so this stands in for one (`as_log`).
+    `ladder`, `views` and `read_gauges` use only `rounds` and `final` of a log, so this can replace one (`as_log`).
     """
 
     kept: tuple[Round, ...]
@@ -38,7 +38,7 @@ class Rounds:
     def thinned(self, settings: Settings, *, most: int, least: int | None = None) -> tuple["Rounds", Settings]:
         """With fewer unobserved canaries, so that a pass over the rounds reads about `most` numbers.
 
-        `least` stay, by default as many as there are observed ones: pictures, not results, are drawn from what is left.
+        At least `least` stay, by default as many as there are observed ones. Use the rest for plots, not for results.
         """
         least = settings.canaries if least is None else least
         keep = max(least, most // max(len(self.kept), 1) - settings.canaries)
@@ -60,29 +60,29 @@ class Rounds:
 
 
 def map_rounds(path: Path, *, checked: bool = True) -> Rounds:
-    """The rounds in a log file, skipped ones left out, up to a torn last record; ValueError where it is no log.
+    """The rounds in a log file, skipped ones left out, up to a torn last record; ValueError if it is not a log.
 
-    Without `checked` no digest is compared: numbers must not rest on such rounds.
+    Without `checked` digests are not compared: no result may be computed from such rounds.
     """
     with os.fdopen(open_regular(path), "rb") as file:
         size = file.seek(0, 2)
         if size < len(MAGIC):
-            raise ValueError(f"{path} is empty or cut short")
+            raise ValueError(f"{path} is empty or truncated")
         window = _Window(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
     if window.read(len(MAGIC)) != MAGIC:
         raise ValueError(f"{path} is not a log of rounds; was it written by another program or a newer coalmine?")
-    found, final = [], None
+    items, final = [], None
     for kind, item, _, _ in scan_records(window, size, path, checked=checked):
         if kind == "final":
             final = item
         elif kind == "round":
-            found.append(item)
-    kept = tuple(item for item in found if not item.skipped)
-    return Rounds(kept, final, tuple(item.number for item in found))
+            items.append(item)
+    kept = tuple(item for item in items if not item.skipped)
+    return Rounds(kept, final, tuple(item.number for item in items))
 
 
 class _Window:
-    """A file in memory, read in pieces that are windows into it."""
+    """A file in memory, read in pieces that are views of it."""
 
     def __init__(self, mapped: memoryview) -> None:
         self._mapped, self._place = mapped, 0

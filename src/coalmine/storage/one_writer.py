@@ -1,4 +1,4 @@
-"""The guard of what only one thread of one process may write."""
+"""A guard for data that only one thread of one process may write."""
 
 import os
 import threading
@@ -22,9 +22,9 @@ class OneWriter:
         if not self.is_here:
             raise RuntimeError(
                 f"{self._name} belongs to the process that made it, and a forked process may only read it; observe rounds "
-                "there, or make an audit of its own in this process, in another directory"
+                "there, or make a separate audit in this process, in another directory"
             )
-        if not self._lock.acquire(blocking=False):  # to wait would hide that the order of rounds is left to chance
+        if not self._lock.acquire(blocking=False):  # waiting would hide that the order of rounds is random
             raise RuntimeError(f"{self._name} is in use by another thread; observe one round at a time")
 
     def __exit__(self, *_: object) -> None:
@@ -32,5 +32,5 @@ class OneWriter:
 
 
 def refuse_copy(name: str, instead: str) -> NoReturn:
-    """For `__reduce__`, through which copy and pickle go: TypeError that says what to do instead."""
+    """For `__reduce__`, which copy and pickle call: a TypeError that says what to do instead."""
     raise TypeError(f"{name} cannot be copied or pickled: the copy would write into the same file; {instead}")

@@ -1,4 +1,4 @@
-"""record.json: what is fixed before the first round, and the commitment to it."""
+"""record.json: the settings and the statement fixed before the first round, and the commitment to them."""
 
 import hashlib
 import json
@@ -17,20 +17,20 @@ from coalmine.canaries.philox import key_from_seed
 from coalmine.estimators.correlated import BandedNoise, CorrelatedNoise, TreeNoise, correlated_noise
 from coalmine.estimators.sampling import Sampling, checked_sampling, sampling_from_dict, sampling_to_dict
 
-LARGEST = 10**12  # dim and canaries: a vector of so many numbers fits into no memory
-FEWEST = 10  # canaries
-FEWEST_WITH_MOMENTUM = 200  # or with correlated noise
-UNOBSERVED_EACH = 10  # unobserved canaries for every observed one, where the dimension allows
-SAMPLED, SAMPLED_EACH = 1 << 15, 256  # coordinates of a replicated model whose noise is measured, in all and of a layer
-PARTS_OF_ALL, SKETCHES = (
-    1 << 12,
-    1 << 14,
-)  # parts of blocks that lengths are measured of, and numbers in sketches of all
-LAW_STRETCH = 1 << 18  # coordinates of a block, one of several, whose noise has its law measured
-BLOCK_EACH = 8  # coordinates of a block for every observed canary, where there are several blocks
-OPTIONAL = ("noise", "sampling", "blocks", "processes", "shards")  # settings that are left out where there are none
+LARGEST = 10**12  # of dim and canaries: a vector of so many numbers fits in no memory
+FEWEST = 10  # fewest canaries
+FEWEST_WITH_MOMENTUM = 200  # fewest unobserved canaries with momentum or correlated noise
+UNOBSERVED_EACH = 10  # unobserved canaries per observed one, if the dimension allows
+SAMPLED, SAMPLED_EACH = (
+    1 << 15,
+    256,
+)  # coordinates of a replicated model whose noise is measured: in total, and per layer
+PARTS_OF_ALL, SKETCHES = 1 << 12, 1 << 14  # over all blocks: parts whose norm is measured, numbers in sketches
+LAW_STRETCH = 1 << 18  # most coordinates per block whose noise law is measured, if there are several blocks
+BLOCK_EACH = 8  # fewest coordinates of a block per observed canary, if there are several blocks
+OPTIONAL = ("noise", "sampling", "blocks", "processes", "shards")  # settings that are omitted if empty
 SCHEMA_VERSION = 1
-COMMITMENT_VERSION = 3  # 1 had the settings alone, 2 no sampling; the layout will join
+COMMITMENT_VERSION = 3  # version 1 had the settings alone, 2 no sampling
 GUESSABLE = 1 << 64
 
 
@@ -38,10 +38,10 @@ GUESSABLE = 1 << 64
 class Settings:
     """An audit's settings: everything but the seed. `layers` are names and sizes, in the order of the vector.
 
-    `noise` says how the noise of rounds is correlated; None, it is fresh in every round. `sampling` is the scheme that
-    hides the clients' rounds, None where none was declared. `blocks` are the sizes of the blocks that canaries are made in,
-    those of the first of the `processes` first; empty, the vector is one block. `shards` has for each process how much of
-    each layer it holds; empty, every process holds them all.
+    `noise` is the correlation of the noise between rounds; None if it is independent in every round. `sampling` is the
+    scheme that hides the clients' rounds; None if none was declared. `blocks` are the sizes of the canaries' blocks, in the
+    order of the `processes`; empty if the vector is one block. `shards` holds, for each process, how much of each layer it
+    has; empty if every process has them all.
     """
 
     dim: int
@@ -66,15 +66,15 @@ class Settings:
 
     @property
     def replicated(self) -> bool:
-        """Whether each of several processes holds the whole model, and a part of everybody else's sum."""
+        """Whether each of several processes holds the whole model, and a part of the sum of all other updates."""
         return self.processes > 1 and not self.shards
 
     @property
     def gauged_layers(self) -> tuple[tuple[str, int], ...]:
-        """Names of the layers, and of how many coordinates of each the noise is measured: of all of them.
+        """The layers' names, and the number of coordinates of each whose noise is measured: usually all.
 
-        Of a replicated model no process has the whole residual. There the processes add up what they know of a stretch of
-        each layer, so that no more than a few numbers for each layer cross them.
+        No process has the whole residual of a replicated model. There the processes add up their parts of a slice of each
+        layer, so that they exchange only a few numbers per layer.
         """
         if not self.replicated or self.dim <= SAMPLED:
             return self.layers
@@ -82,22 +82,22 @@ class Settings:
 
     @property
     def in_blocks(self) -> bool:
-        """Whether the residual is measured block by block: by processes that have the whole of their blocks."""
+        """Whether the residual is measured block by block, by processes that hold whole blocks."""
         return len(self.blocks) > 1 and not self.replicated
 
     @property
     def chunks(self) -> int:
-        """Into how many equal parts each block is cut to measure lengths there."""
+        """The number of equal parts of each block whose norms are measured."""
         return min(max(PARTS_OF_ALL // len(self.block_sizes), 1), 16)
 
     @property
     def sketch(self) -> int:
-        """How many numbers are kept of each block's noise, to compare blocks with each other."""
+        """The number of values kept of each block's noise, to compare blocks with each other."""
         return min(max(SKETCHES // len(self.block_sizes), 8), 256, min(self.block_sizes) // 4)
 
     @property
     def law_stretches(self) -> tuple[slice, ...]:
-        """The stretch in the middle of each block whose noise has its law measured: in one block all of it."""
+        """The slice in the middle of each block whose noise law is measured; the whole vector if it is one block."""
         if not self.blocks:
             return (slice(0, self.dim),)
         sizes = [(size, min(size, LAW_STRETCH)) for size in self.blocks]
@@ -105,27 +105,28 @@ class Settings:
 
     @property
     def law_dim(self) -> int:
-        """Of how many coordinates the law of the noise is measured."""
+        """The number of coordinates whose noise law is measured."""
         if self.replicated:
             return sum(size for _, size in self.gauged_layers)
-        return sum(place.stop - place.start for place in self.law_stretches)
+        return sum(part.stop - part.start for part in self.law_stretches)
 
     @property
     def segments(self) -> tuple[tuple[int, int], ...]:
-        """The stretches of the vector that belong to one layer, by the layer's place and the stretch's size."""
+        """The slices of the vector that belong to one layer: the layer's index and the slice's size."""
         held = self.shards or (tuple(size for _, size in self.layers),)
-        return tuple((place, size) for sizes in held for place, size in enumerate(sizes) if size)
+        return tuple((layer, size) for sizes in held for layer, size in enumerate(sizes) if size)
 
     @property
     def total(self) -> int:
-        """Observed and unobserved canaries together."""
+        """The number of observed and unobserved canaries."""
         return self.canaries + self.unobserved
 
     @property
     def free(self) -> float:
-        """Directions that the null's scale rests on: those off the observed canaries, if canaries are orthonormal.
+        """Directions from which the null's scale is estimated: those orthogonal to orthonormal observed canaries.
 
-        In blocks those are as few as if the vector lay in the smallest one; how many there are in a round, it tells itself.
+        With several blocks this is the smallest possible number, that of a vector in the smallest block; a round's own
+        number follows from its norms.
         """
         if self.kind != "rotated":
             return self.dim
@@ -135,7 +136,7 @@ class Settings:
 
     @property
     def unobserved_dof(self) -> float:
-        """Degrees of freedom along the unobserved canaries: fewer than their number where they overlap."""
+        """Degrees of freedom along the unobserved canaries: fewer than their number if they are not orthogonal."""
         if self.kind == "rotated":
             return float(self.unobserved)
         return self.unobserved * self.dim / (self.unobserved + self.dim)
@@ -150,7 +151,7 @@ class Settings:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Settings":
-        """The inverse of `to_dict`; ValueError for anything that no audit can have been made with."""
+        """The inverse of `to_dict`; ValueError for settings that no audit can have."""
         values = msgspec.convert(values, dict[str, Any])
         types = get_type_hints(cls)
         unknown = sorted(values.keys() - types.keys())
@@ -162,15 +163,17 @@ class Settings:
         try:
             noise = correlated_noise(values["noise"]) if values.get("noise") else None
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise ValueError(f"noise must be what an audit writes, got {shown(values['noise'])} ({error})") from None
+            raise ValueError(
+                f"noise must have the form that an audit writes, got {shown(values['noise'])} ({error})"
+            ) from None
         sampling = sampling_from_dict(values["sampling"]) if values.get("sampling") else None
         objects = ("noise", "sampling")
         plain = {name: msgspec.convert(value, types[name]) for name, value in values.items() if name not in objects}
-        found = cls(**plain, noise=noise, sampling=sampling)
-        again = checked_settings(found.dim, **{name: value for name, value in vars(found).items() if name != "dim"})
-        if again != found:
+        settings = cls(**plain, noise=noise, sampling=sampling)
+        others = {name: value for name, value in vars(settings).items() if name != "dim"}
+        if checked_settings(settings.dim, **others) != settings:
             raise ValueError("settings that no audit writes")
-        return found
+        return settings
 
 
 def checked_settings(
@@ -190,7 +193,7 @@ def checked_settings(
     processes: int = 1,
     shards: Sequence[Sequence[int]] = (),
 ) -> Settings:
-    """The settings, or a ValueError that says which of them cannot be."""
+    """The settings, or a ValueError that names the invalid one."""
     dim = whole_number("dim", dim, minimum=2)
     canaries = whole_number("canaries", canaries, minimum=FEWEST)
     for name, number in (("dim", dim), ("canaries", canaries)):
@@ -217,7 +220,7 @@ def checked_settings(
     if (beta or noise) and wanted < FEWEST_WITH_MOMENTUM:
         undone = "momentum is undone" if beta else "correlated noise is whitened"
         raise ValueError(
-            f"unobserved must be at least {FEWEST_WITH_MOMENTUM} where {undone}, since lengths are measured along "
+            f"unobserved must be at least {FEWEST_WITH_MOMENTUM} if {undone}, since norms are measured along "
             f"them, got {wanted}"
         )
     try:
@@ -225,7 +228,7 @@ def checked_settings(
     except TypeError:
         raise ValueError(f"layers must be pairs of a name and a size, got {shown(layers)}") from None
     if len({name for name, _ in named}) < len(named):
-        raise ValueError("layers must have different names, got one twice: each has a gauge of its own")
+        raise ValueError("layers must have different names, got one twice: each has its own gauge")
     if named and sum(size for _, size in named) != dim:
         raise ValueError(f"layers must add up to dim = {dim}, got {sum(size for _, size in named)}")
     groups = tuple(presentations) if isinstance(presentations, Sequence) else (presentations,)
@@ -273,30 +276,28 @@ def _checked_blocks(blocks: Sequence[int], dim: int, canaries: int, kind: str) -
 def _checked_shards(
     shards: Sequence[Sequence[int]], layers: tuple[tuple[str, int], ...], processes: int
 ) -> tuple[tuple[int, ...], ...]:
-    found = tuple(tuple(whole_number("the size of a shard", size, minimum=0) for size in sizes) for sizes in shards)
-    if not found:
+    sized = tuple(tuple(whole_number("the size of a shard", size, minimum=0) for size in sizes) for sizes in shards)
+    if not sized:
         return ()
-    if len(found) != processes or any(len(sizes) != len(layers) for sizes in found):
+    if len(sized) != processes or any(len(sizes) != len(layers) for sizes in sized):
         raise ValueError("shards must have a size for each layer in each process")
-    for place, (name, size) in enumerate(layers):
-        if sum(sizes[place] for sizes in found) != size:
+    for layer, (name, size) in enumerate(layers):
+        if sum(sizes[layer] for sizes in sized) != size:
             raise ValueError(f"the shards of {name} must add up to its size, {size}")
-    return found
+    return sized
 
 
 def _rounds_of(sampling: Sampling, rounds: int | None, groups: tuple[int, ...]) -> int:
-    """The rounds of a scheme, which decides when canaries take part; ValueError where other settings say otherwise."""
+    """The number of rounds of a scheme; ValueError if other settings contradict it."""
     if groups != (1,):
-        raise ValueError(f"presentations must be left out where sampling is given, as {sampling} decides them")
+        raise ValueError(f"presentations must be omitted if sampling is given, since {sampling} decides them")
     if rounds is not None and rounds != sampling.total_rounds:
-        raise ValueError(
-            f"rounds must be the {sampling.total_rounds} of the sampling scheme, got {rounds}; leave it out"
-        )
+        raise ValueError(f"rounds must be the {sampling.total_rounds} of the sampling scheme, got {rounds}; omit it")
     return sampling.total_rounds
 
 
 def presentation_counts(count: int, presentations: int | Sequence[int]) -> npt.NDArray[np.int64]:
-    """How often each canary is presented: one number for all, or groups of nearly equal size, one after another."""
+    """How often each canary takes part: one number for all, or one for each group of nearly equal size, in order."""
     if isinstance(presentations, Sequence):
         groups = [whole_number("presentations", times, minimum=1) for times in presentations]
     else:
@@ -307,19 +308,19 @@ def presentation_counts(count: int, presentations: int | Sequence[int]) -> npt.N
 
 
 def seed_bytes(seed: SupportsIndex | bytes) -> bytes:
-    """A seed as the commitment and the schedule take it; whole numbers and bytes never meet. Errors never show it."""
-    key_from_seed(seed)  # refuses what can be none
+    """A seed as the commitment and the schedule use it; no integer collides with any bytes. Errors never show it."""
+    key_from_seed(seed)  # rejects an invalid seed
     if isinstance(seed, bytes | bytearray):
         return b"bytes:" + bytes(seed)
     return b"number:" + str(operator.index(seed)).encode()
 
 
 def is_guessable(seed: SupportsIndex | bytes) -> bool:
-    """Whether somebody could find the seed by trying: a whole number below 2^64, or fewer than 8 bytes.
+    """Whether an attacker could find the seed by trying: a whole number below 2^64, or fewer than 8 bytes.
 
-    A commitment hides only a seed that nobody can guess: salt and settings are public.
+    A commitment hides only a seed that cannot be guessed: salt and settings are public.
     """
-    key_from_seed(seed)  # refuses what can be none, without showing it
+    key_from_seed(seed)  # rejects an invalid seed without showing it
     if isinstance(seed, bytes | bytearray):
         text = bytes(seed).lstrip(b"0")
         return len(seed) < 8 or not text or (text.isdigit() and len(text) <= 20 and int(text) < GUESSABLE)
@@ -328,11 +329,11 @@ def is_guessable(seed: SupportsIndex | bytes) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """What is committed to before round 1 beside seed and settings.
+    """The statement that an audit commits to before round 1, besides seed and settings.
 
-    `claim` are the fields of the claim, None where nothing was claimed in advance. `config_sha256` is that of the trainer's
-    config.toml, where it was written before. `demonstration` says that the seed can be guessed, so that the audit convinces
-    nobody but its maker.
+    `claim` holds the fields of the claim; None if nothing was claimed in advance. `config_sha256` is that of the trainer's
+    config.toml, if it was written before. `demonstration` means that the seed can be guessed, so the audit proves nothing
+    to anyone else.
     """
 
     claim: dict[str, Any] | None = None
@@ -342,9 +343,9 @@ class Statement:
 
 @dataclass(frozen=True)
 class Commitment:
-    """Salted digests, published before round 1: they bind the auditor and tell nothing.
+    """Salted digests, published before round 1: they bind the auditor and reveal nothing.
 
-    `sha256` is of seed and settings, which a node that makes canaries can check. `statement_sha256` is of the statement too.
+    `sha256` is of seed and settings, which a node that makes canaries can check. `statement_sha256` includes the statement.
     """
 
     salt: str
@@ -362,17 +363,17 @@ class Commitment:
         salt: str | None = None,
     ) -> "Commitment":
         salt = secrets.token_hex(16) if salt is None else salt
-        told = asdict(statement or Statement(demonstration=is_guessable(seed)))
-        everything = {"version": COMMITMENT_VERSION, "settings": settings.to_dict(), "statement": told}
+        stated = asdict(statement or Statement(demonstration=is_guessable(seed)))
+        everything = {"version": COMMITMENT_VERSION, "settings": settings.to_dict(), "statement": stated}
         return cls(salt, _salted_digest(salt, settings.to_dict(), seed), _salted_digest(salt, everything, seed))
 
     @classmethod
     def from_dict(cls, values: Any) -> "Commitment":
-        """The commitment as a file holds it; ValueError for anything else."""
+        """The commitment from its form in a file; ValueError for anything else."""
         return msgspec.convert(values, cls)
 
     def opens_to(self, seed: SupportsIndex | bytes, settings: Settings, statement: Statement | None = None) -> bool:
-        """Whether seed and settings are those committed to, and the statement too where it is given."""
+        """Whether seed and settings are those committed to, and the statement too if it is given."""
         opened = Commitment.to(seed, settings, statement, salt=self.salt)
         pairs = [(opened.sha256, self.sha256)]
         if statement is not None:

@@ -1,4 +1,4 @@
-"""result.json: what an audit found, with the trainer's own entries and the digest of the log that it follows from."""
+"""result.json: the result of an audit, with the trainer's own entries and the digest of the log it was derived from."""
 
 import json
 from collections.abc import Mapping
@@ -8,11 +8,11 @@ from typing import Any, Protocol
 from coalmine.storage.files import json_ready, write_atomically
 from coalmine.storage.rounds_file import RoundLog
 
-TOLD = ("analytical_epsilon", "claimed_epsilon", "clients")  # what the trainer told the audit
+STATED = ("analytical_epsilon", "claimed_epsilon", "clients")  # entries that the trainer passed to the audit
 
 
 class HasDict(Protocol):
-    """What can be written as JSON."""
+    """An object that can be written as JSON."""
 
     def to_dict(self) -> dict[str, Any]: ...
 
@@ -21,8 +21,8 @@ def write_result_file(path: Path, result: HasDict, trainer: Mapping[str, Any], l
     """Write a result, whole or not at all. The trainer's entries go into the log first, and its digest into the result."""
     values = result.to_dict() | dict(trainer)
     if log is not None:
-        log.close_run(json_ready({name: values.get(name) for name in TOLD} | dict(trainer)))
+        log.close_run(json_ready({name: values.get(name) for name in STATED} | dict(trainer)))
         values["log_digest"] = log.digest
-        log.sync()  # the result must not outlive the rounds that it follows from
+        log.sync()  # the result must not outlive the rounds it was derived from
     text = json.dumps(json_ready(values), indent=2, allow_nan=False) + "\n"
     write_atomically(path, text.encode())

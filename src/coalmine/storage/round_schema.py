@@ -1,4 +1,4 @@
-"""What a record of a log must hold: the types that were written, finite numbers, and the sizes of the audit's settings."""
+"""Checks of a log's records: types as written, finite numbers, and sizes that match the audit's settings."""
 
 import math
 from dataclasses import fields
@@ -13,11 +13,11 @@ from coalmine.storage.record import Settings
 
 RESIDUAL = ("residual_norm", "residual_rest", "residual_cosines")
 STATED = ("clip_norm", "scale", "noise_std")
-SMALLEST_REST = 1e-8  # of a vector's length, off the canaries: an audit writes no less
+SMALLEST_REST = 1e-8  # fraction of a vector's norm orthogonal to the canaries: an audit writes no less
 LENGTHS = ("norm", "rest", "residual_norm", "residual_rest", "update_norm")
-SHORTEST, LONGEST = 1e-140, 1e140  # beyond what an audit accepts: squares neither vanish nor overflow
-SMALLEST_SQUARE, LARGEST_SQUARE = 1e-150, 1e150  # of a noise vector, where its fourth powers can be summed
-LAW = {  # size of each array that is measured together with the histogram of the noise; None for any
+SHORTEST, LONGEST = 1e-140, 1e140  # wider than an audit accepts; squares neither underflow nor overflow
+SMALLEST_SQUARE, LARGEST_SQUARE = 1e-150, 1e150  # of a noise vector; its fourth powers can be summed
+LAW = {  # size of each array that is measured with the histogram of the noise; None for any size
     "law_counts": None,
     "law_zeros": (1, 2),
     "law_follows": None,
@@ -74,7 +74,7 @@ def _kind_of(item: Any) -> Any:
 
 
 def check_types(item: Any) -> None:
-    """TypeError or ValueError if a field of a record has another type than the one that is written."""
+    """TypeError or ValueError if a field of a record does not have the type that is written."""
     schema = _schema(_kind_of(item))
     for name, kind in schema.scalars.items():
         value = getattr(item, name)
@@ -117,7 +117,7 @@ def check_values(item: Any) -> None:
 
 
 def _check_law(item: Any) -> None:
-    """ValueError if the measurements of the noise's law are not those that are taken together."""
+    """ValueError if the measurements of the noise's law are incomplete."""
     moments = getattr(item, "law_moments", None)
     if moments is None:
         if any(getattr(item, name, None) is not None for name in (*LAW, "law_lags", "law_tail")):
@@ -148,10 +148,10 @@ def check_fit(item: Any, settings: Settings) -> None:
         raise ValueError(f"scores must be {settings.total} numbers, one for each canary")
     present = getattr(item, "present", None)
     if present is not None and present.size and (present.min() < 0 or present.max() >= settings.canaries):
-        raise ValueError(f"present must be canaries among 0..{settings.canaries - 1}")
+        raise ValueError(f"present must be canaries in 0..{settings.canaries - 1}")
     for name, cosines in PER_BLOCK.items():
         value = getattr(item, name, None)
-        summed = settings.replicated and name == "residual_block_rests"  # of which nobody has the whole vector
+        summed = settings.replicated and name == "residual_block_rests"  # no process has the whole vector
         blocks = len(settings.blocks) if getattr(item, cosines, None) is not None and not summed else 0
         if (0 if value is None else value.size) != blocks:
             raise ValueError(

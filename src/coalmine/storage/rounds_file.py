@@ -1,8 +1,9 @@
-"""What an audit remembers: one record a round, in an append-only file that survives kill -9.
+"""The log of an audit: one record per round, in an append-only file that survives kill -9.
 
-A log file is a line of magic, then records. A record is a tag, the lengths of header and body, a JSON header, the arrays'
-bytes, and a digest chained to the record before. A record whose end is missing was torn by a kill and is dropped, and so is
-a damaged end of the file, which a power cut may leave, when it is opened for writing. Any other damage is refused.
+A log file is a magic line, then records. A record is a tag, the lengths of header and body, a JSON header, the arrays'
+bytes, and a digest chained to the previous record. A kill may leave a record without its end; such a record is dropped. A
+power cut may leave a damaged end of the file, which is dropped when the file is opened for writing. Any other damage is an
+error.
 """
 
 import hashlib
@@ -38,18 +39,17 @@ Size = Annotated[int, msgspec.Meta(ge=0)]
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """One observed round: cosines of all canaries (observed first, then unobserved) and the lengths to go with them.
+    """One observed round: cosines of all canaries (observed first, then unobserved) and the norms that belong to them.
 
-    `clip_norm` is what one client adds at most: in the units of the model delta where it was `clip_declared`. Canaries were
-    sent `scale` times longer than that. `participants` is how many clients took part, where that was told. `norm` is the
-    length of the model delta, `rest` its length off the observed canaries. The `residual_` twins are those of the model
-    delta less everybody else's part. `block_rests` are lengths off the observed canaries block by block, where there are
-    several; without them the residual's length is that along the unobserved canaries. `chunk_rests` are lengths of the noise
-    in equal parts of the blocks, `block_sketches` sums of its numbers, block by block. The `law_` fields are what
-    `noise_law.measure_law` saw, `rounding` is the mean squared rounding error of release and `others`, `lattice` the mean
-    squared step where both are rounded, each where it was
-    measured. Cosines are single precision here, and so in everything that follows from them: a result can be derived again
-    from the log, bit for bit.
+    `clip_norm` is the most that one client adds, in the units of the model delta if it was `clip_declared`. Canaries were
+    sent `scale` times longer than that. `participants` is the number of clients that took part, if known. `norm` is the
+    norm of the model delta, and `rest` that of its part orthogonal to the observed canaries. The `residual_` fields are the
+    same for the model delta without all other updates. `block_rests` has `rest` block by block, if there are several
+    blocks; without it the residual's norm is measured along the unobserved canaries. `chunk_rests` are norms of the noise
+    in equal parts of the blocks, and `block_sketches` are sums of its entries, block by block. The `law_` fields come from
+    `noise_law.measure_law`. `rounding` is the mean squared rounding error of release and `others`, and `lattice` the mean
+    squared step if both are rounded; each is None if it was not measured. Cosines are stored in single precision, and
+    every result is computed from those: a result can be derived again from the log, bit for bit.
     """
 
     number: int
@@ -87,9 +87,9 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class Final:
-    """The final model: cosines with it and, where the initial model is known, with their difference.
+    """The final model: cosines with it and, if the initial model is known, with their difference.
 
-    `block_rests` are their lengths off the observed canaries block by block, where there are several.
+    `block_rests` are the norms orthogonal to the observed canaries, block by block, if there are several blocks.
     """
 
     norm: float
@@ -102,13 +102,13 @@ class Final:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the trainer wrote into the result beside the audit's own numbers, such as the accuracy; the last record."""
+    """The trainer's own entries of the result, such as the accuracy; the last record."""
 
     values: dict[str, Any]
 
 
 class Entry(NamedTuple):
-    """What stays in memory of a round: its number, who was in it, what it was told, and where its record ends."""
+    """The part of a round that stays in memory: its number, its canaries, the caller's statements, and its record's end."""
 
     number: int
     skipped: bool
@@ -120,15 +120,15 @@ class Entry(NamedTuple):
 
     @classmethod
     def of(cls, item: Round, end: int = 0) -> "Entry":
-        present = np.array(item.present)  # not a window into the record
-        told = (item.noise_std is not None, item.residual_cosines is not None, item.participants)
-        return cls(item.number, item.skipped, present, *told, end)
+        present = np.array(item.present)  # a copy, not a view of the record
+        stated = (item.noise_std is not None, item.residual_cosines is not None, item.participants)
+        return cls(item.number, item.skipped, present, *stated, end)
 
 
 class RoundLog:
-    """Rounds in order, then perhaps the final model: in the file at `path`, or in a nameless one that ends with the log.
+    """Rounds in order, then perhaps the final model: in the file at `path`, or in a temporary one that ends with the log.
 
-    In memory stay a few numbers a round; the records are read again, one at a time, when they are wanted.
+    Only a few numbers per round stay in memory; the records are read again, one at a time, when they are needed.
     """
 
     def __init__(self, path: Path | None = None, *, read_only: bool = False) -> None:
@@ -141,12 +141,12 @@ class RoundLog:
         self._entries: list[Entry] = []
         self._digests: list[bytes] = []
         self._end = len(MAGIC)
-        self._handle = _nameless_file() if path is None else _named_file(path, read_only)
+        self._handle = _temporary_file() if path is None else _named_file(path, read_only)
         self._read_back()
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of the rounds seen so far, skipped ones included."""
+        """The numbers of the rounds so far, including skipped ones."""
         return [entry.number for entry in self._entries]
 
     @property
@@ -160,7 +160,7 @@ class RoundLog:
 
     @property
     def outcome(self) -> dict[str, Any] | None:
-        """What the trainer wrote into the result beside the audit's own numbers, None before that."""
+        """The trainer's own entries of the result; None before they are written."""
         return None if self._outcome is None else self._outcome.values
 
     @property
@@ -175,7 +175,7 @@ class RoundLog:
                 yield item
 
     def rounds_after(self, number: int) -> Iterator[Round]:
-        """The same from the round after `number` on; earlier ones are not read, and no digest is compared again."""
+        """As `rounds`, from the round after `number` on; earlier ones are not read, and digests are not compared again."""
         start = max((entry.end for entry in self._entries if entry.number <= number), default=len(MAGIC))
         reader = _Reader(self._open_handle(), start)
         for kind, item, _, _ in scan_records(reader, self._end, self._path, checked=False):
@@ -183,7 +183,7 @@ class RoundLog:
                 yield item
 
     def records(self) -> Iterator[tuple[str, Any]]:
-        """Every record in order, skipped rounds and the final model included."""
+        """Every record in order, including skipped rounds and the final model."""
         for kind, item, _, _ in scan_records(_Reader(self._open_handle()), self._end, self._path):
             yield kind, item
 
@@ -196,14 +196,14 @@ class RoundLog:
         self._final = item
 
     def close_run(self, values: dict[str, Any]) -> None:
-        """Record what the trainer writes into the result, so that it can be verified; nothing where that is known."""
+        """Record the trainer's own entries of the result, so that they can be verified. Does nothing if unchanged."""
         if self.outcome != values:
             outcome = Outcome(values)
             self._write("outcome", outcome)
             self._outcome = outcome
 
     def rewind_to(self, number: int) -> None:
-        """Forget the rounds after `number`, and the final model."""
+        """Remove the rounds after `number`, and the final model."""
         with self._writer:
             keep = sum(1 for entry in self._entries if entry.number <= number)
             end = self._entries[keep - 1].end if keep else len(MAGIC)
@@ -213,7 +213,7 @@ class RoundLog:
             del self._entries[keep:], self._digests[keep:]
 
     def sync(self) -> None:
-        """Return when every record is on the disk itself, so that a power cut loses none of them."""
+        """Return once every record is on disk, so that a power cut loses none of them."""
         if self._path is None or self._read_only:
             return
         with self._writer:
@@ -223,13 +223,15 @@ class RoundLog:
                 raise OSError(error.errno, error.strerror, str(self._path)) from None
 
     def close(self) -> None:
-        """Close the file; in a forked process nothing, since it is the other one's."""
+        """Close the file. Does nothing in a forked process, which does not own it."""
         if self._handle is not None and self._writer.is_here:
             os.close(self._handle)
             self._handle = None
 
     def __reduce__(self) -> NoReturn:
-        refuse_copy("a RoundLog", "read the file by RunDirectory(…).read_log(), or Audit.save it elsewhere")
+        refuse_copy(
+            "a RoundLog", "read the file with RunDirectory(…).read_log(), or save the audit elsewhere with Audit.save"
+        )
 
     def __del__(self) -> None:
         self.close()
@@ -241,7 +243,7 @@ class RoundLog:
 
     def _write(self, kind: str, item: Round | Final | Outcome) -> None:
         if self._read_only:
-            raise ValueError(f"the log {self._path} is open for reading alone")
+            raise ValueError(f"the log {self._path} is open for reading only")
         with self._writer:
             handle = self._open_handle()
             data, digest = encode(kind, item, self._digests[-1] if self._digests else b"")
@@ -275,7 +277,7 @@ class RoundLog:
 
 
 class WithoutOthers(RoundLog):
-    """A log as somebody has it who does not know everybody else's updates."""
+    """A log as seen by an attacker who does not know the other updates."""
 
     def __init__(self, log: RoundLog) -> None:
         self._handle = None
@@ -305,9 +307,9 @@ class WithoutOthers(RoundLog):
             yield kind, item
 
 
-def _nameless_file() -> int:
+def _temporary_file() -> int:
     with tempfile.TemporaryFile(prefix="coalmine-") as file:
-        handle = os.dup(file.fileno())  # it lives as long as the handle, and is gone after a kill too
+        handle = os.dup(file.fileno())  # the file lasts as long as the handle, and a kill removes it too
     write_at(handle, MAGIC, 0)
     return handle
 
@@ -330,7 +332,7 @@ def _named_file(path: Path, read_only: bool) -> int:
 
 
 class _Reader:
-    """Reads a file from a place of its own, without moving anybody else's."""
+    """Reads a file at its own offset, without moving that of the handle."""
 
     def __init__(self, handle: int, start: int = len(MAGIC)) -> None:
         self._handle, self._place = handle, start
@@ -370,7 +372,7 @@ def _flat(item: Round | Final | Outcome) -> Iterator[tuple[str, Any]]:
 
 
 def decode(head: bytes, body: bytes) -> tuple[str, Round | Final | Outcome]:
-    """The inverse of `encode`, for bytes whose digest was right."""
+    """The inverse of `encode`, for bytes whose digest is correct."""
     header = msgspec.convert(json.loads(head), dict[str, Any])
     kind, start = header.pop("kind"), 0
     values: dict[str, Any] = {}
@@ -396,7 +398,7 @@ def scan_records(
 ) -> Iterator[tuple[str, Any, int, bytes]]:
     """Kind, record, offset after it and digest, for each whole record up to offset `size`; stops before a torn one.
 
-    Without `checked` digests are left alone, for a file whose digests were checked before. With `lost_end` it also stops
+    Without `checked` digests are not compared, for a file whose digests were checked before. With `lost_end` it also stops
     before a damaged record that no whole one follows: a power cut may keep a file's length and lose its end.
     """
     digest, number = b"", 0
@@ -410,7 +412,7 @@ def scan_records(
         torn = is_record and file.tell() + head_size + body_size + DIGEST > size
         if not is_record or torn:
             rest = b"".join((start, file.read(size - file.tell())))
-            if (torn or lost_end) and not _record_follows(rest):  # else lengths are wrong, and nothing was torn
+            if (torn or lost_end) and not _record_follows(rest):  # otherwise the lengths are wrong
                 return
             raise ValueError(f"{path}: record {number} is damaged; restore the file from a copy")
         head, body, stored = file.read(head_size), file.read(body_size), file.read(DIGEST)
@@ -431,7 +433,7 @@ def scan_records(
 
 
 def _record_follows(rest: bytes) -> bool:
-    """Whether a whole record lies in there, with the digest of the one before in front of it."""
+    """Whether `rest` contains a whole record, preceded by the digest of the previous one."""
     at = rest.find(TAG, DIGEST)
     while at >= 0:
         first = at + len(TAG) + LENGTHS.size

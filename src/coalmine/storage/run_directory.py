@@ -1,13 +1,13 @@
-"""The directory of a run: what a trainer writes while it goes, and what report, compare and verify read.
+"""The directory of a run: a trainer writes it during training, and report, compare and verify read it.
 
     config.toml         the trainer's settings
-    metrics.jsonl       one line a round
+    metrics.jsonl       one line per round
     audit/record.json   commitment and settings of the audit, before round 1
     audit/rounds.log    the audit's rounds, appended one by one
-    result.json         what the audit found
+    result.json         the result of the audit
 
-One writer at a time holds the lock; readers take none. Every file is whole at any instant but for the last line or record of
-the two that grow, which a kill may tear and a reader drops.
+One writer at a time holds the lock; readers need none. Every file is complete at any time, except that a kill may tear the
+last line or record of metrics.jsonl and rounds.log. Readers drop a torn one.
 """
 
 import hashlib
@@ -44,15 +44,15 @@ LARGEST = 1 << 30  # bytes of a file that is read whole
 
 
 def runs_in(directory: Path) -> list[Path]:
-    """The runs that a directory holds, in the order of their names, numbers by size; itself where it holds none."""
+    """The runs in a directory, sorted by name with numbers in numeric order; the directory itself if it holds none."""
     if is_run(directory) or not directory.is_dir():
         return [directory]
-    found = [path for path in directory.iterdir() if path.is_dir() and is_run(path)]
-    return sorted(found, key=lambda path: _natural(path.name)) or [directory]
+    runs = [path for path in directory.iterdir() if path.is_dir() and is_run(path)]
+    return sorted(runs, key=lambda path: _natural(path.name)) or [directory]
 
 
 def is_run(path: Path) -> bool:
-    """Whether a directory holds a run, or what there is of one."""
+    """Whether a directory holds a run, finished or not."""
     return any((path / name).exists() for name in ("config.toml", "result.json", "audit/record.json"))
 
 
@@ -62,7 +62,7 @@ def _natural(name: str) -> list[tuple[float, str]]:
 
 
 class RunDirectory:
-    """A run's directory, made if it is not there. Writing takes its lock, until `close` or the process's end."""
+    """A run's directory, created when it is first written. Writing takes its lock, until `close` or the process's end."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -72,7 +72,7 @@ class RunDirectory:
     # Writing
 
     def lock(self) -> None:
-        """Become the one writer; refused while another process is, and in a process forked by the one that is."""
+        """Become the only writer; an error if another process is, or if this process was forked by the writer."""
         if self._lock is not None and self._lock.is_here:
             return
         if self._lock is not None:
@@ -81,20 +81,20 @@ class RunDirectory:
                 "there, or make a RunDirectory of another directory in this process"
             )
         if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"{self.path} must be a directory, got a file; name another")
+            raise ValueError(f"{self.path} must be a directory, got a file; choose another")
         self.path.mkdir(parents=True, exist_ok=True)
         lock = lock_file(self.path / ".lock")
         if lock is None:
             raise ValueError(
                 f"{self.path} is being written by another process, or by another audit of this one; wait for it, close() "
-                "its directory, or name another"
+                "its directory, or choose another"
             )
         self._lock = lock
         for name in ("config.toml", "metrics.jsonl", "result.json", "audit/record.json"):
             remove_drafts(self.path / name)
 
     def close(self) -> None:
-        """Give the lock back. A forked process leaves it, and the log, to the process that it was forked from."""
+        """Release the lock. A forked process leaves it, and the log, to the process it was forked from."""
         if self._lock is not None and not self._lock.is_here:
             return
         if self._log is not None:
@@ -108,10 +108,10 @@ class RunDirectory:
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        refuse_copy("a RunDirectory", "make another of the same path to read it, or of another path to write")
+        refuse_copy("a RunDirectory", "make another one with the same path to read it, or with another path to write")
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """The trainer's settings; refused if the directory holds other ones."""
+        """Write the trainer's settings; an error if the directory holds different ones."""
         self.lock()
         new = {"schema_version": SCHEMA_VERSION} | dict(config)
         if (self.path / "config.toml").exists():
@@ -120,13 +120,13 @@ class RunDirectory:
             if changed:
                 raise ValueError(
                     f"{self.path} holds a run with another config (it differs in {', '.join(changed)}); "
-                    "resume it as it was, or name another directory"
+                    "resume it as it was, or choose another directory"
                 )
             return
         write_atomically(self.path / "config.toml", tomli_w.dumps(new).encode())
 
     def append_metrics(self, values: Mapping[str, Any]) -> None:
-        """One line of metrics."""
+        """Append one line of metrics."""
         self.lock()
         line = json.dumps(json_ready({"schema_version": SCHEMA_VERSION} | dict(values)), allow_nan=False) + "\n"
         path = self.path / "metrics.jsonl"
@@ -141,7 +141,7 @@ class RunDirectory:
             os.close(handle)
 
     def rewind_metrics_to(self, round_number: int) -> None:
-        """Forget the metrics of later rounds, and damaged lines."""
+        """Remove the metrics of later rounds, and damaged lines."""
         self.lock()
         kept = [line for line in self.read_metrics() if line.get("round", 0) <= round_number]
         text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in kept)
@@ -150,25 +150,25 @@ class RunDirectory:
     def commit(
         self, seed: SupportsIndex | bytes, settings: Settings, claim: Mapping[str, Any] | None = None
     ) -> Commitment:
-        """Publish the commitment before round 1; in a directory that has one, seed, settings and claim must open it."""
+        """Publish the commitment before round 1; an existing one must match seed, settings and claim."""
         self.lock()
         path = self.path / "audit" / "record.json"
         if path.exists():
-            settings_there, commitment = self.read_record()
+            stored, commitment = self.read_record()
             statement = self.read_statement()
-            if settings_there != settings:
-                old, new = settings_there.to_dict(), settings.to_dict()
-                if settings_there.processes != settings.processes:
+            if stored != settings:
+                old, new = stored.to_dict(), settings.to_dict()
+                if stored.processes != settings.processes:
                     raise ValueError(
-                        f"{self.path} holds an audit with another number of processes, {settings_there.processes}, which "
-                        f"cannot go on with {settings.processes}; use as many, or another directory"
+                        f"{self.path} holds an audit with {stored.processes} processes, which cannot be resumed with "
+                        f"{settings.processes}; use the same number, or another directory"
                     )
                 changed = [name for name in old | new if old.get(name) != new.get(name)]
                 raise ValueError(f"{self.path} holds an audit with other settings (it differs in {', '.join(changed)})")
             if claim is not None and statement.claim != claim:
-                raise ValueError(f"{self.path} holds an audit that began with another claim; name another directory")
+                raise ValueError(f"{self.path} holds an audit that began with another claim; choose another directory")
             if not commitment.opens_to(seed, settings, statement):
-                raise ValueError(f"{self.path} holds an audit with another seed than this one")
+                raise ValueError(f"{self.path} holds an audit with a different seed")
             return commitment
         statement = Statement(
             claim=None if claim is None else dict(claim),
@@ -186,7 +186,7 @@ class RunDirectory:
         return commitment
 
     def config_sha256(self) -> str | None:
-        """The SHA-256 of config.toml, None where there is none."""
+        """The SHA-256 of config.toml; None if there is none."""
         path = self.path / "config.toml"
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
 
@@ -198,9 +198,9 @@ class RunDirectory:
         return self._log
 
     def write_result(self, result: HasDict, **more: Any) -> None:
-        """Write what was found, an AuditResult, whole or not at all; `more` are the trainer's own entries.
+        """Write an AuditResult, whole or not at all; `more` are the trainer's own entries.
 
-        The trainer's entries go into the log first, with what it told the audit, and the log's digest into the result.
+        The trainer's entries, and those it passed to the audit, go into the log first, and its digest into the result.
         """
         self.lock()
         log = self.open_log() if (self.path / "audit" / "rounds.log").exists() else self._log
@@ -215,22 +215,22 @@ class RunDirectory:
             raise ValueError(f"{self.path / 'config.toml'} is not TOML ({error}); restore it from a copy") from None
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Every whole line; a warning counts those that are damaged, which a kill or a power cut may leave."""
+        """Every complete line. A warning counts damaged lines, which a kill or a power cut may leave."""
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return []
-        found = [
+        lines = [
             (number, _metrics(line))
             for number, line in enumerate(read_regular(path, most=LARGEST).split(b"\n"), 1)
             if line
         ]
-        damaged = [number for number, values in found if values is None]
+        damaged = [number for number, values in lines if values is None]
         if damaged:
             which = (
                 f"line {damaged[0]}" if len(damaged) == 1 else f"{len(damaged)} lines, the first of them {damaged[0]}"
             )
             logger.warning("%s: skipped %s, damaged or torn; the audit does not need it", path, which)
-        return [values for _, values in found if values is not None]
+        return [values for _, values in lines if values is not None]
 
     def read_record(self) -> tuple[Settings, Commitment]:
         record = self._json("audit/record.json")
@@ -240,7 +240,7 @@ class RunDirectory:
             raise ValueError(f"{self.path / 'audit/record.json'} is not a record of an audit ({error})") from None
 
     def read_statement(self) -> Statement:
-        """What was committed to before round 1 beside seed and settings."""
+        """The statement that was committed to before round 1, besides seed and settings."""
         record = self._json("audit/record.json")
         try:
             return msgspec.convert(record["statement"], Statement)
@@ -248,7 +248,7 @@ class RunDirectory:
             raise ValueError(f"{self.path / 'audit/record.json'} is not a record of an audit ({error})") from None
 
     def read_log(self) -> RoundLog:
-        """The log of rounds, for reading alone."""
+        """The log of rounds, read-only."""
         path = self.path / "audit" / "rounds.log"
         if not path.exists():
             raise ValueError(f"{self.path} holds no audit: {path.relative_to(self.path)} is missing")
@@ -261,36 +261,36 @@ class RunDirectory:
         try:
             return read_regular(self.path / name, most=LARGEST).decode()
         except FileNotFoundError:
-            raise ValueError(f"{self.path} is no finished run: {name} is missing") from None
+            raise ValueError(f"{self.path} is not a finished run: {name} is missing") from None
         except UnicodeDecodeError:
             raise ValueError(f"{self.path / name} is not text; restore it from a copy") from None
 
     def _json(self, name: str) -> dict[str, Any]:
         text = self._text(name)
         try:
-            found = json.loads(text, parse_constant=_refused)
+            values = json.loads(text, parse_constant=_reject_constant)
         except (ValueError, RecursionError) as error:  # also whole numbers of thousands of digits
             raise ValueError(f"{self.path / name} is not JSON ({error}); restore it from a copy") from None
-        if not isinstance(found, dict):
-            raise ValueError(f"{self.path / name} must hold an object, got {type(found).__name__}")
-        return self._checked_version(found, name)
+        if not isinstance(values, dict):
+            raise ValueError(f"{self.path / name} must hold an object, got {type(values).__name__}")
+        return self._checked_version(values, name)
 
-    def _checked_version(self, found: dict[str, Any], name: str) -> dict[str, Any]:
-        version = found.get("schema_version")
+    def _checked_version(self, values: dict[str, Any], name: str) -> dict[str, Any]:
+        version = values.get("schema_version")
         if version != SCHEMA_VERSION:
             raise ValueError(f"{self.path / name} has schema version {version}, this coalmine reads {SCHEMA_VERSION}")
-        return found
+        return values
 
 
-def _refused(constant: str) -> NoReturn:
-    """For `constant`, NaN or an infinity, which are not JSON."""
+def _reject_constant(constant: str) -> NoReturn:
+    """Reject NaN and infinities, which are not JSON."""
     raise ValueError("a number in it is not finite")
 
 
 def _metrics(line: bytes) -> dict[str, Any] | None:
-    """A line of metrics, None where it is damaged."""
+    """A line of metrics; None if it is damaged."""
     try:
-        values = json.loads(line, parse_constant=_refused)
+        values = json.loads(line, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         return None
     number = values.get("round", 0) if isinstance(values, dict) else None

@@ -1,6 +1,6 @@
 """Score files: .csv, .npy, .npz, .parquet or standard input. Files whose meaning is unclear are rejected.
 
-A file is split into named columns; the names and the cells determine which column holds what. Nothing is unpickled.
+A file is split into named columns; the names and the cells determine the role of each column. Nothing is unpickled.
 """
 
 import csv
@@ -31,7 +31,7 @@ MAGIC = {b"\x93NUMPY": ".npy", b"PK": ".npz", b"PAR1": ".parquet"}
 BOM = b"\xef\xbb\xbf"
 PLAIN = b"0123456789+-.eE\r\n"  # bytes of a file with one number per line
 CHUNK = 1 << 20  # bytes that are split into lines at a time
-WAYS_OUT = "name them score, observed, unobserved or canary, or give one column without a header"
+REMEDY = "name them score, observed, unobserved or canary, or give one column without a header"
 ONE_EACH = "it must hold one score for each canary"
 
 
@@ -48,10 +48,10 @@ def read_scores(source: str, *, role: Role = "observed") -> ScoreFile:
     name, suffix, content = _opened(source)
     if not content.strip():
         raise ValueError(f"{name} is empty; {ONE_EACH}")
-    found = _by_role(name, READERS[suffix](name, content), role)
-    if getattr(found, role) is None:
+    scores = _by_role(name, READERS[suffix](name, content), role)
+    if getattr(scores, role) is None:
         raise ValueError(f"{name} holds no {role} scores; {ONE_EACH}")
-    return found
+    return scores
 
 
 def _opened(source: str) -> tuple[str, str, bytes]:
@@ -78,7 +78,7 @@ def _by_role(name: str, columns: Mapping[str, Cells], role: Role) -> ScoreFile:
     labels = [mask for key in columns if (mask := _label(columns, key)) is not None]
     scores = [cells for key, cells in columns.items() if _label(columns, key) is None and _may_be_scores(key)]
     if len(scores) != 1 or len(labels) > 1 or len(scores) + len(labels) < len(columns):
-        raise ValueError(f"{name} holds columns of unclear meaning ({_listed(columns)}): {WAYS_OUT}")
+        raise ValueError(f"{name} holds columns of unclear meaning ({_listed(columns)}): {REMEDY}")
     numbers = _numbers(name, scores[0])
     if not labels:
         return ScoreFile(**{role: numbers})
@@ -117,8 +117,8 @@ def _numbers(name: str, cells: Cells) -> Floats:
         try:
             numbers[row] = _number(cell)
         except (TypeError, ValueError):
-            what = "missing" if cell is None or cell == "" else f"{shown(cell)}, which is not a number"
-            raise ValueError(f"score {row + 1} of {cells.size} in {name} is {what}") from None
+            problem = "missing" if cell is None or cell == "" else f"{shown(cell)}, which is not a number"
+            raise ValueError(f"score {row + 1} of {cells.size} in {name} is {problem}") from None
     return finite_array(f"the scores in {name}", numbers)
 
 
@@ -146,7 +146,7 @@ def _read_csv(name: str, content: bytes) -> dict[str, Cells]:
         if not line.strip() and filled[min(1, len(filled) - 1)] < number < filled[-1]:
             raise ValueError(f"line {number} of {name} is blank: a score is missing there; {ONE_EACH}")
     lines = [line for _, line in kept if line.strip()]
-    separator = next((mark for mark in ",;\t" if mark in lines[0]), ",")
+    separator = next((char for char in ",;\t" if char in lines[0]), ",")
     try:
         rows = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=separator)]
     except csv.Error as error:
@@ -161,7 +161,7 @@ def _read_csv(name: str, content: bytes) -> dict[str, Cells]:
 
 
 def _read_plain(content: bytes) -> dict[str, Cells] | None:
-    """The usual file, one number per line, perhaps below a header; None for any other, also one with a mistake.
+    """The usual file, one number per line, perhaps below a header; None for any other file, or one with an error.
 
     It is read without an object for each cell, so 10^7 scores take seconds.
     """
@@ -172,7 +172,7 @@ def _read_plain(content: bytes) -> dict[str, Cells] | None:
     if not first.strip() or not first.isascii():
         return None
     head = first.removesuffix(b"\r").decode()
-    if not head.isprintable() or any(mark in head for mark in ',;"#'):  # tabs and line breaks are not printable
+    if not head.isprintable() or any(char in head for char in ',;"#'):  # tabs and line breaks are not printable
         return None
     head = head.strip()
     numbers = np.empty(rest.count(b"\n") + 1)
@@ -185,7 +185,7 @@ def _read_plain(content: bytes) -> dict[str, Cells] | None:
             numbers[filled : filled + len(part)] = list(map(float, part))
             filled, start = filled + len(part), end + 1
     except ValueError:
-        return None  # the reader of every other file says what is wrong, and where
+        return None  # the general reader reports what is wrong, and where
     return {"1": np.append(float(head), numbers)} if _is_number(head) else {head.lower(): numbers}
 
 
@@ -217,7 +217,7 @@ def _read_numpy(name: str, content: bytes) -> dict[str, Cells]:
     """The arrays of an .npz by name, or the columns of an .npy."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of headers that another version wrote
+            warnings.simplefilter("ignore")  # about headers that another version wrote
             loaded = np.load(io.BytesIO(content), allow_pickle=False)
             named = not isinstance(loaded, np.ndarray)
             arrays = {key.lower(): loaded[key] for key in loaded.files} if named else {"1": loaded}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from coalmine.storage.files import read_regular
 
-DEMO_SEED = 20240507  # not secret: everybody has it
+DEMO_SEED = 20240507  # not secret: it is public
 LARGEST = 4096  # bytes
 
 
@@ -27,7 +27,7 @@ def read_seed(path: str | Path) -> int | bytes:
     if not content.strip():
         raise ValueError(f"seed file {path} is empty; make one with: coalmine seed {path}")
     text = content.removesuffix(b"\n").removesuffix(b"\r")
-    if text.endswith((b"\n", b"\r")):  # an editor's doing: whether they belong to the seed would be a guess
+    if text.endswith((b"\n", b"\r")):  # added by an editor, perhaps: it is unclear whether they belong to the seed
         raise ValueError(f"seed file {path} must end in one line end at most, got several; remove the blank lines")
     if len(text) > LARGEST:
         raise ValueError(f"seed file {path} must hold at most {LARGEST} bytes, got {len(text)}")
@@ -51,5 +51,7 @@ def write_seed(path: str | Path) -> None:
             file.flush()
             os.fsync(file.fileno())
     except BaseException:
-        Path(path).unlink(missing_ok=True)  # an empty or cut seed, on a full disk, would be taken for a whole one
+        Path(path).unlink(
+            missing_ok=True
+        )  # an empty or truncated seed, on a full disk, would be taken for a complete one
         raise

@@ -1,11 +1,11 @@
-"""A unit test for privacy: check that a function which aggregates clients' updates gives the epsilon that it claims.
+"""A unit test for privacy: check that a function that aggregates clients' updates has the epsilon that it claims.
 
     from coalmine.testing import assert_private
 
     def test_my_aggregate_is_private():
         assert_private(my_aggregate, dim=5_000, epsilon=3.0, delta=1e-5)
 
-What the check sees, and what it misses, is in docs/how-to/testing.md.
+docs/how-to/testing.md says what the check detects and what it misses.
 """
 
 from coalmine.testing.assertion import PrivacyNote, assert_private

@@ -10,7 +10,7 @@ from coalmine.testing.mechanism_check import check_private
 
 
 class PrivacyNote(UserWarning):
-    """Something about a mechanism that passes its check and is still worth knowing."""
+    """A warning about a mechanism that passes its check."""
 
 
 def assert_private(release: Callable[..., Any], **claim: Any) -> AuditResult:
@@ -39,7 +39,7 @@ def properties(result: AuditResult) -> dict[str, str]:
     """Verdict, measured and claimed epsilon, and the likely fault, as the properties of a JUnit report."""
     assert result.verdict is not None
     assert result.claim is not None
-    found = {
+    values = {
         "verdict": str(result.verdict.outcome),
         "epsilon": "" if result.epsilon is None else f"{result.epsilon:.6g}",
         "claimed_epsilon": f"{result.claim.epsilon:.6g}",
@@ -47,13 +47,13 @@ def properties(result: AuditResult) -> dict[str, str]:
         "adjacency": str(result.extra["check"]["adjacency"]),
     }
     if result.interval is not None:
-        found["epsilon_interval"] = format_interval(result.interval)
+        values["epsilon_interval"] = format_interval(result.interval)
     fault = result.extra["check"]["likely_fault"]
-    return found | ({"likely_fault": fault} if fault else {})
+    return values | ({"likely_fault": fault} if fault else {})
 
 
 def name_of(release: Callable[..., Any]) -> str:
-    """The function's name as messages have it."""
+    """The function's name in messages."""
     return str(getattr(release, "__name__", type(release).__name__))
 
 
@@ -69,7 +69,7 @@ def describe_failure(result: AuditResult, name: str) -> str:
         if refuted
         else f"{name}: could not confirm that it is {claimed}: UNDERPOWERED",
         f"measured epsilon: {measured_epsilon(result)}; claimed: {result.claim.epsilon:g} ({check['adjacency']} adjacency)",
-        f"reason: {result.verdict.reason}{_of_how_many(result)}",
+        f"reason: {result.verdict.reason}{_bound_calls(result)}",
     ]
     if check["likely_fault"]:
         lines.append(f"likely fault: {check['likely_fault']}")
@@ -87,8 +87,8 @@ def measured_epsilon(result: AuditResult) -> str:
     return f"{format_number(result.epsilon)} (95 % interval {format_interval(result.interval)})"
 
 
-def _of_how_many(result: AuditResult) -> str:
-    """A lower bound is for canaries as often as they took part."""
+def _bound_calls(result: AuditResult) -> str:
+    """The number of calls to which a lower bound refers."""
     rung = result.adversaries.get("known-others")
     times = None if rung is None else rung.headline.presentations
     if result.verdict is None or result.verdict.code != "bound" or times in (None, 1):

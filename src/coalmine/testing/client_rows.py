@@ -1,4 +1,4 @@
-"""The clients' updates as rows of one matrix, checked before they enter a framework, and the arrays of a model in a row."""
+"""The clients' updates as rows of a matrix, checked before they enter a framework, and a model's arrays as one row."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -9,15 +9,15 @@ import numpy.typing as npt
 from coalmine.argument_checks import Floats, finite_array, shown
 from coalmine.testing.call_plan import SHORT
 
-Release: TypeAlias = Callable[..., Floats]  # release(updates); a strategy's takes weights too
-ROUNDING = 1e-4  # how much shorter than the clip norm single precision may make an update of exactly that length
+Release: TypeAlias = Callable[..., Floats]  # release(updates); that of a strategy takes weights too
+ROUNDING = 1e-4  # relative loss by which single precision may shorten an update of exactly the clip norm
 
 
 def client_rows(updates: Any, *, dim: int | None = None, clip_norm: float | None = None) -> Floats:
     """`updates` as a matrix with one row for each client, of `dim` numbers if that is known.
 
-    One row at least must be as long as the framework's clip norm, unless all are short on purpose. Otherwise canaries
-    contribute less than a client may, and the test reads less than leaks.
+    At least one row must be as long as the framework's clip norm, unless all are short on purpose. Otherwise canaries
+    contribute less than a client may, and the test measures less than leaks.
     """
     rows = finite_array("updates", updates)
     if rows.ndim != 2 or not rows.size:
@@ -35,7 +35,7 @@ def client_rows(updates: Any, *, dim: int | None = None, clip_norm: float | None
 
 
 class ModelArrays:
-    """A model's arrays by name, and how they stand in a row. Without a model there is one array, "weights"."""
+    """A model's arrays by name, and their layout in a row. Without a model there is one array, "weights"."""
 
     def __init__(self, model: Mapping[str, npt.NDArray[Any]] | None) -> None:
         if model is not None and (not isinstance(model, Mapping) or not model):
@@ -49,7 +49,7 @@ class ModelArrays:
 
     @property
     def dim(self) -> int | None:
-        """How many numbers the model has; None if it has as many as the first update."""
+        """The number of the model's parameters; None if it is that of the first update."""
         return None if self._model is None else sum(values.size for values in self._model.values())
 
     def initial(self, dim: int) -> dict[str, npt.NDArray[Any]]:
@@ -60,11 +60,11 @@ class ModelArrays:
 
     def split(self, row: Floats) -> dict[str, npt.NDArray[Any]]:
         """A row as arrays of the model's shapes and types."""
-        parts, place = {}, 0
+        parts, start = {}, 0
         for name, values in self.initial(row.size).items():
-            part = row[place : place + values.size].reshape(values.shape)
+            part = row[start : start + values.size].reshape(values.shape)
             parts[name] = np.asarray(part, dtype=values.dtype)
-            place += values.size
+            start += values.size
         return parts
 
 

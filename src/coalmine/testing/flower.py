@@ -39,14 +39,15 @@ def strategy_release(
     """A function from the clients' updates, one row each, to the change of the model in one round of the strategy.
 
     Every call is the next round: `configure_train`, a ClientApp with these `mods` whose update is a row, and
-    `aggregate_train`. So a clip on the server runs as it is, and one on clients if its mod is among `mods`, as it is in your
-    ClientApp: `[fixedclipping_mod]`. The model and an optimizer's moments are kept from round to round, as in training. An
-    adaptive clip norm starts every round from the same value.
-    `model` maps names to arrays (default: one array of zeros). The function's second argument, `weights`, are what clients
-    report under the strategy's `weighted_by_key` (default: all 1).
+    `aggregate_train`. So server-side clipping runs as usual, and client-side clipping runs if its mod is in `mods`, as in
+    your ClientApp: `[fixedclipping_mod]`. The model and an optimizer's moments are kept from round to round, as in training.
+    An adaptive clip norm starts every round from the same value.
+    `model` maps names to arrays (default: one array of zeros). The function's second argument, `weights`, has the
+    values that clients report under the strategy's `weighted_by_key` (default: all 1).
 
-    Flower's wrappers divide their noise by `num_sampled_clients`, so exactly so many rows must come: `clients=…` of
-    `assert_private`. A strategy that samples a fraction of its nodes gets enough nodes to sample one for each row.
+    Flower's wrappers divide their noise by `num_sampled_clients`, so there must be exactly as many rows: pass it as
+    `clients=…` to `assert_private`. A strategy that samples a fraction of its nodes gets enough nodes to sample one for each
+    row.
     """
     if not isinstance(strategy, Strategy):
         raise TypeError(f"strategy must be a strategy of flwr.serverapp, got {shown(strategy)}")
@@ -106,7 +107,7 @@ class _Rounds:
         return arrays
 
     def _train(self, message: Message, context: Context) -> Message:
-        """The client's training, inside of its mods."""
+        """The client's training, inside its mods."""
         (sent,) = message.content.array_records.values()
         parts = self._arrays.split(self._updates[context.node_id])
         moved = {name: Array(array.numpy() + parts[name]) for name, array in sent.items()}
@@ -123,7 +124,7 @@ class _Rounds:
 
 
 class _Nodes(Grid):
-    """A grid that has nodes and no transport: the test calls its clients itself."""
+    """A grid with nodes but no transport: the test calls its clients itself."""
 
     def __init__(self, count: int) -> None:
         self._ids = list(range(1, count + 1))
@@ -133,7 +134,7 @@ class _Nodes(Grid):
 
     @property
     def run(self) -> Any:
-        raise RuntimeError("a strategy under test has no run of Flower")
+        raise RuntimeError("a strategy under test has no Flower run")
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError("a strategy under test sends nothing: its clients are called in memory")
@@ -143,7 +144,7 @@ class _Nodes(Grid):
 
 @contextmanager
 def _identity() -> Iterator[None]:
-    """A process with an identity, which messages need; the old one returns at the end."""
+    """Give the process an identity, which messages need; the old one is restored at the end."""
     names = ("run_id", "task_id", "node_id")
     old = {}
     for name in names:
@@ -162,7 +163,7 @@ def _identity() -> Iterator[None]:
 
 @contextmanager
 def _same_clip_norm(strategy: Any) -> Iterator[None]:
-    """Undo what a round does to an adaptive clip norm: every update is longer, so it would drift away."""
+    """Restore an adaptive clip norm after a round: every update is longer, so it would drift away."""
     while strategy is not None and not hasattr(strategy, "clipping_norm"):
         strategy = getattr(strategy, "strategy", None)
     norm = getattr(strategy, "clipping_norm", None)
@@ -182,16 +183,16 @@ def _row(record: ArrayRecord) -> Floats:
 
 
 def _nodes_for(strategy: Strategy, count: int) -> int:
-    """How many nodes there must be for the strategy to sample `count` of them; fewer would make it wait for ever."""
+    """The number of nodes from which the strategy samples `count`; with fewer it would wait forever."""
     fraction = float(_attribute(strategy, "fraction_train") or 1.0)
     nodes = max(math.ceil(count / fraction - 1e-9), 1)
-    while int(nodes * fraction) < count:  # as Flower rounds
+    while int(nodes * fraction) < count:  # Flower rounds down too
         nodes += 1
     return max(nodes, *(int(_attribute(strategy, name) or 0) for name in ("min_available_nodes", "min_train_nodes")))
 
 
 def _attribute(strategy: Any, name: str) -> Any:
-    """An attribute of the outermost strategy in a chain of wrappers that has it; None if none has."""
+    """An attribute of the outermost strategy that has it, in a chain of wrappers; None if none has it."""
     while strategy is not None:
         value = getattr(strategy, name, None)
         if value is not None:

@@ -1,4 +1,4 @@
-"""From what a failed check measured to the fault that explains it, in a sentence."""
+"""The fault that best explains a failed check, in a sentence."""
 
 import math
 from dataclasses import dataclass
@@ -8,22 +8,21 @@ from coalmine.audit.signatures import evidence_of
 from coalmine.audit.verdict import Outcome
 from coalmine.testing.tested_mechanism import Mechanism
 
-APART = 4.0  # standard errors by which two measured lengths must differ
-UNCLIPPED = 50.0  # ratio of the lengths at 1,000 and 10 clip norms: 100 without a clip, 1 with one
+APART = 4.0  # standard errors by which two measured norms must differ
+UNCLIPPED = 50.0  # ratio of the measured norms at 1,000 and 10 clip norms: 100 without clipping, 1 with it
 REPEAT = (
-    "the noise of one call comes again in another, whole or in part. Draw new noise in every call: seed the generator once, "
-    "outside. If the noise is meant to be correlated, declare it with noise=…"
+    "the noise of one call is repeated in another, in whole or in part. Draw new noise in every call: seed the generator "
+    "once, outside. If the noise is meant to be correlated, declare it with noise=…"
 )
-LAW_FAULTS: list[
-    tuple[set[str], str]
-] = [  # evidence, as in audit.signatures, and what it points to; the first one counts
+# Evidence, as in audit.signatures, and the fault that it points to; the first match counts.
+LAW_FAULTS: list[tuple[set[str], str]] = [
     (
         {"grid", "few values"},
-        "the noise takes few values, and the sum does not. Round the sum with its noise, or neither",
+        "the noise takes few values, and the sum does not. Round both or neither",
     ),
     (
         {"repeat"},
-        "the same noise comes again in another call. Draw new noise in every call: seed the generator once, outside",
+        "the same noise is repeated in another call. Draw new noise in every call: seed the generator once, outside",
     ),
     (
         {"bare coordinates", "low layer", "lone layer"},
@@ -31,7 +30,7 @@ LAW_FAULTS: list[
     ),
     (
         {"repeated values"},
-        "the same random number comes more than once. Draw as many as there are coordinates, anew in every call",
+        "the same random number is used more than once. Draw one for each coordinate, anew in every call",
     ),
     ({"rank"}, "the noise lies in a subspace. Draw independent noise for every coordinate"),
     (
@@ -54,7 +53,7 @@ LAW_FAULTS: list[
 
 @dataclass(frozen=True)
 class Reading:
-    """What a tested canary adds to a release, the noise's std in one coordinate, and the number of scores behind it."""
+    """A tested canary's contribution to a release, the noise std per coordinate, and the number of scores behind it."""
 
     length: float
     noise: float
@@ -66,12 +65,12 @@ class Reading:
         return self.noise / math.sqrt(self.canaries)
 
     def is_longer(self, other: "Reading", factor: float) -> bool:
-        """Whether its canaries are longer than those of another by more than this factor, beyond chance."""
+        """Whether its canaries are longer than another's by more than this factor, significantly."""
         return self.length - factor * other.length > APART * math.hypot(self.error, factor * other.error)
 
 
 def likely_fault(mechanism: Mechanism, pattern: str, result: AuditResult, readings: dict[str, Reading]) -> str | None:
-    """The fault that fits best what was measured; None where nothing points to one."""
+    """The fault that best fits the measurements; None if nothing points to one."""
     long, exact, huge = (readings.get(name) for name in ("long", "exact", "huge"))
     assert long is not None
     verdict = result.verdict
@@ -98,56 +97,54 @@ def likely_fault(mechanism: Mechanism, pattern: str, result: AuditResult, readin
     if refuted and pattern in ("uneven", "outliers"):
         if readings[pattern].noise < 0.9 * long.noise:
             return (
-                "the noise depends on the updates: there is less of it beside shorter ones. Size the noise by the clip norm "
-                "alone"
+                "the noise depends on the updates: there is less of it if others are shorter. Size the noise by the clip "
+                "norm alone"
             )
         return (
-            "a long update counts for more beside shorter ones, as where the sum or the mean is clipped. Clip each client's "
-            "update by itself"
+            "a long update counts for more if others are shorter, as when the sum or the mean is clipped. Clip each "
+            "client's update by itself"
         )
     if verdict.code == "noise follows data":
         return "the noise is sized by the updates. Size it by the clip norm alone"
     if verdict.code == "shrunk":
-        return (
-            "all updates are scaled by the largest norm, or by that of all together. Scale each update by its own norm"
-        )
+        return "all updates are scaled by the largest norm, or by that of their sum. Scale each update by its own norm"
     if verdict.code == "short":
         return (
-            "the sum or the mean may be clipped, so that each client counts for less the more there are, or updates get "
+            "the sum or the mean may be clipped, so that each client counts for less the more there are, or updates are "
             "lost. Clip each client's update by itself"
         )
     if mechanism.noise is None and not _is_bare(long):
-        seen = evidence_of(result)
+        evidence = evidence_of(result)
         if verdict.code == "gauge" and verdict.gauge in ("repeat", "repeat of any"):
             return REPEAT
         for words, fault in LAW_FAULTS:
-            if seen & words:
+            if evidence & words:
                 return fault
     return _too_little_noise(mechanism, readings[pattern]) if refuted else None
 
 
 def _is_bare(reading: Reading) -> bool:
-    """Whether there is next to no noise at all."""
+    """Whether there is practically no noise."""
     return reading.noise < 1e-6 * abs(reading.length)
 
 
 def _too_little_noise(mechanism: Mechanism, reading: Reading) -> str:
-    """The noise over what the claim needs, and the usual reasons for such a factor."""
+    """The noise relative to the noise that the claim needs, and the usual reason for such a factor."""
     if _is_bare(reading):
         return "there is no noise. Add Gaussian noise to the sum"
     if mechanism.noise is not None or reading.length <= 0:
-        return "there is less noise than the claim needs. Compare its std with what the accounting takes"
+        return "there is less noise than the claim needs. Compare its std with that in the accounting"
     share = reading.noise / (mechanism.needed_noise * reading.length)
     error = reading.error / reading.length
     text = f"the noise is {share:.2g} of what the claim needs"
-    factor, meaning = min(_usual(mechanism), key=lambda pair: abs(math.log(share * pair[0])))
+    factor, meaning = min(_usual_factors(mechanism), key=lambda pair: abs(math.log(share * pair[0])))
     if abs(math.log(share * factor)) < max(3 * error, 0.02):
         return f"{text}: {meaning}"
     return f"{text}. Compare the std of the noise that is drawn with the noise multiplier times the clip norm"
 
 
-def _usual(mechanism: Mechanism) -> list[tuple[float, str]]:
-    found = [
+def _usual_factors(mechanism: Mechanism) -> list[tuple[float, str]]:
+    factors = [
         (math.sqrt(2), "a variance may have been taken for a standard deviation"),
         (
             2.0,
@@ -157,6 +154,6 @@ def _usual(mechanism: Mechanism) -> list[tuple[float, str]]:
         ),
     ]
     if mechanism.clients > 4:
-        found.append((float(mechanism.clients), "it may be divided by the number of clients twice"))
-        found.append((math.sqrt(mechanism.clients), "it may be divided by the square root of the number of clients"))
-    return found
+        factors.append((float(mechanism.clients), "it may be divided by the number of clients twice"))
+        factors.append((math.sqrt(mechanism.clients), "it may be divided by the square root of the number of clients"))
+    return factors

@@ -1,7 +1,7 @@
-"""Whether a function that aggregates clients' updates gives the epsilon that it claims (Algorithm 1, many canaries a call).
+"""Whether a function that aggregates clients' updates has the epsilon that it claims (Algorithm 1, many canaries per call).
 
 Every client of a call is a canary. The canaries are orthogonal, so one release gives one score for each of them, as an
-attacker who knows everybody else's update sees it. Scores need no unit: sum and mean are told apart by the canaries' length.
+attacker who knows all other updates sees it. Scores need no unit: the canaries' norm distinguishes a sum from a mean.
 """
 
 import math
@@ -38,14 +38,16 @@ from coalmine.testing.release_calls import ROUNDED_NOISE, Calls, Progress
 from coalmine.testing.tested_mechanism import Adjacency, Aggregate, Mechanism, checked_mechanism
 from coalmine.testing.update_arrays import Form
 
-LONGEST_ASSORTED = 30.0  # clip norms
-NOISE_RATIO = 0.5  # of the noise at other lengths over that at the main one, or its inverse: else it follows the data
-ARRIVES = 0.5  # of its length, that an update of at most the clip norm keeps beside long ones
-ARRIVES_STDS = 5.0  # by which it must be shorter
-MORE_CALLS = 4  # times the planned number, at most, to detect canaries
-NO_NOISE = 1e-3  # of the noise: what is left hides nobody
+LONGEST_ASSORTED = 30.0  # largest norm of the pattern, in clip norms
+NOISE_RATIO = (
+    0.5  # noise at other norms over that at the main one, or its inverse; below it, the noise follows the data
+)
+ARRIVES = 0.5  # share of its norm that an update of at most the clip norm must keep among long ones
+ARRIVES_STDS = 5.0  # standard errors by which it must be shorter
+MORE_CALLS = 4  # most calls to detect canaries, as a multiple of the planned number
+NO_NOISE = 1e-3  # share of the noise below which the rest hides nothing
 CERTAIN = 1e-6  # p-value below which a failure is not repeated
-MARGIN = 1.2  # times its limit that a gauge may read by chance
+MARGIN = 1.2  # factor by which a gauge may exceed its limit by chance
 
 
 def check_private(
@@ -68,20 +70,20 @@ def check_private(
     seed: Seed = 0,
     progress: Progress | None = None,
 ) -> AuditResult:
-    """What an audit says of one aggregation function: verdict, measured epsilon, gauges of the noise.
+    """Audit one aggregation function: verdict, measured epsilon, gauges of the noise.
 
     `release` takes the updates of exactly `clients` clients (default: 100, or dim / 2 if that is less) and returns their
     noised sum or mean. The claim is that one
-    call is (epsilon, delta)-private if each client's update is clipped to `clip_norm`. `adjacency` says what one client may
-    change: under "zero-out" and "add-remove" they are there or not, under "replace-one" they send another update, which
-    moves the sum twice as far.
+    call is (epsilon, delta)-private if each client's update is clipped to `clip_norm`. `adjacency` is the change that must
+    stay hidden: under "zero-out" and "add-remove" a client is present or absent, and under "replace-one" they send another
+    update, which moves the sum twice as far.
 
-    Without `aggregate` the check compares the noise with what a canary is measured to add, whatever the release is divided
-    by. "sum" or "mean" says what it must add, so that a few percent of missing noise are seen too.
+    Without `aggregate` the check compares the noise with the measured contribution of a canary, whatever the release is
+    divided by. "sum" or "mean" states that contribution, so that a few percent of missing noise are detected too.
 
-    The function is called until twice the claimed epsilon would be caught with probability 90 %, at least three times and
-    at most `most_calls` times. Most updates are `scale` times the clip norm long; others have the clip norm itself, are
-    1,000 times as long, or are short beside long ones.
+    The function is called until twice the claimed epsilon would be detected with probability 90 %, at least three times and
+    at most `most_calls` times. Most updates have `scale` times the clip norm. Others have exactly the clip norm, 1,000
+    times the clip norm, or are short while others are long.
 
     `updates` is "matrix" for one array of shape (clients, dim), or "list" for a list of vectors. `like` is "numpy", "torch",
     "jax", or an array whose dtype and device the updates take. With `shapes` each update is a list of layers, and `dim` is
@@ -115,8 +117,8 @@ def check_private(
     if mechanism.noise is None and _may_be_chance(result):
         again = _check(mechanism, secret + b"again", progress)
         first = f"a first check was {_outcome(result)} by a margin that chance can explain ({_reason(result)})"
-        ended = "a second one with other canaries passed" if _passed(again) else "a second one did not pass either"
-        result = replace(again, notes=(*again.notes, f"{first}; {ended}"))
+        second = "a second one with other canaries passed" if _passed(again) else "a second one did not pass either"
+        result = replace(again, notes=(*again.notes, f"{first}; {second}"))
     return result
 
 
@@ -129,8 +131,8 @@ def _check(mechanism: Mechanism, seed: bytes, progress: Progress | None) -> Audi
     order = np.random.default_rng(list(seed[:64]) or [0])
     for number in range(max(count for _, count in patterns)):
         due = [pattern for pattern, count in patterns if number < count]
-        for place in order.permutation(len(due)):  # so that no period in the calls hides from every pattern
-            calls.make(due[place], number)
+        for index in order.permutation(len(due)):  # so that a fault with a period in the calls meets every pattern
+            calls.make(due[index], number)
     main, planned = patterns[0]
     if mechanism.noise is None:
         calls.repeat(main)
@@ -155,7 +157,7 @@ def _plan(mechanism: Mechanism) -> tuple[CallPlan, list[tuple[Pattern, int]]]:
         if rounds * count > mechanism.dim // 2:
             raise ValueError(
                 f"rounds · clients must be at most dim / 2 under correlated noise, got {rounds} · {count} in "
-                f"{mechanism.dim:,} dimensions: every call has canaries of its own"
+                f"{mechanism.dim:,} dimensions: every call has its own canaries"
             )
         return CallPlan(rounds, rounds, math.nan), [(main, rounds)]
     settings: dict[str, Any] = {
@@ -186,9 +188,9 @@ def _plan(mechanism: Mechanism) -> tuple[CallPlan, list[tuple[Pattern, int]]]:
 
 
 def _combined(mechanism: Mechanism, patterns: list[Pattern], calls: Calls) -> AuditResult:
-    """The result of the first pattern, or of another one that refutes the claim, with what the check knows beside.
+    """The result of the first pattern, or of another one that refutes the claim, with the details of the check.
 
-    Different weights must pass too: a claim is about the client with the largest one.
+    Unequal weights must pass too: a claim is about the client with the largest weight.
     """
     main, *others = patterns
     result, decided = calls.result(main), main
@@ -229,17 +231,17 @@ def _combined(mechanism: Mechanism, patterns: list[Pattern], calls: Calls) -> Au
 
 
 def _compared(mechanism: Mechanism, patterns: list[Pattern], calls: Calls, result: AuditResult) -> AuditResult:
-    """The result after calls were compared with each other: the noise of all of them, and what others' updates change."""
+    """The result after calls are compared with each other: their noise, and the effect of other clients' updates."""
     main, *others = patterns
     repeat, rank = calls.repeats()
     if repeat.status == "low":
         left = 0.0 if repeat.noise_left is None else repeat.noise_left
         epsilon = calls.epsilon_with(left, result)
         if epsilon > ROUNDED * mechanism.epsilon:
-            found = gauge_verdict(repeat, Outcome.VIOLATION)
+            verdict = gauge_verdict(repeat, Outcome.VIOLATION)
             if left >= NO_NOISE:
-                found = replace(found, noise_left=left, epsilon=epsilon)
-            return replace(result, verdict=found)
+                verdict = replace(verdict, noise_left=left, epsilon=epsilon)
+            return replace(result, verdict=verdict)
     if not _passed(result):
         return result
     for gauge in (repeat, rank):
@@ -259,23 +261,23 @@ def _compared(mechanism: Mechanism, patterns: list[Pattern], calls: Calls, resul
 
 
 def _checked_item(item: AuditedItem, mechanism: Mechanism, verdicts: dict[str, Verdict]) -> AuditedItem:
-    """What was checked of one function, in the place of what an audit of training says."""
+    """An audited item of a check of one function, in place of that of an audit of training."""
     scale = mechanism.scale
-    said: dict[str, tuple[Status, str]] = {
-        "noise level": ("checked", "the canaries' scores compare the noise with what one client adds"),
-        "clipping": ("checked", f"updates came {scale:g} times too long, and at other lengths")
+    checked: dict[str, tuple[Status, str]] = {
+        "noise level": ("checked", "the canaries' scores compare the noise with one client's contribution"),
+        "clipping": ("checked", f"updates had {scale:g} times the clip norm, and other norms")
         if scale > 1
-        else ("not checked", "no update was longer than the clip norm: give scale=10"),
+        else ("not checked", "no update was longer than the clip norm: pass scale=10"),
         "weights": ("checked", "the clients with the largest weight were tested")
         if "weights" in verdicts
-        else ("not checked", "all clients weighed the same: give weights=… if the function takes any"),
-        "sampler": ("not checked", "one call has no sampling: the claim is that of a call"),
-        "participations": ("not checked", "the claim is that of one call; how often it is called is not seen"),
-        "others": ("checked", "every client was a canary, so there is nobody else"),
+        else ("not checked", "all clients had the same weight: pass weights=… if the function takes any"),
+        "sampler": ("not checked", "one call has no sampling: the claim is about one call"),
+        "participations": ("not checked", "the claim is about one call; how often it is called is unknown"),
+        "others": ("checked", "every client was a canary, so there are no others"),
     }
-    if item.name not in said:
+    if item.name not in checked:
         return item
-    status, detail = said[item.name]
+    status, detail = checked[item.name]
     return replace(item, status=status, detail=detail)
 
 
@@ -297,7 +299,7 @@ def _verdict(result: AuditResult) -> Verdict:
 
 
 def _may_be_chance(result: AuditResult) -> bool:
-    """Whether a failure is so narrow that a correct function has it now and then."""
+    """Whether a failure is so narrow that a correct function fails like this now and then."""
     verdict = _verdict(result)
     if verdict.outcome == Outcome.PASS:
         return False

@@ -28,13 +28,13 @@ __all__ = ["filter_release"]
 def filter_release(
     *filters: Filter, model: Mapping[str, npt.NDArray[Any]] | None = None, num_steps: int = 1
 ) -> Release:
-    """A function from the sites' updates, one row each, to the sum of what their filters let out.
+    """A function from the sites' updates, one row each, to the sum of the filtered updates.
 
     `filters` run in this order, each with its own `process`, on a DXO of kind WEIGHT_DIFF. `model` maps names to arrays
     (default: one array). `num_steps` is the number of local steps that the DXO declares, by which some filters scale.
 
     A filter on a site protects that site's own reply, which the server sees. So test it with `clients=1`. With more rows
-    the test is of an attacker who sees only the sum of the filtered replies, and the noise of all sites hides each one.
+    the attacker sees only the sum of the filtered replies, and the noise of all sites hides each one.
     """
     if not filters or not all(isinstance(each, Filter) for each in filters):
         raise TypeError(f"filters must be filters of NVFlare, at least one, got {shown(filters)}")
@@ -56,7 +56,7 @@ def _filtered(filters: tuple[Filter, ...], update: dict[str, npt.NDArray[Any]], 
     released = from_shareable(shareable).data
     if released.keys() != update.keys():
         raise ValueError(
-            f"the filters must let out every array, or canaries are incomplete: {', '.join(update)}; got "
+            f"the filters must pass on every array, or canaries are incomplete: {', '.join(update)}; got "
             f"{', '.join(released) or 'none'}: leave the others out of model="
         )
     return joined({name: released[name] for name in update})

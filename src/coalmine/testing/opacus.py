@@ -1,4 +1,4 @@
-"""Test an Opacus optimizer: its own clip and its own noise, on per-example gradients that are canaries.
+"""Test an Opacus optimizer: its clipping and its noise, on per-example gradients that are canaries.
 
     release = optimizer_release(optimizer)
     assert_private(release, epsilon=3.0, delta=1e-5, dim=dim, aggregate="sum")
@@ -26,8 +26,8 @@ from coalmine.argument_checks import Floats, shown
 from coalmine.testing.client_rows import Release, client_rows
 
 __all__ = ["optimizer_release"]
-LEAST_ALIGNED = 0.95  # share of a canary's length that a clip of each layer must leave
-# Attributes of the optimizer that a step changes; the last two exist where the clip adapts.
+LEAST_ALIGNED = 0.95  # share of a canary's norm that per-layer clipping must leave
+# Attributes of the optimizer that a step changes; the last two exist if clipping is adaptive.
 STATE = ("step_hook", "max_grad_norm", "sample_size", "unclipped_num")
 GRADIENTS = ("grad", "grad_sample", "summed_grad")  # of each parameter
 
@@ -36,12 +36,12 @@ def optimizer_release(optimizer: DPOptimizer) -> Release:
     """A function from per-example gradients, one row each, to their noised sum: the gradient that the optimizer releases.
 
     The rows become `grad_sample`, and `optimizer.pre_step()` clips them, adds noise and scales. A mean is multiplied by the
-    expected batch size, as that may differ from the number of rows, which is free. Parameters do not move, the accountant
-    counts nothing, and the optimizer is left as it was: an adaptive clip starts every call from the same norm.
+    expected batch size, which may differ from the number of rows. Parameters do not move, the accountant counts nothing,
+    and the optimizer's state is restored: an adaptive clip norm starts every call from the same value.
 
-    The optimizer must clip per-example gradients: flat, adaptive or per layer, `grad_sample_mode="hooks"`. A clip of each
-    layer bends a canary unless each layer's norm is in proportion to the square root of its size. If less than 95 % of
-    the sensitivity is left, a ValueError says so, as the test would read less than leaks.
+    The optimizer must clip per-example gradients: flat, adaptive or per layer, `grad_sample_mode="hooks"`. Per-layer
+    clipping changes a canary's direction unless each layer's norm is in proportion to the square root of its size. If less
+    than 95 % of the sensitivity is left, a ValueError says so, since the test would measure less than leaks.
     """
     _check(optimizer)
     dim = sum(p.numel() for p in optimizer.params)
@@ -63,12 +63,12 @@ def optimizer_release(optimizer: DPOptimizer) -> Release:
 
 
 def _released(optimizer: DPOptimizer, rows: Floats) -> Floats:
-    optimizer.step_hook = None  # the accountant's
-    place = 0
+    optimizer.step_hook = None  # the accountant's hook
+    start = 0
     for p in optimizer.params:
-        part = rows[:, place : place + p.numel()].reshape(len(rows), *p.shape)
+        part = rows[:, start : start + p.numel()].reshape(len(rows), *p.shape)
         p.grad_sample, p.summed_grad = torch.as_tensor(part, dtype=p.dtype, device=p.device), None
-        place += p.numel()
+        start += p.numel()
     if not optimizer.pre_step():
         raise ValueError("the optimizer must not skip this step: test it outside of BatchMemoryManager")
     gradient = np.concatenate([p.grad.detach().double().cpu().numpy().reshape(-1) for p in optimizer.params])
@@ -79,7 +79,7 @@ def _check(optimizer: DPOptimizer) -> None:
     if not isinstance(optimizer, DPOptimizer):
         raise TypeError(f"optimizer must be the one that make_private returned, got {shown(optimizer)}")
     if hasattr(optimizer, "audit"):
-        raise ValueError("this optimizer is audited: unaudited(optimizer) takes the audit out")
+        raise ValueError("this optimizer is audited: unaudited(optimizer) removes the audit")
     if isinstance(optimizer, DistributedDPOptimizer):
         raise ValueError(f"{type(optimizer).__name__} sums over processes; test the optimizer of one process")
     if isinstance(optimizer, DPOptimizerFastGradientClipping):
@@ -91,12 +91,12 @@ def _check(optimizer: DPOptimizer) -> None:
         aligned = _aligned([p.numel() for p in optimizer.params], [float(norm) for norm in optimizer.max_grad_norms])
         if aligned < LEAST_ALIGNED:
             raise ValueError(
-                f"a clip of each layer leaves {aligned:.0%} of a canary's length, so the test would read less than leaks; "
+                f"per-layer clipping leaves {aligned:.0%} of a canary's length, so the test would measure less than leaks; "
                 "for the test, set max_grad_norm in proportion to the square root of each parameter's size"
             )
 
 
 def _aligned(sizes: list[int], norms: list[float]) -> float:
-    """Inner product of a canary with itself after a clip of each layer, over the sensitivity."""
+    """The inner product of a canary with itself after per-layer clipping, divided by the sensitivity."""
     dim, whole = sum(sizes), math.hypot(*norms)
     return sum(norm * math.sqrt(size / dim) for size, norm in zip(sizes, norms, strict=True)) / whole

@@ -1,4 +1,4 @@
-"""Test a transformation of Optax, or any object with its `init` and `update`.
+"""Test an Optax transformation, or any object with `init` and `update`.
 
     release = transformation_release(optax.contrib.differentially_private_aggregate(1.0, 1.5, key))
     assert_private(release, epsilon=3.0, delta=1e-5, dim=5_000, aggregate="mean")
@@ -29,13 +29,13 @@ def transformation_release(
     """A function from per-example gradients, one row each, to the gradient that the transformation returns.
 
     By default the transformation receives per-example gradients, with the examples on the first axis, as
-    `optax.contrib.differentially_private_aggregate` expects them. Where your own code clips and sums them first, and the
-    transformation only adds noise, pass that code as `aggregate`: it takes per-example gradients and returns what the
-    transformation receives. Pass the transformation up to its noise, without learning rate, momentum or Adam, which come
-    after it: a change of sign or scale of coordinates hides canaries.
+    `optax.contrib.differentially_private_aggregate` expects them. If your own code clips and sums them first, and the
+    transformation only adds noise, pass that code as `aggregate`: it takes per-example gradients and returns the input of
+    the transformation. Pass the transformation up to its noise, without the learning rate, momentum or Adam that follow: a
+    change of sign or scale of coordinates hides canaries.
 
     `params` is the model, a tree of arrays (default: one array of zeros in single precision). The state is kept from call
-    to call, as in training, so that each call draws noise of its own.
+    to call, as in training, so that each call draws its own noise.
     """
     if not callable(getattr(transformation, "init", None)) or not callable(getattr(transformation, "update", None)):
         raise TypeError(f"transformation must have init and update, got {shown(transformation)}")

@@ -1,9 +1,9 @@
-"""Test a privacy mechanism of pfl: the clip of each user, and the noise on their sum.
+"""Test a privacy mechanism of pfl: the clipping of each user, and the noise on their sum.
 
     release = mechanism_release(CentrallyAppliedPrivacyMechanism(GaussianMechanism(1.0, 1.5)))
     assert_private(release, epsilon=3.0, delta=1e-5, dim=5_000, aggregate="sum")
 
-pfl needs an older dp-accounting than Flower, so it has an environment of its own.
+pfl needs an older dp-accounting than Flower, so it needs its own environment.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ try:
     from pfl.stats import MappedVectorStatistics
 except ImportError as error:
     raise ImportError(
-        "testing a mechanism of pfl needs an environment of its own with: pip install 'coalmine[pfl]'"
+        "testing a mechanism of pfl needs its own environment with: pip install 'coalmine[pfl]'"
     ) from error
 
 from coalmine.argument_checks import Floats, shown
@@ -38,7 +38,7 @@ def mechanism_release(mechanism: Postprocessor, *, model: Mapping[str, npt.NDArr
     in pfl's own simulations. `model` maps names to arrays (default: one array).
 
     Without `CentrallyAppliedPrivacyMechanism` around it, a mechanism adds its noise to every user's update. It then protects
-    what one user sends, so test it with `clients=1`.
+    each user's update, so test it with `clients=1`.
     """
     if not isinstance(mechanism, Postprocessor):
         raise TypeError(f"mechanism must be a postprocessor of pfl, got {shown(mechanism)}")

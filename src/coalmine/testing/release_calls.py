@@ -1,4 +1,4 @@
-"""Every call of a check: what the function is given, what it released, and what an audit says of it."""
+"""The calls of a check: the updates, the releases, and their audit."""
 
 import math
 from collections.abc import Callable
@@ -28,25 +28,23 @@ from coalmine.testing.tested_mechanism import Mechanism
 from coalmine.testing.update_arrays import Shapes, released_vector
 
 Progress = Callable[[int, int], None]
-CREDIBLE_STDS = 3.0  # by which canaries' measured length may differ from that of a sum or a mean
-DETECTED_STDS = 5.0  # below this the canaries get more calls
+CREDIBLE_STDS = 3.0  # standard errors by which the canaries' measured norm may differ from that of a sum or a mean
+DETECTED_STDS = 5.0  # standard errors below which the canaries get more calls
 CONFIDENCE = 0.95
-OF_A_GRID = (
-    "grid",
-    "repeated values",
-)  # gauges that a rounded release sets off once untested clients are taken out of it
-MOST_KEPT = 20_000  # coordinates of each call that are compared between calls
+# Gauges that fail on a rounded release once the untested clients are subtracted from it.
+GRID_GAUGES = ("grid", "repeated values")
+MOST_KEPT = 20_000  # most coordinates of each call that are compared between calls
 RUNG = "known-others"
 ROUNDED_RELEASE = "the release is rounded: it has half precision or fewer bits, or lies on a grid"
 ROUNDED_NOISE = (
     "the noise was drawn in half precision, or has no more bits: its scale is right, but its values lie on a grid, and a "
-    "release in higher precision shows what is left beside the grid. Draw the noise in single precision"
+    "release in higher precision reveals what lies off the grid. Draw the noise in single precision"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One call: what was released, and how much of each canary of its group is in that."""
+    """One call: the release, and its inner product with each canary of the group."""
 
     vector: Floats
     group: int
@@ -55,7 +53,7 @@ class Call:
 
     @property
     def variance(self) -> float:
-        """Variance of the noise in one coordinate, from the directions that hold no canary."""
+        """Variance of the noise in one coordinate, from the directions without a canary."""
         free = self.vector.size - self.along.size
         return max(float(self.vector @ self.vector) - float(self.along @ self.along), 0.0) / free
 
@@ -76,7 +74,7 @@ class Calls:
         self._canaries = self._audit()
         self._groups: dict[int, Floats] = {}
         self._made: dict[str, list[Call]] = {}
-        self._rests: list[npt.NDArray[np.float32]] = []  # of all calls, in their order
+        self._rests: list[npt.NDArray[np.float32]] = []  # residuals of all calls, in their order
         self._progress, self._total, self._count = progress, total, 0
 
     @property
@@ -108,12 +106,12 @@ class Calls:
             self._progress(self.total, max(self._total, self.total))
 
     def repeat(self, pattern: Pattern) -> None:
-        """Call the function once more with what its first call had: noise that follows the updates comes again."""
+        """Call the function once more with the updates of its first call: noise that follows the updates repeats."""
         self.make(pattern, 0)
-        self._made[pattern.name].pop()  # only compared with the other calls
+        self._made[pattern.name].pop()  # it is only compared with the other calls
 
     def repeats(self) -> tuple[Gauge, Gauge]:
-        """The gauges of noise that comes again, over all calls in their order, whatever their updates were."""
+        """The gauges of repeated noise, over all calls in order, whatever their updates."""
         compared = Pairs()
         for row in self._rests:
             compared.add(row)
@@ -126,14 +124,14 @@ class Calls:
         return free * min(len(self._rests[0]) / self._mechanism.dim, 1.0)
 
     def _note_rest(self, call: Call) -> None:
-        """Keep what a call released off its canaries: its noise, in as many coordinates as are kept of each call."""
+        """Keep the part of a release orthogonal to its canaries: its noise, in at most MOST_KEPT coordinates."""
         rest = call.vector - call.along @ self._units(call.group)
         kept = rest[:: -(-rest.size // MOST_KEPT)].astype(np.float32)
         if kept.any():
             self._rests.append(kept / np.linalg.norm(kept))
 
     def arrival(self, pattern: Pattern, usual: Reading) -> tuple[float, float] | None:
-        """How much of their length updates of at most the clip norm keep beside longer ones, and its standard error."""
+        """The share of their norm that updates of at most the clip norm keep among longer ones, and its standard error."""
         kept, lengths = [], []
         for number, call in enumerate(self._made[pattern.name]):
             length = pattern.lengths(number)
@@ -160,14 +158,14 @@ class Calls:
         return not any(call.vector.any() for call in self._made[pattern.name])
 
     def reading(self, pattern: Pattern) -> Reading:
-        """What a tested canary adds to a release, and the release's noise."""
+        """A tested canary's contribution to a release, and the release's noise."""
         made = self._made[pattern.name]
         along = np.concatenate([call.along[call.tested] for call in made])
         noise = math.sqrt(float(np.mean([call.variance for call in made])))
         return Reading(length=float(along.mean()), noise=noise, canaries=along.size)
 
     def detected(self, pattern: Pattern) -> bool:
-        """Whether the canaries can be seen in the releases."""
+        """Whether the canaries are detected in the releases."""
         reading = self.reading(pattern)
         return reading.length > DETECTED_STDS * reading.error
 
@@ -175,25 +173,25 @@ class Calls:
         """The verdict of an audit of these calls alone."""
         audit = self._audited(pattern)
         rungs, gauges = LadderReader(audit.log, audit.settings), GaugeReader(audit.settings, len(audit.log.numbers))
-        told = StatedReader(audit.settings)
+        stated = StatedReader(audit.settings)
         with np.errstate(divide="ignore", invalid="ignore"):  # without any noise
-            read_log(audit.log, audit.settings, rungs, gauges, told)
+            read_log(audit.log, audit.settings, rungs, gauges, stated)
             scores = [group for group in rungs.scores() if group.rung == RUNG]
             evidence = Evidence(
                 delta=self._mechanism.delta,
                 planned=None,
-                shown=max((group.presentations or 1 for group in scores), default=0),
-                rounds=told.round_scores(),
-                stated=told.stated_noise(),
+                presentations=max((group.presentations or 1 for group in scores), default=0),
+                rounds=stated.round_scores(),
+                stated=stated.stated_noise(),
                 vouched=True,
             )
-            found, _, _ = judge(self._mechanism.claim, scores, self._fair(pattern, gauges.gauges()), evidence)
-        return found
+            verdict, _, _ = judge(self._mechanism.claim, scores, self._fair(pattern, gauges.gauges()), evidence)
+        return verdict
 
     def _fair(self, pattern: Pattern, gauges: list[Gauge]) -> list[Gauge]:
-        """The gauges less those of a grid where the release itself lies on one: taking clients out of it hides that."""
+        """The gauges, without those of a grid if the release lies on one: subtracting clients from it hides that."""
         if any(resolution_of(call.vector) for call in self._made[pattern.name]):
-            return [gauge for gauge in gauges if gauge.name not in OF_A_GRID]
+            return [gauge for gauge in gauges if gauge.name not in GRID_GAUGES]
         return gauges
 
     def result(self, pattern: Pattern) -> AuditResult:
@@ -216,7 +214,7 @@ class Calls:
         for number, call in enumerate(self._made[pattern.name], start=1):
             rest = np.setdiff1d(np.arange(mechanism.clients), call.tested)
             vector = call.vector
-            if rest.size:  # what is left without the clients that are not tested
+            if rest.size:  # subtract the clients that are not tested
                 vector = vector - call.along[rest] @ self._units(call.group)[rest]
             present = call.group * mechanism.clients + call.tested
             length = float(pattern.lengths(number - 1)[call.tested].min())
@@ -224,7 +222,7 @@ class Calls:
         return audit
 
     def rounding(self, pattern: Pattern) -> str | None:
-        """A note where the release, or its noise alone, has few bits."""
+        """A note if the release, or its noise alone, has few bits."""
         made, unit = self._made[pattern.name][0], self._unit(self.reading(pattern))
         if resolution_of(made.vector):
             return ROUNDED_RELEASE
@@ -234,7 +232,7 @@ class Calls:
         return ROUNDED_NOISE if resolution_of(noise.astype(np.float64)) else None
 
     def _headline(self, signal: NoiseSignal) -> Headline:
-        """mechanism_epsilon(1/(aβ)): what one call costs, with its interval."""
+        """mechanism_epsilon(1/(aβ)): the epsilon of one call, with its interval."""
         delta, exposure = self._mechanism.delta, self._mechanism.claim.sensitivity or 1.0
 
         def epsilon(beta: float) -> float:
@@ -243,14 +241,14 @@ class Calls:
         try:
             low, high = signal.interval(CONFIDENCE)
             interval = (epsilon(low), epsilon(high))
-        except (ValueError, RuntimeError):  # next to no noise: nothing brackets the ends
+        except (ValueError, RuntimeError):  # practically no noise: the ends cannot be bracketed
             interval = None
         return Headline(rung=RUNG, participations=1, epsilon=epsilon(signal.beta), interval=interval, pooled=True)
 
     def _unit(self, reading: Reading) -> float | None:
-        """What a canary of the clip norm adds to a sum or to a mean, if it adds that; else None.
+        """The contribution of a canary of the clip norm to a sum or a mean, if the measured one fits; otherwise None.
 
-        Where the aggregate is declared, canaries that arrive shorter are judged against it too.
+        If the aggregate is declared, canaries with a smaller contribution are judged against it too.
         """
         mechanism = self._mechanism
         sizes = {"sum": mechanism.clip_norm, "mean": mechanism.clip_norm / mechanism.clients}
@@ -264,9 +262,9 @@ class Calls:
         return abs(reading.length - size) <= CREDIBLE_STDS * reading.error + 1e-5 * size
 
     def _stated_noise(self, reading: Reading, unit: float) -> float:
-        """The noise that is there; where the aggregate is declared and the claim needs more noise, what it needs.
+        """The measured noise, or the noise that the claim needs if the aggregate is declared and the claim needs more.
 
-        A length that merely fits a sum or a mean is not known well enough: a mean over 110 looks like one over 100.
+        A contribution that merely fits a sum or a mean is not certain enough: a mean over 110 looks like one over 100.
         """
         mechanism = self._mechanism
         known = mechanism.aggregate is not None and self._fits(reading, unit)
@@ -276,7 +274,7 @@ class Calls:
     def _units(self, group: int) -> Floats:
         if group not in self._groups:
             if self._mechanism.noise is not None:
-                self._groups.clear()  # every call has canaries of its own
+                self._groups.clear()  # every call has its own canaries
             first = group * self._mechanism.clients
             indices = range(first, first + self._mechanism.clients)
             self._groups[group] = np.stack([self._canaries.update(index, 1.0) for index in indices])

@@ -1,4 +1,4 @@
-"""What is tested: a function that aggregates clients' updates, and what is claimed of it."""
+"""The function under test, which aggregates clients' updates, and the claim about it."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -25,16 +25,16 @@ Adjacency = Literal["zero-out", "add-remove", "replace-one"]
 Aggregate = Literal["sum", "mean"]
 MOVES = {"zero-out": 1, "add-remove": 1, "replace-one": 2}  # clip norms by which one client moves the sum
 SMALLEST_DIM = 20
-LARGEST_EPSILON = 1e9  # with less noise than that needs, rounding stands in for noise
-SIZES = (1e-30, 1e30)  # of a clip norm, so that single precision holds updates
+LARGEST_EPSILON = 1e9  # a larger epsilon needs so little noise that rounding acts as noise
+SIZES = (1e-30, 1e30)  # smallest and largest clip norm, so that updates fit single precision
 LARGEST_SCALE = 1e6
-MOST_NUMBERS = 10**9  # in the updates of one call
-CLIENTS = 100  # where nobody says for how many the function is configured
+MOST_NUMBERS = 10**9  # most numbers in the updates of one call
+CLIENTS = 100  # default number of clients
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism:
-    """What is tested: the function, and what is claimed of it."""
+    """The function under test, and the claim about it."""
 
     release: Callable[..., Any]
     epsilon: float
@@ -57,17 +57,17 @@ class Mechanism:
 
     @cached_property
     def needed_noise(self) -> float:
-        """The noise std in clip norms that the claim needs, for noise that is fresh in every call."""
+        """The noise std in clip norms that the claim needs, for noise that is independent in every call."""
         return self.moves * float(mechanism_noise(self.epsilon, delta=self.delta))
 
     @cached_property
     def allowed_noise(self) -> float:
-        """The same for an epsilon that is printed as the claimed one."""
+        """The same for the largest epsilon that rounds to the claimed one."""
         return self.moves * float(mechanism_noise(ROUNDED * self.epsilon, delta=self.delta))
 
     @cached_property
     def claim(self) -> Claim:
-        """The claim of one call; under correlated noise that of the most exposed client who takes part in one call."""
+        """The claim of one call; under correlated noise, that of the most exposed client in one call."""
         exposed = 1.0
         if self.noise is not None:
             exposed = math.sqrt(max(self.noise.strength([t]) for t in range(1, self.noise.rounds + 1)))
@@ -100,9 +100,9 @@ def checked_mechanism(
     if count * coordinates > MOST_NUMBERS:
         raise ValueError(
             f"clients times dim must be at most {MOST_NUMBERS:,}, got {shown(count * coordinates)}: test the function with "
-            "a smaller dim, where it does the same"
+            "a smaller dim, if it behaves the same"
         )
-    found = Mechanism(
+    mechanism = Mechanism(
         release=release,
         epsilon=float(positive_array("epsilon", one_number("epsilon", epsilon))),
         delta=unit_interval("delta", delta),
@@ -117,13 +117,13 @@ def checked_mechanism(
         scale=float(positive_array("scale", one_number("scale", scale))),
         most_calls=whole_number("most_calls", most_calls, minimum=3),
     )
-    if found.epsilon > LARGEST_EPSILON:
-        raise ValueError(f"epsilon must be at most {LARGEST_EPSILON:g}, got {found.epsilon:g}")
-    if not SIZES[0] <= found.clip_norm <= SIZES[1]:
-        raise ValueError(f"clip_norm must lie between {SIZES[0]:g} and {SIZES[1]:g}, got {found.clip_norm:g}")
-    if not 1 <= found.scale <= LARGEST_SCALE:
-        raise ValueError(f"scale must lie between 1 and {LARGEST_SCALE:g}, got {found.scale:g}")
-    return found
+    if mechanism.epsilon > LARGEST_EPSILON:
+        raise ValueError(f"epsilon must be at most {LARGEST_EPSILON:g}, got {mechanism.epsilon:g}")
+    if not SIZES[0] <= mechanism.clip_norm <= SIZES[1]:
+        raise ValueError(f"clip_norm must lie between {SIZES[0]:g} and {SIZES[1]:g}, got {mechanism.clip_norm:g}")
+    if not 1 <= mechanism.scale <= LARGEST_SCALE:
+        raise ValueError(f"scale must lie between 1 and {LARGEST_SCALE:g}, got {mechanism.scale:g}")
+    return mechanism
 
 
 def _checked_dim(dim: int | None, shapes: Shapes | None) -> int:
@@ -142,7 +142,7 @@ def _checked_dim(dim: int | None, shapes: Shapes | None) -> int:
 def _checked_weights(weights: Sequence[float] | None, clients: int) -> Floats | None:
     if weights is None:
         return None
-    found = positive_array("weights", weights)
-    if found.shape != (clients,):
-        raise ValueError(f"weights must be one for each of {clients} clients, got shape {found.shape}")
-    return found
+    checked = positive_array("weights", weights)
+    if checked.shape != (clients,):
+        raise ValueError(f"weights must be one for each of {clients} clients, got shape {checked.shape}")
+    return checked

@@ -1,4 +1,4 @@
-"""Clients' updates as a user's function takes them, and what it releases as one vector."""
+"""Clients' updates in the form that a user's function takes, and its release as one vector."""
 
 import importlib
 import math
@@ -19,7 +19,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class UpdateForm:
-    """How a function takes updates: one matrix or a list, of which library, and in which layers.
+    """The form in which a function takes updates: one matrix or a list, its library, and its layers.
 
     `like` is the name of a library, or an array whose library, dtype and device the updates take.
     """
@@ -98,20 +98,20 @@ def _is_floating(array: Any) -> bool:
 
 
 def checked_shapes(shapes: Any) -> Shapes | None:
-    """Layers' shapes as tuples of whole numbers; None where there are none."""
+    """Layers' shapes as tuples of whole numbers; None if there are none."""
     if shapes is None:
         return None
     try:
-        found = tuple(tuple(operator.index(side) for side in shape) for shape in shapes)
+        checked = tuple(tuple(operator.index(side) for side in shape) for shape in shapes)
     except (TypeError, ValueError):
         raise WrongTypeError(f"shapes must list the shape of each layer, got {shown(shapes)}") from None
-    if not found or min((side for shape in found for side in shape), default=1) < 1:
+    if not checked or min((side for shape in checked for side in shape), default=1) < 1:
         raise ValueError(f"shapes must list the shape of each layer, sides at least 1, got {shown(shapes)}")
-    return found
+    return checked
 
 
 def released_vector(released: Any, dim: int) -> Floats:
-    """What the function released as one vector of float64; layers are joined in their order.
+    """The function's release as one vector of float64; layers are joined in order.
 
     ValueError for a wrong shape, for anything but real numbers, and for NaN or infinity.
     """
@@ -121,7 +121,7 @@ def released_vector(released: Any, dim: int) -> Floats:
         parts = [_flat(part) for part in _leaves(released)]
     except RecursionError:
         raise WrongTypeError(
-            "release must return an array, or a list of arrays, got a list nested without end"
+            "release must return an array, or a list of arrays, got a list that is nested too deeply"
         ) from None
     size = sum(part.size for part in parts)
     if size != dim:

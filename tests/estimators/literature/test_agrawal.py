@@ -26,7 +26,7 @@ def gaussian_mechanism_epsilon(mu, delta):
 
 @pytest.mark.parametrize(("shift", "confidence"), [(1.0, 0.95), (-1.0, 0.95), (3.0, 0.99), (0.5, 0.8)])
 def test_the_same_spread_on_both_sides_gives_a_gaussian_mechanism(shift, confidence):
-    """The nearest means of the t intervals, and on both sides the largest std of the chi-square interval."""
+    """The closest means of the t intervals, with the largest std of the chi-square interval on both sides."""
     failing, n = (1 - confidence) / 4, QUANTILES.size
     std = QUANTILES.std(ddof=1)
     low, high = stats.t(n - 1, 0, std / math.sqrt(n)).interval(1 - failing)
@@ -37,7 +37,7 @@ def test_the_same_spread_on_both_sides_gives_a_gaussian_mechanism(shift, confide
 
 
 def smallest_on_a_grid(boxes, delta):
-    """Over the four parameters; both stds take the same values where they can, so that they can be equal."""
+    """Minimum over the four parameters; both stds share grid values where possible, so that they can be equal."""
     (mean, std), (null_mean, null_std) = boxes
     stds = np.unique([np.linspace(*ends, 60) for ends in (std, null_std)])
     means, null_means = (np.append(np.linspace(*ends, 3), [0.1, 0.2]) for ends in (mean, null_mean))
@@ -57,8 +57,8 @@ def smallest_on_a_grid(boxes, delta):
         (3.0, 1.0, 240, 60, 0.3, False),
         (0.0, 3.0, 50, 50, 1e-6, False),  # the means can be equal
         (3.0, 0.4, 120, 320, 1e-3, True),
-        (8.0, 1.0, 140, 100, 0.6, True),  # at a large delta, wider is better than equal
-        (0.3, 1.0, 20, 30, 1e-6, False),  # nothing can be told
+        (8.0, 1.0, 140, 100, 0.6, True),  # at a large delta, unequal stds give less than equal ones
+        (0.3, 1.0, 20, 30, 1e-6, False),  # indistinguishable
     ],
 )
 def test_the_smallest_epsilon_equals_that_of_a_grid_over_the_whole_box(
@@ -85,7 +85,7 @@ def test_each_interval_fails_at_its_stated_rate(count):
 
 @pytest.mark.parametrize("epsilon", [0.0, 2.3])
 def test_it_is_a_bound_for_normal_scores(epsilon):
-    """Also if the stds differ, and at few scores: at most 5 % of 100 runs exceed the truth, give or take three errors."""
+    """Also with different stds and few scores: at most 5 % of 100 runs exceed the truth, plus three standard errors."""
     shift = 1 / mechanism_noise(epsilon, delta=1e-6) if epsilon else 0.0
     rng, runs = np.random.default_rng(13), 100
     for std in (1.0, 1.2):
@@ -95,23 +95,23 @@ def test_it_is_a_bound_for_normal_scores(epsilon):
 
 
 def test_many_scores_give_the_true_epsilon():
-    """The box shrinks to a point, from below."""
+    """The confidence box shrinks to a point, and the bound approaches the truth from below."""
     truth = gaussian_mechanism_epsilon(1.0, 1e-6)
     quantiles = stats.norm.ppf((np.arange(10**6) + 0.5) / 10**6)
     value = agrawal_row(quantiles + 1, quantiles, delta=1e-6).value
     assert 0.98 * truth < value < truth
 
 
-def test_it_is_no_bound_for_laplace_scores():
-    """Of a true epsilon of 2.3 (a Laplace mechanism of sensitivity 2.3) it reads more than twice as much."""
+def test_it_is_not_a_bound_for_laplace_scores():
+    """For a true epsilon of 2.3 (a Laplace mechanism of sensitivity 2.3) it gives more than twice as much."""
     rng = np.random.default_rng(2)
     assert agrawal_row(rng.laplace(2.3, 1, 1_000), rng.laplace(size=1_000), delta=1e-6).value > 4.6
 
 
-def test_it_is_no_bound_for_scores_of_a_sampled_mechanism():
+def test_it_is_not_a_bound_for_scores_of_a_sampled_mechanism():
     """The likelihood ratio is skewed under Poisson sampling: 100 rounds at rate 0.1 and noise 1, an epsilon of 7.05.
 
-    A bound at 95 % would be above it in 8 or more of 40 runs with a chance of 0.1 %.
+    A 95 % bound exceeds it in 8 or more of 40 runs with a probability of 0.1 %.
     """
     rng = np.random.default_rng(6)
     above = 0
@@ -142,7 +142,7 @@ def test_units_do_not_matter_even_at_the_ends_of_the_floats(scale):
     assert agrawal_row((QUANTILES + 1) * scale, QUANTILES * scale, delta=1e-6).value == pytest.approx(plain, rel=1e-9)
 
 
-def test_scores_of_very_different_spread():
+def test_scores_of_very_different_spread_give_a_large_epsilon():
     row = agrawal_row(QUANTILES * 1e-12, QUANTILES, delta=1e-6)
     assert row.value > 1e10
 

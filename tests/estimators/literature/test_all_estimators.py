@@ -7,7 +7,7 @@ from scipy.stats import norm
 
 import coalmine
 from coalmine import CosineNull, compare_estimators
-from coalmine.estimators.literature.all_estimators import OF_TWO_SETS
+from coalmine.estimators.literature.all_estimators import TWO_SAMPLE_ESTIMATORS
 
 QUANTILES = norm.ppf((np.arange(1_000) + 0.5) / 1_000)
 EVERY = [
@@ -59,7 +59,7 @@ def test_own_rows_equal_the_estimate_and_bound_functions():
 
 
 def test_bounds_lie_below_and_estimates_near_the_true_epsilon():
-    """N(1, 1) against N(0, 1) is a true epsilon of 4.89: no valid bound lies above it, nor far below its like."""
+    """N(1, 1) against N(0, 1) has a true epsilon of 4.89: valid bounds lie below it, and not far below."""
     truth = coalmine.mechanism_epsilon(1.0, delta=1e-6)
     found = rows(QUANTILES + 1, QUANTILES)
     for row in found.values():
@@ -121,9 +121,9 @@ def test_bad_input_is_rejected(observed, unobserved, settings, message):
 
 
 def test_ten_thousand_scores_take_less_than_five_seconds():
-    """Every row: ten thousand scores a side for each of its inputs, and at each of ten checkpoints.
+    """Every row, with ten thousand scores on each side for every input and each of ten checkpoints.
 
-    In processor time, which other work on the machine does not lengthen.
+    Measured in processor time, which other load on the machine does not change.
     """
     rng = np.random.default_rng(0)
     for shift in (0.0, 1.0, 4.0):
@@ -143,7 +143,7 @@ def test_ten_thousand_scores_take_less_than_five_seconds():
 
 
 def test_rows_agree_with_table_1():
-    """The paper's columns: what the auditor controls, and what he receives."""
+    """The paper's columns: what auditors control, and what they receive."""
     found = rows(QUANTILES + 1, QUANTILES)
     table = {
         "Jagielski 2020": ("train data", "final model"),
@@ -162,14 +162,14 @@ def test_rows_agree_with_table_1():
 
 
 def test_each_estimator_takes_the_same_arguments():
-    for estimator in OF_TWO_SETS:
+    for estimator in TWO_SAMPLE_ESTIMATORS:
         assert list(inspect.signature(estimator).parameters) == ["observed", "unobserved", "delta", "confidence"]
         assert estimator(QUANTILES + 1, QUANTILES, delta=1e-6).reference
 
 
 @pytest.mark.parametrize("name", ["trials", "checkpoints", "audited_rounds"])
 @pytest.mark.parametrize("given", [np.zeros((3, 20)), (np.zeros((3, 20)),) * 3, 5])
-def test_several_runs_come_as_a_pair_of_tables(name, given):
+def test_several_runs_are_given_as_a_pair_of_tables(name, given):
     scores = np.linspace(-1, 1, 20)
     with pytest.raises(ValueError, match=f"{name} must be a pair of tables"):
         compare_estimators(scores, scores, delta=1e-6, sampling_probability=0.1, **{name: given})

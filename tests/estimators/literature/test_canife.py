@@ -22,7 +22,7 @@ def noise_of(epsilon, delta):
 
 
 def renyi(order, noise, probability):
-    """Rényi divergence of a Poisson-sampled Gaussian from the plain one: by quadrature."""
+    """Rényi divergence of a Poisson-sampled Gaussian from the plain one, by quadrature."""
 
     def integrand(x):
         log_ratio = np.logaddexp(math.log1p(-probability), math.log(probability) + (2 * x - 1) / (2 * noise**2))
@@ -70,7 +70,7 @@ def test_each_audited_round_represents_an_equal_share():
     assert canife_epsilon([2.0], rounds=7, **settings) == canife_epsilon([2.0] * 7, **settings)
 
 
-def test_limits():
+def test_epsilon_is_right_at_the_limits_and_monotone():
     settings = {"delta": 1e-5, "sampling_probability": 0.1}
     assert canife_epsilon([1.0, math.inf], **settings) == math.inf
     assert canife_epsilon([0.0, 0.0], **settings) < 1e-3

@@ -1,4 +1,4 @@
-"""The guesses that the one-run audits are made of."""
+"""The guesses behind the one-run audits."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from coalmine.estimators.literature.guesses import (
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_hull_is_that_of_the_whole_roc_curve(seed):
+def test_the_hull_equals_the_hull_of_the_whole_roc_curve(seed):
     rng = np.random.default_rng(seed)
     observed, unobserved = np.sort(rng.normal(0.7, 1, 40)), np.sort(rng.normal(0, 1, 30))
     points = [(np.sum(unobserved >= t), np.sum(observed >= t)) for t in (*observed, *unobserved, np.inf)]
@@ -23,7 +23,7 @@ def test_the_hull_is_that_of_the_whole_roc_curve(seed):
     assert set(zip(mistakes.tolist(), (guesses - mistakes).tolist(), strict=True)) == corners
 
 
-def test_mistakes_among_the_most_confident_by_hand():
+def test_mistakes_among_the_most_confident_match_a_hand_count():
     observed, unobserved = np.array([-1.0, 2.0, 5.0]), np.array([-7.0, -4.0, 3.0])
     # the median is 0.5: distances 7.5 (right), 4.5 (right), 4.5 (right), 2.5 (wrong), 1.5 (right), 1.5 (wrong, first)
     assert mistakes_by_confidence(observed, unobserved).tolist() == [0, 0, 0, 0, 1, 2, 2]
@@ -45,7 +45,7 @@ def test_the_larger_side_is_thinned_independently_of_order():
     assert np.array_equal(second, fair_halves(observed, rng.permutation(unobserved))[1])
 
 
-def test_numbers_of_guesses_fixed_in_advance():
+def test_halvings_stop_at_ten_guesses():
     assert halvings(200).tolist() == [100, 50, 25, 12]
     assert halvings(20).tolist() == [10]
 
@@ -55,7 +55,7 @@ def test_numbers_of_guesses_fixed_in_advance():
     [
         ((0, 0, 10), "guesses must be at least 1, got 0"),
         ((5, 6, 10), "mistakes must be at most the guesses, got 6 mistakes in 5 guesses"),
-        ((11, 6, 10), "guesses must be at most the total of canaries, got 11 guesses at 10 canaries"),
+        ((11, 6, 10), "guesses must be at most the total of canaries, got 11 guesses for 10 canaries"),
         ((5.5, 1, 10), "guesses must be a whole number, got 5.5"),
         ((5, -1, 10), "mistakes must be at least 0, got -1"),
     ],

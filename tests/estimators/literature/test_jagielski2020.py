@@ -8,7 +8,7 @@ from coalmine.estimators.literature.jagielski2020 import jagielski2020_row, jagi
 
 
 def brute_force(observed, unobserved, delta, confidence):
-    """Every threshold in a loop, scipy's Clopper-Pearson, each of the two rates at √confidence."""
+    """Every threshold in a loop with scipy's Clopper-Pearson, each of the two rates at √confidence."""
     one_sided = 2 * math.sqrt(confidence) - 1  # scipy's intervals have two sides
     best = 0.0
     for t in [*observed, *unobserved]:
@@ -31,7 +31,7 @@ def test_the_best_threshold_equals_brute_force(shift, sizes):
 
 
 def test_splitting_has_its_stated_coverage_and_the_best_threshold_does_not():
-    """When nothing leaks, how often each lies above 0 in 400 runs."""
+    """How often each exceeds 0 in 400 runs without any leak."""
     rng = np.random.default_rng(2)
     above = {"best": 0, "split": 0}
     for _ in range(400):

@@ -8,7 +8,7 @@ from coalmine.estimators.literature.jagielski2023 import jagielski2023_rises, ja
 
 
 def walks(rng, *, checkpoints, canaries, jump):
-    """Scores that wander from checkpoint to checkpoint; each canary's rises once by `jump`, at a time of its own."""
+    """Scores that drift from checkpoint to checkpoint; each canary's jumps once by `jump`, at its own time."""
     steps = rng.normal(size=(checkpoints, canaries))
     steps[rng.integers(1, checkpoints, canaries), np.arange(canaries)] += jump
     return steps.cumsum(axis=0)
@@ -26,7 +26,7 @@ def test_rows_are_jagielski_2020_on_the_combined_scores():
 
 
 def test_checkpoints_give_a_larger_epsilon_than_the_last_model():
-    """A canary that rose early drowns in what came after, unless its rise is looked at where it happened."""
+    """The jump of an early canary is lost in later drift unless the checkpoints around it are compared."""
     rng = np.random.default_rng(1)
     observed, unobserved = (walks(rng, checkpoints=30, canaries=1_000, jump=jump) for jump in (5.0, 0.0))
     rise, ends = jagielski2023_rows((observed, unobserved), delta=1e-6)

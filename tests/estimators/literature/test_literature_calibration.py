@@ -1,4 +1,4 @@
-"""A small part of the study behind docs/evidence/estimators.md; all of it is studies/literature_calibration.py."""
+"""A small part of studies/literature_calibration.py, the study behind docs/evidence/estimators.md."""
 
 import copy
 import importlib
@@ -24,12 +24,12 @@ GAUSSIAN_ONLY = ("Mahloujifar", "Xiang", "Nasr", "Agrawal")
 
 @pytest.fixture(scope="module")
 def results():
-    """A few runs of every cell: enough for gross errors."""
+    """A few runs of every cell, enough to reveal gross errors."""
     return {name: study.run_cell(name, 25 if "2.3" in name else 2) for name in study.all_cells()}
 
 
 def compared(**changes):
-    """A comparison as the study keeps it, without the packages."""
+    """A comparison as the study stores it, without calling the packages."""
     shared = {"tolerance": 1e-5, "ours": 1.5, "theirs": 1.5, "digest": ""}
     rows = [
         {"row": f"{name}, ROC hull", "method": "theirs", "scores": f"{packages.QUANTILES} {shift}"} | shared
@@ -112,7 +112,7 @@ def test_methods_without_their_stated_coverage_are_bold(results):
     ],
 )
 def test_a_bound_without_its_stated_coverage_fails_the_study(results, cell, method, rate, found):
-    """Where what it assumes is so; heuristics promise nothing."""
+    """Only where its assumptions hold; heuristics have no stated coverage."""
     changed = copy.deepcopy(results)
     for each in changed.values():
         each["runs"] = 1_000

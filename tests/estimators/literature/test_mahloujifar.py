@@ -15,16 +15,16 @@ QUANTILES = stats.norm.ppf((np.arange(10_000) + 0.5) / 10_000)
 
 
 @pytest.mark.parametrize(("shift", "epsilon"), [(1, 2.164749), (2, 4.7218075), (4, 9.133752)])
-def test_figures_of_the_public_package(shift, epsilon):
+def test_values_agree_with_the_public_package(shift, epsilon):
     row = mahloujifar_row(QUANTILES + shift, QUANTILES, delta=1e-6)
     assert row.value == pytest.approx(epsilon, rel=1e-6)
 
 
 def largest_chance(mu, guesses, mistakes, total):
-    """The largest probability of so few mistakes under mu-GDP, over all laws p of the number of correct guesses: by LP.
+    """The largest probability of at most this many mistakes under mu-GDP, over all laws p of the correct guesses, by LP.
 
-    The trade-off function as its tangents: the chance that at least j - 1 are correct and one at random is not is at
-    least Φ(Φ⁻¹(x) - mu), x the chance that at least j are correct and it is.
+    The trade-off function is given by its tangents. Let x be the probability that at least j guesses are correct and a
+    random one is among them; then at least j - 1 are correct and it is not with probability at least Φ(Φ⁻¹(x) - mu).
     """
     correct = np.arange(guesses + 1)
     bounds = []
@@ -52,10 +52,10 @@ def test_the_bound_is_the_largest_refuted_epsilon(guesses, mistakes, total):
 
 
 def refuted_share(bound, *, shift, draws):
-    """How often the bound exceeds the truth where all canaries share one |privacy loss|, that of shifted Gaussians.
+    """How often the bound exceeds the truth if all canaries share one |privacy loss|, that of shifted Gaussians.
 
-    All of 400 canaries are guessed. Given the loss l each guess is mistaken with probability 1 / (1 + e^l), and to each
-    canary alone the mechanism is exactly the Gaussian one.
+    All 400 canaries are guessed. Given the loss l, each guess is wrong with probability 1 / (1 + e^l). For each canary
+    alone the mechanism is exactly Gaussian.
     """
     rng = np.random.default_rng(5)
     losses = shift * np.abs(rng.normal(shift / 2, 1, draws))
@@ -73,14 +73,14 @@ def test_the_bound_holds_if_canaries_leak_together(shift):
 
 
 def test_it_is_larger_than_a_bound_from_one_epsilon():
-    """Where the mechanism is Gaussian, and the gap to Steinke's bound is the whole trade-off function."""
+    """For a Gaussian mechanism, where the gap to Steinke's bound comes from using the whole trade-off function."""
     for guesses, mistakes, total in [(100, 10, 1000), (2500, 364, 10_000)]:
         steinke = one_run_epsilon(guesses, mistakes, delta=1e-5, total=total)
         assert f_dp_epsilon(guesses, mistakes, delta=1e-5, total=total) > 1.4 * steinke
 
 
-def test_one_guess_by_hand():
-    """One guess at one canary, right with probability Φ(mu/2) at most."""
+def test_one_guess_matches_the_closed_form():
+    """One guess about one canary is right with probability at most Φ(mu/2)."""
     mu = 2 * stats.norm.ppf(0.9)
     assert f_dp_epsilon(1, 0, delta=1e-5, total=1, confidence=0.1) == pytest.approx(
         mechanism_epsilon(1 / mu, delta=1e-5), rel=1e-9
@@ -119,7 +119,7 @@ def test_bad_input_is_rejected():
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.8, 2.3])
 def test_the_fixed_row_is_a_bound_on_a_gaussian_mechanism(epsilon):
-    """At most 5 % of 300 runs exceed the truth, give or take three standard errors."""
+    """At most 5 % of 300 runs exceed the truth, plus three standard errors."""
     shift = 1 / mechanism_noise(epsilon, delta=1e-6) if epsilon else 0.0
     rng = np.random.default_rng(12)
     values = [

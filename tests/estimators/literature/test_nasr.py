@@ -47,7 +47,7 @@ def test_a_test_worse_than_chance_gives_zero():
 
 
 def test_only_the_corrected_row_is_a_bound():
-    """Gaussian mechanism, true epsilon 4.9, in 1,000 runs."""
+    """1,000 runs of a Gaussian mechanism with true epsilon 4.9."""
     rng, runs = np.random.default_rng(5), 1_000
     mu = brentq(lambda m: gaussian_mechanism_epsilon(m, 1e-6) - 4.9, 0.1, 2.0)
     rows = []

@@ -10,19 +10,19 @@ from coalmine.estimators.literature.pillutla import pillutla_rows, wilson, xbern
 
 
 def draw(rng, runs, canaries, rate, spread):
-    """Outcomes that are exchangeable within a run: a run has a rate of its own, Beta with mean `rate`."""
+    """Outcomes that are exchangeable within a run: each run has its own rate, from a Beta law with mean `rate`."""
     rates = rng.beta(rate * spread, (1 - rate) * spread, runs)
     return (rng.random((runs, canaries)) < rates[:, None]).astype(float)
 
 
 def moment(outcomes, order):
-    """Mean over runs of the share of ordered tuples of different canaries that were all detected: by enumeration."""
+    """Mean over runs of the share of ordered tuples of distinct canaries that were all detected, by enumeration."""
     tuples = list(itertools.permutations(range(outcomes.shape[1]), order))
     return np.mean([np.mean([all(row[i] for i in each) for each in tuples]) for row in outcomes])
 
 
 def solved(mean, runs, variance, failing):
-    """Where the mean is z stds away: by root finding on both sides."""
+    """The two points at which the mean is z stds away, by root finding."""
     z = norm.isf(failing)
 
     def excess(mu):
@@ -45,7 +45,7 @@ def oracle(outcomes, order, failing):
         mu2 = solved(means[2], runs, lambda mu: mu * (1 - mu), share)[1]
     else:
         mu3, mu4 = (solved(means[j], runs, lambda mu: mu * (1 - mu), share)[1] for j in (3, 4))
-        # Var of the share of detected pairs: two pairs have two, one or no canary in common
+        # variance of the share of detected pairs: two pairs share two, one or no canaries
         same, one, none = 2 / (k * (k - 1)), 4 * (k - 2) / (k * (k - 1)), (k - 2) * (k - 3) / (k * (k - 1))
         mu2 = solved(means[2], runs, lambda mu: same * mu + one * mu3 + none * mu4 - mu * mu, share)[1]
     return solved(means[1], runs, lambda mu: mu / k + (k - 1) / k * mu2 - mu * mu, share)
@@ -73,7 +73,7 @@ def test_the_variance_assumed_by_order_4_is_exact():
 @pytest.mark.parametrize("order", [1, 2, 4])
 @pytest.mark.parametrize("spread", [3.0, 1e9])
 def test_bounds_hold_with_many_runs(order, spread):
-    """Each fails in at most 5 % of 2,000 experiments, and order 2 gains where canaries are independent."""
+    """Each fails in at most 5 % of 2,000 experiments, and order 2 is tighter for independent canaries."""
     rng, rate, trials = np.random.default_rng(8), 0.3, 2_000
     tables = draw(rng, trials * 200, 8, rate, spread).reshape(trials, 200, 8)
     bounds = np.array([xbern_bounds(table, order=order, failing=0.05) for table in tables])
@@ -86,7 +86,7 @@ def test_bounds_hold_with_many_runs(order, spread):
 
 
 def test_order_1_is_wilsons_interval():
-    """statistical textbook: (p + z²/2n ± z√(p(1-p)/n + z²/4n²)) / (1 + z²/n), here for 3 of 40."""
+    """The textbook formula (p + z²/2n ± z√(p(1-p)/n + z²/4n²)) / (1 + z²/n), here for 3 of 40."""
     z, p, n = norm.isf(0.025), 3 / 40, 40
     reach = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     low, high = wilson(p, n, 1.0, 0.0, 0.025)
@@ -94,7 +94,7 @@ def test_order_1_is_wilsons_interval():
     assert high == pytest.approx((p + z * z / (2 * n) + reach) / (1 + z * z / n))
 
 
-def test_rows_test_a_threshold_that_other_runs_chose():
+def test_the_threshold_of_a_run_is_chosen_on_other_runs():
     rng = np.random.default_rng(4)
     observed, unobserved = rng.normal(2, 1, (60, 8)), rng.normal(0, 1, (60, 8))
     rows = pillutla_rows((observed, unobserved), delta=1e-5)
@@ -117,7 +117,7 @@ def test_rows_test_a_threshold_that_other_runs_chose():
     [
         (None, "needs scores of several runs"),
         ((np.zeros((19, 5)), np.zeros((19, 5))), "needs at least 20 runs.*got 19"),
-        ((np.zeros((20, 3)), np.zeros((20, 5))), "needs at least 4 canaries a run"),
+        ((np.zeros((20, 3)), np.zeros((20, 5))), "needs at least 4 canaries per run"),
     ],
 )
 def test_a_row_without_input_states_what_it_needs(trials, needs):

@@ -15,13 +15,13 @@ QUANTILES = stats.norm.ppf((np.arange(10_000) + 0.5) / 10_000)
 
 
 @pytest.mark.parametrize(("shift", "epsilon"), [(1, 1.13346), (2, 2.311945), (4, 4.395568)])
-def test_figures_of_the_public_package(shift, epsilon):
+def test_values_agree_with_the_public_package(shift, epsilon):
     row = steinke_row(QUANTILES + shift, QUANTILES, delta=1e-6)
     assert row.value == pytest.approx(epsilon, rel=1e-6)
 
 
 def worst_p_value(epsilon, guesses, mistakes, delta, total):
-    """The chance of so many correct guesses, with the worst law of mean 2 delta total of given-away ones: by LP."""
+    """The probability of this many correct guesses under the worst law of revealed canaries, mean 2·delta·total, by LP."""
     given_away, correct = np.arange(guesses + 1), guesses - mistakes
     gain = stats.binom.sf(correct - given_away - 1, guesses, 1 / (1 + math.exp(-epsilon)))
     done = linprog(
@@ -45,14 +45,14 @@ def test_without_delta_it_is_clopper_pearson():
     assert one_run_epsilon(30, 3, delta=1e-300, total=30) == pytest.approx(math.log(rate / (1 - rate)), rel=1e-9)
 
 
-def test_a_mechanism_that_exposes_ten_canaries_at_once():
-    """Each canary with probability delta, ten together: the true epsilon, 1, is refuted in at most 5 % of runs."""
+def test_the_bound_holds_for_a_mechanism_that_exposes_ten_canaries_at_once():
+    """Each canary is exposed with probability delta, ten at once: the true epsilon, 1, is refuted in at most 5 % of runs."""
     total, together, delta, epsilon = 100, 10, 0.004, 1.0
     correct = stats.binom(together, 1 / (1 + math.exp(-epsilon)))
 
     def refuted(assumed):
         bounds = np.array([one_run_epsilon(together, u, delta=assumed, total=total) for u in range(together + 1)])
-        fewest = np.sum(bounds > epsilon)  # numbers of mistakes that refute it
+        fewest = np.sum(bounds > epsilon)  # how many numbers of mistakes refute it
         given_away = delta * total / together
         return given_away * (fewest > 0) + (1 - given_away) * correct.sf(together - fewest)
 
@@ -64,14 +64,14 @@ def test_edge_cases():
     assert one_run_epsilon(10, 10, delta=1e-6, total=20) == 0
     assert one_run_epsilon(10, 5, delta=1e-6, total=20) == 0
     assert one_run_epsilon(4, 0, delta=1e-6, total=20) == 0  # 2^-4 is more than 5 %
-    assert one_run_epsilon(1000, 0, delta=0.03, total=1000) == 0  # all are given away in 3 % of runs
+    assert one_run_epsilon(1000, 0, delta=0.03, total=1000) == 0  # all are revealed in 3 % of runs
     assert one_run_epsilon(10**6, 0, delta=1e-12, total=10**6) == pytest.approx(math.log(10**6 / 3), abs=0.01)
 
 
 @pytest.mark.parametrize(("row", "tests"), [(steinke_row, 3), (steinke_fixed_row, 4)])
 def test_edge_cases_of_the_rows(row, tests):
     assert row(np.ones(20), np.ones(20), delta=1e-6).value == 0
-    assert row(QUANTILES, QUANTILES[::20], delta=1e-6).value == 0  # twenty observed to one: still nothing leaks
+    assert row(QUANTILES, QUANTILES[::20], delta=1e-6).value == 0  # twenty observed per unobserved, and nothing leaks
     apart = row(np.arange(100) + 1000, np.arange(100), delta=1e-6).value
     assert apart == pytest.approx(one_run_epsilon(100, 0, delta=1e-6, total=200, confidence=1 - 0.05 / tests))
     assert row(np.arange(100) + 1000, np.arange(100), delta=1e-6, confidence=0.99).value < apart
@@ -96,7 +96,7 @@ def test_bad_input_is_rejected():
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.8, 2.3])
 def test_the_fixed_row_is_a_bound_on_a_gaussian_mechanism(epsilon):
-    """At most 5 % of 300 runs exceed the truth, give or take three standard errors."""
+    """At most 5 % of 300 runs exceed the truth, plus three standard errors."""
     shift = 1 / mechanism_noise(epsilon, delta=1e-6) if epsilon else 0.0
     rng = np.random.default_rng(11)
     values = [steinke_fixed_row(rng.normal(shift, 1, 200), rng.normal(0, 1, 200), delta=1e-6).value for _ in range(300)]
@@ -105,7 +105,7 @@ def test_the_fixed_row_is_a_bound_on_a_gaussian_mechanism(epsilon):
 
 @pytest.mark.slow
 def test_bonferroni_over_the_hull_is_not_a_bound():
-    """Fair coins, nothing leaks, delta = 0: why the row on the hull is called a heuristic."""
+    """Fair coins, no leak, delta = 0: this is why the row on the hull is called a heuristic."""
     rng = np.random.default_rng(6)
     refuted = 0
     for _ in range(2000):

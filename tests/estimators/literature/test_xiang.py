@@ -16,7 +16,7 @@ QUANTILES = stats.norm.ppf((np.arange(10_000) + 0.5) / 10_000)
 @pytest.mark.parametrize(
     ("total", "guesses", "mistakes", "epsilon"), [(1000, 100, 10, 3.1645), (10_000, 2500, 364, 4.1371)]
 )
-def test_figures_against_steinke(total, guesses, mistakes, epsilon):
+def test_values_are_much_larger_than_steinkes(total, guesses, mistakes, epsilon):
     ours = order_statistics_epsilon(guesses, mistakes, delta=1e-5, total=total)
     assert ours == pytest.approx(epsilon, abs=5e-5)
     assert ours > 1.9 * one_run_epsilon(guesses, mistakes, delta=1e-5, total=total)
@@ -26,7 +26,7 @@ def test_figures_against_steinke(total, guesses, mistakes, epsilon):
     ("total", "guesses", "mistakes", "mu"),
     [(40, 15, 4, 0.8), (30, 29, 8, 0.5), (30, 30, 8, 0.5), (30, 10, 1, 1.5), (11, 10, 1, 1.0), (200, 20, 6, 0.1)],
 )
-def test_the_law_of_the_mistakes_by_simulation(total, guesses, mistakes, mu):
+def test_the_law_of_the_mistakes_agrees_with_simulation(total, guesses, mistakes, mu):
     rng = np.random.default_rng(4)
     scores = rng.normal(mu / 2, 1, (40_000, total))  # a mistake is a score below 0
     far = np.take_along_axis(scores, np.argsort(-np.abs(scores), axis=1)[:, :guesses], axis=1)
@@ -35,7 +35,7 @@ def test_the_law_of_the_mistakes_by_simulation(total, guesses, mistakes, mu):
     assert few.mean() == pytest.approx(expected, abs=4 * math.sqrt(expected * (1 - expected) / few.size))
 
 
-def test_the_law_at_its_ends():
+def test_the_law_is_right_at_its_limits():
     assert few_mistakes(0.0, 50, 20, total=1000) == pytest.approx(stats.binom.cdf(20, 50, 0.5), rel=1e-12)
     assert few_mistakes(1.0, 50, 50, total=1000) == 1
     assert few_mistakes(60.0, 50, 0, total=1000) == pytest.approx(1, rel=1e-12)
@@ -44,8 +44,8 @@ def test_the_law_at_its_ends():
     )  # one guess more hardly matters
 
 
-def test_all_guesses_are_a_coin_of_known_rate():
-    """Without abstention each guess is mistaken with probability Φ(-mu/2): Clopper and Pearson's bound."""
+def test_without_abstention_it_is_clopper_pearson():
+    """Without abstention each guess is wrong with probability Φ(-mu/2)."""
     rate = stats.binomtest(60, 400, alternative="less").proportion_ci(0.95, method="exact").high
     expected = mechanism_epsilon(-1 / (2 * stats.norm.ppf(rate)), delta=1e-5)
     assert order_statistics_epsilon(400, 60, delta=1e-5, total=400) == pytest.approx(expected, rel=1e-9)
@@ -53,7 +53,7 @@ def test_all_guesses_are_a_coin_of_known_rate():
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.8, 2.3, 4.9])
 def test_it_is_a_bound_if_canaries_leak_independently(epsilon):
-    """At most 5 % of 200 runs exceed the truth, give or take three standard errors; and it is not loose."""
+    """At most 5 % of 200 runs exceed the truth, plus three standard errors, and the bound is not loose."""
     shift = 1 / mechanism_noise(epsilon, delta=1e-6) if epsilon else 0.0
     rng = np.random.default_rng(13)
     values = np.array(
@@ -65,7 +65,7 @@ def test_it_is_a_bound_if_canaries_leak_independently(epsilon):
 
 
 def test_it_is_not_a_bound_if_canaries_leak_together():
-    """One |privacy loss| for all canaries: to each of them exactly a Gaussian mechanism, and the bound fails."""
+    """All canaries share one |privacy loss|: for each alone the mechanism is exactly Gaussian, and yet the bound fails."""
     rng, shift = np.random.default_rng(14), 1.0
     losses = shift * np.abs(rng.normal(shift / 2, 1, 5000))
     mistakes = rng.binomial(400, 1 / (1 + np.exp(losses)))

@@ -15,8 +15,8 @@ from coalmine.estimators.literature.zanella_beguelin import (
 COUNTS = [(3, 10, 2, 10), (0, 10, 1, 10), (7, 12, 9, 11), (60, 100, 5, 100), (40, 50, 3, 400)]
 
 
-def shown_epsilon(fnr, fpr, delta):
-    """The epsilon that a test shows, turned round where it is worse than chance; from the definition, not from Eq. 1."""
+def implied_epsilon(fnr, fpr, delta):
+    """The epsilon implied by a test, reversed if worse than chance; from the definition instead of Eq. 1."""
     worse = fnr + fpr > 1
     fnr, fpr = np.where(worse, 1 - fnr, fnr), np.where(worse, 1 - fpr, fpr)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -26,7 +26,7 @@ def shown_epsilon(fnr, fpr, delta):
 
 @pytest.mark.parametrize("counts", COUNTS[:3])
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 2.0])
-def test_the_mass_is_the_integral_over_the_region(counts, epsilon):
+def test_the_mass_equals_the_integral_over_the_region(counts, epsilon):
     fn, count, fp, unobserved = counts
     delta = 0.01
     of_fnr = stats.beta(fn + 0.5, count - fn + 0.5)
@@ -45,14 +45,14 @@ def test_the_mass_is_the_integral_over_the_region(counts, epsilon):
 
 @pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.parametrize("quantile", [0.05, 0.5, 0.95])
-def test_quantiles_are_those_of_draws_from_the_posterior(counts, quantile):
+def test_quantiles_agree_with_samples_from_the_posterior(counts, quantile):
     fn, count, fp, unobserved = counts
     rng = np.random.default_rng(7)
     draws = 400_000
     fnr = rng.beta(fn + 0.5, count - fn + 0.5, draws)
     fpr = rng.beta(fp + 0.5, unobserved - fp + 0.5, draws)
     found = posterior_epsilon(fn, count, fp, unobserved, delta=1e-5, quantile=quantile)
-    share = np.mean(shown_epsilon(fnr, fpr, 1e-5) <= found)
+    share = np.mean(implied_epsilon(fnr, fpr, 1e-5) <= found)
     assert share == pytest.approx(quantile, abs=4 * math.sqrt(quantile * (1 - quantile) / draws))
 
 
@@ -89,7 +89,7 @@ def test_the_coarse_rule_is_within_its_stated_error():
 
 
 def test_the_credible_interval_never_contains_zero():
-    """At any threshold: the two rates of a test that shows nothing never add up to 1 exactly."""
+    """At any threshold: the two rates of an uninformative test never add up to exactly 1."""
     assert posterior_epsilon(500, 1_000, 500, 1_000, delta=1e-6, quantile=0.05) > 0
 
 

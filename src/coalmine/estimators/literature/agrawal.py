@@ -21,7 +21,7 @@ from coalmine.estimators.variance import in_safe_units
 
 REFERENCE = "Agrawal et al. 2026, arXiv 2606.12733"
 PARAMETERS = 4  # two means and two stds
-GRID, GRIDS = 33, 4  # ratios of the stds on each grid, and how many grids: each narrows the search 16 times
+GRID, GRIDS = 33, 4  # ratios of the stds on each grid, and number of grids; each narrows the search 16 times
 
 
 def agrawal_row(
@@ -51,7 +51,7 @@ def agrawal_row(
         confidence=confidence,
         controls="sample gradients",
         receives="intermediate models",
-        assumptions="independent normal scores, observed and unobserved: for others it is no bound",
+        assumptions="independent normal scores, observed and unobserved: otherwise not a bound",
         threshold="none",
         needs=needs,
     )
@@ -76,9 +76,9 @@ def smallest_epsilon(
 ) -> float:
     """The smallest epsilon of a pair of Gaussians whose means and stds lie in these intervals.
 
-    At given stds epsilon grows with the distance of the means, so the means are as near as they can be. At a given ratio of
-    the stds it falls as both grow, so one of them is the largest in its interval. What is left is a search over the ratio.
-    Corners of the box are not enough: where the stds can be equal, the smallest epsilon is usually there, at a kink.
+    At given stds epsilon grows with the distance between the means, so the means are as close as possible. At a given ratio
+    of the stds it falls as both grow, so one of them is the largest in its interval. A search over the ratio remains.
+    Corners of the box are not enough: if the stds can be equal, the smallest epsilon is usually there, at a kink.
     """
     (mean, std), (null_mean, null_std) = observed, unobserved
     distance = max(mean.low - null_mean.high, null_mean.low - mean.high, 0.0)

@@ -23,7 +23,9 @@ from coalmine.estimators.literature.xiang import xiang_row
 from coalmine.estimators.literature.zanella_beguelin import zanella_beguelin_row
 
 PAPER = "Andrew et al. 2024, arXiv 2302.03098"
-OF_TWO_SETS: tuple[Callable[..., LiteratureRow], ...] = (  # these need the observed and unobserved scores of one run
+TWO_SAMPLE_ESTIMATORS: tuple[
+    Callable[..., LiteratureRow], ...
+] = (  # these need the observed and unobserved scores of one run
     jagielski2020_row,
     jagielski2020_split_row,
     zanella_beguelin_row,
@@ -39,7 +41,7 @@ OF_TWO_SETS: tuple[Callable[..., LiteratureRow], ...] = (  # these need the obse
 
 
 class SeveralRuns(TypedDict, total=False):
-    """What some estimators need beside the scores of one run."""
+    """Input that some estimators need besides the scores of one run."""
 
     trials: Trials | None
     checkpoints: Checkpoints | None
@@ -147,7 +149,7 @@ def literature_rows(
     """The rows of the published estimators, without coalmine's and the paper's own."""
     level: dict[str, float] = {"delta": delta, "confidence": confidence}
     return (
-        *_of_two_sets(observed, unobserved, level),
+        *_two_sample_rows(observed, unobserved, level),
         *pillutla_rows(several.get("trials"), **level),
         *jagielski2023_rows(several.get("checkpoints"), **level),
         canife_row(
@@ -159,11 +161,11 @@ def literature_rows(
     )
 
 
-def _of_two_sets(
+def _two_sample_rows(
     observed: npt.ArrayLike, unobserved: npt.ArrayLike | None, level: dict[str, float]
 ) -> tuple[LiteratureRow, ...]:
     scores = score_array("observed", observed)
     if unobserved is not None:
-        return tuple(estimator(scores, unobserved, **level) for estimator in OF_TWO_SETS)
-    rows = (estimator(np.arange(10.0), np.arange(10.0), **level) for estimator in OF_TWO_SETS)
+        return tuple(estimator(scores, unobserved, **level) for estimator in TWO_SAMPLE_ESTIMATORS)
+    rows = (estimator(np.arange(10.0), np.arange(10.0), **level) for estimator in TWO_SAMPLE_ESTIMATORS)
     return tuple(replace(row, value=None, needs="needs scores of unobserved canaries") for row in rows)

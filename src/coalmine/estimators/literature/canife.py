@@ -35,7 +35,7 @@ def canife_row(
     """
     value, needs = None, "needs scores round by round (audited_rounds=)"
     if audited_rounds is not None and sampling_probability is None:
-        needs = "needs a client's chance to be in a round (sampling_probability=)"
+        needs = "needs the probability that a client is in a round (sampling_probability=)"
     elif audited_rounds is not None and sampling_probability is not None:
         value = canife_epsilon(
             round_epsilons(audited_rounds, delta=delta, confidence=confidence),

@@ -16,8 +16,8 @@ from coalmine.estimators.bounds import FEWEST
 from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import Counts, sorted_scores
 
-HULL = "the guesses are corrected for the corners of the ROC hull, not for finding them"
-THINNING_SEED = 20230  # of the choice among the scores of the larger side
+HULL = "corrected for the number of corners of the ROC hull, not for their choice on the same scores"
+THINNING_SEED = 20230  # seed of the random choice from the scores of the larger side
 FIXED_HALVES = "a fair coin for each canary (here halves of fixed size, the larger side thinned at random)"
 
 
@@ -56,7 +56,7 @@ class GuessingMethod:
     def hull_row(
         self, observed: npt.ArrayLike, unobserved: npt.ArrayLike, *, delta: float, confidence: float, assumptions: str
     ) -> LiteratureRow:
-        """The best number of "observed" guesses on the ROC hull, whose corners are found on the same scores."""
+        """The best number of "observed" guesses on the ROC hull, whose corners come from the same scores."""
         value = self.best(hull_games(observed, unobserved), delta=delta, confidence=confidence)
         return self._row("ROC hull", value, "heuristic", confidence, assumptions)
 
@@ -106,9 +106,10 @@ def fair_halves(observed: npt.ArrayLike, unobserved: npt.ArrayLike) -> tuple[Flo
 
 
 def hull_guesses(observed: Floats, unobserved: Floats) -> tuple[Counts, Counts]:
-    """Guesses and mistakes of "observed if the score is at least t" at the corners of the ROC curve's hull.
+    """Guesses and mistakes of "observed if the score is at least t" at the corners of the ROC curve's convex hull.
 
-    Only k+ guesses, no k-. Both ends are corners: no guesses, and guesses for all canaries. Scores must be sorted.
+    Only "observed" guesses (k+), none of "unobserved" (k-). Both ends are corners: no guesses, and guesses for all
+    canaries. Scores must be sorted.
     """
     thresholds = np.append(np.inf, np.unique(np.concatenate([observed, unobserved]))[::-1])
     hits = observed.size - np.searchsorted(observed, thresholds)
@@ -147,12 +148,12 @@ def checked_counts(guesses: SupportsIndex, mistakes: SupportsIndex, total: Suppo
     if wrong > made:
         raise ValueError(f"mistakes must be at most the guesses, got {wrong} mistakes in {made} guesses")
     if made > canaries:
-        raise ValueError(f"guesses must be at most the total of canaries, got {made} guesses at {canaries} canaries")
+        raise ValueError(f"guesses must be at most the total of canaries, got {made} guesses for {canaries} canaries")
     return made, wrong, canaries
 
 
 def _upper_hull(x: list[int], y: list[int]) -> list[int]:
-    """Indices of the corners of the least concave curve above the points; x ascends, and y where x stays."""
+    """Indices of the corners of the upper convex hull of the points, which are sorted by x, then by y."""
     hull: list[int] = []
     for i in range(len(x)):
         while len(hull) > 1 and _not_above(x, y, hull[-2], hull[-1], i):

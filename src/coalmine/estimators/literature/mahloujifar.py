@@ -19,29 +19,29 @@ from coalmine.estimators.literature.thresholds import Counts
 
 tiny = np.finfo(np.float64).tiny
 
-FIXED = "a Gaussian mechanism: for another it is no bound; canaries may leak together"
+FIXED = "a Gaussian mechanism (otherwise not a bound); leaks may be correlated between canaries"
 
 
 def mahloujifar_row(
     observed: npt.ArrayLike, unobserved: npt.ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> LiteratureRow:
     """The best number of "observed" guesses on the ROC hull, Bonferroni over its corners: not a proven bound."""
-    told = {"delta": delta, "confidence": confidence}
-    return METHOD.hull_row(observed, unobserved, assumptions=f"a Gaussian mechanism; {HULL}", **told)
+    levels = {"delta": delta, "confidence": confidence}
+    return METHOD.hull_row(observed, unobserved, assumptions=f"a Gaussian mechanism; {HULL}", **levels)
 
 
 def mahloujifar_fixed_row(
     observed: npt.ArrayLike, unobserved: npt.ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> LiteratureRow:
     """The most confident half, quarter, ... of the guesses, Bonferroni over these: a bound for a Gaussian mechanism."""
-    told = {"delta": delta, "confidence": confidence}
-    return METHOD.fixed_row(observed, unobserved, assumptions=FIXED, **told)
+    levels = {"delta": delta, "confidence": confidence}
+    return METHOD.fixed_row(observed, unobserved, assumptions=FIXED, **levels)
 
 
 def f_dp_epsilon(
     guesses: SupportsIndex, mistakes: SupportsIndex, *, delta: float, total: SupportsIndex, confidence: float = 0.95
 ) -> float:
-    """A lower bound on epsilon of a Gaussian mechanism from `mistakes` in `guesses` at `total` canaries.
+    """A lower bound on epsilon of a Gaussian mechanism from `mistakes` in `guesses` for `total` canaries.
 
     Holds if the number of guesses was fixed before the coins were seen.
 
@@ -95,20 +95,20 @@ def _largest_refuted(guesses: int, mistakes: int, total: int, failing: float, lo
 def refuted(mu: float, guesses: int, mistakes: int, *, total: int, failing: float) -> bool:
     """Whether no μ-GDP mechanism makes so few mistakes with probability `failing`.
 
-    Let p_i be the probability of i correct guesses, and flip the coin of one canary drawn at random: where at least j
-    guesses were correct and this one was, at least j - 1 are and this one is not. The first has probability
-    Σ_{i >= j} p_i i / total, the second Σ_{i >= j - 1} p_i (guesses - i) / total, and the trade-off function says how
-    small the second may be. Beginning with p = failing at the observed count, each j requires more p at j - 1. μ is
+    Let p_i be the probability of i correct guesses, and flip the coin of one canary drawn at random. If at least j
+    guesses were correct and this one was, then at least j - 1 are correct now and this one is not. The first event has
+    probability Σ_{i >= j} p_i i / total, the second Σ_{i >= j - 1} p_i (guesses - i) / total. The trade-off function
+    bounds the second from below. Beginning with p = failing at the observed count, each j requires more p at j - 1. μ is
     refuted if more is required than there are guesses, and not refuted if nothing more is required.
     """
     correct = guesses - mistakes
     right, wrong, most = failing * correct / total, failing * mistakes / total, guesses / total
     for i in range(correct - 1, -1, -1):
-        asked = float(ndtr(ndtri(right) - mu))
-        if asked <= wrong:
+        required = float(ndtr(ndtri(right) - mu))
+        if required <= wrong:
             return False
-        right += i / (guesses - i) * (asked - wrong)
-        wrong = asked
+        right += i / (guesses - i) * (required - wrong)
+        wrong = required
         if right + wrong > most:
             return True
     return False

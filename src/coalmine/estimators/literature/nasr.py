@@ -1,4 +1,4 @@
-"""Nasr et al. 2023 (arXiv 2302.07956): bounds on the error rates, read as Gaussian differential privacy.
+"""Nasr et al. 2023 (arXiv 2302.07956): bounds on the error rates, converted to Gaussian differential privacy.
 
 A test of a μ-GDP mechanism has Φ⁻¹(1 - FPR) - Φ⁻¹(FNR) <= μ. So upper bounds on the two rates give a lower bound on μ,
 and μ gives epsilon at any delta. The bound is tight for a Gaussian mechanism, since it uses more than one delta.
@@ -49,7 +49,7 @@ def nasr_simultaneous_row(
         confidence=confidence,
         controls=CONTROLS,
         receives=RECEIVES,
-        assumptions="independent scores; a Gaussian mechanism: for another it is no bound",
+        assumptions="independent scores; a Gaussian mechanism (otherwise not a bound)",
         threshold="chosen on the same data, corrected",
     )
 

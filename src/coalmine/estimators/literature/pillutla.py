@@ -1,9 +1,9 @@
 """Pillutla et al. 2023 (arXiv 2305.18447): many canaries in each of several runs, with correlated outcomes within a run.
 
-The tests of one run's canaries are exchangeable, not independent. A run's share of detected canaries has a variance made
-of moments of that exchangeable law, μ_j = Pr(j given canaries are all detected), which are estimated from the same
-outcomes: the weaker the correlation, the more informative each run. Wilson's interval then uses the variance at the bound
-itself. Order 1 takes the largest possible variance, order 2 bounds μ₂, and order 4 tightens that bound by μ₃ and μ₄.
+The tests of one run's canaries are exchangeable, not independent. The variance of a run's share of detected canaries
+follows from moments of that exchangeable law, μ_j = Pr(j given canaries are all detected). They are estimated from the
+same outcomes: the weaker the correlation, the more informative each run. Wilson's interval then uses the variance at the
+bound itself. Order 1 takes the largest possible variance, order 2 bounds μ₂, and order 4 tightens that bound by μ₃ and μ₄.
 """
 
 import math
@@ -19,7 +19,7 @@ from coalmine.estimators.rates import epsilon_from_rates
 
 ORDERS = (1, 2, 4)
 FEWEST_RUNS = 10  # fewer are too few for a normal approximation
-THRESHOLDS = 500  # tried on the runs that choose one
+THRESHOLDS = 500  # thresholds tried on the runs that choose one
 
 Trials = tuple[npt.ArrayLike, npt.ArrayLike]
 
@@ -42,7 +42,7 @@ def pillutla_rows(trials: Trials | None, *, delta: float, confidence: float = 0.
                 value=None if tables is None or needs else _epsilon(*tables, order, delta, failing),
                 kind="heuristic",
                 confidence=confidence,
-                assumptions="independent runs, exchangeable canaries; intervals that hold as runs grow many",
+                assumptions="independent runs, exchangeable canaries; intervals valid for a large number of runs",
                 threshold="fixed in advance",
                 needs=needs,
             )
@@ -61,7 +61,7 @@ def xbern_bounds(outcomes: npt.ArrayLike, *, order: int, failing: float) -> tupl
     if order not in ORDERS:
         raise ValueError(f"order must be one of {', '.join(map(str, ORDERS))}, got {order}")
     if table.shape[1] < order:
-        raise ValueError(f"order {order} needs at least {order} canaries a run, got {table.shape[1]}")
+        raise ValueError(f"order {order} needs at least {order} canaries per run, got {table.shape[1]}")
     return _bounds(table.mean(axis=1), table.shape[1], order, unit_interval("failing", failing))
 
 
@@ -103,15 +103,15 @@ def _needs(tables: tuple[Floats, Floats] | None, order: int) -> str | None:
     if runs < 2 * FEWEST_RUNS:
         return f"needs at least {2 * FEWEST_RUNS} runs, half of them to choose the threshold, got {runs}"
     if canaries < order:
-        return f"needs at least {order} canaries a run on each side, got {canaries}"
+        return f"needs at least {order} canaries per run on each side, got {canaries}"
     return None
 
 
 def _epsilon(observed: Floats, unobserved: Floats, order: int, delta: float, failing: float) -> float:
     half = observed.shape[0] // 2
     tried = np.quantile(observed[:half], (np.arange(THRESHOLDS) + 0.5) / THRESHOLDS)
-    promised = _epsilons(observed[:half], unobserved[:half], tried, order, delta, failing)
-    threshold = tried[[promised.argmax()]]
+    epsilons = _epsilons(observed[:half], unobserved[:half], tried, order, delta, failing)
+    threshold = tried[[epsilons.argmax()]]
     return float(_epsilons(observed[half:], unobserved[half:], threshold, order, delta, failing)[0])
 
 

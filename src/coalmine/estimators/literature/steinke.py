@@ -17,7 +17,7 @@ from coalmine.estimators.literature.guesses import HULL, Games, GuessingMethod
 from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import Counts
 
-FIXED = "canaries may leak together"
+FIXED = "leaks may be correlated between canaries"
 
 
 def steinke_row(
@@ -25,25 +25,25 @@ def steinke_row(
 ) -> LiteratureRow:
     """The best number of "observed" guesses on the ROC hull, Bonferroni over its corners: not a bound.
 
-    The corners are found on the same scores, so the correction does not cover all thresholds: with fair coins, a vanishing
+    The corners come from the same scores, so the correction does not cover all thresholds: with fair coins, a vanishing
     delta and no leak the value is above 0 in more than 5 % of runs.
     """
-    told = {"delta": delta, "confidence": confidence}
-    return METHOD.hull_row(observed, unobserved, assumptions=HULL, **told)
+    levels = {"delta": delta, "confidence": confidence}
+    return METHOD.hull_row(observed, unobserved, assumptions=HULL, **levels)
 
 
 def steinke_fixed_row(
     observed: npt.ArrayLike, unobserved: npt.ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> LiteratureRow:
     """The most confident half, quarter, ... of the guesses, Bonferroni over these: a bound, as published."""
-    told = {"delta": delta, "confidence": confidence}
-    return METHOD.fixed_row(observed, unobserved, assumptions=FIXED, **told)
+    levels = {"delta": delta, "confidence": confidence}
+    return METHOD.fixed_row(observed, unobserved, assumptions=FIXED, **levels)
 
 
 def one_run_epsilon(
     guesses: SupportsIndex, mistakes: SupportsIndex, *, delta: float, total: SupportsIndex, confidence: float = 0.95
 ) -> float:
-    """A lower bound on epsilon from one run: `mistakes` in `guesses` at `total` canaries, and no guess for the others.
+    """A lower bound on epsilon from one run: `mistakes` in `guesses` for `total` canaries, and no guess for the others.
 
     Holds if the number of guesses was fixed before the coins were seen.
 
@@ -57,7 +57,7 @@ def _best_epsilon(games: Games, *, delta: float, confidence: float) -> float:
     """The largest bound over the given games, each with its share of the failing probability."""
     guesses, mistakes, total = games
     delta, failing = unit_interval("delta", delta), (1 - unit_interval("confidence", confidence)) / guesses.size
-    ceilings = pure_epsilon(guesses, mistakes, failing)  # delta only lowers them
+    ceilings = pure_epsilon(guesses, mistakes, failing)  # a positive delta only lowers them
     best = 0.0
     for i in np.argsort(-ceilings):
         if ceilings[i] <= best:
@@ -67,14 +67,14 @@ def _best_epsilon(games: Games, *, delta: float, confidence: float) -> float:
 
 
 def pure_epsilon(guesses: Counts, mistakes: Counts, failing: float) -> Floats:
-    """The bound at delta = 0: log odds of Clopper and Pearson's bound on the rate of correct guesses, 0 at least."""
+    """The bound at delta = 0: log odds of the Clopper-Pearson bound on the rate of correct guesses, at least 0."""
     correct = guesses - mistakes
     some = np.maximum(correct, 1)
     right, wrong = betaincinv(some, mistakes + 1, failing), betainccinv(mistakes + 1, some, failing)
     return np.where(correct > 0, np.maximum(np.log(right) - np.log(wrong), 0.0), 0.0)
 
 
-def _inverted(guesses: int, mistakes: int, given_away: float, failing: float, low: float, high: float) -> float:
+def _inverted(guesses: int, mistakes: int, mean_exposed: float, failing: float, low: float, high: float) -> float:
     """The epsilon in [low, high] that is just not refuted; `low` if not even that is refuted."""
     wrong_guesses = np.arange(mistakes + 1, guesses + 1)
     log_ways = gammaln(guesses + 1) - gammaln(wrong_guesses + 1) - gammaln(guesses - wrong_guesses + 1)
@@ -83,11 +83,11 @@ def _inverted(guesses: int, mistakes: int, given_away: float, failing: float, lo
     def excess(epsilon: float) -> float:
         """The largest probability of at most this many mistakes, minus `failing`.
 
-        The worst F of mean `given_away` has only the values 0 and some i, and adds Pr(i fewer mistakes suffice) / i.
+        The worst F of mean `mean_exposed` has only the values 0 and some i, and adds Pr(i fewer mistakes suffice) / i.
         """
         log_pmf = log_ways + wrong_guesses * log_expit(-epsilon) + (guesses - wrong_guesses) * log_expit(epsilon)
         gain = (np.cumsum(np.exp(log_pmf)) / spread).max()
-        return float(betaincc(mistakes + 1, guesses - mistakes, expit(-epsilon)) + given_away * gain - failing)
+        return float(betaincc(mistakes + 1, guesses - mistakes, expit(-epsilon)) + mean_exposed * gain - failing)
 
     if excess(low) >= 0:
         return low

@@ -1,4 +1,4 @@
-"""Threshold tests on two sets of scores, which most published estimators are based on."""
+"""Threshold tests on two sets of scores, the basis of most published estimators."""
 
 from collections.abc import Sequence
 
@@ -20,8 +20,8 @@ def sorted_scores(observed: npt.ArrayLike, unobserved: npt.ArrayLike) -> tuple[F
 def score_tables(name: str, given: Sequence[npt.ArrayLike], *, fewest: int = 1) -> tuple[Floats, Floats]:
     """Scores with a row for each of several runs, checkpoints or rounds: equally many rows on both sides."""
     if not isinstance(given, (tuple, list)) or len(given) != 2:
-        came = f"{len(given)} things" if isinstance(given, (tuple, list)) else type(given).__name__
-        raise WrongTypeError(f"{name} must be a pair of tables, observed and unobserved scores, got {came}")
+        received = f"{len(given)} things" if isinstance(given, (tuple, list)) else type(given).__name__
+        raise WrongTypeError(f"{name} must be a pair of tables, observed and unobserved scores, got {received}")
     observed, unobserved = given
     tables = []
     for side, scores in (("observed", observed), ("unobserved", unobserved)):
@@ -51,6 +51,6 @@ def error_counts(observed: Floats, unobserved: Floats) -> tuple[Counts, Counts]:
 
 def clopper_pearson(errors: npt.ArrayLike, count: int, failing: float) -> Floats:
     """Clopper and Pearson's one-sided upper bound on the rate of `errors` among `count`."""
-    seen = np.asarray(errors, dtype=np.float64)
-    bound = betainccinv(seen + 1, np.maximum(count - seen, 0.5), failing)
-    return np.where(seen < count, bound, 1.0)
+    counts = np.asarray(errors, dtype=np.float64)
+    bound = betainccinv(counts + 1, np.maximum(count - counts, 0.5), failing)
+    return np.where(counts < count, bound, 1.0)

@@ -1,9 +1,9 @@
 """Xiang et al. 2025 (arXiv 2509.08704): one-run auditing by order statistics.
 
-The game of Steinke et al. 2023, in which the guesses made are the most confident ones of all canaries. Under a known
-trade-off function the privacy loss of each canary has a known law; its absolute value is the confidence, and given that
-value ℓ the guess is mistaken with probability 1 / (1 + e^ℓ). So the mistakes among the r most confident of n guesses
-have a known law as well. Here the trade-off function is the Gaussian one, and the law is evaluated exactly.
+The game of Steinke et al. 2023, in which the auditor makes the most confident guesses of all canaries. Under a known
+trade-off function the privacy loss of each canary has a known law. Its absolute value ℓ is the confidence, and given ℓ
+the guess is mistaken with probability 1 / (1 + e^ℓ). So the number of mistakes among the r most confident of n guesses
+has a known law as well. Here the trade-off function is the Gaussian one, and the law is evaluated exactly.
 
 This assumes that canaries leak independently. It is not a bound for every mechanism with that trade-off function: if all
 canaries share one draw of ℓ, each has the same privacy as before, but the value is too large in a quarter of the runs or
@@ -25,7 +25,7 @@ from coalmine.estimators.literature.literature_row import LiteratureRow
 
 REFERENCE = "Xiang et al. 2025, arXiv 2509.08704"
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(64)
-CUT_TAIL = 1e-17  # of the law of the last confidence left out, on either side
+CUT_TAIL = 1e-17  # probability cut from either tail of the law of the largest confidence left out
 
 
 def xiang_row(
@@ -49,9 +49,7 @@ def xiang_row(
         value=value,
         kind="valid bound",
         confidence=confidence,
-        assumptions=(
-            f"{FIXED_HALVES}; a Gaussian mechanism: for another it is no bound; canaries that leak independently"
-        ),
+        assumptions=(f"{FIXED_HALVES}; a Gaussian mechanism (otherwise not a bound); canaries that leak independently"),
         threshold="chosen on the same data, corrected",
     )
 
@@ -88,8 +86,8 @@ def few_mistakes(mu: float, guesses: int, mistakes: int, *, total: int) -> float
     """The probability of at most `mistakes` in the `guesses` most confident of `total` under the Gaussian trade-off.
 
     With the scores' midpoint at 0 and their std at 1, the confidence is the distance from it. Given y, the largest
-    distance left out, the guesses made are independent, each mistaken with probability Pr(mistaken | farther than y);
-    and the share of the law beyond y is Beta(guesses + 1, total - guesses).
+    distance left out, the guesses made are independent, each mistaken with probability Pr(mistaken | farther than y).
+    The share of the law beyond y is Beta(guesses + 1, total - guesses).
     """
     if mistakes >= guesses:
         return 1.0

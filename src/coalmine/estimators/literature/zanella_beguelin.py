@@ -19,11 +19,11 @@ from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.estimators.literature.thresholds import Counts, error_counts, sorted_scores
 from coalmine.estimators.rates import epsilon_from_rates
 
-FINE, COARSE = 96, 24  # nodes where both sides have as many scores
-COARSE_ERROR = 5e-3  # of a probability, at most
+FINE, COARSE = 96, 24  # numbers of nodes if both sides have equally many scores
+COARSE_ERROR = 5e-3  # largest error of a probability with COARSE nodes
 REACH = 5.5  # times 1/√n: the posterior mass beyond this distance from the mode is below e^-30
 BLOCK = 16_384  # thresholds at a time: memory does not grow with their number
-CLOSE = 1e-9  # to which epsilon is solved for
+CLOSE = 1e-9  # tolerance of the solved epsilon
 Rule = tuple[Floats, Floats]
 
 
@@ -63,9 +63,9 @@ def posterior_epsilon(
         whole_number("false_negatives", false_negatives, minimum=0),
         whole_number("false_positives", false_positives, minimum=0),
     ]
-    for seen, number in zip(errors, counts, strict=True):
-        if seen > number:
-            raise ValueError(f"errors must be at most the number of scores, got {seen} of {number}")
+    for wrong, number in zip(errors, counts, strict=True):
+        if wrong > number:
+            raise ValueError(f"errors must be at most the number of scores, got {wrong} of {number}")
     return _quantile(errors[0], counts[0], errors[1], counts[1], delta, failing)
 
 
@@ -92,7 +92,7 @@ def region_mass(
 
 @lru_cache
 def _rule(nodes: int, count: int, unobserved: int) -> Rule:
-    """Gauss-Legendre; more nodes where one posterior is much narrower than the other."""
+    """A Gauss-Legendre rule, with more nodes if one posterior is much narrower than the other."""
     ratio = max(count, unobserved) / min(count, unobserved)
     return np.polynomial.legendre.leggauss(min(math.ceil(nodes * math.sqrt(ratio)), 1_000))
 
@@ -100,7 +100,8 @@ def _rule(nodes: int, count: int, unobserved: int) -> Rule:
 def _mass_below(epsilon: float, fn: Floats, tp: Floats, fp: Floats, tn: Floats, delta: float, rule: Rule) -> Floats:
     """The mass of rates that (epsilon, delta) rules out: under the line through (0, 1 - delta), or under its mirror image.
 
-    The two lines meet at rates equal to `corner`: the square up to it, and beside and above the square one line each.
+    The two lines meet where both rates equal `corner`. The region is the square up to it, and one line each beside and
+    above the square.
     """
     corner = (1 - delta) / (1 + math.exp(epsilon))
     square = betainc(fn + 0.5, tp + 0.5, corner) * betainc(fp + 0.5, tn + 0.5, corner)
@@ -159,7 +160,7 @@ def _largest_quantile(fn: Counts, count: int, fp: Counts, unobserved: int, delta
         best = max(best, _quantile(int(fn[farthest]), count, int(fp[farthest]), unobserved, delta, level))
         fn, fp = np.delete(fn, farthest), np.delete(fp, farthest)
         mass = left(COARSE, COARSE_ERROR)
-        if mass.min(initial=1.0) >= level - COARSE_ERROR:  # only those near the level are left, if any
+        if mass.min(initial=1.0) >= level - COARSE_ERROR:  # only thresholds near the level are left, if any
             mass = left(FINE, 0.0)
         farthest = int(np.argmin(mass)) if mass.size else 0
     return best
