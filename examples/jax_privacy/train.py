@@ -56,7 +56,7 @@ def main(steps: int, bands: int, noise_multiplier: float, out: Path) -> None:
 
     noise_state, optimizer_state = privatizer.init(params), optimizer.init(params)
     for indices in plan.batch_selection_strategy.batch_iterator(len(images), rng=3):
-        noise_state = privatizer.next_step(noise_state, indices)
+        noise_state = privatizer.next_step(noise_state)
         batch = np.zeros(300, np.int64)  # one compiled step for batches of any size
         batch[: len(indices)] = indices
         padding = np.arange(300) >= len(indices)

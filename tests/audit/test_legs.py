@@ -184,12 +184,14 @@ def test_no_amplified_claim_passes_on_shuffling():
     assert audited(below, present).verdict.outcome == "VIOLATION"
 
 
-def test_fixed_size_called_poisson_is_undecided_and_passes_when_restated():
+def test_fixed_size_called_poisson_is_a_violation_and_passes_restated():
+    """With all others at -1 the target leaves a gap: fixed cohorts then give away more than Poisson's epsilon."""
     fixed = FixedSize(400, 4_000, rounds=60)
     present, sizes = picked(fixed), np.full(60, 400)
     result = audited(claimed(POISSON), present, cohorts=sizes)
-    assert result.verdict.outcome == "UNDERPOWERED"
+    assert result.verdict.outcome == "VIOLATION"
     assert result.verdict.leg == "sampling"
+    assert result.verdict.epsilon_range[0] > 1.5 * result.verdict.claimed_epsilon
     assert "fixed-size sampling of 400 of" in result.verdict.seen_scheme
     restated = Claim(
         float(amplified_epsilon(1.0, fixed, DELTA)), sampling=fixed, noise_multiplier=1.0, sampler_observed=True

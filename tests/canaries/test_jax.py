@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -82,8 +83,9 @@ def test_one_compilation_serves_every_rotation_of_a_dimension():
     assert rotation_jax.products._cache_size() == 1
 
 
-def test_double_precision_is_kept_where_jax_enables_it():
-    with jax.enable_x64(True):
+def test_double_precision_where_jax_has_it():
+    wide = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64  # where jax 0.7 has it
+    with wide(True):
         rotation, vector = draw_rotation(3_001, 8), np.random.default_rng(8).normal(size=3_001)
         found = rotation_jax.products(rotation_jax.draw_tables(rotation), vector, count=700)
         np.testing.assert_allclose(found, rotation_numpy.products(rotation, vector, 700), atol=1e-12)

@@ -9,6 +9,7 @@ import warnings
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 from scipy.stats import norm
 
 from coalmine import (
@@ -169,7 +170,7 @@ def test_the_lower_end_of_shuffling_matches_its_formula():
         assert amplified_epsilon(noise, Shuffled(rounds), delta).low == pytest.approx(best, rel=1e-5)
 
 
-def test_fixed_size_lies_between_poisson_and_the_rdp_of_dp_accounting():
+def test_fixed_size_lies_between_an_attack_and_dp_accounting_s_rdp():
     from dp_accounting import GaussianDpEvent, SampledWithoutReplacementDpEvent, SelfComposedDpEvent
     from dp_accounting.privacy_accountant import NeighboringRelation
     from dp_accounting.rdp import RdpAccountant
@@ -178,11 +179,36 @@ def test_fixed_size_lies_between_poisson_and_the_rdp_of_dp_accounting():
     event = SelfComposedDpEvent(SampledWithoutReplacementDpEvent(1000, 10, GaussianDpEvent(1.0)), 100)
     accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
     assert found == pytest.approx(accountant.compose(event).get_epsilon(1e-5), rel=1e-3)
-    assert found.low == amplified_epsilon(2.0, Poisson(0.01, 100), 1e-5)
+    assert amplified_epsilon(2.0, Poisson(0.01, 100), 1e-5) < found.low < found
     assert (found.kind, found.adjacency) == ("range", "replace one")
     small = amplified_epsilon(0.05, FixedSize(10, 1000, 1), 1e-5)
     assert small == mechanism_epsilon(0.025, delta=1e-5)
     assert "no amplification" in small.note
+
+
+def test_fixed_size_s_lower_end_is_the_epsilon_of_a_pair_of_neighbours():
+    """All others at -1: the target at 1 moves its round by 2, and at 0 by 1. One round by quadrature, thirty by sampling."""
+    noise, rate, delta = 1.0, 0.1, 1e-3
+    x = np.linspace(-12, 14, 400_001)
+    first, second = (rate * norm.pdf(x, mean, noise) + (1 - rate) * norm.pdf(x, 0, noise) for mean in (2, 1))
+
+    def one_round(epsilon):
+        forth, back = (
+            np.maximum(first - math.exp(epsilon) * second, 0),
+            np.maximum(second - math.exp(epsilon) * first, 0),
+        )
+        return max(np.trapezoid(forth, x), np.trapezoid(back, x)) - delta
+
+    found = amplified_epsilon(noise, FixedSize(100, 1_000, 1), delta).low
+    assert found == pytest.approx(brentq(one_round, 0, 10), rel=5e-3)
+    rounds, rng = 30, np.random.default_rng(1)
+    picked = rng.random((200_000, rounds)) < rate
+    seen = 2.0 * picked + rng.normal(scale=noise, size=picked.shape)
+    loss = np.log(np.interp(seen, x, first) / np.interp(seen, x, second)).sum(axis=1)
+    low = amplified_epsilon(noise, FixedSize(100, 1_000, rounds), delta).low
+    assert low > 1.5 * amplified_epsilon(noise, Poisson(rate, rounds), delta)
+    terms = -np.expm1(np.minimum(low - loss, 0.0))
+    assert terms.mean() == pytest.approx(delta, abs=4 * terms.std() / math.sqrt(len(terms)) + 0.05 * delta)
 
 
 def test_full_participation_gives_no_amplification():

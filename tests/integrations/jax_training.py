@@ -28,8 +28,9 @@ def loss(params, features, labels):
     return optax.softmax_cross_entropy_with_integer_labels(features @ params["w"] + params["b"][0], labels).mean()
 
 
-def train(privatizer, strategy, *, grad_fn=None, batches=None, largest=160, through_clip=False):
-    """Train with an audited privatizer and return the arguments of `finish`."""
+def train(privatizer, strategy, *, grad_fn=None, largest=160, through_clip=False):
+    """Train with an audited privatizer, and return what `finish` needs."""
+    strategy = strategy if hasattr(strategy, "_steps") else privatizer.watched(strategy)
     grad_fn = grad_fn or jax_privacy.clipped_grad(loss, l2_clip_norm=1.0, batch_argnums=(1, 2))
     features, labels = data()
 
@@ -41,8 +42,8 @@ def train(privatizer, strategy, *, grad_fn=None, batches=None, largest=160, thro
 
     params = jax.tree.map(jnp.asarray, PARAMS)
     noise_state = privatizer.init(params)
-    for indices in batches or strategy.batch_iterator(EXAMPLES, rng=1):
-        noise_state = privatizer.next_step(noise_state, indices)
+    for indices in strategy.batch_iterator(EXAMPLES, rng=1):
+        noise_state = privatizer.next_step(noise_state)
         rows = np.zeros(largest, np.int64)
         rows[: len(indices)] = indices
         batch, used = [features[rows], labels[rows]], len(indices)

@@ -2,7 +2,9 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -10,9 +12,10 @@ from requires import require
 
 require("jax_privacy")
 from jax_privacy import batch_selection  # noqa: E402
-from jax_training import DELTA, POISSON, STEPS, gaussian, legs, train  # noqa: E402
+from jax_training import DELTA, EXAMPLES, POISSON, RATE, STEPS, gaussian, legs, train  # noqa: E402
 
-from coalmine import mechanism_epsilon  # noqa: E402
+from coalmine import Claim, Poisson, amplified_epsilon, mechanism_epsilon  # noqa: E402
+from coalmine.audit.legs import SampledClaim  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
 
@@ -40,11 +43,12 @@ def test_half_the_noise_is_a_violation_of_the_noise_leg():
     "strategy",
     [
         batch_selection.BallsInBinsSampling(iterations=STEPS, cycle_length=10),
+        batch_selection.FixedBatchSampling(batch_size=60, iterations=STEPS),
         pytest.param(
             batch_selection.CyclicPoissonSampling(sampling_prob=0.13, iterations=STEPS), marks=pytest.mark.slow
         ),
     ],
-    ids=["balls in bins", "higher rate"],
+    ids=["balls in bins", "fixed size", "higher rate"],
 )
 def test_unaccounted_batch_selection_is_a_violation_of_the_sampling_leg(strategy):
     privatizer = gaussian()
@@ -53,11 +57,64 @@ def test_unaccounted_batch_selection_is_a_violation_of_the_sampling_leg(strategy
     assert legs(result)["sampling"] == "VIOLATION"
 
 
-def test_batches_of_fixed_size_prevent_a_pass_on_poisson_sampling():
-    """Each example is sampled as often as accounted, but the batch sizes reveal another scheme."""
-    privatizer = gaussian()
-    result = privatizer.audit.finish(
-        **train(privatizer, batch_selection.FixedBatchSampling(batch_size=60, iterations=STEPS))
+def shuffled_epochs():
+    rng = np.random.default_rng(1)
+    for _ in range(STEPS // 10):
+        yield from rng.permutation(EXAMPLES).reshape(10, -1)
+
+
+def poisson(**options):
+    return batch_selection.CyclicPoissonSampling(iterations=STEPS, **options)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "outcome"),
+    [
+        (POISSON, "PASS"),
+        (poisson(sampling_prob=0.13), "VIOLATION"),
+        (poisson(sampling_prob=RATE, truncated_batch_size=60), "VIOLATION"),
+        (poisson(sampling_prob=1.0, cycle_length=10), "VIOLATION"),
+        (poisson(sampling_prob=0.2, cycle_length=2), "VIOLATION"),
+        (poisson(sampling_prob=0.5, cycle_length=5), "VIOLATION"),
+        (batch_selection.FixedBatchSampling(batch_size=60, iterations=STEPS), "VIOLATION"),
+        (batch_selection.BallsInBinsSampling(iterations=STEPS, cycle_length=10), "VIOLATION"),
+        (None, "VIOLATION"),
+        (batch_selection.BMinSepSampling(sampling_prob=RATE, iterations=STEPS, min_sep=4), "UNDERPOWERED"),
+    ],
+    ids=repr,
+)
+def test_batches_of_every_strategy_against_a_poisson_event(strategy, outcome):
+    """The sampling leg alone. Examples that keep a distance are picked less often, and no attack on them is known."""
+    batches = shuffled_epochs() if strategy is None else strategy.batch_iterator(EXAMPLES, rng=1)
+    canary_of = np.full(EXAMPLES, -1)
+    canary_of[np.random.default_rng(5).permutation(EXAMPLES)[:500]] = np.arange(500)
+    entries = []
+    for number, indices in enumerate(batches, start=1):
+        present = canary_of[np.asarray(indices, np.int64)]
+        present = np.sort(present[present >= 0]).astype(np.int32)
+        entries.append(SimpleNamespace(number=number, present=present, participants=len(indices)))
+    scheme = Poisson(RATE, STEPS)
+    epsilon = float(amplified_epsilon(1.0, scheme, DELTA))
+    claim = Claim(epsilon, sampling=scheme, noise_multiplier=1.0, sampler_observed=True)
+    leg = SampledClaim.of(claim, delta=DELTA, rounds=STEPS).sampling_leg(
+        entries, SimpleNamespace(canaries=500), [1.0] * STEPS
     )
-    assert legs(result) == {"accounting": "PASS", "noise": "PASS", "sampling": "UNDERPOWERED"}
-    assert "fixed" in result.legs["sampling"].reason
+    assert leg.outcome == outcome, (leg.seen, leg.epsilon_range)
+
+
+def test_groups_that_take_turns_have_the_epsilon_of_their_mixture():
+    """Two groups with one turn each: the target is in a turn with probability 1/2, as under Poisson at half the rate."""
+    delta, rng = 1e-3, np.random.default_rng(3)
+    claim = Claim(0.1, sampling=Poisson(0.25, 3), noise_multiplier=1.0)
+    sampled = SampledClaim.of(claim, delta=delta, rounds=3)
+    groups = [np.arange(0, 200), np.arange(200, 400)] * 5
+    picked = [group[rng.random(200) < 0.5] for group in groups]
+    numbers = range(1, 11)
+    found = sampled._cyclic(SimpleNamespace(rate=0.25, rate_interval=(0.25, 0.25)), picked, numbers, 400)
+    x = np.linspace(-10, 12, 200_001)
+    absent, present = (np.exp(-0.5 * (x - mean) ** 2) / np.sqrt(2 * np.pi) for mean in (0, 1))
+    mixed = absent + 0.5 * 0.5 * (present - absent)
+    beyond = np.trapezoid(np.maximum(mixed - np.exp(found) * absent, 0), x)
+    assert beyond == pytest.approx(delta, rel=0.02)
+    honest = [np.flatnonzero(rng.random(400) < 0.25) for _ in numbers]
+    assert sampled._cyclic(SimpleNamespace(rate=0.25, rate_interval=(0.25, 0.25)), honest, numbers, 400) == 0.0

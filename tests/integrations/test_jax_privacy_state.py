@@ -1,5 +1,6 @@
 """An audited privatizer of jax_privacy: its sums, its state under jit, and its noising matrix."""
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -77,6 +78,69 @@ def test_the_sum_contains_the_canaries_and_the_privatizers_noise():
     assert not np.asarray(state.canaries["w"]).any()
     np.testing.assert_allclose(state.others["w"], -0.1)
     np.testing.assert_array_equal(state.model_delta["w"], -noised["w"])
+
+
+def test_a_watched_strategy_tells_the_audit_its_batches():
+    """The record is that of batches which are passed by hand, and the batches are those of the strategy itself."""
+
+    def run(watched):
+        privatizer, params = gaussian(), jax.tree.map(jnp.asarray, PARAMS)
+        state, update = privatizer.init(params), jax.jit(privatizer.update)
+        strategy = privatizer.watched(POISSON) if watched else POISSON
+        seen = []
+        for indices in itertools.islice(strategy.batch_iterator(EXAMPLES, rng=1), 3):
+            state = privatizer.next_step(state, *([] if watched else [indices]))
+            seen.append(indices)
+            _, state = update(params, state)
+        privatizer.record(state)
+        assert privatizer.audit.last_round == 3
+        return seen, privatizer.audit.log_digest
+
+    (batches, digest), (expected, by_hand) = run(True), run(False)
+    for one, other in zip(batches, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert digest == by_hand
+
+
+def test_a_watched_strategy_keeps_its_attributes_and_refuses_what_it_cannot_follow():
+    privatizer, params = gaussian(), jax.tree.map(jnp.asarray, PARAMS)
+    watched, state = privatizer.watched(POISSON), privatizer.init(params)
+    assert (watched.sampling_prob, watched.iterations) == (POISSON.sampling_prob, POISSON.iterations)
+    with pytest.raises(ValueError, match=r"must be given the 600 examples that audited\(\) was, got 599"):
+        next(watched.batch_iterator(599))
+    batches = watched.batch_iterator(EXAMPLES, rng=1)
+    next(batches)
+    skipped_to = next(batches)
+    with pytest.raises(ValueError, match="gave 2 batches since the last step: call next_step for each, or pass"):
+        privatizer.next_step(state)
+    _, state = privatizer.update(params, privatizer.next_step(state, skipped_to))
+    with pytest.raises(TypeError, match=r"take batches from privatizer\.watched\(strategy\), or pass them"):
+        privatizer.next_step(state)
+    with pytest.raises(TypeError, match=r"takes a strategy of jax_privacy\.batch_selection that selects examples"):
+        privatizer.watched([1, 2])
+    coins = gaussian(num_examples=None, sampling_probability=0.2, dp_event=None)
+    with pytest.raises(ValueError, match=r"needs audited\(…, num_examples=\)"):
+        next(coins.watched(POISSON).batch_iterator(EXAMPLES))
+
+
+def test_rounds_are_measured_beside_the_next_step_unless_somebody_waits_for_an_alarm():
+    assert gaussian().audit._deferred
+    assert not gaussian(on_violation="warn").audit._deferred
+
+
+def test_a_checkpoint_is_resumed_if_its_step_was_recorded(tmp_path):
+    """Killed after `record`: the round is on the disk, and the run goes on from the state."""
+    params, batches = jax.tree.map(jnp.asarray, PARAMS), list(POISSON.batch_iterator(EXAMPLES, rng=1))[:3]
+    privatizer = gaussian(directory=tmp_path / "run", seed=b"a secret of mine")
+    state = privatizer.init(params)
+    for batch in batches[:2]:
+        _, state = privatizer.update(params, privatizer.next_step(state, batch))
+    privatizer.record(state)
+    privatizer.audit.directory.close()  # as a killed process leaves it
+    again = gaussian(directory=tmp_path / "run", seed=b"a secret of mine")
+    _, state = again.update(params, again.next_step(state, batches[2]))
+    again.record(state)
+    assert [entry.number for entry in again.audit.log.rounds()] == [1, 2, 3]
 
 
 def test_an_example_twice_in_a_batch_counts_twice():
@@ -168,7 +232,7 @@ def test_steps_that_the_audit_missed_are_rejected():
         privatizer.next_step(twice, [1])
     with pytest.raises(ValueError, match="a state that jax traces: call it outside of jit"):
         jax.jit(lambda given: privatizer.next_step(given, [1]))(once)
-    with pytest.raises(TypeError, match="needs the indices of the batch"):
+    with pytest.raises(TypeError, match="needs the indices of the batch: take batches"):
         privatizer.next_step(once)
     with pytest.raises(TypeError, match=r"finish needs the state after the last step"):
         privatizer.audit.finish()

@@ -465,7 +465,7 @@ class Audit:
         template = like if self._tree is None else self._tree.vector_like()
         total = self._canaries.combine(indices, like=template)
         self._last_sum = (indices, host_vector("updates", total))  # the round will need it again
-        return total * size if self._tree is None else self._tree.from_vector(total * size)
+        return total * size if self._tree is None else self._tree.from_vector(total, size)
 
     def update(self, index: SupportsIndex, clip_norm: float, *, scale: float = 1.0, like: Any = None) -> Any:
         """One canary client's update, of norm scale·clip_norm."""
@@ -500,8 +500,8 @@ class Audit:
         _, indices, facts = self._facts(*stated)
         model_delta, others = host_vector("model_delta", model_delta), host_vector("others", others)
         if self._tree is not None:
-            model_delta = self._tree.vector("model_delta", model_delta)
-            others = None if others is None else self._tree.vector("others", others)
+            model_delta = self._tree.vector("model_delta", model_delta, own=self._deferred)
+            others = None if others is None else self._tree.vector("others", others, own=self._deferred)
         checked_length("model_delta", model_delta, self.settings.dim)
         if others is not None:
             checked_length("others", others, self.settings.dim)
@@ -633,7 +633,9 @@ class Audit:
         if not on_gpu(model_delta):
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(1, "coalmine-audit", initializer=stay_in_one_thread)
-            given = copied(model_delta), None if others is None else copied(others)
+            given = (model_delta, others)
+            if self._tree is None:  # the caller's own arrays, which may be overwritten
+                given = copied(model_delta), None if others is None else copied(others)
             total = self._taken_sum(present)
             future = self._worker.submit(self._round_now, *given, present, total, facts, order)
             self._pending = _Pending(facts["number"], future.result)

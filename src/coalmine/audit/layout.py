@@ -74,8 +74,12 @@ class Layout:
 
 
 def _own_blocks(tree: Tree, blocks: Sequence[int] | None) -> list[int]:
+    if tree.device_sizes and blocks is not None:
+        raise ValueError(
+            "blocks must be omitted for a model on several devices: each device's part is in blocks of its own"
+        )
     if blocks is None:
-        return list(cut_into_blocks(tree.dim))
+        return [size for held in tree.device_sizes or (tree.dim,) for size in cut_into_blocks(held)]
     if not isinstance(blocks, Iterable):
         raise ValueError(f"blocks must list the sizes of blocks, got {shown(blocks)}")
     own = [whole_number("the size of a block", size, minimum=2) for size in blocks]

@@ -185,6 +185,7 @@ class SampledClaim:
             low = max(low, amplified_epsilon(self.noise, often, self.delta).low)
         if reading.seen == "repeated order":
             low = max(low, self._repeated(reading, present, numbers, canaries))
+            low = max(low, self._cyclic(reading, present, numbers, canaries))
         if reading.seen in ("clumped", "changing rate", "too many", "other"):
             shares = np.array([row.size for row in present]) / canaries
             certain = math.floor(float(shares[shares >= EVERYONE].sum()) + 1e-9)
@@ -219,6 +220,39 @@ class SampledClaim:
         if returns < 2:
             return 0.0
         return amplified_epsilon(self.noise / math.sqrt(returns), RandomAllocation(period), self.delta).low
+
+    def _cyclic(
+        self, reading: SamplerReading, present: Sequence[Indices], numbers: Sequence[int], canaries: int
+    ) -> float:
+        """Epsilon where everybody is in one of c groups, which take turns, and joins its rounds by a coin.
+
+        An attacker who looks at the rounds of one group sees the target there with probability 1/c, and otherwise nobody.
+        With that probability a test of (ε, cδ) becomes one of (log(1 + (e^ε - 1)/c), δ), if all others send 0.
+        """
+        groups = _groups(present, numbers, canaries)
+        turns = self.sampling.total_rounds // groups if groups else 0
+        if groups < 2 or not turns or groups * self.delta >= 1:
+            return 0.0
+        together: dict[int, list[Indices]] = {}
+        for row, number in zip(present, numbers, strict=True):
+            together.setdefault((number - 1) // groups + 1, []).append(row)
+        rows = [np.unique(np.concatenate(parts)) for parts in together.values()]
+        coin = Poisson(min(groups * reading.rate, 1.0), max(turns, *together))
+        if not read_sampler(rows, list(together), canaries, coin).passed:
+            return 0.0
+        slowest = Poisson(min(max(groups * reading.rate_interval[0], 1e-12), 1.0), turns)
+        within = amplified_epsilon(self.noise, slowest, groups * self.delta).low
+        return within + math.log(math.exp(-within) + (1 - math.exp(-within)) / groups)
+
+
+def _groups(present: Sequence[Indices], numbers: Sequence[int], canaries: int) -> int:
+    """The largest number of groups that take turns such that no canary was ever picked out of turn; 0 if nobody returns."""
+    first, apart = np.zeros(canaries, dtype=np.int64), 0
+    for row, number in zip(present, numbers, strict=True):
+        again = row[first[row] > 0]
+        apart = int(np.gcd.reduce(number - first[again], initial=apart))
+        first[row] = np.where(first[row] > 0, first[row], number)
+    return apart
 
 
 def _fixed_returns(present: Sequence[Indices], numbers: Sequence[int], canaries: int, period: int) -> int:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from scipy import fft
 
 from coalmine.argument_checks import Floats
-from coalmine.audit.vectors import is_tensor, numpy_vector
+from coalmine.audit.vectors import is_device_jax, is_tensor, jax_measures, numpy_vector
 from coalmine.storage.record import Settings
 from coalmine.storage.round_schema import LARGEST_SQUARE, SMALLEST_SQUARE
 
@@ -116,7 +116,7 @@ def _size(place: slice) -> int:
 
 def is_on_device(vector: Any) -> bool:
     """Whether a vector lies on a GPU, where many small measurements cost more than a few large ones."""
-    return is_tensor(vector) and bool(vector.device.type != "cpu")
+    return bool(vector.device.type != "cpu") if is_tensor(vector) else is_device_jax(vector)
 
 
 def is_full(order: int, dim: int) -> bool:
@@ -152,7 +152,7 @@ def law_sums(
     """The measurements of the noise in one of `blocks` blocks, by name; `law_record` makes the record from them."""
     vector: Any = noise if is_on_device(noise) else _host_vector(noise)
     with np.errstate(over="ignore", invalid="ignore"):
-        numbers = _numbers(_sums(vector, parts))
+        numbers = _jax_sums(vector, parts) if is_device_jax(vector) else _numbers(_sums(vector, parts))
     first = 3 * len(parts.groups)
     measured = {"moments": numbers[:first], "lags": numbers[first : first + 2], "dots": numbers[first + 2 :]}
     if full and _is_sound(measured["moments"], numbers):
@@ -234,6 +234,13 @@ def _sums(vector: Any, parts: NoiseParts) -> list[Any]:
     return sums
 
 
+def _jax_sums(vector: Any, parts: NoiseParts) -> Floats:
+    """`_sums` of a vector that jax holds on a device."""
+    groups = tuple((place.start, place.stop) for place in parts.groups)
+    pairs = tuple(((one.start, one.stop), (two.start, two.stop)) for one, two in parts.pairs)
+    return numpy_vector(jax_measures().law_sums(vector, groups=groups, pairs=pairs))
+
+
 def _full(
     vector: Any,
     release: Any,
@@ -275,6 +282,8 @@ def _follows(standard: Any, size: Any) -> Floats:
 
     The other vector's size is clipped at three times its mean, so that no single coordinate decides.
     """
+    if is_device_jax(standard):
+        return numpy_vector(jax_measures().follows(standard, size))
     weights = abs(_as_vector(size, standard))
     mean = weights.mean()
     weights = (weights / (mean + (mean == 0))).clip(0, 3)
@@ -308,6 +317,9 @@ def _spectrum(standard: Any) -> tuple[float, float]:
     dim = len(standard)
     size = fft.next_fast_len(dim, real=True)
     half = size // 2
+    if is_device_jax(standard):
+        largest, place, length = jax_measures().numbers(list(jax_measures().strongest_lag(standard, size=size)))
+        return largest / (length / dim), place
     if is_tensor(standard):
         torch = sys.modules["torch"]
         lagged = torch.fft.irfft(torch.fft.rfft(standard, n=size).abs() ** 2, n=size)[: half + 1].abs()
@@ -369,6 +381,8 @@ def _tail(vector: Any, blocks: int) -> Floats:
     count = _tail_size(len(vector), blocks)
     if is_tensor(vector):
         largest = numpy_vector(vector.abs().topk(count).values)
+    elif is_device_jax(vector):
+        largest = numpy_vector(jax_measures().largest(vector, count=count)[0])
     else:
         size = np.abs(vector)
         largest = np.partition(size, len(size) - count)[-count:].astype(np.float64)
@@ -387,6 +401,10 @@ def _peaks(standard: Any) -> npt.NDArray[np.int32]:
         places = standard.abs().topk(count).indices.sort().values
         signs = standard[places].sign().to(places.dtype)
         return np.asarray(((places + 1) * signs).cpu().numpy()).astype(np.int32)
+    if is_device_jax(standard):
+        _, places, signs = jax_measures().largest(standard, count=count)
+        order = np.argsort(np.asarray(places))
+        return np.asarray((np.asarray(places) + 1) * np.asarray(signs))[order].astype(np.int32)
     places = np.sort(np.argpartition(np.abs(standard), len(standard) - count)[-count:])
     return np.asarray((places + 1) * np.sign(standard[places])).astype(np.int32)
 
@@ -454,6 +472,9 @@ def _host_vector(vector: Any) -> npt.NDArray[np.floating[Any]]:
 def _scaled(vector: Any, groups: Sequence[slice], stds: Sequence[float]) -> Any:
     if len(groups) == 1:
         return vector / stds[0]
+    if is_device_jax(vector):
+        parts = [vector[place] / std for place, std in zip(groups, stds, strict=True)]
+        return jax_measures().joined(parts, vector.dtype)
     scaled = vector.clone() if is_tensor(vector) else vector.copy()
     for place, std in zip(groups, stds, strict=True):
         scaled[place] /= std
@@ -464,6 +485,8 @@ def _counts(cells: Any, number: int) -> npt.NDArray[np.int64]:
     if is_tensor(cells):
         torch = sys.modules["torch"]
         return np.asarray(torch.bincount(cells.to(torch.int64), minlength=number).cpu().numpy(), dtype=np.int64)
+    if is_device_jax(cells):
+        return np.asarray(jax_measures().counts(cells, number=number), dtype=np.int64)
     return np.bincount(cells.astype(np.int32), minlength=number).astype(np.int64)
 
 
@@ -471,4 +494,6 @@ def _numbers(values: list[Any]) -> Floats:
     """The numbers on the host, transferred at once."""
     if is_tensor(values[0]):
         return numpy_vector(sys.modules["torch"].stack(values))
+    if is_device_jax(values[0]):
+        return np.asarray(jax_measures().numbers(values))
     return np.array(values, dtype=np.float64)

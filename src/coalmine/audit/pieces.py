@@ -34,7 +34,9 @@ from coalmine.audit.vectors import (
     SHORTEST,
     NotFiniteError,
     copied,
+    is_device_jax,
     is_tensor,
+    jax_measures,
     numpy_vector,
     tensor_norm,
 )
@@ -78,7 +80,7 @@ class Pieces:
 
     def sum_of_canaries(self, indices: list[int], size: float) -> Any:
         """The sum of the canaries at `indices`, each of norm `size`, in the model's structure."""
-        rows = {leaf.name: leaf.empty() for leaf in self.tree.leaves if leaf.audited}
+        rows = self.tree.empty_rows()
         with ThreadPoolExecutor(threads()) as pool:
             each = (
                 pool.map if self._on_host else map
@@ -418,7 +420,7 @@ class Pieces:
                 noise = noise_of(block)
                 if total is not None:
                     sizes.append(copied(total[place]))
-                    take_away(noise, slice(0, len(noise)), total, plan.size)
+                    noise = take_away(noise, slice(0, len(noise)), total, plan.size)
                     del total
                 layers.add(noise, stretches)
                 parts_of.add(self._numbers[block], noise)
@@ -497,7 +499,7 @@ class Pieces:
                 vector *= 0.0
             for other, factor in less:
                 for part in stretches:
-                    take_away(vector, part.there, other[part.name][part.here], factor)
+                    vector = take_away(vector, part.there, other[part.name][part.here], factor)
             return vector
 
         return gather
@@ -696,6 +698,9 @@ class _BlockParts:
         each, rows = len(vector) // chunks, len(vector) // (2 * size)
         parts = vector[: each * chunks].reshape(chunks, each)
         pairs = vector[: rows * 2 * size].reshape(rows, 2, size)
+        if is_device_jax(vector):
+            self._found.append((number, *jax_measures().block_parts(vector, chunks=chunks, sketch=size)))
+            return
         if is_tensor(vector):
             torch = sys.modules["torch"]
             squares, sums = torch.linalg.vector_norm(parts, dim=1).double() ** 2, pairs.sum(0).double()
@@ -751,15 +756,17 @@ class _LawPlan:
 
 
 def _write(rows: dict[str, Any], total: Any, factor: float, part: Stretch) -> None:
-    fill(rows[part.name], part.here, total[part.there], factor)
+    rows[part.name] = fill(rows[part.name], part.here, total[part.there], factor)
 
 
 def _place(vector: Any) -> Any:
-    return vector.device if is_tensor(vector) else None
+    return vector.device if is_tensor(vector) or is_device_jax(vector) else None
 
 
 def _lazy_square(vector: Any) -> Any:
     """The squared length, in float64; on a GPU in few launches, and not waited for."""
+    if is_device_jax(vector):
+        return jax_measures().length(vector) ** 2
     if not is_tensor(vector):
         return euclidean_norm(vector) ** 2
     if vector.device.type == "cpu":
@@ -787,6 +794,8 @@ def _numbers(values: Sequence[Any]) -> Floats:
     if tensors and len(tensors) == len(values) and len({value.device for value in tensors}) == 1:
         torch = sys.modules["torch"]
         return numpy_vector(torch.stack([value.double() for value in tensors]))
+    if any(is_device_jax(value) for value in values):
+        return np.asarray(jax_measures().numbers(list(values)))
     return np.array([float(value) for value in values], dtype=np.float64)
 
 

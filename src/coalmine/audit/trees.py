@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from coalmine.argument_checks import printable, shown
-from coalmine.audit.vectors import as_tensor, is_tensor, numpy_vector, unusable
+from coalmine.audit.vectors import as_tensor, is_device_jax, is_tensor, jax_measures, numpy_vector, unusable
 
 DEEPEST = 100  # levels of nesting
 WHOLE = "parameters"  # name of a model that is one array
@@ -33,6 +33,7 @@ class Leaf:
     place: Any = None  # torch: the device; jax: the sharding
     mesh: Any = None  # of a DTensor: mesh, placements, shape and stride of the whole
     audited: bool = True  # integers, flags and frozen parameters hold no canary
+    parts: tuple["Part", ...] = ()  # of a jax array that is not on the host: what each device holds, each number once
 
     @classmethod
     def of(cls, name: str, value: Any, *, frozen: bool) -> "Leaf":
@@ -49,15 +50,40 @@ class Leaf:
         place = local.device if kind == "torch" else local.sharding if kind == "jax" else None
         size = math.prod(local.shape)
         audited = not frozen and _holds_canaries(name, local, kind)
-        return cls(name, tuple(local.shape), kind, local.dtype, size, place, mesh, audited)
+        parts = _device_parts(name, local) if audited and is_device_jax(local) else ()
+        return cls(name, tuple(local.shape), kind, local.dtype, size, place, mesh, audited, parts)
 
     @property
     def coordinates(self) -> int:
         """How many of the audit's coordinates it holds."""
         return self.size if self.audited else 0
 
-    def flat(self, what: str, value: Any) -> Any:
-        """The numbers of a value in this leaf's place, in one row: numpy or torch; without a copy where that is possible."""
+    @property
+    def on_host(self) -> bool:
+        """Whether it lies in the memory of the host."""
+        return not self.parts and (self.kind != "torch" or self.place.type == "cpu")
+
+    def rows(self, what: str, value: Any) -> dict[str, Any]:
+        """The numbers of a value in this leaf's place by the names of layers: in one row, or one for each device."""
+        local = self.checked(what, value)
+        if not self.parts and not is_device_jax(local):
+            return {self.name: plain(local).reshape(-1)}
+        # a value from elsewhere is moved to where the model is, or to one device
+        given = numpy_vector(local) if is_tensor(local) else local
+        array = jax_measures().moved(given, self.place if self.parts else None)
+        found = jax_measures().one_of_each(array)
+        names = [part.name for part in self.parts] or [self.name]
+        return {name: piece.reshape(-1) for name, (_, piece) in zip(names, found, strict=True)}
+
+    def empty_rows(self) -> dict[str, Any]:
+        """Rows of this leaf's numbers to be filled, by the names of layers."""
+        if not self.parts:
+            return {self.name: self.empty()}
+        jax = sys.modules["jax"]
+        return {part.name: jax.numpy.zeros(part.size, self.dtype, device=part.device) for part in self.parts}
+
+    def checked(self, what: str, value: Any) -> Any:
+        """This process's part of a value in this leaf's place, refused if it is no array of this shape."""
         local, _ = _local(f"{what} at {self.name}", value)
         kind = kind_of(local)
         problem = shown(value) if kind is None else _unreadable(local, kind)
@@ -67,7 +93,7 @@ class Leaf:
             raise ValueError(f"{what} must hold real numbers at {self.name}, got {local.dtype}")
         if tuple(local.shape) != self.shape:
             raise ValueError(f"{what} must have shape {self.shape} at {self.name}, got {tuple(local.shape)}")
-        return plain(local).reshape(-1)
+        return local
 
     def empty(self) -> Any:
         """A row of this leaf's numbers to be filled, and to be handed to `rebuilt`."""
@@ -76,15 +102,33 @@ class Leaf:
             return (torch.empty if self.audited else torch.zeros)(self.size, dtype=self.dtype, device=self.place)
         return np.empty(self.size, self.dtype) if self.audited else np.zeros(self.size, self.dtype)
 
-    def rebuilt(self, row: Any) -> Any:
-        """An array like this leaf from the row of its numbers."""
-        shaped = row.reshape(self.shape)
+    def rebuilt(self, rows: Mapping[str, Any]) -> Any:
+        """An array like this leaf from the rows of its numbers."""
+        if self.parts:
+            return jax_measures().assembled(self.shape, self.place, [rows[part.name] for part in self.parts])
+        shaped = rows[self.name].reshape(self.shape)
         if self.kind == "jax":
             return sys.modules["jax"].device_put(shaped, self.place)
         if self.mesh is not None:
             kind, mesh, placements, shape, stride = self.mesh
             return kind.from_local(shaped, mesh, placements, run_check=False, shape=shape, stride=stride)
         return shaped
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one device holds of a jax array: the name of its layer, how many numbers, and the device."""
+
+    name: str
+    size: int
+    device: Any
+
+
+def _device_parts(name: str, array: Any) -> tuple[Part, ...]:
+    """The parts of a jax array, each number once: an array on one device is one part, which has the array's name."""
+    found = jax_measures().one_of_each(array)
+    names = [name] if len(found) == 1 else [f"{name}@{number}" for number in range(len(found))]
+    return tuple(Part(own, math.prod(piece.shape), device) for own, (device, piece) in zip(names, found, strict=True))
 
 
 @dataclass(frozen=True)
@@ -122,11 +166,12 @@ class Tree:
                 memory.append(place)
         _refuse_tied(memory)
         self._skeleton = _skeleton(parameters, iter(range(len(found))))
-        names = [leaf.name for leaf in found]
+        names = [name for leaf in found for name in {leaf.name, *(part.name for part in leaf.parts)}]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"parameters must have different names, but {twice!r} comes twice")
         self.leaves = tuple(found)
+        self._by_device = _in_order_of_devices(self.leaves)
 
     @property
     def dim(self) -> int:
@@ -136,21 +181,36 @@ class Tree:
     @property
     def on_host(self) -> bool:
         """Whether all of it lies in the memory of the host."""
-        return all(leaf.kind != "torch" or leaf.place.type == "cpu" for leaf in self.leaves if leaf.audited)
+        return all(leaf.on_host for leaf in self.leaves if leaf.audited)
 
     @property
     def layers(self) -> list[tuple[str, int]]:
-        """Names and sizes of the leaves that can hold a canary."""
+        """Names and sizes of the leaves that can hold a canary; of a model on several devices, device by device."""
+        if self._by_device:
+            return [(part.name, part.size) for parts in self._by_device for part in parts]
         return [(leaf.name, leaf.coordinates) for leaf in self.leaves if leaf.audited]
+
+    @property
+    def device_sizes(self) -> tuple[int, ...]:
+        """How many coordinates each of several devices holds; empty if no jax array is on several."""
+        return tuple(sum(part.size for part in parts) for parts in self._by_device)
 
     def rows(self, what: str, given: Any) -> dict[str, Any]:
         """The leaves of a value of this structure by their names, each in one row."""
         found = list(_matched(self._skeleton, given, what, ""))
-        return {
-            leaf.name: leaf.flat(what, value)
-            for leaf, (_, value) in zip(self.leaves, found, strict=True)
-            if leaf.audited
-        }
+        rows: dict[str, Any] = {}
+        for leaf, (_, value) in zip(self.leaves, found, strict=True):
+            if leaf.audited:
+                rows |= leaf.rows(what, value)
+        return rows
+
+    def empty_rows(self) -> dict[str, Any]:
+        """Rows to be filled, and to be handed to `rebuilt`, by the names of layers."""
+        rows: dict[str, Any] = {}
+        for leaf in self.leaves:
+            if leaf.audited:
+                rows |= leaf.empty_rows()
+        return rows
 
     @property
     def _whole(self) -> tuple[Stretch, ...]:
@@ -162,24 +222,24 @@ class Tree:
             if size
         )
 
-    def vector(self, what: str, given: Any) -> Any:
-        """The leaves of a value of this structure as one vector, for a model of one block."""
-        return gathered(self.rows(what, given), self._whole)
+    def vector(self, what: str, given: Any, *, own: bool = False) -> Any:
+        """The leaves of a value of this structure as one vector, for a model of one block; with `own` always a copy."""
+        return gathered(self.rows(what, given), self._whole, own=own)
 
     def vector_like(self) -> Any:
         """An empty array of the kind that `vector` returns."""
-        return template([leaf.empty() for leaf in self.leaves if leaf.audited])
+        return template(list(self.empty_rows().values()))
 
-    def from_vector(self, vector: Any) -> Any:
-        """The inverse of `vector`: the same structure, filled with its numbers."""
-        rows = {leaf.name: leaf.empty() for leaf in self.leaves if leaf.audited}
+    def from_vector(self, vector: Any, factor: float = 1.0) -> Any:
+        """The inverse of `vector`: the same structure, filled with its numbers, times a factor."""
+        rows = self.empty_rows()
         for part in self._whole:
-            fill(rows[part.name], part.here, vector[part.there])
+            rows[part.name] = fill(rows[part.name], part.here, vector[part.there], factor)
         return self.rebuilt(rows)
 
     def rebuilt(self, rows: Mapping[str, Any]) -> Any:
         """The same structure with these rows in the place of its leaves."""
-        values = [leaf.rebuilt(rows[leaf.name] if leaf.audited else leaf.empty()) for leaf in self.leaves]
+        values = [leaf.rebuilt(rows if leaf.audited else {leaf.name: leaf.empty()}) for leaf in self.leaves]
         return _filled(self._skeleton, values)
 
 
@@ -192,6 +252,8 @@ def gathered(rows: dict[str, Any], stretches: Sequence[Stretch], *, own: bool = 
     like = template(pieces)
     if not own and into is None and len(pieces) == 1 and pieces[0].dtype == like.dtype and _is_contiguous(pieces[0]):
         return pieces[0]
+    if is_device_jax(like):
+        return jax_measures().joined(pieces, like.dtype)
     size = stretches[-1].there.stop
     if into is not None and is_tensor(like) and (into.dtype, into.device) == (like.dtype, like.device):
         vector = into
@@ -202,53 +264,64 @@ def gathered(rows: dict[str, Any], stretches: Sequence[Stretch], *, own: bool = 
     return vector
 
 
-def take_away(vector: Any, place: slice, piece: Any, factor: float = 1.0) -> None:
-    """Subtract a piece, times a factor, from a part of a vector, in the vector's own precision."""
+def take_away(vector: Any, place: slice, piece: Any, factor: float = 1.0) -> Any:
+    """The vector less a piece, times a factor, in a part of it, in its own precision: the same one, unless it is jax's."""
+    if is_device_jax(vector):
+        return jax_measures().taken_away(vector, place, piece, factor)
     if is_tensor(vector):
         tensor = piece if is_tensor(piece) else as_tensor(_native(piece))
         vector[place].sub_(tensor.to(vector.device), alpha=factor)
-        return
+        return vector
     own = numpy_vector(piece) if is_tensor(piece) else _native(piece)
     part = vector[place]
     with np.errstate(over="ignore", invalid="ignore"):  # who measures the vector sees what came out
         np.subtract(part, own if factor == 1.0 else own * factor, out=part, casting="same_kind")
+    return vector
 
 
 def template(pieces: Sequence[Any]) -> Any:
     """An empty array of the kind that a block of these pieces is computed in: torch and double if any of them is."""
     double = any(piece.dtype.itemsize > (4 if _is_float(piece) else 2) for piece in pieces)
     tensor = next((piece for piece in pieces if is_tensor(piece)), None)
+    array = next((piece for piece in pieces if is_device_jax(piece)), None)
+    if array is not None and tensor is None:
+        return jax_measures().empty_like(array, np.float64 if double else np.float32)
     if tensor is None:
         return np.empty(0, np.float64 if double else np.float32)
     return tensor.new_empty(0).double() if double else tensor.new_empty(0).float()
 
 
-def fill(row: Any, place: slice, piece: Any, factor: float = 1.0) -> None:
-    """Write a piece, times a factor, into a row, whatever kind both are."""
+def fill(row: Any, place: slice, piece: Any, factor: float = 1.0) -> Any:
+    """The row with a piece, times a factor, written into it, whatever kind both are: the same row, unless it is jax's."""
+    if is_device_jax(row):
+        return jax_measures().put(row, place, piece if factor == 1.0 else piece * factor)
     if factor != 1.0 and type(row) is type(piece) is np.ndarray and row.dtype == piece.dtype:
         np.multiply(piece, factor, out=row[place])  # one pass over memory
-        return
+        return row
     scaled = piece if factor == 1.0 else piece * factor
     if is_tensor(row):
         row[place].copy_(scaled if is_tensor(scaled) else as_tensor(_native(scaled)))
     else:
         row[place] = numpy_vector(scaled) if is_tensor(scaled) else scaled
+    return row
 
 
 def plain(array: Any) -> Any:
-    """An array as numpy or torch: a jax array becomes numpy, a tensor loses its gradient."""
+    """An array as numpy or torch: a jax array of the host becomes numpy, a tensor loses its gradient."""
+    if is_device_jax(array):
+        return array
     if is_tensor(array):
         return array.detach().resolve_neg()
     return np.asarray(array)
 
 
 def host_vector(name: str, value: Any) -> Any:
-    """A jax array as numpy, without a copy if it is on a CPU; anything else as it is."""
+    """A jax array on a CPU as numpy, without a copy; anything else as it is."""
     if kind_of(value) != "jax":
         return value
     if problem := _unreadable(value, "jax"):
         raise ValueError(f"{name} must be a plain array, got {problem}")
-    return np.asarray(value)
+    return value if is_device_jax(value) else np.asarray(value)
 
 
 def kind_of(value: Any) -> str | None:
@@ -303,7 +376,22 @@ def _is_flag_or_complex(array: Any) -> bool:
     return not hasattr(array.dtype, "kind") or array.dtype.kind in "bc"
 
 
+def _in_order_of_devices(leaves: Sequence[Leaf]) -> tuple[tuple[Part, ...], ...]:
+    """The parts of a model that several devices hold, device by device; empty if one holds it all."""
+    parts = [part for leaf in leaves for part in leaf.parts]
+    first = next((leaf for leaf in leaves if len(leaf.parts) > 1), None)
+    if first is None:
+        return ()
+    devices = list(dict.fromkeys([*(part.device for part in first.parts), *(part.device for part in parts)]))
+    outside = [leaf.name for leaf in leaves if leaf.audited and not leaf.parts]
+    if outside:
+        raise ValueError(f"a model on several devices must be on them whole, but {outside[0]} is on the host")
+    return tuple(tuple(part for part in parts if part.device == device) for device in devices)
+
+
 def _is_contiguous(row: Any) -> bool:
+    if is_device_jax(row):
+        return True
     return bool(row.is_contiguous() if is_tensor(row) else row.flags.c_contiguous)
 
 

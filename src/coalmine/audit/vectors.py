@@ -1,11 +1,13 @@
 """Operations on vectors of a model's size, numpy or torch, besides cosines."""
 
+import itertools
 import sys
 from typing import Any
 
 import numpy as np
 
 from coalmine.argument_checks import Floats, shown
+from coalmine.canaries.array_types import is_jax
 from coalmine.canaries.base import usable
 
 _ROW = 4096
@@ -22,15 +24,28 @@ def is_tensor(vector: Any) -> bool:
     return torch is not None and isinstance(vector, torch.Tensor)
 
 
+def is_device_jax(vector: Any) -> bool:
+    """Whether it is a jax array on a device that numpy cannot read without a copy."""
+    return is_jax(vector) and bool(jax_measures().is_off_host(vector))
+
+
+def jax_measures() -> Any:
+    """The module that measures vectors of jax; who holds one has imported jax."""
+    from coalmine.canaries import measures_jax
+
+    return measures_jax
+
+
 def checked_length(name: str, vector: Any, dim: int) -> None:
     """ValueError unless `vector` is one row of `dim` real numbers."""
-    if not isinstance(vector, np.ndarray) and not is_tensor(vector):
+    if not isinstance(vector, np.ndarray) and not is_tensor(vector) and not is_device_jax(vector):
         raise ValueError(f"{name} must be a numpy array, a torch tensor or a jax array, got {shown(vector)}")
     if problem := unusable(vector):
         raise ValueError(f"{name} must be a plain array, got {problem}")
     if tuple(vector.shape) != (dim,):
         raise ValueError(f"{name} must be one row of dim = {dim} numbers, got shape {tuple(vector.shape)}")
-    if not (vector.is_floating_point() if is_tensor(vector) else vector.dtype.kind in "fiu"):
+    real = vector.is_floating_point() if is_tensor(vector) else vector.dtype.kind in "fiu"
+    if not real and not (is_device_jax(vector) and str(vector.dtype) == "bfloat16"):
         raise ValueError(f"{name} must be real numbers, got {vector.dtype}")
     if not is_tensor(vector) and vector.dtype.kind == "f" and vector.dtype.itemsize > 8:
         raise ValueError(f"{name} must be float64 or smaller, got {vector.dtype}: convert it with .astype(float)")
@@ -57,6 +72,8 @@ def vector_norm(name: str, vector: Any) -> float:
         norm = float(tensor_norm(vector.detach()))
         if not usable(norm):  # near the limits of float32, squares are zero or infinite
             norm = float(sys.modules["torch"].linalg.vector_norm(vector.detach(), dtype=sys.modules["torch"].float64))
+    elif is_device_jax(vector):
+        norm = float(jax_measures().length(vector))
     else:
         norm = _array_norm(vector)
     if not np.isfinite(norm):
@@ -95,6 +112,8 @@ def difference(first: Any, second: Any) -> Any:
         second = as_tensor(second)
     elif is_tensor(second) and not is_tensor(first):
         second = numpy_vector(second)
+    if is_device_jax(first) or is_device_jax(second):
+        return jax_measures().difference(first, second)
     if is_tensor(first):
         return first.detach() - second.detach().to(device=first.device, dtype=first.dtype)
     return first - second
@@ -107,6 +126,8 @@ def on_gpu(vector: Any) -> bool:
 
 def copied(vector: Any) -> Any:
     """A copy that does not change with the original."""
+    if is_device_jax(vector):
+        return jax_measures().joined([vector], vector.dtype)
     return vector.detach().clone() if is_tensor(vector) else np.array(vector)
 
 
@@ -129,6 +150,9 @@ def layer_norms(vector: Any, sizes: list[int]) -> Floats:
         parts = vector.detach().split(sizes)
         norms = numpy_vector(torch.stack([tensor_norm(part) for part in parts]))  # waits once for all of them
         return norms if all(map(usable, norms)) else np.array([vector_norm("a layer", part) for part in parts])
+    if is_device_jax(vector):
+        edges = np.cumsum([0, *sizes]).tolist()
+        return numpy_vector(jax_measures().lengths(vector, places=tuple(itertools.pairwise(edges))))
     return np.array([vector_norm("a layer", part) for part in np.split(vector, np.cumsum(sizes)[:-1])])
 
 

@@ -107,7 +107,11 @@ def combine(tables: Tables, weights: Any, *, dim: int) -> Any:
 @jax.jit
 def squared_length(vector: Any) -> Any:
     """The sum of squares, a few terms at a time."""
-    terms = vector * vector
+    return summed(vector * vector)
+
+
+def summed(terms: Any) -> Any:
+    """The sum of a vector, a few terms at a time."""
     while terms.shape[0] > _ROW:
         whole = terms.shape[0] // _ROW * _ROW
         rows = terms[:whole].reshape(-1, _ROW).sum(axis=1)
@@ -143,7 +147,8 @@ def _cosines_on(place: Any) -> Any:
     def measured(tables: Tables, vector: Any, *, count: int) -> tuple[Any, Any]:
         return cosines(tables, working(vector), count=count)
 
-    kinds = {memory.kind for memory in place.addressable_memories()} if isinstance(place, jax.Device) else set()
+    on_gpu = isinstance(place, jax.Device) and place.platform == "gpu"  # elsewhere the host's memory may be listed only
+    kinds = {memory.kind for memory in place.addressable_memories()} if on_gpu else set()
     if "pinned_host" not in kinds:
         return jax.jit(measured, static_argnames="count")
     near = jax.sharding.SingleDeviceSharding(place, memory_kind="pinned_host")

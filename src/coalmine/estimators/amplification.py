@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from typing import Any, Literal
 
 import numpy as np
-from scipy.special import gammaln, log_ndtr, ndtri
+from scipy.special import gammaln, log_ndtr, ndtr, ndtri
 
 from coalmine.argument_checks import Floats, delta_array, nonnegative_array, one_number
 from coalmine.estimators.mechanism import mechanism_epsilon, mechanism_noise
@@ -37,6 +37,8 @@ GEOMETRIC_POINTS = 3_000  # the run time grows with their square
 LINEAR_POINTS, LINEAR_POINTS_PER_ROUND = 30_000_000, 200_000
 TAIL = 1e-2  # probability outside the grids, as a fraction of delta
 COARSER = 5  # factor by which the grids are coarser in the first search for the noise
+GAP_CELLS, GAP_STDS = 1_000, 9.0  # cells of a round's sum in the attack on cohorts of fixed size, and their range
+GAP_ERROR = 1e-2  # approximate error of epsilon by which that attack is rounded down
 MOST_EPOCHS = 300  # most epochs that a lower end uses; leaving epochs out keeps it valid
 
 
@@ -89,7 +91,7 @@ def amplified_epsilon(noise_multiplier: float, sampling: Sampling, delta: float)
     """Epsilon of a whole run for an attacker who sees every round and knows all other updates, but not the target's rounds.
 
     Poisson: dp-accounting's PLD. Random allocation: PLD_accounting (Feldman and Shenfeld 2026, arXiv 2602.17284). Fixed
-    size: between Poisson's epsilon and dp-accounting's RDP. Shuffling: between a proven attack and no amplification. Noise
+    size: between a proven attack and dp-accounting's RDP. Shuffling: between a proven attack and no amplification. Noise
     0 gives inf. Results are cached.
 
     >>> round(amplified_epsilon(1.0, Poisson(0.1, rounds=100), 1e-5), 2)
@@ -328,26 +330,69 @@ def _shuffled(noise: float, sampling: Shuffled, delta: float, unamplified: float
 
 
 def _fixed_size(noise: float, sampling: FixedSize, delta: float, unamplified: float) -> AmplifiedEpsilon:
-    """Between Poisson's epsilon and RDP's for sampling without replacement.
+    """Between a proven attack and RDP's epsilon for sampling without replacement.
 
-    The lower end: all others send 0 and the neighbour replaces the target by 0. Then a round has mean 1 with
-    probability size/population, as under Poisson sampling. The upper end: Theorem 27 of Wang, Balle and Kasiviswanathan
-    2019 (arXiv 1808.00087). Replacing one client moves the sum by up to two clip norms, so its noise multiplier is half.
+    The lower end is the larger of two pairs of neighbours, and in both of them the neighbour replaces the target's update
+    by 0. If all others send 0, a round has mean 1 with probability size/population, as under Poisson sampling. The second
+    pair is that of `_gap_attack`. The upper end: Theorem 27 of Wang, Balle and Kasiviswanathan 2019 (arXiv 1808.00087).
+    Replacing one client moves the sum by up to two clip norms, so its noise multiplier is half.
     """
+    poisson = Poisson(sampling.rate, sampling.rounds)
+    low = _epsilon(noise, poisson, delta).low
+    if _accountable(noise, poisson, delta) and delta >= SMALLEST_PLD_DELTA:
+        low = max(low, _gap_attack(noise, sampling, delta))
+    value = _fixed_size_upper(noise, sampling, delta)
+    if not value < unamplified:
+        return _not_amplified(unamplified, low, sampling, RDP_IS_WORSE)
+    return AmplifiedEpsilon(value, low=low, accountant=RDP, adjacency=sampling.adjacency, kind="range")
+
+
+def _fixed_size_upper(noise: float, sampling: FixedSize, delta: float) -> float:
     from dp_accounting import GaussianDpEvent, SampledWithoutReplacementDpEvent, SelfComposedDpEvent
     from dp_accounting.privacy_accountant import NeighboringRelation
     from dp_accounting.rdp import RdpAccountant
 
-    low = _epsilon(noise, Poisson(sampling.rate, sampling.rounds), delta).low
     event = SelfComposedDpEvent(
         SampledWithoutReplacementDpEvent(sampling.population, sampling.size, GaussianDpEvent(noise / 2)),
         sampling.rounds,
     )
     accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
-    value = float(accountant.compose(event).get_epsilon(delta))
-    if not value < unamplified:
-        return _not_amplified(unamplified, low, sampling, RDP_IS_WORSE)
-    return AmplifiedEpsilon(value, low=low, accountant=RDP, adjacency=sampling.adjacency, kind="range")
+    return float(accountant.compose(event).get_epsilon(delta))
+
+
+def _gap_attack(noise: float, sampling: FixedSize, delta: float) -> float:
+    """A lower bound on epsilon for cohorts of a fixed size: the target displaces one of the others, which leaves a gap.
+
+    All others send -u for one unit vector u, the target sends u, and the neighbour zeroes the target out, as in
+    `_shuffled`. A cohort of B has mean -B on u without the target, and 2 - B or 1 - B with it. The target is in each
+    round with probability q, independently of other rounds. So, after adding B, a round is (1 - q)N(0, z²) + qN(2, z²)
+    under the first data set and (1 - q)N(0, z²) + qN(1, z²) under the second. An attacker who sees only in which of many
+    cells each round lies knows no more; losses are rounded down. Both keep the composed epsilon a lower bound.
+    """
+    from dp_accounting.pld import privacy_loss_distribution
+
+    q, rounds = sampling.rate, sampling.rounds
+    edges = np.linspace(-GAP_STDS * noise, 2 + GAP_STDS * noise, GAP_CELLS - 1)
+    absent, zeroed, present = (_cells(edges, mean, noise) for mean in (0.0, 1.0, 2.0))
+    first, second = (1 - q) * absent + q * present, (1 - q) * absent + q * zeroed
+    losses = np.log(first) - np.log(second)
+    mean = float(first @ losses)
+    spread = math.sqrt(rounds * max(float(first @ losses**2) - mean**2, 0.0))
+    length = rounds * abs(mean) + 20 * spread + float(np.ptp(losses))
+    found = privacy_loss_distribution.from_two_probability_mass_functions(
+        dict(enumerate(np.log(second).tolist())),
+        dict(enumerate(np.log(first).tolist())),
+        pessimistic_estimate=False,
+        value_discretization_interval=max(GAP_ERROR / rounds, length / LARGEST_GRID),
+    )
+    return max(float(found.self_compose(rounds).get_epsilon_for_delta(delta)), 0.0)
+
+
+def _cells(edges: Floats, mean: float, std: float) -> Floats:
+    """Probabilities of a Gaussian between neighbouring edges, and beyond the first and the last."""
+    below, above = ndtr((edges - mean) / std), ndtr((mean - edges) / std)
+    inner = np.where(edges[1:] > mean, above[:-1] - above[1:], below[1:] - below[:-1])
+    return np.concatenate([below[:1], inner, above[-1:]])
 
 
 def _not_amplified(unamplified: float, low: float, sampling: Sampling, note: str | None = None) -> AmplifiedEpsilon:
@@ -433,6 +478,8 @@ def _upper_end(noise: float, sampling: Sampling, delta: float, coarser: int) -> 
         return min(unamplified, _poisson_pld(noise, sampling, delta, coarser))
     if unamplified > 0 and isinstance(sampling, RandomAllocation) and _accountable(noise, sampling, delta):
         return min(unamplified, _allocation_upper(noise, sampling, delta, coarser))
+    if unamplified > 0 and isinstance(sampling, FixedSize):
+        return min(unamplified, _fixed_size_upper(noise, sampling, delta))
     return float(_epsilon(noise, sampling, delta))
 
 

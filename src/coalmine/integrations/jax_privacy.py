@@ -2,8 +2,8 @@
 
     privatizer = audited(privatizer, params, stddev=…, clip_norm=1.0, num_examples=n, dp_event=event, seed=…, delta=1e-5)
     noise_state = privatizer.init(params)
-    for indices in strategy.batch_iterator(n):
-        noise_state = privatizer.next_step(noise_state, indices)
+    for indices in privatizer.watched(strategy).batch_iterator(n):
+        noise_state = privatizer.next_step(noise_state)
         ...  # the step as before, under jit or not
     print(privatizer.audit.finish(noise_state=noise_state, params=params))
 
@@ -12,14 +12,15 @@ checks the batch selection too, and judges the accountant's epsilon. A step move
 are subtracted from the sum of gradients, and the audit observes minus the noised sum.
 
 The state of an audited privatizer is a pytree: the privatizer's own state, the canaries of the next step, and the clipped
-and the noised sum of the last one. `next_step` runs on the host between two steps: it records the last step and puts in
-the canaries of the next one. So nothing of the audit is traced but two sums, and on a CPU numpy measures them in place.
+and the noised sum of the last one. `next_step` runs on the host between two steps: it takes the last step's sums and puts
+in the canaries of the next one. So nothing of the audit is traced but two sums. On a CPU a thread measures them with numpy
+beside the next step; on another device jax does, and only scores reach the host.
 """
 
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Unpack
 from warnings import warn
 
@@ -31,6 +32,7 @@ try:
     import jax.numpy as jnp
     import optax
     from jax.flatten_util import ravel_pytree
+    from jax_privacy.batch_selection import BatchSelectionStrategy
     from jax_privacy.experimental.execution_plan import DPExecutionPlan
     from jax_privacy.matrix_factorization.streaming_matrix import StreamingMatrix
 except ImportError as error:
@@ -88,13 +90,25 @@ class AuditedPrivatizer(optax.GradientTransformation):  # type: ignore[misc]
     audit: Audit
     _steps: "_Steps"
 
+    def watched(self, strategy: Any) -> Any:
+        """The same batch selection strategy, which tells the audit each batch: `next_step` then needs no indices."""
+        return _Watched(strategy, self._steps)
+
     def next_step(self, noise_state: AuditState, indices: Any = None) -> AuditState:
         """The state for the next step: records the last step, and puts in the canaries of the next one.
 
         Call it on the host, before each step. `indices` are the examples of the step's batch, as the batch selection gives
-        them; negative ones are padding. Leave them out if `audited` was given a `sampling_probability`.
+        them; negative ones are padding. Leave them out if the batch comes from a `watched` strategy, or if `audited` was
+        given a `sampling_probability`.
         """
         return self._steps.next_step(noise_state, indices)
+
+    def record(self, noise_state: AuditState) -> None:
+        """Record the step that a state comes from, on the disk itself where the audit has a directory.
+
+        `next_step` and `finish` record it too. Call this before you write a checkpoint of the state.
+        """
+        self._steps.record(noise_state)
 
     @property
     def canaries_in_step(self) -> Indices:
@@ -130,14 +144,14 @@ def audited(
     `params` is the model before training, any pytree; each array of it gets a noise gauge of its own. `stddev` is what the
     privatizer was made with, and `clip_norm` the most that one example adds to the clipped sum: `grad_fn.sensitivity()`. For
     a privatizer with correlated noise pass its `noising_matrix` too, and the number of `steps` that it was made for. Of a
-    plan all of them are read from the plan, unless you give them. `settings` are `canaries`, `unobserved`, `delta`,
-    `directory`, `claim` and `on_violation` as in `Audit`, and either `seed` or `seed_file`. An `audit` of your own takes
-    the place of all of them: make it with `Audit.for_model(named_leaves(params), …)`, under correlated noise with the
-    `noise` that `banded_noise` returns.
+    plan all of them are read from the plan, unless you give them, and its batch selection is watched. `settings` are
+    `canaries`, `unobserved`, `delta`, `directory`, `claim` and `on_violation` as in `Audit`, and either `seed` or
+    `seed_file`. An `audit` of your own takes the place of all of them: make it with
+    `Audit.for_model(named_leaves(params), …)`, under correlated noise with the `noise` that `banded_noise` returns.
 
-    With `num_examples`, the size of the data set, each canary rides with one example: pass each batch to `next_step`. There
-    are then at most so many canaries, 1,000 by default. Without it the batch selection is not observed: each canary is in a
-    step with `sampling_probability`, and the audit's seed decides.
+    With `num_examples`, the size of the data set, each canary rides with one example: take batches from a strategy that is
+    `watched`, or pass each of them to `next_step`. There are then at most so many canaries, 1,000 by default. Without it
+    the batch selection is not observed: each canary is in a step with `sampling_probability`, and the audit's seed decides.
 
     With `through_clip` canaries enter `clipped_grad` as rows of the batch, ten times too long, so the audit checks the clip
     too: see `AuditedPrivatizer.canary_loss`. Otherwise they join the clipped sum at the clip norm.
@@ -179,7 +193,12 @@ def audited(
     transformation = AuditedPrivatizer(*_functions(inner, through_clip=through_clip))
     transformation.audit = audit
     transformation._steps = _Steps(audit, mechanism, draw, names, treedef, model, through_clip=through_clip)
-    return transformation if plan is None else dataclasses.replace(plan, noise_addition_transform=transformation)
+    if plan is None:
+        return transformation
+    strategy = plan.batch_selection_strategy
+    if draw.observed and isinstance(strategy, BatchSelectionStrategy):
+        strategy = transformation.watched(strategy)
+    return dataclasses.replace(plan, noise_addition_transform=transformation, batch_selection_strategy=strategy)
 
 
 def banded_noise(noising_matrix: Any, steps: int | None) -> tuple[BandedNoise | None, float]:
@@ -310,7 +329,9 @@ class _Riders:
 
     def canaries(self, step: int, indices: Any) -> Indices:
         if indices is None:
-            raise TypeError("next_step needs the indices of the batch, as the batch selection gives them")
+            raise TypeError(
+                "next_step needs the indices of the batch: take batches from privatizer.watched(strategy), or pass them"
+            )
         picked = np.asarray(indices).reshape(-1)
         if picked.size and picked.dtype.kind not in "iu":
             raise ValueError(f"indices must be whole numbers, got {shown(indices)}")
@@ -344,7 +365,9 @@ def _draw(num_examples: int | None, sampling_probability: float | None, settings
 
 def _set_up_audit(model: dict[str, Any], law: BandedNoise | None, settings: AuditSettings) -> Audit:
     if settings.get("audit") is None:
-        return Audit.for_model(model, noise=law, **new_audit_settings(True, **settings))
+        # Beside the next step a round costs less; who waits for an alarm wants it at once.
+        later = settings.get("on_violation") is None
+        return Audit.for_model(model, noise=law, deferred=later, **new_audit_settings(True, **settings))
     audit = own_audit(**settings)
     refuse_finished(audit)
     structure = audit.updates([], 1.0)
@@ -369,6 +392,11 @@ def _named_leaves(params: Any) -> tuple[list[str], Any, dict[str, Any]]:
         raise ValueError("params must hold the arrays of the model, got an empty tree")
     names = [jax.tree_util.keystr(path, simple=True, separator="/") or "parameters" for path, _ in found]
     return names, treedef, dict(zip(names, (leaf for _, leaf in found), strict=True))
+
+
+def _copied(leaf: Any) -> Any:
+    """A copy of the initial model's array, where it is: the step may overwrite what it was given."""
+    return jnp.array(leaf, copy=True) if isinstance(leaf, jax.Array) else np.array(leaf)
 
 
 def _functions(privatizer: Any, *, through_clip: bool) -> tuple[Any, Any]:
@@ -397,6 +425,32 @@ def _functions(privatizer: Any, *, through_clip: bool) -> tuple[Any, Any]:
     return init, update
 
 
+class _Watched(BatchSelectionStrategy):  # type: ignore[misc]
+    """A batch selection strategy that hands each batch to the audit as well."""
+
+    def __init__(self, strategy: Any, steps: "_Steps") -> None:
+        if not isinstance(strategy, BatchSelectionStrategy):
+            raise TypeError(
+                f"watched() takes a strategy of jax_privacy.batch_selection that selects examples, got {shown(strategy)}"
+            )
+        self._strategy, self._steps = strategy, steps
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._strategy, name)
+
+    def __repr__(self) -> str:
+        return f"watched({self._strategy!r})"
+
+    def batch_iterator(self, num_examples: int, rng: Any = None) -> Iterator[Any]:
+        """The batches of the strategy, as it gives them."""
+        self._steps.expect_batches(num_examples)
+        for indices in self._strategy.batch_iterator(num_examples, rng):
+            self._steps.give(indices)
+            yield indices
+
+
 class _Steps:
     """The audit's part in the steps of a privatizer."""
 
@@ -417,9 +471,10 @@ class _Steps:
         self._precision = ", ".join(sorted({str(leaf.dtype) for leaf in model.values()}))
         if audit.log.final is not None:
             audit.rewind_to(audit.last_round)  # the run ended between its final model and its result: it is resumed
-        self._initial = {name: np.array(leaf) for name, leaf in model.items()} if audit.last_round == 0 else None
+        self._initial = {name: _copied(leaf) for name, leaf in model.items()} if audit.last_round == 0 else None
         self._waiting: tuple[int, Indices, int | None] | None = None  # step, its canaries and participants
         self._steps_without_others = 0
+        self._given: list[Any] = []  # batches of a watched strategy since the last step was prepared
         self._journal = Journal(audit, self._settings())
         audit.finish_with(self._finish)
 
@@ -445,8 +500,37 @@ class _Steps:
 
         return with_canaries
 
+    def expect_batches(self, num_examples: int) -> None:
+        """Refuse batches of another data set than the canaries ride on, or of which nothing is observed."""
+        rows = self._draw.rows
+        if rows is None:
+            raise ValueError("a watched strategy needs audited(…, num_examples=), so that canaries ride with examples")
+        if num_examples != rows:
+            raise ValueError(f"batch_iterator must be given the {rows} examples that audited() was, got {num_examples}")
+        self._given.clear()
+
+    def give(self, indices: Any) -> None:
+        """Take note of a batch that a watched strategy selected."""
+        self._given.append(np.array(indices))
+
+    def record(self, state: AuditState) -> None:
+        self._record(state)
+        self._audit.flush(sync=True)
+
+    def _batch(self, indices: Any) -> Any:
+        """The batch of the next step: as passed, or as the watched strategy gave it."""
+        if indices is None and len(self._given) > 1:
+            raise ValueError(
+                f"the watched strategy gave {len(self._given)} batches since the last step: call next_step for each, or "
+                "pass the indices of the one that the step takes"
+            )
+        given = self._given[0] if indices is None and self._given else indices
+        self._given.clear()
+        return given
+
     def next_step(self, state: AuditState, indices: Any) -> AuditState:
         self._record(state)
+        indices = self._batch(indices)
         number = self._audit.last_round + 1
         present = self._draw.canaries(number, indices)
         self._waiting = (number, present, self._draw.participants)
@@ -594,7 +678,11 @@ class _Steps:
 
     def _notes(self) -> list[str]:
         event = self._mechanism.event
-        if event is None or self._mechanism.law is not None or _poisson_event(event) is not None:
+        if event is None:
+            return []
+        if self._mechanism.law is not None:
+            return ["the verdict is for known steps: amplification by sampling is not judged under correlated noise"]
+        if _poisson_event(event) is not None:
             return []
         return ["the accountant's epsilon has no verdict: its event is no Poisson-sampled Gaussian mechanism"]
 
