@@ -1,4 +1,4 @@
-"""Audits of a language model that is fine-tuned with LoRA, as it is and with faults: the tables in docs/how-to/fine-tuning.md.
+"""Audits of a language model that is fine-tuned with LoRA, as it is and with faults: docs/how-to/fine-tuning.md.
 
     python -m studies.fine_tuning                  prints the tables
     python -m studies.fine_tuning --write-docs     also writes them into docs/how-to/fine-tuning.md
