@@ -27,7 +27,20 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_mock_imports = [
     name
-    for name in ("torch", "flwr", "opacus", "jax", "jax_privacy", "optax", "pfl", "nvflare", "matplotlib", "sklearn")
+    for name in (
+        "torch",
+        "flwr",
+        "opacus",
+        "transformers",
+        "peft",
+        "jax",
+        "jax_privacy",
+        "optax",
+        "pfl",
+        "nvflare",
+        "matplotlib",
+        "sklearn",
+    )
     if find_spec(name) is None
 ]
 # In a signature, "Name | None" must also work for a name of a package that is not installed.

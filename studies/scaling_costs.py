@@ -117,7 +117,7 @@ def _share(whole: int, count: int, number: int) -> int:
 def numbers_in_a_round(settings: Settings) -> int:
     """The number of values summed over the ranks in every round."""
     vectors = 2 * (settings.total + 2 * len(settings.block_sizes))
-    return vectors + len(settings.layers) + _parts(settings) + STATE * settings.processes
+    return vectors + 2 * len(settings.layers) + _parts(settings) + STATE * settings.processes
 
 
 def _parts(settings: Settings) -> int:

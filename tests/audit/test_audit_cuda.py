@@ -37,6 +37,7 @@ def test_a_deferred_audit_records_the_same_numbers(layers):
         assert later.rest == pytest.approx(at_once.rest, rel=1e-6)
         if layers:
             np.testing.assert_allclose(later.layer_rests, at_once.layer_rests, rtol=1e-6)
+            np.testing.assert_allclose(later.layer_others, at_once.layer_others, rtol=1e-6)
         np.testing.assert_allclose(later.law_moments, at_once.law_moments, rtol=1e-5)
         np.testing.assert_allclose(later.law_lags, at_once.law_lags, atol=1e-6)
         assert np.abs(later.law_counts - at_once.law_counts).sum() <= 4  # values on the edge of a cell

@@ -109,6 +109,8 @@ class MeasuredHere:
             found |= dict(zip(("residual_norm", "residual_cosines"), both(rest), strict=True))
             pieces = rest.double().split(self.plan.layers) if self.plan.layers else ()
             found["rests"] = np.array([float(piece @ piece) for piece in pieces])
+            beside = self.others.double().split(self.plan.layers) if self.plan.layers else ()
+            found["others"] = np.array([float(piece @ piece) for piece in beside])
             if self.total is not None and self.plan.layers:
                 totals = self.total.double().split(self.plan.layers)
                 found["overlaps"] = np.array([float(a @ b) for a, b in zip(pieces, totals, strict=True)])
@@ -142,3 +144,4 @@ def test_a_round_measured_on_a_gpu_gives_the_same_result(layers, monkeypatch):
             assert one.residual_rest == pytest.approx(other.residual_rest, rel=1e-9)
             if layers:
                 np.testing.assert_allclose(one.layer_rests, other.layer_rests, rtol=1e-9)
+                np.testing.assert_allclose(one.layer_others, other.layer_others, rtol=1e-7)

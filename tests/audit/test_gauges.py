@@ -34,6 +34,7 @@ def test_an_honest_run_raises_no_gauge():
             *("repeat", "rank", "repeat of any", "others"),
             *("shape", "distribution", "tails", "bare coordinates", "grid", "spectrum", "neighbours", "shared draws"),
             *("noise follows others", "noise follows canaries", "shifted repeat"),
+            *("layers moved", "layers with a gradient", "signal by layer"),
         }
 
 

@@ -74,10 +74,12 @@ def test_shards_give_the_same_records_as_one_process(size):
         observe(audit, number, *mine)
     for one, two in zip(ranks[0].log.rounds(), audit.log.rounds(), strict=True):
         for name, value in vars(one).items():
-            if name not in ("layer_rests", "scores") and value is not None:
+            if name not in ("layer_rests", "layer_others", "scores") and value is not None:
                 assert np.asarray(value, float) == pytest.approx(
                     np.asarray(vars(two)[name], float), rel=1e-6, abs=1e-6
                 ), name
+        parts = two.layer_others.reshape(size, len(SHAPES))  # one process has every rank's part as a layer of its own
+        assert one.layer_others == pytest.approx(np.linalg.norm(parts, axis=0), rel=1e-6)
 
 
 @pytest.mark.parametrize(("noise", "outcome"), [(NOISE, "PASS"), (NOISE / 2, "VIOLATION")])

@@ -4,6 +4,7 @@ collect_ignore = [
     "flower_training.py",
     "hostile_clients.py",
     "jax_training.py",
+    "lora_training.py",
     "opacus_ranks.py",
     "opacus_training.py",
     "reduce_ranks.py",

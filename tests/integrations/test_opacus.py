@@ -283,7 +283,8 @@ def test_parameters_that_get_noise_without_a_gradient_are_named(tmp_path):
     names = dict(model.named_parameters()) | {"beside.weight": beside.weight}
     settings = {"canaries": 20, "seed": 1, "delta": 1e-5, "sampling_probability": 1.0, "directory": tmp_path}
     optimizer = audited(optimizer, names, **settings)
-    run_epoch(model, optimizer, nn.CrossEntropyLoss(), loader, optimizer.audit, steps=1)
+    for step in range(1, 6):
+        run_epoch(model, optimizer, nn.CrossEntropyLoss(), loader, optimizer.audit, steps=step)
     with pytest.warns(UserWarning, match="these parameters") as caught:
         result = optimizer.audit.finish()
     texts = [str(item.message) for item in caught]

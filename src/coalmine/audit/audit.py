@@ -694,6 +694,7 @@ class Audit:
                     numbers["rests"] - 2 * size * numbers.get("overlaps", 0.0) + size**2 * numbers.get("totals", 0.0)
                 )
                 extra["layer_rests"] = np.sqrt(np.maximum(square, 0.0))
+                extra["layer_others"] = np.sqrt(numbers["others"])
             if self._measures_law(order, cheaply=False):
                 with measurement.aside():
                     noise = measurement.vector - measurement.others
@@ -730,8 +731,14 @@ class Audit:
         checked_length("initial", initial, self.settings.dim)
         moved = difference(model, initial)
         update_norm = vector_norm("model - initial", moved)
+        moves = layer_norms(moved, [size for _, size in self.settings.layers] or [self.settings.dim])
+        if update_norm == 0:  # nothing moved, so there is no direction to compare with: the gauges of training say so
+            self._log.finish(Final(norm=norm, cosines=cosines, layer_moves=moves))
+            return
         update = np.asarray(numpy_vector(self._canaries.cosines(moved)), dtype=np.float32)
-        self._log.finish(Final(norm=norm, cosines=cosines, update_norm=update_norm, update_cosines=update))
+        self._log.finish(
+            Final(norm=norm, cosines=cosines, update_norm=update_norm, update_cosines=update, layer_moves=moves)
+        )
 
     @_one_thread
     def rewind_to(self, round_number: int) -> None:
@@ -922,7 +929,8 @@ class Audit:
             vector = difference(vector, self._before.model_delta * self.settings.momentum)
             along = along - self.settings.momentum * self._before.along[present]
         cheaply = not is_on_device(vector) and (vectors.total is not None or not present)
-        measures_law = self._measures_law(vectors.order, cheaply=cheaply or bool(self.settings.layers))
+        by_layer = bool(self.settings.layers) and not is_on_device(vector)  # the noise is computed in any case
+        measures_law = self._measures_law(vectors.order, cheaply=cheaply or by_layer)
         if not measures_law and not self.settings.layers:
             return fields
         declared = True
@@ -933,6 +941,7 @@ class Audit:
             vector = difference(vector, vectors.total * size)
         if self.settings.layers:
             fields["layer_rests"] = layer_norms(vector, [size for _, size in self.settings.layers])
+            fields["layer_others"] = layer_norms(vectors.others, [size for _, size in self.settings.layers])
         if measures_law:
             fields |= self._law(vector, vectors, exact=declared)
         return fields

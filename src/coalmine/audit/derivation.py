@@ -17,6 +17,7 @@ from coalmine.audit.noise_signal import NoiseSignal
 from coalmine.audit.result import Adversary, AuditResult, Row
 from coalmine.audit.result_rows import make_headline, make_row, make_sampled_row, sampled_headline, without_bound
 from coalmine.audit.stated_noise import StatedReader
+from coalmine.audit.training_gauges import TrainingReader
 from coalmine.audit.unknown_round import RUNG as UNKNOWN
 from coalmine.audit.unknown_round import UnknownRound, UnknownRoundReader, stated_multiplier
 from coalmine.audit.verdict import VIOLATION, Evidence, Verdict, judge
@@ -56,13 +57,14 @@ def derive_result(
         analytical_epsilon = float(nonnegative_array("analytical_epsilon", number))
     audited = checked_items(audited)
     rung_reader, gauge_reader = LadderReader(log, settings), GaugeReader(settings, len(log.numbers))
-    stated, facts = StatedReader(settings), CoverageReader()
+    stated, facts, training = StatedReader(settings), CoverageReader(), TrainingReader(settings)
     sampled = _sampled(claim, log, settings)
     hidden, why = _unknown_rounds(log, settings, sampled)
     alarms = AlarmReader(settings, claim) if watched and claim is not None else None
     more_readers = [reader for reader in (hidden, alarms) if reader is not None]
-    read_log(log, settings, rung_reader, gauge_reader, stated, facts, *more_readers)
-    gauges, unknown = gauge_reader.gauges(), None if hidden is None else hidden.reading()
+    read_log(log, settings, rung_reader, gauge_reader, stated, facts, training, *more_readers)
+    gauges = [*gauge_reader.gauges(), *training.gauges(log.final)]
+    unknown = None if hidden is None else hidden.reading()
     rungs = _in_order(rung_reader.scores(log.final), unknown)
     evidence = replace(_evidence(log, settings, stated, clients), vouched=others_complete)
     participations = evidence.planned if claim is None else claim.participations or evidence.planned
@@ -80,6 +82,7 @@ def derive_result(
     if alarm is not None:
         verdict = verdict if verdict is not None and verdict.outcome == VIOLATION else alarm.verdict
         notes.append(str(alarm))
+    notes += training.notes(log.final)
     notes += _one_look(log, settings, verdict, alarm)
     adversaries, more = _adversaries(rungs, by_rung, unknown, settings)
     notes += more

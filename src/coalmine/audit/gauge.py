@@ -11,6 +11,8 @@ from coalmine.argument_checks import Floats
 
 LEVEL = 1e-4  # probability that one gauge fails in a correct run
 LAYER = "layer "  # prefix of the names of gauges of single tensors
+MOVED, GRADIENT, SIGNAL = "layers moved", "layers with a gradient", "signal by layer"  # gauges of the training itself
+TRAINING = (MOVED, GRADIENT, SIGNAL)
 MEANINGS = {
     "noise": "length off the canaries over that of the stated noise",
     "dilution": "length of the sum of all rounds over that of noise alone",
@@ -35,6 +37,9 @@ MEANINGS = {
     "parts of blocks": "length of the residual in a part of a block over that of the stated noise",
     "shared blocks": "correlation of the noise between two blocks, in one round or in two that follow each other",
     "rounding": "share of the residual's variance that comes from rounding the release",
+    MOVED: "share of the layers whose weights differ from those before training",
+    GRADIENT: "share of the layers that received a gradient in any round",
+    SIGNAL: "standard deviations by which a layer's updates differ from noise alone",
     "shifted repeat": "share of a round's largest noise values that stand in another round at one common distance",
 }
 
@@ -44,7 +49,8 @@ class Gauge:
     """One gauge over the run.
 
     `status` is "ok", "low" (evidence of less noise than stated) or "warning" (a fault that does not prove less noise).
-    Both prevent a PASS. `smallest` and `largest` are the extremes over rounds, and `limits` are those of a correct run;
+    Both prevent a PASS, except for gauges of training (see `bars_pass`). `smallest` and `largest` are the extremes over
+    rounds or layers, and `limits` are those of a correct run;
     `flagged` rounds lie outside. If noise is missing, `noise_left` is an upper confidence limit on the remaining noise as a
     share of the stated noise; None if it is unknown.
     """
@@ -62,6 +68,13 @@ class Gauge:
     def meaning(self) -> str:
         """A phrase for the quantity that the gauge measures."""
         return meaning_of(self.name)
+
+    @property
+    def bars_pass(self) -> bool:
+        """Whether there can be no PASS: gauges of training bar one only if no layer at all moved, or had a gradient."""
+        if self.name in TRAINING:
+            return self.status != "ok" and self.name != SIGNAL and self.largest == 0
+        return self.status != "ok"
 
     def to_dict(self) -> dict[str, Any]:
         return {

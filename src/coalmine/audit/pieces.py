@@ -34,6 +34,7 @@ from coalmine.audit.vectors import (
     SHORTEST,
     NotFiniteError,
     copied,
+    difference,
     is_device_jax,
     is_tensor,
     jax_measures,
@@ -106,6 +107,7 @@ class Pieces:
         """How many numbers are summed over processes in a round."""
         settings = self._settings
         vectors = 2 * (settings.total + 2 * len(settings.block_sizes))
+        vectors += len(settings.layers)  # lengths of everybody else's part
         if settings.replicated:
             return vectors + settings.law_dim + 2 * self._ranks.size
         return vectors + len(settings.layers) + self._parts_size
@@ -136,7 +138,8 @@ class Pieces:
         blocks = len(settings.block_sizes)
         layers = settings.law_dim if settings.replicated else len(settings.layers)
         sums = self._ranks.sum_of(self._round_size, measure, number=facts["number"], told=told)
-        release, left, beside, rest = np.split(sums, np.cumsum([count + 2 * blocks, count + 2 * blocks, layers]))
+        places = np.cumsum([count + 2 * blocks, count + 2 * blocks, len(settings.layers), layers])
+        release, left, squares, beside, rest = np.split(sums, places)
         if settings.replicated:
             _check_same(rest.reshape(-1, 2))
         whole = _Length.of("model_delta", release, settings)
@@ -158,6 +161,8 @@ class Pieces:
                 f"residual_{name}": getattr(residual, name) for name in ("norm", "rest", "cosines", "block_rests")
             }
             record |= self._beside(given, residual, beside, rest, present, facts, order)
+            # Of a replicated model each process knows its own part: by the triangle inequality the sum is no longer.
+            record["layer_others"] = np.sqrt(squares * (self._ranks.size if settings.replicated else 1))
         if settings.momentum:
             copies = {name: copied(row) for name, row in given["delta"].items()}
             self._before = (facts["number"], copies, whole.cosines.astype(np.float64) * whole.norm)
@@ -173,7 +178,8 @@ class Pieces:
 
         def of_update() -> Floats:
             rows, first = self.tree.rows("model", model), self.tree.rows("initial", initial)
-            return self._vector_sums("model - initial", self._gatherer(rows, (first, 1.0)))
+            squares = self._leaf_squares(rows, first) / (self._ranks.size if settings.replicated else 1)
+            return np.concatenate([self._vector_sums("model - initial", self._gatherer(rows, (first, 1.0))), squares])
 
         told = {"initial": initial is not None}
         found = self._ranks.sum_of(size, of_model, number=0, told=told)
@@ -181,9 +187,10 @@ class Pieces:
         _refuse_zero("model", last.norm)
         if initial is None:
             return Final(norm=last.norm, cosines=last.cosines, block_rests=last.block_rests)
-        found = self._ranks.sum_of(size, of_update, number=0, told=told)
-        moved = _Length.of("model - initial", found, settings)
-        _refuse_zero("model - initial", moved.norm)
+        found = self._ranks.sum_of(size + len(settings.layers), of_update, number=0, told=told)
+        moved, moves = _Length.of("model - initial", found[:size], settings), np.sqrt(found[size:])
+        if moved.norm == 0:  # nothing moved, so there is no direction to compare with: the gauges of training say so
+            return Final(norm=last.norm, cosines=last.cosines, block_rests=last.block_rests, layer_moves=moves)
         return Final(
             norm=last.norm,
             cosines=last.cosines,
@@ -191,6 +198,7 @@ class Pieces:
             update_norm=moved.norm,
             update_cosines=moved.cosines,
             update_block_rests=moved.block_rests,
+            layer_moves=moves,
         )
 
     def _measured(self, delta: dict[str, Any], others: dict[str, Any] | None, number: int) -> Floats:
@@ -221,7 +229,8 @@ class Pieces:
                 vector = noise_of(block)
                 layers.add(vector, stretches)
                 parts_of.add(self._numbers[block], vector)
-        parts = [release.numbers(), left.numbers()]
+        squares = np.zeros(len(settings.layers)) if others is None else self._leaf_squares(others)
+        parts = [release.numbers(), left.numbers(), squares]
         if not settings.replicated:
             return np.concatenate([*parts, layers.numbers(), parts_of.numbers()])
         places = self._sampled(number)
@@ -232,6 +241,22 @@ class Pieces:
         seen = numpy_vector(gathered(delta, places))
         own[ranks.rank] = _numbers(lengths).sum(), float(seen @ np.cos(np.arange(len(seen))))
         return np.concatenate([*parts, sample, own.ravel()])
+
+    def _leaf_squares(self, rows: dict[str, Any], first: dict[str, Any] | None = None) -> Floats:
+        """Squared lengths of this process's part of each layer, or of its difference from `first`."""
+        stretches = [part for block in self._stretches for part in block]
+        parts = [rows[part.name][part.here] for part in stretches]
+        if first is not None:
+            others = [first[part.name][part.here] for part in stretches]
+            parts = [difference(one, other) for one, other in zip(parts, others, strict=True)]
+        if parts and all(is_tensor(part) and is_on_device(part) and part.device == parts[0].device for part in parts):
+            torch = sys.modules["torch"]
+            squares = np.square(numpy_vector(torch.stack(torch._foreach_norm(parts, 2, torch.float64))))
+        else:
+            squares = _numbers([_safe_square(_single(part)) for part in parts])
+        found = np.zeros(len(self._settings.layers))
+        np.add.at(found, [part.layer for part in stretches], squares)
+        return found
 
     def _block_parts(self) -> "_BlockParts":
         return _BlockParts(self._settings)
@@ -782,6 +807,12 @@ def _safe_square(vector: Any) -> Any:
     exact = numpy_vector(vector)  # squares underflow or overflow in single precision
     with np.errstate(over="ignore"):
         return float(exact @ exact)
+
+
+def _single(vector: Any) -> Any:
+    """An array of half precision in single precision: numpy knows no bfloat16, and sums float16 in float16."""
+    held = is_tensor(vector) or is_device_jax(vector) or vector.dtype.itemsize > 2
+    return vector if held else np.asarray(vector, dtype=np.float32)
 
 
 def _double(vector: Any) -> Any:

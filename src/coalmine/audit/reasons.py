@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
-from coalmine.audit.gauge import meaning_of
+from coalmine.audit.gauge import MOVED, meaning_of
 from coalmine.estimators.sampler_tests import MEANING
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ def _undecided(v: "Verdict") -> str:
         return SENTENCES[v.code].format(v=v)
     return {
         "gauge": _alarm,
+        "training": _untrained,
         "others": _others,
         "noise_std": _noise_std,
         "power": _too_weak,
@@ -159,6 +160,19 @@ def _alarm(v: "Verdict") -> str:
     return (
         f"the {_gauge(v)} reads {span}, outside {_limits(v)}{where}: the residual is not independent Gaussian noise of the "
         f"stated level.{also}"
+    )
+
+
+def _untrained(v: "Verdict") -> str:
+    if v.gauge == MOVED:
+        return (
+            "nothing refutes the claim, but no weight moved from the first round to the last: nothing was trained, so this "
+            "is no PASS for a trained model. Check that the optimizer holds this model's parameters, that they require "
+            "gradients, and that the learning rate is above 0"
+        )
+    return (
+        "nothing refutes the claim, but no layer received a gradient in any round: noise alone moved the weights, so this "
+        "is no PASS for a trained model. Check that the loss depends on the parameters that the optimizer holds"
     )
 
 

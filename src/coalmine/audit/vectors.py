@@ -148,8 +148,11 @@ def layer_norms(vector: Any, sizes: list[int]) -> Floats:
     if is_tensor(vector):
         torch = sys.modules["torch"]
         parts = vector.detach().split(sizes)
-        norms = numpy_vector(torch.stack([tensor_norm(part) for part in parts]))  # waits once for all of them
-        return norms if all(map(usable, norms)) else np.array([vector_norm("a layer", part) for part in parts])
+        # Waits once for all of them; on a GPU there are also few launches.
+        several = on_gpu(vector)
+        lengths = torch._foreach_norm(parts, 2, torch.float64) if several else [tensor_norm(part) for part in parts]
+        pairs = zip(numpy_vector(torch.stack(lengths)).tolist(), parts, strict=True)
+        return np.array([norm if usable(norm) else vector_norm("a layer", part) for norm, part in pairs])
     if is_device_jax(vector):
         edges = np.cumsum([0, *sizes]).tolist()
         return numpy_vector(jax_measures().lengths(vector, places=tuple(itertools.pairwise(edges))))

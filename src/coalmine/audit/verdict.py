@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coalmine.audit.claim import Claim
-from coalmine.audit.gauge import Gauge
+from coalmine.audit.gauge import TRAINING, Gauge
 from coalmine.audit.ladder import Scores
 from coalmine.audit.noise_signal import NoiseSignal
 from coalmine.audit.reasons import reason, times_of
@@ -401,7 +401,10 @@ def _barred(rungs: list[Scores], gauges: list[Gauge], case: Case) -> Verdict | N
     """The reason why there is no PASS although nothing refutes the claim; None if there is none."""
     if case.others_wrong is not None:
         return Verdict(outcome=UNDERPOWERED, code="others", factor=case.others_wrong)
-    odd = [gauge for gauge in gauges if gauge.status != "ok" and not _allowed(gauge, case)]
+    odd = [gauge for gauge in gauges if gauge.bars_pass and not _allowed(gauge, case)]
+    untrained = [gauge for gauge in odd if gauge.name in TRAINING]
+    if untrained and len(untrained) == len(odd):
+        return Verdict(outcome=UNDERPOWERED, code="training", gauge=untrained[0].name)
     if odd:
         return _alarm(odd)
     if not case.explicit:

@@ -149,7 +149,8 @@ class Measurement:
         flat, plan = self._numbers.numpy(), self.plan
         names = [("norm", 1), ("cosines", plan.count)]
         if plan.others:
-            names += [("residual_norm", 1), ("residual_cosines", plan.count), ("rests", len(plan.layers))]
+            names += [("residual_norm", 1), ("residual_cosines", plan.count)]
+            names += [("rests", len(plan.layers)), ("others", len(plan.layers))]
         if plan.others and plan.total:
             names += [("overlaps", len(plan.layers)), ("totals", len(plan.layers))]
         pieces = np.split(flat.copy(), np.cumsum([size for _, size in names])[:-1])
@@ -193,6 +194,8 @@ class _MeasureGraph:
             parts += reversed(rotation._cosines(rest, plan.count))
             pieces = torch.split(rest, list(plan.layers)) if plan.layers else ()
             parts += [piece.square().sum(dtype=torch.float64) for piece in pieces]
+            beside = torch.split(self._others, list(plan.layers)) if plan.layers else ()
+            parts += [piece.square().sum(dtype=torch.float64) for piece in beside]
             if plan.total and plan.layers:
                 totals = torch.split(self._total, list(plan.layers))
                 parts += [(one * other).sum(dtype=torch.float64) for one, other in zip(pieces, totals, strict=True)]

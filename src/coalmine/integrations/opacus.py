@@ -38,6 +38,7 @@ from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.ranks import Ranks, Reduce
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
+from coalmine.audit.training_gauges import FEWEST_ROUNDS
 from coalmine.estimators.sampling import Poisson
 from coalmine.integrations.journal import Journal
 from coalmine.integrations.opacus_distributed import (
@@ -46,10 +47,12 @@ from coalmine.integrations.opacus_distributed import (
     Replicated,
     Sharded,
     local,
+    negated,
     on_every_rank,
     own_slot,
     plain_names,
     reduce_for,
+    subtract,
 )
 from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, positive, watch_noise
 from coalmine.integrations.watched_sampler import PickedRows, check_loader
@@ -59,6 +62,8 @@ __all__ = ["audited", "named_layers", "trained_parameters", "unaudited"]
 # 0.5 seconds a step on one core (a transform takes 8 to 33 ns per number).
 MOST_THROUGH_CLIP = 1 << 24
 USUAL_CANARIES = 1_000  # by default, if the data set has so many rows
+EARLY_STEPS = 10  # after which weights that have not moved are told of
+ROW = "row of the data set"  # the privacy unit, unless a better name is given
 WRAPPERS = ("_module.", "_orig_mod.")  # GradSampleModule and torch.compile put these before a parameter's name
 Optimizer = TypeVar("Optimizer", bound=DPOptimizer)
 
@@ -78,9 +83,9 @@ def audited(
     """The same optimizer with canaries in its steps, and its audit as `optimizer.audit`.
 
     `model` is the model that the optimizer trains, a dict of its named parameters, or its `state_dict`. Each parameter gets
-    a noise gauge of its own. `settings` are `canaries`, `unobserved`, `delta`, `directory`, `claim` and `on_violation` as in
-    `Audit`, and either `seed` or `seed_file`. Without a claim `on_violation` watches the noise multiplier. An `audit` of
-    your own takes the place of all of them; `named_layers` returns its layers.
+    a noise gauge of its own. `settings` are `canaries`, `unobserved`, `delta`, `directory`, `claim`, `on_violation` and
+    `deferred` as in `Audit`, and either `seed` or `seed_file`. Without a claim `on_violation` watches the noise multiplier.
+    An `audit` of your own takes the place of all of them; `named_layers` returns its layers.
 
     `data_loader` is the loader that `make_private` returned and that the loop uses, itself or in a `BatchMemoryManager`.
     Each canary rides with one row of its data set, and is in a step exactly when the loader's sampler picks that row.
@@ -98,10 +103,13 @@ def audited(
     the directory and the result. `reduce` sums over the ranks, by default `torch_distributed.reduce_over()`.
 
     `optimizer.audit.finish` takes `accounted_epsilon`, by default that of the accountant which `make_private` attached,
-    `claim`, `initial`, the model before training, needed for `final-update` after a restart, and `task`, the name of what
-    was trained. With `data_loader` the accountant's epsilon is the default claim, and the mechanism's has a verdict beside
-    it. Without, the default claim is the optimizer's noise multiplier in every step, and an `accounted_epsilon` has a
-    verdict beside it.
+    `claim`, `initial`, the model before training, needed for `final-update` after a restart, `task`, the name of what was
+    trained, and `unit`, what one row of the data set holds, such as "sentence", "document" or "user". With `data_loader`
+    the accountant's epsilon is the default claim, and the mechanism's has a verdict beside it. Without, the default claim
+    is the optimizer's noise multiplier in every step, and an `accounted_epsilon` has a verdict beside it.
+
+    After ten steps a RuntimeWarning tells of weights that have not moved at all, so that nobody waits for the end of a run
+    that trains nothing.
     """
     _check_optimizer(optimizer, through_clip)
     gradients = _gradients(optimizer, model, reduce)
@@ -292,6 +300,7 @@ class _OptimizerAudit:
         accounted_epsilon: float | None = None,
         initial: Any = None,
         task: str | None = None,
+        unit: str | None = None,
     ) -> AuditResult:
         """Observe the final model and return the result, on rank 0 of several; a second call judges the same model again."""
         if not self._has_final():
@@ -316,9 +325,10 @@ class _OptimizerAudit:
             pipeline=self._pipeline(),
             task=task,
             audited=self._audited_items(),
-            notes=self._notes(bool(claim or noise)),
+            notes=[*self._notes(bool(claim or noise)), _privacy_unit(unit)],
             warnings=warnings,
             noise_multiplier=smallest,
+            privacy_unit=unit or ROW,
         )
 
     def _has_final(self) -> bool:
@@ -390,7 +400,7 @@ class _OptimizerAudit:
         assert self._scale is not None
         if not self._optimizer._check_skip_next_step(pop_next=False):
             self._present = self._draw.canaries(self._examples)
-            self._others = [-part for part in self._clipped_sum()]
+            self._others = negated(self._clipped_sum())
             if self._present.size and self._gradients.joins:
                 size = float(self._optimizer.max_grad_norm)
                 entering = np.concatenate([*self._draw.again, self._present])
@@ -403,14 +413,13 @@ class _OptimizerAudit:
         if self._scale is None:
             self._present = self._draw.canaries(self._examples)
             sums = self._gradients.sums()
-            self._others = [-part for part in sums]
+            self._others = negated(sums)
             if self._gradients.joins:
                 size = float(self._optimizer.max_grad_norm) * self._gradients.clip_in_sum
                 for canaries in [*self._draw.again, self._present]:
                     if canaries.size:
                         parts = self._gradients.updates(self.audit, canaries, size)
-                        for part, canary in zip(sums, parts, strict=True):
-                            part -= canary.view_as(part)
+                        subtract(sums, [canary.view_as(part) for part, canary in zip(sums, parts, strict=True)])
         self._real_add_noise()
 
     def _after_noise(self, optimizer: DPOptimizer) -> None:
@@ -434,15 +443,20 @@ class _OptimizerAudit:
         step, self._step = self._step, None
         self._noise_multipliers.add(step.noise)
         self._steps += 1
-        self._zero_gradient = {i for i in self._zero_gradient if not bool(self._others[i].any())}
+        if self._steps == EARLY_STEPS + 1:
+            self._look_at_weights()
+        if self._zero_gradient:  # one wait for all of them
+            waiting = sorted(self._zero_gradient)
+            nonzero = torch.stack([self._others[i].any() for i in waiting]).cpu()
+            self._zero_gradient = {i for i, moved in zip(waiting, nonzero.tolist(), strict=True) if not moved}
         others = None
         if step.noise or self._present.size:
             in_release = step.divisor * self._gradients.clip_in_sum
-            others = self._gradients.whole([part / in_release for part in self._others])
+            others = self._gradients.whole(self._others, divisor=in_release)
         self._steps_without_others += others is None
         self.audit.observe_round(
             self.audit.last_round + 1,
-            self._gradients.whole([-part for part in self._gradients.release()]),
+            self._gradients.whole(self._gradients.release(), divisor=-1.0),
             present=self._present,
             others=others,
             noise_std=step.noise * step.clip_norm,
@@ -457,6 +471,23 @@ class _OptimizerAudit:
             examples=self._draw.participants,
             clip_norm=step.clip_norm * step.divisor,
         )
+
+    def _look_at_weights(self) -> None:
+        """Warn if no parameter has moved in the first steps; the gauges of training say more at the end."""
+        if self._initial is None:
+            return
+        now = self._gradients.whole(self._gradients.parameters())
+        pairs = (
+            zip(now.values(), self._initial.values(), strict=True) if isinstance(now, dict) else [(now, self._initial)]
+        )
+        moved = any(not torch.equal(one, other) for one, other in pairs)
+        if not self._gradients.ranks.sum(np.array([float(moved)]))[0] and self._gradients.ranks.rank == 0:
+            warn(
+                f"after {EARLY_STEPS} steps no weight has moved: this training changes nothing. Check that the optimizer "
+                "holds this model's parameters, and that the learning rate is above 0",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _audited_items(self) -> list[AuditedItem]:
         """What this audit checked of the pipeline, as far as only the integration knows it."""
@@ -499,7 +530,7 @@ class _OptimizerAudit:
 
     def _warnings(self) -> list[str]:
         warnings = []
-        if self._zero_gradient and self._steps and any(self._noise_multipliers):
+        if self._zero_gradient and self._steps >= FEWEST_ROUNDS and any(self._noise_multipliers):
             zero = _listed(name for i, name in enumerate(self._names()) if i in self._zero_gradient)
             warnings.append(
                 f"these parameters received noise although their gradient was 0 in every step: {zero}; to keep them fixed, "
@@ -566,6 +597,17 @@ class _OptimizerAudit:
 
     def _parameters(self) -> Any:
         return self._gradients.whole([part.clone() for part in self._gradients.parameters()])
+
+
+def _privacy_unit(unit: str | None) -> str:
+    """Whom the claim is about."""
+    if unit is not None and (not isinstance(unit, str) or not unit.strip()):
+        raise ValueError(f"unit must name what one row of the data set holds, such as 'document', got {shown(unit)}")
+    what = f"one {unit} (a row of the data set)" if unit else "one row of the data set"
+    return (
+        f"privacy unit: {what}, added or removed; somebody whose data are in several rows has a larger epsilon than the "
+        "claimed one"
+    )
 
 
 class _Step(NamedTuple):

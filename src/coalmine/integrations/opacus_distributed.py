@@ -85,9 +85,10 @@ class OneProcess:
         """Around a collective of the training."""
         return nullcontext()
 
-    def whole(self, parts: Sequence[Any]) -> Any:
-        """What the audit takes."""
-        return torch.cat([part.reshape(-1) for part in parts])
+    def whole(self, parts: Sequence[Any], *, divisor: float | None = None) -> Any:
+        """What the audit takes: a vector of all parts, divided where a divisor is given."""
+        vector = torch.cat([part.reshape(-1) for part in parts])
+        return vector if divisor is None else vector.div_(divisor)
 
     def updates(self, audit: Audit, present: Any, clip_norm: float, *, scale: float = 1.0) -> list[Any]:
         """The sum of these canaries, one tensor for each parameter."""
@@ -152,8 +153,10 @@ class Replicated(OneProcess):
             assert isinstance(self._reduce, GroupSum)
             raise self._reduce.lost_rank(missing) from error
 
-    def whole(self, parts: Sequence[Any]) -> Any:
+    def whole(self, parts: Sequence[Any], *, divisor: float | None = None) -> Any:
         """A dict of tensors by the names of the parameters."""
+        if divisor is not None:
+            parts = torch._foreach_div(list(parts), divisor)
         pairs = zip(self._optimizer.params, parts, strict=True)
         return dict(zip(self._tree_names(), (part.reshape(local(p).shape) for p, part in pairs), strict=True))
 
@@ -231,6 +234,16 @@ def plain_names(names: Iterable[str]) -> list[str]:
 def local(tensor: Any) -> Any:
     """This rank's shard of a tensor, or the tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def negated(tensors: Sequence[Any]) -> list[Any]:
+    """Minus each of the tensors: on a GPU a few launches for hundreds of them."""
+    return list(torch._foreach_neg(list(tensors)))
+
+
+def subtract(tensors: Sequence[Any], others: Sequence[Any]) -> None:
+    """Subtract from each tensor, in place, the other one in its place."""
+    torch._foreach_sub_(list(tensors), list(others))
 
 
 def on_every_rank(ranks: Ranks, action: Callable[[], Result]) -> Result:

@@ -34,6 +34,7 @@ class AuditSettings(TypedDict, total=False):
     directory: Path | str | None
     claim: Claim | float | None
     on_violation: OnViolation | None
+    deferred: bool | None
     audit: Audit | None
 
 

@@ -67,6 +67,12 @@ GAUGE_ADVICE = {
     "of another size, or none, and check that each rank scales its noise alike.",
     "shared blocks": "Two parts of the model get the same noise, or noise of the round before. Seed each rank's generator "
     "differently, and draw fresh noise for every shard.",
+    "layers moved": "Some weights are what they were before training. Check that the optimizer holds the parameters of "
+    "this model, that they require gradients, and that the learning rate is above 0.",
+    "layers with a gradient": "Some layers received noise and no gradient. Check that the loss depends on them. To keep "
+    "them fixed, freeze them before the training is made private.",
+    "signal by layer": "Some layers were updated by noise alone. Check that their gradients do not vanish, and that the "
+    "clip norm is not far above the gradients' lengths.",
     "rounding": "The release is rounded too coarsely to see the noise. Pass model_delta as it was before it was rounded.",
 }
 LOW_LAYERS = "The noise is missing or too small there. Add noise to every tensor that is released, buffers included."

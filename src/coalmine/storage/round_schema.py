@@ -33,6 +33,8 @@ NOT_NEGATIVE = (
     "update_block_rests",
     "chunk_rests",
     "layer_rests",
+    "layer_others",
+    "layer_moves",
     "law_moments",
     "law_counts",
     "law_zeros",
@@ -164,6 +166,8 @@ def check_fit(item: Any, settings: Settings) -> None:
         value = getattr(item, name, None)
         if value is not None and (value.size != blocks * each or not settings.in_blocks):
             raise ValueError(f"{name} must be {each} numbers for each of {blocks} blocks, got {value.size}")
-    rests = getattr(item, "layer_rests", None)
-    if rests is not None and rests.size != len(settings.layers):
-        raise ValueError(f"layer_rests must be {len(settings.layers)} numbers, one for each layer, got {rests.size}")
+    for name in ("layer_rests", "layer_others", "layer_moves"):
+        value = getattr(item, name, None)
+        count = len(settings.layers) or int(name == "layer_moves")  # without layers, of the model as a whole
+        if value is not None and value.size != count:
+            raise ValueError(f"{name} must be {count} numbers, one for each layer, got {value.size}")

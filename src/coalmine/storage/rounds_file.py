@@ -46,10 +46,11 @@ class Round:
     norm of the model delta, and `rest` that of its part orthogonal to the observed canaries. The `residual_` fields are the
     same for the model delta without all other updates. `block_rests` has `rest` block by block, if there are several
     blocks; without it the residual's norm is measured along the unobserved canaries. `chunk_rests` are norms of the noise
-    in equal parts of the blocks, and `block_sketches` are sums of its entries, block by block. The `law_` fields come from
-    `noise_law.measure_law`. `rounding` is the mean squared rounding error of release and `others`, and `lattice` the mean
-    squared step if both are rounded; each is None if it was not measured. Cosines are stored in single precision, and
-    every result is computed from those: a result can be derived again from the log, bit for bit.
+    in equal parts of the blocks, `block_sketches` sums of its entries, block by block, and `layer_rests` its norms layer by
+    layer. `layer_others` are the norms of all other updates layer by layer (an upper bound if the model is replicated). The
+    `law_` fields come from `noise_law.measure_law`. `rounding` is the mean squared rounding error of release and `others`,
+    and `lattice` the mean squared step if both are rounded; each is None if it was not measured. Cosines are stored in
+    single precision, and every result is computed from those: a result can be derived again from the log, bit for bit.
     """
 
     number: int
@@ -71,6 +72,7 @@ class Round:
     chunk_rests: npt.NDArray[np.float64] | None = None
     block_sketches: Singles | None = None
     layer_rests: npt.NDArray[np.float64] | None = None
+    layer_others: npt.NDArray[np.float64] | None = None
     rounding: float | None = None
     lattice: float | None = None
     law_moments: npt.NDArray[np.float64] | None = None
@@ -90,6 +92,7 @@ class Final:
     """The final model: cosines with it and, if the initial model is known, with their difference.
 
     `block_rests` are the norms orthogonal to the observed canaries, block by block, if there are several blocks.
+    `layer_moves` are the norms of the difference layer by layer, or of all of it if the layers are not known.
     """
 
     norm: float
@@ -98,6 +101,7 @@ class Final:
     update_norm: float | None = None
     update_cosines: Singles | None = None
     update_block_rests: npt.NDArray[np.float64] | None = None
+    layer_moves: npt.NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,172 @@
+"""Audit a Hugging Face Trainer that trains with Opacus: a callback puts canaries into its steps.
+
+    class PrivateTrainer(PrivateTraining, Trainer): ...
+
+    model, optimizer, loader = PrivacyEngine().make_private(...)
+    audit = audited(canaries=1_000, seed=..., delta=1e-5)
+    trainer = PrivateTrainer(model, args, private_loader=loader, optimizers=(optimizer, None), callbacks=[audit])
+    trainer.train()
+    print(audit.finish())
+
+A Trainer makes its own data loader, which shuffles. The accountant's epsilon is for Poisson sampling, so `PrivateTraining`
+has the Trainer take the loader of `make_private` as it is.
+"""
+
+from collections.abc import Callable
+from typing import Any, Unpack
+
+try:
+    import torch
+    from opacus.optimizers import DPOptimizer
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ImportError as error:
+    raise ImportError("auditing a Hugging Face Trainer needs: pip install 'coalmine[transformers]'") from error
+
+from coalmine.argument_checks import shown
+from coalmine.audit.audit import Audit
+from coalmine.audit.result import AuditResult
+from coalmine.integrations import opacus
+from coalmine.integrations.setup import AuditSettings
+
+__all__ = ["AuditCallback", "PrivateTraining", "audited"]
+IGNORED = -100  # the label of a token that is not predicted
+
+
+def audited(
+    *, scale: float | None = None, through_clip: bool | None = None, **settings: Unpack[AuditSettings]
+) -> "AuditCallback":
+    """A callback for a Trainer whose model, optimizer and data loader `make_private` returned.
+
+    The settings are those of `coalmine.integrations.opacus.audited`: `canaries`, `unobserved`, `delta`, `directory`,
+    `claim`, `on_violation`, `deferred`, and either `seed` or `seed_file`, or an `audit` of your own. Canaries ride with
+    rows of the data set. With `on_violation="raise"` an alarm ends `train` with a ViolationError. Call `finish` after
+    `train`.
+    """
+    return AuditCallback(scale=scale, through_clip=through_clip, **settings)
+
+
+class AuditCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by mypy
+    """The audit's part in a Trainer: it begins with the training, and clears per-example gradients after each step."""
+
+    def __init__(
+        self, *, scale: float | None = None, through_clip: bool | None = None, **settings: Unpack[AuditSettings]
+    ) -> None:
+        self._scale, self._through_clip, self._settings = scale, through_clip, settings
+        self._optimizer: Any = None
+
+    @property
+    def audit(self) -> Audit:
+        """The audit; ValueError before the training has begun."""
+        if self._optimizer is None:
+            raise ValueError("the audit begins with the training: call trainer.train() first, with this callback in it")
+        return self._optimizer.audit
+
+    def finish(self, **facts: Any) -> AuditResult:
+        """The result for the model as it is now; `facts` are those that `optimizer.audit.finish` takes with Opacus."""
+        return self.audit.finish(**facts)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Put canaries into the optimizer's steps. A resumed Trainer forgets the rounds after its checkpoint."""
+        optimizer = _private_optimizer(kwargs.get("optimizer"))
+        _check_trainer(args, kwargs.get("train_dataloader"))
+        if self._optimizer is not None:
+            opacus.unaudited(self._optimizer)
+            raise ValueError(
+                "this callback has audited a training already: make a new one, with a directory of its own"
+            )
+        self._optimizer = opacus.audited(
+            optimizer,
+            kwargs["model"],
+            data_loader=kwargs["train_dataloader"],
+            scale=self._scale,
+            through_clip=self._through_clip,
+            **self._settings,
+        )
+        if self.audit.last_round > state.global_step:
+            self.audit.rewind_to(state.global_step)
+        optimizer.zero_grad()
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Clear the per-example gradients, which the Trainer's `model.zero_grad()` leaves."""
+        self._optimizer.zero_grad()
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Have every round on the disk before a checkpoint that relies on it."""
+        self.audit.flush(sync=True)
+
+
+class PrivateTraining:
+    """Put before `Trainer` in a class of your own: it trains on `private_loader`, the one that `make_private` returned.
+
+    `criterion` takes logits and labels and returns a loss. With ghost clipping it is the one that `make_private` returned.
+    By default it is the cross entropy of the next token, a mean over each example's own tokens and then over the examples.
+    The Trainer's own loss is a mean over all tokens of the batch: then the lengths of other examples change how much an
+    example adds, and no clip bounds that.
+    """
+
+    def __init__(
+        self,
+        *given: Any,
+        private_loader: "torch.utils.data.DataLoader[Any]",
+        criterion: Callable[..., Any] | None = None,
+        **named: Any,
+    ) -> None:
+        loss = next_token_loss if criterion is None else criterion
+        if named.get("compute_loss_func") is None:
+            named["compute_loss_func"] = lambda outputs, labels, **_: loss(outputs.logits, labels)
+        elif criterion is not None:
+            raise ValueError("give criterion or compute_loss_func, not both")
+        self._private_loader = private_loader
+        super().__init__(*given, **named)
+
+    def get_train_dataloader(self) -> "torch.utils.data.DataLoader[Any]":
+        """The private loader itself: accelerate would fetch its batches in advance, and the Trainer shuffle them."""
+        return self._private_loader
+
+
+def next_token_loss(logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
+    """The cross entropy of the next token: the mean over the tokens of each example, then over the examples."""
+    wanted = labels[:, 1:]
+    each = torch.nn.functional.cross_entropy(
+        logits[:, :-1].transpose(1, 2), wanted, ignore_index=IGNORED, reduction="none"
+    )
+    return (each.sum(dim=1) / (wanted != IGNORED).sum(dim=1).clamp(min=1)).mean()
+
+
+def _private_optimizer(given: Any) -> DPOptimizer:
+    """The optimizer of `make_private` inside of accelerate's."""
+    optimizer = given if isinstance(given, DPOptimizer) else getattr(given, "optimizer", None)
+    if not isinstance(optimizer, DPOptimizer):
+        raise TypeError(
+            "the Trainer must have the optimizer that make_private returned, got "
+            f"{shown(given if optimizer is None else optimizer)}: pass Trainer(optimizers=(optimizer, None))"
+        )
+    return optimizer
+
+
+def _check_trainer(args: TrainingArguments, loader: Any) -> None:
+    """Reject settings under which a step is not the one that Opacus accounts for."""
+    if type(loader).__module__.startswith("accelerate"):
+        raise ValueError(
+            "the Trainer must train on the loader that make_private returned, but it has made one of its own: use a class "
+            "PrivateTrainer(PrivateTraining, Trainer), and pass it private_loader"
+        )
+    if args.gradient_accumulation_steps != 1:
+        raise ValueError(
+            "gradient_accumulation_steps must be 1, as the accountant counts one batch of the loader in each step, got "
+            f"{args.gradient_accumulation_steps}; give the loader a larger batch_size"
+        )
+    if args.max_grad_norm:
+        raise ValueError(
+            f"max_grad_norm must be 0, got {args.max_grad_norm:g}: the Trainer would clip, and log, the gradient before it "
+            "has noise; make_private's max_grad_norm clips each example"
+        )
+    if args.world_size > 1 or args.n_gpu > 1:
+        raise ValueError(
+            "the callback audits a Trainer in one process on one device; in several, train in a loop of your own with "
+            "coalmine.integrations.opacus"
+        )

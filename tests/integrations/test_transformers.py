@@ -1,0 +1,156 @@
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from requires import require
+
+torch = require("torch")
+require("opacus")
+require("transformers")
+require("peft")
+from lora_training import WARNINGS, frozen, halve_noise, make, plain_loop, rows_of, trainer_of  # noqa: E402
+
+from coalmine import ViolationError  # noqa: E402
+from coalmine.integrations.transformers import audited, next_token_loss  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings(*WARNINGS)
+SETTINGS = {"canaries": 20, "seed": b"tests only", "delta": 1e-5}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def scores(audit):
+    rounds = list(audit.log.rounds())
+    present = [item.present.tolist() for item in rounds]
+    return present, np.array([[item.cosines, item.residual_cosines] for item in rounds])
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_the_trainer_gives_the_scores_of_the_plain_loop(mode, tmp_path):
+    case = make(mode=mode)
+    loop = plain_loop(case, steps=6, **SETTINGS)
+    callback = audited(**SETTINGS)
+    trainer_of(make(mode=mode), callback, tmp_path, steps=6).train()
+    (present, wanted), (same, found) = scores(loop), scores(callback.audit)
+    assert present == same
+    assert found.shape == wanted.shape == (6, 2, loop.settings.total)
+    assert np.abs(found - wanted).max() < 1e-5
+    result, expected = callback.finish(), loop.finish()
+    assert result.verdict.outcome == expected.verdict.outcome
+    assert {gauge.name for gauge in result.gauges} == {gauge.name for gauge in expected.gauges}
+
+
+def test_the_directory_of_a_trainer_holds_its_run(tmp_path):
+    callback = audited(**SETTINGS, directory=tmp_path / "run")
+    trainer_of(make(), callback, tmp_path, steps=2).train()
+    callback.finish(task="LoRA")
+    assert (tmp_path / "run" / "result.json").exists()
+    with pytest.raises(ValueError, match="has audited a training already"):
+        trainer_of(make(), callback, tmp_path, steps=2).train()
+
+
+def test_a_trainer_that_starts_again_forgets_the_rounds_after_its_checkpoint(tmp_path):
+    for steps in (3, 2):
+        callback = audited(**SETTINGS, directory=tmp_path / "run")
+        trainer_of(make(), callback, tmp_path, steps=steps).train()
+        assert callback.audit.last_round == steps
+        callback.audit.close()
+
+
+def test_an_alarm_ends_the_training(tmp_path):
+    case = make(rows=200, batch=50)
+    halve_noise(case.optimizer, 0.05)
+    callback = audited(**SETTINGS | {"canaries": 200}, on_violation="raise")
+    with pytest.raises(ViolationError):
+        trainer_of(case, callback, tmp_path, steps=20).train()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_grad_norm": 1.0}, "max_grad_norm must be 0, got 1"),
+        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps must be 1.*got 2"),
+    ],
+)
+def test_settings_that_opacus_does_not_account_for_are_refused(changes, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        trainer_of(make(), audited(**SETTINGS), tmp_path, steps=2, **changes).train()
+
+
+def test_a_trainer_without_the_private_parts_is_refused(tmp_path):
+    from transformers import Trainer
+
+    case = make()
+    trainer = trainer_of(case, audited(**SETTINGS), tmp_path, steps=2)
+    plain = {"args": trainer.args, "train_dataset": case.rows, "callbacks": [audited(**SETTINGS)]}
+    with pytest.raises(ValueError, match="must train on the loader that make_private returned"):
+        Trainer(case.model, optimizers=(case.optimizer, None), **plain).train()
+    with pytest.raises(TypeError, match="must have the optimizer that make_private returned"):
+        Trainer(case.model, **plain).train()
+    with pytest.raises(ValueError, match="begins with the training"):
+        audited(**SETTINGS).finish()
+
+
+def test_the_loss_of_an_example_does_not_depend_on_the_lengths_of_others():
+    logits = torch.randn(3, 7, 11, generator=torch.Generator().manual_seed(0))
+    labels = torch.randint(0, 11, (3, 7), generator=torch.Generator().manual_seed(1))
+    labels[0, 3:] = labels[1, 5:] = -100
+    each = [
+        torch.nn.functional.cross_entropy(row[:-1], wanted[1:], ignore_index=-100)
+        for row, wanted in zip(logits, labels, strict=True)
+    ]
+    assert float(next_token_loss(logits, labels)) == pytest.approx(float(sum(each) / 3), rel=1e-6)
+    assert float(next_token_loss(logits, torch.full((3, 7), -100))) == 0
+
+
+def test_weights_that_never_move_are_told_of_early_and_in_the_verdict():
+    case = make(rows=40, batch=10)
+    frozen(case)
+    with pytest.warns(RuntimeWarning, match="after 10 steps no weight has moved"):
+        audit = plain_loop(case, steps=11, **SETTINGS)
+    with pytest.warns(UserWarning, match="received noise although their gradient was 0"):
+        result = audit.finish()  # A has no gradient as long as B is 0
+    assert result.verdict.code == "training"
+    assert "no weight moved" in result.verdict.reason
+    assert any("layers never moved" in note for note in result.notes)
+
+
+def test_adapters_whose_second_factor_is_frozen_have_no_gradient():
+    case = make(rows=40, batch=10, train_only="lora_A")  # B is 0 and stays so
+    with pytest.warns(UserWarning, match="received noise although their gradient was 0"):
+        result = plain_loop(case, steps=6, **SETTINGS).finish()
+    assert result.verdict.code == "training"
+    assert "no layer received a gradient" in result.verdict.reason
+
+
+@pytest.mark.parametrize("name", ["train.py", "trainer.py", "train_sharded.py"])
+def test_an_example_has_at_most_five_lines_of_coalmine(name):
+    text = (Path(__file__).parents[2] / "examples" / "dp-lora" / name).read_text()
+    code = re.sub(r'"""(.*?)"""', "", text, flags=re.DOTALL)
+    ours = [line for line in code.splitlines() if re.search(r"coalmine|canar|\baudit(ed)?\b", line, re.IGNORECASE)]
+    assert 3 <= len(ours) <= 5, ours
+
+
+@pytest.mark.slow
+def test_faults_of_fine_tuning_are_named_and_honest_runs_pass():
+    """A Llama of two layers with 1,000 canaries: the study's own requirements."""
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from studies.fine_tuning import failures, run_all
+
+    assert failures(run_all()) == []
+
+
+def test_rows_are_cut_and_padded():
+    rows = rows_of([[1, 2, 3], [4, 5, 6, 7, 8, 9]], length=4)
+    assert rows[0]["labels"].tolist() == [1, 2, 3, -100]
+    assert rows[1]["input_ids"].tolist() == [4, 5, 6, 7]
