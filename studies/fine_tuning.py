@@ -120,15 +120,15 @@ def cost_table() -> str:
         return "*Not measured yet: `python -m benchmarks.lora_cuda --output benchmarks/results/lora_cuda.json`.*"
     figures = json.loads(COSTS.read_text())
     rows = [
-        "| model | trained parameters | batch | step | audit, mean | median | deferred audit, mean | bar | peak memory |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| model | trained parameters | batch | step | audit, mean | median | bar | peak memory |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     names = {"lora": "Llama with LoRA of rank 16, hooks", "full": "GPT-2, all weights, ghost clipping"}
     for kind, name in names.items():
         if kind not in figures:
             continue
         case = figures[kind]
-        plain, audit, deferred = (case.get(way) for way in ("without", "audit", "deferred audit"))
+        plain, audit = case["without"], case["audit"]
         cells = [
             f"{name}, {case['parameters'] / 1e6:,.0f} M",
             f"{case['trained'] / 1e6:,.1f} M in {case['tensors']} tensors",
@@ -136,7 +136,6 @@ def cost_table() -> str:
             f"{plain['mean_ms']:.0f} ms",
             f"{audit['share']:.2%}",
             f"{audit['median_share']:.2%}",
-            f"{deferred['share']:.2%}" if deferred else "",
             f"{case['bar']:.0%}",
             f"{audit['peak_bytes'] / 2**30:.1f} GiB, {plain['peak_bytes'] / 2**30:.1f} without",
         ]

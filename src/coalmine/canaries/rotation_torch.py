@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from coalmine.canaries.rotation_triton import TritonBlocks, TritonRotation
 
 _GRAPH = 2**25  # from this dim on a graph, which keeps three vectors on the device, no longer saves much time
+_BESIDE = 0.1  # largest share of the device's memory for copies of a round that is measured during the training
 _BLOCK_GRAPHS = 16  # most graphs of one BlockRotations: one per block size and number of canaries
 
 
@@ -29,7 +30,7 @@ class DeviceRotation:
         self._kernels: TritonRotation | None = _kernels(rotation, device)
         self._graphs: dict[int, _Graph] = {}
         self._sum_graph: _SumGraph | None = None
-        self._measures: dict[MeasurePlan, _MeasureGraph] = {}
+        self._measures: dict[MeasurePlan, _MeasureGraph | _MeasureStream] = {}
         self._lock = Lock()
 
     def cosines(self, vector: torch.Tensor, count: int) -> tuple[torch.Tensor, float]:
@@ -46,7 +47,7 @@ class DeviceRotation:
     def combine(self, indices: list[int], dtype: torch.dtype) -> torch.Tensor:
         """The sum of the columns at `indices`."""
         chosen = torch.zeros(self._rotation.dim, dtype=dtype, device=self._device)
-        chosen[torch.tensor(indices, dtype=torch.int64, device=self._device)] = 1.0
+        chosen.index_fill_(0, _sent(indices, self._device), 1.0)
         if dtype == torch.float32 and self._kernels is not None:
             with self._lock, _on_device(self._device):
                 if self._rotation.dim >= _GRAPH:
@@ -63,12 +64,18 @@ class DeviceRotation:
 
         One measurement at a time: its numbers must be read before the next one starts.
         """
-        if vector.dtype != torch.float32 or self._kernels is None or self._rotation.dim >= _GRAPH:
+        if vector.dtype != torch.float32 or self._kernels is None or not self._room_beside():
             return None
         with self._lock, _on_device(self._device):
             if plan not in self._measures:
-                self._measures[plan] = _MeasureGraph(self, vector, plan)
+                recorded = self._rotation.dim < _GRAPH
+                self._measures[plan] = (_MeasureGraph if recorded else _MeasureStream)(self, vector, plan)
             return self._measures[plan](vector, others, total)
+
+    def _room_beside(self) -> bool:
+        """Whether copies of a round's three vectors are a small part of the device's memory."""
+        memory = torch.cuda.get_device_properties(self._device).total_memory
+        return 3 * 4 * self._rotation.dim <= _BESIDE * memory
 
     def _cosines(self, vector: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         norm = torch.linalg.vector_norm(vector).double()
@@ -166,10 +173,11 @@ class _MeasureGraph:
         self._others.zero_()
         self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._measured(rotation)  # compiles the kernels
+        measured = _RoundNumbers(rotation, plan)
+        measured(self._vector, self._others, self._total)  # compiles the kernels
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            self._result = self._measured(rotation)
+            self._result = measured(self._vector, self._others, self._total)
         self._numbers = torch.empty(self._result.shape, dtype=torch.float64, pin_memory=True)
         self._done.record()
 
@@ -186,21 +194,64 @@ class _MeasureGraph:
             self._done.record(self._stream)
         return Measurement(self._plan, self._vector, self._others, self._total, self._numbers, self._done, self._stream)
 
-    def _measured(self, rotation: DeviceRotation) -> torch.Tensor:
-        plan = self._plan
-        parts = list(reversed(rotation._cosines(self._vector, plan.count)))
+
+class _MeasureStream:
+    """A round's measurement on a stream of its own, launch by launch: for vectors so long that launches do not count."""
+
+    def __init__(self, rotation: DeviceRotation, example: torch.Tensor, plan: MeasurePlan) -> None:
+        self._plan, self._measured = plan, _RoundNumbers(rotation, plan)
+        self._nothing = example.new_zeros(1)
+        self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._numbers: torch.Tensor | None = None
+
+    def __call__(self, vector: torch.Tensor, others: torch.Tensor | None, total: torch.Tensor | None) -> Measurement:
+        held = [self._nothing if given is None else given.clone() for given in (vector, others, total)]
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            result = self._measured(*held)
+            if self._numbers is None:
+                self._numbers = torch.empty(result.shape, dtype=torch.float64, pin_memory=True)
+            self._numbers.copy_(result, non_blocking=True)
+            self._done.record(self._stream)
+        for tensor in held:
+            tensor.record_stream(self._stream)
+        return Measurement(self._plan, held[0], held[1], held[2], self._numbers, self._done, self._stream)
+
+
+class _RoundNumbers:
+    """The numbers that a plan wants of a round, in the order that `Measurement.numbers` reads them in."""
+
+    def __init__(self, rotation: DeviceRotation, plan: MeasurePlan) -> None:
+        self._rotation, self._plan = rotation, plan
+
+    def __call__(self, vector: torch.Tensor, others: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        plan, rotation = self._plan, self._rotation
+        parts = list(reversed(rotation._cosines(vector, plan.count)))
         if plan.others:
-            rest = self._vector - self._others
+            rest = vector - others
             parts += reversed(rotation._cosines(rest, plan.count))
-            pieces = torch.split(rest, list(plan.layers)) if plan.layers else ()
-            parts += [piece.square().sum(dtype=torch.float64) for piece in pieces]
-            beside = torch.split(self._others, list(plan.layers)) if plan.layers else ()
-            parts += [piece.square().sum(dtype=torch.float64) for piece in beside]
-            if plan.total and plan.layers:
-                totals = torch.split(self._total, list(plan.layers))
-                parts += [(one * other).sum(dtype=torch.float64) for one, other in zip(pieces, totals, strict=True)]
-                parts += [piece.square().sum(dtype=torch.float64) for piece in totals]
+            if plan.layers:
+                parts += [layer_squares(rest, plan.layers), layer_squares(others, plan.layers)]
+                if plan.total:
+                    parts += [layer_products(rest, total, plan.layers), layer_squares(total, plan.layers)]
         return torch.cat([part.reshape(-1) for part in parts])
+
+
+def layer_squares(vector: torch.Tensor, layers: Sequence[int]) -> torch.Tensor:
+    """The squared length of a vector in each of its layers: on a GPU a few launches for hundreds of layers."""
+    return torch.stack(torch._foreach_norm(list(torch.split(vector, list(layers))))).double().square()
+
+
+def layer_products(one: torch.Tensor, other: torch.Tensor, layers: Sequence[int]) -> torch.Tensor:
+    """The product of two vectors in each of their layers, by the lengths of their sum and of their difference."""
+    return (layer_squares(one + other, layers) - layer_squares(one - other, layers)) / 4
+
+
+def _sent(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Whole numbers on a device. A copy from pinned memory is waited for by the device alone."""
+    given = torch.tensor(numbers, dtype=torch.int64)
+    return given.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else given.to(device)
 
 
 class BlockRotations:
@@ -253,7 +304,7 @@ class BlockRotations:
         if dtype == torch.float64 or not self._fast(rotation):
             working = dtype if dtype.itemsize > 2 else torch.float32
             chosen = torch.zeros(rotation.dim, dtype=working, device=self._device)
-            chosen[torch.tensor(indices, dtype=torch.int64, device=self._device)] = 1.0
+            chosen.index_fill_(0, _sent(indices, self._device), 1.0)
             total = rotate(rotation, chosen).to(dtype)
             _forget_signs(rotation)
             return total

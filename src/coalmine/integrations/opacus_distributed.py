@@ -57,7 +57,10 @@ class OneProcess:
         return float(self._optimizer.expected_batch_size * self._optimizer.accumulated_iterations)
 
     def set_up_audit(self, layers: Any, **settings: Unpack[AuditSettings]) -> Audit:
-        """The user's own audit, or a new one."""
+        """The user's own audit, or a new one. On a GPU it measures a step during the next one, unless each is watched."""
+        on_gpu = all(p.device.type == "cuda" for p in self._optimizer.params)
+        if on_gpu and all(settings.get(name) is None for name in ("audit", "deferred", "on_violation")):
+            settings["deferred"] = True
         return set_up_audit(layers, **settings)
 
     def sums(self) -> list[Any]:
