@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from coalmine.audit.result import AuditResult
 from coalmine.cli.output import print_error
 from coalmine.storage.run_directory import RunDirectory, is_run, runs_in
 
@@ -57,6 +58,16 @@ def _add(path: Path, found: NamedRuns) -> None:
 def is_finished(run: Path) -> bool:
     """Whether a result was written, readable or not."""
     return (run / "result.json").exists()
+
+
+def read_result(run: Path) -> AuditResult:
+    """The result in a run directory; ValueError where it cannot be read."""
+    values = RunDirectory(run).read_result()
+    try:
+        return AuditResult.from_dict(values)
+    except ValueError:
+        path = run / "result.json"
+        raise ValueError(f"{path} is not a result as an audit writes it; restore it from a copy") from None
 
 
 def how_to_finish(run: Path) -> str:
