@@ -14,17 +14,11 @@ from coalmine.argument_checks import printable
 from coalmine.audit.ladder import RUNGS
 from coalmine.audit.result import AuditResult
 from coalmine.cli.exit_codes import BAD_INPUT
-from coalmine.cli.named_runs import (
-    find_runs,
-    how_to_finish,
-    is_finished,
-    print_notes,
-    print_problems,
-    read_error,
-    read_result,
-)
+from coalmine.cli.named_runs import find_runs, how_to_finish, is_finished, print_notes, print_problems, read_result
 from coalmine.cli.options import JSON, Command, run_directories
 from coalmine.cli.output import print_json, print_table, shown_number
+from coalmine.report import plots, read_run
+from coalmine.report.svg import save_plot
 
 logger = logging.getLogger("coalmine")
 FEW = 4  # most numbers of presentations that a table lists
@@ -78,8 +72,8 @@ def _read_results(directories: Sequence[Path]) -> tuple[dict[str, AuditResult], 
             continue
         try:
             results[str(directory)] = read_result(directory)
-        except (OSError, ValueError, RecursionError) as error:
-            problems.append(read_error(directory, error))
+        except ValueError as error:
+            problems.append(str(error))
     return results, unfinished, problems
 
 
@@ -180,9 +174,6 @@ def _cell(value: Any) -> str:
 
 
 def _plot(path: Path, directories: Sequence[Path]) -> None:
-    from coalmine.report import plots, read_run
-    from coalmine.report.svg import save_plot
-
     found = [(run.noise_multiplier, run.result) for run in map(read_run, directories)]
     known = [(noise, result) for noise, result in found if noise is not None]
     if not known:

@@ -7,15 +7,7 @@ from pathlib import Path
 import click
 
 from coalmine.cli.exit_codes import BAD_INPUT, VERDICT_CODES
-from coalmine.cli.named_runs import (
-    find_runs,
-    how_to_finish,
-    is_finished,
-    print_notes,
-    print_problems,
-    read_error,
-    read_result,
-)
+from coalmine.cli.named_runs import find_runs, how_to_finish, is_finished, print_notes, print_problems, read_result
 from coalmine.cli.options import Command, run_directories
 from coalmine.cli.output import print_columns, print_json, shown_number
 
@@ -75,8 +67,8 @@ def read_verdict(run: Path) -> RunVerdict:
         return RunVerdict(run=name, reason=f"the run is not finished: {how_to_finish(run)}")
     try:
         result = read_result(run)
-    except (OSError, ValueError, RecursionError) as error:
-        return RunVerdict(run=name, error=read_error(run, error))
+    except ValueError as error:
+        return RunVerdict(run=name, error=str(error))
     if result.claim is None or result.verdict is None:
         return RunVerdict(run=name, reason=NO_CLAIM)
     return RunVerdict(
