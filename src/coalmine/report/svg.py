@@ -89,7 +89,8 @@ def place(figure: "Figure") -> None:
 
 def _beside(ax: "Axes") -> float:
     """Inches that the numbers and names beside an axis take."""
-    return 1.5 * EDGE + LETTER * max((len(label.get_text()) for label in ax.get_yticklabels()), default=0)
+    longest = max((len(label.get_text()) for label in ax.get_yticklabels()), default=0)
+    return EDGE + LETTER * (longest + bool(longest))  # in its place an axis may choose longer numbers
 
 
 def _below(ax: "Axes") -> float:
