@@ -115,7 +115,7 @@ def measure(folder: str) -> dict[str, float]:
             except IndexError:  # it failed on gauges of pairs of rounds
                 return ax
 
-        plots.gauge = gauge
+        plots.gauge = gauge  # type: ignore[assignment]
     home = RunDirectory(folder)
     settings, _ = home.read_record()
     log = home.read_log()

@@ -103,6 +103,17 @@ def region_image(
     return ends[0], ends[1]
 
 
+def deviance(mean: Floats, std: Floats, mu: Floats, sigma: Floats, sample: Sample) -> Floats:
+    """Twice the drop of the log likelihood from the fitted (mean, std) to (mu, sigma), with the null's error profiled out.
+
+    The null's std was estimated too, from `null_dof` directions, and every score shares that error. `u`, the ratio of the
+    estimated null std to the true one, is set to its most likely value: the root of a quadratic. For large samples this is
+    the quadratic form with Var(mean) = std²/k + mean²/(2·dof), Var(log std) = 1/(2k) + 1/(2·dof), Cov = mean/(2·dof).
+    """
+    loss, _ = _deviance_and_slope(mean, std, mu, sigma, sample)
+    return loss
+
+
 @lru_cache(maxsize=256)
 def noise_floor(*, sample: Sample, delta: float, variance: str = "auto") -> Floor:
     """The distribution of the estimate when nothing leaks, by quadrature: no random numbers, the same answer every time.
@@ -212,12 +223,6 @@ def _mean_range(mean: Floats, std: Floats, sigma: Floats, sample: Sample, thresh
 
 
 def _deviance_and_slope(mean: Floats, std: Floats, mu: Floats, sigma: Floats, sample: Sample) -> tuple[Floats, Floats]:
-    """Twice the drop of the log likelihood from the fitted (mean, std) to (mu, sigma), and its slope in mu.
-
-    The null's std was estimated too, from `null_dof` directions, and every score shares that error. `u`, the ratio of the
-    estimated null std to the true one, is set to its most likely value: the root of a quadratic. For large samples this is
-    the quadratic form with Var(mean) = std²/k + mean²/(2·dof), Var(log std) = 1/(2k) + 1/(2·dof), Cov = mean/(2·dof).
-    """
     count, dof = sample.count, sample.null_dof
     spread = sigma**2 / count + 1 / sample.null_count
     squares = count * (std / sigma) ** 2

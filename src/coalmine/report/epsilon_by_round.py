@@ -22,7 +22,7 @@ class EpsilonReader:
     """
 
     def __init__(self, ladder: LadderReader, numbers: Sequence[int], result: AuditResult, points: int = POINTS) -> None:
-        places = np.unique(np.linspace(len(numbers) / points - 1, len(numbers) - 1, points).round().astype(int))
+        places = np.linspace(len(numbers) / points - 1, len(numbers) - 1, points).round().astype(int)
         self._stops = {numbers[place] for place in places if place >= 0}
         self._ladder, self._delta = ladder, result.settings.delta
         self._fitted = {

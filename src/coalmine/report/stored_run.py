@@ -13,6 +13,7 @@ from coalmine.audit.gauge_reader import GaugeReader, read_gauges
 from coalmine.audit.ladder import LadderReader, Scores, ladder
 from coalmine.audit.published import published_rows
 from coalmine.audit.result import CONFIDENCE, AuditResult
+from coalmine.audit.views import Reader
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.estimators.literature.literature_row import LiteratureRow
 from coalmine.report.epsilon_by_round import EpsilonReader
@@ -91,19 +92,19 @@ class Run:
         """Everything that the report takes from the log, in one pass."""
         if self.rounds is None or self._thinned is None:
             return _Readings([], {}, [])
-        rounds, settings = self._thinned
-        ladder_reader = LadderReader(rounds.as_log, settings)
-        numbers = [item.number for item in rounds.kept]
-        epsilons = EpsilonReader(ladder_reader, numbers, self.result) if numbers else None
-        gauges = GaugeReader(settings, len(rounds.numbers))
-        thinned = rounds is not self.rounds
-        beside = [*([] if epsilons is None else [epsilons]), *([] if thinned or not self.finished else [gauges])]
-        scores = derive_scores(rounds.as_log, settings, claim=self.result.claim, reader=ladder_reader, beside=beside)
+        (rounds, settings), result = self._thinned, self.result
+        thinned, numbers = rounds is not self.rounds, [item.number for item in rounds.kept]
+        ladder_reader, gauge_reader = LadderReader(rounds.as_log, settings), GaugeReader(settings, len(rounds.numbers))
+        epsilon_reader = EpsilonReader(ladder_reader, numbers, result)
+        beside: list[Reader] = [epsilon_reader]
+        if self.finished and not thinned:
+            beside.append(gauge_reader)
+        scores = derive_scores(rounds.as_log, settings, claim=result.claim, reader=ladder_reader, beside=beside)
         if not self.finished:  # the result was derived just now, and its gauges have their values
-            read = list(self.result.gauges)
+            gauges = list(result.gauges)
         else:
-            read = read_gauges(self.rounds.as_log, self.result.settings) if thinned else gauges.gauges()
-        return _Readings(scores, {} if epsilons is None else epsilons.estimates, read)
+            gauges = read_gauges(self.rounds.as_log, result.settings) if thinned else gauge_reader.gauges()
+        return _Readings(scores, epsilon_reader.estimates, gauges)
 
     @property
     def shown_scores(self) -> list[Scores]:

@@ -49,6 +49,11 @@ class _Schema(NamedTuple):
     optional: frozenset[str]
 
 
+def _schema_of(item: Any) -> _Schema:
+    kind: Any = type(item)
+    return _schema(kind)
+
+
 @cache
 def _schema(kind: Any) -> _Schema:
     """The fields of a record, from the annotations of its dataclass; `scores` is left to its own check."""
@@ -71,7 +76,7 @@ def _schema(kind: Any) -> _Schema:
 
 def check_types(item: Any) -> None:
     """TypeError or ValueError if a field of a record has another type than the one that is written."""
-    schema = _schema(type(item))
+    schema = _schema_of(item)
     for name, (kind, plain) in schema.scalars.items():
         value = getattr(item, name)
         if type(value) not in plain:
@@ -89,7 +94,7 @@ def check_types(item: Any) -> None:
 
 def check_values(item: Any) -> None:
     """ValueError if a measured number is not finite, or if a part of the residual's measurement is missing."""
-    for name in _schema(type(item)).arrays:
+    for name in _schema_of(item).arrays:
         value = getattr(item, name)
         if value is not None and not np.isfinite(value).all():
             raise ValueError(f"{name} must be finite")
