@@ -142,7 +142,7 @@ def derive_scores(
     reader: LadderReader | None = None,
     beside: Iterable[Reader] = (),
 ) -> list[Scores]:
-    """The scores of every rung behind the result that follows from a log, unknown-round among them.
+    """The scores of every rung behind the result that follows from a log, including unknown-round.
 
     The readers `beside` take each round in the same pass, after the ladder's own `reader`.
     """

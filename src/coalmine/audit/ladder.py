@@ -353,7 +353,7 @@ class _SharedVariance:
         self._weights: list[float] = []
         self._present: list[npt.NDArray[np.int32]] = []
         several = np.flatnonzero(self._times > 1)
-        self._indices = np.zeros(settings.canaries, dtype=np.int64)  # of a canary in the sums
+        self._indices = np.zeros(settings.canaries, dtype=np.int64)  # index of a canary in the sums
         self._indices[several] = np.arange(several.size)
         self._gram: Floats = np.zeros((0, 0))
         self._sums: Floats | None = None

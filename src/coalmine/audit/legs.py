@@ -36,10 +36,16 @@ from coalmine.estimators.sampling import FixedSize, Poisson, RandomAllocation, S
 from coalmine.storage.record import FEWEST, Settings
 from coalmine.storage.rounds_file import Entry, RoundLog
 
-NAMED = ("poisson", "random_allocation", "shuffled", "random_allocation or shuffled", "fixed_size")  # have a range
-MOST = 0.9  # of the rounds must tell how many took part before cohort sizes count as known
-CONSTANT = 1e-3  # relative scatter of clip norm times participants, over that of the clip norm
-EVERYBODY = 0.9  # share of the canaries in a round from which on everybody is as good as known to be in it
+NAMED = (
+    "poisson",
+    "random_allocation",
+    "shuffled",
+    "random_allocation or shuffled",
+    "fixed_size",
+)  # samplers with a known range of epsilon
+MOST = 0.9  # share of the rounds with a known cohort size from which on cohort sizes count as known
+CONSTANT = 1e-3  # largest scatter of clip norm times participants, relative to that of the clip norm
+EVERYONE = 0.9  # share of the canaries in a round from which on every client counts as known to be in it
 
 
 @dataclass(frozen=True)

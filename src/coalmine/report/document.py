@@ -53,7 +53,7 @@ def write_live_page(directory: Path, out: Path, watched: Watched | None, *, seco
 
     Before the first round there is only that sentence. The page is loaded again every `seconds`; None for the last one.
     """
-    if _own_file(directory, out):
+    if is_own_file(directory, out):
         raise ValueError(f"{out} is a file of the run itself; name another file with --html")
     sentence = NO_CLAIM if watched is None else watched.sentence
     live = LivePage(sentence, watched is not None and watched.alarm is not None, seconds)

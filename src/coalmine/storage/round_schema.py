@@ -75,7 +75,7 @@ def _schema(kind: Any) -> _Schema:
 
 
 def check_types(item: Any) -> None:
-    """TypeError or ValueError if a field of a record has another type than the one that is written."""
+    """TypeError or ValueError if a field of a record does not have the type that is written."""
     schema = _schema_of(item)
     for name, (kind, plain) in schema.scalars.items():
         value = getattr(item, name)
