@@ -18,6 +18,7 @@ BENCHMARKS = [
     "flower_round",
     "flower_federation",
     "result",
+    "before",
     "alarm",
     "scores",
     "start",

@@ -13,7 +13,6 @@ import coalmine
 from coalmine.audit.views import views
 from coalmine.estimators.planning import plan_audit
 from coalmine.report import Run, plots, read_run
-from coalmine.report.epsilon_by_round import estimates_during
 from coalmine.report.figures import overlay, presentation_bars
 from coalmine.report.svg import STYLE
 
@@ -82,7 +81,7 @@ def make_gallery(out: Path) -> None:
         assert honest.rounds is not None
         seen = list(views(honest.rounds.as_log, honest.result.settings, residual=True))
         save("rounds", plots.rounds(new_axes(), seen, canary=int(seen[4].present[0])), out)
-        save("training", plots.training(new_axes(), estimates_during(honest), analytical=analytical), out)
+        save("training", plots.training(new_axes(), honest.estimates, analytical=analytical), out)
         save("noise", plots.noise(new_axes(), [(run.noise_multiplier or 0.0, run.result) for run in grouped]), out)
         save("presentations", plots.presentations(new_axes(), presentation_bars(grouped)), out)
         save("overlay", plots.overlayed_densities(new_axes(), overlay(grouped, "known-others")), out)

@@ -108,7 +108,7 @@ def test_a_log_that_lost_a_round_resumes_from_the_previous_checkpoint(tmp_path, 
     shorten_log(tmp_path, rounds=3)
     audit, strategy = started(tmp_path, rounds=4)
     assert (
-        "the recorded rounds end before checkpoint.npz; training continues from the previous one, round 3"
+        "checkpoint.npz is ahead of the recorded rounds; training continues from the previous checkpoint, round 3"
         in caplog.text
     )
     assert [item.number for item in audit.log.rounds()] == [1, 2, 3, 4]
@@ -132,7 +132,7 @@ def test_a_damaged_checkpoint_is_replaced_by_the_previous_one(tmp_path, caplog):
     path = tmp_path / "checkpoint.npz"
     path.write_bytes(path.read_bytes()[:-1])
     audit, _ = started(tmp_path, rounds=4)
-    assert "training continues from the previous one, round 2" in caplog.text
+    assert "training continues from the previous checkpoint, round 2" in caplog.text
     assert [item.number for item in audit.log.rounds()] == [1, 2, 3, 4]
 
 

@@ -12,7 +12,6 @@ from coalmine.audit.ladder import ladder
 from coalmine.audit.result import AuditResult
 from coalmine.report import read_run, write_report
 from coalmine.report.document import report_text
-from coalmine.report.epsilon_by_round import estimates_during
 from coalmine.report.stored_run import read_runs
 from coalmine.report.table_rows import main_rows, strongest_row
 from coalmine.storage.mapped_rounds import map_rounds
@@ -55,10 +54,9 @@ def test_thinning_keeps_the_observed_scores(run):
 
 def test_epsilon_during_training_ends_at_the_result(run):
     read = read_run(run)
-    lines = estimates_during(read, points=3)
-    assert set(lines) == {"all-iterates", "known-round", "known-others"}
-    for rung, line in lines.items():
-        assert [number for number, _ in line] == [4, 8, 12]
+    assert set(read.estimates) == {"all-iterates", "known-round", "known-others"}
+    for rung, line in read.estimates.items():
+        assert [number for number, _ in line] == [1, 3, 5, 6, 7, 9, 11, 12][-len(line) :]
         assert line[-1][1].epsilon == read.result[rung].headline.estimate.epsilon
 
 

@@ -21,7 +21,7 @@ from coalmine.audit.training_gauges import TrainingReader
 from coalmine.audit.unknown_round import RUNG as UNKNOWN
 from coalmine.audit.unknown_round import UnknownRound, UnknownRoundReader, stated_multiplier
 from coalmine.audit.verdict import VIOLATION, Evidence, Verdict, judge
-from coalmine.audit.views import read_log
+from coalmine.audit.views import Reader, read_log
 from coalmine.storage.record import FEWEST, Settings, presentation_counts
 from coalmine.storage.rounds_file import RoundLog
 
@@ -137,11 +137,21 @@ def _one_look(log: RoundLog, settings: Settings, verdict: Verdict | None, alarm:
     ]
 
 
-def derive_scores(log: RoundLog, settings: Settings, *, claim: Claim | None = None) -> list[Scores]:
-    """The scores of every rung behind the result that follows from a log, including unknown-round."""
-    reader = LadderReader(log, settings)
+def derive_scores(
+    log: RoundLog,
+    settings: Settings,
+    *,
+    claim: Claim | None = None,
+    reader: LadderReader | None = None,
+    beside: Iterable[Reader] = (),
+) -> list[Scores]:
+    """The scores of every rung behind the result that follows from a log, including unknown-round.
+
+    The readers `beside` take each round in the same pass, after the ladder's own `reader`.
+    """
+    reader = LadderReader(log, settings) if reader is None else reader
     hidden, _ = _unknown_rounds(log, settings, _sampled(claim, log, settings))
-    read_log(log, settings, reader, *([] if hidden is None else [hidden]))
+    read_log(log, settings, reader, *([] if hidden is None else [hidden]), *beside)
     return _in_order(reader.scores(log.final), None if hidden is None else hidden.reading())
 
 

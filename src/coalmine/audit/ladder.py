@@ -355,6 +355,7 @@ class _SharedVariance:
         several = np.flatnonzero(self._times > 1)
         self._indices = np.zeros(settings.canaries, dtype=np.int64)  # index of a canary in the sums
         self._indices[several] = np.arange(several.size)
+        self._gram: Floats = np.zeros((0, 0))
         self._sums: Floats | None = None
         rounds = sum(bool((self._times[entry.present] > 1).any()) for entry in log.observed)
         if rounds * (rounds + 2 * settings.canaries) > SHARED:  # G, the canaries of each round, and the product of both
@@ -381,13 +382,20 @@ class _SharedVariance:
             return np.asarray(squares[self._indices])
         several = [members[times[members] > 1] for members in self._present]
         kept = [index for index, members in enumerate(several) if members.size]
-        stacked = np.stack([self._rows[index] for index in kept])
-        gram = np.zeros((len(kept), len(kept)))
-        for start in range(0, self._columns, 1024):  # single precision would differ from processor to processor
-            block = stacked[:, start : start + 1024].astype(np.float64)
-            gram += block @ block.T
-        gram /= self._columns
+        gram = self._products()[np.ix_(kept, kept)] / self._columns
         pattern = np.zeros((self._settings.canaries, len(kept)))
         for column, index in enumerate(kept):
             pattern[several[index], column] = self._weights[index]
         return np.asarray(np.einsum("ct,ct->c", pattern @ gram, pattern))
+
+    def _products(self) -> Floats:
+        """Of every two rows so far; those that were asked for before are kept."""
+        done, count = len(self._gram), len(self._rows)
+        if done < count:
+            before, self._gram = self._gram, np.zeros((count, count))
+            stacked = np.stack(self._rows)
+            for start in range(0, self._columns, 1024):  # single precision would differ from processor to processor
+                block = stacked[:, start : start + 1024].astype(np.float64)
+                self._gram[done:] += block[done:] @ block.T
+            self._gram[:done, :done], self._gram[:done, done:] = before, self._gram[done:, :done].T
+        return self._gram

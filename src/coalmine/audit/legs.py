@@ -19,6 +19,7 @@ from coalmine.audit.schedule import Indices
 from coalmine.audit.unknown_round import RUNG
 from coalmine.audit.verdict import (
     KNOWN,
+    LEGS,
     PASS,
     POWER,
     ROUNDED,
@@ -35,7 +36,6 @@ from coalmine.estimators.sampling import FixedSize, Poisson, RandomAllocation, S
 from coalmine.storage.record import FEWEST, Settings
 from coalmine.storage.rounds_file import Entry, RoundLog
 
-LEGS = ("accounting", "noise", "sampling")
 NAMED = (
     "poisson",
     "random_allocation",

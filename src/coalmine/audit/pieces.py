@@ -815,10 +815,6 @@ def _single(vector: Any) -> Any:
     return vector if held else np.asarray(vector, dtype=np.float32)
 
 
-def _double(vector: Any) -> Any:
-    return vector.double() if is_tensor(vector) else vector.astype(np.float64)
-
-
 def _numbers(values: Sequence[Any]) -> Floats:
     """Numbers of the host; those of one device are waited for together."""
     tensors = [value for value in values if is_tensor(value)]

@@ -14,7 +14,7 @@ from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.gauge import Gauge
 from coalmine.audit.unknown_round import LossFit
-from coalmine.audit.verdict import NO_VERDICT, Verdict
+from coalmine.audit.verdict import LEGS, NO_VERDICT, PASS, Verdict
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.estimators.intervals import Interval
 from coalmine.estimators.mechanism import mechanism_noise
@@ -326,6 +326,10 @@ def read_result(values: Mapping[str, Any]) -> AuditResult:
 
 def _result_of(values: Mapping[str, Any]) -> AuditResult:
     adversaries = _mapping(values["adversaries"])
+    legs = {str(name): _leg(_mapping(leg)) for name, leg in _mapping(values["legs"]).items()}
+    claim, verdict = _claim(values), _verdict(values)
+    _check_agreement(claim, verdict, legs)
+    convert(values["reason"], str if verdict else None)
     known = {
         *AuditResult(settings=_EMPTY, rounds=0, skipped=0, adversaries={}, gauges=()).to_dict(),
         *(f"claim_{name}" for name in CLAIM_FIELDS),
@@ -341,10 +345,10 @@ def _result_of(values: Mapping[str, Any]) -> AuditResult:
         adversaries={str(name): _adversary(str(name), _mapping(entry)) for name, entry in adversaries.items()},
         gauges=tuple(_gauge(str(name), _mapping(entry)) for name, entry in _mapping(values["gauges"]).items()),
         analytical_epsilon=_maybe(values["analytical_epsilon"]),
-        claim=_claim(values),
+        claim=claim,
         clients=convert(values["clients"], int | None),
-        verdict=_verdict(values),
-        legs={str(name): _leg(_mapping(leg)) for name, leg in _mapping(values["legs"]).items()},
+        verdict=verdict,
+        legs=legs,
         headline=None if values["headline"] is None else _headline(_mapping(values["headline"])),
         audited=tuple(
             convert({**_mapping(item), "name": name}, AuditedItem) for name, item in _mapping(values["audited"]).items()
@@ -354,6 +358,16 @@ def _result_of(values: Mapping[str, Any]) -> AuditResult:
         alarm=None if values.get("alarm") is None else _alarm(_mapping(values["alarm"])),
         extra={name: value for name, value in values.items() if name not in known},
     )
+
+
+def _check_agreement(claim: Claim | None, verdict: Verdict | None, legs: Mapping[str, Verdict]) -> None:
+    """ValueError where claim, verdict and legs contradict each other: a gate must not read a damaged file as a PASS."""
+    if (claim is None) != (verdict is None):
+        raise ValueError("a claim has a verdict, and a verdict a claim")
+    if tuple(legs) != (LEGS if claim is not None and claim.amplified else ()):
+        raise ValueError(f"a claim amplified by sampling has the legs {', '.join(LEGS)}, and no other claim has legs")
+    if verdict is not None and verdict.outcome == PASS and any(leg.outcome != PASS for leg in legs.values()):
+        raise ValueError("a PASS has no leg that did not pass")
 
 
 _EMPTY = Settings(dim=2, canaries=1, unobserved=1, delta=0.5)

@@ -48,15 +48,15 @@ class SketchReader:
         view = look.white_residual
         if view is None:
             return
-        own = view.unobserved / np.linalg.norm(view.unobserved)
+        own = view.unobserved / _length(view.unobserved)
         if self._total is not None:
-            self._with_before.append(float(own @ self._total) / float(np.linalg.norm(self._total)))
+            self._with_before.append(float(own @ self._total) / _length(self._total))
         self._total = own if self._total is None else self._total + own
         self._pairs.add(own[: self._columns].astype(np.float32))
         self._numbers.append(view.number)
         clients = _others_sketch(look.item, self._settings.canaries)
         self._products.append(float(view.unobserved @ clients) / view.scale)
-        self._lengths.append(float(np.linalg.norm(clients)) / view.scale)
+        self._lengths.append(_length(clients) / view.scale)
 
     def gauges(self, level: float = LEVEL) -> Iterator[Gauge]:
         """Every gauge that has its inputs; a correct run fails one with probability `level`."""
@@ -67,6 +67,10 @@ class SketchReader:
             yield _common(np.array(self._with_before), self._total, self._numbers, settings, level)
         if any(self._lengths):
             yield _others(np.array(self._products), np.array(self._lengths), settings, level)
+
+
+def _length(vector: Floats) -> float:
+    return math.sqrt(float(vector @ vector))
 
 
 def _others_sketch(item: Round, canaries: int) -> Floats:
@@ -110,10 +114,10 @@ class Pairs:
         whole /= np.linalg.norm(whole, axis=1, keepdims=True)
         before = len(whole) - self._waiting
         block = whole[before:] @ whole.T
-        block[np.arange(len(block))[:, None] + before <= np.arange(block.shape[1])] = 0.0
-        largest = np.abs(block).argmax(axis=1)
+        block[:, before:] = np.tril(block[:, before:], -1)  # each pair once
+        places = np.abs(block).argmax(axis=1)
         pairs = self._waiting * before + self._waiting * (self._waiting - 1) // 2
-        return block[np.arange(len(block)), largest], float(np.square(block).sum()), pairs
+        return block[np.arange(len(block)), places], float(np.vdot(block, block)), pairs
 
 
 def repeated_rounds(compared: Pairs, numbers: list[int], dof: float, level: float) -> Iterator[Gauge]:

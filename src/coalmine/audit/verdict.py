@@ -133,6 +133,7 @@ class Verdict:
         }
 
 
+LEGS = ("accounting", "noise", "sampling")  # of a claim amplified by sampling
 NO_VERDICT = dict.fromkeys(("verdict", "reason", "reason_code", "decided_by", "facts"))
 
 

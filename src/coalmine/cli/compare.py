@@ -14,10 +14,11 @@ from coalmine.argument_checks import printable
 from coalmine.audit.ladder import RUNGS
 from coalmine.audit.result import AuditResult
 from coalmine.cli.exit_codes import BAD_INPUT
-from coalmine.cli.named_runs import find_runs, how_to_finish, is_finished, print_notes, print_problems, read_error
+from coalmine.cli.named_runs import find_runs, how_to_finish, is_finished, print_notes, print_problems, read_result
 from coalmine.cli.options import JSON, Command, run_directories
 from coalmine.cli.output import print_json, print_table, shown_number
-from coalmine.storage.run_directory import RunDirectory
+from coalmine.report import plots, read_run
+from coalmine.report.svg import save_plot
 
 logger = logging.getLogger("coalmine")
 FEW = 4  # most numbers of presentations that a table lists
@@ -71,21 +72,9 @@ def _read_results(directories: Sequence[Path]) -> tuple[dict[str, AuditResult], 
             continue
         try:
             results[str(directory)] = read_result(directory)
-        except (OSError, ValueError, RecursionError) as error:
-            problems.append(read_error(directory, error))
+        except ValueError as error:
+            problems.append(str(error))
     return results, unfinished, problems
-
-
-def read_result(directory: Path) -> AuditResult:
-    """The result in a run directory; ValueError if it cannot be read."""
-    if not directory.is_dir():
-        raise ValueError(f"{directory} is not a directory of a run")
-    values = RunDirectory(directory).read_result()
-    try:
-        return AuditResult.from_dict(values)
-    except ValueError:
-        path = directory / "result.json"
-        raise ValueError(f"{path} is not a result as an audit writes it; restore it from a copy") from None
 
 
 def _print(results: Mapping[str, AuditResult], *, as_csv: bool, as_json: bool) -> None:
@@ -185,9 +174,6 @@ def _cell(value: Any) -> str:
 
 
 def _plot(path: Path, directories: Sequence[Path]) -> None:
-    from coalmine.report import plots, read_run
-    from coalmine.report.svg import save_plot
-
     found = [(run.noise_multiplier, run.result) for run in map(read_run, directories)]
     known = [(noise, result) for noise, result in found if noise is not None]
     if not known:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from coalmine.audit.result import AuditResult
 from coalmine.cli.output import print_error
 from coalmine.storage.run_directory import RunDirectory, is_run, runs_in
 
@@ -59,6 +60,21 @@ def is_finished(run: Path) -> bool:
     return (run / "result.json").exists()
 
 
+def read_result(run: Path) -> AuditResult:
+    """The result in a run directory; ValueError with one line where it cannot be read."""
+    path = run / "result.json"
+    try:
+        values = RunDirectory(run).read_result()
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply to be a result; restore it from a copy") from None
+    except OSError as error:
+        raise ValueError(f"{error.filename}: {error.strerror}" if error.strerror else str(error)) from None
+    try:
+        return AuditResult.from_dict(values)
+    except ValueError:
+        raise ValueError(f"{path} is not a result as an audit writes it; restore it from a copy") from None
+
+
 def how_to_finish(run: Path) -> str:
     """What to do about a run without a result."""
     try:
@@ -68,15 +84,6 @@ def how_to_finish(run: Path) -> str:
     if resumable:
         return f"wait for it, or continue it with `coalmine resume {shlex.quote(str(run))}`"
     return "wait for it, or run its training script to the end"
-
-
-def read_error(run: Path, error: Exception) -> str:
-    """One line for a run whose result cannot be read."""
-    if isinstance(error, OSError) and error.strerror is not None:
-        return f"{error.filename}: {error.strerror}"
-    if isinstance(error, RecursionError):
-        return f"{run / 'result.json'} is nested too deeply to be a result; restore it from a copy"
-    return str(error)
 
 
 def print_problems(lines: Iterable[str]) -> None:

@@ -26,6 +26,8 @@ from coalmine.estimators.planning import (
     power_against_claim,
 )
 from coalmine.estimators.sampling import Sampling, sampling_to_dict
+from coalmine.report import plots
+from coalmine.report.svg import save_plot
 
 USUAL = (100, 300, 1_000, 3_000, 10_000)
 USUAL_EPSILON = 3.0  # the interval is shown at this epsilon unless the user names one
@@ -116,10 +118,7 @@ def plan(
             plans.append(plan_audit(count, dim=dim, delta=delta, power=POWER))
             advance()
     if plot is not None:
-        from coalmine.report.plots import plan as plan_plot
-        from coalmine.report.svg import save_plot
-
-        save_plot(plot, plan_plot, plans)
+        save_plot(plot, plots.plan, plans)
     deciding = None if claim is None else canaries_to_decide(claim, dim=dim, delta=delta, level=TEST_LEVEL, power=POWER)
     precise = canaries_for_precision(shown_at, dim=dim, delta=delta, within=PRECISION)
     if as_json:

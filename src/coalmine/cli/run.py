@@ -27,6 +27,8 @@ from coalmine.cli.output import (
     shown_number,
     shows_bars,
 )
+from coalmine.report import write_report
+from coalmine.report.summary import key_figures, summary_lines, verdict_lines
 from coalmine.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -362,8 +364,6 @@ def report(outcome: "RunOutcome", directory: Path, *, page: bool, as_json: bool,
 
 def _print_outcome(outcome: "RunOutcome", *, quiet: bool) -> None:
     """Print the key figures, one row per adversary, the verdict, its coverage and notes; if quiet, table and verdict."""
-    from coalmine.report.summary import key_figures, summary_lines, verdict_lines
-
     result = replace(outcome.result, extra=outcome.extra())
     print_title(outcome.heading())
     if not quiet:
@@ -377,8 +377,6 @@ def _print_outcome(outcome: "RunOutcome", *, quiet: bool) -> None:
 def _page(directory: Path) -> Path:
     """Write the run's HTML page and return its path; without matplotlib, return the run directory."""
     try:
-        from coalmine.report import write_report
-
         return write_report([directory])
     except ImportError as error:
         logger.info("no report.html: %s", error)

@@ -13,9 +13,10 @@ from rich.progress import BarColumn
 from rich.progress import Progress as Bar
 
 from coalmine.audit.result import AuditResult
-from coalmine.cli.compare import print_results, read_result, run_record
+from coalmine.cli.compare import print_results, run_record
 from coalmine.cli.exit_codes import BAD_INPUT, VERDICT_CODES
 from coalmine.cli.interruption import resumable
+from coalmine.cli.named_runs import read_result
 from coalmine.cli.options import JSON, Command, Verbosity, argument
 from coalmine.cli.output import PlainColumn, print_error, print_json, print_line, shows_bars
 from coalmine.cli.run import FILE, training_extra

@@ -68,10 +68,10 @@ def total_level(count: int, local: float) -> float:
     widths = (steps + 9 * np.sqrt(steps) + 14).astype(int)  # the rest of a step's law is less than 1e-16
     highest = np.ceil(expected + REACH * np.sqrt(expected * (1 - band)) + 30).astype(int)
     points = np.arange(widths.max())
-    laws = np.exp(_log_poisson(points, steps[:, None]))
+    laws = np.exp(_log_poisson(points, steps[:, None]))[:, ::-1]  # backwards: a convolution is a correlation with that
     alive, failing = np.ones(1), np.empty(count)
     for i, (law, width, high) in enumerate(zip(laws, widths, highest, strict=True)):
-        alive = np.convolve(alive, law[:width])  # its first entry is N = i
+        alive = np.correlate(alive, law[points.size - width :], "full")  # its first entry is N = i
         failing[i] = alive[0]
         alive = alive[1 : min(high, count) - i + 1]
     still_to_come = np.arange(count, 0, -1.0)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from coalmine.report.live_view import Watched
 from coalmine.report.markdown import as_dict, markdown
+from coalmine.report.page import LivePage, comparison_page, run_page, waiting_page
 from coalmine.report.stored_run import Run, read_run, read_runs
 from coalmine.storage.files import json_ready, write_atomically
 from coalmine.storage.run_directory import runs_in
@@ -52,8 +53,6 @@ def write_live_page(directory: Path, out: Path, watched: Watched | None, *, seco
 
     Before the first round there is only that sentence. The page is loaded again every `seconds`; None for the last one.
     """
-    from coalmine.report.page import LivePage, run_page, waiting_page
-
     if is_own_file(directory, out):
         raise ValueError(f"{out} is a file of the run itself; name another file with --html")
     sentence = NO_CLAIM if watched is None else watched.sentence
@@ -82,8 +81,6 @@ def report_text(paths: Sequence[Path], *, kind: Format = "html") -> str:
         return markdown(runs, refused)
     if kind == "json":
         return json.dumps(json_ready(as_dict(runs, refused)), indent=2, allow_nan=False, default=str) + "\n"
-    from coalmine.report.page import comparison_page, run_page
-
     return run_page(runs[0]) if len(paths) == 1 else comparison_page(runs, refused)
 
 

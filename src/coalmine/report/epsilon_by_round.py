@@ -1,44 +1,49 @@
 """Epsilon as training goes: the estimate from the first rounds of a log, at a few of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from coalmine.audit.ladder import RUNGS, LadderReader, Scores
-from coalmine.audit.result import CONFIDENCE
-from coalmine.audit.views import looks
+from coalmine.audit.result import CONFIDENCE, AuditResult
+from coalmine.audit.views import Look
 from coalmine.estimators.all_iterates import estimate_from_iterates
 from coalmine.estimators.gaussian_fit import EpsilonEstimate, epsilon_estimate
 from coalmine.estimators.variance import Variance
-from coalmine.report.stored_run import Run
 
 POINTS = 8
-MOST = 8_000_000  # cosines that are read
 
 
-def estimates_during(run: Run, points: int = POINTS) -> dict[str, list[tuple[int, EpsilonEstimate]]]:
-    """Round and estimate for each rung at evenly spaced rounds; the final model is known at the end alone, so not here.
+class EpsilonReader:
+    """Takes one round after another, after `ladder` did, and estimates ε at a few, evenly spaced.
 
     Of canaries shown unequally often so far, the largest group speaks. The std is the null's or fitted as in the result.
+    The final model is known at the end alone, so it is not here.
     """
-    if run.rounds is None or not run.rounds.kept:
-        return {}
-    rounds, settings = run.rounds.thinned(run.result.settings, most=MOST)
-    numbers = [item.number for item in rounds.kept]
-    used = {name: adversary.headline.estimate.variance.used for name, adversary in run.result.adversaries.items()}
-    places = np.unique(np.linspace(len(numbers) / points - 1, len(numbers) - 1, points).round().astype(int))
-    stops = {numbers[place] for place in places if place >= 0}
-    reader, found = LadderReader(rounds.as_log, settings), dict[str, list[tuple[int, EpsilonEstimate]]]()
-    for look in looks(rounds.as_log, settings):
-        reader.add(look)
-        if look.item.number not in stops:
-            continue
-        for rung, scores in largest_groups(reader.scores()).items():
-            variance: Variance = "fitted" if used.get(rung) == "fitted" else "null"
-            estimate = estimate_scores(scores, settings.delta, variance)
+
+    def __init__(self, ladder: LadderReader, numbers: Sequence[int], result: AuditResult, points: int = POINTS) -> None:
+        places = np.linspace(len(numbers) / points - 1, len(numbers) - 1, points).round().astype(int)
+        self._stops = {numbers[place] for place in places if place >= 0}
+        self._ladder, self._delta = ladder, result.settings.delta
+        self._fitted = {
+            name for name, found in result.adversaries.items() if found.headline.estimate.variance.used == "fitted"
+        }
+        self._found: dict[str, list[tuple[int, EpsilonEstimate]]] = {}
+
+    def add(self, look: Look) -> None:
+        """Take the next round."""
+        if look.item.number not in self._stops:
+            return
+        for rung, scores in largest_groups(self._ladder.scores()).items():
+            variance: Variance = "fitted" if rung in self._fitted else "null"
+            estimate = estimate_scores(scores, self._delta, variance)
             if estimate is not None and rung in RUNGS:
-                found.setdefault(rung, []).append((look.item.number, estimate))
-    return {rung: line for rung, line in found.items() if len(line) > 1}
+                self._found.setdefault(rung, []).append((look.item.number, estimate))
+
+    @property
+    def estimates(self) -> dict[str, list[tuple[int, EpsilonEstimate]]]:
+        """Round and estimate for each rung that has more than one."""
+        return {rung: line for rung, line in self._found.items() if len(line) > 1}
 
 
 def largest_groups(found: Iterable[Scores]) -> dict[str, Scores]:

@@ -16,7 +16,6 @@ from coalmine.audit.unknown_round import RUNG as UNKNOWN_ROUND
 from coalmine.audit.unknown_round import LossFit
 from coalmine.audit.views import views
 from coalmine.report import plots
-from coalmine.report.epsilon_by_round import estimates_during
 from coalmine.report.sentences import interval_words, shown
 from coalmine.report.stored_run import MOST_SIDE_BY_SIDE, Run
 from coalmine.report.svg import draw, one_axes, themed
@@ -127,7 +126,7 @@ def densities_picture(result: AuditResult, scores: Sequence[Scores]) -> Picture:
         for ax in alike:
             ax.set_xlim(min(other.get_xlim()[0] for other in alike), max(other.get_xlim()[1] for other in alike))
         entries = {name: mark for ax in axes for mark, name in zip(*ax.get_legend_handles_labels(), strict=True)}
-        figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=4)
+        figure.legend(entries.values(), entries.keys(), loc="lower center", ncols=4)
 
     said = "; ".join(
         f"{plots.group_name(group)}: observed mean {group.observed.mean():.3g}, std {group.observed.std():.3g}, "
@@ -219,7 +218,7 @@ def _rounds(run: Run) -> Picture | None:
 
 
 def _training(run: Run) -> Picture | None:
-    found = estimates_during(run)
+    found = run.estimates
     if not found:
         return None
     said = "; ".join(
@@ -254,8 +253,9 @@ def _gauges(run: Run) -> Picture | None:
             plots.gauge(ax, gauge.values, numbers, gauge.limits)
             ax.set_title(_short(gauge.name))
             if place >= len(gauges) - 2:
-                ax.set_xlabel("round")
                 ax.tick_params(labelbottom=True)
+            else:
+                ax.set_xlabel("")
 
     said = "; ".join(
         f"{_short(gauge.name)} {shown(gauge.smallest)} to {shown(gauge.largest)}, {gauge.status}" for gauge in gauges

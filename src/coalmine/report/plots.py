@@ -114,11 +114,12 @@ def densities(ax: "Axes", scores: Scores, row: Row | None = None) -> "Axes":
     `row` is the row of the result that rests on these scores; without it the law is fitted here.
     """
     low, high = _span([scores.observed, scores.unobserved])
-    edges = np.linspace(low, high, 51).tolist()
-    grid = np.linspace(low, high, 201)
-    ax.hist(scores.observed, edges, density=True, color=OBSERVED, alpha=0.3, lw=0, label="observed")
+    edges, grid = np.linspace(low, high, 51), np.linspace(low, high, 201)
+    present, _ = np.histogram(scores.observed, edges, density=True)
+    ax.stairs(present, edges, fill=True, color=OBSERVED, alpha=0.3, lw=0, label="observed")
     if scores.null is None:
-        ax.hist(scores.unobserved, edges, density=True, color=NULL, histtype="step", lw=1.2, label="unobserved")
+        absent, _ = np.histogram(scores.unobserved, edges, density=True)
+        ax.stairs(absent, edges, color=NULL, lw=1.2, label="unobserved")
     else:
         ax.plot(grid, law_density(scores.null, grid), color=NULL, lw=1.5, label="null")
     mean, std = float(scores.observed.mean()), float(scores.observed.std())
@@ -290,7 +291,7 @@ def rounds(ax: "Axes", seen: Sequence[View], *, canary: int | None = None) -> "A
 
 
 def training(ax: "Axes", found: Mapping[str, Sequence[tuple[int, Any]]], *, analytical: float | None = None) -> "Axes":
-    """Epsilon during training: for each rung, pairs of a round and an EpsilonEstimate (from `estimates_during`)."""
+    """Epsilon during training: for each rung, pairs of a round and an EpsilonEstimate (`Run.estimates`)."""
     drawn = [estimate.epsilon for points in found.values() for _, estimate in points]
     drawn += [line[-1][1].interval.high for line in found.values() if line[-1][1].interval]  # earlier ones are wider
     right = epsilon_axis(ax, [*drawn, *([analytical] if analytical is not None else [])], axis="y")
@@ -322,6 +323,7 @@ def gauge(ax: "Axes", values: Floats, numbers: Sequence[int], limits: tuple[floa
     for limit in (low, high):
         if math.isfinite(limit) and limit != 0:
             ax.axhline(limit, color=NULL, lw=1, ls="--")
+    _whole_rounds(ax, most=4)
     return ax
 
 
@@ -454,10 +456,10 @@ def _span(arrays: Sequence[Floats]) -> tuple[float, float]:
     return low - room, high + room
 
 
-def _whole_rounds(ax: "Axes") -> None:
+def _whole_rounds(ax: "Axes", most: int = 6) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    ax.xaxis.set_major_locator(MaxNLocator(most, integer=True))
     ax.set_xlabel("round")
 
 

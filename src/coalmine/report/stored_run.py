@@ -5,15 +5,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from coalmine.audit.derivation import derive_result, derive_scores
 from coalmine.audit.gauge import Gauge
-from coalmine.audit.gauge_reader import read_gauges
-from coalmine.audit.ladder import Scores, ladder
+from coalmine.audit.gauge_reader import GaugeReader, read_gauges
+from coalmine.audit.ladder import LadderReader, Scores, ladder
 from coalmine.audit.published import published_rows
 from coalmine.audit.result import CONFIDENCE, AuditResult
+from coalmine.audit.views import Reader
+from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.estimators.literature.literature_row import LiteratureRow
+from coalmine.report.epsilon_by_round import EpsilonReader
 from coalmine.report.table_rows import main_rows, published_row
 from coalmine.report.trainer_entries import number
 from coalmine.storage.mapped_rounds import Rounds, map_rounds
@@ -26,6 +29,12 @@ MOST = 60_000_000  # cosines of one run that are read whole; beyond it unobserve
 MOST_SIDE_BY_SIDE = 5_000_000  # the same for each of several runs
 MOST_PRODUCTS = 1_000_000_000  # of rounds with rounds for each canary, which several presentations take
 Part = TypeVar("Part")
+
+
+class _Readings(NamedTuple):
+    scores: list[Scores]
+    estimates: dict[str, list[tuple[int, EpsilonEstimate]]]
+    gauges: list[Gauge]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +72,39 @@ class Run:
         """Whether result.json exists, readable or not."""
         return (self.path / "result.json").exists()
 
-    @cached_property
+    @property
     def scores(self) -> list[Scores]:
         """The scores of every rung, from the log; empty without a log."""
-        if self._thinned is None:
-            return []
-        rounds, settings = self._thinned
-        return derive_scores(rounds.as_log, settings, claim=self.result.claim)
+        return self._readings.scores
+
+    @property
+    def estimates(self) -> dict[str, list[tuple[int, EpsilonEstimate]]]:
+        """ε during training: for each rung, pairs of a round and the estimate from the rounds so far."""
+        return self._readings.estimates
+
+    @property
+    def gauges(self) -> list[Gauge]:
+        """The gauges with their values in each round, from the log; empty without a log."""
+        return self._readings.gauges
+
+    @cached_property
+    def _readings(self) -> "_Readings":
+        """Everything that the report takes from the log, in one pass."""
+        if self.rounds is None or self._thinned is None:
+            return _Readings([], {}, [])
+        (rounds, settings), result = self._thinned, self.result
+        thinned, numbers = rounds is not self.rounds, [item.number for item in rounds.kept]
+        ladder_reader, gauge_reader = LadderReader(rounds.as_log, settings), GaugeReader(settings, len(rounds.numbers))
+        epsilon_reader = EpsilonReader(ladder_reader, numbers, result)
+        beside: list[Reader] = [epsilon_reader]
+        if self.finished and not thinned:
+            beside.append(gauge_reader)
+        scores = derive_scores(rounds.as_log, settings, claim=result.claim, reader=ladder_reader, beside=beside)
+        if not self.finished:  # the result was derived just now, and its gauges have their values
+            gauges = list(result.gauges)
+        else:
+            gauges = read_gauges(self.rounds.as_log, result.settings) if thinned else gauge_reader.gauges()
+        return _Readings(scores, epsilon_reader.estimates, gauges)
 
     @property
     def shown_scores(self) -> list[Scores]:
@@ -115,15 +150,6 @@ class Run:
         return published_rows(
             of_row[0], delta=settings.delta, confidence=CONFIDENCE, log=rounds.as_log, settings=settings
         )
-
-    @cached_property
-    def gauges(self) -> list[Gauge]:
-        """The gauges with their values in each round, from the log; empty without a log."""
-        if self.rounds is None:
-            return []
-        if not self.finished:  # the result was derived just now, and its gauges have their values
-            return list(self.result.gauges)
-        return read_gauges(self.rounds.as_log, self.result.settings)
 
     @property
     def noise_multiplier(self) -> float | None:

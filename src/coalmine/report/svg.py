@@ -1,6 +1,7 @@
 """Plots as inline SVG in the colours of the report's page, or as files."""
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Callable
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from coalmine.report import plots
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 WIDTH = 5.4  # inches: 389 units of the picture, about as many pixels on a phone
+LETTER, LINE, EDGE = 0.075, 0.19, 0.06  # inches: of a letter and of a line of 9 points, and of what is left free
 INK, GRID = "#1b2430", "#d4dae2"
 VARIABLES = {
     INK: "ink", GRID: "grid", plots.OBSERVED: "observed", plots.FITTED: "fitted", plots.NULL: "null",
@@ -23,7 +26,8 @@ VARIABLES = {
 STYLE: Any = {
     "font.size": 10, "font.family": ["DejaVu Sans"], "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK,
     "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8,
-    "axes.titlesize": 10, "axes.titlelocation": "left", "axes.grid": True, "axes.grid.axis": "both", "grid.color": GRID,
+    "axes.titlesize": 10, "axes.titlelocation": "left", "axes.titley": 1.0,
+    "axes.grid": True, "axes.grid.axis": "both", "grid.color": GRID,
     "grid.linewidth": 0.6, "axes.axisbelow": True, "legend.frameon": False, "legend.fontsize": 9, "xtick.labelsize": 9,
     "ytick.labelsize": 9, "svg.fonttype": "none", "svg.hashsalt": "coalmine", "text.parse_math": False,
     "path.simplify": True, "axes.unicode_minus": True, "text.usetex": False,
@@ -46,11 +50,52 @@ def draw(paint: "Callable[[Figure], None]", *, height: float) -> str:
 
     with mpl.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)  # the browser has the glyph
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        figure = Figure(figsize=(WIDTH, height))
         paint(figure)
+        place(figure)
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return file.getvalue()
+
+
+def place(figure: "Figure") -> None:
+    """Give the figure's axes the room that their labels and the legend below leave, measured once.
+
+    matplotlib's constrained layout measures every label several times, which takes as long as drawing.
+    """
+    width, height = figure.get_size_inches()
+    grid: dict[tuple[int, int], Axes] = {}
+    for ax in figure.axes:
+        spec: Any = ax.get_subplotspec()
+        grid[spec.rowspan.start, spec.colspan.start] = ax
+    rows, columns = (1 + max(place[axis] for place in grid) for axis in (0, 1))
+    ticks = [max(_beside(ax) for place, ax in grid.items() if place[1] == column) for column in range(columns)]
+    lefts = [
+        wide + LINE * any(ax.get_ylabel() for place, ax in grid.items() if place[1] == column)
+        for column, wide in enumerate(ticks)
+    ]
+    bottoms = [max(_below(ax) for place, ax in grid.items() if place[0] == row) for row in range(rows)]
+    legend = sum(LINE * math.ceil(len(each.get_texts()) / each._ncols) + EDGE for each in figure.legends)  # type: ignore[attr-defined]
+    above = LINE + EDGE if any(ax.get_title(loc="left") for ax in figure.axes) else 2 * EDGE
+    w = (width - 2 * EDGE - sum(lefts)) / columns - 2 * EDGE
+    h = (height - EDGE - legend - sum(bottoms)) / rows - above
+    for (row, column), ax in grid.items():
+        left = sum(lefts[: column + 1]) + EDGE + column * (w + 2 * EDGE)
+        top = height - (row + 1) * above - row * h - sum(bottoms[:row])
+        ax.set_position((left / width, (top - h) / height, w / width, h / height))
+        ax.xaxis.set_label_coords(0.5, -(LINE + EDGE) / h)
+        ax.yaxis.set_label_coords(-ticks[column] / w, 0.5)
+
+
+def _beside(ax: "Axes") -> float:
+    """Inches that the numbers and names beside an axis take."""
+    longest = max((len(label.get_text()) for label in ax.get_yticklabels()), default=0)
+    return EDGE + LETTER * (longest + bool(longest))  # in its place an axis may choose longer numbers
+
+
+def _below(ax: "Axes") -> float:
+    """Inches that the numbers below an axis and its name take."""
+    return (LINE + EDGE if ax.xaxis.get_tick_params()["labelbottom"] else EDGE) + (LINE if ax.get_xlabel() else 0.0)
 
 
 def themed(svg: str, name: str, alt: str) -> str:
@@ -74,7 +119,7 @@ def one_axes(plot: Callable[..., Any], *arguments: Any, legend: int = 0, **named
     def paint(figure: "Figure") -> None:
         plot(figure.add_subplot(), *arguments, **named)
         if legend:
-            figure.legend(loc="outside lower center", ncols=legend)
+            figure.legend(loc="lower center", ncols=legend)
 
     return paint
 
@@ -86,8 +131,9 @@ def save_plot(path: Path, plot: Callable[..., Any], *arguments: Any, legend: int
     from matplotlib.figure import Figure
 
     with mpl.rc_context(STYLE | {"savefig.facecolor": "white", "savefig.dpi": 150}):
-        figure = Figure(figsize=(WIDTH, 3.8), layout="constrained")
+        figure = Figure(figsize=(WIDTH, 3.8))
         one_axes(plot, *arguments, legend=legend, **named)(figure)
+        place(figure)
         if path.suffix.lower() not in (".png", ".svg", ".pdf"):
             raise ValueError(f"{path} must end in .png, .svg or .pdf")
         figure.savefig(path)

@@ -11,16 +11,7 @@ from coalmine.audit.audit import Audit
 from coalmine.audit.claim import Claim
 from coalmine.estimators.amplification import amplified_epsilon
 from coalmine.estimators.sampling import Poisson, RandomAllocation
-from coalmine.reproduction.experiment import (
-    Account,
-    Check,
-    Experiment,
-    Found,
-    Table,
-    all_of,
-    interval_shown,
-    shown,
-)
+from coalmine.reproduction.experiment import Account, Check, Experiment, Found, Table, all_of, interval_shown, shown
 from coalmine.reproduction.experiment_options import Options
 from coalmine.reproduction.run_grid import Follow
 

@@ -10,8 +10,8 @@ from coalmine.estimators.gaussians import Gaussian
 from coalmine.estimators.normality import anderson_darling
 from coalmine.estimators.null import CosineNull
 from coalmine.reproduction import epsilon_table
-from coalmine.reproduction.experiment import RUNS, Account, Check, Experiment, Found, Table, beside, shown
-from coalmine.reproduction.experiment_options import Options
+from coalmine.reproduction.experiment import Account, Check, Experiment, Found, Table, beside, shown
+from coalmine.reproduction.experiment_options import RUNS, Options
 from coalmine.reproduction.paper import CRITICAL_1, CRITICAL_15, NORMALITY, NORMALITY_TIMES
 from coalmine.reproduction.run_grid import Follow, PlannedRun
 from coalmine.reproduction.run_numbers import RunNumbers, not_learnt

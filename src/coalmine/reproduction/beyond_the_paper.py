@@ -13,18 +13,8 @@ from coalmine.estimators.sampling import RandomAllocation, Shuffled
 from coalmine.reproduction import paper_claims
 from coalmine.reproduction import table_5_emnist as emnist
 from coalmine.reproduction.epsilon_table import about, missing
-from coalmine.reproduction.experiment import (
-    RUNS,
-    Account,
-    Check,
-    Experiment,
-    Found,
-    Table,
-    all_of,
-    interval_shown,
-    shown,
-)
-from coalmine.reproduction.experiment_options import Options
+from coalmine.reproduction.experiment import Account, Check, Experiment, Found, Table, all_of, interval_shown, shown
+from coalmine.reproduction.experiment_options import RUNS, Options
 from coalmine.reproduction.paper import STACK_OVERFLOW
 from coalmine.reproduction.run_grid import Follow, PlannedRun, carry_out, distinct
 from coalmine.reproduction.run_numbers import RunNumbers, not_learnt, read_finished, rung

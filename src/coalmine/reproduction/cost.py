@@ -1,7 +1,7 @@
 """The cost of canaries in accuracy over several seeds, on handwriting, where runs are short enough for many pairs."""
 
-from coalmine.reproduction.experiment import RUNS, Account, Experiment, Found
-from coalmine.reproduction.experiment_options import Options
+from coalmine.reproduction.experiment import Account, Experiment, Found
+from coalmine.reproduction.experiment_options import RUNS, Options
 from coalmine.reproduction.run_grid import Follow, PlannedRun
 from coalmine.reproduction.table_3_accuracy import (
     Pair,

@@ -8,18 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from coalmine.audit.ladder import RUNGS
 from coalmine.reproduction import paper_claims
-from coalmine.reproduction.experiment import (
-    RUNS,
-    Account,
-    Check,
-    Experiment,
-    Found,
-    Table,
-    beside,
-    interval_shown,
-    shown,
-)
-from coalmine.reproduction.experiment_options import Options
+from coalmine.reproduction.experiment import Account, Check, Experiment, Found, Table, beside, interval_shown, shown
+from coalmine.reproduction.experiment_options import RUNS, Options
 from coalmine.reproduction.paper import EpsilonRow
 from coalmine.reproduction.run_grid import Follow, PlannedRun, carry_out
 from coalmine.reproduction.run_numbers import RunNumbers, not_learnt, read_finished, rung

@@ -27,7 +27,6 @@ MODULES = {  # module of each experiment
     "multirun": "appendix_d_multirun", "canife": "section_5_3_canife", "cost": "cost", "beyond": "beyond_the_paper",
     "amplification": "accountant_measured", "oddities": "oddities",
 }  # fmt: skip
-RUNS = ("device", "data_dir", "only", "rounds", "max_examples", "originals", "minutes")  # options of grids of runs
 
 
 def no_runs(options: Options) -> "list[PlannedRun]":

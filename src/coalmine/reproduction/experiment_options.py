@@ -8,6 +8,8 @@ from typing import Literal, get_args
 
 from coalmine.argument_checks import shown, whole_number
 
+RUNS = ("device", "data_dir", "only", "rounds", "max_examples", "originals", "minutes")  # options of grids of runs
+
 Scale = Literal["small", "paper"]
 PAPER_ONLY = ("max_examples", "originals")  # scale small has a fixed, small number of examples
 

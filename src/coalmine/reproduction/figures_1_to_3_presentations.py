@@ -8,8 +8,8 @@ import numpy as np
 
 from coalmine.reproduction import epsilon_table, paper_claims
 from coalmine.reproduction.epsilon_table import kind
-from coalmine.reproduction.experiment import RUNS, Account, Check, Experiment, Found, Table, interval_shown, shown
-from coalmine.reproduction.experiment_options import Options
+from coalmine.reproduction.experiment import Account, Check, Experiment, Found, Table, interval_shown, shown
+from coalmine.reproduction.experiment_options import RUNS, Options
 from coalmine.reproduction.paper import STACK_OVERFLOW
 from coalmine.reproduction.run_grid import Follow, PlannedRun
 from coalmine.reproduction.run_numbers import RunNumbers, not_learnt

@@ -10,8 +10,8 @@ from scipy.special import stdtrit
 
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.reproduction.epsilon_table import missing
-from coalmine.reproduction.experiment import RUNS, Account, Check, Experiment, Found, Table, beside, shown
-from coalmine.reproduction.experiment_options import Options
+from coalmine.reproduction.experiment import Account, Check, Experiment, Found, Table, beside, shown
+from coalmine.reproduction.experiment_options import RUNS, Options
 from coalmine.reproduction.paper import ACCURACY
 from coalmine.reproduction.run_grid import Follow, PlannedRun, carry_out
 from coalmine.reproduction.run_numbers import FELL_APART, RunNumbers, least_learnt, read_finished, rung

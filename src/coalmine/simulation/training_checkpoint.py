@@ -11,7 +11,8 @@ from safetensors import torch as safetensors_torch
 
 from coalmine.simulation.config import RunConfig
 from coalmine.simulation.dp_fedavg import TrainingState
-from coalmine.storage.files import remove_drafts, write_atomically
+from coalmine.storage.checkpoints import load_newest
+from coalmine.storage.files import write_atomically
 
 NAME = "checkpoint.safetensors"
 PREVIOUS = "checkpoint.previous.safetensors"
@@ -37,35 +38,10 @@ def load_checkpoint(
 ) -> TrainingState | None:
     """The newest checkpoint that is whole and no further than the recorded rounds, or None if there is none.
 
-    The previous one takes the place of a newer one that is damaged or ahead of the rounds. If none is usable and one is
-    damaged, or belongs to another run, that is a ValueError.
+    ValueError if none is usable and one is damaged, or belongs to another run.
     """
-    remove_drafts(folder / NAME)
-    failure: ValueError | None = None
-    ahead: Path | None = None
-    for path in (folder / NAME, folder / PREVIOUS):
-        if not path.exists():
-            continue
-        try:
-            state = _read(path, config, device)
-        except ValueError as error:
-            failure = failure or error
-            continue
-        if recorded_rounds is not None and state.round_number > recorded_rounds:
-            ahead = path
-            continue
-        if path.name == PREVIOUS:
-            reason = failure or (f"{ahead} is ahead of the recorded rounds" if ahead else f"{folder / NAME} is missing")
-            log.warning("%s; training continues from the previous checkpoint, round %d", reason, state.round_number)
-            path.replace(folder / NAME)
-        return state
-    if failure is not None:
-        raise failure
-    if ahead is not None:
-        log.warning(
-            "%s: the recorded rounds end before every checkpoint, so training starts again from round 1", folder
-        )
-    return None
+    newest, previous = folder / NAME, folder / PREVIOUS
+    return load_newest(newest, previous, lambda path: _read(path, config, device), log, recorded_rounds=recorded_rounds)
 
 
 def _read(path: Path, config: RunConfig, device: str) -> TrainingState:

@@ -5,6 +5,7 @@ import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,7 +28,7 @@ class Rounds:
     def rounds(self) -> Iterator[Round]:
         return iter(self.kept)
 
-    @property
+    @cached_property
     def observed(self) -> list[Entry]:
         return [Entry.of(item) for item in self.kept]
 

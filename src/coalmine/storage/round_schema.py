@@ -46,15 +46,20 @@ PER_BLOCK = dict(zip(("block_rests", "residual_block_rests", "update_block_rests
 
 
 class _Schema(NamedTuple):
-    scalars: dict[str, Any]
+    scalars: dict[str, tuple[Any, frozenset[type]]]  # annotation, and the types of values that need no further look
     arrays: dict[str, Any]  # by the type of their entries
     optional: frozenset[str]
+
+
+def _schema_of(item: Any) -> _Schema:
+    kind: Any = type(item)
+    return _schema(kind)
 
 
 @cache
 def _schema(kind: Any) -> _Schema:
     """The fields of a record, from the annotations of its dataclass; `scores` is left to its own check."""
-    scalars: dict[str, Any] = {}
+    scalars: dict[str, tuple[Any, frozenset[type]]] = {}
     arrays: dict[str, Any] = {}
     optional = set()
     for part in fields(kind):
@@ -67,20 +72,17 @@ def _schema(kind: Any) -> _Schema:
         if getattr(plain, "__origin__", None) is np.ndarray:
             arrays[part.name] = np.dtype(get_args(get_args(plain)[1])[0])
         else:
-            scalars[part.name] = whole
+            scalars[part.name] = whole, frozenset(get_args(whole) or (whole,))
     return _Schema(scalars, arrays, frozenset(optional))
-
-
-def _kind_of(item: Any) -> Any:
-    return type(item)
 
 
 def check_types(item: Any) -> None:
     """TypeError or ValueError if a field of a record does not have the type that is written."""
-    schema = _schema(_kind_of(item))
-    for name, kind in schema.scalars.items():
+    schema = _schema_of(item)
+    for name, (kind, plain) in schema.scalars.items():
         value = getattr(item, name)
-        msgspec.convert(value, kind)
+        if type(value) not in plain:
+            msgspec.convert(value, kind)
         if isinstance(value, int | float) and not (math.isfinite(value) and abs(value) < 2**1000):
             raise ValueError(f"{name} must be finite")
     for name, dtype in schema.arrays.items():
@@ -94,7 +96,7 @@ def check_types(item: Any) -> None:
 
 def check_values(item: Any) -> None:
     """ValueError if a measured number is not finite, or if a part of the residual's measurement is missing."""
-    for name in _schema(_kind_of(item)).arrays:
+    for name in _schema_of(item).arrays:
         value = getattr(item, name)
         if value is not None and not np.isfinite(value).all():
             raise ValueError(f"{name} must be finite")

@@ -11,7 +11,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 
 from coalmine.integrations.flower.arrays import DAMAGED
-from coalmine.storage.files import remove_drafts, write_atomically
+from coalmine.storage.checkpoints import load_newest
+from coalmine.storage.files import write_atomically
 
 NAME = "checkpoint.npz"
 PREVIOUS = "checkpoint.previous.npz"
@@ -42,33 +43,9 @@ def save_checkpoint(directory: Path, round_number: int, model: Mapping[str, Arra
 def load_checkpoint(directory: Path, *, recorded_rounds: int | None = None) -> Checkpoint | None:
     """The newest checkpoint that is whole and no further than the recorded rounds, or None if there is none.
 
-    The previous one takes the place of a newer one that is damaged or ahead of the rounds. If none is usable and one is
-    damaged, that is a ValueError.
+    ValueError if none is usable and one is damaged.
     """
-    remove_drafts(directory / NAME)
-    failure: ValueError | None = None
-    ahead = False
-    for path in (directory / NAME, directory / PREVIOUS):
-        if not path.exists():
-            continue
-        try:
-            found = _read(path)
-        except ValueError as error:
-            failure = failure or error
-            continue
-        if recorded_rounds is not None and found.round_number > recorded_rounds:
-            ahead = True
-            continue
-        if path.name == PREVIOUS:
-            reason = failure or (f"the recorded rounds end before {NAME}" if ahead else f"{NAME} is missing")
-            logger.warning("%s; training continues from the previous one, round %d", reason, found.round_number)
-            path.replace(directory / NAME)
-        return found
-    if failure is not None:
-        raise failure
-    if ahead:
-        logger.warning("the recorded rounds end before every checkpoint, so training starts again from round 1")
-    return None
+    return load_newest(directory / NAME, directory / PREVIOUS, _read, logger, recorded_rounds=recorded_rounds)
 
 
 def _read(path: Path) -> Checkpoint:
