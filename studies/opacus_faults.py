@@ -1,4 +1,4 @@
-"""The table in docs/evidence/opacus.md: Opacus unchanged, with half the noise, without a clip, and without noise on one bias.
+"""The table in docs/evidence/opacus.md: Opacus unchanged, with half the noise, without a clip, or with a bias without noise.
 
     python -m studies.opacus_faults                  takes a few seconds
     python -m studies.opacus_faults --write-docs     also writes the table into docs/evidence/opacus.md
