@@ -1,8 +1,10 @@
 """The tutorials: every command runs in an empty folder, and prints what the page shows."""
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -70,7 +72,19 @@ def test_the_unit_test_of_the_tutorial_passes_and_fails_as_shown(tmp_path):
 def test_every_step_of_a_tutorial_works(name, tmp_path):
     for module in NEEDS[name]:
         pytest.importorskip(module)
-    assert follow(name, tmp_path) >= 3
+    try:
+        assert follow(name, tmp_path) >= 3
+    finally:
+        stop_flower(tmp_path)
+
+
+def stop_flower(folder):
+    """`flwr run` leaves a SuperLink running; ends the processes that were started with this folder as their home."""
+    mine = f"FLWR_HOME={folder / '.flwr'}\0".encode()
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if int(environment.parent.name) != os.getpid() and mine in environment.read_bytes():
+                os.kill(int(environment.parent.name), signal.SIGTERM)
 
 
 def test_every_tutorial_is_followed_here():
