@@ -4,7 +4,7 @@ EXTRAS ?= simulation,report,parquet
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: run test check docs docs-serve bench fuzz studies lowest newest clean wheel
+.PHONY: run test check docs docs-serve bench fuzz studies lowest newest clean wheel dist
 .DELETE_ON_ERROR:
 
 run: .venv/core.done
@@ -46,6 +46,12 @@ wheel: .venv/wheel.done
 	build/wheel/venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt build/wheel/*.whl
 	cd build/wheel && venv/bin/python ../../tests/try_wheel.py
 	touch $@
+
+# The release: an sdist, the wheel that it makes, and a check that PyPI can show their description.
+dist: .venv/dev.done
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
 
 # The tests with the lowest versions that pyproject.toml allows, and with the newest available, each in its own environment.
 lowest newest: .venv/dev.done

@@ -23,6 +23,7 @@ STUDIES = [
     ["-m", "studies.other_frameworks"],
     ["-m", "studies.nvflare_svt"],
     ["-m", "studies.reproduction"],
+    ["-m", "studies.notebook"],
     ["-m", "fuzz", "--cases", "100000", "--seed", "2"],
     [".ci/versions.py", "lowest"],
     [".ci/versions.py", "newest"],

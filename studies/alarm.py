@@ -2,7 +2,7 @@
 
     python -m studies.alarm --jobs 2             scores alone, then whole loops with gauges: about ten minutes
     python -m studies.alarm --only "whole loop"  the rows whose name matches
-    python -m studies.alarm --write-docs         write the tables of finished rows into docs/how-to/alarm.md
+    python -m studies.alarm --write-docs         write the tables of finished rows into docs/evidence/alarm.md
 
 Rows of scores alone sample the scores of ten canaries per round with their common scale: 10,000 honest runs, 2,000 with less
 noise. Whole loops are audits of a vector of 4,096 numbers with 1,000 canaries in 100 rounds, checked after every round. A
@@ -34,7 +34,7 @@ from studies.trust import put_between_markers
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "alarm.jsonl"
-DOCS = ROOT / "docs" / "how-to" / "alarm.md"
+DOCS = ROOT / "docs" / "evidence" / "alarm.md"
 PRESENT, DOF, DELTA = 10, 9_000, 1e-6  # canaries per round, degrees of freedom of its scale
 DIM, CANARIES, ROUNDS = 4_096, 1_000, 100
 MOST = {"honest": EVIDENCE_LEVEL, "honest whole loop": 0.01}  # allowed share of honest runs with an alarm
@@ -214,7 +214,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--only", default="", help="Regular expression for the rows to run.")
-    parser.add_argument("--write-docs", action="store_true", help="Write the table into docs/how-to/alarm.md.")
+    parser.add_argument("--write-docs", action="store_true", help="Write the table into docs/evidence/alarm.md.")
     options = parser.parse_args()
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     done = {(name, part) for name, told in read().items() for part in told["parts"]}

@@ -1,4 +1,4 @@
-"""How often the `known-round` interval covers the truth in Flower: the study behind docs/how-to/flower.md.
+"""How often the `known-round` interval covers the truth in Flower: the study behind docs/evidence/flower.md.
 
     python -m studies.flower_coverage             20 seeds for each side of the clip, and FedAdam in the wrapper
 

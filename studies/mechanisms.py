@@ -3,7 +3,7 @@
     python -m studies.mechanisms                  every row, 50 minutes on one core
     python -m studies.mechanisms --seeds 5        at most five seeds in each row
     python -m studies.mechanisms --only 'clip'    only the rows whose name matches this regular expression
-    python -m studies.mechanisms --write-docs     write the tables of docs/how-to/testing.md from finished runs
+    python -m studies.mechanisms --write-docs     write the tables of docs/evidence/mechanisms.md from finished runs
 
 Every run is one `coalmine.testing.check_private`. A finished run is one line of studies/out/mechanisms.jsonl and is not run
 again; `--fresh` starts over, which is necessary after a change of the check. The study fails if a correct aggregator passes
@@ -35,7 +35,7 @@ from studies.trust import put_between_markers
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "mechanisms.jsonl"
-DOCS = ROOT / "docs" / "how-to" / "testing.md"
+DOCS = ROOT / "docs" / "evidence" / "mechanisms.md"
 DELTA, DIM = 1e-5, 5_000
 PLAIN_SEEDS, SEEDS, FEWER_SEEDS = 1_000, 100, 10
 PASSING, FAILING, SECONDS = 0.995, 0.95, 2.0
@@ -559,7 +559,7 @@ def failures(names: Iterable[str]) -> list[str]:
 
 
 def tables() -> dict[str, str]:
-    """The tables of docs/how-to/testing.md by the names of their markers."""
+    """The tables of docs/evidence/mechanisms.md by the names of their markers."""
     titles = {"correct": "correct aggregator", "faulty": "faulty aggregator", "unseen": "seldom seen"}
     return {kind: _table(title, kind) for kind, title in titles.items()}
 
@@ -606,7 +606,7 @@ def _seen_by(found: list[dict[str, Any]]) -> str:
 
 
 def write_docs() -> None:
-    """Write every table between its markers in docs/how-to/testing.md."""
+    """Write every table between its markers in docs/evidence/mechanisms.md."""
     text = DOCS.read_text()
     for name, table in tables().items():
         text = put_between_markers(text, name, table)
@@ -620,7 +620,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="Run only the rows whose name matches this regular expression.")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--fresh", action="store_true", help="Discard all finished runs.")
-    parser.add_argument("--write-docs", action="store_true", help="Write the tables into docs/how-to/testing.md.")
+    parser.add_argument("--write-docs", action="store_true", help="Write the tables into docs/evidence/mechanisms.md.")
     options = parser.parse_args()
     if options.write_docs:
         write_docs()

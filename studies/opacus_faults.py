@@ -1,7 +1,7 @@
-"""The table in docs/how-to/opacus.md: Opacus unchanged, with half the noise, without a clip, and without noise on one bias.
+"""The table in docs/evidence/opacus.md: Opacus unchanged, with half the noise, without a clip, or with a bias without noise.
 
     python -m studies.opacus_faults                  takes a few seconds
-    python -m studies.opacus_faults --write-docs     also writes the table into docs/how-to/opacus.md
+    python -m studies.opacus_faults --write-docs     also writes the table into docs/evidence/opacus.md
 
 The noise multiplier is 1, and all 1,000 examples are in each of five steps. The study fails if an honest run is not PASS, or
 if a fault is not VIOLATION. It also fails if the accountant's epsilon differs from the mechanism's: the accountant does not
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs" / "how-to" / "opacus.md"
+DOCS = ROOT / "docs" / "evidence" / "opacus.md"
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 DELTA = 1e-5
 HONEST = ("learnable data, hooks mode", "learnable data, ghost mode")
@@ -107,7 +107,7 @@ def failures(found: list[dict[str, Any]]) -> list[str]:
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write-docs", action="store_true", help="Write the table into docs/how-to/opacus.md.")
+    parser.add_argument("--write-docs", action="store_true", help="Write the table into docs/evidence/opacus.md.")
     arguments = parser.parse_args()
     found = run_all()
     print(table(found))

@@ -1,6 +1,6 @@
 """The cost of an audit on more GPUs and larger models than were measured: a cost model and its tables.
 
-    python -m studies.scaling_costs                  print the tables of docs/how-to/scaling.md
+    python -m studies.scaling_costs                  print the tables of docs/evidence/scaling.md
     python -m studies.scaling_costs --write-docs     write them into the page
     python -m studies.scaling_costs --measure        time sums over local processes: results/reduce.json
 
@@ -24,7 +24,7 @@ from coalmine.canaries.blocked import LARGEST_BLOCK, cut_into_blocks
 from coalmine.storage.record import BLOCK_EACH, Settings, checked_settings
 
 ROOT = Path(__file__).parents[1]
-RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs" / "how-to" / "scaling.md"
+RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs" / "evidence" / "scaling.md"
 END = "<!-- end of table -->"
 CANARIES, LAYERS = 1_000, 300
 GPUS = (1, 8, 64, 1_024)
@@ -177,7 +177,7 @@ def _kilobytes(count: int) -> str:
 
 
 def tables() -> dict[str, str]:
-    """The tables of docs/how-to/scaling.md, by their names there."""
+    """The tables of docs/evidence/scaling.md, by their names there."""
     return {
         "sums": sums_table(),
         "H200": gpu_table(),
@@ -301,7 +301,7 @@ def _sum_over(size: int, numbers: int) -> float:
 def main(arguments: list[str] | None = None) -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(description="Costs of an audit on many GPUs, computed from measured ones.")
-    parser.add_argument("--write-docs", action="store_true", help="Write the tables into docs/how-to/scaling.md.")
+    parser.add_argument("--write-docs", action="store_true", help="Write the tables into docs/evidence/scaling.md.")
     parser.add_argument("--measure", action="store_true", help="First time sums over local processes.")
     options = parser.parse_args(arguments)
     if options.measure:

@@ -20,8 +20,10 @@ from coalmine.simulation.config import RunConfig, config_with
 
 sys.path.insert(0, str(Path(__file__).parent / "report"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "extensions"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 from chromium import Chromium
 from plain_docstrings import convert
+from readability import MOST_WORDS, count_words, long_sentences, pages, prose, sentences
 from reference_pages import with_parts
 
 ROOT = Path(__file__).parents[1]
@@ -131,6 +133,25 @@ def test_every_path_of_the_documentation_that_a_file_names_exists():
     assert sorted(path for path in found if not (ROOT / path).exists()) == []
 
 
+LONG = "This sentence has " + "word " * MOST_WORDS + "too many."
+
+
+def test_sentences_are_those_of_the_prose():
+    page = f"# {LONG}\n\nOne `name.of` code. Two 1.5, see [here](a.b.c)!\n\n- item\n\n| {LONG} |\n|---|\n\n    {LONG}\n"
+    page += f"\n```python\n{LONG}\n```\n<!-- {LONG} -->\n![picture](x.png)\n"
+    assert sentences(page) == ["One name code.", "Two 1.5, see here!", "item"]
+    assert [count_words(sentence) for sentence in sentences(page)] == [3, 4, 1]
+    assert long_sentences(page) == []
+    assert long_sentences(f"Short. {LONG} Short.") == [LONG]
+    assert long_sentences(" ".join(["word"] * MOST_WORDS) + ".") == []
+    assert prose("a\nb") == ["a b"]
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_no_sentence_is_too_long(page):
+    assert long_sentences(page.read_text()) == []
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The site without its slow pages: links to those are not checked here, but by `make docs`."""
@@ -203,7 +224,7 @@ def test_the_search_finds_a_term_and_leads_to_its_page(browser, site):
     pages = {path_of(address).relative_to(site).as_posix() for address in found}
     assert "how-to/verification.html" in pages
     browser.open(site / "how-to" / "verification.html")
-    assert "verified audit" in browser.evaluate("document.querySelector('h1').textContent")
+    assert "Verify" in browser.evaluate("document.querySelector('h1').textContent")
 
 
 def test_the_links_of_the_tutorials_lead_to_pages(browser, site):

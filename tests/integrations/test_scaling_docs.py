@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 costs = importlib.import_module("studies.scaling_costs")
 on_ranks = importlib.import_module("tests.audit.thread_ranks").on_ranks
 PAGE = (ROOT / "docs" / "how-to" / "scaling.md").read_text()
+COSTS = (ROOT / "docs" / "evidence" / "scaling.md").read_text()
 
 FACTS = """
 import json
@@ -97,7 +98,7 @@ def test_the_loops_with_two_processes_run():
 
 
 def table(name):
-    return PAGE.partition(f"<!-- table: {name} -->\n")[2].partition(f"\n{costs.END}")[0]
+    return COSTS.partition(f"<!-- table: {name} -->\n")[2].partition(f"\n{costs.END}")[0]
 
 
 def test_the_measured_tables_match_the_results():

@@ -161,11 +161,11 @@ def test_each_study_is_listed_in_the_runner(study):
 
 
 def test_opacus_study_reproduces_the_table_in_the_guide():
-    """Run again, the study gives the table in docs/how-to/opacus.md: the same words, and numbers up to rounding."""
+    """Run again, the study gives the table in docs/evidence/opacus.md: the same words, and numbers up to rounding."""
     require("opacus")
     found = opacus.run_all()
     assert opacus.failures(found) == []
-    page = (ROOT / "docs" / "how-to" / "opacus.md").read_text()
+    page = (ROOT / "docs" / "evidence" / "opacus.md").read_text()
     shown = page.partition(opacus.BEGIN)[2].partition(opacus.END)[0]
     number = r"\d+\.?\d*"
     again = opacus.table(found)

@@ -1,15 +1,17 @@
 """The notebook and the gallery match the code."""
 
 import doctest
+import importlib
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
-import matplotlib as mpl
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
+sys.path.insert(0, str(DOCS.parent))
 
 
 def test_the_example_of_an_amplified_claim_runs():
@@ -27,17 +29,12 @@ def notebook():
     return json.loads((DOCS / "tutorial" / "notebook.ipynb").read_text())
 
 
-def test_the_notebook_runs(notebook, tmp_path, monkeypatch):
+def test_the_notebook_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    mpl.use("agg", force=True)
-    names = {}
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "code":
-            exec("".join(cell["source"]), names)
+    names = importlib.import_module("studies.notebook").run_cells()
     assert names["result"].verdict.outcome == "PASS"
     assert names["broken"].verdict.outcome == "VIOLATION"
-    mpl.pyplot.close("all")
 
 
 def test_the_notebook_was_executed_and_is_small(notebook):

@@ -1,4 +1,4 @@
-"""The examples of docs/how-to/testing.md run, and the page has the markers of its study."""
+"""The examples of docs/how-to/testing.md run, and the page of measurements has the markers of its study."""
 
 import re
 import sys
@@ -11,6 +11,7 @@ from coalmine.testing import check_private
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "testing.md").read_text()
+MEASURED = (ROOT / "docs" / "evidence" / "mechanisms.md").read_text()
 sys.path.insert(0, str(ROOT))
 
 
@@ -39,5 +40,5 @@ def test_the_study_has_its_markers():
     from studies.mechanisms import rows
 
     for name in ("correct", "faulty", "unseen"):
-        assert PAGE.index(f"<!-- {name} -->") < PAGE.index(f"<!-- end of {name} -->")
+        assert MEASURED.index(f"<!-- {name} -->") < MEASURED.index(f"<!-- end of {name} -->")
     assert {row.kind for row in rows().values()} == {"correct", "faulty", "unseen"}
