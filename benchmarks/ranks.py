@@ -6,7 +6,7 @@ exchange the model and the sum, 10 MB a round, through gloo. The seconds are a w
 canaries, noise, audit. Processor seconds add up all processes.
 
     python -m benchmarks.ranks            prints the figures
-    python -m benchmarks.ranks --write    and stores them in results/ranks.json, for docs/scaling.md
+    python -m benchmarks.ranks --write    and stores them in results/ranks.json, for docs/evidence/scaling.md
 """
 
 import dataclasses

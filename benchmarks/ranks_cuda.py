@@ -31,7 +31,7 @@ from coalmine.simulation.population import Partition
 from coalmine.simulation.tasks import Task
 
 ROUNDS = 8
-TOLERANCE = 1e-4  # what docs/training.md says of two runs on a GPU
+TOLERANCE = 1e-4  # what docs/how-to/training.md says of two runs on a GPU
 
 
 def join() -> RankGroup:
