@@ -7,7 +7,7 @@ from scipy import stats
 from scipy.fft import next_fast_len
 
 from coalmine import Audit
-from coalmine.audit.law_gauges import _agreement, _cell_probabilities, anscombe_glynn, repeated_share
+from coalmine.audit.law_gauges import _agreement, _cell_probabilities, _shifted, anscombe_glynn, repeated_share
 from coalmine.audit.noise_law import (
     CELL,
     CELLS,
@@ -187,3 +187,9 @@ def test_torch_and_numpy_give_the_same_measurements():
     assert here.keys() == there.keys()
     for name, values in here.items():
         np.testing.assert_array_equal(values, there[name])
+
+
+def test_rounds_without_largest_values_are_not_compared():
+    """An edited log may hold none."""
+    rounds = [Round(number=number, law_peaks=np.zeros(0, np.int32)) for number in (1, 2)]
+    assert _shifted(rounds, 100, 1e-4).status == "ok"

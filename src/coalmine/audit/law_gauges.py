@@ -428,7 +428,7 @@ def _shifted(rounds: list[Round], dim: int, level: float) -> Gauge:
     out, since correlated noise may repeat there; the repeat gauges test it. A client that is missing from `others` and whose
     update fills a block looks the same, so this gauge prevents a PASS but proves nothing.
     """
-    measured = [item for item in rounds if item.law_peaks is not None][:SHIFTED_ROUNDS]
+    measured = [item for item in rounds if item.law_peaks is not None and item.law_peaks.size][:SHIFTED_ROUNDS]
     width = min(1 << (2 * dim - 1).bit_length(), SHIFTS)  # a power of 2: shifts are distinguished modulo it
     pairs = [(one, two) for index, one in enumerate(measured) for two in measured[:index]]
     each = level / (max(len(pairs), 1) * min(2 * dim, SHIFTS) * 2)
