@@ -2,7 +2,7 @@
 
     python -m studies.amplification --jobs 2                500 seeds of each honest setting, 100 of each broken one
     python -m studies.amplification --only poisson          the rows whose name matches
-    python -m studies.amplification --write-docs            write the tables into docs/explanation/amplification.md
+    python -m studies.amplification --write-docs            write the tables into docs/evidence/amplification.md
 
 Rounds are simulated as an attacker who knows all other updates sees them: independent normals along the canaries, and a
 length orthogonal to them. Everything from the log to the verdict is the package's own code. A finished seed is one line of
@@ -36,7 +36,7 @@ from coalmine.storage.rounds_file import Round, RoundLog
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "amplification.jsonl"
-DOCS = ROOT / "docs" / "explanation" / "amplification.md"
+DOCS = ROOT / "docs" / "evidence" / "amplification.md"
 CANARIES, DIM, UNOBSERVED, DELTA = 1_000, 10_000, 1_000, 1e-5
 HONEST, BROKEN = 500, 100
 
@@ -316,7 +316,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, help="Largest number of seeds of each row.")
     parser.add_argument("--only", default="", help="Regular expression for the rows to run.")
     parser.add_argument(
-        "--write-docs", action="store_true", help="Write the tables into docs/explanation/amplification.md."
+        "--write-docs", action="store_true", help="Write the tables into docs/evidence/amplification.md."
     )
     options = parser.parse_args()
     RESULTS.parent.mkdir(parents=True, exist_ok=True)

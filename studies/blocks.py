@@ -2,7 +2,7 @@
 
     python -m studies.blocks --jobs 2           every row: about an hour on two cores
     python -m studies.blocks --only "^tail"     the rows whose name matches
-    python -m studies.blocks --write-docs       write the tables of finished rows into docs/explanation/blocks.md
+    python -m studies.blocks --write-docs       write the tables of finished rows into docs/evidence/blocks.md
 
 Every audit is made with `Audit.for_model` and observes rounds like those of a training loop. A finished part of a row is
 stored in studies/out/blocks.jsonl and is not run again.
@@ -40,7 +40,7 @@ from studies.trust import put_between_markers
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "blocks.jsonl"
-DOCS = ROOT / "docs" / "explanation" / "blocks.md"
+DOCS = ROOT / "docs" / "evidence" / "blocks.md"
 DELTA, CONFIDENCE = 1e-5, 0.95
 RARE = 1e-4  # p-value below which one of about 130 tests of a law fails
 HONEST = 0.005  # largest share of runs with an alarm: about 25 gauges at 1e-4 each, all layers as one, and rank at 2e-3
@@ -542,7 +542,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--only", default="", help="Regular expression for the rows to run.")
     parser.add_argument("--parts", type=int, default=PARTS, help=f"Number of the {PARTS} parts of each row to run.")
-    parser.add_argument("--write-docs", action="store_true", help="Write the tables into docs/explanation/blocks.md.")
+    parser.add_argument("--write-docs", action="store_true", help="Write the tables into docs/evidence/blocks.md.")
     options = parser.parse_args()
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     if not options.write_docs:

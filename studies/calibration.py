@@ -300,50 +300,76 @@ def write_docs(results: dict[str, Result]) -> str:
 
 TEMPLATE = """# Calibration
 
-Every bound and interval of coalmine was tested on simulated scores with a known true ε: {runs} runs per cell, so that a
-rate of 5 % is known to ± {error} % (one standard deviation). All tables on this page are printed by
+Do bounds and intervals hold as often as they say? This page tests every one of them on simulated scores whose true ε
+is known.
+
+**What was run.** {runs} runs per cell, with a fixed seed for each cell. So a rate of 5 % is known to ± {error} % (one
+standard deviation). The second command only writes this page.
 
     python studies/calibration.py --jobs 2      # {minutes} minutes of processor time
     python studies/calibration.py --write-docs
 
-with a fixed seed for each cell. δ = 1e-6 unless stated otherwise. k is the number of observed canaries, m that of unobserved
-ones. Scores are in units of the null's standard deviation.
+δ = 1e-6 unless stated otherwise. k is the number of observed canaries, m that of unobserved ones. Scores are in units
+of the null's standard deviation.
 
 ## The lower bound
 
-The tables show the share of runs in which `epsilon_lower_bound` (method "simultaneous", 95 %) exceeds the true ε. It must be
-at most 5 % (5.7 % with sampling error); the largest is {worst_bound}. Alternatives: normal; skewed (normal plus an
-exponential); mixture (half at one mean, half at three times that mean). The true ε is over all events, by quadrature.
+**What was asked.** How often does `epsilon_lower_bound` (method "simultaneous", 95 %) exceed the true ε? It may do so
+in at most 5 % of runs (5.7 % with sampling error).
 
-With the null in closed form:
+**What was run.** Three laws of observed scores. One is normal. One is skewed: a normal plus an exponential. One is a
+mixture: half at one mean, half at three times that mean. The true ε is over all events, by quadrature.
+
+**What came out.** The share of runs in which the bound exceeds the true ε. The largest is {worst_bound}. With the
+null in closed form:
 
 {closed}
 
-With two samples, m = k. Here a bound exceeds the true ε only if the bounds on both rates nearly fail at the same threshold,
-so errors are much rarer than allowed:
+With two samples, m = k. Here a bound exceeds the true ε only if the bounds on both rates nearly fail at the same
+threshold, so errors are much rarer than allowed:
 
 {two_sample}
 
-In the same runs, the paper's ε_lo is not a 95 % bound (normal alternative):
+**What it means.** The bound held as often as it says, for each of the three laws.
+
+### The paper's ε_lo
+
+**What was asked.** The same of the paper's ε_lo, in the same runs (normal law).
+
+**What came out.**
 
 {paper}
 
-Mean of the bound by method, k = 1,000, normal alternative. Closed form, δ = 341000^-1.1; "paper" and "clopper-pearson" are
-valid only at a single threshold and are not bounds:
+**What it means.** ε_lo is not a 95 % bound. [Why the paper's bound is not a bound](../explanation/paper-bound.md)
+explains it.
+
+### How large the bounds are
+
+**What was asked.** How much does each method show on average?
+
+**What was run.** k = 1,000, normal law. "paper" and "clopper-pearson" are valid only at a single threshold and are
+not bounds.
+
+**What came out.** With the null in closed form, δ = 341000^-1.1:
 
 {closed_means}
 
-Two samples, first with m = 1,000, then with m = 10,000:
+With two samples, first m = 1,000, then m = 10,000:
 
 {means_1000}
 
 {means_10000}
 
+**What it means.** Of the methods that are bounds, "simultaneous" shows most. A null in closed form, or more
+unobserved canaries, raises it.
+
 ## The interval
 
-The share of runs in which `epsilon_estimate(...).interval` (95 %) covers the true ε, at k = 300 / 1,000 / 5,000, by the
-ratio of the alternative's std to the null's and by its mean. At least 94 % is required everywhere; the lowest is
-{lowest_cover}.
+**What was asked.** How often does `epsilon_estimate(...).interval` (95 %) cover the true ε? At least 94 % is required
+everywhere.
+
+**What came out.** The share of runs at k = 300 / 1,000 / 5,000, by the ratio of the alternative's std to the null's
+and by its mean. The lowest is {lowest_cover}.
 
 {covers}
 
@@ -351,7 +377,7 @@ The coverage of the usual interval (profile likelihood, χ² with one degree of 
 
 {profile_covers}
 
-Mean width relative to the usual interval: at most 1.3 is required; the largest is {widest}.
+Mean width relative to the usual interval. At most 1.3 is required; the largest is {widest}.
 
 {widths}
 
@@ -359,12 +385,20 @@ With the null's std estimated from the d - k directions without a canary, d = 10
 
 {estimated}
 
+**What it means.** The interval covers the truth as often as it should, at the price of some width. The usual one does
+not.
+
 ## "auto"
 
-Root mean square error of `variance="auto"` relative to "fitted" (the paper's), k = 1,000, δ = 341000^-1.1. It must be at
-most 0.7 if the stds are equal, and at most 1.7 otherwise:
+**What was asked.** `variance="auto"` chooses between the null's std and a fitted one. How large is its error relative
+to "fitted", the paper's choice? The ratio must be at most 0.7 if the stds are equal, and at most 1.7 otherwise.
+
+**What came out.** The ratio of root mean square errors, k = 1,000, δ = 341000^-1.1:
 
 {auto}
+
+**What it means.** "auto" is clearly better where the stds are equal, as in an honest run. Elsewhere it loses a
+limited amount.
 """
 
 

@@ -204,6 +204,30 @@ def page(results: dict[str, Result], compared: Result) -> str:
 
 TEMPLATE = """# Every published estimator on the same scores
 
+**What was asked.** Many methods turn scores into an ε. Which of them exceed the true ε more often than they say? And
+how close do the others come to it?
+
+**What was run.** Every method on the same simulated scores, whose true ε is known: {runs} runs per cell, with a fixed
+seed for each cell. There are 1,000 observed and 1,000 unobserved scores, and δ = 1e-6. One mechanism is Gaussian, one
+is Laplace.
+
+    python -m studies.literature_calibration                 # {minutes} minutes of processor time, and the packages
+    python -m studies.literature_calibration --write-docs
+    python -m studies.literature_packages                    # the packages alone
+
+The second command only writes this page. The first and the last exit with 1 if a bar is missed or a package cannot be
+installed.
+
+**What came out.** The picture shows how often each method exceeds the true ε, and its mean value. The
+[tables](#how-often-each-exceeds-the-true-ε) below have the numbers.
+
+![How often each exceeds the true ε, and its mean value](estimators.png)
+
+**What it means.** A label "valid bound" is only valid under the assumptions of its row. The next section sorts the
+methods by what they assume.
+
+To get this table for scores of your own:
+
     coalmine estimate scores.npz --delta 1e-6 --all    # a table; --json has every column
     coalmine report runs/digits-1                      # the page of a run has them too
 
@@ -211,50 +235,47 @@ TEMPLATE = """# Every published estimator on the same scores
 rows = coalmine.compare_estimators(observed, unobserved, delta=1e-6)
 ```
 
-Each row has a value, its kind, what its auditor controls and receives (the paper's Table 1), its assumptions, and the origin
-of its threshold. A method that needs more than the scores of one run says so. In Python, give it the missing input:
-`trials=` (several runs), `checkpoints=` (several models of one run), or `audited_rounds=` with `sampling_probability=` and
-`rounds=`.
-
-![How often each exceeds the true ε, and its mean value](estimators.png)
+Each row has a value, its kind, what its auditor controls and receives (the paper's Table 1), its assumptions, and the
+origin of its threshold. A method that needs more than the scores of one run says so. In Python, give it the missing
+input: `trials=` (several runs), `checkpoints=` (several models of one run), or `audited_rounds=` with
+`sampling_probability=` and `rounds=`.
 
 ## Which of them have their stated coverage
 
-- **For every mechanism**: coalmine's lower bound, Jagielski 2020 split, and Steinke 2023 with fixed guesses. In no cell
-  below does one of them exceed the true ε in more than {worst} of runs; a 95 % bound may err in 5 % ± {error} %. For a
-  true ε of 4.9 their means are {mean_known} (coalmine, null known), {mean_steinke} (Steinke), {mean_bound} (coalmine with
-  as many unobserved scores) and {mean_split} (split).
+- **For every mechanism**: coalmine's lower bound, Jagielski 2020 split, and Steinke 2023 with fixed guesses. In no
+  cell below does one of them exceed the true ε in more than {worst} of runs. A 95 % bound may err in 5 % ± {error} %.
+  For a true ε of 4.9 their means are {mean_known} (coalmine, null known), {mean_steinke} (Steinke), {mean_bound}
+  (coalmine with as many unobserved scores) and {mean_split} (split).
 - **Only if the mechanism is Gaussian**: Xiang 2025, Nasr 2023 over all thresholds, Agrawal 2026 and Mahloujifar 2024
   with fixed guesses. Then they are bounds, and the tightest ones: {mean_xiang}, {mean_nasr}, {mean_agrawal} and
   {mean_mahloujifar} for 4.9. On a Laplace mechanism of true ε 2.3 they give {laplace_xiang}, {laplace_nasr},
   {laplace_agrawal} and {laplace_mahloujifar} on average, and exceed the truth in at least {least_laplace} of runs.
-  They refute a claim of Gaussian noise with a given standard deviation; they bound nothing else.
-- **Not at 95 %**: every method that takes the best threshold of the same scores without correction. Without a leak, the
-  paper's ε_lo exceeds 0 in {lo_known} of runs (null known; {lo_two} with unobserved scores), Zanella-Béguelin 2023 in
-  {zb_zero}, Jagielski 2020 in {best_jagielski}. For a Gaussian mechanism of 4.9, a threshold test shows much less than the
-  true ε, so most of them lie below it again. For a Laplace mechanism, a threshold test shows the whole ε, and they exceed
-  it in up to {laplace_lo}, {laplace_zb} and {laplace_jagielski} of runs. Nasr 2023 errs in {best_nasr} even for a Gaussian
-  mechanism.
-- **Not bounds at all**: the estimates. coalmine's exceeds the true ε in about half of the runs ({estimate_rates}), as an
-  estimate should; the paper's, which fits the scores' std, in {paper_rates}. Both assume normal scores, so on Laplace
-  noise both give {laplace_estimate} or more for 2.3. CANIFE's composes lower bounds of single rounds and gives
-  {mean_canife} for 4.9.
-
-The label "valid bound" in a row is therefore only valid under the row's assumptions.
+  They refute a claim of Gaussian noise with a given standard deviation. They bound nothing else.
+- **Not at 95 %**: every method that takes the best threshold of the same scores without correction. Without a leak,
+  the paper's ε_lo exceeds 0 in {lo_known} of runs (null known; {lo_two} with unobserved scores). Zanella-Béguelin
+  2023 does in {zb_zero}, Jagielski 2020 in {best_jagielski}. For a Gaussian mechanism of 4.9, a threshold test shows
+  much less than the true ε, so most of them lie below it again. For a Laplace mechanism, a threshold test shows the
+  whole ε. There they exceed it in up to {laplace_lo}, {laplace_zb} and {laplace_jagielski} of runs. Nasr 2023 errs in
+  {best_nasr} even for a Gaussian mechanism.
+- **Not bounds at all**: the estimates. coalmine's exceeds the true ε in about half of the runs ({estimate_rates}), as
+  an estimate should. The paper's fits the scores' std, and exceeds it in {paper_rates}. Both assume normal scores, so
+  on Laplace noise both give {laplace_estimate} or more for 2.3. CANIFE's composes lower bounds of single rounds and
+  gives {mean_canife} for 4.9.
 
 ## How often each exceeds the true ε
 
-A 95 % lower bound may exceed the true ε in 5 % of runs. There are {runs} runs per cell, so 5 % is known to ± {error} % (one
-standard deviation), with 1,000 observed and 1,000 unobserved scores and δ = 1e-6. Estimates should exceed it in about half
-of the runs; without a leak, every value above 0 does. Bold: more than {allowed}, which a method that errs in 5 % of runs
-reaches with probability at most 0.1 %. The study fails if a valid bound is bold although its assumptions hold.
+A 95 % lower bound may exceed the true ε in 5 % of runs. With {runs} runs per cell, 5 % is known to ± {error} % (one
+standard deviation). Estimates should exceed it in about half of the runs. Without a leak, every value above 0 does.
+
+Bold means more than {allowed}. A method that errs in 5 % of runs reaches that with probability at most 0.1 %. The
+study fails if a valid bound is bold although its assumptions hold.
 
 A Gaussian mechanism:
 
 {gaussian}
 
-A Laplace mechanism, whose privacy loss is bounded. The bulk of its scores says nothing about a Gaussian tail, because there
-is none:
+A Laplace mechanism, whose privacy loss is bounded. The bulk of its scores says nothing about a Gaussian tail, because
+there is none:
 
 {laplace}
 
@@ -264,70 +285,72 @@ Mean value over the same runs. The closer a bound comes to the true ε from belo
 
 {means}
 
-"null known" means that the law of an unobserved score is known in closed form, as for cosines. Pillutla's rows have the same
-number of scores as 100 runs of 10 canaries on each side, half of which choose the threshold; their intervals are over runs,
-and so few runs show little. Jagielski 2023's rows have ten checkpoints, between which scores drift and each canary rises
-once, at a time unknown to the attacker; the true ε is for an attacker who knows it. CANIFE's row has ten audited rounds with
-full participation and 100 scores on each side, which together have the true ε.
+- **"null known"** means that the law of an unobserved score is known in closed form, as for cosines.
+- **Pillutla 2023** has the same number of scores, as 100 runs of 10 canaries on each side. Half of them choose the
+  threshold. The intervals are over runs, and so few runs show little.
+- **Jagielski 2023** has ten checkpoints. Scores drift between them, and each canary rises once, at a time unknown to
+  the attacker. The true ε is for an attacker who knows it.
+- **CANIFE 2022** has ten audited rounds with full participation and 100 scores on each side. Together they have the
+  true ε.
 
 ## The methods
 
 {methods}
 
 - **Jagielski 2020**: Clopper–Pearson bounds on the two error rates of a threshold test, then Eq. 1. As published, one
-  batch of models chooses the threshold and another tests it ("split": halves of the scores). Most users of the method,
-  including the paper, take the best threshold of the same scores.
-- **Zanella-Béguelin 2023**: the joint posterior of the two rates under Jeffreys' prior, converted to ε by quadrature; the
-  value is the lower end of a one-sided credible interval. A test worse than chance also counts as a leak, so the interval
-  never reaches 0.
-- **Steinke 2023**, **Mahloujifar 2024**, **Xiang 2025**: one run, a fair coin for each canary, and the number of correct
-  guesses of the coins. If there are more unobserved than observed scores, the larger side is subsampled. "ROC hull"
-  corrects for the corners of the ROC curve's hull but not for finding them; with "fixed guesses", the number of guesses is
-  fixed in advance.
-- **Nasr 2023**: the two rates are converted to Gaussian differential privacy, μ = Φ⁻¹(1 − FPR) − Φ⁻¹(FNR), then to ε at δ.
-  "All thresholds" uses coalmine's bounds, which hold simultaneously at every threshold.
-- **Agrawal 2026** ("Let's Ask Gauss"): one Gaussian is fitted to the observed scores and one to the unobserved scores.
-  The two means get t intervals and the two stds χ² intervals, each at 98.75 %, so that all four hold at 95 %. The value
-  is the smallest ε of any pair of Gaussians in that box. The corners of the box are not enough: the smallest ε is often
-  where both stds are equal. The row relies on normal scores. The scores of a mechanism with Poisson sampling, for example,
-  are skewed, and for them it is not a bound. The ε of the fitted pair itself is the row "paper's ε".
+  batch of models chooses the threshold and another tests it ("split": halves of the scores). Most users of the
+  method, including the paper, take the best threshold of the same scores.
+- **Zanella-Béguelin 2023**: the joint posterior of the two rates under Jeffreys' prior, converted to ε by quadrature.
+  The value is the lower end of a one-sided credible interval. A test worse than chance also counts as a leak, so the
+  interval never reaches 0.
+- **Steinke 2023**, **Mahloujifar 2024**, **Xiang 2025**: one run, a fair coin for each canary, and the number of
+  correct guesses of the coins. If there are more unobserved than observed scores, the larger side is subsampled. "ROC
+  hull" corrects for the corners of the ROC curve's hull but not for finding them. With "fixed guesses", the number of
+  guesses is fixed in advance.
+- **Nasr 2023**: the two rates are converted to Gaussian differential privacy, μ = Φ⁻¹(1 − FPR) − Φ⁻¹(FNR), then to ε
+  at δ. "All thresholds" uses coalmine's bounds, which hold simultaneously at every threshold.
+- **Agrawal 2026** ("Let's Ask Gauss"): one Gaussian is fitted to the observed scores and one to the unobserved
+  scores. The two means get t intervals and the two stds χ² intervals, each at 98.75 %, so that all four hold at 95 %.
+  The value is the smallest ε of any pair of Gaussians in that box. The corners of the box are not enough: the
+  smallest ε is often where both stds are equal. The row relies on normal scores. The scores of a mechanism with
+  Poisson sampling, for example, are skewed, and for them it is not a bound. The ε of the fitted pair itself is the
+  row "paper's ε".
 - **Pillutla 2023**: several canaries in each of several runs; Wilson intervals from moments of order 1, 2 and 4 of
   exchangeable outcomes.
 - **Jagielski 2023**: each canary's largest rise from one checkpoint to the next ("delta"), or its rise from the first
-  to the last ("back-front"); ε as in Jagielski 2020. In a run's report, a checkpoint is the sum of all releases so far, a
-  score is the canary's product with it, and the canaries are those of the report's strongest attacker. The row says so, or
-  states how many rounds were not observed. The audit's `all-iterates` rung is "delta" on cosines instead of products.
+  to the last ("back-front"). ε is computed as in Jagielski 2020. In a run's report, a checkpoint is the sum of all
+  releases so far. A score is the canary's product with it. The canaries are those of the report's strongest attacker.
+  The row says so, or states how many rounds were not observed. The audit's `all-iterates` rung is "delta" on cosines
+  instead of products.
 - **CANIFE 2022**: each audited round's ε gives a noise multiplier σ̂, and an accountant composes the rounds. A run's
-  report has no value for it: the log of an audit records which canaries were in a round, but not the probability of
-  Poisson sampling, and a round may have fewer than ten canaries. The row names the missing input.
+  report has no value for it. The log of an audit records which canaries were in a round, but not the probability of
+  Poisson sampling. A round may also have fewer than ten canaries. The row names the missing input.
 
 ## Against public packages
 
-{named}, in a separate environment, were given the same scores or the same
-counts of errors: {numbers} numbers.
+**What was asked.** Do our versions of these methods give the same numbers as public packages?
+
+**What was run.** `python -m studies.literature_packages`. It gives {named}, in a separate environment, the same
+scores or the same counts of errors: {numbers} numbers.
+
+**What came out.**
 
 | coalmine | package | cases | largest difference | may differ by |
 | --- | --- | --- | --- | --- |
 {packages}
 
-jax-privacy solves for ε to 1e-6. privacy-estimates was run at 1e-3, with a probability to 5e-4. Jagielski 2020 and Nasr 2023
-were evaluated at 95.0625 %: coalmine lets two independent rates fail with 1 − √0.95 = 2.532 % each, 5 % in total, the
-packages with 2.5 % each. jax-privacy corrects epsilon_from_gdp for every threshold on the ROC hull; scores of 0 and 1 have
-three, so it was run at a significance of 0.15. At 10,000 normal quantiles (i + ½)/n on each side, δ = 1e-6,
-significance 0.05:
+jax-privacy solves for ε to 1e-6. privacy-estimates was run at 1e-3, with a probability to 5e-4. Jagielski 2020 and
+Nasr 2023 were evaluated at 95.0625 %. There coalmine lets two independent rates fail with 1 − √0.95 = 2.532 % each, 5
+% in total. The packages let them fail with 2.5 % each. jax-privacy corrects epsilon_from_gdp for every threshold on
+the ROC hull. Scores of 0 and 1 have three, so it was run at a significance of 0.15.
+
+At 10,000 normal quantiles (i + ½)/n on each side, δ = 1e-6, significance 0.05:
 
 {figures}
 
-Neither package has Xiang 2025, Agrawal 2026, Pillutla 2023, Jagielski 2023 or CANIFE, nor the rows "fixed guesses", "split"
-and "all thresholds" in this form; the tests compare these with brute force, quadrature, linear programming or simulation.
-
-This page is printed by
-
-    python -m studies.literature_calibration                 # {minutes} minutes of processor time, and the packages
-    python -m studies.literature_calibration --write-docs
-    python -m studies.literature_packages                    # the packages alone
-
-with a fixed seed for each cell. The first and the last exit with 1 if a bar is missed or a package cannot be installed.
+**What it means.** Our numbers are those of the packages, to within their own precision. Neither package has Xiang
+2025, Agrawal 2026, Pillutla 2023, Jagielski 2023 or CANIFE. Nor do they have the rows "fixed guesses", "split" and
+"all thresholds" in this form. The tests compare these with brute force, quadrature, linear programming or simulation.
 """
 
 

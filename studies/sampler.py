@@ -1,6 +1,6 @@
 """How the sampling gauge classifies honest and broken samplers, and how often it is right.
 
-python -m studies.sampler --jobs 2       about 20 minutes on two free cores; the tables of docs/explanation/sampling.md
+python -m studies.sampler --jobs 2       about 20 minutes on two free cores; the tables of docs/evidence/sampling.md
 """
 
 import argparse

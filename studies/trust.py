@@ -3,7 +3,7 @@
     python -m studies.trust                      every row, about 20 minutes on two cores
     python -m studies.trust --seeds 5            at most five seeds in each row
     python -m studies.trust --only 'pool'        only the rows whose name matches this regular expression
-    python -m studies.trust --write-docs         write the tables of docs/explanation/verdicts.md from finished runs
+    python -m studies.trust --write-docs         write the tables of docs/evidence/verdicts.md from finished runs
 
 Every run is a whole audit of the loop in studies/pipelines.py, once with the clip norm declared and once without. A finished
 run is one line of studies/out/trust.jsonl and is not run again; `--fresh` starts over, which is necessary after a change of
@@ -36,7 +36,7 @@ from studies.pipelines import Noise, Pipeline, bfloat16, discrete_gaussian, fixe
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "trust.jsonl"
-DOCS = ROOT / "docs" / "explanation" / "verdicts.md"
+DOCS = ROOT / "docs" / "evidence" / "verdicts.md"
 DELTA = 1e-6
 BROKEN_SEEDS, HONEST_SEEDS, POWER_SEEDS = 100, 200, 20
 FALSE_ALARMS = 0.01  # share of honest runs that may be a VIOLATION
@@ -383,7 +383,7 @@ def failures(names: Iterable[str], limit: int = EVERY) -> list[str]:
 
 
 def tables() -> dict[str, str]:
-    """Every table with finished runs, by the name of its markers in docs/explanation/verdicts.md."""
+    """Every table with finished runs, by the name of its markers in docs/evidence/verdicts.md."""
     heads = ["runs", "clip norm declared", "not declared", "seen by"]
     found = {
         "broken": _table(["broken pipeline", *heads], _summaries(("broken",))),
@@ -435,7 +435,7 @@ def _power_table() -> str:
 
 
 def write_docs() -> None:
-    """Write every table between its markers in docs/explanation/verdicts.md."""
+    """Write every table between its markers in docs/evidence/verdicts.md."""
     text = DOCS.read_text()
     for name, table in tables().items():
         text = put_between_markers(text, name, table)
@@ -459,7 +459,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="Run only the rows whose name matches this regular expression.")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--fresh", action="store_true", help="Discard all finished runs.")
-    parser.add_argument("--write-docs", action="store_true", help="Write the tables into docs/explanation/verdicts.md.")
+    parser.add_argument("--write-docs", action="store_true", help="Write the tables into docs/evidence/verdicts.md.")
     options = parser.parse_args()
     if options.write_docs:
         write_docs()

@@ -1,7 +1,7 @@
-"""How often a true claim is a VIOLATION: the study behind docs/explanation/verdicts.md.
+"""How often a true claim is a VIOLATION: the study behind docs/evidence/verdicts.md.
 
     python -m studies.verdicts                 10,000 runs of the score model, 500 audits of a real loop
-    python -m studies.verdicts --write-docs    write the table in docs/explanation/verdicts.md from finished runs
+    python -m studies.verdicts --write-docs    write the table in docs/evidence/verdicts.md from finished runs
 
 The score model samples the scores of all five rungs for an honest pipeline: known-others at the claim's mean, known-round
 diluted by a signal as large as the noise, the null's std estimated from d - k directions, maxima over 20 rounds.
@@ -32,7 +32,7 @@ from studies.trust import put_between_markers
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "studies" / "out" / "verdicts.jsonl"
-DOCS = ROOT / "docs" / "explanation" / "verdicts.md"
+DOCS = ROOT / "docs" / "evidence" / "verdicts.md"
 DELTA = 1e-6
 CLAIMS = (1.0, 3.0, 10.0, 30.0)
 BATCH, BATCHES = 250, 10  # size and number of batches of the score model for each claim: 10,000 runs in total
@@ -168,7 +168,7 @@ def tables() -> str:
 
 
 def write_docs() -> None:
-    """Write the table between its markers in docs/explanation/verdicts.md."""
+    """Write the table between its markers in docs/evidence/verdicts.md."""
     DOCS.write_text(put_between_markers(DOCS.read_text(), "table", tables()))
 
 
@@ -176,7 +176,7 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--write-docs", action="store_true", help="Write the table into docs/explanation/verdicts.md.")
+    parser.add_argument("--write-docs", action="store_true", help="Write the table into docs/evidence/verdicts.md.")
     arguments = parser.parse_args()
     if arguments.write_docs:
         write_docs()

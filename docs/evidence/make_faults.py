@@ -17,43 +17,58 @@ HERE = Path(__file__).parent
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 HEAD = f"""# Faults, and what catches them
 
-An auditor is only worth the faults that it was shown to catch. `coalmine selftest` puts each fault of this page into a real
-training loop and lets the audit judge the claim. The loop trains on scikit-learn's digits: 200 clients, d = 9,610, ten
-rounds, 1,000 canaries, noise multiplier NOISE. The claim is the analytical ε, CLAIM at delta 1e-6. The real clients' part
-of a model delta is longer than its noise.
+**What was asked.** An auditor is only worth the faults that it was shown to catch. Does the audit catch each fault of
+this page, and does it name the fault rightly?
 
-The loop has no branch for faults: each fault replaces one of its steps (`coalmine.simulation.faults`). Noise in a subspace
-runs for 30 rounds, as it shows only by comparing many of them. Two faults are there a second time, with canaries that
-cannot detect them: nothing is raised, and the reason is given.
+**What was run.** `coalmine selftest` puts each fault into a real training loop and lets the audit judge the claim.
+The loop trains on scikit-learn's digits: 200 clients, d = 9,610, ten rounds, 1,000 canaries, noise multiplier NOISE.
+The claim is the analytical ε, CLAIM at delta 1e-6. The real clients' part of a model delta is longer than its noise.
 
-A fault is *caught* if a rung or a gauge speaks against the claim and the verdict is not PASS. There are two ways:
+    python -m studies.faults
+    python -m studies.faults --write-docs        # only writes the table
+    python -m docs.evidence.make_faults          # makes the pictures and the text of this page
 
-* **VIOLATION**: the claim is refuted. A rung measured more than the claimed ε, or a gauge proves that too little noise is
-  left.
-* **UNDERPOWERED**, with a gauge named: something is wrong, but it does not prove a larger ε. Uniform noise of the right
-  length is an example. The accounting does not hold for it, so no PASS is possible, yet the canaries measure no excess.
+The loop has no branch for faults: each fault replaces one of its steps (`coalmine.simulation.faults`). Noise in a
+subspace runs for 30 rounds, because it shows only by comparing many of them. Two faults are there a second time, with
+canaries that cannot detect them. Nothing is raised there, and the reason is given.
 
-A fault is *named* if the signatures in `coalmine.audit.signatures` find it likely from the result alone, or find one with
-the same meaning likely. `coalmine report` uses the same signatures.
+**What is counted.** A fault is *caught* if a rung or a gauge speaks against the claim and the verdict is not PASS.
+There are two ways:
 
-In each picture the ladder is on the left, with the claim as a vertical line. In the middle are the gauges of lengths: a
-grey bar is what an honest run keeps to. On the right are the gauges of the noise's law, each reading over its limit. The
-grid gauge is raised only if it lies over its limit and one spacing stands out, so it can lie right of 1 and be in order.
-Blue is in order, red is evidence of less noise, orange is a warning.
+* **VIOLATION**: the claim is refuted. A rung measured more than the claimed ε, or a gauge proves that too little
+  noise is left.
+* **UNDERPOWERED**, with a gauge named: something is wrong, but it does not prove a larger ε. Uniform noise of the
+  right length is an example. The accounting does not hold for it, so no PASS is possible, yet the canaries measure no
+  excess.
 
-`python -m docs.evidence.make_faults` makes the pictures and the text of this page.
+A fault is *named* if the signatures in `coalmine.audit.signatures` find it likely from the result alone, or find one
+with the same meaning likely. `coalmine report` uses the same signatures.
 
 ## How often each is caught
 
-`python -m studies.faults`, then `python -m studies.faults --write-docs`:
+**What came out.**
 
 {BEGIN}
 {END}
 
-`signal` is the length of the real clients' part of a model delta over that of the claimed noise, the smallest of all rounds
-and runs. Without `others`, a signal that long hides the noise from the noise gauge and most of a canary from known-round.
-The gauges of the noise's law need `others` too. The difference gauge still detects missing noise here, because the signal
-is much the same from one round to the next.
+`signal` is the length of the real clients' part of a model delta over that of the claimed noise, the smallest of all
+rounds and runs.
+
+**What it means.** With `others`, the audit catches and names every fault that it can detect in at least 95 % of runs,
+or the study fails. Without `others` it catches fewer. A signal that long hides the noise from the noise gauge and
+most of a canary from known-round. The gauges of the noise's law need `others` too. The difference gauge still detects
+missing noise here, because the signal is much the same from one round to the next.
+
+Faults that are not on this page may go unnoticed. [Limits](../explanation/limits.md) lists what an audit cannot see.
+
+## How to read the pictures
+
+Each section below shows one run. In its picture the ladder is on the left, with the claim as a vertical line. In the
+middle are the gauges of lengths: a grey bar is what an honest run keeps to. On the right are the gauges of the
+noise's law, each reading over its limit. Blue is in order, red is evidence of less noise, orange is a warning.
+
+The grid gauge is raised only if it lies over its limit and one spacing stands out. So it can lie right of 1 and be in
+order.
 """
 COLOURS = {"ok": "#2166ac", "low": "#b2182b", "warning": "#d6604d"}
 
@@ -109,14 +124,24 @@ def _finish(ax: Axes, shown: list[Gauge], label: str) -> None:
 
 def section(fault: Signature, trial: Trial) -> str:
     """The text of one fault."""
-    seen = ", ".join(
-        dict.fromkeys("layer gauges" if name.startswith("layer ") else name for name in evidence(trial.result))
-    )
-    caught = f"Caught by {seen}: {trial.outcome}." if seen else f"{trial.outcome}; nothing is raised."
-    if fault.reason:
-        caught = f"Cannot be detected: {fault.reason}."
-    likely = ", ".join(found.title for found in likely_faults(trial.result))
-    named = f" Named as likely: {likely}." if likely else ""
+    likely = [found.title for found in likely_faults(trial.result)]
+    return description(fault, trial.outcome, evidence(trial.result), likely)
+
+
+def description(fault: Signature, outcome: str, against: list[str], likely: list[str]) -> str:
+    """The text of one fault, from the verdict, what speaks against the claim, and the titles of likely faults."""
+    names = list(dict.fromkeys("layers gauge" if name.startswith("layer ") else name for name in against))
+    gauges = [name.removesuffix(" gauge") for name in names if name.endswith(" gauge")]
+    rungs = [name for name in names if not name.endswith(" gauge")]
+    items = {
+        "Verdict": outcome if against else f"{outcome}; nothing is raised",
+        "Cannot be detected": fault.reason,
+        "Rungs that refute the claim": ", ".join(rungs),
+        "Gauges outside their limits": ", ".join(gauges),
+        "Named as likely": "; ".join(likely),
+        "Remedy": fault.mend.removesuffix("."),
+    }
+    listed = "\n".join(f"- **{name}:** {value}." for name, value in items.items() if value)
     alt = f"The ladder of adversaries and the gauges. Fault: {fault.title}"
     return f"""
 ## {fault.title[0].upper()}{fault.title[1:]}
@@ -125,9 +150,9 @@ def section(fault: Signature, trial: Trial) -> str:
 
 ![{alt}](faults/{fault.name}.png)
 
-{fault.meaning} {caught}{named}
+{fault.meaning}
 
-**To mend it:** {fault.mend}
+{listed}
 """
 
 

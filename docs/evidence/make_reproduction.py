@@ -24,43 +24,63 @@ NAMES = ("table-2", *EXPERIMENTS)
 FILES = re.compile(rf"({'|'.join(NAMES)})(-small|-paper(-[0-9]+-examples)?)|table-2")  # what the page is made of
 HEAD = """# The paper, reproduced
 
-One command for each table and figure of *One-shot Empirical Privacy Estimation for Federated Learning* (Andrew et
-al., ICLR 2024), ours beside the paper's, and a few questions beyond it:
+**What was asked.** *One-shot Empirical Privacy Estimation for Federated Learning* (Andrew et al., ICLR 2024) has many
+tables and figures. Do we get the same numbers? Do its claims hold? A few experiments ask what the paper did not.
+
+**What was run.** One command for each table and figure:
 
     coalmine reproduce NAME --scale small                 a quick look, minutes on two cores
     coalmine reproduce NAME --scale paper --plan          the runs at the paper's size, and how far they are
     coalmine reproduce NAME --scale paper --device cuda --data-dir D --out DIR
 
-Runs of paper size go on where they were stopped, by a kill or by `--minutes`; `--only 0.0496,0.2317` trains some
-noise multipliers only. Experiments with the same `--out` share their runs. At the end of each stands
-`NAME-SCALE.json` with every number, a picture, and for each claim whether it holds; with `--rounds`, `--max-examples`
-or `--originals` the files are named after them too. This page is made of those files by
-`python -m docs.evidence.make_reproduction`.
+Runs of paper size resume where a kill or `--minutes` stopped them. `--only 0.0496,0.2317` trains some noise
+multipliers only. Experiments with the same `--out` share their runs. Each writes `NAME-SCALE.json` with every number,
+a picture, and for each claim whether it holds. With `--rounds`, `--max-examples` or `--originals` the files are named
+after them too. This page is made of those files by `python -m docs.evidence.make_reproduction`.
+
+**What came out.** A *claim* is a statement of the paper, or of ours, that the numbers can refute:
 
 SUMMARY
 
+**What it means.** The sections below say it for each experiment. Other data stand in for the paper's, so mostly sizes
+and directions can be compared, not numbers.
+
 ## What stands in for what
 
-The paper's data are Stack Overflow and federated EMNIST. Neither was ever read here: the loaders for them are tested
+The paper's data are Stack Overflow and federated EMNIST. Neither was ever read here. The loaders for them are tested
 on small files in their formats ([data](../how-to/data.md)), and `--originals` trains on them where you have them.
-Stack Exchange (15 sites) stands in for Stack Overflow and MNIST by NIST writer for EMNIST, and results name them so;
-models, rounds, clients a round, learning rates, momentum and adaptive clipping are the paper's.
+Stack Exchange (15 sites) stands in for Stack Overflow, and MNIST by NIST writer for EMNIST. Results name them so.
+Models, rounds, clients per round, learning rates, momentum and adaptive clipping are the paper's.
 
-- Stack Exchange has USERS users where Stack Overflow has as many as ROUNDS rounds of CLIENTS take. They come again, at
-  the earliest APART rounds later, and train on at most SENTENCES sentences a round (`--max-examples`), which is one
-  step. A canary still takes part once, so that what the audit measures is what it measures in the paper; a client takes
-  part more often.
-- MNIST by NIST writer has WRITERS writers where the paper has PAPERS users; WRITE of them a round for PAGES rounds,
-  which are five epochs of the paper's users.
+- Stack Exchange has USERS users, where Stack Overflow has as many as ROUNDS rounds of CLIENTS take. So they come
+  again, at the earliest APART rounds later. They train on at most SENTENCES sentences a round (`--max-examples`),
+  which is one step. A canary still takes part once, so the audit measures what it measures in the paper. A client
+  takes part more often.
+- MNIST by NIST writer has WRITERS writers where the paper has PAPERS users. WRITE of them take part in each of PAGES
+  rounds. These are five epochs of the paper's users.
 - delta is m^-1.1 with the paper's m, not with the number of users who stand in.
-- Canaries send ten times the clip norm, so that an adaptive clip counts them as too long and settles a little higher.
-- At scale small everything but `canife` (Fashion-MNIST, which it needs at both scales: [data](../how-to/data.md)) is trained
-  on scikit-learn's digits, which come with it, to show the same directions; nothing there is to be
-  compared with the paper's numbers.
+- Canaries send ten times the clip norm. An adaptive clip counts them as too long and settles a little higher.
+- At scale small everything but `canife` is trained on scikit-learn's digits, which come with it. That shows the same
+  directions. Nothing there is to be compared with the paper's numbers. `canife` needs Fashion-MNIST at both scales
+  ([data](../how-to/data.md)).
 
-The analytical ε *of updates* is what `known-others` should meet: an adaptive clip's noisy count is a release too and
-takes its share of the noise, so the updates have a little more.
+`known-others` should meet the analytical ε *of updates*. An adaptive clip's noisy count is a release too, and takes
+its share of the noise. So the updates have a little more.
 """
+QUESTIONS = {
+    "table-2": "Does the estimate find the ε of a Gaussian mechanism whose ε is known?",
+    "accuracy": "How much accuracy do canaries cost when the model predicts next words?",
+    "cost": "How much accuracy do canaries cost when the model reads handwriting?",
+    "stackoverflow": "How does the measured ε fall with the noise when the model predicts next words?",
+    "emnist": "How does the measured ε fall with the noise when the model reads handwriting?",
+    "presentations": "How does the measured ε grow with the number of rounds that a canary takes part in?",
+    "normality": "The paper's estimate assumes that cosines are normal. Are they?",
+    "multirun": "Is one run with 1,000 canaries as good as ten runs with 100 each?",
+    "canife": "How do random canaries compare with those that CANIFE crafts?",
+    "beyond": "What do correlated noise, pauses between check-ins, more canaries and sampling change?",
+    "amplification": "Does an audit of one run meet the ε that an accountant computes for sampled rounds?",
+    "oddities": "Which numbers in the paper do not follow from its text?",
+}
 
 
 def make(*folders: Path) -> None:
@@ -132,21 +152,23 @@ def _section(name: str) -> str:
     lines = [
         f"## {experiment.title}",
         "",
-        _made_by(experiment, found, path),
+        f"**What was asked.** {QUESTIONS[name]}",
         "",
-        experiment.account.conclusion(found),
+        f"**What was run.** {_made_by(experiment, found, path)}",
         "",
     ]
     others = sorted(other for other in FOLDER.glob(f"{name}-paper-*.json") if FILES.fullmatch(other.stem))
     lines += [line for other in others for line in (_longer(other), "")]
+    lines += ["**What came out.**", ""]
     if experiment.account.draw is not None:
         picture = path.with_suffix(".png")
         save_figure(picture, experiment, found)
         lines += [f"![{experiment.title}](reproduction/{picture.name})", ""]
-    lines += [f"- **{check.outcome}**: {check.claim} ({check.detail})" for check in experiment.account.checks(found)]
     for table in experiment.account.tables(found):
         if table.rows:
-            lines += ["", f"{table.title}:", "", markdown(table)]
+            lines += [f"{table.title}:", "", markdown(table), ""]
+    lines += [f"**What it means.** {experiment.account.conclusion(found)}", ""]
+    lines += [f"- **{check.outcome}**: {check.claim} ({check.detail})" for check in experiment.account.checks(found)]
     return "\n".join(lines) + "\n"
 
 

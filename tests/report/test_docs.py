@@ -20,7 +20,7 @@ def test_the_example_of_an_amplified_claim_runs():
 
 
 def test_the_page_on_amplified_claims_has_its_study_markers():
-    page = (DOCS / "explanation" / "amplification.md").read_text()
+    page = (DOCS / "evidence" / "amplification.md").read_text()
     assert page.index("<!-- study -->") < page.index("<!-- /study -->")
 
 

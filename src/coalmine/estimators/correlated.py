@@ -143,7 +143,7 @@ class BandedNoise:
         """The bands for a server that adds up the rounds, with `momentum`.
 
         They are the square root of the server's Toeplitz matrix, cut to `bands` (Kalinin and Lampert 2024, arXiv
-        2405.13763): a closed form whose error is within 5 % of the best Toeplitz bands (docs/explanation/noise.md).
+        2405.13763): a closed form whose error is within 5 % of the best Toeplitz bands (docs/evidence/noise.md).
         """
         count = whole_number("bands", bands, minimum=1)
         beta = one_number("momentum", momentum)

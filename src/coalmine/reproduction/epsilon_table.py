@@ -216,7 +216,7 @@ def conclusion(found: Found, paper: Mapping[float, EpsilonRow], *, original: str
     if over:
         lines.append(
             "ε_est-all exceeds the analytical ε, like the paper's 382 against 300, because a maximum over rounds is not "
-            f"Gaussian: {', '.join(over)}."
+            f"Gaussian. It is {', '.join(over)}."
         )
     if lost := not_learnt(readings):
         lines.append(f"{lost} The ε of such a run describes a valid mechanism, but not a useful model.")

@@ -112,12 +112,12 @@ def conclusion(found: Found) -> str:
     parts = []
     for reading in found["readings"]:
         values = [shown(row["paper_epsilon"]) for row in _groups(reading, "final")]
-        parts.append(f"{kind(reading)} at noise {reading['noise_multiplier']:g}: {', '.join(values)}")
+        parts.append(f"For {kind(reading)} at noise {reading['noise_multiplier']:g}: {', '.join(values)}.")
     rises = paper_claims.grows_with_presentations(found["readings"]).outcome
     lines = [
-        f"ε_est-final at {', '.join(map(str, TIMES))} presentations: {'; '.join(parts)}. The paper's Figures 1 to 3 print "
-        f"no numbers, so only their shape can be compared: that ε rises with presentations {rises}. Here all groups "
-        "belong to one run, while the paper has a separate run for each."
+        f"These are the values of ε_est-final at {', '.join(map(str, TIMES))} presentations. {' '.join(parts)} The paper's "
+        f"Figures 1 to 3 print no numbers, so only their shape can be compared: that ε rises with presentations {rises}. "
+        "Here all groups belong to one run, while the paper has a separate run for each."
     ]
     for name in dict.fromkeys(map(kind, found["readings"])):
         readings = [reading for reading in found["readings"] if kind(reading) == name]

@@ -330,8 +330,8 @@ def conclusion(found: Found) -> str:
     return (
         "None of these affects the method; each is a number in the paper that does not follow from its text. If the "
         "paper's delta is in doubt, coalmine uses the delta that the text states. Only the estimate from the maximum over "
-        "rounds is misleading: its null is the maximum of many normals, which is not normal and far narrower than a "
-        "single one, so the fitted ε exceeds what any attacker can achieve. coalmine gives that rung a bound but no "
+        "rounds is misleading. Its null is the maximum of many normals, which is not normal and far narrower than a "
+        "single one. So the fitted ε exceeds what any attacker can achieve. coalmine gives that rung a bound but no "
         "interval, and judges claims by the rungs whose law is known."
     )
 

@@ -197,7 +197,7 @@ def conclusion_of_ours(found: Found) -> str:
     absent = [pair for pair in found["pairs"] if pair["absent_epsilon"] is not None]
     quiet = sum(pair["absent_epsilon"] <= pair["absent_floor"] for pair in absent)
     text = (
-        f"Trained on {found['data']} ({found['dim']:,} parameters, {found['rounds']:,} rounds); both runs of a pair have "
+        f"Trained on {found['data']} ({found['dim']:,} parameters, {found['rounds']:,} rounds). Both runs of a pair have "
         f"the same clients in the same rounds, the same initial model and the same noise. Canaries cost {mean:.2f} points "
         f"(95 % interval {low:.2f} … {high:.2f}). In the runs without canaries, the audit looked for canaries that never "
         f"took part: its estimate was at most the floor in {quiet} of {len(absent)} runs."
