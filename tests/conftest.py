@@ -6,6 +6,7 @@ from hypothesis import settings
 
 settings.register_profile("coalmine", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("coalmine")
+collect_ignore = ["audit/jax_eight_devices.py", "simulation/command_runner.py"]  # scripts that tests run
 
 
 @pytest.fixture(autouse=True)

@@ -290,7 +290,7 @@ def test_sampled_canaries_join_rounds_independently_and_reproducibly():
 
 
 def test_canaries_in_round_rejects_a_bad_round_or_schedule():
-    with pytest.raises(ValueError, match="give Audit"):
+    with pytest.raises(ValueError, match="pass rounds= or sampling= to Audit"):
         Audit(100, **SETTINGS).canaries_in_round(1)
     with pytest.raises(ValueError, match="at most rounds = 3, got 4"):
         Audit(100, **SETTINGS, rounds=3).canaries_in_round(4)

@@ -158,7 +158,7 @@ def test_independent_noise_leaves_the_commitment_unchanged():
 def test_invalid_noise_settings_are_rejected():
     with pytest.raises(ValueError, match="noise must be a TreeNoise, a BandedNoise or None, got 'tree'"):
         Audit(1_000, canaries=100, seed=1, delta=1e-6, noise="tree")
-    with pytest.raises(ValueError, match="at least 200 where correlated noise is whitened"):
+    with pytest.raises(ValueError, match="at least 200 if correlated noise is whitened"):
         Audit(1_000, canaries=100, unobserved=100, seed=1, delta=1e-6, noise=TREE)
     audit = Audit(1_000, canaries=100, seed=1, delta=1e-6, noise=TreeNoise(rounds=2))
     with pytest.raises(ValueError, match="planned for 2 rounds, got round 3"):

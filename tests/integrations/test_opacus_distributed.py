@@ -101,7 +101,10 @@ def test_an_honest_run_passes(quick, mode):
     one, other = quick[mode]
     assert other is None
     assert one["verdict"] == "PASS", one["text"]
-    assert {name for name, status in one["gauges"].items() if status != "ok"} == set()
+    unusual = {name for name, status in one["gauges"].items() if status != "ok"}
+    assert unusual <= {"signal by layer"}  # softmax does not depend on the bias of the keys: its gradient is nearly 0
+    if unusual:
+        assert any("noise alone" in note and "key.bias" in note for note in one["notes"]), one["notes"]
     low, high = one["interval"]
     assert low <= one["analytical"] <= high  # known-others, for the most frequent number of steps
 

@@ -181,7 +181,7 @@ def test_other_settings_or_another_seed_are_rejected(tmp_path):
     with pytest.raises(ValueError, match=r"other settings \(it differs in canaries, unobserved"):
         Audit(400, canaries=39, seed=7, delta=1e-5, rounds=6, presentations=2, directory=tmp_path / "run",
               layers=[("first", 150), ("second", 250)])  # fmt: skip
-    with pytest.raises(ValueError, match="another seed"):
+    with pytest.raises(ValueError, match="a different seed"):
         Audit(400, canaries=40, seed=8, delta=1e-5, rounds=6, presentations=2, directory=tmp_path / "run",
               layers=[("first", 150), ("second", 250)])  # fmt: skip
 

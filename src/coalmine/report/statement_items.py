@@ -82,7 +82,7 @@ FALSE_ALARMS = (
 )
 WATCHED = "The alarm during training adds at most 0.2 %."
 LIMITS = (
-    "The audit speaks of this run alone. Of other models trained on the same data it says nothing.",
+    "The audit is about this run alone. It says nothing about other models trained on the same data.",
     "It measures what canaries give away. That people were treated as canaries were is assumed.",
     "The measured ε is an estimate for the attacker that it names. Only the guarantee is an upper limit, and only if its "
     "assumptions hold.",
