@@ -131,4 +131,21 @@ def test_with_very_many_rounds_only_the_latest_are_compared(monkeypatch):
     largest, _, pairs = found.results()
     assert largest[348] == pytest.approx(1)
     assert brute_pairs(rows, 48)[2] <= pairs <= brute_pairs(rows, 48 + 15)[2]
-    assert len(found._rows) <= 48 + 16
+    assert len(found._before) + len(found._new) <= 48 + 16
+
+
+def test_only_the_wanted_rounds_are_compared_with_those_before(monkeypatch):
+    monkeypatch.setattr(sketch_gauges, "BLOCK", 16)
+    rows = np.random.default_rng(1).standard_normal((50, 30)).astype(np.float32)
+    wanted = [0, 3, 15, 16, 31, 40, 49]
+    found = sketch_gauges.Pairs()
+    for number, row in enumerate(rows):
+        found.add(row, compared=number in wanted)
+    largest, squares, pairs = found.results()
+    np.testing.assert_allclose(largest[wanted], brute_pairs(rows, 50)[0][wanted], atol=1e-6)
+    assert np.isnan(np.delete(largest, wanted)).all()
+    assert pairs == sum(wanted)
+    units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    assert squares == pytest.approx(
+        sum(float((units[w] @ units[:w].T) @ (units[w] @ units[:w].T)) for w in wanted), rel=1e-5
+    )

@@ -1,5 +1,6 @@
 """Run directories in every state: complete, half written, damaged, foreign, or of another version."""
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -10,8 +11,10 @@ import pytest
 
 from coalmine.audit.ladder import ladder
 from coalmine.audit.result import AuditResult
-from coalmine.report import read_run, write_report
+from coalmine.audit.views import views
+from coalmine.report import plots, read_run, round_views, write_report
 from coalmine.report.document import report_text
+from coalmine.report.figures import run_pictures
 from coalmine.report.stored_run import read_runs
 from coalmine.report.table_rows import main_rows, strongest_row
 from coalmine.storage.mapped_rounds import map_rounds
@@ -41,6 +44,44 @@ def test_scores_equal_those_of_the_audit(run):
         np.testing.assert_array_equal(ours.unobserved, theirs.unobserved)
     for scores in read.scores:
         assert read.result[scores.rung].headline.estimate.mean == pytest.approx(scores.observed.mean(), rel=1e-12)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_views_are_those_of_the_log(run, known, monkeypatch):
+    """Without everybody else's part if it is known; few unobserved canaries are kept."""
+    monkeypatch.setattr(round_views, "MOST_SCORES", 0)
+    read = read_run(run)
+    if not known:
+        without = dict.fromkeys(("residual_norm", "residual_rest", "residual_cosines"))
+        kept = tuple(dataclasses.replace(item, **without) for item in read.rounds.kept)
+        read = dataclasses.replace(read, rounds=dataclasses.replace(read.rounds, kept=kept))
+    assert read.views_are_residuals == known
+    expected = list(views(read.rounds.as_log, read.result.settings, residual=known, whitened=False))
+    assert [view.number for view in read.views] == [view.number for view in expected] == list(range(1, 13))
+    for ours, theirs in zip(read.views, expected, strict=True):
+        np.testing.assert_array_equal(ours.observed, theirs.observed)
+        np.testing.assert_array_equal(ours.unobserved, theirs.unobserved[:256])
+
+
+def test_of_many_rounds_only_those_that_are_shown_are_compared(run, monkeypatch):
+    """The gauges are those of the result; a round outside of its limits is always shown."""
+    whole = {gauge.name: gauge for gauge in read_run(run).gauges}
+    monkeypatch.setattr(plots.spread, "__defaults__", (4,))
+    read = read_run(run)
+    flagged = tuple(
+        dataclasses.replace(gauge, flagged=(9,) if gauge.name == "repeat" else ()) for gauge in read.result.gauges
+    )
+    read = dataclasses.replace(read, result=dataclasses.replace(read.result, gauges=flagged))
+    shown = {gauge.name: gauge for gauge in read.gauges}
+    assert [gauge.name for gauge in shown.values()] == [gauge.name for gauge in flagged if gauge.name in shown]
+    values = shown["repeat"].values
+    compared = [number for number, value in zip(range(2, 13), values, strict=True) if not np.isnan(value)]
+    assert compared == [5, 8, 9, 12]
+    np.testing.assert_allclose(values[[3, 6, 7, 10]], whole["repeat"].values[[3, 6, 7, 10]], rtol=1e-12)
+    assert shown["repeat"].smallest == whole["repeat"].smallest
+    np.testing.assert_array_equal(shown["residual"].values, whole["residual"].values)
+    picture = next(picture for picture in run_pictures(read) if picture.name == "gauges")
+    assert "repeat " in picture.alt
 
 
 def test_thinning_keeps_the_observed_scores(run):

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,7 @@ def meaning_of(name: str) -> str:
     return MEANINGS.get(name, name)
 
 
+@lru_cache(maxsize=64)
 def ratio_quantile(probability: float, dof: float) -> float:
     """The quantile of a noise vector's norm over its root mean square."""
     if probability > 0.5:

@@ -1,5 +1,6 @@
 """Every gauge of a run: the noise's level, its law, and how rounds compare with each other."""
 
+from collections.abc import Container
 from dataclasses import replace
 
 from coalmine.audit.block_gauges import BlockReader
@@ -14,19 +15,22 @@ from coalmine.storage.rounds_file import RoundLog
 WITHOUT_OTHERS = ("noise", "dilution", "difference")  # all other gauges look at what is left without `others`
 
 
-def read_gauges(log: RoundLog, settings: Settings) -> list[Gauge]:
-    """Every gauge whose inputs were given."""
-    reader = GaugeReader(settings, len(log.numbers))
+def read_gauges(log: RoundLog, settings: Settings, compared: Container[int] | None = None) -> list[Gauge]:
+    """Every gauge whose inputs were given; `compared` as for `GaugeReader`."""
+    reader = GaugeReader(settings, len(log.numbers), compared)
     read_log(log, settings, reader)
     return reader.gauges()
 
 
 class GaugeReader:
-    """Takes one round after another, and has every gauge of those so far; `rounds` is about how many there will be."""
+    """Takes one round after another, and computes every gauge of those so far; `rounds` is about how many there will be.
 
-    def __init__(self, settings: Settings, rounds: int) -> None:
+    Every round is compared with all before it, or only the rounds with the numbers `compared`: enough for a picture.
+    """
+
+    def __init__(self, settings: Settings, rounds: int, compared: Container[int] | None = None) -> None:
         self._level = LevelReader(settings)
-        self._sketch = SketchReader(settings, rounds)
+        self._sketch = SketchReader(settings, rounds, compared)
         self._law = LawReader(settings)
         self._blocks = BlockReader(settings)
 

@@ -83,7 +83,7 @@ class LadderReader:
         self._settings = settings
         self._present: dict[int, npt.NDArray[np.int32]] = {}
         self._times = np.zeros(settings.canaries, dtype=np.int64)
-        self._largest: Floats | None = None
+        self._largest: list[Floats] | None = None  # of the observed canaries, and of the unobserved ones
         self._known = _Presentations(log, settings, residual=False)
         self._residual = _Presentations(log, settings, residual=True)
         self._shared = _SharedVariance(log, settings)
@@ -100,22 +100,29 @@ class LadderReader:
             self._residual.add(look.white_residual)
         if look.plain is None:
             return
-        cosines = np.concatenate([look.plain.observed, look.plain.unobserved]) * look.plain.cosine_scale
-        self._largest = cosines if self._largest is None else np.maximum(self._largest, cosines)
+        cosines = [scores * look.plain.cosine_scale for scores in (look.plain.observed, look.plain.unobserved)]
+        if self._largest is None:
+            self._largest = cosines
+        else:
+            self._largest = [np.maximum(*pair, out=pair[0]) for pair in zip(self._largest, cosines, strict=True)]
         self._known.add(look.plain)
         self._shared.add(look.plain)
 
-    def scores(self, final: Final | None = None) -> list[Scores]:
-        """The scores of every rung from the rounds so far, and from the final model if it is given."""
+    def scores(self, final: Final | None = None, *, largest_groups: bool = False) -> list[Scores]:
+        """The scores of every rung from the rounds so far, and from the final model if it is given.
+
+        Canaries that took part equally often are a group. With `largest_groups`, rungs that need the canaries' rounds have
+        only the group with most canaries.
+        """
         settings, rungs = self._settings, []
         if final is not None:
             rungs += _final_scores(self._times, final, settings)
         if self._largest is not None:  # Algorithm 3: the largest cosine over all rounds, whoever took part in them
-            observed, unobserved = self._largest[: settings.canaries], self._largest[settings.canaries :]
+            observed, unobserved = (values.copy() for values in self._largest)
             rungs.append(Scores(rung="all-iterates", observed=observed, unobserved=unobserved))
         exposures = None if settings.noise is None else _exposures(self._present, settings, settings.noise)
-        rungs += _known_scores(settings, self._known, self._times, self._shared, exposures)
-        rungs += _known_scores(settings, self._residual, self._times, None, None)
+        rungs += _known_scores(settings, self._known, self._times, self._shared, exposures, largest_groups)
+        rungs += _known_scores(settings, self._residual, self._times, None, None, largest_groups)
         # the user's own attacks: their scores after the last round, against those of unobserved canaries
         return rungs + [
             Scores(rung=name, observed=values[: settings.canaries], unobserved=values[settings.canaries :])
@@ -206,21 +213,24 @@ class _Presentations:
         self.unobserved_sums = np.zeros(settings.unobserved)
         self.sizes: list[float] = []  # canaries present, round by round
         self.dof = self.tail_dof = math.inf
-        self._owners = np.arange(settings.unobserved) % settings.canaries
+        self._blocks = np.arange(0, settings.unobserved, settings.canaries)[:, None]
         self._weigh = _weights(log, residual=residual)
 
     def add(self, view: View) -> None:
         """Take the next round."""
         if not view.present.size:
             return
-        share = np.zeros(self.times.size)
-        share[view.present] = view.weights
-        self.times[view.present] += 1
-        weights = self._weigh(view) * share
-        self.sums += weights * view.observed
-        self.squares += weights * weights
-        self.strengths += share * share
-        self.unobserved_sums += weights[self._owners] * view.unobserved
+        present, share = view.present, np.zeros(self.times.size)
+        share[present] = view.weights
+        weights = self._weigh(view) * share[present]
+        self.times[present] += 1
+        self.sums[present] += weights * view.observed[present]
+        self.squares[present] += weights * weights
+        self.strengths[present] += share[present] ** 2
+        owned = (self._blocks + present).ravel()  # an unobserved canary counts in the rounds of an observed one
+        kept = np.flatnonzero(owned < self.unobserved_sums.size)
+        owned, owners = owned[kept], kept % present.size
+        self.unobserved_sums[owned] += weights[owners] * view.unobserved[owned]
         self.sizes.append(float(share @ share))
         self.dof, self.tail_dof = min(self.dof, view.dof), min(self.tail_dof, view.tail_dof)
 
@@ -231,10 +241,12 @@ def _known_scores(
     took_part: npt.NDArray[np.int64],
     shared: "_SharedVariance | None",
     exposures: Floats | None,
+    largest_group: bool,
 ) -> list[Scores]:
     """The scores of known-round, which needs the `shared` variance of a canary's rounds, or of known-others.
 
     `took_part` is the number of rounds of each canary. Under correlated noise known-round needs the canaries' `exposures`.
+    With `largest_group`, only the largest group of canaries that took part equally often.
     """
     if not totals.sizes:
         return []
@@ -243,8 +255,11 @@ def _known_scores(
     presented = totals.times
     if whitened:  # a canary is in the whitened rows of many rounds, but took part in its own
         presented = np.where(totals.strengths > 0, took_part, 0)
+    groups, sizes = np.unique(presented[presented > 0], return_counts=True)
+    if largest_group and groups.size:
+        groups = groups[sizes.argmax() :][:1]
     variance = totals.squares.copy()
-    several = presented > 1
+    several = (presented > 1) & np.isin(presented, groups)
     if shared is not None and several.any():
         variance[several] = shared.variance(presented)[several]
     std = np.sqrt(np.where(variance > 0, variance, 1.0))
@@ -256,7 +271,7 @@ def _known_scores(
     pooled = totals.dof * sum(totals.sizes) ** 2 / sum(size * size for size in totals.sizes)
     strengths = totals.strengths if exposures is None else exposures
     scored = []
-    for times in np.unique(presented[presented > 0]):
+    for times in groups:
         members = np.flatnonzero(presented == times)
         once = times == 1
         combined = bool(settings.momentum) or whitened
@@ -272,7 +287,7 @@ def _known_scores(
             Scores(
                 rung="known-others" if residual else "known-round",
                 observed=_at_one_strength(scores[members], np.sqrt(own)) if whitened else scores[members],
-                unobserved=absent[np.isin(owners, members)],
+                unobserved=absent[(presented == times)[owners]],
                 null=null,
                 null_dof=_dof(settings, pooled, estimated=not closed, whitened=whitened),
                 round_dof=totals.dof if closed else float(settings.unobserved),

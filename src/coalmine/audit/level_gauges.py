@@ -82,19 +82,20 @@ class _Sums:
         self._settings = settings
         self._total, self._variance = np.zeros(settings.unobserved), 0.0
         self._differences: list[_Length] = []
-        self._before: View | None = None
+        self._before: tuple[Floats, float] | None = None  # the round before and its noise, over its clip norm
 
     def add(self, view: View) -> None:
         """Take the next round."""
-        before, self._before = self._before, view
+        before, self._before = self._before, None
         if not view.noise_std:
             return
-        self._total += view.unobserved * view.scale
+        along = view.unobserved * view.scale
+        self._total += along
         self._variance += view.noise_std**2
-        if before is not None and before.noise_std:
-            gap = view.unobserved * view.scale / view.clip_norm - before.unobserved * before.scale / before.clip_norm
-            fresh = math.hypot(view.noise_std / view.clip_norm, before.noise_std / before.clip_norm)
-            ratio = math.sqrt(float(np.mean(gap * gap))) / fresh
+        self._before = along / view.clip_norm, view.noise_std / view.clip_norm
+        if before is not None:
+            gap = self._before[0] - before[0]
+            ratio = math.sqrt(float(np.mean(gap * gap))) / math.hypot(self._before[1], before[1])
             self._differences.append(_Length(view.number, ratio, self._settings.unobserved_dof, view.noise_std))
 
     def gauges(self, level: float) -> Iterator[Gauge]:

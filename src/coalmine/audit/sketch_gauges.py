@@ -5,7 +5,7 @@ probability at most `LEVEL`, and the rank gauge with probability at most `RANK_L
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -30,11 +30,12 @@ class SketchReader:
 
     A sketch is a residual's scores along the unobserved canaries, with momentum undone and correlated noise whitened. It
     costs nothing: the scores are in the log. `rounds` is the number of rounds, so that all sketches fit in memory. If there
-    are more than 32,768 rounds, each is compared only with that many before it.
+    are more than 32,768 rounds, each is compared only with that many before it. Only the rounds with
+    the numbers `compared` are compared with those before them, by default all; the others have no value.
     """
 
-    def __init__(self, settings: Settings, rounds: int) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, rounds: int, compared: Container[int] | None = None) -> None:
+        self._settings, self._compared = settings, compared
         self._columns = sketch_columns(settings, rounds)
         self._pairs = Pairs()
         self._numbers: list[int] = []
@@ -49,10 +50,13 @@ class SketchReader:
         if view is None:
             return
         own = view.unobserved / _length(view.unobserved)
-        if self._total is not None:
+        wanted = self._compared is None or view.number in self._compared
+        self._pairs.add(own[: self._columns].astype(np.float32), compared=wanted)
+        if self._total is None:
+            self._total = own
+        else:
             self._with_before.append(float(own @ self._total) / _length(self._total))
-        self._total = own if self._total is None else self._total + own
-        self._pairs.add(own[: self._columns].astype(np.float32))
+            self._total += own
         self._numbers.append(view.number)
         clients = _others_sketch(look.item, self._settings.canaries)
         self._products.append(float(view.unobserved @ clients) / view.scale)
@@ -85,39 +89,53 @@ class Pairs:
     """Cosines between every two rounds, at most COMPARED apart: for each round the largest one, and the sum of squares."""
 
     def __init__(self) -> None:
-        self._rows: list[npt.NDArray[np.float32]] = []  # the last ones
-        self._waiting = 0  # rows at the end that have not been compared yet
+        self._before: list[Floats] = []  # unit vectors of the last rounds
+        self._new: list[Floats] = []
+        self._wanted: list[bool] = []  # whether a new round is compared with those before it
         self._largest: list[Floats] = []
         self._squares, self._count = 0.0, 0
 
-    def add(self, row: npt.NDArray[np.float32]) -> None:
-        """Take the sketch of the next round."""
-        self._rows.append(row)
-        self._waiting += 1
-        if self._waiting == BLOCK:
-            largest, squares, count = self._compared()
-            self._largest.append(largest)
-            self._squares, self._count = self._squares + squares, self._count + count
-            self._rows, self._waiting = self._rows[-COMPARED:], 0
+    def add(self, row: npt.NDArray[np.float32], *, compared: bool = True) -> None:
+        """Take the sketch of the next round, to be compared with those before it, or only those after it with this one."""
+        unit = row.astype(np.float64)  # products in single precision differ from processor to processor
+        unit /= _length(unit)
+        self._new.append(unit)
+        self._wanted.append(compared)
+        if len(self._new) == BLOCK:
+            self._compare()
 
     def results(self) -> tuple[Floats, float, int]:
-        """Each round's largest cosine with a previous round, the sum of squares, and the number of pairs."""
-        largest, squares, count = self._compared()
-        return np.concatenate([*self._largest, largest]), self._squares + squares, self._count + count
+        """Each round's largest cosine with a previous round, the sum of squares, and the number of pairs.
 
-    def _compared(self) -> tuple[Floats, float, int]:
-        """The same for the rows that have not been compared yet."""
-        if not self._waiting:
-            return np.zeros(0), 0.0, 0
-        # products in single precision differ from processor to processor
-        whole = np.stack(self._rows).astype(np.float64)
-        whole /= np.linalg.norm(whole, axis=1, keepdims=True)
-        before = len(whole) - self._waiting
-        block = whole[before:] @ whole.T
-        block[:, before:] = np.tril(block[:, before:], -1)  # each pair once
-        places = np.abs(block).argmax(axis=1)
-        pairs = self._waiting * before + self._waiting * (self._waiting - 1) // 2
-        return block[np.arange(len(block)), places], float(np.vdot(block, block)), pairs
+        The largest cosine of a round that was not compared with those before it is NaN.
+        """
+        self._compare()
+        return np.concatenate([np.zeros(0), *self._largest]), self._squares, self._count
+
+    def _compare(self) -> None:
+        """Compare the new rows with those before them and with each other."""
+        if not self._new:
+            return
+        new, before, wanted = np.stack(self._new), len(self._before), np.flatnonzero(self._wanted)
+        own = new if wanted.size == len(new) else new[wanted]
+        found = np.zeros(wanted.size)
+        for start in range(0, before, BLOCK):
+            found = self._take(own @ np.stack(self._before[start : start + BLOCK]).T, found)
+        among = own @ new.T
+        among[np.arange(len(new)) >= wanted[:, None]] = 0.0  # each pair once
+        largest = np.full(len(new), np.nan)
+        largest[wanted] = self._take(among, found)
+        self._largest.append(largest)
+        self._count += int(before * wanted.size + wanted.sum())
+        self._before = [*self._before, *self._new][-COMPARED:]
+        self._new, self._wanted = [], []
+
+    def _take(self, cosines: Floats, largest: Floats) -> Floats:
+        """The largest cosine of each row in absolute value, where `largest` is that of earlier columns."""
+        self._squares += float(np.vdot(cosines, cosines))
+        high, low = cosines.max(axis=1, initial=0.0), cosines.min(axis=1, initial=0.0)
+        found = np.where(high >= -low, high, low)
+        return np.where(np.abs(found) > np.abs(largest), found, largest)
 
 
 def repeated_rounds(compared: Pairs, numbers: list[int], dof: float, level: float) -> Iterator[Gauge]:
@@ -125,12 +143,12 @@ def repeated_rounds(compared: Pairs, numbers: list[int], dof: float, level: floa
     largest, squares, pairs = compared.results()
     limit = float(-CosineNull(max(int(dof), 2)).ppf(level / (2 * pairs)))
     outside = np.abs(largest) > limit
-    worst = float(np.abs(largest).max())
+    worst = float(np.nanmax(np.abs(largest)))
     certain = math.tanh(math.atanh(min(worst, 1 - 1e-12)) + float(ndtri(level / (2 * pairs))) / math.sqrt(dof))
     yield Gauge(
         name="repeat",
-        smallest=float(largest[1:].min()),
-        largest=float(largest[1:].max()),
+        smallest=float(np.nanmin(largest[1:])),
+        largest=float(np.nanmax(largest[1:])),
         limits=(-limit, limit),
         flagged=tuple(numbers[index] for index in np.flatnonzero(outside)),
         status="low" if outside.any() else "ok",

@@ -131,7 +131,7 @@ def _view(item: Round, previous: Round | None, settings: Settings, residual: boo
     assert cosines is not None
     assert norm is not None
     assert rest is not None
-    along, tail_dof = np.asarray(cosines, dtype=np.float64) * norm, None
+    along, tail_dof = np.multiply(cosines, norm, dtype=np.float64), None
     if settings.momentum and previous is not None:
         along = along - settings.momentum * np.asarray(previous.cosines, dtype=np.float64) * previous.norm
         scale = _unobserved_scale(along, settings)
@@ -145,7 +145,7 @@ def _view(item: Round, previous: Round | None, settings: Settings, residual: boo
     else:  # in the residual, the canaries' own part can be removed from the norm too
         scale = rest / math.sqrt(settings.dim - 1) if residual else norm / math.sqrt(settings.dim)
         length, dof = norm, float(settings.free)
-    scores = along / scale
+    scores = np.divide(along, scale, out=along)
     return View(
         number=item.number,
         present=item.present,

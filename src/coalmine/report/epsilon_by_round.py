@@ -34,7 +34,7 @@ class EpsilonReader:
         """Take the next round."""
         if look.item.number not in self._stops:
             return
-        for rung, scores in largest_groups(self._ladder.scores()).items():
+        for rung, scores in largest_groups(self._ladder.scores(largest_groups=True)).items():
             variance: Variance = "fitted" if rung in self._fitted else "null"
             estimate = estimate_scores(scores, self._delta, variance)
             if estimate is not None and rung in RUNGS:

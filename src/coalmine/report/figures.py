@@ -14,10 +14,9 @@ from coalmine.audit.result import AuditResult, Row
 from coalmine.audit.result_rows import POOR_FIT
 from coalmine.audit.unknown_round import RUNG as UNKNOWN_ROUND
 from coalmine.audit.unknown_round import LossFit
-from coalmine.audit.views import views
 from coalmine.report import plots
 from coalmine.report.sentences import interval_words, shown
-from coalmine.report.stored_run import MOST_SIDE_BY_SIDE, Run
+from coalmine.report.stored_run import Run
 from coalmine.report.svg import draw, one_axes, themed
 from coalmine.report.table_rows import all_rows, main_rows, row_of, shown_rows
 from coalmine.report.trainer_entries import whole
@@ -195,17 +194,11 @@ def quantiles_picture(result: AuditResult, scores: Sequence[Scores]) -> Picture:
 
 
 def _rounds(run: Run) -> Picture | None:
-    if run.rounds is None:
-        return None
-    rounds, settings = run.rounds.thinned(run.result.settings, most=MOST_SIDE_BY_SIDE)
-    for residual in (True, False):
-        seen = list(views(rounds.as_log, settings, residual=residual, whitened=False))
-        if seen:
-            break
+    seen = run.views
     if not any(view.present.size for view in seen):
         return None
     canary = int(next(view.present[0] for view in seen if view.present.size))
-    what = "less everybody else's part" if residual else "as it was released"
+    what = "less everybody else's part" if run.views_are_residuals else "as it was released"
     return make(
         "rounds",
         "Round by round",
@@ -273,10 +266,14 @@ def _gauges(run: Run) -> Picture | None:
 
 def _has_rounds(gauge: Gauge, rounds: int) -> bool:
     """Whether a gauge has one value for each round, or for each round but the first, in the units of its limits."""
-    values = gauge.values
-    if values.size < 2 or values.size not in (rounds - 1, rounds):  # some have one for each pair of rounds
+    values = gauge.values[~np.isnan(gauge.values)]
+    if values.size < 2 or gauge.values.size not in (rounds - 1, rounds):  # some have one for each pair of rounds
         return False
-    return math.isclose(values.min(), gauge.smallest) and math.isclose(values.max(), gauge.largest)
+    low, high = values.min(), values.max()
+    if values.size < gauge.values.size:
+        slack = 1e-6 * max(abs(gauge.smallest), abs(gauge.largest))
+        return bool(gauge.smallest - slack <= low and high <= gauge.largest + slack)
+    return math.isclose(low, gauge.smallest) and math.isclose(high, gauge.largest)
 
 
 def _accuracy(run: Run) -> Picture | None:

@@ -198,7 +198,7 @@ def quantiles(ax: "Axes", observed: Floats, row: Row | None = None) -> "Axes":
     With `row`, the row of the result that rests on these scores, it names the Anderson–Darling statistic.
     """
     ordered = np.sort(observed)
-    places = _spread(ordered.size)
+    places = spread(ordered.size)
     standard = ndtri((places + 0.5) / ordered.size)
     mean, std = float(ordered.mean()), float(ordered.std())
     ends = np.array([standard[0], standard[-1]])
@@ -247,7 +247,7 @@ def roc(ax: "Axes", rungs: Sequence[Scores], *, epsilon: float | None = None, de
 def rates(scores: Scores) -> tuple[Floats, Floats]:
     """Log false positive rate and true positive rate at each observed score as threshold, thinned for drawing."""
     ordered = np.sort(scores.observed)[::-1]
-    places = _spread(ordered.size)
+    places = spread(ordered.size)
     log_fpr = _log_fpr(scores, ordered[places])
     return log_fpr, (places + 1) / ordered.size
 
@@ -272,13 +272,13 @@ def rounds(ax: "Axes", seen: Sequence[View], *, canary: int | None = None) -> "A
 
     `canary` is the index of a canary to follow through all rounds; rings mark the rounds in which it took part.
     """
-    sampled = [seen[place] for place in _spread(len(seen))]
+    sampled = [seen[place] for place in spread(len(seen))]
     numbers = [view.number for view in sampled]
     bands = np.array([np.quantile(view.unobserved, [0.05, 0.95]) for view in sampled])
     ax.fill_between(numbers, bands[:, 0], bands[:, 1], color=NULL, alpha=0.2, lw=0, label="9 in 10 unobserved")
     x = np.concatenate([np.full(view.present.size, view.number) for view in seen])
     y = np.concatenate([view.observed[view.present] for view in seen])
-    kept = _spread(x.size, most=2 * MOST_POINTS)
+    kept = spread(x.size, most=2 * MOST_POINTS)
     ax.plot(x[kept], y[kept], ".", ms=3, color=OBSERVED, alpha=0.6, label="a canary's presentation")
     if canary is not None:
         ax.plot(numbers, [view.observed[canary] for view in sampled], color=FITTED, lw=0.8, label=f"canary {canary}")
@@ -311,15 +311,13 @@ def training(ax: "Axes", found: Mapping[str, Sequence[tuple[int, Any]]], *, anal
 
 
 def gauge(ax: "Axes", values: Floats, numbers: Sequence[int], limits: tuple[float, float]) -> "Axes":
-    """One gauge over the rounds, with the limits that an honest run stays within."""
-    numbers = list(numbers)[-len(values) :]
+    """One gauge over the rounds, with the limits that an honest run stays within; NaN for a round without a value."""
+    known = ~np.isnan(values)
+    x, y = np.array(list(numbers)[-len(values) :])[known], values[known]
     low, high = limits
-    places = _spread(len(values))
-    outside = (values < low) | (values > high)
-    ax.plot(
-        np.array(numbers)[places], values[places], color=OBSERVED, lw=1, marker="." if len(values) < 60 else "", ms=4
-    )
-    ax.plot(np.array(numbers)[outside][:MOST_POINTS], values[outside][:MOST_POINTS], "o", ms=3, color=ALARM)
+    places, outside = spread(y.size), (y < low) | (y > high)
+    ax.plot(x[places], y[places], color=OBSERVED, lw=1, marker="." if y.size < 60 else "", ms=4)
+    ax.plot(x[outside][:MOST_POINTS], y[outside][:MOST_POINTS], "o", ms=3, color=ALARM)
     for limit in (low, high):
         if math.isfinite(limit) and limit != 0:
             ax.axhline(limit, color=NULL, lw=1, ls="--")
@@ -329,7 +327,7 @@ def gauge(ax: "Axes", values: Floats, numbers: Sequence[int], limits: tuple[floa
 
 def accuracy(ax: "Axes", points: Sequence[tuple[int, float]]) -> "Axes":
     """Accuracy over the rounds, from pairs of a round and an accuracy."""
-    kept = [points[place] for place in _spread(len(points))]
+    kept = [points[place] for place in spread(len(points))]
     ax.plot(*zip(*kept, strict=True), color=OBSERVED, lw=1.5, marker="o" if len(kept) < 60 else "", ms=3.5)
     ax.set_ylim(0, 1)
     ax.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
@@ -441,7 +439,7 @@ def p_value(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"= {value:.2g}"
 
 
-def _spread(count: int, most: int = MOST_POINTS) -> Any:
+def spread(count: int, most: int = MOST_POINTS) -> Any:
     """At most `most` places of a row, first and last among them; both ends of a row of scores stay whole."""
     if count <= most:
         return np.arange(count)

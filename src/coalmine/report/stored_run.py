@@ -1,8 +1,8 @@
 """A run directory, read for a report as far as it can be read."""
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -13,10 +13,12 @@ from coalmine.audit.gauge_reader import GaugeReader, read_gauges
 from coalmine.audit.ladder import LadderReader, Scores, ladder
 from coalmine.audit.published import published_rows
 from coalmine.audit.result import CONFIDENCE, AuditResult
-from coalmine.audit.views import Reader
+from coalmine.audit.views import Reader, View
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.estimators.literature.literature_row import LiteratureRow
+from coalmine.report import plots
 from coalmine.report.epsilon_by_round import EpsilonReader
+from coalmine.report.round_views import ViewsReader
 from coalmine.report.table_rows import main_rows, published_row
 from coalmine.report.trainer_entries import number
 from coalmine.storage.mapped_rounds import Rounds, map_rounds
@@ -35,6 +37,8 @@ class _Readings(NamedTuple):
     scores: list[Scores]
     estimates: dict[str, list[tuple[int, EpsilonEstimate]]]
     gauges: list[Gauge]
+    views: list[View]
+    residual: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,27 +88,43 @@ class Run:
 
     @property
     def gauges(self) -> list[Gauge]:
-        """The gauges with their values in each round, from the log; empty without a log."""
+        """The gauges of the result, with their values in each round from the log; empty without a log.
+
+        Of many rounds, those that a picture does not show have no value (NaN) in gauges that compare rounds with each other.
+        """
         return self._readings.gauges
+
+    @property
+    def views(self) -> list[View]:
+        """The view of each round, for pictures, with few unobserved canaries; empty without a log."""
+        return self._readings.views
+
+    @property
+    def views_are_residuals(self) -> bool:
+        """Whether these views are without everybody else's part."""
+        return self._readings.residual
 
     @cached_property
     def _readings(self) -> "_Readings":
         """Everything that the report takes from the log, in one pass."""
         if self.rounds is None or self._thinned is None:
-            return _Readings([], {}, [])
+            return _Readings([], {}, [], [], False)
         (rounds, settings), result = self._thinned, self.result
         thinned, numbers = rounds is not self.rounds, [item.number for item in rounds.kept]
-        ladder_reader, gauge_reader = LadderReader(rounds.as_log, settings), GaugeReader(settings, len(rounds.numbers))
+        shown = _shown_rounds(numbers, result.gauges)
+        ladder_reader, gauge_reader = LadderReader(rounds.as_log, settings), GaugeReader(settings, len(numbers), shown)
         epsilon_reader = EpsilonReader(ladder_reader, numbers, result)
-        beside: list[Reader] = [epsilon_reader]
+        views_reader = ViewsReader(settings, len(numbers))
+        beside: list[Reader] = [epsilon_reader, views_reader]
         if self.finished and not thinned:
             beside.append(gauge_reader)
         scores = derive_scores(rounds.as_log, settings, claim=result.claim, reader=ladder_reader, beside=beside)
-        if not self.finished:  # the result was derived just now, and its gauges have their values
-            gauges = list(result.gauges)
-        else:
-            gauges = read_gauges(self.rounds.as_log, result.settings) if thinned else gauge_reader.gauges()
-        return _Readings(scores, epsilon_reader.estimates, gauges)
+        gauges = list(result.gauges)
+        if self.finished:  # otherwise the result was derived just now, and its gauges have their values
+            read = read_gauges(self.rounds.as_log, result.settings, shown) if thinned else gauge_reader.gauges()
+            values = {gauge.name: gauge.values for gauge in read}
+            gauges = [replace(gauge, values=values[gauge.name]) for gauge in gauges if gauge.name in values]
+        return _Readings(scores, epsilon_reader.estimates, gauges, views_reader.views, views_reader.residual)
 
     @property
     def shown_scores(self) -> list[Scores]:
@@ -170,6 +190,11 @@ class Run:
         """The accuracy of the final model, or else the last one in the metrics."""
         told = number(self.result.extra.get("accuracy"))
         return self.accuracies[-1][1] if told is None and self.accuracies else told
+
+
+def _shown_rounds(numbers: list[int], gauges: Iterable[Gauge]) -> set[int]:
+    """The rounds that a picture of a gauge shows: as many as fit, and those outside of its limits."""
+    return {numbers[place] for place in plots.spread(len(numbers))}.union(*(gauge.flagged for gauge in gauges))
 
 
 def _better(group: Scores, other: Scores, presentations: int | None) -> bool:

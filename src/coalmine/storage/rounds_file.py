@@ -362,8 +362,16 @@ def encode(kind: str, item: Round | Final | Outcome, previous: bytes) -> tuple[b
         else:
             header[name] = value
     head, arrays = json.dumps(header, separators=(",", ":")).encode(), b"".join(body)
-    digest = hashlib.blake2b(previous + head + arrays, digest_size=DIGEST).digest()
+    digest = _chained(previous, head, arrays)
     return TAG + LENGTHS.pack(len(head), len(arrays)) + head + arrays + digest, digest
+
+
+def _chained(*parts: bytes) -> bytes:
+    """The digest of a record after the digest of the previous one; the parts are not copied into one."""
+    digest = hashlib.blake2b(digest_size=DIGEST)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
 
 
 def _flat(item: Round | Final | Outcome) -> Iterator[tuple[str, Any]]:
@@ -420,7 +428,7 @@ def scan_records(
                 return
             raise ValueError(f"{path}: record {number} is damaged; restore the file from a copy")
         head, body, stored = file.read(head_size), file.read(body_size), file.read(DIGEST)
-        digest = hashlib.blake2b(digest + head + body, digest_size=DIGEST).digest() if checked else bytes(stored)
+        digest = _chained(digest, head, body) if checked else bytes(stored)
         if digest != stored:
             rest = b"".join((head, body, stored, file.read(size - file.tell())))
             if lost_end and not _record_follows(rest):
@@ -443,7 +451,7 @@ def _record_follows(rest: bytes) -> bool:
         first = at + len(TAG) + LENGTHS.size
         if first <= len(rest):
             end = first + sum(LENGTHS.unpack(rest[first - LENGTHS.size : first]))
-            digest = hashlib.blake2b(rest[at - DIGEST : at] + rest[first:end], digest_size=DIGEST).digest()
+            digest = _chained(rest[at - DIGEST : at], rest[first:end])
             if digest == rest[end : end + DIGEST]:
                 return True
         at = rest.find(TAG, at + 1)
