@@ -14,6 +14,7 @@ import torch
 from coalmine.canaries.rotation import Rotation, Stage
 
 if TYPE_CHECKING:
+    from coalmine.canaries.layer_sums_triton import LayerSums
     from coalmine.canaries.rotation_triton import TritonBlocks, TritonRotation
 
 _GRAPH = 2**25  # from this dim on a graph, which keeps three vectors on the device, no longer saves much time
@@ -29,7 +30,7 @@ class DeviceRotation:
         self._device = device
         self._kernels: TritonRotation | None = _kernels(rotation, device)
         self._graphs: dict[int, _Graph] = {}
-        self._sum_graph: _SumGraph | None = None
+        self._sum_graphs: dict[int, _SumGraph] = {}
         self._measures: dict[MeasurePlan, _MeasureGraph | _MeasureStream] = {}
         self._lock = Lock()
 
@@ -46,15 +47,17 @@ class DeviceRotation:
 
     def combine(self, indices: list[int], dtype: torch.dtype) -> torch.Tensor:
         """The sum of the columns at `indices`."""
-        chosen = torch.zeros(self._rotation.dim, dtype=dtype, device=self._device)
+        kernels = self._kernels if dtype == torch.float32 else None
+        length = self._rotation.dim if kernels is None else kernels.length_for(max(indices, default=0) + 1)
+        chosen = torch.zeros(length, dtype=dtype, device=self._device)
         chosen.index_fill_(0, _sent(indices, self._device), 1.0)
-        if dtype == torch.float32 and self._kernels is not None:
+        if kernels is not None:
             with self._lock, _on_device(self._device):
                 if self._rotation.dim >= _GRAPH:
-                    return self._kernels.rotate(chosen)
-                if self._sum_graph is None:
-                    self._sum_graph = _SumGraph(self._kernels, chosen)
-                return self._sum_graph(chosen)
+                    return kernels.rotate(chosen)
+                if length not in self._sum_graphs:
+                    self._sum_graphs[length] = _SumGraph(kernels, chosen)
+                return self._sum_graphs[length](chosen)
         return rotate(self._rotation, chosen)
 
     def measure_later(
@@ -77,13 +80,21 @@ class DeviceRotation:
         memory = torch.cuda.get_device_properties(self._device).total_memory
         return 3 * 4 * self._rotation.dim <= _BESIDE * memory
 
+    def layer_sums(self, layers: Sequence[int]) -> "LayerSums":
+        """What computes the squares and products of a round's vectors by layer, or of the whole vectors."""
+        from coalmine.canaries.layer_sums_triton import LayerSums
+
+        return LayerSums(layers or (self._rotation.dim,), self._device)
+
     def _cosines(self, vector: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         norm = torch.linalg.vector_norm(vector).double()
+        return self._products(vector, count) / norm, norm
+
+    def _products(self, vector: torch.Tensor, count: int) -> torch.Tensor:
+        """Products of a vector with the first `count` columns, in float64."""
         if vector.dtype == torch.float32 and self._kernels is not None:
-            image = self._kernels.rotate_back(vector)
-        else:
-            image = rotate_back(self._rotation, vector)
-        return image[:count].double() / norm, norm
+            return self._kernels.products(vector, count).double()
+        return rotate_back(self._rotation, vector)[:count].double()
 
 
 class _Graph:
@@ -173,11 +184,11 @@ class _MeasureGraph:
         self._others.zero_()
         self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        measured = _RoundNumbers(rotation, plan)
-        measured(self._vector, self._others, self._total)  # compiles the kernels
+        self._measured = _RoundNumbers(rotation, plan)  # kept: the graph reads its tables
+        self._measured(self._vector, self._others, self._total)  # compiles the kernels
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            self._result = measured(self._vector, self._others, self._total)
+            self._result = self._measured(self._vector, self._others, self._total)
         self._numbers = torch.empty(self._result.shape, dtype=torch.float64, pin_memory=True)
         self._done.record()
 
@@ -224,28 +235,20 @@ class _RoundNumbers:
 
     def __init__(self, rotation: DeviceRotation, plan: MeasurePlan) -> None:
         self._rotation, self._plan = rotation, plan
+        self._sums = rotation.layer_sums(plan.layers) if plan.others else None
 
     def __call__(self, vector: torch.Tensor, others: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
         plan, rotation = self._plan, self._rotation
-        parts = list(reversed(rotation._cosines(vector, plan.count)))
-        if plan.others:
-            rest = vector - others
-            parts += reversed(rotation._cosines(rest, plan.count))
+        if self._sums is None:
+            parts = list(reversed(rotation._cosines(vector, plan.count)))
+        else:
+            sums = self._sums(vector, others, total if plan.total else None)
+            norm, rest_norm = sums[:2].sum(1).sqrt()
+            parts = [norm, rotation._products(vector, plan.count) / norm]
+            parts += [rest_norm, rotation._products(vector - others, plan.count) / rest_norm]
             if plan.layers:
-                parts += [layer_squares(rest, plan.layers), layer_squares(others, plan.layers)]
-                if plan.total:
-                    parts += [layer_products(rest, total, plan.layers), layer_squares(total, plan.layers)]
+                parts.append(sums[1:])
         return torch.cat([part.reshape(-1) for part in parts])
-
-
-def layer_squares(vector: torch.Tensor, layers: Sequence[int]) -> torch.Tensor:
-    """The squared length of a vector in each of its layers: on a GPU a few launches for hundreds of layers."""
-    return torch.stack(torch._foreach_norm(list(torch.split(vector, list(layers))))).double().square()
-
-
-def layer_products(one: torch.Tensor, other: torch.Tensor, layers: Sequence[int]) -> torch.Tensor:
-    """The product of two vectors in each of their layers, by the lengths of their sum and of their difference."""
-    return (layer_squares(one + other, layers) - layer_squares(one - other, layers)) / 4
 
 
 def _sent(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
@@ -311,7 +314,8 @@ class BlockRotations:
         with self._lock, _on_device(self._device):
             self._wait()
             scratch = self._load(rotation)
-            limit = scratch.foldable(rotation) if max(indices, default=0) < scratch.foldable(rotation) else rotation.dim
+            foldable = self._triton.foldable(rotation)
+            limit = foldable if max(indices, default=0) < foldable else rotation.dim
             scratch.choose(rotation, self._index_tensor(indices), limit)
             key = ("combine", rotation.dim, len(rotation.stages), limit)
             return self._replay(key, lambda: scratch.combine(rotation, limit), dtype)

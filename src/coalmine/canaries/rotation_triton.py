@@ -26,6 +26,8 @@ SMALLEST_LEVELS = 5  # below this, plain torch is used
 _TILE_LEVELS, _ROW_LEVELS = 14, 7  # steps per pass: within a tile of neighbours, and at most between rows
 _TILE_WARPS = 16
 _COLUMNS, _ROW_WARPS = 32, 4
+_LONG_TILE_LEVELS, _LONG_ROW_LEVELS = 11, 8  # the same for vectors that need three passes
+_LONG_TILE_WARPS = 4
 _WIDE = 2**30  # from this dim on coordinates are 64-bit numbers
 _BLOCK_TILE_LEVELS, _BLOCK_ROW_LEVELS = 10, 7  # the same for blocks: three short passes beat two long ones
 _BLOCK_TILE_WARPS = 4
@@ -224,7 +226,7 @@ class TritonRotation:
     def __init__(self, rotation: "Rotation", device: torch.device) -> None:
         self.rotation = rotation
         self.tables = [_tables(stage, rotation.block, device) for stage in rotation.stages]
-        self.shape = _Shape(_passes(rotation.levels, _TILE_LEVELS, _ROW_LEVELS), _TILE_WARPS)
+        self.shape = _flat_shape(rotation)
 
     def rotate_back(self, vector: torch.Tensor) -> torch.Tensor:
         """The transposed rotation of a float32 vector, which is not changed."""
@@ -234,11 +236,31 @@ class TritonRotation:
             outer, inner = inner, torch.empty_like(vector) if outer is vector else outer
         return outer
 
+    def products(self, vector: torch.Tensor, count: int) -> torch.Tensor:
+        """The first `count` entries of the transposed rotation's image of a float32 vector, which is not changed."""
+        rotation = self.rotation
+        if count > foldable(rotation):
+            return self.rotate_back(vector)[:count]
+        outer, inner = vector, torch.empty_like(vector)
+        for tables in self.tables[:-1]:
+            _stage_back(rotation, tables, outer, inner, self.shape)
+            outer, inner = inner, torch.empty_like(vector) if outer is vector else outer
+        sums, folded = inner[: max(rotation.dim // _FOLD_ROWS, _tile(rotation))], vector.new_empty(_tile(rotation))
+        return _folded_stage(rotation, self.tables[-1], outer, sums, folded)[:count]
+
+    def length_for(self, count: int) -> int:
+        """The number of coordinates that `rotate` needs of a vector with zeros after the first `count`."""
+        return _tile(self.rotation) if count <= foldable(self.rotation) else self.rotation.dim
+
     def rotate(self, vector: torch.Tensor) -> torch.Tensor:
-        """The rotation of a float32 vector, which is overwritten."""
-        inner, outer = vector, torch.empty_like(vector)
-        for tables in reversed(self.tables):
-            _stage(self.rotation, tables, outer, inner, self.shape)
+        """The rotation of a float32 vector, which is overwritten; coordinates that it lacks are zeros (`length_for`)."""
+        rotation, stages = self.rotation, list(reversed(self.tables))
+        inner, outer = vector, torch.empty(rotation.dim, dtype=vector.dtype, device=vector.device)
+        if vector.numel() < rotation.dim:
+            _spread_stage(rotation, stages.pop(0), outer, vector)
+            inner, outer = outer, torch.empty_like(outer)
+        for tables in stages:
+            _stage(rotation, tables, outer, inner, self.shape)
             inner, outer = outer, inner
         return inner
 
@@ -301,52 +323,30 @@ class TritonBlocks:
         """The first `count` entries of the transposed rotation's image of `room`, which is overwritten."""
         tables, shape = self._tables(rotation), _block_shape(rotation)
         outer, inner = self.room[: rotation.dim], self._other[: rotation.dim]
-        folded = count <= self.foldable(rotation)
+        folded = count <= foldable(rotation)
         for stage in tables[:-1] if folded else tables:
             _stage_back(rotation, stage, outer, inner, shape)
             outer, inner = inner, outer
         if not folded:
             return outer[:count]
-        tile = _tile(rotation)
-        tiles = rotation.size // tile
-        how = {"rows": min(_FOLD_ROWS, tiles), "columns": min(_FOLD_COLUMNS, tile), **_kind(rotation)}
-        grid = (tile // how["columns"], tiles // how["rows"])
-        order, opening, _, insert = tables[-1]
-        shared = (order, opening, rotation.dim, insert, rotation.dim % rotation.block)
-        _fold[grid](outer, self._sums, *shared, tile, **how)
-        torch.sum(self._sums[: grid[1] * tile].view(-1, tile), 0, out=self._folded[:tile])
-        self._transform_folded(rotation, tables[-1])
-        return self._folded[:count].mul_(rotation.size**-0.5)
-
-    def foldable(self, rotation: "Rotation") -> int:
-        """The number of first columns that need only part of the last stage."""
-        return min(rotation.dim - rotation.size, _tile(rotation))
+        return _folded_stage(rotation, tables[-1], outer, self._sums, self._folded)[:count]
 
     def choose(self, rotation: "Rotation", indices: torch.Tensor, count: int) -> None:
         """Set which of the first `count` columns `combine` adds."""
-        chosen = self._folded if count <= self.foldable(rotation) else self.room[: rotation.dim]
+        chosen = self._folded if count <= foldable(rotation) else self.room[: rotation.dim]
         chosen.zero_().index_fill_(0, indices, 1.0)
 
     def combine(self, rotation: "Rotation", count: int) -> torch.Tensor:
         """The sum of the columns that `choose` set."""
         tables, shape = self._tables(rotation), _block_shape(rotation)
         inner, outer = self.room[: rotation.dim], self._other[: rotation.dim]
-        if count <= self.foldable(rotation):
-            last = tables.pop()
-            self._transform_folded(rotation, last)
-            shared = (last.order, last.opening, rotation.dim, rotation.size, last.insert, rotation.dim % rotation.block)
-            grid = (-(-rotation.dim // _SPREAD),)
-            scale = rotation.size**-0.5
-            _spread[grid](outer, self._folded, *shared, _tile(rotation), scale, span=_SPREAD, **_kind(rotation))
+        if count <= foldable(rotation):
+            _spread_stage(rotation, tables.pop(), outer, self._folded)
             inner, outer = outer, inner
         for stage in reversed(tables):
             _stage(rotation, stage, outer, inner, shape)
             inner, outer = outer, inner
         return inner
-
-    def _transform_folded(self, rotation: "Rotation", tables: _Tables) -> None:
-        shape = _Shape([_tile(rotation).bit_length() - 1], _TILE_WARPS)
-        _transform(rotation, tables, self._folded, self._folded, 0, shape, read=0, write=0)
 
     def _tables(self, rotation: "Rotation") -> list[_Tables]:
         """Draw the signs of the loaded rotation, and return its tables."""
@@ -367,6 +367,44 @@ def _stage(rotation: "Rotation", tables: _Tables, outer: torch.Tensor, inner: to
     """One stage of the rotation, from `inner`, which is overwritten, to `outer`."""
     _transform(rotation, tables, outer, inner, rotation.dim - rotation.size, shape, read=0, write=2)
     _transform(rotation, tables, outer, inner, 0, shape, read=0, write=1)
+
+
+def foldable(rotation: "Rotation") -> int:
+    """The number of first columns that need only part of the last stage.
+
+    Its second transform does not reach them: they are the transform of the sum of all tiles.
+    """
+    return min(rotation.dim - rotation.size, _tile(rotation))
+
+
+def _folded_stage(
+    rotation: "Rotation", tables: _Tables, outer: torch.Tensor, sums: torch.Tensor, folded: torch.Tensor
+) -> torch.Tensor:
+    """The first `foldable` entries that the last stage of the transposed rotation gives of `outer`, in `folded`."""
+    tile = _tile(rotation)
+    tiles = rotation.size // tile
+    how = {"rows": min(_FOLD_ROWS, tiles), "columns": min(_FOLD_COLUMNS, tile), **_kind(rotation)}
+    grid = (tile // how["columns"], tiles // how["rows"])
+    order, opening, _, insert = tables
+    shared = (order, opening, rotation.dim, insert, rotation.dim % rotation.block)
+    _fold[grid](outer, sums, *shared, tile, **how)
+    torch.sum(sums[: grid[1] * tile].view(-1, tile), 0, out=folded[:tile])
+    _transform_folded(rotation, tables, folded)
+    return folded[:tile].mul_(rotation.size**-0.5)
+
+
+def _spread_stage(rotation: "Rotation", tables: _Tables, outer: torch.Tensor, folded: torch.Tensor) -> None:
+    """What the last stage of the rotation gives of the first `foldable` coordinates, in `outer`; `folded` is overwritten."""
+    _transform_folded(rotation, tables, folded)
+    shared = (tables.order, tables.opening, rotation.dim, rotation.size, tables.insert, rotation.dim % rotation.block)
+    grid = (-(-rotation.dim // _SPREAD),)
+    scale = rotation.size**-0.5
+    _spread[grid](outer, folded, *shared, _tile(rotation), scale, span=_SPREAD, **_kind(rotation))
+
+
+def _transform_folded(rotation: "Rotation", tables: _Tables, folded: torch.Tensor) -> None:
+    shape = _Shape([_tile(rotation).bit_length() - 1], _TILE_WARPS)
+    _transform(rotation, tables, folded, folded, 0, shape, read=0, write=0)
 
 
 def _transform(
@@ -403,6 +441,15 @@ def _kind(rotation: "Rotation") -> dict[str, Any]:
 
 def _tile(rotation: "Rotation") -> int:
     return min(rotation.size, 1 << _FOLD_LEVELS)
+
+
+def _flat_shape(rotation: "Rotation") -> _Shape:
+    """Two passes where they suffice. Beyond the second cache, three passes over equally many rows are the fastest."""
+    if rotation.levels <= _TILE_LEVELS + _ROW_LEVELS:
+        return _Shape(_passes(rotation.levels, _TILE_LEVELS, _ROW_LEVELS), _TILE_WARPS)
+    tile = min(max(_LONG_TILE_LEVELS, rotation.levels - 2 * _LONG_ROW_LEVELS), _TILE_LEVELS)
+    warps = _LONG_TILE_WARPS if tile == _LONG_TILE_LEVELS else _TILE_WARPS
+    return _Shape(_passes(rotation.levels, tile, _LONG_ROW_LEVELS), warps, tiles_write=True)
 
 
 def _block_shape(rotation: "Rotation") -> _Shape:
