@@ -110,3 +110,15 @@ def test_invalid_vectors_are_rejected_with_one_line(name, place):
     with pytest.raises(ValueError) as refused:
         observed("rotated", place, vector)
     assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("delta", [VALUES.astype(np.float32), VALUES, torch.from_numpy(VALUES)])
+@pytest.mark.parametrize("others", [1e60 * VALUES, torch.from_numpy(1e60 * VALUES)])
+def test_others_that_float32_cannot_hold_give_no_warning_and_no_nan(delta, others):
+    """Here nothing is left of the noise. The audit records that, and its law is measured without NaN."""
+    audit = Audit(DIM, canaries=CANARIES, seed=1, delta=1e-6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        audit.observe_round(1, delta, present=[6, 4, 11], others=others)
+    (item,) = audit.log.rounds()
+    assert item.law_follows is None or np.isfinite(item.law_follows).all()

@@ -45,3 +45,9 @@ def test_an_audit_works_without_fcntl_pread_and_pwrite(tmp_path):
     assert digest.endswith(" 3")
     assert refused.startswith("refused:")
     assert "is being written" in refused
+
+
+def test_coalmine_is_imported_without_fcntl_and_without_msvcrt(tmp_path):
+    hidden = "import sys; sys.modules['fcntl'] = sys.modules['msvcrt'] = None; import coalmine"
+    audit = f"coalmine.Audit(600, canaries=20, seed=1, delta=1e-6, directory={str(tmp_path / 'run')!r})"
+    subprocess.run([sys.executable, "-c", f"{hidden}; {audit}"], check=True)

@@ -284,9 +284,9 @@ def _follows(standard: Any, size: Any) -> Floats:
     """
     if is_device_jax(standard):
         return numpy_vector(jax_measures().follows(standard, size))
-    weights = abs(_as_vector(size, standard))
+    weights = abs(_on_device_of(standard, size))  # cast after the division: 1e60 is infinite in float32
     mean = weights.mean()
-    weights = (weights / (mean + (mean == 0))).clip(0, 3)
+    weights = _in_precision_of(standard, (weights / (mean + (mean == 0))).clip(0, 3))
     weights = weights - weights.mean()
     return _numbers([weights @ (standard * standard - 1), weights @ weights])
 
@@ -300,11 +300,19 @@ def _followed(sums: Floats) -> Floats:
     return np.array(scores).ravel()
 
 
-def _as_vector(vector: Any, like: Any) -> Any:
-    """A vector on the device of another one, in its precision."""
+def _on_device_of(like: Any, vector: Any) -> Any:
+    """A vector on the device of another one, at least in its precision."""
     if is_tensor(like):
-        return sys.modules["torch"].as_tensor(vector, device=like.device).to(like.dtype)
-    return np.asarray(_host_vector(vector), dtype=like.dtype)
+        torch = sys.modules["torch"]
+        moved = torch.as_tensor(vector, device=like.device)
+        return moved.to(torch.promote_types(moved.dtype, like.dtype))
+    double = is_tensor(vector) and vector.dtype == sys.modules["torch"].float64
+    moved = vector.detach().numpy() if double else _host_vector(vector)
+    return moved.astype(np.promote_types(moved.dtype, like.dtype), copy=False)
+
+
+def _in_precision_of(like: Any, vector: Any) -> Any:
+    return vector.to(like.dtype) if is_tensor(like) else vector.astype(like.dtype, copy=False)
 
 
 def _histogram(standard: Any) -> npt.NDArray[np.int64]:

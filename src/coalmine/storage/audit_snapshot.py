@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from coalmine.argument_checks import one_line, shown
-from coalmine.storage.files import read_regular, write_atomically
+from coalmine.storage.files import parse_json, read_regular, write_atomically
 from coalmine.storage.record import SCHEMA_VERSION, Commitment, Settings, Statement
 from coalmine.storage.round_schema import check_fit
 from coalmine.storage.rounds_file import RoundLog, encode, scan_records
@@ -69,7 +69,7 @@ def load(path: Path) -> tuple[Settings, Statement, Commitment, RoundLog]:
 
 def _read_head(path: Path, text: bytes) -> tuple[Settings, Statement, Commitment]:
     try:
-        head = msgspec.convert(json.loads(text), dict[str, Any])
+        head = msgspec.convert(parse_json(text), dict[str, Any])
         if head.get("schema_version") != SCHEMA_VERSION:
             raise ValueError(
                 f"schema version {shown(head.get('schema_version'))}, this coalmine reads {SCHEMA_VERSION}"

@@ -1,23 +1,34 @@
-"""Atomic writes, file locks, and numbers that JSON cannot represent."""
+"""Atomic writes, file locks, and JSON with the numbers that it cannot represent."""
 
 import errno
+import json
 import math
 import os
 import secrets
 import stat
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 from weakref import WeakSet
 
+from coalmine.argument_checks import shown
+
+fcntl: Any
+msvcrt: Any
 try:
     import fcntl
 except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None
+try:
     import msvcrt
+except ImportError:  # everywhere else
+    msvcrt = None
 
 BINARY = getattr(os, "O_BINARY", 0)  # Windows translates line ends without it
 
 PIECE = 1 << 24  # bytes read at a time
+DEEPEST = 64  # levels of a JSON value that is read; a result has 8
 HELD = (errno.EWOULDBLOCK, errno.EACCES)  # what flock says of a lock that another process holds
 
 
@@ -144,12 +155,15 @@ def read_stream(name: str, stream: IO[bytes], *, most: int) -> bytes:
 
 
 def lock_file(path: Path) -> FileLock | None:
-    """The lock of this file until it is released; None if another process, or this one, holds it."""
+    """The lock of this file until it is released; None if another process, or this one, holds it.
+
+    On a system with neither fcntl nor msvcrt nothing is locked.
+    """
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         if fcntl is not None:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        else:
+        elif msvcrt is not None:
             msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
     except OSError as error:
         os.close(handle)
@@ -193,6 +207,52 @@ def _write_once(handle: int, data: bytes, place: int) -> int:
         return os.pwrite(handle, data, place)
     os.lseek(handle, place, os.SEEK_SET)
     return os.write(handle, data)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text; ValueError unless it is plain: finite numbers, no key twice, no deep nesting."""
+    try:
+        value = json.loads(text, parse_constant=_reject_constant, parse_float=_finite, object_pairs_hook=_unique_keys)
+    except RecursionError:
+        raise ValueError(f"it is nested more than {DEEPEST} levels deep") from None
+    check_depth(value)
+    return value
+
+
+def check_depth(value: Any) -> None:
+    """ValueError if lists and dicts of JSON are nested so deeply that recursive functions may fail."""
+    level, depth = [value], 0
+    while level := [item for holder in level for item in _items(holder)]:
+        depth += 1
+        if depth > DEEPEST:
+            raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+
+
+def _reject_constant(constant: str) -> NoReturn:
+    """Reject NaN and infinities, which are not JSON."""
+    raise ValueError("a number in it is not finite")
+
+
+def _finite(text: str) -> float:
+    """A number; 1e999 is valid JSON, but infinite as a float."""
+    if math.isinf(number := float(text)):
+        _reject_constant(text)
+    return number
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys are unique: of two, each reader might take another."""
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        repeated = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {shown(repeated)} stands in it twice")
+    return values
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def json_ready(value: Any) -> Any:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coalmine.argument_checks import one_line
-from coalmine.storage.files import BINARY, open_regular, read_at, sync_directory, write_at
+from coalmine.storage.files import BINARY, check_depth, open_regular, read_at, sync_directory, write_at
 from coalmine.storage.one_writer import OneWriter, refuse_copy
 from coalmine.storage.round_schema import check_types, check_values
 
@@ -401,6 +401,7 @@ def decode(head: bytes, body: bytes) -> tuple[str, Round | Final | Outcome]:
     if kind == "final":
         return kind, Final(**header, **values)
     if kind == "outcome":
+        check_depth(header)
         return kind, Outcome(**header)
     raise ValueError(f"unknown record {kind!r}; was this file written by a newer coalmine?")
 

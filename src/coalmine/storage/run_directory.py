@@ -23,11 +23,13 @@ from typing import Any, NoReturn, SupportsIndex
 import msgspec
 import tomli_w
 
+from coalmine.argument_checks import shown
 from coalmine.storage.files import (
     BINARY,
     FileLock,
     json_ready,
     lock_file,
+    parse_json,
     read_at,
     read_regular,
     remove_drafts,
@@ -274,8 +276,8 @@ class RunDirectory:
     def _json(self, name: str) -> dict[str, Any]:
         text = self._text(name)
         try:
-            values = json.loads(text, parse_constant=_reject_constant)
-        except (ValueError, RecursionError) as error:  # also whole numbers of thousands of digits
+            values = parse_json(text)
+        except ValueError as error:  # also whole numbers of thousands of digits
             raise ValueError(f"{self.path / name} is not JSON ({error}); restore it from a copy") from None
         if not isinstance(values, dict):
             raise ValueError(f"{self.path / name} must hold an object, got {type(values).__name__}")
@@ -284,20 +286,17 @@ class RunDirectory:
     def _checked_version(self, values: dict[str, Any], name: str) -> dict[str, Any]:
         version = values.get("schema_version")
         if version != SCHEMA_VERSION:
-            raise ValueError(f"{self.path / name} has schema version {version}, this coalmine reads {SCHEMA_VERSION}")
+            raise ValueError(
+                f"{self.path / name} has schema version {shown(version)}, this coalmine reads {SCHEMA_VERSION}"
+            )
         return values
-
-
-def _reject_constant(constant: str) -> NoReturn:
-    """Reject NaN and infinities, which are not JSON."""
-    raise ValueError("a number in it is not finite")
 
 
 def _metrics(line: bytes) -> dict[str, Any] | None:
     """A line of metrics; None if it is damaged."""
     try:
-        values = json.loads(line, parse_constant=_reject_constant)
-    except (ValueError, RecursionError):
+        values = parse_json(line)
+    except ValueError:
         return None
     number = values.get("round", 0) if isinstance(values, dict) else None
     return values if isinstance(number, int | float) else None
