@@ -23,8 +23,9 @@ from coalmine.audit.schedule import canary_schedule, schedule_key
 from coalmine.canaries import BlockedCanaries, RotatedCanaries, SphereCanaries
 from coalmine.estimators.amplification import amplified_epsilon
 from coalmine.storage.files import json_ready
+from coalmine.storage.mapped_rounds import Rounds
 from coalmine.storage.record import Settings, Statement
-from coalmine.storage.rounds_file import DIGEST, Final, RoundLog
+from coalmine.storage.rounds_file import DIGEST, Final
 from coalmine.storage.run_directory import RunDirectory
 
 MATCHES = "the seed, the settings and the statement match the commitment published before round 1"
@@ -55,7 +56,7 @@ class _Evidence:
 
     settings: Settings
     statement: Statement
-    log: RoundLog
+    log: Rounds
     stored: dict[str, Any]
     config: dict[str, Any] | None
     config_sha256: str | None
@@ -81,7 +82,7 @@ def verify_run(
     settings, published = run.read_record()
     statement = run.read_statement()
     config = run.read_config() if (path / "config.toml").exists() else None
-    known = _Evidence(settings, statement, run.read_log(), run.read_result(), config, run.config_sha256(), seed)
+    known = _Evidence(settings, statement, run.map_rounds(), run.read_result(), config, run.config_sha256(), seed)
     opens = published.opens_to(seed, settings, statement)
     return [
         Check("commitment", opens, MATCHES if opens else DIFFERS),
@@ -193,7 +194,7 @@ def _sampled_claim(known: _Evidence, epsilon: float | None) -> Claim:
 def _rounds(known: _Evidence) -> Check:
     """Whether all planned rounds are in the log."""
     planned = known.settings.rounds or (known.config or {}).get("rounds")
-    numbers = known.log.numbers
+    numbers = list(known.log.numbers)
     if not isinstance(planned, int):
         return Check("rounds", None, f"the audit has {len(numbers)} rounds; their number was not fixed before round 1")
     if numbers == list(range(1, planned + 1)):
@@ -310,7 +311,7 @@ def _summed(known: _Evidence, final: Final | None) -> Check:
     return Check("sum", False, f"{detail}: rounds were replaced, dropped or changed, or the model was")
 
 
-def _weighted_sum(log: RoundLog, momentum: float) -> Floats | None:
+def _weighted_sum(log: Rounds, momentum: float) -> Floats | None:
     """The sum of the rounds along all canaries; a server with momentum adds each round again with decreasing weight."""
     last = max(log.numbers, default=0)
     total: Floats | None = None
@@ -350,7 +351,7 @@ def _derived(known: _Evidence) -> Check:
     try:
         result = AuditResult.from_dict(stored)
         derived = derive_result(
-            known.log,
+            known.log.as_log,
             known.settings,
             claim=result.claim,
             analytical_epsilon=result.analytical_epsilon,

@@ -1,4 +1,4 @@
-"""The rounds of a log file for plots: mapped into memory, not copied, and read only as far as a plot needs them."""
+"""The rounds of a finished log file, mapped into memory: decoded and checked once, however often they are looked at."""
 
 import dataclasses
 import mmap
@@ -18,12 +18,14 @@ from coalmine.storage.rounds_file import MAGIC, Entry, Final, Round, RoundLog, s
 class Rounds:
     """Rounds and final model, each array a view of the file.
 
-    `ladder`, `views` and `read_gauges` use only `rounds` and `final` of a log, so this can replace one (`as_log`).
+    A result is derived from the properties of a log that this has too, so it can replace one (`as_log`).
     """
 
     kept: tuple[Round, ...]
     final: Final | None
     numbers: tuple[int, ...]  # skipped rounds included
+    outcome: dict[str, Any] | None  # the trainer's own entries of the result
+    digest: str  # of the last record
 
     def rounds(self) -> Iterator[Round]:
         return iter(self.kept)
@@ -57,7 +59,7 @@ class Rounds:
 
         fewer = dataclasses.replace(settings, unobserved=keep)
         final = None if self.final is None else cut(self.final)
-        return Rounds(tuple(cut(item) for item in self.kept), final, self.numbers), fewer
+        return dataclasses.replace(self, kept=tuple(cut(item) for item in self.kept), final=final), fewer
 
 
 def map_rounds(path: Path, *, checked: bool = True) -> Rounds:
@@ -72,14 +74,16 @@ def map_rounds(path: Path, *, checked: bool = True) -> Rounds:
         window = _Window(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
     if window.read(len(MAGIC)) != MAGIC:
         raise ValueError(f"{path} is not a log of rounds; was it written by another program or a newer coalmine?")
-    items, final = [], None
-    for kind, item, _, _ in scan_records(window, size, path, checked=checked):
+    items, final, outcome, digest = [], None, None, b""
+    for kind, item, _, digest in scan_records(window, size, path, checked=checked):  # noqa: B007 the last one is kept
         if kind == "final":
             final = item
         elif kind == "round":
             items.append(item)
+        else:
+            outcome = item.values
     kept = tuple(item for item in items if not item.skipped)
-    return Rounds(kept, final, tuple(item.number for item in items))
+    return Rounds(kept, final, tuple(item.number for item in items), outcome, digest.hex())
 
 
 class _Window:

@@ -36,6 +36,7 @@ from coalmine.storage.files import (
     write_at,
     write_atomically,
 )
+from coalmine.storage.mapped_rounds import Rounds, map_rounds
 from coalmine.storage.one_writer import refuse_copy
 from coalmine.storage.record import SCHEMA_VERSION, Commitment, Settings, Statement, is_guessable
 from coalmine.storage.result_file import HasDict, write_result_file
@@ -257,10 +258,17 @@ class RunDirectory:
 
     def read_log(self) -> RoundLog:
         """The log of rounds, read-only."""
+        return RoundLog(self._log_file(), read_only=True)
+
+    def map_rounds(self) -> Rounds:
+        """The rounds of a finished run, mapped into memory."""
+        return map_rounds(self._log_file())
+
+    def _log_file(self) -> Path:
         path = self.path / "audit" / "rounds.log"
         if not path.exists():
             raise ValueError(f"{self.path} holds no audit: {path.relative_to(self.path)} is missing")
-        return RoundLog(path, read_only=True)
+        return path
 
     def read_result(self) -> dict[str, Any]:
         return self._json("result.json")
