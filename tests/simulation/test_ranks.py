@@ -167,7 +167,7 @@ def test_an_error_of_one_rank_is_raised_on_all(monkeypatch, error, raised):
         def fail():
             raise error
 
-        return group.succeed(fail if group.rank == 1 else lambda: "fine")
+        return group.run_on_all(fail if group.rank == 1 else lambda: "fine")
 
     first, second = on_two_ranks(act, monkeypatch)
     assert type(first) is raised
@@ -260,7 +260,7 @@ def test_a_killed_rank_ends_the_run_which_is_resumed_bit_for_bit(folder, whole, 
     other = run_of(folder, name, "--workers", 3)
     assert other.wait() == 2
     [line] = other.errors.splitlines()
-    assert "holds a run with 2 workers, which cannot go on with 3" in line
+    assert "holds a run with 2 workers, which cannot continue with 3" in line
     resumed = command(folder / "resumed.txt", "resume", folder / name, "--no-page", "-q")
     assert resumed.wait() == 0, resumed.errors
     assert_same(folder / name, whole)
@@ -408,7 +408,7 @@ def test_first_node_of_a_list(nodes, first):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"RANK": "0"}, "WORLD_SIZE and MASTER_ADDR and MASTER_PORT must be set beside RANK"),
+        ({"RANK": "0"}, "WORLD_SIZE and MASTER_ADDR and MASTER_PORT must be set together with RANK"),
         ({"WORLD_SIZE": "2"}, "RANK and MASTER_ADDR"),
         (variables(2, 2, 29500), "RANK must lie between 0 and WORLD_SIZE - 1 = 1, got 2"),
         (variables(-1, 2, 29500), "RANK must lie between 0"),
@@ -448,14 +448,14 @@ def test_an_address_that_cannot_be_reached_is_one_line_in_time(monkeypatch, addr
     began = time.monotonic()
     with pytest.raises(ValueError, match="MASTER_ADDR must be an address of the machine of rank 0"):
         join(monkeypatch, address=address)
-    with pytest.raises(LostRankError, match=f"but {address}:[0-9]+ cannot be reached for 0.5 s"):
+    with pytest.raises(LostRankError, match=f"but {address}:[0-9]+ could not be reached for 0.5 s"):
         join(monkeypatch, rank=1, address=address)
     assert time.monotonic() - began < 20
     assert capfd.readouterr().err == ""
 
 
 def test_a_rank_that_does_not_come_is_named(monkeypatch, capfd):
-    with pytest.raises(LostRankError, match=r"rank 1 of 2 did not come within 0\.5 s"):
+    with pytest.raises(LostRankError, match=r"rank 1 of 2 did not arrive within 0\.5 s"):
         join(monkeypatch)
     assert capfd.readouterr().err == ""
 

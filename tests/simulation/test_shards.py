@@ -122,7 +122,7 @@ def test_a_bad_shard_is_refused_before_anything_starts(tmp_path):
     (tmp_path / "grid.toml").write_text(GRID.format(rounds=2, seeds=[1]))
     done = command(tmp_path / "o.txt", "sweep", tmp_path / "grid.toml", "--out", tmp_path / "out", "--shard", "5/4")
     assert done.wait() == 2
-    assert done.errors == "coalmine: a shard must lie between 1 and their number, at most 10,000, got 5/4\n"
+    assert done.errors == "coalmine: a shard must lie between 1 and the number of shards, at most 10,000, got 5/4\n"
     assert not (tmp_path / "out").exists()
 
 

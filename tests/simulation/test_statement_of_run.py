@@ -55,7 +55,7 @@ def test_a_statement_of_a_run_says_what_the_config_says(tmp_path, kind):
     assert statement.items["accounting.accountant"].value == "closed form of the Gaussian mechanism, by coalmine"
     for name in ("noise_level", "noise_law", "clipping", "weights", "tensors"):
         assert statement.items[f"accounting.{name}"].basis == "observed"
-    assert "whoever has that file can draw the noise again" in statement.items["mechanism.generator"].text
+    assert "anyone who has that file can regenerate the noise" in statement.items["mechanism.generator"].text
     adaptive, tree = kind == "adaptive", kind == "tree"
     assert ("clip's count" in statement.items["mechanism.also_released"].text) is adaptive
     assert ("it then follows the updates" in statement.items["mechanism.clip_norm"].detail) is adaptive
