@@ -135,9 +135,7 @@ class CanarySettings:
     """
 
     count: int = cast(int, None)  # default: 1000; a config never holds None
-    replace_fraction: float | None = (
-        None  # of the clients, for pattern "replace"; default: a tenth, unless there is a count
-    )
+    replace_fraction: float | None = None  # of the clients, for pattern "replace"; default: 0.1 if count is not set
     unobserved: int | None = None
     kind: str = "rotated"
     presentations: tuple[int, ...] = (1,)  # for pattern "spread"; several numbers make groups

@@ -125,13 +125,13 @@ class Training:
         noise_std = self.clipping.update_noise_multiplier * clip_norm
         noise = self._noise(number, noise_std, state.model_vector)
         model_delta = self.steps.aggregate(clients, canaries, noise, count, clip_norm)
+        # Without noise, an attacker who knows all other updates sees the canary exactly.
+        others = self.steps.others(clients, count) if noise_std else None
         self.audit.observe_round(
             number,
             model_delta,
             present=cohort.canaries,
-            others=self.steps.others(clients, count)
-            if noise_std
-            else None,  # without noise, an attacker who knows all other updates sees the canary exactly
+            others=others,
             noise_std=noise_std * noise_spread(self.noise.law, number) / count,
             clip_norm=clip_norm / count,
             scale=self.config.canaries.scale,

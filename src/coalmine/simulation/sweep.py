@@ -403,9 +403,8 @@ def _in_processes(
     """
     context = multiprocessing.get_context("spawn")  # a forked torch may hang
     rounds = context.SimpleQueue()
-    ends_with_sweep, kept_open = context.Pipe(
-        duplex=False
-    )  # never written: it closes when the sweep or this process ends
+    # Nothing is sent through this pipe: it closes when the sweep or this process ends.
+    ends_with_sweep, kept_open = context.Pipe(duplex=False)
     waiting = list(reversed(todo))
     running: dict[Future[str], tuple[Point, ProcessPoolExecutor]] = {}
 

@@ -189,9 +189,8 @@ def _train_in_directory(
             home.append_metrics(_metrics(report, spent) | {"log_digest": training.audit.log_digest})
             stops = must_stop()
             if stops or report.round_number % config.checkpoint_every == 0 or report.round_number == config.rounds:
-                training.audit.flush(
-                    sync=True
-                )  # so that a checkpoint is never ahead of the audit, even after a power cut
+                # Sync first, so that a checkpoint is never ahead of the audit, even after a power cut.
+                training.audit.flush(sync=True)
                 save_checkpoint(home.path, state, config)
             exposures.add(report.round_number, training.cohorts.of_round(report.round_number).canaries)
             left = spent / (report.round_number - first) * (config.rounds - report.round_number)
@@ -441,22 +440,22 @@ def _outcome(training: Training, accuracy: float) -> RunOutcome:
 
 def _audited_items(training: Training, usual: Exposure, client: Exposure) -> list[AuditedItem]:
     """The audit coverage that follows from this pipeline; the audit derives the rest from its rounds."""
-    who, pattern = training.config.task.level, training.config.canaries.pattern
+    unit, pattern = training.config.task.level, training.config.canaries.pattern
     weights = (
         "every canary declares as many examples as the largest client, and so weighs as much"
-        if who == "client"
+        if unit == "client"
         else "every canary weighs as much as an example"
     )
     sampler = (
-        f"the canaries' rounds are planned; how the {who}s were sampled is not tested"
+        f"the canaries' rounds are planned; how the {unit}s were sampled is not tested"
         if pattern == "spread"
-        else f"the canaries are sampled like the {who}s; a claim of the accountant's epsilon tests their rounds"
+        else f"the canaries are sampled like the {unit}s; a claim of the accountant's epsilon tests their rounds"
     )
     items = [AuditedItem("weights", "checked", weights), AuditedItem("sampler", "not checked", sampler)]
     if client.times > usual.times and not training.config.claim.counts_on_sampling:
-        whom = f"the most exposed {who} in" if _counts_clients(training) else f"each {who} in about"
+        who = f"the most exposed {unit} in" if _counts_clients(training) else f"each {unit} in about"
         detail = (
-            f"a canary takes part in {usual.times} of the rounds, {whom} {client.times}: a verdict is for {usual.times}"
+            f"a canary takes part in {usual.times} of the rounds, {who} {client.times}: a verdict is for {usual.times}"
         )
         items.append(AuditedItem("participations", "not checked", detail))
     return items

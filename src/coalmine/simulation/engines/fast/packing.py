@@ -113,7 +113,7 @@ def halves(counts: Indices) -> Iterator[slice]:
 
 
 def buckets(symbols: Indices) -> Iterator[slice]:
-    """Slices of adjacent clients whose numbers of symbols differ little, by the factor BUCKET at most."""
+    """Slices of adjacent clients; in each, the smallest number of symbols is at least BUCKET times the largest."""
     start, fewest, most = 0, 0, 0
     for client, count in enumerate(symbols.tolist()):
         fewest, most = (min(fewest, count), max(most, count)) if client > start else (count, count)
