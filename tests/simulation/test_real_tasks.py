@@ -174,8 +174,8 @@ def test_stack_exchange_trains_users_with_five_sentences_and_tests_the_others(tm
 @pytest.mark.parametrize(
     ("users", "message"),
     [
-        ({"a": [["x"]]}, "must have users with 5 sentences or more, who train"),
-        ({"a": [["x"] * 9]}, "and users with fewer, who are tested on"),
+        ({"a": [["x"]]}, "must have users with at least 5 sentences, for training"),
+        ({"a": [["x"] * 9]}, "and users with fewer, for testing"),
         ({"a": [[3] * 9]}, "line 1 must have a list of texts"),
     ],
 )

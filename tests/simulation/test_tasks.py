@@ -103,7 +103,7 @@ def test_damaged_files_are_reported(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\0\0\x08\x01\0\0\0\x05abc", r"its header announces 5 bytes of shape \[5\], 3 follow"),
+        (b"\0\0\x08\x01\0\0\0\x05abc", r"its header announces 5 bytes of shape \[5\], but 3 follow"),
         (b"\0\0\x0d\x01\0\0\0\x05abcde", "is not an idx file of bytes or 32-bit integers: it begins with 00000d01"),
         (b"PK", "is not an idx file"),
         (b"\0\0\x08\x03\0\0\0\x05", "is incomplete"),

@@ -258,7 +258,7 @@ class EngineSettings:
             raise ValueError(f"engine.memory_limit must be above 0, got {self.memory_limit}")
 
     def resolved(self) -> "EngineSettings":
-        """The settings with "auto" and 0 replaced by this machine's values, so that a resumed run keeps them."""
+        """The settings with this machine's device, threads, memory and precision, so that a resumed run keeps them."""
         device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
         try:
             torch.empty(0, device=device)

@@ -253,7 +253,7 @@ def _random_offset(end: int, like: Tensor, generator: torch.Generator) -> int:
 
 
 def _in_subspace(normal: Tensor) -> Tensor:
-    """A rescaled projection on a fixed half of the dimensions: half of the frequencies, after fixed random signs."""
+    """A rescaled projection on a fixed half of the dimensions: half of the frequencies, then fixed random signs."""
     fixed_stream = torch.Generator(device=normal.device).manual_seed(1)
     signs = torch.randn(normal.shape, generator=fixed_stream, device=normal.device).sign()
     spectrum = torch.fft.rfft(normal, norm="ortho")

@@ -111,7 +111,7 @@ class FixedSize:
 class LimitedCheckIns:
     """Like FixedSize, but a participant can return only after `separation` rounds (Section 5.3).
 
-    Only the last rounds are kept. A round out of sequence is sampled again from round 1.
+    Only the last rounds are kept, so a request for an earlier round samples all rounds again from the first.
     """
 
     population: int

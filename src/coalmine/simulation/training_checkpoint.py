@@ -36,7 +36,7 @@ def save_checkpoint(folder: Path, state: TrainingState, config: RunConfig) -> No
 def load_checkpoint(
     folder: Path, config: RunConfig, device: str, *, recorded_rounds: int | None = None
 ) -> TrainingState | None:
-    """The newest complete checkpoint that is not ahead of the recorded rounds, or None if there is no checkpoint.
+    """The newest complete checkpoint that is not ahead of the recorded rounds, or None if there is none.
 
     Raises ValueError if a checkpoint is damaged or belongs to another run, and none is usable.
     """
