@@ -106,7 +106,7 @@ def padding(task: Task, clients: int, most: int, rounds: int = 20) -> float:
     for _ in range(rounds):
         chosen = rng.choice(len(task.population), clients, replace=False)
         owned = [task.population.examples(int(client)) for client in chosen]
-        batches = draw_batches(owned, epochs=1, batch_size=16, rng=rng, most=most)
+        batches = draw_batches(owned, epochs=1, batch_size=16, rng=rng, max_examples=most)
         if engine is not None:
             need, done = engine.work(batches)
         else:

@@ -61,16 +61,16 @@ def _check(arguments: list[str]) -> None:
 @contextmanager
 def stop_before_training() -> Iterator[None]:
     """Raise an error before the first round: only the settings are tested here."""
-    before = training_run._in_directory
+    before = training_run._train_in_directory
 
     def stop(*_: Any) -> Any:
         raise ReadyError("the settings were accepted")
 
-    training_run._in_directory = stop
+    training_run._train_in_directory = stop
     try:
         yield
     finally:
-        training_run._in_directory = before
+        training_run._train_in_directory = before
 
 
 def _sweep(rng: random.Random) -> Any:

@@ -340,9 +340,9 @@ def test_a_changed_rounds_file_is_rejected(stopped, capsys):
     rounds.write_text(text.replace("30 80 7", "30 80 8"))
     before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
     said = fails_here(capsys, "resume", stopped)
-    assert f"{rounds}, must be the one that {stopped} began with, got another" in said
+    assert f"the rounds file {rounds} must be the one that {stopped} started with" in said
     rounds.unlink()
-    assert f"{rounds}, must be there to be read (No such file or directory)" in fails_here(capsys, "resume", stopped)
+    assert f"{rounds} must be readable (No such file or directory)" in fails_here(capsys, "resume", stopped)
     assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
     rounds.write_text(text)
     ends_with(0, "resume", stopped, "--no-page")
@@ -365,7 +365,7 @@ def test_a_bad_rounds_file_can_be_corrected(tmp_path, capsys):
     rounds = tmp_path / "rounds.txt"
     rounds.write_text("1 2\n1 x\n")
     few = ("run", "--rounds", "2", "--canaries", "20", "--participation", "file", "--rounds-file", rounds)
-    assert "line 2: 'x' is none of 200 clients" in fails_here(capsys, *few, "--out", tmp_path / "run")
+    assert "line 2: 'x' is not one of the 200 clients" in fails_here(capsys, *few, "--out", tmp_path / "run")
     rounds.write_text("1 2\n1 3\n")
     ends_with(0, *few, "--out", tmp_path / "run", "--no-page")
 
@@ -442,7 +442,7 @@ def test_a_second_process_cannot_write_to_the_run(finished):
             "without noise the computed epsilon is infinite",
         ),
         (["run", "--canaries", "9700", "--out", "{tmp}/run"], "dimension 9610"),
-        (["run", "--clients-per-round", "300", "--out", "{tmp}/run"], "must be at most the 200 there are, got 300"),
+        (["run", "--clients-per-round", "300", "--out", "{tmp}/run"], "must be at most the population, 200, got 300"),
         (["run", "--config", "{tmp}/absent.toml"], "absent.toml"),
         (["run", "--config", "{tmp}/bad.toml"], "is not TOML"),
         (["run", "--config", "{tmp}/typo.toml"], "a config has no privacy.noise_multiplyer"),
@@ -535,14 +535,14 @@ def test_missing_data_is_reported_before_the_directory_is_created(tmp_path):
     """Otherwise the same command with the right folder would be rejected."""
     done = coalmine("run", "--task", "stackexchange", "--data-dir", tmp_path / "nowhere", "--out", tmp_path / "run")
     assert done.returncode == 2
-    assert "is not there" in done.stderr
+    assert "does not exist" in done.stderr
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--clients-per-round", 5000), "must be at most the 200 there are, got 5000"),
+        (("--clients-per-round", 5000), "must be at most the population, 200, got 5000"),
         (("--canaries", 100_000), "got 100000 canaries in dimension 9610"),
         (("--seed", 10**44), "seed must be an integer"),
         (("--participation", "limited", "--separation", 1000), "need 50000 clients, got 200"),
@@ -560,7 +560,7 @@ def test_settings_are_validated_before_the_directory_is_created(tmp_path, capsys
 
 def test_diverged_training_names_the_setting_to_lower(tmp_path, capsys):
     said = fails_here(capsys, "run", "--rounds", 3, "--client-learning-rate", 1e30, "--out", tmp_path / "run")
-    assert "training has diverged: what round 1 released is not finite; lower client.learning_rate" in said
+    assert "training has diverged: the release of round 1 is not finite; lower client.learning_rate" in said
 
 
 def test_a_misspelt_key_is_reported_with_the_known_keys(tmp_path, capsys):

@@ -130,7 +130,10 @@ def test_an_invalid_run_is_named_before_anything_starts(tmp_path, capsys, jobs):
     (tmp_path / "s.toml").write_text("rounds = 2\n[sweep]\nparticipation.clients_per_round = [5, 5000]\n")
     code, out, err = here(capsys, "sweep", tmp_path / "s.toml", "--out", tmp_path / "out", "--jobs", jobs)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "clients_per_round=5000 cannot be run: participation.clients_per_round must be at most the 200" in err
+    assert (
+        "clients_per_round=5000 cannot be run: participation.clients_per_round must be at most the population, 200"
+        in err
+    )
     assert not (tmp_path / "out").exists()
 
 

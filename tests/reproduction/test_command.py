@@ -109,7 +109,7 @@ def test_without_the_data_the_error_names_what_to_fetch(capsys, tmp_path, monkey
         capsys, "reproduce", "stackoverflow", "--scale", "paper", "--device", "cpu", "--out", tmp_path
     )
     assert code == 2
-    assert "is not there" in err
+    assert "does not exist" in err
     code, text, _ = coalmine(capsys, "reproduce", "stackoverflow", "--scale", "paper", "--plan", "--out", tmp_path)
     assert code == 0
     assert "4 runs, 8,192 rounds" in text

@@ -1,4 +1,4 @@
-"""What a process of commands.py runs: `arguments`, `output` and `environment` are given."""
+"""The script that commands.py runs in each process, with `arguments`, `output` and `environment` as globals."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Real processes that run `coalmine`, forked from a server that has imported it: imports are paid once."""
+"""Real processes that run `coalmine`, forked from a server that has already imported it to save time."""
 
 import contextlib
 import multiprocessing
@@ -31,13 +31,13 @@ class Command:
         self.process.start()
 
     def wait(self, seconds=180):
-        """The exit code; negative where a signal ended the process."""
+        """Wait for the end and return the exit code, which is negative if a signal ended the process."""
         self.process.join(seconds)
         assert self.process.exitcode is not None, f"still running: {self.text}"
         return self.process.exitcode
 
     def wait_for(self, condition, seconds=180):
-        """Wait until a condition holds; the command must not end before."""
+        """Wait until a condition holds; the command must still be running."""
         end = time.monotonic() + seconds
         while not condition():
             assert self.process.is_alive(), self.text
@@ -50,23 +50,23 @@ class Command:
 
     @property
     def errors(self):
-        """What it printed on stderr."""
+        """The output on stderr."""
         return Path(f"{self.output}.err").read_text()
 
     @property
     def children(self):
-        """The process ids of the ranks that it started."""
-        found = []
+        """The process ids of its child processes, the ranks."""
+        children = []
         for path in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
                 fields = path.read_text().rpartition(")")[2].split()
                 if int(fields[1]) == self.process.pid and fields[0] != "Z":
-                    found.append(int(path.parent.name))
-        return sorted(found)
+                    children.append(int(path.parent.name))
+        return sorted(children)
 
 
 def context():
-    """The server; one thread, since what is forked must not have others."""
+    """The context of the fork server, which has one thread, since forking with several is unsafe."""
     made = multiprocessing.get_context("forkserver")
     made.set_forkserver_preload(PRELOADED)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -78,5 +78,5 @@ def command(output, *arguments, **environment):
 
 
 def lines_of(path):
-    """Whole lines of a file that may not be there yet."""
+    """The number of complete lines of a file that may not exist yet."""
     return path.read_bytes().count(b"\n") if path.exists() else 0

@@ -8,7 +8,7 @@ except ImportError:  # training is an extra
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    """With other work on the machine, two threads would wait for each other."""
+    """Use one thread: on a busy machine two threads would wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -149,7 +149,7 @@ def test_rows_of_another_shape_are_rejected(folder, source):
 def test_an_unwritable_cache_is_reported(source, tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("COALMINE_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    with pytest.raises(OSError, match=r"cannot be written .*name another folder by COALMINE_CACHE_DIR"):
+    with pytest.raises(OSError, match=r"cannot be written .*choose another folder with COALMINE_CACHE_DIR"):
         cached_arrays("rows", [source], Build())
 
 

@@ -314,7 +314,7 @@ def test_momentum_hides_canaries_from_single_steps(task, plan, compared):
 def test_impossible_comparisons_are_rejected(task, plan):
     with pytest.raises(ValueError, match="rounds must be at most 60, one epoch, got 61"):
         train(task, replace(plan, rounds=61))
-    with pytest.raises(ValueError, match="the pool must leave one of the 297 held-out examples, got 297"):
+    with pytest.raises(ValueError, match="pool_size must be below the number of held-out examples, 297, got 297"):
         train(task, replace(plan, crafting=replace(plan.crafting, pool_size=297)))
     with pytest.raises(ValueError, match="momentum must lie in"):
         replace(plan, momentum=1.0)

@@ -277,10 +277,10 @@ def test_canaries_count_in_the_adaptive_quantile_like_clients():
         ({"count": 500}, None),
         (
             {"count": 700},
-            "58 % of a round are canaries, too many for the adaptive clip's quantile: the clip norm will grow",
+            "58 % of the participants are canaries, too many for the adaptive clip's quantile: the clip norm will grow",
         ),
         ({"count": 700, "scale": 1.0}, "the clip norm will shrink"),
-        ({"count": 300, "pattern": "clients"}, "60 % of a round are canaries"),
+        ({"count": 300, "pattern": "clients"}, "60 % of the participants are canaries"),
         ({"count": 90, "pattern": "replace"}, None),
     ],
 )

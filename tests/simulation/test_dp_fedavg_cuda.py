@@ -88,7 +88,7 @@ def test_parallel_work_does_not_change_results(task, monkeypatch):
     """Canaries and noise on a second stream, and the audit during the next round, give the same models and cosines."""
     settings = replace(config(task), engine=config(task).engine.resolved())
     (model, noted), (again, _) = (trained(settings, plainly=False) for _ in range(2))
-    monkeypatch.setattr(Training, "_begin_beside", lambda self, work: work)
+    monkeypatch.setattr(Training, "_run_in_parallel", lambda self, work: work)
     plain, noted_plainly = trained(settings, plainly=True)
     assert np.linalg.norm(model - again) <= MODEL * np.linalg.norm(model)
     assert np.linalg.norm(model - plain) <= MODEL * np.linalg.norm(model)

@@ -34,12 +34,12 @@ DOCS = Path(__file__).parents[2] / "docs" / "evidence"
 @pytest.fixture(scope="module")
 def trials():
     """Make each run once, when the first test needs it."""
-    made = {}
+    cache = {}
 
     def get(name):
-        if name not in made:
-            made[name] = [try_fault(FAULTS[name], seed) for seed in SEEDS]
-        return made[name]
+        if name not in cache:
+            cache[name] = [try_fault(FAULTS[name], seed) for seed in SEEDS]
+        return cache[name]
 
     return get
 
@@ -95,7 +95,7 @@ def test_wrong_others_of_an_honest_run_are_named_with_their_factor(trials):
     for trial in trials("others-wrong"):
         assert trial.result.verdict.reason.startswith("`others` is not what the rounds summed: it is 1.2 times")
         assert gauge(trial, "others").largest == pytest.approx(1 / 1.2, abs=0.02)
-        assert names(likely_faults(trial.result)) == ["others-wrong"]
+        assert fault_names(likely_faults(trial.result)) == ["others-wrong"]
         assert trial.blind.verdict.outcome == "UNDERPOWERED"
         assert evidence(trial.blind) == []
 
@@ -122,7 +122,7 @@ def test_noise_missing_in_the_last_rounds_is_located_there(trials):
         assert gauge(trial, "residual").flagged == (9, 10)
 
 
-def drawn(name, rounds=4):
+def sample_noise(name, rounds=4):
     """The noise of a few rounds in units of the claimed std; every round has its own generator."""
     steps, like = STEPS[name](), torch.zeros(9610)
     return torch.stack([steps.noise(0.5, like, torch.Generator().manual_seed(7 + i)) for i in range(rounds)]) / 0.5
@@ -137,39 +137,39 @@ LAWS = [
 @pytest.mark.parametrize("name", LAWS)
 def test_noise_of_a_broken_law_has_the_claimed_standard_deviation(name):
     """Within five standard errors, which correlations and heavy tails increase to at most √5 times a Gaussian's."""
-    noise = drawn(name)
+    noise = sample_noise(name)
     assert noise.shape == (4, 9610)
     assert float(noise.square().mean()) == pytest.approx(1, abs=5 * math.sqrt(5 * 2 / noise.numel()))
 
 
 def test_broken_noise_has_the_law_of_its_name():
-    assert drawn("coin-flips").unique().tolist() == [-1, 1]
-    assert float(drawn("uniform-noise").abs().max()) == pytest.approx(math.sqrt(3), rel=1e-3)
+    assert sample_noise("coin-flips").unique().tolist() == [-1, 1]
+    assert float(sample_noise("uniform-noise").abs().max()) == pytest.approx(math.sqrt(3), rel=1e-3)
     within_one = math.sqrt(1 - 2 * math.exp(-0.5) / math.sqrt(2 * math.pi) / math.erf(1 / math.sqrt(2)))
-    assert float(drawn("truncated-noise").abs().max()) == pytest.approx(1 / within_one, rel=1e-3)
-    assert len(drawn("coarse-grid", rounds=1).unique()) <= 7
-    steps = drawn("fine-grid", rounds=1).unique().diff()
+    assert float(sample_noise("truncated-noise").abs().max()) == pytest.approx(1 / within_one, rel=1e-3)
+    assert len(sample_noise("coarse-grid", rounds=1).unique()) <= 7
+    steps = sample_noise("fine-grid", rounds=1).unique().diff()
     assert float(steps[len(steps) // 2]) == pytest.approx(0.25, rel=0.02)
     # The fourth moment of a Laplace law is 6, with a standard error of √(8! - 6²·4)/2⁴… = 49/√n at std 1.
-    assert float(drawn("laplace-noise").pow(4).mean()) == pytest.approx(6, abs=5 * 50 / math.sqrt(4 * 9610))
+    assert float(sample_noise("laplace-noise").pow(4).mean()) == pytest.approx(6, abs=5 * 50 / math.sqrt(4 * 9610))
 
 
 def test_faults_with_shared_noise_repeat_it():
-    keyed, pairs = drawn("noise-key-reused", rounds=1)[0], drawn("noise-in-pairs", rounds=1)[0]
+    keyed, pairs = sample_noise("noise-key-reused", rounds=1)[0], sample_noise("noise-in-pairs", rounds=1)[0]
     weight, bias = keyed[:8192], keyed[8192 : 8192 + 128]
     assert torch.equal(weight[:128], bias)
     assert torch.equal(keyed[8320 : 8320 + 1280], weight[:1280])
     assert torch.equal(pairs[::2], pairs[1::2])
-    within = drawn("noise-pieces-from-pool", rounds=1)[0]
+    within = sample_noise("noise-pieces-from-pool", rounds=1)[0]
     assert len(within.unique()) < 0.8 * len(within)  # sampling from a pool of the model's size misses a share of 1/e
-    across = drawn("noise-from-pool", rounds=2)
+    across = sample_noise("noise-from-pool", rounds=2)
     assert len(across[0].unique()) > 0.99 * 9610
     assert len(across.unique()) < 0.9 * 2 * 9610
 
 
 def test_noise_in_a_subspace_uses_the_same_subspace_in_every_round():
     """Half the energy of a fixed vector lies in the subspace, so rounds are twice as similar as in all dimensions."""
-    unit = torch.nn.functional.normalize(drawn("noise-in-subspace", rounds=60), dim=1)
+    unit = torch.nn.functional.normalize(sample_noise("noise-in-subspace", rounds=60), dim=1)
     cosines = (unit @ unit.T)[*torch.triu_indices(60, 60, 1)]
     assert float(9610 * cosines.square().mean()) == pytest.approx(2, abs=5 * 2 * math.sqrt(2 / len(cosines)))
 
@@ -220,7 +220,7 @@ def test_noise_on_one_layer_is_refuted_and_the_gauges_name_the_layer(trials):
         layers = {gauge.name: gauge.status for gauge in trial.result.gauges if gauge.name.startswith("layer ")}
         assert layers.pop("layer dense2.weight") == "ok"
         assert list(layers.values()) == ["low"] * 3
-        assert names(likely_faults(trial.result)) == ["noise-on-one-layer"]
+        assert fault_names(likely_faults(trial.result)) == ["noise-on-one-layer"]
 
 
 @pytest.mark.parametrize(
@@ -242,15 +242,17 @@ def test_noise_missing_on_any_layers_is_named(monkeypatch, trials, noisy, likely
     monkeypatch.setitem(STEPS, "noise-on-one-layer", lambda: steps)
     trial = try_fault(FAULTS["noise-on-one-layer"], 1)
     assert trial.outcome == "VIOLATION"
-    assert names(likely_faults(trial.result)) == [likely]
+    assert fault_names(likely_faults(trial.result)) == [likely]
 
 
 @pytest.mark.parametrize(("cosine", "named"), [(0.98, True), (-0.08, False)])
 def test_little_noise_is_called_reused_only_if_rounds_are_nearly_equal(cosine, named):
-    gauges = {name: outside("low") for name in ("residual", "difference")}
-    result = made(shown("known-others") | {"gauges": gauges | {"repeat": outside("low") | {"smallest": cosine}}})
+    gauges = {name: flagged_gauge("low") for name in ("residual", "difference")}
+    result = minimal_result(
+        result_values("known-others") | {"gauges": gauges | {"repeat": flagged_gauge("low") | {"smallest": cosine}}}
+    )
     assert ("repeat" in evidence_of(result)) == named
-    assert ("noise-reused" in names(likely_faults(result))) == named
+    assert ("noise-reused" in fault_names(likely_faults(result))) == named
 
 
 def test_margin_is_the_value_that_detected_the_fault(trials):
@@ -313,10 +315,10 @@ def test_the_page_has_a_row_and_a_plot_of_every_fault():
 @pytest.fixture(scope="module")
 def rounds():
     """Each round's average of incoming updates, its model delta without noise, and its clip norm."""
-    made = {}
+    cache = {}
 
     def get(name):
-        if name not in made:
+        if name not in cache:
             config = selftest_config(1)
             steps, seen = STEPS[name](), []
 
@@ -330,8 +332,8 @@ def rounds():
             ) as training:
                 for _ in training.rounds(training.initial_state()):
                     pass
-            made[name] = seen
-        return made[name]
+            cache[name] = seen
+        return cache[name]
 
     return get
 
@@ -358,8 +360,8 @@ def test_forgotten_clip_differs_from_clip_after_averaging(rounds, trials):
         assert gauge(after, "residual").flagged == tuple(ROUNDS)
         assert gauge(after, "residual").status == "warning"
         assert gauge(after, "repeat").smallest > 0.5
-        assert "clip-after-averaging" not in names(likely_faults(without.result))
-        assert names(likely_faults(after.result)) == ["clip-after-averaging"]
+        assert "clip-after-averaging" not in fault_names(likely_faults(without.result))
+        assert fault_names(likely_faults(after.result)) == ["clip-after-averaging"]
 
 
 def test_forgotten_clip_is_not_detected_by_canaries_at_the_clip_norm(monkeypatch):
@@ -373,11 +375,11 @@ def test_forgotten_clip_is_not_detected_by_canaries_at_the_clip_norm(monkeypatch
 def test_optional_evidence_does_not_change_a_signature():
     """Noise after Adam shows in the residuals of some runs; a clip after averaging sometimes also raises known-round."""
     for extra in ([], ["repeat"], ["high residual"], ["repeat", "high residual"]):
-        assert "noise-after-adam" in names(likely_faults(result_with("known-others", *extra)))
+        assert "noise-after-adam" in fault_names(likely_faults(result_with("known-others", *extra)))
     found = likely_faults(result_with("known-others", "known-round", "repeat", "high residual"))
-    assert names(found) == ["clip-after-averaging"]
+    assert fault_names(found) == ["clip-after-averaging"]
     found = likely_faults(result_with("known-others", "known-round", "all-iterates"))
-    assert names(found) == ["clip-forgotten", "canaries-twice", "weighted-by-examples"]
+    assert fault_names(found) == ["clip-forgotten", "canaries-twice", "weighted-by-examples"]
 
 
 def gauge(trial, name):
@@ -388,17 +390,17 @@ def margin_of(trial, by):
     return next(margin for margin in margins(trial.result) if margin.by == by)
 
 
-def names(found):
+def fault_names(found):
     return [fault.name for fault in found]
 
 
-def outside(status):
+def flagged_gauge(status):
     """A minimal gauge with this status, like `to_dict` gives it; "warning" means above its limits."""
     reading = 0.5 if status == "low" else 2.0
     return {"status": status, "smallest": reading, "largest": reading, "limits": [0.9, 1.1], "flagged": []}
 
 
-def made(values):
+def minimal_result(values):
     """The parts of an AuditResult that evidence is read from."""
     plain = SimpleNamespace(std=1.0, null_std=1.0, mean=0.0)
     row = SimpleNamespace(canaries=100, estimate=plain)
@@ -414,10 +416,10 @@ def made(values):
 
 
 def result_with(*evidence):
-    return made(shown(*evidence))
+    return minimal_result(result_values(*evidence))
 
 
-def shown(*evidence):
+def result_values(*evidence):
     """A minimal result with this evidence; all other gauges of an audit with `others` are within limits."""
     rungs = [word for word in evidence if word in ("all-iterates", "known-round", "known-others")]
     gauges = {"repeat": "low", "residual": "warning"}
@@ -426,7 +428,7 @@ def shown(*evidence):
     return {
         "adversaries": {name: {"verdict": "VIOLATION"} for name in rungs},
         "gauges": fine
-        | {word.split()[-1]: outside(gauges[word.split()[-1]]) for word in evidence if word not in rungs},
+        | {word.split()[-1]: flagged_gauge(gauges[word.split()[-1]]) for word in evidence if word not in rungs},
     }
 
 
@@ -437,19 +439,19 @@ def test_a_value_within_the_evidence_threshold_does_not_name_a_fault():
         ("bare coordinates", 20.0, True),
         ("grid", 0.06, False),
     ):
-        result = made({"adversaries": {}, "gauges": {name: outside("warning") | {"largest": reading}}})
+        result = minimal_result({"adversaries": {}, "gauges": {name: flagged_gauge("warning") | {"largest": reading}}})
         assert (name in evidence_of(result)) == word
 
 
 def test_a_low_value_counts_as_low_despite_wrong_others():
-    result = made({"adversaries": {}, "gauges": {"residual": outside("low") | {"status": "warning"}}})
+    result = minimal_result({"adversaries": {}, "gauges": {"residual": flagged_gauge("low") | {"status": "warning"}}})
     assert evidence_of(result) == {"low residual"}
 
 
 def test_unavailable_evidence_does_not_count_against_a_fault(trials):
     """Without `others`, half the noise and reused noise look alike: both are named."""
     for trial in trials("noise-over-2"):
-        assert {"noise-over-2", "noise-reused"} <= set(names(likely_faults(trial.blind)))
+        assert {"noise-over-2", "noise-reused"} <= set(fault_names(likely_faults(trial.blind)))
 
 
 def test_every_fault_changes_a_step_of_the_honest_loop():

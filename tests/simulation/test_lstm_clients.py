@@ -65,18 +65,18 @@ def test_packing_contains_every_symbol_once(sentences):
     lengths = (sentences.labels != 0).sum(dim=1).numpy()
     packed = pack(lengths, drawn.examples[:, 0], drawn.counts[:, 0])
     wanted = {
-        (int(example), place)
+        (int(example), position)
         for row, count in zip(drawn.examples[:, 0], drawn.counts[:, 0], strict=True)
         for example in row[:count]
-        for place in range(lengths[example])
+        for position in range(lengths[example])
     }
-    assert set(zip(packed.example.tolist(), packed.place.tolist(), strict=True)) == wanted
+    assert set(zip(packed.example.tolist(), packed.position.tolist(), strict=True)) == wanted
     assert sum(packed.sizes) == packed.symbols.sum() == len(packed.by_client)
-    assert torch.equal(packed.by_client[packed.by_place], torch.arange(len(packed.by_client)))
+    assert torch.equal(packed.by_client[packed.by_position], torch.arange(len(packed.by_client)))
     came_before = packed.before >= 0
     here, there = packed.by_client[came_before], packed.before[came_before]
     assert (packed.example[here] == packed.example[there]).all()
-    assert (packed.place[here] == packed.place[there] + 1).all()
+    assert (packed.position[here] == packed.position[there] + 1).all()
 
 
 def test_padding_puts_every_symbol_in_its_clients_row(sentences):
@@ -88,8 +88,8 @@ def test_padding_puts_every_symbol_in_its_clients_row(sentences):
     parts = list(buckets(packed.symbols))
     padding = pad(packed, parts)
     assert padding.index is not None  # otherwise nothing is tested
-    owners = padding.of(packed.owner[packed.by_client].unsqueeze(1) + 1, zero=True)
-    shares = padding.of(packed.shares.unsqueeze(1), zero=True)
+    owners = padding.pad_rows(packed.owner[packed.by_client].unsqueeze(1) + 1, zero=True)
+    shares = padding.pad_rows(packed.shares.unsqueeze(1), zero=True)
     for some, own, share in zip(parts, owners, shares, strict=True):
         for client, row, parts_of_one in zip(range(some.start, some.stop), own, share, strict=True):
             count = int(packed.symbols[client])

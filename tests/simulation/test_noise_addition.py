@@ -145,10 +145,10 @@ def test_exposures_match_the_sampled_rounds():
     assert found.usual == Exposure(3, pytest.approx(3.0))  # four canaries, each in every fourth round
     most = most_exposed(rounds, law)
     assert most.times == 4
-    assert most.strength == pytest.approx(found.strengths.max()) == found.most.strength
+    assert most.strength == pytest.approx(found.strengths.max()) == found.largest.strength
     assert most.strength > 4.5  # 3 rounds apart, with 4 bands
     fresh = canary_exposures(lambda t: rounds[t - 1], ROUNDS, 7, None)
-    assert fresh.most == Exposure(4, 4.0)
+    assert fresh.largest == Exposure(4, 4.0)
 
 
 def test_the_count_of_an_adaptive_clip_is_accounted_for_separately():

@@ -114,14 +114,14 @@ def test_a_rounds_file_survives_a_round_trip(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1 2\n1 10\n", "line 2: '10' is none of 10 clients, counted from 0"),
-        ("1 x\n", "line 1: 'x' is none of 10 clients"),
-        ("1 -2\n", "line 1: '-2' is none"),
-        ("canary:3\n", "line 1: 'canary:3' is none of 3 canaries"),
+        ("1 2\n1 10\n", "line 2: '10' is not one of the 10 clients, counted from 0"),
+        ("1 x\n", "line 1: 'x' is not one of the 10 clients"),
+        ("1 -2\n", "line 1: '-2' is not one of"),
+        ("canary:3\n", "line 1: 'canary:3' is not one of the 3 canaries"),
         ("4 4\n", "line 1: a participant is listed twice"),
         ("", "has no rounds"),
-        (b"\xff\xfe", "must be a file of rounds, .*, got one that is not text"),
-        (None, "must be there to be read"),
+        (b"\xff\xfe", "must be a rounds file, .*, got a file that is not text"),
+        (None, "must be readable"),
     ],
 )
 def test_the_error_for_a_bad_rounds_file_names_the_line(tmp_path, text, message):
@@ -156,7 +156,7 @@ def test_replacing_canaries_keeps_the_other_clients():
     assert sorted(np.concatenate([cohort.canaries for cohort in epoch])) == list(range(50))
     clients = np.concatenate([cohort.clients for cohort in epoch])
     assert len(set(clients.tolist())) == 150
-    with pytest.raises(ValueError, match=r"canaries.count must be below the 200 clients whose place they take"):
+    with pytest.raises(ValueError, match=r"canaries.count must be below the number of clients, 200"):
         plan_cohorts(config(canaries={"count": 200, "pattern": "replace"}), 200, no_canaries)
 
 
@@ -167,17 +167,17 @@ def test_a_rounds_file_lists_canaries_sampled_like_clients(tmp_path):
     canaries = {"count": 10, "pattern": "clients"}
     cohort = plan_cohorts(config(rounds=2, participation=named, canaries=canaries), 20, no_canaries).of_round(2)
     assert (cohort.clients.tolist(), cohort.canaries.tolist()) == ([3, 4], [7])
-    with pytest.raises(ValueError, match="has 2 rounds, the run 3"):
+    with pytest.raises(ValueError, match="has 2 rounds, but the run needs 3"):
         plan_cohorts(config(rounds=3, participation=named, canaries=canaries), 20, no_canaries)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ShuffledEpochs(5, 6, 1), "clients_per_round must be at most the 5 there are, got 6"),
+        (lambda: ShuffledEpochs(5, 6, 1), "clients_per_round must be at most the population, 5, got 6"),
         (lambda: FixedSize(5, 0, 1), "clients_per_round must be at least 1, got 0"),
         (lambda: Poisson(5, 1.5, 1), r"probability must lie in \(0, 1\), got 1.5"),
-        (lambda: LimitedCheckIns(20, 7, 3, 1), "7 clients a round, 3 rounds apart, need 21 clients, got 20"),
+        (lambda: LimitedCheckIns(20, 7, 3, 1), "7 clients per round, 3 rounds apart, need 21 clients, got 20"),
     ],
 )
 def test_invalid_participation_is_rejected(make, message):

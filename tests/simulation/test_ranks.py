@@ -1,4 +1,4 @@
-"""Several ranks train as one process does; a rank that is killed ends the run, which is resumed bit for bit."""
+"""Several ranks give the result of one process; after a rank is killed, the run resumes bit for bit."""
 
 import dataclasses
 import itertools
@@ -48,8 +48,8 @@ threads = 1
 SAME = ("result.json", "model.npy", "audit/rounds.log")
 
 
-def smallest_longest(steps, shares):
-    """The smallest possible largest load, by trying every division."""
+def smallest_largest_load(steps, shares):
+    """The smallest possible largest load, found by trying every division."""
     divisions = itertools.product(range(shares), repeat=len(steps))
     return min(
         max(sum(s for s, r in zip(steps, ranks, strict=True) if r == k) for k in range(shares)) for ranks in divisions
@@ -57,15 +57,15 @@ def smallest_longest(steps, shares):
 
 
 @pytest.mark.parametrize("shares", [1, 2, 3])
-def test_division_has_every_client_once_and_is_near_the_best(shares):
-    """Longest first is at most 4/3 − 1/(3m) times the best division (Graham 1969)."""
+def test_division_has_every_client_once_and_is_near_the_optimum(shares):
+    """Longest first is at most 4/3 − 1/(3m) times the optimum (Graham 1969)."""
     rng = np.random.default_rng(shares)
     for _ in range(10):
         steps = rng.integers(1, 30, size=8)
         divided = divide_clients(steps, shares)
         assert sorted(np.concatenate(divided).tolist()) == list(range(8))
         longest = max(steps[share].sum() for share in divided)
-        assert longest <= (4 / 3 - 1 / (3 * shares)) * smallest_longest(steps.tolist(), shares)
+        assert longest <= (4 / 3 - 1 / (3 * shares)) * smallest_largest_load(steps.tolist(), shares)
 
 
 def test_division_of_fewer_clients_than_ranks_leaves_ranks_without_work():
@@ -120,7 +120,7 @@ def test_the_cnn_in_two_ranks_trains_as_in_one_process():
 
 
 @pytest.mark.parametrize("clients", [0, 1, 2, 7])
-def test_sums_of_the_ranks_add_up_to_that_of_one_process(clients):
+def test_sums_of_the_ranks_add_up_to_the_sum_of_one_process(clients):
     """Also where a rank has no client, or nobody takes part; norms are the same to the bit."""
     trained, _ = training(mlp(784, 4, 10), flat_pictures(120), clients=8, size=1)
     vector, present = trained.initial_vector(), np.arange(clients)
@@ -162,12 +162,12 @@ def on_two_ranks(act, monkeypatch):
 
 
 @pytest.mark.parametrize(("error", "raised"), [(IndexError("out"), RankError), (ValueError("bad"), RankInputError)])
-def test_an_error_of_one_rank_is_raised_on_all(monkeypatch, error, raised):
+def test_an_error_on_one_rank_is_raised_on_all(monkeypatch, error, raised):
     def act(group):
         def fail():
             raise error
 
-        return group.succeed(fail if group.rank == 1 else lambda: "fine")
+        return group.run_on_all(fail if group.rank == 1 else lambda: "fine")
 
     first, second = on_two_ranks(act, monkeypatch)
     assert type(first) is raised
@@ -205,7 +205,7 @@ def run_of(folder, name, *more, **environment):
 
 @pytest.fixture(scope="module")
 def whole(folder):
-    """A run of two ranks that nothing disturbed."""
+    """An uninterrupted run with two ranks."""
     done = run_of(folder, "whole", "--workers", 2)
     assert done.wait() == 0, done.errors
     assert "in 2 ranks" in done.text
@@ -217,15 +217,15 @@ def assert_same(directory, whole):
         assert (directory / name).read_bytes() == (whole / name).read_bytes(), name
 
 
-def test_two_ranks_end_as_one_process_does(folder, whole):
+def test_two_ranks_give_the_result_of_one_process(folder, whole):
     alone = run_of(folder, "alone", "--workers", 1)
     assert alone.wait() == 0
     models = [np.load(directory / "model.npy") for directory in (folder / "alone", whole)]
     np.testing.assert_allclose(models[1], models[0], atol=1e-5)
 
 
-def test_an_interruption_is_that_of_the_run_and_not_a_lost_rank(folder):
-    """A terminal or Slurm sends the signal to every process; rank 0 decides."""
+def test_an_interrupt_signal_is_not_reported_as_a_lost_rank(folder):
+    """A terminal or Slurm sends the signal to every process; rank 0 handles it."""
     going = run_of(folder, "stopped", "--workers", 2)
     going.wait_for(lambda: lines_of(folder / "stopped" / "metrics.jsonl") > 3)
     [follower] = going.children
@@ -237,8 +237,8 @@ def test_an_interruption_is_that_of_the_run_and_not_a_lost_rank(folder):
 
 
 @pytest.mark.parametrize("victim", ["rank 1", pytest.param("rank 0", marks=pytest.mark.slow)])
-def test_a_killed_rank_ends_the_run_which_is_resumed_bit_for_bit(folder, whole, victim):
-    """SIGKILL: within 60 s one line and exit code 2; where rank 0, the command itself, is killed, rank 1 ends with it."""
+def test_run_resumes_bit_for_bit_after_a_rank_is_killed(folder, whole, victim):
+    """SIGKILL gives a one-line error and exit code 2 within 60 s. If rank 0, the command itself, is killed, rank 1 ends."""
     name = victim.replace(" ", "-")
     going = run_of(folder, name, "--workers", 2)
     going.wait_for(lambda: lines_of(folder / name / "metrics.jsonl") > 5)
@@ -260,7 +260,7 @@ def test_a_killed_rank_ends_the_run_which_is_resumed_bit_for_bit(folder, whole, 
     other = run_of(folder, name, "--workers", 3)
     assert other.wait() == 2
     [line] = other.errors.splitlines()
-    assert "holds a run with 2 workers, which cannot go on with 3" in line
+    assert "holds a run with 2 workers, which cannot continue with 3" in line
     resumed = command(folder / "resumed.txt", "resume", folder / name, "--no-page", "-q")
     assert resumed.wait() == 0, resumed.errors
     assert_same(folder / name, whole)
@@ -272,7 +272,7 @@ def needs_mnist():
 
 
 @pytest.mark.slow
-def test_every_round_of_the_cnn_on_mnist_is_that_of_one_process():
+def test_every_round_of_the_cnn_on_mnist_matches_one_process():
     """Two real ranks and one process from the same model, in each of five rounds of a run.
 
     Whole runs part after some rounds: where an activation is as good as zero, the last bit of a weight decides its side. A
@@ -332,8 +332,8 @@ def variables(rank, size, port):
     return {name: str(value) for name, value in names.items()}
 
 
-def test_ranks_started_by_variables_end_like_those_that_coalmine_starts(folder, whole):
-    """Killed and resumed on the way: rank 1 by SIGKILL, which rank 0 names; three ranks are refused."""
+def test_ranks_started_with_environment_variables_give_the_same_result(folder, whole):
+    """Rank 1 is killed, which rank 0 reports. Resuming with three ranks is rejected; with two ranks it succeeds."""
     port = free_port()
     ranks = [run_of(folder, "outer", **variables(rank, 2, port)) for rank in range(2)]
     ranks[0].wait_for(lambda: lines_of(folder / "outer" / "metrics.jsonl") > 5)
@@ -362,7 +362,7 @@ def test_ranks_started_by_variables_end_like_those_that_coalmine_starts(folder, 
         ("two", "'two' is not a valid integer"),
     ],
 )
-def test_a_bad_number_of_workers_is_one_line(folder, workers, words):
+def test_invalid_number_of_workers_gives_a_one_line_error(folder, workers, words):
     done = run_of(folder, "bad", "--workers", workers)
     assert done.wait() == 2
     assert words in done.errors
@@ -370,10 +370,10 @@ def test_a_bad_number_of_workers_is_one_line(folder, workers, words):
     assert not (folder / "bad").exists()
 
 
-def test_without_variables_a_process_is_alone():
+def test_without_variables_there_is_one_process():
     assert place_from({}) is None
     assert place_from({"MASTER_ADDR": "a", "MASTER_PORT": "1"}) is None
-    batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}  # a batch script, outside of srun
+    batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}  # a batch script, outside srun
     assert place_from(batch) is None
     assert place_from({**batch, "SLURM_STEP_NUM_TASKS": "1"}) is None
 
@@ -395,7 +395,7 @@ def test_variables_of_torchrun_and_slurm_give_the_place():
     assert 20_000 <= place.port < 40_000
     named = place_from(slurm | {"MASTER_ADDR": "head", "MASTER_PORT": "1234"})
     assert (named.address, named.port) == ("head", 1234)
-    assert place_from(slurm | variables(0, 2, 29500)).size == 2  # torchrun inside of a step
+    assert place_from(slurm | variables(0, 2, 29500)).size == 2  # torchrun inside a step
 
 
 @pytest.mark.parametrize(
@@ -408,7 +408,7 @@ def test_first_node_of_a_list(nodes, first):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"RANK": "0"}, "WORLD_SIZE and MASTER_ADDR and MASTER_PORT must be set beside RANK"),
+        ({"RANK": "0"}, "WORLD_SIZE and MASTER_ADDR and MASTER_PORT must be set together with RANK"),
         ({"WORLD_SIZE": "2"}, "RANK and MASTER_ADDR"),
         (variables(2, 2, 29500), "RANK must lie between 0 and WORLD_SIZE - 1 = 1, got 2"),
         (variables(-1, 2, 29500), "RANK must lie between 0"),
@@ -425,7 +425,7 @@ def test_first_node_of_a_list(nodes, first):
         ),
     ],
 )
-def test_variables_that_do_not_fit_together_are_one_line(given, words):
+def test_inconsistent_variables_give_a_one_line_error(given, words):
     with pytest.raises(ValueError, match=words) as error:
         place_from(given)
     assert "\n" not in str(error.value)
@@ -436,7 +436,7 @@ def join(monkeypatch, seconds="0.5", **changes):
     return join_group(dataclasses.replace(place_from(variables(0, 2, free_port())), **changes), device="cpu")
 
 
-def test_a_port_that_is_taken_is_one_line(monkeypatch):
+def test_port_in_use_gives_a_one_line_error(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=f"MASTER_PORT must be a free port, but {port} is taken"):
@@ -444,24 +444,24 @@ def test_a_port_that_is_taken_is_one_line(monkeypatch):
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "no-such-host.invalid"])
-def test_an_address_that_cannot_be_reached_is_one_line_in_time(monkeypatch, address, capfd):
+def test_unreachable_address_gives_an_error_within_the_time_limit(monkeypatch, address, capfd):
     began = time.monotonic()
     with pytest.raises(ValueError, match="MASTER_ADDR must be an address of the machine of rank 0"):
         join(monkeypatch, address=address)
-    with pytest.raises(LostRankError, match=f"but {address}:[0-9]+ cannot be reached for 0.5 s"):
+    with pytest.raises(LostRankError, match=f"but {address}:[0-9]+ could not be reached for 0.5 s"):
         join(monkeypatch, rank=1, address=address)
     assert time.monotonic() - began < 20
     assert capfd.readouterr().err == ""
 
 
-def test_a_rank_that_does_not_come_is_named(monkeypatch, capfd):
-    with pytest.raises(LostRankError, match=r"rank 1 of 2 did not come within 0\.5 s"):
+def test_missing_rank_is_named(monkeypatch, capfd):
+    with pytest.raises(LostRankError, match=r"rank 1 of 2 did not arrive within 0\.5 s"):
         join(monkeypatch)
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "soon", "inf", "nan"])
-def test_a_bad_time_limit_is_refused(monkeypatch, seconds):
+def test_invalid_time_limit_is_rejected(monkeypatch, seconds):
     with pytest.raises(ValueError, match="COALMINE_RANK_TIMEOUT must be a positive number of seconds"):
         join(monkeypatch, seconds)
 

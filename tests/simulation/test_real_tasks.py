@@ -18,7 +18,7 @@ from coalmine.simulation.batches import draw_batches
 from coalmine.simulation.config import CanarySettings, EngineSettings, RunConfig, TaskSettings, task_defaults
 from coalmine.simulation.population import Consecutive
 from coalmine.simulation.tasks import tff_files
-from coalmine.simulation.tasks.tff_files import chosen_for_tests, order_of_tests
+from coalmine.simulation.tasks.tff_files import order_of_test_clients, select_test_examples
 
 DATA = os.environ.get("COALMINE_DATA_DIR")
 needs_data = pytest.mark.skipif(not DATA, reason="COALMINE_DATA_DIR names no folder with the real data")
@@ -112,7 +112,7 @@ def test_stack_overflow_is_read(tmp_path):
         for client, sentences in SENTENCES.items()
     }
     write(tmp_path / "stackoverflow", STACKOVERFLOW, clients, {"eve": clients["eve"]})
-    with pytest.raises(FileNotFoundError, match=r"does not hold stackoverflow.word_count: `coalmine data get"):
+    with pytest.raises(FileNotFoundError, match=r"does not contain stackoverflow.word_count: run `coalmine data get"):
         load_task("stackoverflow", data_dir=tmp_path)
     (tmp_path / "stackoverflow" / "stackoverflow.word_count").write_bytes(b"the 9\ndo 8\nhow 7\ni 6\n")
     task = load_task("stackoverflow", data_dir=tmp_path)
@@ -174,8 +174,8 @@ def test_stack_exchange_trains_users_with_five_sentences_and_tests_the_others(tm
 @pytest.mark.parametrize(
     ("users", "message"),
     [
-        ({"a": [["x"]]}, "must have users with 5 sentences or more, who train"),
-        ({"a": [["x"] * 9]}, "and users with fewer, who are tested on"),
+        ({"a": [["x"]]}, "must have users with at least 5 sentences, for training"),
+        ({"a": [["x"] * 9]}, "and users with fewer, for testing"),
         ({"a": [[3] * 9]}, "line 1 must have a list of texts"),
     ],
 )
@@ -218,16 +218,16 @@ def test_last_fifth_of_each_role_is_for_testing(tmp_path):
 def test_test_examples_come_from_clients_in_a_fixed_order(monkeypatch):
     monkeypatch.setattr(tff_files, "TEST_EXAMPLES", 5)
     starts = np.array([0, 2, 4, 6, 8])
-    order = order_of_tests(4)
+    order = order_of_test_clients(4)
     expected = [number for client in order for number in (2 * client, 2 * client + 1)][:5]
-    assert chosen_for_tests(starts).tolist() == expected
-    assert chosen_for_tests(np.array([0, 1, 3])).tolist() in ([0, 1, 2], [1, 2, 0])  # all, if fewer than wanted
+    assert select_test_examples(starts).tolist() == expected
+    assert select_test_examples(np.array([0, 1, 3])).tolist() in ([0, 1, 2], [1, 2, 0])  # all, if fewer than wanted
     assert sorted(order.tolist()) == [0, 1, 2, 3]
 
 
 def test_missing_files_are_named(tmp_path):
     for name in ("emnist", "stackoverflow", "stackexchange", "shakespeare"):
-        with pytest.raises(FileNotFoundError, match=f"does not hold .*: `coalmine data get {name}`"):
+        with pytest.raises(FileNotFoundError, match=f"does not contain .*: run `coalmine data get {name}`"):
             load_task(name, data_dir=tmp_path)
 
 
@@ -240,11 +240,11 @@ def test_consecutive_clients_have_consecutive_examples():
 def test_cap_applies_after_shuffling_and_before_batching():
     owned = [np.arange(10), np.arange(100, 103)]
     for seed in range(20):
-        batches = draw_batches(owned, epochs=1, batch_size=4, rng=np.random.default_rng(seed), most=6)
+        batches = draw_batches(owned, epochs=1, batch_size=4, rng=np.random.default_rng(seed), max_examples=6)
         assert batches.counts.tolist() == [[4, 2], [3, 0]]
         assert len(set(batches.examples[0].ravel()[:6].tolist())) == 6
     first = {
-        tuple(draw_batches(owned, epochs=1, batch_size=4, rng=np.random.default_rng(s), most=6).examples[0, 0])
+        tuple(draw_batches(owned, epochs=1, batch_size=4, rng=np.random.default_rng(s), max_examples=6).examples[0, 0])
         for s in range(20)
     }
     assert len(first) == 20  # a different choice each time
@@ -252,17 +252,17 @@ def test_cap_applies_after_shuffling_and_before_batching():
 
 def test_cap_on_examples_includes_all_epochs():
     owned = [np.arange(10), np.arange(100, 103)]
-    batches = draw_batches(owned, epochs=3, batch_size=4, rng=np.random.default_rng(0), most=14)
+    batches = draw_batches(owned, epochs=3, batch_size=4, rng=np.random.default_rng(0), max_examples=14)
     assert batches.sizes.tolist() == [14, 9]
     assert batches.counts.tolist() == [[4, 4, 2, 4], [3, 3, 3, 0]]
     free = draw_batches(owned, epochs=3, batch_size=4, rng=np.random.default_rng(0))
-    high = draw_batches(owned, epochs=3, batch_size=4, rng=np.random.default_rng(0), most=30)
+    high = draw_batches(owned, epochs=3, batch_size=4, rng=np.random.default_rng(0), max_examples=30)
     np.testing.assert_array_equal(free.examples, high.examples)
     np.testing.assert_array_equal(free.examples[0, :3], batches.examples[0, :3])
 
 
 def test_memory_of_a_large_client_is_bounded_by_the_cap():
-    batches = draw_batches([np.arange(100_000)], epochs=2, batch_size=16, rng=np.random.default_rng(0), most=64)
+    batches = draw_batches([np.arange(100_000)], epochs=2, batch_size=16, rng=np.random.default_rng(0), max_examples=64)
     assert batches.examples.shape == (1, 4, 16)
 
 

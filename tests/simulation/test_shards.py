@@ -1,4 +1,4 @@
-"""A sweep by several processes at once: every run once, and none lost when a process is killed."""
+"""Sweeps in several processes: every run is trained once, even if a process is killed."""
 
 import json
 import os
@@ -36,7 +36,7 @@ SAME = ("result.json", "model.npy", "audit/rounds.log")
 
 
 def sweep_by_shards(folder, out, *, shards, seeds, rounds, killed):
-    """Runs a grid by some shards at once and kills one of them in the middle of its second run; their outputs."""
+    """Run a grid in parallel shards, kill one of them during its second run, and return the outputs of the others."""
     (folder / "grid.toml").write_text(GRID.format(rounds=rounds, seeds=list(range(1, seeds + 1))))
     going = [
         command(
@@ -56,11 +56,11 @@ def sweep_by_shards(folder, out, *, shards, seeds, rounds, killed):
 
 
 def assert_every_run_was_trained_once(outputs, out, *, seeds, rounds, killed, shards):
-    """What the shards say that they trained, and the rounds on the disk, agree with one training of each run."""
+    """The outputs of the shards and the rounds on disk both show that each run was trained once."""
     trained = sorted(run["run"] for found in outputs for run in found["runs"] if run["trained"])
     assert len(trained) == len(set(trained))
     missing = {f"seed={seed}" for seed in range(1, seeds + 1)} - set(trained)
-    assert f"seed={killed + shards}" not in missing  # the run that was interrupted was taken over
+    assert f"seed={killed + shards}" not in missing  # another shard took over the interrupted run
     assert missing <= {f"seed={seed}" for seed in range(killed, seeds + 1, shards)}  # finished before the kill
     for seed in range(1, seeds + 1):
         lines = [json.loads(line) for line in (out / f"seed={seed}" / "metrics.jsonl").read_text().splitlines()]
@@ -68,7 +68,7 @@ def assert_every_run_was_trained_once(outputs, out, *, seeds, rounds, killed, sh
         assert (out / f"seed={seed}" / "result.json").exists()
 
 
-def test_three_shards_train_every_run_once_and_take_over_from_one_that_is_killed(tmp_path):
+def test_three_shards_train_every_run_once_after_one_is_killed(tmp_path):
     rounds, seeds, shards, killed = 40, 6, 3, 2
     out = tmp_path / "out"
     outputs = sweep_by_shards(tmp_path, out, shards=shards, seeds=seeds, rounds=rounds, killed=killed)
@@ -91,14 +91,14 @@ def test_three_shards_train_every_run_once_and_take_over_from_one_that_is_killed
 
 
 @pytest.mark.slow
-def test_forty_runs_by_four_shards_of_which_one_is_killed(tmp_path):
+def test_four_shards_train_forty_runs_after_one_is_killed(tmp_path):
     rounds, seeds, shards, killed = 60, 40, 4, 3
     out = tmp_path / "out"
     outputs = sweep_by_shards(tmp_path, out, shards=shards, seeds=seeds, rounds=rounds, killed=killed)
     assert_every_run_was_trained_once(outputs, out, seeds=seeds, rounds=rounds, killed=killed, shards=shards)
 
 
-def test_parts_of_a_grid_are_disjoint_and_whole():
+def test_shards_partition_the_grid():
     points = make_points(TINY, {"seed": list(range(1, 11))})
     for count in (1, 3, 4, 12):
         parts = [list(Shard(number, count).own(points)) for number in range(1, count + 1)]
@@ -112,22 +112,22 @@ def test_parts_of_a_grid_are_disjoint_and_whole():
 @pytest.mark.parametrize(
     "text", ["0/4", "5/4", "-1/4", "1/0", "3", "a/b", "1/4/4", "1 / 4", "1.5/4", "", "1/1000000000000"]
 )
-def test_a_bad_shard_is_one_line(text):
+def test_invalid_shard_gives_a_one_line_error(text):
     with pytest.raises(ValueError, match=r"shard|at least 1") as error:
         Shard.parse(text)
     assert "\n" not in str(error.value)
 
 
-def test_a_bad_shard_is_refused_before_anything_starts(tmp_path):
+def test_invalid_shard_is_rejected_before_anything_starts(tmp_path):
     (tmp_path / "grid.toml").write_text(GRID.format(rounds=2, seeds=[1]))
     done = command(tmp_path / "o.txt", "sweep", tmp_path / "grid.toml", "--out", tmp_path / "out", "--shard", "5/4")
     assert done.wait() == 2
-    assert done.errors == "coalmine: a shard must lie between 1 and their number, at most 10,000, got 5/4\n"
+    assert done.errors == "coalmine: a shard must lie between 1 and the number of shards, at most 10,000, got 5/4\n"
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_that_another_process_holds_is_left_to_it(tmp_path):
-    """And trained once the lock is free, although its file is still there."""
+def test_a_run_locked_by_another_process_is_skipped(tmp_path):
+    """It is trained once the lock is released, although the lock file still exists."""
     points = make_points(TINY, {"seed": [1, 2]})
     holder = RunDirectory(tmp_path / "seed=1")
     holder.lock()
@@ -138,7 +138,7 @@ def test_a_run_that_another_process_holds_is_left_to_it(tmp_path):
     assert "is being written by another process; wait for it" in alone.error
     holder.close()
     assert (tmp_path / "seed=1" / ".lock").exists()
-    first, second = run_sweep(points, tmp_path, shard=Shard(2, 2))  # its own is finished, so it takes over the other
+    first, second = run_sweep(points, tmp_path, shard=Shard(2, 2))  # its own run is finished; it takes over the other
     assert (first.point.name, first.trained) == ("seed=1", True)
     assert (second.point.name, second.trained) == ("seed=2", False)
 
@@ -154,13 +154,13 @@ def test_a_failed_run_is_not_repeated_by_other_shards(tmp_path):
     [finished] = run_sweep(points, tmp_path, shard=Shard(2, 2))
     assert (finished.point.name, finished.error) == (points[1].name, None)
     assert note.stat().st_mtime_ns == written
-    [again, _] = run_sweep(points, tmp_path)  # whose own it is tries again
+    [again, _] = run_sweep(points, tmp_path)  # without shards, a failed run is repeated
     assert "training has diverged" in again.error
     assert not note.exists()
 
 
-def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
-    """Not taken for a lock that another process holds, which would leave every run to nobody."""
+def test_a_file_system_without_locks_gives_an_error(tmp_path, monkeypatch):
+    """The error is not mistaken for a lock of another process; otherwise no process would train the run."""
 
     def refuse(handle, how):
         raise OSError(38, "Function not implemented")
@@ -172,8 +172,8 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
     assert "this file system has no locks" in run.error
 
 
-def test_the_lock_of_a_killed_process_is_free(tmp_path):
-    """The kernel releases it: nothing has to be cleaned up by hand."""
+def test_the_lock_of_a_killed_process_is_released(tmp_path):
+    """The kernel releases it, so the user need not clean up."""
     (tmp_path / "grid.toml").write_text(GRID.format(rounds=10_000, seeds=[1]))
     going = command(tmp_path / "o.txt", "sweep", tmp_path / "grid.toml", "--out", tmp_path / "out", "--shard", "1/2")
     going.wait_for(lambda: lines_of(tmp_path / "out" / "seed=1" / "metrics.jsonl") > 0)

@@ -1,4 +1,4 @@
-"""The privacy statement of `coalmine run` says what its config says."""
+"""The privacy statement of `coalmine run` agrees with its config."""
 
 import sys
 import tomllib
@@ -36,7 +36,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_statement_of_a_run_says_what_the_config_says(tmp_path, kind):
+def test_statement_agrees_with_the_config(tmp_path, kind):
     outcome = training_run.start(config(**KINDS[kind]), tmp_path)
     settings, statement = tomllib.loads((tmp_path / "config.toml").read_text()), complete(tmp_path)
     assert values(statement, "mechanism.clip_norm", "mechanism.noise_multiplier", "guarantee.delta") == {
@@ -55,7 +55,7 @@ def test_a_statement_of_a_run_says_what_the_config_says(tmp_path, kind):
     assert statement.items["accounting.accountant"].value == "closed form of the Gaussian mechanism, by coalmine"
     for name in ("noise_level", "noise_law", "clipping", "weights", "tensors"):
         assert statement.items[f"accounting.{name}"].basis == "observed"
-    assert "whoever has that file can draw the noise again" in statement.items["mechanism.generator"].text
+    assert "anyone who has that file can regenerate the noise" in statement.items["mechanism.generator"].text
     adaptive, tree = kind == "adaptive", kind == "tree"
     assert ("clip's count" in statement.items["mechanism.also_released"].text) is adaptive
     assert ("it then follows the updates" in statement.items["mechanism.clip_norm"].detail) is adaptive

@@ -94,7 +94,8 @@ def test_damaged_files_are_reported(tmp_path):
         read_idx(path, sha256=checksum)
     path.unlink()
     with pytest.raises(
-        FileNotFoundError, match=r"is not there: `coalmine data get .*`, or name its folder's parent by --data-dir"
+        FileNotFoundError,
+        match=r"does not exist: run `coalmine data get .*`, or give its folder's parent with --data-dir",
     ):
         read_idx(path, sha256=checksum)
 
@@ -102,7 +103,7 @@ def test_damaged_files_are_reported(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\0\0\x08\x01\0\0\0\x05abc", r"its header announces 5 bytes of shape \[5\], 3 follow"),
+        (b"\0\0\x08\x01\0\0\0\x05abc", r"its header announces 5 bytes of shape \[5\], but 3 follow"),
         (b"\0\0\x0d\x01\0\0\0\x05abcde", "is not an idx file of bytes or 32-bit integers: it begins with 00000d01"),
         (b"PK", "is not an idx file"),
         (b"\0\0\x08\x03\0\0\0\x05", "is incomplete"),
@@ -123,9 +124,9 @@ def test_bytes_that_are_not_idx_are_rejected(content, message):
         ),
         (
             {"name": "fashion-mnist", "data_dir": Path("/no/such/folder")},
-            "the data folder /no/such/folder is not there",
+            "the data folder /no/such/folder does not exist",
         ),
-        ({"name": "fashion-mnist"}, "say where they are by --data-dir or COALMINE_DATA_DIR"),
+        ({"name": "fashion-mnist"}, "give their folder with --data-dir or COALMINE_DATA_DIR"),
     ],
 )
 def test_invalid_tasks_are_rejected(arguments, message, monkeypatch, tmp_path):

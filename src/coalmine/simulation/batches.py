@@ -13,8 +13,8 @@ from coalmine.simulation.population import Indices
 class Batches:
     """The examples of every step of every client.
 
-    Step s of client c trains on examples[c, s, :counts[c, s]]; the rest of that row is padding. A client whose counts[c, s]
-    is 0 has taken its last step and keeps its model.
+    Step s of client c trains on examples[c, s, :counts[c, s]]; the rest of that row is padding. A count of 0 means that
+    the client has taken its last step.
     """
 
     examples: Indices  # clients × steps × batch size
@@ -26,13 +26,13 @@ class Batches:
 
     @property
     def steps(self) -> Indices:
-        """How many steps each client takes."""
-        taken: Indices = (self.counts > 0).sum(axis=1)
-        return taken
+        """The number of steps that each client takes."""
+        count: Indices = (self.counts > 0).sum(axis=1)
+        return count
 
     @property
     def sizes(self) -> Indices:
-        """How many examples each client trains on, epochs included."""
+        """The number of examples that each client trains on, summed over epochs."""
         total: Indices = self.counts.sum(axis=1)
         return total
 
@@ -43,9 +43,9 @@ class Batches:
         return (present / np.maximum(self.counts, 1)[:, :, None]).astype(np.float32)
 
     def longest_first(self, clients: Indices) -> tuple["Batches", Indices]:
-        """The batches of some clients, those with most steps first, and the permutation that restores the order.
+        """The batches of some clients, most steps first, and the permutation that restores the order.
 
-        So the clients that still train at a step are always the first rows.
+        In this order the clients that still train at a step are always the first rows.
         """
         order = np.argsort(-self.steps[clients], kind="stable")
         return self.take(clients[order]), np.argsort(order)
@@ -58,28 +58,28 @@ class Batches:
 
 
 def draw_batches(
-    owned: Sequence[Indices], *, epochs: int, batch_size: int, rng: np.random.Generator, most: int | None = None
+    owned: Sequence[Indices], *, epochs: int, batch_size: int, rng: np.random.Generator, max_examples: int | None = None
 ) -> Batches:
-    """Each client's examples in batches, shuffled again in each epoch; the last batch of an epoch may be smaller.
+    """Divide each client's examples into batches, reshuffled in each epoch; the last batch of an epoch may be smaller.
 
-    A client stops after `most` examples, epochs included: its examples are shuffled, then cut, then batched.
+    A client stops after `max_examples` examples in all epochs together: examples are shuffled, then cut, then batched.
     """
     sizes = np.array([len(examples) for examples in owned], dtype=np.int64)
     if not len(sizes):
         return Batches(np.zeros((0, 0, batch_size), np.int64), np.zeros((0, 0), np.int64), np.zeros(0, np.int64))
     flat, owner = np.concatenate(owned), np.repeat(np.arange(len(sizes)), sizes)
-    place = np.arange(len(flat)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    position = np.arange(len(flat)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     per_epoch = -(-sizes // batch_size)
-    before = np.arange(epochs)[:, None] * sizes  # examples gone through when an epoch begins
-    shares = np.tile(sizes, (epochs, 1)) if most is None else (most - before).clip(0, sizes)
+    used = np.arange(epochs)[:, None] * sizes  # examples used before an epoch
+    shares = np.tile(sizes, (epochs, 1)) if max_examples is None else (max_examples - used).clip(0, sizes)
     steps = int((-(-shares // batch_size)).sum(axis=0).max())
     examples = np.zeros((len(sizes), steps, batch_size), dtype=np.int64)
     counts = np.zeros((len(sizes), steps), dtype=np.int64)
     for epoch, share in enumerate(shares):
         order = np.lexsort((rng.random(len(flat)), owner))
-        kept = place < share[owner]
-        who, where, which = owner[kept], place[kept], flat[order][kept]
-        step = epoch * per_epoch[who] + where // batch_size
-        examples[who, step, where % batch_size] = which
-        np.add.at(counts, (who, step), 1)
+        kept = position < share[owner]
+        client, index, example = owner[kept], position[kept], flat[order][kept]
+        step = epoch * per_epoch[client] + index // batch_size
+        examples[client, step, index % batch_size] = example
+        np.add.at(counts, (client, step), 1)
     return Batches(examples, counts, rng.integers(2**62, size=len(sizes), dtype=np.int64))

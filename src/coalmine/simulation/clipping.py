@@ -40,9 +40,9 @@ class FixedClipping:
 class AdaptiveClipping:
     """The clip norm follows the `quantile` of the norms: C ← C · exp(−rate · (share of norms ≤ C − quantile)).
 
-    The share is a noised count over the n that updates are divided by. A participant moves the count, less ½, by at most
-    ½, so a count with noise std `count_noise` has the noise multiplier 2 · count_noise; the updates get the rest:
-    z_Δ = (z⁻² − (2σ_b)⁻²)^−½, and both together are one Gaussian mechanism of noise multiplier z.
+    The share is a noised count divided by the same n as the updates. Each participant adds ½ or −½ to the centred count,
+    so a count with noise std σ_b = `count_noise` has noise multiplier 2σ_b. The updates get the rest of the budget,
+    z_Δ = (z⁻² − (2σ_b)⁻²)^−½. Together they are one Gaussian mechanism with noise multiplier z.
     """
 
     clip_norm: float  # of the first round
@@ -62,18 +62,18 @@ class AdaptiveClipping:
 
     @property
     def update_noise_multiplier(self) -> float:
-        """z_Δ, a little above the noise multiplier of the whole."""
+        """z_Δ, a little above the total noise multiplier z."""
         if not self.noise_multiplier:
             return 0.0
         return float((self.noise_multiplier**-2 - (2 * self.count_noise) ** -2) ** -0.5)
 
     @property
     def count_noise_multiplier(self) -> float:
-        """2σ_b; 0 where nothing is noised."""
+        """2σ_b, or 0 without noise."""
         return 2 * self.count_noise if self.noise_multiplier else 0.0
 
     def next_norm(self, clip_norm: float, below: float, participants: float, generator: torch.Generator) -> float:
-        """The next round's clip norm from the number of norms `below` this one's, canaries counted as clients are."""
+        """The next clip norm, from the number of norms `below` the current one; canaries count like clients."""
         noise = float(torch.randn((), generator=generator, dtype=torch.float64)) * self.count_noise
         share = (below + noise * bool(self.noise_multiplier)) / participants
         return clip_norm * math.exp(-self.rate * (share - self.quantile))

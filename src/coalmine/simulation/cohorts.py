@@ -44,9 +44,9 @@ class Cohorts:
 
 
 def sampling_of(config: RunConfig, population: int) -> Sampling | None:
-    """The scheme by which everybody takes part, as an accountant names it; None for those that have no name.
+    """The sampling scheme of the run in the accountant's terms; None if accountants have no such scheme.
 
-    Canaries that are sampled beside the clients count: the scheme is that of the audited pipeline.
+    Canaries that are sampled with the clients are part of the population, as in the audited pipeline.
     """
     settings = config.participation
     return cohort_sampling(
@@ -58,65 +58,70 @@ def sampling_of(config: RunConfig, population: int) -> Sampling | None:
     )
 
 
-def plan_cohorts(config: RunConfig, population: int, spread: Callable[[int], npt.NDArray[np.integer[Any]]]) -> Cohorts:
-    """The cohorts of a run. `spread` gives the canaries of a round where they do not follow the clients' pattern."""
+def plan_cohorts(
+    config: RunConfig, population: int, planned_canaries: Callable[[int], npt.NDArray[np.integer[Any]]]
+) -> Cohorts:
+    """The cohorts of a run. `planned_canaries` gives the canaries of a round under pattern "spread"."""
     canaries = config.canaries
     if canaries.pattern == "spread":
-        return _spread(config, population, spread)
+        return _spread_cohorts(config, population, planned_canaries)
     if canaries.pattern == "clients":
-        return _as_participants(config, population, population + np.arange(canaries.count))
+        return _sampled_cohorts(config, population, population + np.arange(canaries.count))
     if canaries.count >= population:
         raise ValueError(
-            f"canaries.count must be below the {population} clients whose place they take, got {canaries.count}"
+            f"canaries.count must be below the number of clients, {population}, since canaries replace clients, "
+            f"got {canaries.count}"
         )
-    chosen = numpy_stream(config.seed, "replaced clients").choice(population, canaries.count, replace=False)
-    return _as_participants(config, population, chosen)
+    replaced = numpy_stream(config.seed, "replaced clients").choice(population, canaries.count, replace=False)
+    return _sampled_cohorts(config, population, replaced)
 
 
-def _spread(config: RunConfig, population: int, spread: Callable[[int], npt.NDArray[np.integer[Any]]]) -> Cohorts:
+def _spread_cohorts(
+    config: RunConfig, population: int, planned_canaries: Callable[[int], npt.NDArray[np.integer[Any]]]
+) -> Cohorts:
     clients = _participation(config, population, extra=0)
-    shown = np.mean(config.canaries.presentations) * config.canaries.count / config.rounds
+    per_round = np.mean(config.canaries.presentations) * config.canaries.count / config.rounds
 
     def of_round(round_number: int) -> Cohort:
-        return Cohort(clients.participants(round_number), np.asarray(spread(round_number), dtype=np.int64))
+        return Cohort(clients.participants(round_number), np.asarray(planned_canaries(round_number), dtype=np.int64))
 
-    return Cohorts(of_round, clients.expected_size + float(shown), float(shown))
+    return Cohorts(of_round, clients.expected_size + float(per_round), float(per_round))
 
 
-def _as_participants(config: RunConfig, population: int, canary_ids: Indices) -> Cohorts:
+def _sampled_cohorts(config: RunConfig, population: int, canary_ids: Indices) -> Cohorts:
     """Cohorts in which canaries are sampled like clients: participant canary_ids[i] is canary i."""
-    everybody = _participation(config, population, extra=max(0, int(canary_ids.max()) + 1 - population))
+    participation = _participation(config, population, extra=max(0, int(canary_ids.max()) + 1 - population))
     order = np.argsort(canary_ids)
     sorted_ids = canary_ids[order]
 
     def of_round(round_number: int) -> Cohort:
-        present = everybody.participants(round_number)
-        place = np.searchsorted(sorted_ids, present).clip(max=len(sorted_ids) - 1)
-        is_canary = sorted_ids[place] == present
-        return Cohort(present[~is_canary], np.sort(order[place[is_canary]]))
+        present = participation.participants(round_number)
+        position = np.searchsorted(sorted_ids, present).clip(max=len(sorted_ids) - 1)
+        is_canary = sorted_ids[position] == present
+        return Cohort(present[~is_canary], np.sort(order[position[is_canary]]))
 
     share = len(canary_ids) / max(population, int(canary_ids.max()) + 1)
-    return Cohorts(of_round, everybody.expected_size, everybody.expected_size * share)
+    return Cohorts(of_round, participation.expected_size, participation.expected_size * share)
 
 
 def _participation(config: RunConfig, population: int, *, extra: int) -> Participation:
-    """Participation of `population` clients and `extra` others; rounds grow so that the rate per participant stays."""
-    settings, everybody = config.participation, population + extra
+    """Participation of `population` clients and `extra` canaries; rounds grow, so the sampling rate stays the same."""
+    settings, total = config.participation, population + extra
     if settings.kind != "file" and settings.clients_per_round > population:
         raise ValueError(
-            f"participation.clients_per_round must be at most the {population} there are, got {settings.clients_per_round}"
+            f"participation.clients_per_round must be at most the population, {population}, got {settings.clients_per_round}"
         )
     size = cohort_size(settings.clients_per_round, population=population, extra=extra)
     if settings.kind == "poisson":
-        return Poisson(everybody, settings.clients_per_round / population, config.seed)
+        return Poisson(total, settings.clients_per_round / population, config.seed)
     if settings.kind == "fixed":
-        return FixedSize(everybody, size, config.seed)
+        return FixedSize(total, size, config.seed)
     if settings.kind == "limited":
-        return LimitedCheckIns(everybody, size, settings.separation, config.seed)
+        return LimitedCheckIns(total, size, settings.separation, config.seed)
     if settings.kind == "shuffled":
-        return ShuffledEpochs(everybody, size, config.seed)
+        return ShuffledEpochs(total, size, config.seed)
     assert settings.rounds_file is not None  # ParticipationSettings checks it
     rounds = read_rounds(Path(settings.rounds_file), clients=population, canaries=extra)
     if len(rounds.rounds) < config.rounds:
-        raise ValueError(f"{settings.rounds_file} has {len(rounds.rounds)} rounds, the run {config.rounds}")
+        raise ValueError(f"{settings.rounds_file} has {len(rounds.rounds)} rounds, but the run needs {config.rounds}")
     return rounds

@@ -68,8 +68,8 @@ class ParticipationSettings:
 
     kind: str = "shuffled"
     clients_per_round: int = 50
-    separation: int = 1  # of kind "limited": rounds between two check-ins
-    rounds_file: str | None = None  # of kind "file"
+    separation: int = 1  # for kind "limited": rounds between two check-ins
+    rounds_file: str | None = None  # for kind "file"
 
     def __post_init__(self) -> None:
         _one_of("participation.kind", self.kind, PARTICIPATIONS)
@@ -88,14 +88,14 @@ class PrivacySettings:
 
     noise_multiplier: float = 0.5
     noise: str = "gaussian"
-    bands: int | None = None  # of noise "banded"
-    restart: int | None = None  # of noise "tree": rounds of one tree; default: all
+    bands: int | None = None  # for noise "banded"
+    restart: int | None = None  # for noise "tree": rounds per tree; default: all
     delta: float = 1e-6
     clipping: str = "fixed"
-    clip_norm: float = 0.5  # of an adaptive clip: where it starts
+    clip_norm: float = 0.5  # for an adaptive clip: its first value
     quantile: float = 0.5
     clip_rate: float = 0.2
-    count_noise: float | None = None  # default: participants of a round over 20
+    count_noise: float | None = None  # default: participants per round / 20
     divide_by: str | None = None  # default: the expected number under Poisson sampling, otherwise the actual one
 
     def __post_init__(self) -> None:
@@ -120,7 +120,7 @@ class PrivacySettings:
             _one_of("privacy.divide_by", self.divide_by, DIVISORS)
 
     def clipping_of(self, participants: float) -> Clipping:
-        """The clipping with rounds of this many participants."""
+        """The clipping for rounds with this many participants."""
         if self.clipping == "fixed":
             return FixedClipping(self.clip_norm, self.noise_multiplier)
         count_noise = participants / 20 if self.count_noise is None else self.count_noise
@@ -135,19 +135,17 @@ class CanarySettings:
     """
 
     count: int = cast(int, None)  # default: 1000; a config never holds None
-    replace_fraction: float | None = (
-        None  # of the clients, of pattern "replace"; default: a tenth, unless there is a count
-    )
+    replace_fraction: float | None = None  # of the clients, for pattern "replace"; default: 0.1 if count is not set
     unobserved: int | None = None
     kind: str = "rotated"
-    presentations: tuple[int, ...] = (1,)  # of pattern "spread"; several make groups
+    presentations: tuple[int, ...] = (1,)  # for pattern "spread"; several numbers make groups
     pattern: str = "spread"
-    scale: float = 10.0  # canaries send this times the clip norm, so that clipping is audited too
+    scale: float = 10.0  # canaries send vectors of this many clip norms, so that clipping is audited too
     seed_file: str | None = None
 
     def __post_init__(self) -> None:
         _one_of("canaries.pattern", self.pattern, PATTERNS)
-        self._settle_number()
+        self._set_count_or_fraction()
         _one_of("canaries.kind", self.kind, ("rotated", "sphere"))
         if not one_number("canaries.scale", self.scale) >= 1:
             raise ValueError(
@@ -162,8 +160,8 @@ class CanarySettings:
                 f"canaries.presentations follow from the clients' pattern, so they cannot be {self.presentations}"
             )
 
-    def _settle_number(self) -> None:
-        """Check that a count or a fraction is given, never both; default by pattern."""
+    def _set_count_or_fraction(self) -> None:
+        """Reject a count together with a fraction; without either, set the default of the pattern."""
         if self.replace_fraction is not None:
             unit_interval("canaries.replace_fraction", self.replace_fraction)
             if self.pattern != "replace":
@@ -187,7 +185,7 @@ class CanarySettings:
         """The same settings with a count instead of a fraction of `clients`, rounded down."""
         if self.replace_fraction is None:
             return self
-        count = math.floor(Fraction(str(self.replace_fraction)) * clients)  # as it is written: 0.29 of 100 are 29
+        count = math.floor(Fraction(str(self.replace_fraction)) * clients)  # exact in decimals: 0.29 of 100 is 29
         if count < FEWEST_CANARIES:
             raise ValueError(
                 f"canaries.replace_fraction {self.replace_fraction:g} of {clients} clients must be at least "
@@ -198,11 +196,11 @@ class CanarySettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimSettings:
-    """The epsilon that the verdict is about; without one there is no verdict.
+    """The claimed epsilon, which the verdict judges; without a claim there is no verdict.
 
-    `analytical` claims the mechanism's own epsilon, for an attacker who knows a client's rounds. `accountant` claims the
-    accountant's, amplified because sampling hides them. `amplified` says that a claimed number is the accountant's.
-    `stop_on_violation` stops the training in the round that refutes the claim.
+    `analytical` claims the mechanism's epsilon, for an attacker who knows a client's rounds. `accountant` claims the
+    accountant's epsilon, which is amplified because sampling hides those rounds. `amplified` says that a claimed number is
+    the accountant's. `stop_on_violation` stops the training in the round that refutes the claim.
     """
 
     epsilon: float | None = None
@@ -223,7 +221,7 @@ class ClaimSettings:
 
     @property
     def counts_on_sampling(self) -> bool:
-        """Whether the claim is one that sampling amplifies."""
+        """Whether the claim relies on amplification by sampling."""
         return self.accountant or self.amplified
 
     @property
@@ -236,17 +234,17 @@ class ClaimSettings:
 class EngineSettings:
     """How the clients are trained. `memory_limit` is in GiB; 0 threads means one per core.
 
-    `jobs` is the number of workers: processes, called ranks, that divide the clients of every round among them. 0 means one
-    per core if clients train one by one on a CPU, else one. The numbers of workers and threads are part of a run, since
-    sums in another order round differently. `precision`, fp32 or tf32, is that of matrix products in the clients' training
-    on a GPU; weights, sums, clip and noise are always fp32.
+    `jobs` is the number of workers: processes, called ranks, that share the clients of every round. 0 means one per core if
+    clients train one by one on a CPU, else one. A run keeps its numbers of workers and threads, since sums in another order
+    round differently. `precision`, fp32 or tf32, applies to matrix products in the clients' training on a GPU; weights,
+    sums, clip and noise are always fp32.
     """
 
     name: str = "auto"
     device: str = "auto"
-    jobs: int = 0  # processes that divide the clients of a round (--workers)
+    jobs: int = 0  # processes that share the clients of a round (--workers)
     threads: int = 0
-    memory_limit: float | None = None  # default: 1 on a CPU, half of what a GPU has
+    memory_limit: float | None = None  # default: 1 on a CPU, half of the memory of a GPU
     precision: str = "auto"
 
     def __post_init__(self) -> None:
@@ -260,7 +258,7 @@ class EngineSettings:
             raise ValueError(f"engine.memory_limit must be above 0, got {self.memory_limit}")
 
     def resolved(self) -> "EngineSettings":
-        """The settings with this machine's device and threads for "auto" and 0, so that a resumed run keeps them."""
+        """The settings with this machine's device, threads, memory and precision, so that a resumed run keeps them."""
         device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
         try:
             torch.empty(0, device=device)
@@ -288,7 +286,7 @@ class RunConfig:
     """Everything that determines a run, except the secret canary seed: only the name of its file is stored."""
 
     rounds: int = 100
-    seed: int = 1  # of the training: initial model, sampling, noise
+    seed: int = 1  # for the training: initial model, sampling, noise
     evaluate_every: int = 10
     checkpoint_every: int = 10
     task: TaskSettings = field(default_factory=TaskSettings)
@@ -323,7 +321,7 @@ class RunConfig:
             self._check_accountable()
 
     def _check_accountable(self) -> None:
-        """Check that an accountant amplifies epsilon by the sampling of this run."""
+        """Check that an accountant can amplify epsilon by the sampling of this run."""
         if self.privacy.noise != "gaussian":
             raise ValueError(
                 f"no accountant amplifies noise {self.privacy.noise} by sampling: claim the analytical epsilon"
@@ -341,17 +339,17 @@ class RunConfig:
 
     @property
     def divisor(self) -> str:
-        """What sums are divided by: the actual number of participants, or the expected one, which hides it."""
+        """The divisor of sums: the actual number of participants, or the expected one, which hides the actual number."""
         return self.privacy.divide_by or ("expected" if self.participation.kind == "poisson" else "actual")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for TOML, without those that are None."""
-        return _plain(self)
+        """The settings as plain values for TOML, without those that are None."""
+        return _to_plain(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "RunConfig":
-        """The inverse of to_dict; an unknown name or an invalid value is a ValueError."""
-        return _made(cls, {name: value for name, value in values.items() if name != "schema_version"}, "")
+        """The inverse of to_dict. Raises ValueError for an unknown name or an invalid value."""
+        return _build(cls, {name: value for name, value in values.items() if name != "schema_version"}, "")
 
     def noise_law(self) -> CorrelatedNoise | None:
         """The correlation of the noise across rounds; None for independent noise."""
@@ -377,7 +375,7 @@ def task_defaults(name: str, level: str = "client") -> dict[str, Any]:
     elif name in _TASK_DEFAULTS:
         changes |= _TASK_DEFAULTS[name]
     defaults = merged(RunConfig().to_dict(), changes)
-    del defaults["canaries"]["count"]  # otherwise giving a fraction would give both
+    del defaults["canaries"]["count"]  # otherwise a config with a fraction would have both
     return defaults
 
 
@@ -410,8 +408,8 @@ _EXAMPLE_LEVEL: dict[str, Any] = {
 }
 
 
-# Settings that exclude each other, as (section, key): giving the first drops the others from a config file or the defaults.
-RIVALS = {
+# Settings that exclude each other, as (section, key): setting the first drops the others from a config file or the defaults.
+CONFLICTS = {
     ("claim", "epsilon"): [("claim", "analytical"), ("claim", "accountant")],
     ("claim", "analytical"): [("claim", "epsilon"), ("claim", "accountant"), ("claim", "amplified")],
     ("claim", "accountant"): [("claim", "epsilon"), ("claim", "analytical"), ("claim", "amplified")],
@@ -423,39 +421,39 @@ RIVALS = {
 }
 
 
-def config_with(given: Mapping[str, Any], path: Path | None = None) -> RunConfig:
-    """The config of the settings `given`; the TOML file at `path` and the task's defaults fill in the others."""
-    changes = merged(_without_rivals(read_config(path) if path else {}, given), given)
-    return RunConfig.from_dict(merged(_without_rivals(defaults_of(changes), changes), changes))
+def config_with(settings: Mapping[str, Any], path: Path | None = None) -> RunConfig:
+    """The config with these settings; the TOML file at `path` and the task's defaults fill in the others."""
+    changes = merged(_without_conflicts(read_config(path) if path else {}, settings), settings)
+    return RunConfig.from_dict(merged(_without_conflicts(defaults_of(changes), changes), changes))
 
 
 def defaults_of(changes: Mapping[str, Any]) -> dict[str, Any]:
     """The default config of the task that `changes` name.
 
-    A claim that counts on sampling needs canaries that are sampled as clients are, so that is the default then.
+    A claim that relies on sampling needs canaries that are sampled like clients, so the default pattern is then "clients".
     """
     task, claim, canaries = (
         part if isinstance(part := changes.get(name, {}), Mapping) else {}  # RunConfig.from_dict rejects others
         for name in ("task", "claim", "canaries")
     )
-    found = task_defaults(task.get("name", "digits"), task.get("level", "client"))
+    defaults = task_defaults(task.get("name", "digits"), task.get("level", "client"))
     sampled = claim.get("accountant") is True or claim.get("amplified") is True
     if sampled and not {"pattern", "presentations", "replace_fraction"} & canaries.keys():
-        found = merged(found, {"canaries": {"pattern": "clients"}})
-    return found
+        defaults = merged(defaults, {"canaries": {"pattern": "clients"}})
+    return defaults
 
 
-def _without_rivals(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` without the settings that those in `given` replace; a setting that repeats `values` drops none."""
+def _without_conflicts(values: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` without the settings that conflict with `new` ones; a setting that repeats `values` drops none."""
     kept = {name: dict(part) if isinstance(part, dict) else part for name, part in values.items()}
 
-    def found(place: tuple[str, str], settings: Mapping[str, Any]) -> Any:
-        section = settings.get(place[0])
-        return section.get(place[1]) if isinstance(section, dict) else None
+    def lookup(setting: tuple[str, str], source: Mapping[str, Any]) -> Any:
+        section = source.get(setting[0])
+        return section.get(setting[1]) if isinstance(section, dict) else None
 
-    for place, rivals in RIVALS.items():
-        if found(place, given) not in (None, found(place, values)):
-            for section, key in rivals:
+    for setting, conflicts in CONFLICTS.items():
+        if lookup(setting, new) not in (None, lookup(setting, values)):
+            for section, key in conflicts:
                 if isinstance(kept.get(section), dict):
                     kept[section].pop(key, None)
     return kept
@@ -486,36 +484,36 @@ def read_config(path: Path) -> dict[str, Any]:
     return values
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         pairs = ((part.name, getattr(value, part.name)) for part in dataclasses.fields(value))
-        return {name: _plain(item) for name, item in pairs if item is not None}
+        return {name: _to_plain(item) for name, item in pairs if item is not None}
     return list(value) if isinstance(value, tuple) else value
 
 
-def _made(cls: Any, values: Mapping[str, Any], section: str) -> Any:
+def _build(cls: Any, values: Mapping[str, Any], section: str) -> Any:
     types_of = typing.get_type_hints(cls)
     unknown = sorted(values.keys() - types_of.keys())
     if unknown:
-        whole = section.removesuffix(".") or "it"
-        raise ValueError(f"a config has no {section}{unknown[0]}; {whole} has {', '.join(types_of)}")
-    return cls(**{name: _value(types_of[name], value, f"{section}{name}") for name, value in values.items()})
+        owner = section.removesuffix(".") or "it"
+        raise ValueError(f"a config has no {section}{unknown[0]}; {owner} has {', '.join(types_of)}")
+    return cls(**{name: _convert(types_of[name], value, f"{section}{name}") for name, value in values.items()})
 
 
-def _value(kind: Any, value: Any, name: str) -> Any:
+def _convert(kind: Any, value: Any, name: str) -> Any:
     options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise ValueError(f"{name} must be a section, got {shown(value)}")
-        return _made(kind, value, f"{name}.")
+        return _build(kind, value, f"{name}.")
     if typing.get_origin(kind) is tuple:
         items = value if isinstance(value, list | tuple) else [value]
-        return tuple(_value(typing.get_args(kind)[0], item, name) for item in items)
+        return tuple(_convert(typing.get_args(kind)[0], item, name) for item in items)
     if float in options and isinstance(value, int) and not isinstance(value, bool):
         return one_number(name, value)
     if not isinstance(value, tuple(options)) or (isinstance(value, bool) and bool not in options):
-        wanted = " or ".join(option.__name__ for option in options if option is not types.NoneType)
-        raise ValueError(f"{name} must be {wanted}, got {shown(value)}")
+        expected = " or ".join(option.__name__ for option in options if option is not types.NoneType)
+        raise ValueError(f"{name} must be {expected}, got {shown(value)}")
     return value
 
 

@@ -1,4 +1,4 @@
-"""DP-FedAvg with canaries (Algorithms 2 and 3), and DP-SGD, which is the same with examples for clients."""
+"""DP-FedAvg with canaries (Algorithms 2 and 3), and DP-SGD, which treats each example as a client."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,12 +22,12 @@ from coalmine.simulation.randomness import torch_stream
 from coalmine.simulation.server_optimizer import ServerSettings, State, server_step
 from coalmine.simulation.tasks import Task
 
-# Model, clients, round and clip norm to the sum of the clipped updates, and their norms before clipping.
+# From model, clients, round number and clip norm to the sum of the clipped updates and their norms before clipping.
 SumOfClients = Callable[[Tensor, Indices, int, float], tuple[Tensor, Tensor]]
 
 
 def population_of(config: RunConfig, task: Task) -> Population:
-    """The clients of a run: the task's own, or its single examples."""
+    """The clients of a run: the task's clients, or its examples at level example."""
     return task.population if config.task.level == "client" else single_examples(len(task.train))
 
 
@@ -38,7 +38,7 @@ def clients_part(clients: Tensor, count: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of a round that privacy depends on. A self-test replaces one of them by a faulty one."""
+    """The steps of a round that privacy depends on. A self-test replaces one of them with a faulty one."""
 
     weigh: Callable[[Tensor], Tensor] = equal_weights
     clip: Callable[[Tensor, float], Tensor] = clip_factors
@@ -50,7 +50,7 @@ class Steps:
 
 @dataclass
 class TrainingState:
-    """Everything the next round needs: the content of a checkpoint."""
+    """Everything that the next round needs; a checkpoint stores it."""
 
     round_number: int  # of the last finished round
     model_vector: Tensor
@@ -87,10 +87,10 @@ class Training:
         self.steps = steps or Steps()
         self.population = population_of(config, task)
         self.sums = ClientSums(config, self.population, engine, self.steps.weigh, self.steps.clip)
-        self.clients_sum: SumOfClients = self.sums.compute  # of one process; several ranks replace it
+        self.clients_sum: SumOfClients = self.sums.compute  # in one process; several ranks replace it
         self.clipping: Clipping = config.privacy.clipping_of(cohorts.expected_size)
         self.noise: Noise = noise_of(config.noise_law())
-        self._second: Any = None
+        self._second_stream: Any = None
         self._thread: ThreadPoolExecutor | None = None
 
     @property
@@ -119,19 +119,19 @@ class Training:
         number, clip_norm = state.round_number + 1, state.clip_norm
         cohort = self.cohorts.of_round(number)
         count = float(len(cohort) or 1) if self.config.divisor == "actual" else self.cohorts.expected_size
-        join = self._begin_beside(lambda: self._canaries_sum(state.model_vector, cohort, clip_norm))
+        join = self._run_in_parallel(lambda: self._canaries_sum(state.model_vector, cohort, clip_norm))
         clients, norms = self.clients_sum(state.model_vector, cohort.clients, number, clip_norm)
         canaries, canary_norms = join()
         noise_std = self.clipping.update_noise_multiplier * clip_norm
         noise = self._noise(number, noise_std, state.model_vector)
         model_delta = self.steps.aggregate(clients, canaries, noise, count, clip_norm)
+        # Without noise, an attacker who knows all other updates sees the canary exactly.
+        others = self.steps.others(clients, count) if noise_std else None
         self.audit.observe_round(
             number,
             model_delta,
             present=cohort.canaries,
-            others=self.steps.others(clients, count)
-            if noise_std
-            else None,  # without noise, an attacker who knows all other updates sees the canary exactly
+            others=others,
             noise_std=noise_std * noise_spread(self.noise.law, number) / count,
             clip_norm=clip_norm / count,
             scale=self.config.canaries.scale,
@@ -139,7 +139,7 @@ class Training:
         )
         state.model_vector += self.steps.server_step(model_delta, state.server, number, self.config.server)
         below = int((norms <= clip_norm).sum()) + int((canary_norms <= clip_norm).sum())
-        # Less ½ for each participant, as AdaptiveClipping counts, also where n is not their number.
+        # AdaptiveClipping counts −½ or ½ per participant; the divisor n may differ from their number.
         centred = below + (count - len(cohort)) / 2
         state.clip_norm = self.clipping.next_norm(
             clip_norm, centred, count, torch_stream(self.config.seed, "count", number)
@@ -154,11 +154,11 @@ class Training:
             accuracy=self._accuracy(state),
         )
 
-    def _begin_beside(self, work: Callable[[], tuple[Tensor, Tensor]]) -> Callable[[], tuple[Tensor, Tensor]]:
-        """Do some work in parallel with the training, on a GPU's second stream or in a thread; call the result to join.
+    def _run_in_parallel(self, work: Callable[[], tuple[Tensor, Tensor]]) -> Callable[[], tuple[Tensor, Tensor]]:
+        """Run `work` in parallel with the training and return a function that waits for its result.
 
-        On a GPU the training is queued first, so that the GPU does not wait for the host to queue both. Models of dense
-        layers train too fast for a thread to pay off.
+        On a GPU it runs on a second stream, after the training is queued, so that the GPU does not wait for the host to
+        queue both. On a CPU it runs in a thread, except for dense models, which train too fast for a thread to pay off.
         """
         if torch.device(self.config.engine.device).type == "cuda":
             return self._on_second_stream(work)
@@ -169,39 +169,39 @@ class Training:
         return self._thread.submit(work).result
 
     def _on_second_stream(self, work: Callable[[], tuple[Tensor, Tensor]]) -> Callable[[], tuple[Tensor, Tensor]]:
-        if self._second is None:
-            self._second = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        second, begun = self._second, torch.cuda.current_stream().record_event()
+        if self._second_stream is None:
+            self._second_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream, start = self._second_stream, torch.cuda.current_stream().record_event()
 
         def join() -> tuple[Tensor, Tensor]:
-            second.wait_event(begun)
-            with torch.cuda.stream(second):
-                made = work()
-            torch.cuda.current_stream().wait_stream(second)
-            for tensor in made:
+            stream.wait_event(start)
+            with torch.cuda.stream(stream):
+                results = work()
+            torch.cuda.current_stream().wait_stream(stream)
+            for tensor in results:
                 tensor.record_stream(torch.cuda.current_stream())
-            return made
+            return results
 
         return join
 
-    def _noise(self, number: int, std: float, like: Tensor) -> Tensor:
-        """Z(t): the run's kind of noise, made from independent normal numbers."""
+    def _noise(self, round_number: int, std: float, like: Tensor) -> Tensor:
+        """Z(t): the noise of this round, made from independent normal numbers."""
         return self.noise.of_round(
-            number, std, lambda size, index: self.steps.noise(size, like, self._stream("noise", index))
+            round_number, std, lambda draw_std, index: self.steps.noise(draw_std, like, self._stream("noise", index))
         )
 
     def _canaries_sum(self, model_vector: Tensor, cohort: Cohort, clip_norm: float) -> tuple[Tensor, Tensor]:
         """The sum of the canaries' updates after the same weights and clip, and their norms before clipping.
 
-        Each canary sends `scale` times the clip norm, so all are clipped alike and one factor serves for their sum. Each
-        declares as many examples as the largest client has.
+        Each canary sends a vector of `scale` clip norms, so one factor clips their whole sum. Each declares as many
+        examples as the largest client.
         """
         scale = self.config.canaries.scale
         norms = torch.full((len(cohort.canaries),), scale * clip_norm, device=model_vector.device)
         if not len(norms):
             return torch.zeros_like(model_vector), norms
         factors = self.steps.clip(norms, clip_norm) * self.steps.weigh(
-            torch.full_like(norms, self.sums.declared(self.population.most_examples))
+            torch.full_like(norms, self.sums.declared_examples(self.population.most_examples))
         )
         total = self.audit.updates(cohort.canaries, clip_norm, scale=scale, like=model_vector)
         return total * factors[0], norms
@@ -209,9 +209,9 @@ class Training:
     def _accuracy(self, state: TrainingState) -> float | None:
         if state.round_number % self.config.evaluate_every and state.round_number != self.config.rounds:
             return None
-        return self.evaluated(state)
+        return self.evaluate(state)
 
-    def evaluated(self, state: TrainingState) -> float:
+    def evaluate(self, state: TrainingState) -> float:
         """The accuracy of the model on the test set."""
         test = self.task.test
         unscored = self.task.unscored_labels

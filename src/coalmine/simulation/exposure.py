@@ -1,4 +1,4 @@
-"""The exposure of participants: how often they took part, and the sensitivity of the noise to those rounds."""
+"""The exposure of participants: how often they took part, and the sensitivity over those rounds."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -34,28 +34,28 @@ class CanaryExposures:
         self._encoder = None if law is None else law.encoder()
 
     def add(self, round_number: int, present: Indices) -> None:
-        """Add the next round, with the canaries present in it."""
+        """Add the next round, in which the canaries `present` took part."""
         self.times[present] += 1
         if self._encoder is not None:
             shares = np.zeros(self.times.size)
             shares[present] = 1.0
-            moved = self._encoder.add(round_number, shares)
-            assert moved is not None  # no round is skipped
-            self._squares += moved * moved
+            encoded = self._encoder.add(round_number, shares)
+            assert encoded is not None  # no round is skipped
+            self._squares += encoded * encoded
 
     @property
     def strengths(self) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
         return self.times.astype(np.float64) if self._encoder is None else self._squares
 
     @property
-    def most(self) -> Exposure:
+    def largest(self) -> Exposure:
         """The exposure of the most exposed canary so far."""
-        place = int(np.argmax(self.strengths))
-        return Exposure(int(self.times[place]), float(self.strengths[place]))
+        canary = int(np.argmax(self.strengths))
+        return Exposure(int(self.times[canary]), float(self.strengths[canary]))
 
     @property
     def usual(self) -> Exposure:
-        """The most common number of rounds, the larger of equally common ones, and the mean strength at that number.
+        """The most common number of rounds (on a tie, the largest) and the mean strength at that number.
 
         The known-others estimate is for this exposure.
         """
@@ -70,30 +70,32 @@ def canary_exposures(
     present: Callable[[int], Indices], rounds: int, canaries: int, law: CorrelatedNoise | None
 ) -> CanaryExposures:
     """The canaries' exposures in the first `rounds` rounds."""
-    found = CanaryExposures(canaries, law)
+    exposures = CanaryExposures(canaries, law)
     for number in range(1, rounds + 1):
-        found.add(number, present(number))
-    return found
+        exposures.add(number, present(number))
+    return exposures
 
 
 def most_exposed(rounds: Iterable[Indices], law: CorrelatedNoise | None) -> Exposure:
     """The largest exposure of any participant, exact for these rounds.
 
-    Under independent noise (no law) it is that of the participant who took part most often.
+    Under independent noise (no law), this is the participant who took part most often.
     """
-    taken: dict[int, list[int]] = {}
+    rounds_of: dict[int, list[int]] = {}
     for number, present in enumerate(rounds, start=1):
         for participant in present.tolist():
-            taken.setdefault(participant, []).append(number)
-    found = [Exposure(len(own), len(own) if law is None else law.strength(own)) for own in taken.values()]
-    return max(found, key=lambda exposure: exposure.strength, default=Exposure(0, 0.0))
+            rounds_of.setdefault(participant, []).append(number)
+    exposures = [
+        Exposure(len(numbers), len(numbers) if law is None else law.strength(numbers)) for numbers in rounds_of.values()
+    ]
+    return max(exposures, key=lambda exposure: exposure.strength, default=Exposure(0, 0.0))
 
 
 @lru_cache(maxsize=1000)  # called every round, mostly with the same arguments
 def exposed_epsilon(exposure: Exposure, clipping: Clipping, *, delta: float) -> float:
     """The analytical epsilon at this exposure, without amplification.
 
-    An adaptive clip's count is a second release with independent noise; both together are one Gaussian mechanism.
+    An adaptive clip's count is a second release with independent noise; the two compose into one Gaussian mechanism.
     """
     if not exposure.times:
         return 0.0

@@ -1,7 +1,7 @@
-"""Broken privacy, on purpose: the faults that `coalmine selftest` puts into the training loop, and what catches each.
+"""Deliberate privacy faults: `coalmine selftest` puts them into the training loop and checks that the audit detects them.
 
-A fault replaces one of the loop's `Steps`; the loop itself has no branch for faults. `coalmine.audit.signatures` lists what
-each fault moves, so that a report can say what is likely wrong.
+A fault replaces one of the loop's `Steps`; the loop itself has no branch for faults. `coalmine.audit.signatures` lists the
+effects of each fault, so that a report can name the likely one.
 """
 
 import itertools
@@ -28,14 +28,14 @@ from coalmine.storage.rounds_file import WithoutOthers
 
 @dataclass(frozen=True)
 class Trial:
-    """One run with a fault: what the audit says against the analytical claim, with `others` known and without."""
+    """One run with a fault, and the audit's result on the analytical claim, with and without knowledge of the others."""
 
     fault: Signature
     seed: int
     claim: float
     result: AuditResult
-    blind: AuditResult  # the same run seen by somebody who does not know the others
-    signal: tuple[float, ...]  # in each round: length of the real clients' part over that of the claimed noise
+    blind: AuditResult  # the same run, audited without knowledge of the others
+    signal: tuple[float, ...]  # per round: length of the real clients' part divided by that of the claimed noise
 
     @property
     def outcome(self) -> str:
@@ -53,9 +53,9 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Margin:
-    """What one rung or gauge reads, and the limit that an honest run keeps to: of a rung, epsilon and the claim.
+    """The reading of one rung or gauge, and the limit for an honest run. A rung reads epsilon; its limit is the claim.
 
-    `pooled`: no round is outside of the limit by itself, only all of them together are.
+    `pooled`: no single round is outside the limit, only all rounds together.
     """
 
     by: str
@@ -65,7 +65,7 @@ class Margin:
 
     @property
     def times(self) -> float:
-        """How many times the limit the reading is, or the limit the reading."""
+        """The ratio of the larger of reading and limit to the smaller."""
         if self.pooled:
             return 1.0
         small, large = sorted((abs(self.reading), abs(self.limit)))
@@ -73,7 +73,7 @@ class Margin:
 
 
 def margins(result: AuditResult) -> list[Margin]:
-    """What speaks against the claim, and by how much: rungs that refute it, gauges outside of their limits."""
+    """The evidence against the claim and its size: rungs that refute it, and gauges outside their limits."""
     claim = result.claim.epsilon if result.claim else math.nan
     rungs = [
         Margin(by=name, reading=float(rung.headline.estimate.epsilon), limit=claim)
@@ -84,10 +84,10 @@ def margins(result: AuditResult) -> list[Margin]:
 
 
 def _gauge_margin(gauge: Gauge) -> Margin:
-    """The gauge's reading outside of its limits; of a ratio that is too low and too high, the low one is the proof.
+    """The gauge's reading outside its limits. If a ratio is both too low and too high, the low reading is the proof.
 
-    All rounds together can prove that noise is missing where no round by itself does. Then the margin is what the gauge
-    leaves of the stated noise, for all of it.
+    All rounds together can prove that noise is missing even if no single round does. Then the reading is the share of the
+    stated noise that is left, and the limit is 1.
     """
     low, high = gauge.limits
     by = f"{gauge.name} gauge"
@@ -102,20 +102,20 @@ def _gauge_margin(gauge: Gauge) -> Margin:
 
 
 def is_caught(result: AuditResult) -> bool:
-    """Whether a rung or a gauge speaks against the claim, and the verdict is not PASS."""
+    """Whether a rung or a gauge contradicts the claim, and the verdict is not PASS."""
     return bool(evidence(result)) and (result.verdict is None or result.verdict.outcome != "PASS")
 
 
 def evidence(result: AuditResult) -> list[str]:
-    """What speaks against the claim: rungs that refute it, gauges outside of their limits."""
+    """The names of the rungs that refute the claim and of the gauges outside their limits."""
     return [margin.by for margin in margins(result)]
 
 
 def selftest_config(seed: int) -> RunConfig:
-    """A run of a second: all 200 clients of the digits in each of 10 rounds.
+    """A run that takes a second: all 200 clients of the digits in each of 10 rounds.
 
-    They train until their updates point much the same way and are several times the clip norm: so their sum is longer
-    than the noise, and an average of unclipped updates longer than the clip norm.
+    Clients train until their updates point in similar directions and are several times the clip norm. So their sum is
+    longer than the noise, and an average of unclipped updates is longer than the clip norm.
     """
     return RunConfig(
         rounds=10,
@@ -129,13 +129,13 @@ def selftest_config(seed: int) -> RunConfig:
 
 
 def try_fault(fault: Signature, seed: int) -> Trial:
-    """Train with the fault, and let the audit judge the analytical claim."""
+    """Train with the fault and audit the analytical claim."""
     config = selftest_config(seed)
     config = replace(config, engine=config.engine.resolved())
     if fault.name in CONFIGS:
         config = CONFIGS[fault.name](config)
     signal: list[float] = []
-    with prepared(config, None, _measured(STEPS[fault.name](), config.privacy, signal)) as training:
+    with prepared(config, None, _recording_signal(STEPS[fault.name](), config.privacy, signal)) as training:
         state = training.initial_state()
         for _ in training.rounds(state):
             pass
@@ -153,35 +153,35 @@ def try_fault(fault: Signature, seed: int) -> Trial:
         )
 
 
-def _measured(steps: Steps, privacy: PrivacySettings, signal: list[float]) -> Steps:
-    """The same steps; each round adds to `signal` the length of the clients' part over that of the claimed noise.
+def _recording_signal(steps: Steps, privacy: PrivacySettings, signal: list[float]) -> Steps:
+    """The same steps, which also append to `signal` the length of the clients' part over that of the claimed noise.
 
-    The clients' part is as long as the audit is told, as an optimiser may have scaled it, or as it was sent if that is
-    longer, as the audit may be told too little.
+    The clients' part is the longer of two: as reported to the audit (an optimiser may have scaled it), and as sent (the
+    report may be incomplete).
     """
 
     def others(clients: Tensor, count: float) -> Tensor:
-        told = steps.others(clients, count)
+        reported = steps.others(clients, count)
         noise_length = privacy.noise_multiplier * privacy.clip_norm / count * math.sqrt(len(clients))
-        longer = max(float(torch.linalg.vector_norm(part)) for part in (told, clients_part(clients, count)))
-        signal.append(longer / noise_length)
-        return told
+        length = max(float(torch.linalg.vector_norm(part)) for part in (reported, clients_part(clients, count)))
+        signal.append(length / noise_length)
+        return reported
 
     return replace(steps, others=others)
 
 
-def _noise(change: Callable[[Tensor], Tensor]) -> Callable[[], Steps]:
-    """Standard normal numbers are changed before they are scaled to the claimed std."""
+def _with_changed_noise(change: Callable[[Tensor], Tensor]) -> Callable[[], Steps]:
+    """Steps whose standard normal noise is changed before it is scaled to the claimed std."""
     return lambda: Steps(noise=lambda std, like, generator: std * change(gaussian_noise(1.0, like, generator)))
 
 
-def _silenced(noise: Tensor, keep: slice) -> Tensor:
-    quiet = torch.zeros_like(noise)
-    quiet[keep] = noise[keep]
-    return quiet
+def _zero_except(noise: Tensor, keep: slice) -> Tensor:
+    kept = torch.zeros_like(noise)
+    kept[keep] = noise[keep]
+    return kept
 
 
-def _reused() -> Steps:
+def _reused_noise() -> Steps:
     def noise(std: float, like: Tensor, generator: torch.Generator) -> Tensor:
         return gaussian_noise(std, like, torch.Generator(device=like.device).manual_seed(1))
 
@@ -189,12 +189,12 @@ def _reused() -> Steps:
 
 
 def _uniform(normal: Tensor) -> Tensor:
-    """Between -√3 and √3."""
+    """Uniform noise between -√3 and √3, at the same quantiles."""
     return math.sqrt(3) * torch.erf(normal / math.sqrt(2))
 
 
 def _truncated(normal: Tensor) -> Tensor:
-    """A Gaussian within ±1, rescaled to variance 1."""
+    """A Gaussian truncated at ±1, rescaled to variance 1."""
     inside = math.erf(1 / math.sqrt(2))
     values = math.sqrt(2) * torch.erfinv(inside * torch.erf(normal / math.sqrt(2)))
     variance = 1 - 2 * math.exp(-0.5) / math.sqrt(2 * math.pi) / inside
@@ -202,7 +202,7 @@ def _truncated(normal: Tensor) -> Tensor:
 
 
 def _laplace(normal: Tensor) -> Tensor:
-    """Each number is mapped to the same quantile of a Laplace law."""
+    """Laplace noise at the same quantiles."""
     two_sided = torch.erfc(normal.abs() / math.sqrt(2)).clamp(min=torch.finfo(normal.dtype).tiny)
     return -normal.sign() * two_sided.log() / math.sqrt(2)
 
@@ -216,16 +216,16 @@ def _on_grid(step: float) -> Callable[[Tensor], Tensor]:
 
 
 def _one_key_for_all_tensors(normal: Tensor) -> Tensor:
-    """Every tensor takes its noise from the start of the same stream."""
+    """Noise in which every tensor reuses the start of the same stream."""
     return torch.cat([normal[:size] for size in TENSORS])
 
 
-def _one_draw_for_two(normal: Tensor) -> Tensor:
+def _pairs_of_equal_noise(normal: Tensor) -> Tensor:
     return normal[: (len(normal) + 1) // 2].repeat_interleave(2)[: len(normal)]
 
 
-def _from_pool() -> Steps:
-    """A slice at a random offset of a pool that is drawn once for the run."""
+def _noise_from_pool() -> Steps:
+    """Noise from a pool drawn once per run: a slice at a random offset."""
     pool: list[Tensor] = []
 
     def noise(std: float, like: Tensor, generator: torch.Generator) -> Tensor:
@@ -238,7 +238,7 @@ def _from_pool() -> Steps:
 
 
 def _pieces_from_pool() -> Steps:
-    """Pieces at random offsets of a pool of the model's size that is drawn anew in every round."""
+    """Noise from a pool of the model's size drawn in every round: pieces at random offsets."""
 
     def noise(std: float, like: Tensor, generator: torch.Generator) -> Tensor:
         pool = gaussian_noise(std, like, generator)
@@ -253,17 +253,17 @@ def _random_offset(end: int, like: Tensor, generator: torch.Generator) -> int:
 
 
 def _in_subspace(normal: Tensor) -> Tensor:
-    """A projection on a fixed half of the dimensions, rescaled: half of the frequencies, behind fixed random signs."""
-    fixed = torch.Generator(device=normal.device).manual_seed(1)
-    signs = torch.randn(normal.shape, generator=fixed, device=normal.device).sign()
+    """A rescaled projection on a fixed half of the dimensions: half of the frequencies, then fixed random signs."""
+    fixed_stream = torch.Generator(device=normal.device).manual_seed(1)
+    signs = torch.randn(normal.shape, generator=fixed_stream, device=normal.device).sign()
     spectrum = torch.fft.rfft(normal, norm="ortho")
     kept = torch.zeros(len(spectrum), device=normal.device)
-    kept[torch.randperm(len(kept), generator=fixed, device=normal.device)[: len(kept) // 2]] = 1
+    kept[torch.randperm(len(kept), generator=fixed_stream, device=normal.device)[: len(kept) // 2]] = 1
     return math.sqrt(2) * signs * torch.fft.irfft(spectrum * kept, n=len(normal), norm="ortho")
 
 
-def _on_larger_half() -> Steps:
-    """Coordinates where the clients' sum is small get no noise; the others get more, so the length is right."""
+def _noise_on_larger_half() -> Steps:
+    """Noise only on coordinates where the clients' sum is large, scaled up so that its length is right."""
 
     def aggregate(clients: Tensor, canaries: Tensor, noise: Tensor, count: float, clip_norm: float) -> Tensor:
         large = clients.abs() > clients.abs().median()
@@ -272,7 +272,7 @@ def _on_larger_half() -> Steps:
     return Steps(aggregate=aggregate)
 
 
-def _times_signal() -> Steps:
+def _noise_times_signal() -> Steps:
     def aggregate(clients: Tensor, canaries: Tensor, noise: Tensor, count: float, clip_norm: float) -> Tensor:
         signal = clients.abs() / clients.square().mean().sqrt()
         return noised_average(clients, canaries, noise * signal, count, clip_norm)
@@ -305,9 +305,9 @@ def _others_scaled() -> Steps:
 
 
 def _others_incomplete() -> Steps:
-    """Half the noise; `others` leaves out just as much of the clients' sum as makes up for the missing length.
+    """Half the noise; `others` omits just enough of the clients' sum to make up for the missing length.
 
-    Clients' updates point much the same way, so leaving out some clients is leaving out a share of the sum.
+    Clients' updates point in similar directions, so omitting some clients omits a share of the sum.
     """
     lengths: list[float] = []
 
@@ -322,28 +322,28 @@ def _others_incomplete() -> Steps:
     return Steps(aggregate=aggregate, others=others)
 
 
-def _unclipped(norms: Tensor, clip_norm: float) -> Tensor:
+def _no_clipping(norms: Tensor, clip_norm: float) -> Tensor:
     return torch.ones_like(norms)
 
 
 def _clip_after_averaging() -> Steps:
-    """Noise for clipped updates on an average that was clipped as a whole; the others are known as they were sent."""
+    """Only the average is clipped, but the noise is for clipped updates; the others are known unclipped."""
 
     def aggregate(clients: Tensor, canaries: Tensor, noise: Tensor, count: float, clip_norm: float) -> Tensor:
         mean = (clients + canaries) / count
         return mean * torch.clamp(clip_norm / torch.linalg.vector_norm(mean), max=1.0) + noise / count
 
-    return Steps(clip=_unclipped, aggregate=aggregate)
+    return Steps(clip=_no_clipping, aggregate=aggregate)
 
 
 def _noise_after_adam() -> Steps:
-    """An adaptive optimiser scales every coordinate up first; the noise was sized for the average.
+    """An adaptive optimiser scales every coordinate up before the noise, which is sized for the average, is added.
 
-    The attacker who knows the others knows what the optimiser made of them, too.
+    The attacker who knows the others also knows how the optimiser scales them.
     """
     moments: dict[str, Tensor] = {}
 
-    def moved(name: str, value: Tensor, decay: float) -> Tensor:
+    def moving_average(name: str, value: Tensor, decay: float) -> Tensor:
         moments[name] = decay * moments.get(name, torch.zeros_like(value)) + (1 - decay) * value
         return moments[name]
 
@@ -352,11 +352,11 @@ def _noise_after_adam() -> Steps:
 
     def aggregate(clients: Tensor, canaries: Tensor, noise: Tensor, count: float, clip_norm: float) -> Tensor:
         mean = (clients + canaries) / count
-        moved("second", mean * mean, 0.99)
-        return scaled(moved("first", mean, 0.9)) + noise / count
+        moving_average("second", mean * mean, 0.99)
+        return scaled(moving_average("first", mean, 0.9)) + noise / count
 
     def others(clients: Tensor, count: float) -> Tensor:
-        return scaled(moved("others", clients / count, 0.9))
+        return scaled(moving_average("others", clients / count, 0.9))
 
     return Steps(aggregate=aggregate, others=others)
 
@@ -365,11 +365,11 @@ def _canaries_twice() -> Steps:
     return Steps(aggregate=lambda clients, canaries, *rest: noised_average(clients, 2 * canaries, *rest))
 
 
-def _by_examples() -> Steps:
+def _weighted_by_examples() -> Steps:
     return Steps(weigh=lambda examples: examples.float() / MEAN_EXAMPLES)
 
 
-def _mean_declared() -> Steps:
+def _weighted_by_mean() -> Steps:
     def weigh(examples: Tensor) -> Tensor:
         declared = examples if len(examples) == CLIENTS else torch.full_like(examples, MEAN_EXAMPLES)
         return declared.float() / MEAN_EXAMPLES
@@ -380,20 +380,20 @@ def _mean_declared() -> Steps:
 def _one_client_twice() -> Steps:
     def weigh(examples: Tensor) -> Tensor:
         weights = torch.ones_like(examples, dtype=torch.float32)
-        if len(weights) == CLIENTS:  # the canaries are weighed apart
+        if len(weights) == CLIENTS:  # canaries are weighted in a separate call
             weights[0] = 2
         return weights
 
     return Steps(weigh=weigh)
 
 
-CLIENTS, MEAN_EXAMPLES = 200, 1500 / 200  # of the digits
-TENSORS = FIRST_WEIGHT, FIRST_BIAS, LAST_WEIGHT, LAST_BIAS = 64 * 128, 128, 128 * 10, 10  # sizes in their model
-PIECE = 1000  # coordinates that are cut from a pool at once
+CLIENTS, MEAN_EXAMPLES = 200, 1500 / 200  # of the task digits
+TENSORS = FIRST_WEIGHT, FIRST_BIAS, LAST_WEIGHT, LAST_BIAS = 64 * 128, 128, 128 * 10, 10  # sizes in its model
+PIECE = 1000  # coordinates per piece of a pool
 LAST_ROUNDS = 2
-CONFIGS: dict[str, Callable[[RunConfig], RunConfig]] = {  # where the default would show something else
+CONFIGS: dict[str, Callable[[RunConfig], RunConfig]] = {  # for faults that the default config does not reveal
     "clip-forgotten-at-scale-1": lambda config: replace(config, canaries=replace(config.canaries, scale=1.0)),
-    # A subspace shows only by comparing many rounds; with more epochs the signal stays long in the last of them.
+    # Only a comparison of many rounds reveals a subspace; more epochs keep the signal long in the last rounds.
     "noise-in-subspace": lambda config: replace(
         config, rounds=30, evaluate_every=30, client=replace(config.client, epochs=6)
     ),
@@ -401,39 +401,41 @@ CONFIGS: dict[str, Callable[[RunConfig], RunConfig]] = {  # where the default wo
 
 STEPS: dict[str, Callable[[], Steps]] = {
     "honest": Steps,
-    "clip-forgotten": lambda: Steps(clip=_unclipped),
+    "clip-forgotten": lambda: Steps(clip=_no_clipping),
     "clip-after-averaging": _clip_after_averaging,
-    "noise-over-n": _noise(lambda noise: noise / CLIENTS),
-    "noise-over-2": _noise(lambda noise: noise / 2),
-    "noise-over-root-2": _noise(lambda noise: noise / math.sqrt(2)),
-    "noise-times-n": _noise(lambda noise: noise * CLIENTS),
-    "noise-reused": _reused,
-    "noise-on-half": _noise(lambda noise: _silenced(noise, slice(len(noise) // 2))),
-    "noise-on-90-percent": _noise(lambda noise: _silenced(noise, slice(len(noise) // 10, None))),
-    "noise-on-one-layer": _noise(lambda noise: _silenced(noise, slice(-LAST_WEIGHT - LAST_BIAS, -LAST_BIAS))),
-    "small-tensor-without-noise": _noise(lambda noise: _silenced(noise, slice(-LAST_BIAS))),
+    "noise-over-n": _with_changed_noise(lambda noise: noise / CLIENTS),
+    "noise-over-2": _with_changed_noise(lambda noise: noise / 2),
+    "noise-over-root-2": _with_changed_noise(lambda noise: noise / math.sqrt(2)),
+    "noise-times-n": _with_changed_noise(lambda noise: noise * CLIENTS),
+    "noise-reused": _reused_noise,
+    "noise-on-half": _with_changed_noise(lambda noise: _zero_except(noise, slice(len(noise) // 2))),
+    "noise-on-90-percent": _with_changed_noise(lambda noise: _zero_except(noise, slice(len(noise) // 10, None))),
+    "noise-on-one-layer": _with_changed_noise(
+        lambda noise: _zero_except(noise, slice(-LAST_WEIGHT - LAST_BIAS, -LAST_BIAS))
+    ),
+    "small-tensor-without-noise": _with_changed_noise(lambda noise: _zero_except(noise, slice(-LAST_BIAS))),
     "noise-in-last-rounds": _little_in_last_rounds,
     "noise-after-adam": _noise_after_adam,
-    "coin-flips": _noise(torch.sign),
-    "uniform-noise": _noise(_uniform),
-    "truncated-noise": _noise(_truncated),
-    "coarse-grid": _noise(_on_grid(2.0)),
-    "fine-grid": _noise(_on_grid(0.25)),
-    "laplace-noise": _noise(_laplace),
-    "noise-on-larger-half": _on_larger_half,
-    "noise-times-signal": _times_signal,
-    "noise-key-reused": _noise(_one_key_for_all_tensors),
-    "noise-in-pairs": _noise(_one_draw_for_two),
-    "noise-from-pool": _from_pool,
+    "coin-flips": _with_changed_noise(torch.sign),
+    "uniform-noise": _with_changed_noise(_uniform),
+    "truncated-noise": _with_changed_noise(_truncated),
+    "coarse-grid": _with_changed_noise(_on_grid(2.0)),
+    "fine-grid": _with_changed_noise(_on_grid(0.25)),
+    "laplace-noise": _with_changed_noise(_laplace),
+    "noise-on-larger-half": _noise_on_larger_half,
+    "noise-times-signal": _noise_times_signal,
+    "noise-key-reused": _with_changed_noise(_one_key_for_all_tensors),
+    "noise-in-pairs": _with_changed_noise(_pairs_of_equal_noise),
+    "noise-from-pool": _noise_from_pool,
     "noise-pieces-from-pool": _pieces_from_pool,
-    "noise-in-subspace": _noise(_in_subspace),
+    "noise-in-subspace": _with_changed_noise(_in_subspace),
     "canaries-twice": _canaries_twice,
-    "weighted-by-examples": _by_examples,
+    "weighted-by-examples": _weighted_by_examples,
     "canaries-lost": _half_of_canaries_lost,
     "others-wrong": _others_scaled,
     "others-incomplete": _others_incomplete,
     "one-client-twice": _one_client_twice,
-    "clip-forgotten-at-scale-1": lambda: Steps(clip=_unclipped),
-    "weighted-mean-declared": _mean_declared,
+    "clip-forgotten-at-scale-1": lambda: Steps(clip=_no_clipping),
+    "weighted-mean-declared": _weighted_by_mean,
 }
 assert set(STEPS) == {signature.name for signature in SIGNATURES}

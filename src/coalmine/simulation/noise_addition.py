@@ -1,7 +1,7 @@
 """The noise that the server adds in each round: independent Gaussian, DP-FTRL's tree, or banded matrix factorisation.
 
-All noise is made of normal numbers that are a function of (seed, index). So none is saved, and a resumed run adds the same
-noise as a run that was never stopped.
+All noise is made from normal numbers that are a function of (seed, index). So noise is never saved, and a resumed run adds
+the same noise as a run that was never stopped.
 """
 
 from collections import deque
@@ -36,7 +36,7 @@ class Noise(Protocol):
         ...
 
     def of_round(self, round_number: int, std: float, draw: Draw) -> Tensor:
-        """The noise for a round's sum, where noise multiplier times clip norm is `std`."""
+        """The noise for a round's sum; `std` is noise multiplier times clip norm."""
         ...
 
 
@@ -49,8 +49,11 @@ class IndependentNoise:
         return draw(std, round_number)
 
 
-class DrawnTreeNoise:
-    """N_t − N_{t−1}: the noise of node t minus that of its children. Two draws per round on average, none kept."""
+class TreeNoiseSource:
+    """N_t − N_{t−1}: the noise of node t minus that of its children.
+
+    A round takes two draws on average, and none is kept.
+    """
 
     def __init__(self, law: TreeNoise) -> None:
         self.law = law
@@ -62,18 +65,18 @@ class DrawnTreeNoise:
         return noise
 
 
-class DrawnBandedNoise:
-    """C⁻¹ζ, row by row: ζ_t minus the bands of the last rounds' noise, which is kept.
+class BandedNoiseSource:
+    """C⁻¹ζ, row by row: ζ_t minus the bands times the noise of the last rounds.
 
-    C⁻¹ is not banded, so this noise depends on every ζ so far. One tensor of the model's size per band, less one, stays in
-    memory; the checkpoint has none of them. After a resume, or for a round that does not follow the last one,
-    earlier rounds are drawn again, one draw each, with the same bits.
+    C⁻¹ is not banded, so this noise depends on every ζ so far. With b bands, b − 1 tensors of the model's size stay in
+    memory; checkpoints do not store them. After a resume, or for a round that does not follow the last one, the noise of
+    earlier rounds is drawn again, bit for bit.
     """
 
     def __init__(self, law: BandedNoise) -> None:
         self.law = law
         self._unit = [float(value) for value in law.unit]
-        self._recent: deque[Tensor] = deque(maxlen=max(law.bands - 1, 1))  # the last round's first
+        self._recent: deque[Tensor] = deque(maxlen=max(law.bands - 1, 1))  # last round first
         self._last = 0
 
     def of_round(self, round_number: int, std: float, draw: Draw) -> Tensor:
@@ -82,8 +85,8 @@ class DrawnBandedNoise:
             self._last = 0
         for number in range(self._last + 1, round_number + 1):
             row = draw(1.0, number)
-            for before, coefficient in zip(self._recent, self._unit[1:], strict=False):
-                row.sub_(before, alpha=coefficient)
+            for previous, coefficient in zip(self._recent, self._unit[1:], strict=False):
+                row.sub_(previous, alpha=coefficient)
             row.div_(self._unit[0])
             self._recent.appendleft(row)
         self._last = round_number
@@ -93,7 +96,7 @@ class DrawnBandedNoise:
 def noise_law(
     kind: str, *, rounds: int, bands: int | None, restart: int | None, momentum: float
 ) -> CorrelatedNoise | None:
-    """The correlation of the noise across rounds; bands are optimised for a server with this momentum."""
+    """The correlation of the noise across rounds; bands are optimised for this server momentum."""
     if kind == "tree":
         return TreeNoise(rounds=rounds, restart=restart)
     if kind == "banded":
@@ -110,4 +113,4 @@ def noise_of(law: CorrelatedNoise | None) -> Noise:
     """The noise with this correlation."""
     if law is None:
         return IndependentNoise()
-    return DrawnTreeNoise(law) if isinstance(law, TreeNoise) else DrawnBandedNoise(law)
+    return TreeNoiseSource(law) if isinstance(law, TreeNoise) else BandedNoiseSource(law)

@@ -18,10 +18,10 @@ CANARY_PREFIX = "canary:"
 
 
 class Participation(Protocol):
-    """Which of the participants 0 to n − 1 take part in a round."""
+    """A rule that selects which of the participants 0 to n − 1 take part in a round."""
 
     def participants(self, round_number: int) -> Indices:
-        """The participants of round `round_number`, counted from 1, each once."""
+        """The participants of round `round_number`, without repetitions; rounds are counted from 1."""
         ...
 
     @property
@@ -52,13 +52,13 @@ class ShuffledEpochs:
 
     def _order(self, epoch: int) -> Indices:
         if epoch not in self._orders:
-            self._orders.clear()  # before the next one, so that only one is in memory
+            self._orders.clear()  # first, so that only one order is in memory
             self._orders[epoch] = numpy_stream(self.seed, "shuffled epochs", epoch).permutation(self.population)
         return self._orders[epoch]
 
     @property
     def rounds_per_epoch(self) -> int:
-        """Rounds until everybody has taken part once."""
+        """The number of rounds in which every participant takes part once."""
         return -(-self.population // self.size)
 
     @property
@@ -80,8 +80,8 @@ class Poisson:
 
     def participants(self, round_number: int) -> Indices:
         rng = numpy_stream(self.seed, "poisson", round_number)
-        # A binomial count, then that many participants: the same law, with fewer draws.
-        return _some(rng, self.population, int(rng.binomial(self.population, self.probability)))
+        # Sampling a binomial count first gives the same distribution with fewer draws.
+        return _sample(rng, self.population, int(rng.binomial(self.population, self.probability)))
 
     @property
     def expected_size(self) -> float:
@@ -100,7 +100,7 @@ class FixedSize:
         _check_size(self.size, self.population)
 
     def participants(self, round_number: int) -> Indices:
-        return _some(numpy_stream(self.seed, "fixed size", round_number), self.population, self.size)
+        return _sample(numpy_stream(self.seed, "fixed size", round_number), self.population, self.size)
 
     @property
     def expected_size(self) -> float:
@@ -109,9 +109,9 @@ class FixedSize:
 
 @dataclass(frozen=True)
 class LimitedCheckIns:
-    """As FixedSize, but a participant can return only `separation` rounds later (Section 5.3).
+    """Like FixedSize, but a participant can return only after `separation` rounds (Section 5.3).
 
-    Only the last rounds are kept; for a round that does not follow the last one, earlier rounds are sampled again.
+    Only the last rounds are kept, so a request for an earlier round samples all rounds again from the first.
     """
 
     population: int
@@ -126,8 +126,8 @@ class LimitedCheckIns:
         whole_number("separation", self.separation, minimum=1)
         if self.size * self.separation > self.population:
             raise ValueError(
-                f"{self.size} clients a round, {self.separation} rounds apart, need {self.size * self.separation} clients, "
-                f"got {self.population}"
+                f"{self.size} clients per round, {self.separation} rounds apart, need {self.size * self.separation} "
+                f"clients, got {self.population}"
             )
 
     def participants(self, round_number: int) -> Indices:
@@ -137,24 +137,24 @@ class LimitedCheckIns:
             self._recent.clear()
             self._last[0] = 0
         for number in range(self._last[0] + 1, round_number + 1):
-            chosen = self._draw(number)
-            self._recent.append(chosen)
+            sampled = self._draw(number)
+            self._recent.append(sampled)
             while len(self._recent) >= self.separation and len(self._recent) > 1:
                 self._recent.popleft()
         self._last[0] = round_number
-        return chosen
+        return sampled
 
     @property
     def expected_size(self) -> float:
         return float(self.size)
 
     def _draw(self, round_number: int) -> Indices:
-        waiting = [] if self.separation == 1 else list(self._recent)
-        absent = np.sort(np.concatenate(waiting)) if waiting else np.zeros(0, dtype=np.int64)
+        recent = [] if self.separation == 1 else list(self._recent)
+        ineligible = np.sort(np.concatenate(recent)) if recent else np.zeros(0, dtype=np.int64)
         rng = numpy_stream(self.seed, "limited check-ins", round_number)
-        rank = _some(rng, self.population - len(absent), self.size)
-        # From the rank among eligible participants to the participant: skip every absent one below it.
-        return rank + np.searchsorted(absent - np.arange(len(absent)), rank, side="right")
+        rank = _sample(rng, self.population - len(ineligible), self.size)
+        # Map the rank among eligible participants to the participant by skipping every ineligible one below it.
+        return rank + np.searchsorted(ineligible - np.arange(len(ineligible)), rank, side="right")
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class RoundsFromFile:
 
     def participants(self, round_number: int) -> Indices:
         if round_number > len(self.rounds):
-            raise ValueError(f"the file of rounds has {len(self.rounds)} rounds, so there is no round {round_number}")
+            raise ValueError(f"the rounds file has {len(self.rounds)} rounds, so there is no round {round_number}")
         return self.rounds[round_number - 1]
 
     @property
@@ -174,12 +174,15 @@ class RoundsFromFile:
 
 
 def read_rounds(path: Path, *, clients: int, canaries: int = 0) -> RoundsFromFile:
-    """A file of rounds: a line for each, with the numbers of its clients; canary:3 is canary 3, participant clients + 3."""
+    """Read a rounds file: one line per round with the numbers of its clients.
+
+    canary:3 is canary 3, which is participant clients + 3.
+    """
     try:
-        lines = _file_of_rounds(path).decode().splitlines()
+        lines = _read_bytes(path).decode().splitlines()
     except UnicodeDecodeError:
         raise ValueError(
-            f"{path} must be a file of rounds, a line of numbers for each, got one that is not text"
+            f"{path} must be a rounds file, one line of numbers per round, got a file that is not text"
         ) from None
     rounds = []
     for number, line in enumerate(lines, start=1):
@@ -193,21 +196,21 @@ def read_rounds(path: Path, *, clients: int, canaries: int = 0) -> RoundsFromFil
 
 
 def rounds_digest(path: Path) -> str:
-    """The SHA-256 of a file of rounds, which a run stores."""
-    return hashlib.sha256(_file_of_rounds(path)).hexdigest()
+    """The SHA-256 of a rounds file, which a run stores."""
+    return hashlib.sha256(_read_bytes(path)).hexdigest()
 
 
-def _file_of_rounds(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
         raise ValueError(
-            f"the file of rounds, {path}, must be there to be read ({error.strerror}); restore it from a copy"
+            f"the rounds file {path} must be readable ({error.strerror}); restore it from a copy"
         ) from None
 
 
 def write_rounds(path: Path, rounds: Sequence[Indices], *, clients: int) -> None:
-    """The file that read_rounds reads."""
+    """Write rounds to a file in the format that read_rounds reads."""
 
     def word(participant: int) -> str:
         return str(participant) if participant < clients else f"{CANARY_PREFIX}{participant - clients}"
@@ -220,15 +223,15 @@ def _participant(word: str, where: str, clients: int, canaries: int) -> int:
     digits = word.removeprefix(CANARY_PREFIX)
     first, count, kind = (clients, canaries, "canaries") if word != digits else (0, clients, "clients")
     if not digits.isascii() or not digits.isdigit() or int(digits) >= count:
-        raise ValueError(f"{where}: {word!r} is none of {count} {kind}, counted from 0")
+        raise ValueError(f"{where}: {word!r} is not one of the {count} {kind}, counted from 0")
     return first + int(digits)
 
 
-def _some(rng: np.random.Generator, population: int, size: int) -> Indices:
+def _sample(rng: np.random.Generator, population: int, size: int) -> Indices:
     return rng.choice(population, size, replace=False).astype(np.int64, copy=False)
 
 
 def _check_size(size: int, population: int) -> None:
     whole_number("clients_per_round", size, minimum=1)
     if size > population:
-        raise ValueError(f"clients_per_round must be at most the {population} there are, got {size}")
+        raise ValueError(f"clients_per_round must be at most the population, {population}, got {size}")

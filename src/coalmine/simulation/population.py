@@ -1,4 +1,4 @@
-"""Which client has which examples. A population computes them per client and stores nothing for the others."""
+"""Populations: which client has which examples."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,7 +23,7 @@ class Population(Protocol):
 
     @property
     def most_examples(self) -> int:
-        """The largest number of examples that a client has, which bounds its weight."""
+        """The largest number of examples that any client has. It bounds a client's weight."""
         ...
 
 
@@ -64,15 +64,16 @@ class Consecutive:
 
 def partition_by_owner(owners: npt.ArrayLike) -> Partition:
     """The partition in which example i belongs to owners[i]; owners are numbered in the order of their ids."""
-    _, numbers, counts = np.unique(np.asarray(owners), return_inverse=True, return_counts=True)
-    order = np.argsort(numbers, kind="stable").astype(np.int64)
+    _, owner_numbers, counts = np.unique(np.asarray(owners), return_inverse=True, return_counts=True)
+    order = np.argsort(owner_numbers, kind="stable").astype(np.int64)
     return Partition(order, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
 
 
 def random_partition(examples: int, clients: int, *, seed: int) -> Partition:
-    """The examples dealt to the clients at random, in shares of different sizes that average examples / clients.
+    """Assign every example to a random client; clients have examples / clients on average.
 
-    A client's share is between about half and one and a half of the average, as real clients' shares differ.
+    With at least four examples per client, shares vary between about half and one and a half of the average, since real
+    clients differ too. With fewer, shares are as equal as possible.
     """
     clients = whole_number("clients", clients, minimum=1)
     if clients > examples:
@@ -88,30 +89,30 @@ def random_partition(examples: int, clients: int, *, seed: int) -> Partition:
 
 @dataclass(frozen=True)
 class VirtualClients:
-    """Any number of clients, each with `each` examples sampled from the pool by its index: nothing is stored."""
+    """Any number of clients. A client's index determines the `per_client` examples it samples from the pool."""
 
     count: int
     pool: int
-    each: int
+    per_client: int
     seed: int
 
     def __post_init__(self) -> None:
         whole_number("clients", self.count, minimum=1)
-        if not 1 <= self.each <= self.pool:
-            raise ValueError(f"a virtual client must have between 1 and {self.pool} examples, got {self.each}")
+        if not 1 <= self.per_client <= self.pool:
+            raise ValueError(f"a virtual client must have between 1 and {self.pool} examples, got {self.per_client}")
 
     def __len__(self) -> int:
         return self.count
 
     def examples(self, client: int) -> Indices:
-        chosen = numpy_stream(self.seed, "virtual client", client).choice(self.pool, self.each, replace=False)
+        chosen = numpy_stream(self.seed, "virtual client", client).choice(self.pool, self.per_client, replace=False)
         return chosen.astype(np.int64)
 
     @property
     def most_examples(self) -> int:
-        return self.each
+        return self.per_client
 
 
 def single_examples(count: int) -> Partition:
-    """Every example is a client of its own: the population of DP-SGD."""
+    """The population of DP-SGD, in which every example is its own client."""
     return Partition(np.arange(count), np.arange(count + 1))

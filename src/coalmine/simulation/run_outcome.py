@@ -1,4 +1,4 @@
-"""The outcome of a training run: the audit's result, what the trainer knows beside it, and the words for both."""
+"""The outcome of a training run: the audit's result, the trainer's own numbers, and sentences about both."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,16 +13,18 @@ from coalmine.simulation.config import RunConfig
 class RunOutcome:
     """The outcome of a run.
 
-    `analytical` is the epsilon for `presentations` rounds, the most common number among the canaries; `client_epsilon` is
-    that of a client, who takes part in `client_rounds` on average. With `exact_client` (correlated noise, or rounds from a
-    file) both are the most exposed client's, counted in this run. An adaptive clip's count is a second release:
-    `update_epsilon` and `count_epsilon` are the parts of `analytical`, the latter None without a count. Under correlated
-    noise `analytical` is for `sensitivity`, the root mean square over such canaries. `if_claimed` is the verdict that a
-    claim of the analytical epsilon would get.
+    `analytical` is the epsilon for `presentations` rounds, the most common number of rounds of a canary. Under correlated
+    noise it is for `sensitivity`, the root mean square over the canaries with that number of rounds.
+
+    `client_epsilon` is the epsilon of a client who takes part in `client_rounds` rounds, the average. With `exact_client`
+    (correlated noise, or rounds from a file) both belong to the most exposed client of this run.
+
+    An adaptive clip's count is a second release. `update_epsilon` and `count_epsilon` are the two parts of `analytical`;
+    `count_epsilon` is None without a count. `if_claimed` is the verdict that a claim of the analytical epsilon would get.
     """
 
     config: RunConfig
-    title: str  # what results call the data
+    title: str  # name of the data in results
     result: AuditResult
     accuracy: float
     engine: str
@@ -40,7 +42,7 @@ class RunOutcome:
     if_claimed: Verdict | None
 
     def extra(self) -> dict[str, Any]:
-        """The fields that result.json has beside those of the audit."""
+        """The fields that this trainer adds to the audit's in result.json."""
         return {
             "task": self.config.task.name,
             "title": self.title,
@@ -67,7 +69,7 @@ class RunOutcome:
         }
 
     def _pipeline(self) -> dict[str, Any]:
-        """What a statement needs to know of this trainer."""
+        """The record of this training pipeline, for the privacy statement."""
         config, accountant = self.config, None
         if config.claim.analytical:
             accountant = CLOSED_FORM
@@ -79,9 +81,9 @@ class RunOutcome:
         ]
         if config.privacy.clipping == "adaptive":
             released.append(
-                "the adaptive clip's count, with noise of its own that the ε counts"
+                "the adaptive clip's count, with its own noise, which the ε covers"
                 if self.count_noise_multiplier
-                else "the adaptive clip's count, without noise, which no ε counts"
+                else "the adaptive clip's count, without noise, which no ε covers"
             )
         precision = "fp32 for weights, sums, clip and noise"
         if config.engine.precision == "tf32":
@@ -93,20 +95,20 @@ class RunOutcome:
             clip_norm=config.privacy.clip_norm,
             clipping=config.privacy.clipping,
             precision=precision,
-            generator="a torch.Generator, which is not cryptographic; its seed stands in config.toml, so whoever has that "
-            "file can draw the noise again",
+            generator="a torch.Generator, which is not cryptographic; its seed is in config.toml, so anyone who has that "
+            "file can regenerate the noise",
             accountant=accountant,
             accountant_version=None if accountant is None else accountant_version(accountant),
             also_released="; ".join(released),
-            pretraining="none: the first model is drawn at random",
+            pretraining="none: the initial model is random",
             evaluation="accuracy is measured on examples that took no part in training; the ε does not cover them",
         ).to_dict()
 
     def heading(self) -> str:
-        """The run in one line."""
+        """A one-line summary of the run."""
         config = self.config
         groups = config.canaries.presentations if config.canaries.pattern == "spread" else ()
-        times = ", ".join(f"{each}×" for each in (groups if len(groups) > 1 else (self.presentations,)))
+        times = ", ".join(f"{number}×" for number in (groups if len(groups) > 1 else (self.presentations,)))
         return (
             f"{self.title}: {self._rounds}, noise multiplier {config.privacy.noise_multiplier:g}, delta "
             f"{config.privacy.delta:.3g}, {config.canaries.count:,} canaries shown {times}; "
@@ -115,12 +117,12 @@ class RunOutcome:
 
     @property
     def _rounds(self) -> str:
-        """How many rounds there were; of a run that the alarm stopped, of how many."""
-        planned, run = self.config.rounds, self.result.rounds + self.result.skipped
-        return f"{planned} rounds" if run >= planned else f"{run} of {planned} rounds"
+        """The number of rounds, and the number planned if the alarm stopped the run early."""
+        planned, completed = self.config.rounds, self.result.rounds + self.result.skipped
+        return f"{planned} rounds" if completed >= planned else f"{completed} of {planned} rounds"
 
     def notes(self) -> list[str]:
-        """What a reader of the result must know about this run, a sentence each."""
+        """Caveats and context for a reader of the result, one sentence each."""
         config, notes = self.config, []
         if config.canaries.pattern == "replace":
             notes.append(f"{config.canaries.count:,} of the {self.population:,} {config.task.level}s are canaries")

@@ -1,4 +1,4 @@
-"""The server's optimiser: SGD with momentum, or Adam. Its state is a few tensors, so it can be saved."""
+"""The server's optimiser: SGD with momentum, or Adam. Its state is a few tensors that a checkpoint can save."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class ServerSettings:
 
     optimizer: str = "sgd"
     learning_rate: float = 1.0
-    momentum: float = 0.0  # of SGD; Adam's β₁ is `beta1`
+    momentum: float = 0.0  # for SGD; Adam's β₁ is `beta1`
     beta1: float = 0.9
     beta2: float = 0.99
     epsilon: float = 1e-3
@@ -42,7 +42,7 @@ class ServerSettings:
 
 
 def server_step(model_delta: Tensor, state: State, round_number: int, settings: ServerSettings) -> Tensor:
-    """The step that is added to the model in this round; updates `state` in place."""
+    """The step to add to the model in this round; updates `state` in place."""
     if settings.optimizer == "adam":
         mean = state["mean"].lerp_(model_delta, 1 - settings.beta1)
         square = state["square"].lerp_(model_delta.square(), 1 - settings.beta2)

@@ -1,7 +1,7 @@
 """A grid of runs, each in its own directory: finished runs are skipped, stopped ones are resumed.
 
-Several processes, on several machines, may run the same grid at once. The lock of a run's directory decides who trains it;
-it goes with its holder, so a run whose process was killed is resumed by another.
+Several processes, on several machines, may run the same grid at the same time. The lock of a run's directory decides which
+process trains it. The lock is released when its process ends, so another process can resume a killed run.
 """
 
 import hashlib
@@ -34,15 +34,15 @@ from coalmine.storage.run_directory import RunDirectory
 
 log = logging.getLogger("coalmine")
 LONGEST_NAME = 120
-FAILURE = "failure.txt"  # in a run's directory: why a shard's run failed
+FAILURE = "failure.txt"  # in a run's directory: the error of a failed run of a shard
 MOST_SHARDS = 10_000
 TRAINED, HELD, FINISHED = "trained", "held", "finished"
-UNSET = ("auto", 0, None)  # engine settings that the machine decides
+UNSET = ("auto", 0, None)  # values of engine settings that depend on the machine
 
 
 @dataclass(frozen=True)
 class Point:
-    """One run of a sweep: its name, the values that make it, and all of its settings."""
+    """One run of a sweep: its name, its values of the swept settings, and its config."""
 
     name: str
     values: dict[str, Any]
@@ -51,7 +51,7 @@ class Point:
 
 @dataclass(frozen=True)
 class SweepProgress:
-    """The progress of a sweep. `seconds_left` assumes that all rounds take as long as those so far; None at first."""
+    """The progress of a sweep. `seconds_left` assumes that future rounds take as long as past ones; None at first."""
 
     done: int
     failed: int
@@ -65,13 +65,13 @@ class SweepProgress:
 
 @dataclass(frozen=True)
 class SweepRun:
-    """The outcome of one run; `error` is None where it finished, or where another process trains it (`held`)."""
+    """The outcome of one run. `error` is None if it finished, or if another process is training it (`held`)."""
 
     point: Point
     directory: Path
     error: str | None = None
     held: bool = False
-    trained: bool = False  # by this sweep, not before or elsewhere
+    trained: bool = False  # by this call of run_sweep
 
 
 @dataclass(frozen=True)
@@ -85,31 +85,32 @@ class Shard:
         whole_number("the number of shards", self.count, minimum=1)
         if not 1 <= whole_number("the shard", self.number, minimum=1) <= min(self.count, MOST_SHARDS):
             raise ValueError(
-                f"a shard must lie between 1 and their number, at most {MOST_SHARDS:,}, got {self.number}/{self.count}"
+                f"a shard must lie between 1 and the number of shards, at most {MOST_SHARDS:,}, "
+                f"got {self.number}/{self.count}"
             )
 
     @classmethod
     def parse(cls, text: str) -> "Shard":
-        """The shard of a text like 3/16."""
-        found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
-        if found is None:
-            raise ValueError(f"a shard must be a number and how many there are, like 3/16, got {shown(text)}")
-        return cls(int(found[1]), int(found[2]))
+        """Parse a text like 3/16."""
+        match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
+        if match is None:
+            raise ValueError(f"a shard must be its number and the number of shards, like 3/16, got {shown(text)}")
+        return cls(int(match[1]), int(match[2]))
 
     def own(self, points: Sequence[Point]) -> Sequence[Point]:
-        """Every `count`-th run."""
+        """The runs of this shard: every `count`-th one."""
         return points[self.number - 1 :: self.count]
 
     def others(self, points: Sequence[Point]) -> list[Point]:
-        """The runs of the other shards, those of the next one first."""
+        """The runs of the other shards, starting with the next shard."""
         starts = [(self.number + step) % self.count for step in range(self.count - 1)]
         return [point for start in starts for point in points[start :: self.count]]
 
 
 def read_sweep(path: Path) -> list[Point]:
-    """The runs of a TOML file: a run's config, and a section `sweep` of lists under dotted names.
+    """The runs of a sweep file: TOML with a run's config and a section `sweep` of lists under dotted names.
 
-    The first name changes slowest. Every run's settings are validated here, before any run starts.
+    The first name changes slowest. The settings of every run are validated here, before any run starts.
     """
     values = read_config(path)
     grid = values.pop("sweep", None)
@@ -121,7 +122,7 @@ def read_sweep(path: Path) -> list[Point]:
 
 
 def make_points(base: Mapping[str, Any], grid: Mapping[str, Any]) -> list[Point]:
-    """Every combination of the lists in `grid`, over the settings of `base`."""
+    """Every combination of the values in `grid`, applied to the settings `base`."""
     if not grid:
         raise ValueError(
             '[sweep] must name at least one setting and its values, as in "privacy.noise_multiplier" = [1, 2]'
@@ -131,16 +132,16 @@ def make_points(base: Mapping[str, Any], grid: Mapping[str, Any]) -> list[Point]
             raise ValueError(f"sweep: {name} must be a list of values, got {shown(values)}")
         if not values:
             raise ValueError(f"sweep: {name} must list at least one value, got none")
-        twice = [value for place, value in enumerate(values) if value in values[:place]]
-        if twice:
-            raise ValueError(f"sweep: {name} lists {shown(twice[0])} twice")
-    chosen = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    names = _names(chosen)
-    return [Point(name, values, _config(base, values, name)) for name, values in zip(names, chosen, strict=True)]
+        repeated = [value for index, value in enumerate(values) if value in values[:index]]
+        if repeated:
+            raise ValueError(f"sweep: {name} lists {shown(repeated[0])} twice")
+    combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    names = _names(combinations)
+    return [Point(name, values, _config(base, values, name)) for name, values in zip(names, combinations, strict=True)]
 
 
 def _flat(section: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names; TOML makes sections of unquoted ones."""
+    """Dotted names and values; TOML parses unquoted dotted names as nested sections."""
     for name, value in section.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{before}{name}.")
@@ -166,22 +167,22 @@ def _config(base: Mapping[str, Any], values: Mapping[str, Any], name: str) -> Ru
     return config
 
 
-def _names(chosen: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A directory name for each run: the last part of each setting's name, in full where ambiguous, and its value."""
-    last = [name.rpartition(".")[2] for name in chosen[0]]
-    short = {name: end if last.count(end) == 1 else name for name, end in zip(chosen[0], last, strict=True)}
-    plain = [",".join(f"{short[name]}={_word(value)}" for name, value in values.items()) for values in chosen]
-    found = []
-    for name, values in zip(plain, chosen, strict=True):
+def _names(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A directory name for each run: the last part of each setting's name (the full name if ambiguous) and its value."""
+    last = [name.rpartition(".")[2] for name in combinations[0]]
+    short = {name: end if last.count(end) == 1 else name for name, end in zip(combinations[0], last, strict=True)}
+    plain = [",".join(f"{short[name]}={_word(value)}" for name, value in values.items()) for values in combinations]
+    names = []
+    for name, values in zip(plain, combinations, strict=True):
         if len(name) > LONGEST_NAME or plain.count(name) > 1:  # different values may give the same file name
             digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:8]
             name = f"{name[:LONGEST_NAME]}~{digest}"
-        found.append(name)
-    return found
+        names.append(name)
+    return names
 
 
 def _word(value: Any) -> str:
-    """A value in characters that suit a file name."""
+    """A value as text that is valid in a file name."""
     text = "+".join(map(_word, value)) if isinstance(value, list) else str(value)
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", text)
 
@@ -197,37 +198,37 @@ def run_sweep(
 ) -> list[SweepRun]:
     """Run the unfinished runs of a sweep in `out`, `jobs` at a time; a failed run does not stop the others.
 
-    A directory there that holds a different run is a ValueError before anything starts. `plan`, the content of the sweep's
-    file, is stored beside the runs. With `shard`, other processes run the same grid. This one trains its own part first,
-    then takes over runs of the others that nobody trains: they may have ended, or may not have come so far. Its part and
-    what it took over are returned.
+    If a directory holds a different run, this raises ValueError before anything starts. `plan`, the content of the sweep
+    file, is stored next to the runs. With `shard`, other processes run the same grid. This process trains its own shard
+    first. Then it takes over runs of other shards that no process is training. It returns the runs of its shard and those
+    that it took over.
     """
     count = whole_number("jobs", jobs, minimum=1)
     todo = [point for point in points if not is_finished(point, out / point.name)]
     check_plans({point.name: point.config for point in todo})
     if plan is not None:
         write_atomically(out / "sweep.toml", plan)
-    mine = list(points) if shard is None else list(shard.own(points))
-    named = {point.name for point in mine}
-    first = [point for point in todo if point.name in named]
-    sweep = _Sweep(out, count, _Board(mine, first, progress), shared=shard is not None)
+    shard_points = list(points) if shard is None else list(shard.own(points))
+    shard_names = {point.name for point in shard_points}
+    first = [point for point in todo if point.name in shard_names]
+    sweep = _Sweep(out, count, _ProgressCounter(shard_points, first, progress), shared=shard is not None)
     sweep.train(first)
-    while shard is not None and sweep.train(sweep.free([*mine, *shard.others(points)])):
-        pass  # as long as there was something to do: meanwhile other shards may have been killed
-    return [sweep.outcome(point) for point in points if point.name in named | sweep.trained | sweep.failed.keys()]
+    while shard is not None and sweep.train(sweep.free([*shard_points, *shard.others(points)])):
+        pass  # repeat while there was work: other shards may have been killed in the meantime
+    return [sweep.outcome(point) for point in points if point.name in shard_names | sweep.trained | sweep.failed.keys()]
 
 
 class _Sweep:
-    """What one process does of a sweep."""
+    """The part of a sweep that one process trains."""
 
-    def __init__(self, out: Path, jobs: int, board: "_Board", *, shared: bool) -> None:
-        self.out, self.jobs, self.board, self.shared = out, jobs, board, shared
+    def __init__(self, out: Path, jobs: int, counter: "_ProgressCounter", *, shared: bool) -> None:
+        self.out, self.jobs, self.counter, self.shared = out, jobs, counter, shared
         self.failed: dict[str, str] = {}
         self.held: set[str] = set()
         self.trained: set[str] = set()
 
     def free(self, points: Sequence[Point]) -> list[Point]:
-        """The runs that are not finished, and have not failed here or elsewhere."""
+        """The runs that are neither finished nor failed, here or in another process."""
         return [
             point
             for point in points
@@ -237,14 +238,14 @@ class _Sweep:
         ]
 
     def train(self, todo: Sequence[Point]) -> bool:
-        """Train these runs but those that others hold; whether there were any."""
+        """Train these runs, except those that other processes hold; return whether any run was trained or failed."""
         before = len(self.trained) + len(self.failed)
         for point, ending, problem in self._endings(todo):
             self.held.discard(point.name)
             if problem is not None:
                 self.failed[point.name] = problem
                 if self.shared:
-                    _note_failure(self.out / point.name, problem)
+                    _write_failure(self.out / point.name, problem)
             elif ending == HELD and not self.shared:
                 self.failed[point.name] = f"{self.out / point.name} is being written by another process; wait for it"
             elif ending == HELD:
@@ -252,7 +253,7 @@ class _Sweep:
             elif ending == TRAINED:
                 self.trained.add(point.name)
             if ending != HELD or not self.shared:
-                self.board.ended(point, point.name in self.failed)
+                self.counter.ended(point, point.name in self.failed)
         return len(self.trained) + len(self.failed) > before
 
     def outcome(self, point: Point) -> SweepRun:
@@ -261,43 +262,47 @@ class _Sweep:
         return SweepRun(point, self.out / name, self.failed.get(name), held=held, trained=name in self.trained)
 
     def _endings(self, todo: Sequence[Point]) -> Iterator[tuple[Point, str, str | None]]:
-        """Each run as it ends: how, and its error or None."""
+        """Each run as it ends, with its ending and its error, if any."""
         if self.jobs > 1:
-            yield from _in_processes([_shared(point, self.jobs) for point in todo], self.out, self.jobs, self.board)
+            yield from _in_processes(
+                [_with_core_share(point, self.jobs) for point in todo], self.out, self.jobs, self.counter
+            )
             return
         for point in todo:
             try:
-                ending = _train(point.config, self.out / point.name, partial(self.board.round_finished, point.name))
+                ending = _train(point.config, self.out / point.name, partial(self.counter.round_finished, point.name))
                 yield point, ending, None
             except Exception as error:
                 yield point, TRAINED, _one_line(error)
 
 
-def _note_failure(directory: Path, problem: str) -> None:
-    """Leave a note in the run's directory, so that other shards do not repeat the failure."""
+def _write_failure(directory: Path, problem: str) -> None:
+    """Write the error to the run's directory, so that other shards do not repeat the failed run."""
     with suppress(OSError):
         write_atomically(directory / FAILURE, f"{problem}\n".encode())
 
 
 def is_finished(point: Point, directory: Path) -> bool:
-    """Whether the run has a result; ValueError if the directory holds another run."""
+    """Whether the run has a result. Raises ValueError if the directory holds another run."""
     if not (directory / "config.toml").is_file():
         return False
     stored = RunDirectory(directory).read_config()
-    wanted = point.config.to_dict()
-    engine, there = wanted.pop("engine"), stored.pop("engine", {})
+    expected = point.config.to_dict()
+    engine, stored_engine = expected.pop("engine"), stored.pop("engine", {})
     stored.pop("schema_version")
-    changed = [name for name in sorted(stored.keys() | wanted.keys()) if stored.get(name) != wanted.get(name)]
-    changed += [f"engine.{name}" for name, value in engine.items() if value not in UNSET and there.get(name) != value]
+    changed = [name for name in sorted(stored.keys() | expected.keys()) if stored.get(name) != expected.get(name)]
+    changed += [
+        f"engine.{name}" for name, value in engine.items() if value not in UNSET and stored_engine.get(name) != value
+    ]
     if changed:
         raise ValueError(
-            f"{directory} holds a run with another config (it differs in {', '.join(changed)}); name another directory "
-            "by --out"
+            f"{directory} holds a run with another config (it differs in {', '.join(changed)}); choose another directory "
+            "with --out"
         )
     return (directory / "result.json").is_file()
 
 
-class _Board:
+class _ProgressCounter:
     """Counts runs and rounds for a progress bar."""
 
     def __init__(
@@ -313,7 +318,7 @@ class _Board:
 
     def round_finished(self, name: str, round_number: int) -> None:
         """Count a finished round of a run."""
-        before = self._seen.get(name, round_number - 1)  # the first report shows where it resumed
+        before = self._seen.get(name, round_number - 1)  # a resumed run first reports a later round
         if name in self._rounds:
             self._left -= round_number - self._seen.get(name, 0)
         if self._started is None:
@@ -351,11 +356,10 @@ class _Board:
         )
 
 
-def _train(config: RunConfig, directory: Path, on_round: Callable[[int], None], most: int | None = None) -> str:
-    """Start the run, or resume it with the device and the threads it was started with, unless another process has it.
+def _train(config: RunConfig, directory: Path, on_round: Callable[[int], None], most_workers: int | None = None) -> str:
+    """Start the run, or resume it with its original device and threads, unless another process holds its lock.
 
-    Whether it is finished is looked up again under the lock, in a fresh listing of the directory: another machine may have
-    finished it a moment ago.
+    The directory is listed again after locking, since another machine may have just finished the run.
     """
 
     def follow(seen: Progress) -> None:
@@ -372,39 +376,40 @@ def _train(config: RunConfig, directory: Path, on_round: Callable[[int], None], 
         if "config.toml" in names:
             resume(directory, progress=follow, home=home)
         else:
-            start(config, directory, progress=follow, home=home, most_workers=most)
+            start(config, directory, progress=follow, home=home, most_workers=most_workers)
     finally:
         home.close()
     return TRAINED
 
 
-def _shared(point: Point, runs: int) -> Point:
-    """The run with its share of the cores as threads."""
+def _with_core_share(point: Point, runs: int) -> Point:
+    """The run with its share of the cores as its number of threads."""
     engine, share = point.config.engine, core_share(runs)
     threads = engine.threads or min(torch.get_num_threads(), share)
     return replace(point, config=replace(point.config, engine=replace(engine, threads=threads)))
 
 
 def core_share(runs: int) -> int:
-    """The cores of each of several runs at a time."""
+    """The number of cores for each of `runs` parallel runs."""
     return max(1, cores() // runs)
 
 
 def _in_processes(
-    todo: Sequence[Point], out: Path, jobs: int, board: _Board
+    todo: Sequence[Point], out: Path, jobs: int, counter: _ProgressCounter
 ) -> Iterator[tuple[Point, str, str | None]]:
-    """Each run as it ends: how, and its error or None.
+    """Each run as it ends, with its ending and its error, if any.
 
-    Each job is a pool of one process, so that a process that dies fails its run alone.
+    Each job is a pool with one process, so that a process that dies fails only its own run.
     """
     context = multiprocessing.get_context("spawn")  # a forked torch may hang
     rounds = context.SimpleQueue()
-    parent, held = context.Pipe(duplex=False)  # nobody writes: it closes with this process, or at the end
+    # Nothing is sent through this pipe: it closes when the sweep or this process ends.
+    ends_with_sweep, kept_open = context.Pipe(duplex=False)
     waiting = list(reversed(todo))
     running: dict[Future[str], tuple[Point, ProcessPoolExecutor]] = {}
 
     def start_next(pool: ProcessPoolExecutor | None) -> None:
-        pool = pool or ProcessPoolExecutor(1, context, initializer=_begin_worker, initargs=(rounds, parent))
+        pool = pool or ProcessPoolExecutor(1, context, initializer=_begin_worker, initargs=(rounds, ends_with_sweep))
         point = waiting.pop()
         arguments = point.name, point.config.to_dict(), str(out), core_share(jobs)
         running[pool.submit(_run_in_worker, *arguments)] = point, pool
@@ -415,7 +420,7 @@ def _in_processes(
         while running:
             ended, _ = wait(running, timeout=0.1, return_when=FIRST_COMPLETED)
             while not rounds.empty():
-                board.round_finished(*rounds.get())
+                counter.round_finished(*rounds.get())
             for future in ended:
                 point, pool = running.pop(future)
                 error = future.exception()
@@ -429,27 +434,29 @@ def _in_processes(
                 else:
                     pool.shutdown()
     finally:
-        held.close()
+        kept_open.close()
 
 
-_rounds: Any = None  # of a worker: the queue for names and round numbers
+_rounds: Any = None  # in a worker: the queue for run names and round numbers
 
 
-def _begin_worker(rounds: Any, parent: Connection) -> None:
-    """Prepare a worker: keep the queue, and end the process when the sweep ends or its process is gone."""
+def _begin_worker(rounds: Any, ends_with_sweep: Connection) -> None:
+    """Prepare a worker: store the queue, and end this process when the sweep or its process ends."""
     global _rounds
     _rounds = rounds
 
-    def end_with_the_sweep() -> None:
+    def exit_with_sweep() -> None:
         with suppress(EOFError, OSError):
-            parent.recv()
+            ends_with_sweep.recv()
         os._exit(1)
 
-    threading.Thread(target=end_with_the_sweep, daemon=True).start()
+    threading.Thread(target=exit_with_sweep, daemon=True).start()
 
 
-def _run_in_worker(name: str, values: dict[str, Any], out: str, most: int) -> str:
-    return _train(RunConfig.from_dict(values), Path(out) / name, lambda number: _rounds.put((name, number)), most)
+def _run_in_worker(name: str, values: dict[str, Any], out: str, most_workers: int) -> str:
+    return _train(
+        RunConfig.from_dict(values), Path(out) / name, lambda number: _rounds.put((name, number)), most_workers
+    )
 
 
 def _one_line(error: BaseException) -> str:

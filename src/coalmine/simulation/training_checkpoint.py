@@ -1,4 +1,4 @@
-"""The training state on disk: a safetensors file with a digest of its content, written atomically, and the one before it."""
+"""Checkpoints of the training state: safetensors files with a digest, written atomically; the last two are kept."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def save_checkpoint(folder: Path, state: TrainingState, config: RunConfig) -> None:
-    """Save the state in the run's folder; the checkpoint that was there becomes the previous one."""
+    """Save the state in the run's folder; the existing checkpoint becomes the previous one."""
     tensors = _tensors(state)
     metadata = {
         "schema_version": VERSION,
@@ -36,9 +36,9 @@ def save_checkpoint(folder: Path, state: TrainingState, config: RunConfig) -> No
 def load_checkpoint(
     folder: Path, config: RunConfig, device: str, *, recorded_rounds: int | None = None
 ) -> TrainingState | None:
-    """The newest checkpoint that is whole and no further than the recorded rounds, or None if there is none.
+    """The newest complete checkpoint that is not ahead of the recorded rounds, or None if there is none.
 
-    ValueError if none is usable and one is damaged, or belongs to another run.
+    Raises ValueError if a checkpoint is damaged or belongs to another run, and none is usable.
     """
     newest, previous = folder / NAME, folder / PREVIOUS
     return load_newest(newest, previous, lambda path: _read(path, config, device), log, recorded_rounds=recorded_rounds)

@@ -38,16 +38,16 @@ from coalmine.storage.files import remove_drafts, write_atomically
 from coalmine.storage.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)
-ROUNDS_DIGEST = "rounds.sha256"  # of the file of rounds, as sha256sum writes it
+ROUNDS_DIGEST = "rounds.sha256"  # SHA-256 of the rounds file, in the format of sha256sum
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a run. `epsilon` is the analytical one of the most exposed canary so far."""
+    """The progress of a run. `epsilon` is the analytical epsilon of the most exposed canary so far."""
 
     report: RoundReport
     rounds: int
-    accuracy: float | None  # the last one known
+    accuracy: float | None  # the last known
     epsilon: float
     seconds_left: float
 
@@ -64,22 +64,22 @@ def start(
 ) -> RunOutcome:
     """Train with canaries in `directory` and return the outcome.
 
-    If the directory holds the same run, it is resumed from its checkpoint; another run there is a ValueError. On rank 0 of
-    several processes, `ranks` is their group; the others call `follow`. Where the config leaves the number of workers open,
-    it is at most `most_workers`. `home` is the directory, if the caller holds its lock.
+    If the directory holds the same run, it is resumed from its checkpoint; a different run there is a ValueError. On rank 0
+    of several processes, `ranks` is their group; the other processes call `follow`. `most_workers` limits the number of
+    workers if the config does not set it. `home` is the run directory, if the caller has already locked it.
     """
     config = replace(config, engine=config.engine.resolved())
-    task = _loaded_task(config)
+    task = _load_task(config)
     config = _with_workers(config, task, steps, ranks, most_workers)
     if not (directory / "config.toml").exists():
-        _planned(config, task, None)  # validate before creating the directory
+        _plan(config, task, None)  # validate before creating the directory
     else:
         _check_workers(config, directory)
     home = home or RunDirectory(directory)
-    with _named_errors(directory):
+    with _explain_errors(directory):
         try:
             home.write_config(config.to_dict())
-            return _in_directory(config, home, task, progress, steps, ranks)
+            return _train_in_directory(config, home, task, progress, steps, ranks)
         finally:
             home.close()
 
@@ -91,7 +91,7 @@ def resume(
     ranks: RankGroup | None = None,
     home: RunDirectory | None = None,
 ) -> RunOutcome:
-    """Resume the run in `directory` from its checkpoint; the result is that of a run that was never stopped."""
+    """Resume the run in `directory` from its checkpoint. The result is the same as that of an uninterrupted run."""
     if not (directory / "config.toml").is_file():
         raise ValueError(f"{directory} holds no run: config.toml is missing")
     config = RunConfig.from_dict(RunDirectory(directory).read_config())
@@ -99,15 +99,15 @@ def resume(
 
 
 def follow(ranks: RankGroup) -> None:
-    """On every rank but 0: train a share of each round of the run that rank 0 starts or resumes, until it ends."""
+    """On every rank except 0: train a share of each round until rank 0 ends the run."""
     config = RunConfig.from_dict(json.loads(ranks.read()))
 
     def prepare() -> tuple[Task, RankSums]:
-        task = _loaded_task(config).to(config.engine.device)
+        task = _load_task(config).to(config.engine.device)
         engine = engine_of(config, task.model, task.train)
         return task, RankSums(ranks, ClientSums(config, population_of(config, task), engine))
 
-    task, sums = ranks.succeed(prepare)
+    task, sums = ranks.run_on_all(prepare)
     try:
         sums.follow(torch.zeros(task.model.dim, device=config.engine.device))
     finally:
@@ -115,56 +115,56 @@ def follow(ranks: RankGroup) -> None:
 
 
 def simulate(config: RunConfig, *, steps: Steps | None = None) -> RunOutcome:
-    """The same run in memory, without writing anything."""
+    """Train with canaries in memory, without writing any files, and return the outcome."""
     config = replace(config, engine=config.engine.resolved())
     with prepared(config, None, steps) as training:
         state = training.initial_state()
-        accuracy, alarmed = None, _alarmed(training)
-        for report in _rounds(training, state):
+        accuracy, must_stop = None, _stop_check(training)
+        for report in _train_rounds(training, state):
             accuracy = report.accuracy
-            if alarmed():
+            if must_stop():
                 break
         training.audit.observe_final(state.model_vector, initial=training.initial_vector())
-        return _outcome(training, training.evaluated(state) if accuracy is None else accuracy)
+        return _outcome(training, training.evaluate(state) if accuracy is None else accuracy)
 
 
 def _with_workers(
-    config: RunConfig, task: Task, steps: Steps | None, ranks: RankGroup | None, most: int | None = None
+    config: RunConfig, task: Task, steps: Steps | None, ranks: RankGroup | None, limit: int | None = None
 ) -> RunConfig:
-    """The config with its number of workers, which are ranks: on a CPU one per core, where clients train one by one."""
-    wanted = config.engine.jobs
-    if ranks is not None and wanted not in (0, ranks.size):
+    """The config with its number of workers: by default one per core if clients train one by one on a CPU, else one."""
+    workers = config.engine.jobs
+    if ranks is not None and workers not in (0, ranks.size):
         raise ValueError(
-            f"the run has {wanted} workers, but {ranks.size} ranks were started (WORLD_SIZE or SLURM_STEP_NUM_TASKS); start "
-            f"{wanted} ranks, or a new run in another directory"
+            f"the run has {workers} workers, but {ranks.size} ranks were started (WORLD_SIZE or SLURM_STEP_NUM_TASKS); "
+            f"start {workers} ranks, or a new run in another directory"
         )
     on_gpu = torch.device(config.engine.device).type == "cuda"
-    if ranks is None and on_gpu and wanted > torch.cuda.device_count():
+    if ranks is None and on_gpu and workers > torch.cuda.device_count():
         raise ValueError(
-            f"engine.jobs (--workers) must be at most the {torch.cuda.device_count()} GPUs of this machine, got {wanted}"
+            f"engine.jobs (--workers) must be at most the {torch.cuda.device_count()} GPUs of this machine, got {workers}"
         )
-    if steps is not None and wanted > 1:
-        raise ValueError(f"engine.jobs must be 1 where the steps of a round are replaced, got {wanted}")
-    if wanted:
+    if steps is not None and workers > 1:
+        raise ValueError(f"engine.jobs must be 1 where the steps of a round are replaced, got {workers}")
+    if workers:
         return config
     engine = engine_of(config, task.model, task.train)
-    apart = isinstance(engine, OneByOne) and not on_gpu and steps is None
-    count = min(cores(), most or cores(), config.participation.clients_per_round) if apart else 1
+    parallel = isinstance(engine, OneByOne) and not on_gpu and steps is None
+    count = min(cores(), limit or cores(), config.participation.clients_per_round) if parallel else 1
     return replace(config, engine=replace(config.engine, jobs=count if ranks is None else ranks.size))
 
 
 def _check_workers(config: RunConfig, directory: Path) -> None:
-    """ValueError if the run in the directory has another number of workers."""
-    stored = RunDirectory(directory).read_config().get("engine")
-    there = stored.get("jobs") if isinstance(stored, dict) else None
-    if isinstance(there, int) and there not in (0, config.engine.jobs):
+    """Raise ValueError if the run in the directory has another number of workers."""
+    stored_engine = RunDirectory(directory).read_config().get("engine")
+    stored_workers = stored_engine.get("jobs") if isinstance(stored_engine, dict) else None
+    if isinstance(stored_workers, int) and stored_workers not in (0, config.engine.jobs):
         raise ValueError(
-            f"{directory} holds a run with {there} workers, which cannot go on with {config.engine.jobs}: sums in another "
-            f"order round differently; use --workers {there}, or name another directory"
+            f"{directory} holds a run with {stored_workers} workers, which cannot continue with {config.engine.jobs}: "
+            f"sums in another order round differently; use --workers {stored_workers}, or choose another directory"
         )
 
 
-def _in_directory(
+def _train_in_directory(
     config: RunConfig,
     home: RunDirectory,
     task: Task,
@@ -172,69 +172,71 @@ def _in_directory(
     steps: Steps | None,
     ranks: RankGroup | None,
 ) -> RunOutcome:
-    digest = _unknown_rounds(config, home)
+    digest = _new_rounds_digest(config, home)
     with prepared(config, home, steps, task=task, ranks=ranks) as training:
         log.info("training %s", training.description)
-        log.info("commitment, to be noted elsewhere before round 1: %s", training.audit.commitment.statement_sha256)
-        if digest is not None:  # only after validation, so that an invalid file can be corrected
+        log.info("commitment (record it elsewhere before round 1): %s", training.audit.commitment.statement_sha256)
+        if digest is not None:  # after validation, so that the user can correct an invalid file
             write_atomically(home.path / ROUNDS_DIGEST, f"{digest}  {config.participation.rounds_file}\n".encode())
-        state = _last_state(training, home, config)
+        state = _restore_state(training, home, config)
         last_accuracy = _last_accuracy(home)
-        seen = _exposures(training, state.round_number)
+        exposures = _exposures(training, state.round_number)
         started, first = time.monotonic(), state.round_number
-        alarmed = _alarmed(training)
-        for report in () if alarmed() else _rounds(training, state):
+        must_stop = _stop_check(training)
+        for report in () if must_stop() else _train_rounds(training, state):
             spent = time.monotonic() - started
             last_accuracy = last_accuracy if report.accuracy is None else report.accuracy
             home.append_metrics(_metrics(report, spent) | {"log_digest": training.audit.log_digest})
-            stops = alarmed()
+            stops = must_stop()
             if stops or report.round_number % config.checkpoint_every == 0 or report.round_number == config.rounds:
-                training.audit.flush(sync=True)  # a checkpoint is never ahead of the audit, not even after a power cut
+                # Sync first, so that a checkpoint is never ahead of the audit, even after a power cut.
+                training.audit.flush(sync=True)
                 save_checkpoint(home.path, state, config)
-            seen.add(report.round_number, training.cohorts.of_round(report.round_number).canaries)
+            exposures.add(report.round_number, training.cohorts.of_round(report.round_number).canaries)
             left = spent / (report.round_number - first) * (config.rounds - report.round_number)
-            progress(Progress(report, config.rounds, last_accuracy, _epsilon(training, seen.most), left))
+            progress(Progress(report, config.rounds, last_accuracy, _epsilon(training, exposures.largest), left))
             if stops:
                 break
         with _explain_divergence(training):
             training.audit.observe_final(state.model_vector, initial=training.initial_vector())
         _save_model(home.path / "model.npy", state)
         accuracy = _accuracy_after(state.round_number, home)
-        outcome = _outcome(training, training.evaluated(state) if accuracy is None else accuracy)
+        outcome = _outcome(training, training.evaluate(state) if accuracy is None else accuracy)
         home.write_result(outcome.result, **outcome.extra())
-        log.info("digest of the log, to be noted elsewhere now: %s", training.audit.log_digest)
+        log.info("digest of the log (record it elsewhere now): %s", training.audit.log_digest)
         return outcome
 
 
-def _alarmed(training: Training) -> Callable[[], bool]:
-    """Whether the rounds so far have refuted the claim, if the training is to stop then; a round that is still being
-    measured is asked about after the next one.
+def _stop_check(training: Training) -> Callable[[], bool]:
+    """A function that returns whether the training must stop because the rounds so far refute the claim.
+
+    It does not wait for a round that is still being measured; the next call includes that round.
     """
     settings = training.config.claim
     if not settings.stop_on_violation:
         return lambda: False
     usual = _exposures(training, training.config.rounds).usual
-    claim = _claim(training, _epsilon(training, usual), usual)
+    claim = _configured_claim(training, _epsilon(training, usual), usual)
     return lambda: claim is not None and training.audit.alarm(claim, wait=False) is not None
 
 
-def _unknown_rounds(config: RunConfig, home: RunDirectory) -> str | None:
-    """The digest of the run's file of rounds if it is not stored yet; ValueError if the stored one differs."""
+def _new_rounds_digest(config: RunConfig, home: RunDirectory) -> str | None:
+    """The digest of the run's rounds file, or None if it is already stored; ValueError if the stored one differs."""
     if config.participation.rounds_file is None:
         return None
-    found, remembered = rounds_digest(Path(config.participation.rounds_file)), home.path / ROUNDS_DIGEST
-    if not remembered.exists():
-        return found
-    if remembered.read_bytes().split()[:1] != [found.encode()]:
+    digest, digest_file = rounds_digest(Path(config.participation.rounds_file)), home.path / ROUNDS_DIGEST
+    if not digest_file.exists():
+        return digest
+    if digest_file.read_bytes().split()[:1] != [digest.encode()]:
         raise ValueError(
-            f"the file of rounds, {config.participation.rounds_file}, must be the one that {home.path} began with, got "
-            f"another ({remembered.name} has its SHA-256); restore it from a copy, or start a new run in another directory"
+            f"the rounds file {config.participation.rounds_file} must be the one that {home.path} started with, but its "
+            f"SHA-256 is not the one in {digest_file.name}; restore it from a copy, or start a new run in another directory"
         )
     return None
 
 
-def _last_state(training: Training, home: RunDirectory, config: RunConfig) -> TrainingState:
-    """The state of the newest usable checkpoint, or the initial one; audit and metrics are rewound to it."""
+def _restore_state(training: Training, home: RunDirectory, config: RunConfig) -> TrainingState:
+    """The state of the newest usable checkpoint, or the initial state; rewinds audit and metrics to it."""
     recorded = training.audit.last_round
     state = load_checkpoint(home.path, config, config.engine.device, recorded_rounds=recorded)
     if state is None:
@@ -247,7 +249,7 @@ def _last_state(training: Training, home: RunDirectory, config: RunConfig) -> Tr
 
 
 def _save_model(path: Path, state: TrainingState) -> None:
-    """The final model as one row, from which `coalmine verify --model` recomputes the cosines."""
+    """Save the final model as one vector, from which `coalmine verify --model` recomputes the cosines."""
     remove_drafts(path)
     content = io.BytesIO()
     np.save(content, state.model_vector.cpu().numpy(), allow_pickle=False)
@@ -255,12 +257,12 @@ def _save_model(path: Path, state: TrainingState) -> None:
 
 
 def _last_accuracy(home: RunDirectory) -> float | None:
-    known = [line["accuracy"] for line in home.read_metrics() if line.get("accuracy") is not None]
-    return known[-1] if known else None
+    accuracies = [line["accuracy"] for line in home.read_metrics() if line.get("accuracy") is not None]
+    return accuracies[-1] if accuracies else None
 
 
 def _accuracy_after(rounds: int, home: RunDirectory) -> float | None:
-    """The accuracy after the last round, None where its line is lost."""
+    """The accuracy after the last round, or None if its line is lost."""
     return next((line.get("accuracy") for line in home.read_metrics() if line.get("round") == rounds), None)
 
 
@@ -276,19 +278,19 @@ def _metrics(report: RoundReport, seconds: float) -> dict[str, Any]:
     }
 
 
-def _rounds(training: Training, state: TrainingState) -> Iterator[RoundReport]:
+def _train_rounds(training: Training, state: TrainingState) -> Iterator[RoundReport]:
     with _explain_divergence(training):
         yield from training.rounds(state)
 
 
 @contextmanager
 def _explain_divergence(training: Training) -> Iterator[None]:
-    """Turn a non-finite release into an error that says what to change."""
+    """Turn a non-finite release into an error that says which settings to change."""
     try:
         yield
     except NotFiniteError:
         raise ValueError(
-            f"training has diverged: what round {training.audit.last_round + 1} released is not finite; lower "
+            f"training has diverged: the release of round {training.audit.last_round + 1} is not finite; lower "
             "client.learning_rate or server.learning_rate"
         ) from None
 
@@ -302,12 +304,12 @@ def prepared(
     task: Task | None = None,
     ranks: RankGroup | None = None,
 ) -> Iterator[Training]:
-    """The training with its task, engine, ranks and audit; resources are released at the end."""
-    task = task or _loaded_task(config)
+    """A training with its task, engine, ranks and audit; leaving the context releases them."""
+    task = task or _load_task(config)
     config = _with_workers(config, task, steps, ranks)
     shared = SharedExamples(task.train) if config.engine.jobs > 1 and ranks is None else None
     task = task.to(config.engine.device)
-    config, audit, cohorts = _planned(config, task, home)
+    config, audit, cohorts = _plan(config, task, home)
     _warn_of_many_canaries(config, cohorts)
     engine = engine_of(config, task.model, task.train)
     threads = torch.get_num_threads()
@@ -318,7 +320,7 @@ def prepared(
         training.clients_sum = local.compute
     elif ranks is not None:
         ranks.publish(json.dumps(config.to_dict()))
-        ranks.succeed(lambda: None)
+        ranks.run_on_all(lambda: None)
         training.clients_sum = RankSums(ranks, training.sums).compute
     try:
         yield training
@@ -332,18 +334,18 @@ def prepared(
 
 
 def check_plans(configs: Mapping[str, RunConfig]) -> None:
-    """ValueError that names an invalid run: more clients per round than there are, or more canaries than dimensions."""
+    """Raise ValueError with the name of an invalid run, for instance one with more clients per round than clients."""
     tasks: dict[TaskSettings, Task] = {}
     for name, config in configs.items():
         try:
-            task = tasks.get(config.task) or tasks.setdefault(config.task, _loaded_task(config))
-            _planned(config, task, None)
+            task = tasks.get(config.task) or tasks.setdefault(config.task, _load_task(config))
+            _plan(config, task, None)
         except ValueError as error:
             raise ValueError(f"{name} cannot be run: {error}") from error
 
 
-def _planned(config: RunConfig, task: Task, home: RunDirectory | None) -> tuple[RunConfig, Audit, Cohorts]:
-    """The config with its number of canaries, the audit, and the cohorts."""
+def _plan(config: RunConfig, task: Task, home: RunDirectory | None) -> tuple[RunConfig, Audit, Cohorts]:
+    """The config with the number of canaries filled in, the audit, and the cohorts."""
     population = len(population_of(config, task))
     config = replace(config, canaries=config.canaries.with_count(population))
     canaries = config.canaries
@@ -369,28 +371,28 @@ def _planned(config: RunConfig, task: Task, home: RunDirectory | None) -> tuple[
 
 
 def _check_epochs(config: RunConfig, population: int) -> None:
-    """Check that a claimed number about shuffling is about whole epochs: the range of epsilon is known for those alone."""
+    """Check that a claim about shuffling covers whole epochs, since the range of epsilon is known only for those."""
     scheme = sampling_of(config, population) if config.claim.amplified else None
     if isinstance(scheme, Shuffled) and scheme.total_rounds != config.rounds:
         raise ValueError(
-            f"rounds must make whole epochs of {scheme.rounds} rounds where a claimed number counts on shuffling, got "
+            f"rounds must make whole epochs of {scheme.rounds} rounds if a claimed number relies on shuffling, got "
             f"{config.rounds}; use {scheme.total_rounds}"
         )
 
 
-def _loaded_task(config: RunConfig) -> Task:
+def _load_task(config: RunConfig) -> Task:
     data_dir = None if config.task.data_dir is None else Path(config.task.data_dir)
     return load_task(config.task.name, clients=config.task.clients, data_dir=data_dir)
 
 
 def _warn_of_many_canaries(config: RunConfig, cohorts: Cohorts) -> None:
-    """Warn if canaries, all above or all below the clip norm, outnumber the adaptive clip's quantile of clients."""
+    """Warn if so many canaries are above (or below) the clip norm that the adaptive clip cannot reach its quantile."""
     share = cohorts.expected_canaries / cohorts.expected_size
     always_above = config.canaries.scale > 1
-    outvoted = 1 - share < config.privacy.quantile if always_above else share > config.privacy.quantile
-    if config.privacy.clipping == "adaptive" and outvoted:
+    drifts = 1 - share < config.privacy.quantile if always_above else share > config.privacy.quantile
+    if config.privacy.clipping == "adaptive" and drifts:
         log.warning(
-            "%.0f %% of a round are canaries, too many for the adaptive clip's quantile: the clip norm will %s in "
+            "%.0f %% of the participants are canaries, too many for the adaptive clip's quantile: the clip norm will %s in "
             "every round; use fewer canaries or more rounds",
             100 * share,
             "grow" if always_above else "shrink",
@@ -402,11 +404,11 @@ def _outcome(training: Training, accuracy: float) -> RunOutcome:
     usual = _exposures(training, config.rounds).usual
     presentations, analytical = usual.times, _epsilon(training, usual)
     client = _client_exposure(training)
-    hypothetical, audited = None, _audited_items(training, usual, client)
+    if_claimed, audited = None, _audited_items(training, usual, client)
     if 0 < analytical < np.inf and config.claim.epsilon is None and not config.claim.computed:
-        hypothetical = training.audit.result(claim=_made_claim(training, analytical, usual)).verdict
+        if_claimed = training.audit.result(claim=_claim_of(training, analytical, usual)).verdict
     result = training.audit.result(
-        claim=_claim(training, analytical, usual),
+        claim=_configured_claim(training, analytical, usual),
         analytical_epsilon=float(analytical),
         audited=audited,
         watched=config.claim.stop_on_violation,
@@ -432,28 +434,28 @@ def _outcome(training: Training, accuracy: float) -> RunOutcome:
         client_rounds=client.times,
         client_epsilon=_epsilon(training, client),
         exact_client=_counts_clients(training),
-        if_claimed=hypothetical,
+        if_claimed=if_claimed,
     )
 
 
 def _audited_items(training: Training, usual: Exposure, client: Exposure) -> list[AuditedItem]:
-    """Audit coverage that follows from this pipeline; the audit derives the rest from its rounds."""
-    who, pattern = training.config.task.level, training.config.canaries.pattern
+    """The audit coverage that follows from this pipeline; the audit derives the rest from its rounds."""
+    unit, pattern = training.config.task.level, training.config.canaries.pattern
     weights = (
         "every canary declares as many examples as the largest client, and so weighs as much"
-        if who == "client"
+        if unit == "client"
         else "every canary weighs as much as an example"
     )
     sampler = (
-        f"the canaries' rounds are planned; how the {who}s were sampled is not tested"
+        f"the canaries' rounds are planned; how the {unit}s were sampled is not tested"
         if pattern == "spread"
-        else f"the canaries are sampled as the {who}s are; a claim of the accountant's epsilon has their picks tested"
+        else f"the canaries are sampled like the {unit}s; a claim of the accountant's epsilon tests their rounds"
     )
     items = [AuditedItem("weights", "checked", weights), AuditedItem("sampler", "not checked", sampler)]
     if client.times > usual.times and not training.config.claim.counts_on_sampling:
-        whom = f"the most exposed {who} in" if _counts_clients(training) else f"each {who} in about"
+        who = f"the most exposed {unit} in" if _counts_clients(training) else f"each {unit} in about"
         detail = (
-            f"a canary takes part in {usual.times} of the rounds, {whom} {client.times}: a verdict is for {usual.times}"
+            f"a canary takes part in {usual.times} of the rounds, {who} {client.times}: a verdict is for {usual.times}"
         )
         items.append(AuditedItem("participations", "not checked", detail))
     return items
@@ -471,14 +473,14 @@ def _counts_clients(training: Training) -> bool:
 
 
 def _client_exposure(training: Training) -> Exposure:
-    """A client's exposure: the average, or the largest of this run where clients are counted exactly."""
+    """A client's exposure: the average, or the largest in this run if clients are counted exactly."""
     config, cohorts = training.config, training.cohorts
     if _counts_clients(training):
         present = (cohorts.of_round(number).clients for number in range(1, config.rounds + 1))
         return most_exposed(present, training.noise.law)
     replaced = config.canaries.count if config.canaries.pattern == "replace" else 0
     share = (cohorts.expected_size - cohorts.expected_canaries) / (len(training.population) - replaced)
-    times = max(1, round(round(config.rounds * share, 9)))  # twice, so that an exact half is rounded as a half
+    times = max(1, round(round(config.rounds * share, 9)))  # rounding twice treats an exact half as a half
     return Exposure(times, times)
 
 
@@ -486,14 +488,14 @@ def _epsilon(training: Training, exposure: Exposure) -> float:
     return exposed_epsilon(exposure, training.clipping, delta=training.config.privacy.delta)
 
 
-def _made_claim(training: Training, epsilon: float, usual: Exposure) -> Claim:
+def _claim_of(training: Training, epsilon: float, usual: Exposure) -> Claim:
     """A claim for the most common exposure of the canaries."""
     sensitivity = None if training.noise.law is None else usual.sensitivity
     return Claim(epsilon, participations=usual.times, sensitivity=sensitivity)
 
 
 def _amplified_claim(training: Training, epsilon: float | None) -> Claim:
-    """The claim of the accountant's epsilon, or of a number that is said to be one."""
+    """The claim of the accountant's epsilon, or of a number that the user says is the accountant's."""
     config = training.config
     scheme, noise = sampling_of(config, len(training.population)), config.privacy.noise_multiplier
     assert scheme is not None  # RunConfig checks it
@@ -506,23 +508,23 @@ def _observes_sampler(config: RunConfig) -> bool:
     return config.canaries.pattern != "spread"
 
 
-def _claim(training: Training, analytical: float, usual: Exposure) -> Claim | None:
+def _configured_claim(training: Training, analytical: float, usual: Exposure) -> Claim | None:
     settings = training.config.claim
     if settings.counts_on_sampling:
         return _amplified_claim(training, settings.epsilon)
     if settings.epsilon is not None:
-        return _made_claim(training, settings.epsilon, usual)
+        return _claim_of(training, settings.epsilon, usual)
     if not settings.analytical:
         return None
     if analytical == 0:  # delta alone covers it
         log.warning("the analytical epsilon is 0 at this delta, so there is no claim to judge")
         return None
-    return _made_claim(training, analytical, usual)
+    return _claim_of(training, analytical, usual)
 
 
 @contextmanager
-def _named_errors(directory: Path) -> Iterator[None]:
-    """Add to file system errors which run they stopped, and how to resume it."""
+def _explain_errors(directory: Path) -> Iterator[None]:
+    """Extend file system errors with the run that they stopped and how to resume it."""
     try:
         yield
     except LostRankError as error:
@@ -533,7 +535,7 @@ def _named_errors(directory: Path) -> Iterator[None]:
             raise
         started = _exists(directory / "config.toml")
         resumable = f"nothing before this round is lost: `coalmine resume {directory}` continues the run"
-        advice = resumable if started else "name another directory by --out"
+        advice = resumable if started else "choose another directory with --out"
         raise OSError(f"writing {directory} failed ({error.strerror}); {advice}") from error
 
 

@@ -1,7 +1,7 @@
 """CANIFE (Maddock et al. 2023, arXiv 2210.02912): canaries that are samples, crafted for one model and one round.
 
-A random unit vector is nearly orthogonal to every gradient by itself; a sample is not, so CANIFE optimises one whose
-gradient is. Everything here works on several models of one architecture at once, one for each run of a study.
+A random unit vector is nearly orthogonal to every gradient. The gradient of a sample is not, so CANIFE optimises a sample
+until its gradient is. All functions work on several models of one architecture at once, one for each run of a study.
 """
 
 from coalmine.simulation.canife.crafting import CanifeSettings, CraftedCanaries, craft_canaries, interference

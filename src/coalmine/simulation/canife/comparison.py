@@ -1,6 +1,6 @@
-"""DP-SGD of several runs in parallel, audited by crafted canaries and by random ones as in the paper.
+"""DP-SGD runs in parallel, audited with crafted canaries and, as in the paper, with random ones.
 
-All runs are one batch of models, so that 50 of them take about a minute on a GPU.
+All runs form one batch of models, so that 50 runs take about a minute on a GPU.
 """
 
 import math
@@ -27,13 +27,13 @@ from coalmine.simulation.tasks.task import Task
 class Comparison:
     """The settings of a comparison: `runs` models, with as many unobserved canaries as observed ones.
 
-    Every example comes once, in shuffled order, and every canary in one round drawn at random, on top of the batch. The
-    learning rate and the momentum are ours: the paper states none. With momentum, cosines are with the step of the
-    model, as in Section 5.3. `crafted` False leaves CANIFE out.
+    Every example is used once, in shuffled order. Every observed canary is added to one random round. We chose the learning
+    rate and the momentum, since the paper states neither. With momentum, cosines are with the step of the model, as in
+    Section 5.3. `crafted` False leaves CANIFE out.
     """
 
     runs: int = 50
-    rounds: int | None = None  # one epoch
+    rounds: int | None = None  # default: one epoch
     canaries: int = 1000
     learning_rate: float = 0.5
     momentum: float = 0.0
@@ -52,7 +52,7 @@ class Comparison:
             raise ValueError(f"momentum must lie in [0, 1), got {self.momentum}")
 
     def epoch(self, examples: int) -> int:
-        """The number of rounds over this many examples."""
+        """The number of rounds for this many examples."""
         epoch = -(-examples // self.crafting.batch_size)
         if self.rounds is not None and self.rounds > epoch:
             raise ValueError(f"rounds must be at most {epoch}, one epoch, got {self.rounds}")
@@ -67,10 +67,10 @@ class Trained:
     crafted_unobserved: Floats
     observed: Floats  # largest cosine over rounds, runs × canaries
     unobserved: Floats
-    known_others: Floats  # cosine with the round's delta less everybody else's part of it, runs × canaries
+    known_others: Floats  # cosine with the round's delta minus all other updates, runs × canaries
     norms: Floats  # of the crafted canary's gradient before the clip, runs × audited rounds
-    interference: Floats  # mean |cosine|: as it started and crafted, with the pool; crafted, with training data
-    data_norms: Floats  # of the real clipped gradients' sum, runs × rounds
+    interference: Floats  # mean |cosine|: initial and crafted canary with the pool, crafted canary with training data
+    data_norms: Floats  # of the sum of the real clipped gradients, runs × rounds
     accuracy: Floats
     canary: Floats  # the first run's first crafted sample
     seconds: float
@@ -82,9 +82,9 @@ class Trained:
 def train(
     task: Task, plan: Comparison, *, device: str = "cpu", progress: Callable[[int, int], None] | None = None
 ) -> Trained:
-    """Every run of the comparison, audited by both kinds of canary. On a CPU it uses one thread.
+    """Train every run of the comparison and audit it with both kinds of canary.
 
-    Its products are so small that two threads would take longer.
+    On a CPU this uses one thread, since its matrix products are too small for two.
     """
     start, threads = time.monotonic(), torch.get_num_threads()
     torch.set_num_threads(1)
@@ -96,20 +96,20 @@ def train(
             study.train_round(round_number)
             if progress:
                 progress(round_number, study.rounds)
-        return study.trained(start)
+        return study.results(start)
     finally:
         torch.set_num_threads(threads)
 
 
 class _Study:
-    """The models of all runs and their audits, during one epoch."""
+    """The models of all runs and their audits during one epoch."""
 
     def __init__(self, task: Task, plan: Comparison, device: torch.device) -> None:
         self.plan, self.settings, self.task = plan, plan.crafting, task.to(str(device))
         self.rounds, runs, count = plan.epoch(len(task.train)), plan.runs, plan.canaries
         if self.settings.pool_size >= len(task.test):
             raise ValueError(
-                f"the pool must leave one of the {len(task.test)} held-out examples, got {self.settings.pool_size}"
+                f"pool_size must be below the number of held-out examples, {len(task.test)}, got {self.settings.pool_size}"
             )
         classes = task.model.layers[-1] if task.model.layers else int(task.train.labels.max()) + 1
         self.examples = softened(self.task.train, classes)
@@ -131,7 +131,7 @@ class _Study:
         self.audits: list[dict[str, Tensor]] = []
 
     def train_round(self, round_number: int) -> None:
-        """One step of DP-SGD of every run, and the cosine of its delta with each canary."""
+        """One step of DP-SGD in every run, and the cosine of its delta with each canary."""
         plan, settings = self.plan, self.settings
         start = (round_number - 1) * settings.batch_size
         index = self.orders[:, start : start + settings.batch_size]
@@ -154,27 +154,27 @@ class _Study:
     def _score_known(self, real: Tensor, total: Tensor, of_run: Tensor, present: Any, sent: Tensor) -> None:
         """The cosines for an attacker who knows the round and all other updates."""
         canaries_sum = torch.zeros_like(total).index_add_(0, of_run, sent)
-        alone = (total - real - canaries_sum)[of_run] + sent  # less everybody else, canaries too
+        alone = (total - real - canaries_sum)[of_run] + sent  # without all other updates, including other canaries
         own = (alone * sent).sum(dim=1) / (alone.norm(dim=1) * sent.norm(dim=1))
         self.known_others[of_run, torch.from_numpy(present).to(of_run.device)] = own
 
     def audit(self, round_number: int) -> None:
-        """CANIFE's audit of a round: a canary crafted for each model as it is now, and its scores."""
+        """CANIFE's audit of a round: craft a canary for each current model and score it."""
         settings, device = self.settings, self.vectors.device
         stream = self._stream("audit", round_number, device=device)
-        chosen = torch.stack(
+        indices = torch.stack(
             [
                 torch.randperm(len(self.held_out), generator=stream, device=device)[: settings.pool_size + 1]
                 for _ in range(self.plan.runs)
             ]
         )
-        index, first = chosen[:, 1:], chosen[:, 0]
+        index, first = indices[:, 1:], indices[:, 0]
         pool = self.gradients(self.vectors, self.held_out.inputs[index], self.held_out.labels[index])
         sample, label = self.held_out.inputs[first], self.held_out.labels[first]
         canaries = craft_canaries(self.gradients, self.vectors, pool, sample=sample, label=label, settings=settings)
-        before = self.gradients(self.vectors, sample.unsqueeze(1), label.unsqueeze(1))
+        initial = self.gradients(self.vectors, sample.unsqueeze(1), label.unsqueeze(1))
         batch = sample_batch(self.examples, (self.plan.runs, settings.pool_size), stream)
-        trained_on = self.gradients(self.vectors, *batch)
+        training_gradients = self.gradients(self.vectors, *batch)
         observed, unobserved = mock_scores(self.gradients, self.vectors, canaries, self.examples, settings, stream)
         self.audits.append(
             {
@@ -183,9 +183,9 @@ class _Study:
                 "norm": canaries.norm,
                 "interference": torch.stack(
                     [
-                        interference(pool, before),
+                        interference(pool, initial),
                         interference(pool, canaries.gradient),
-                        interference(trained_on, canaries.gradient),
+                        interference(training_gradients, canaries.gradient),
                     ],
                     dim=1,
                 ),
@@ -193,36 +193,36 @@ class _Study:
             }
         )
 
-    def trained(self, start: float) -> Trained:
+    def results(self, start: float) -> Trained:
         def audits(name: str) -> Floats:
-            nothing = np.zeros((self.plan.runs, 0, 0))
-            return np.stack([_array(audit[name]) for audit in self.audits], axis=1) if self.audits else nothing
+            empty = np.zeros((self.plan.runs, 0, 0))
+            return np.stack([_to_array(audit[name]) for audit in self.audits], axis=1) if self.audits else empty
 
         model, test, count = self.task.model, self.task.test, self.plan.canaries
         return Trained(
             crafted_observed=audits("observed"),
             crafted_unobserved=audits("unobserved"),
-            observed=_array(self.largest[:, :count]),
-            unobserved=_array(self.largest[:, count:]),
-            known_others=_array(self.known_others),
+            observed=_to_array(self.largest[:, :count]),
+            unobserved=_to_array(self.largest[:, count:]),
+            known_others=_to_array(self.known_others),
             norms=audits("norm"),
             interference=audits("interference"),
-            data_norms=_array(torch.stack(self.data_norms, dim=1)),
+            data_norms=_to_array(torch.stack(self.data_norms, dim=1)),
             accuracy=np.array([accuracy(model, vector, test.inputs, test.labels) for vector in self.vectors]),
-            canary=_array(self.audits[0]["sample"]) if self.audits else np.zeros(0),
+            canary=_to_array(self.audits[0]["sample"]) if self.audits else np.zeros(0),
             seconds=time.monotonic() - start,
             dim=model.dim,
             examples=len(self.examples),
-            device=_name(self.vectors.device),
+            device=_device_name(self.vectors.device),
         )
 
     def _stream(self, purpose: str, *numbers: int, device: torch.device | str = "cpu") -> torch.Generator:
         return torch_stream(self.plan.seed, f"canife {purpose}", *numbers, device=device)
 
 
-def _name(device: torch.device) -> str:
+def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _array(tensor: Tensor) -> Floats:
+def _to_array(tensor: Tensor) -> Floats:
     return np.asarray(tensor.detach().cpu().double())

@@ -1,4 +1,4 @@
-"""Crafting a canary: a sample whose gradient is orthogonal to those of a pool, and at least as long as the clip norm."""
+"""Craft canaries: samples whose gradient is orthogonal to those of a pool and at least as long as the clip norm."""
 
 from dataclasses import dataclass
 
@@ -12,15 +12,15 @@ from coalmine.simulation.clipping import clip_factors
 
 @dataclass(frozen=True, kw_only=True)
 class CanifeSettings:
-    """How canaries are crafted and rounds audited; the defaults are those of the paper's comparison (Section 5.3).
+    """Settings for crafting and auditing; the defaults are those of the paper's comparison (Section 5.3).
 
-    `design_rate` is the learning rate of Adam in the crafting, which neither paper states.
+    `design_rate` is Adam's learning rate for crafting, which neither paper states.
     """
 
     noise_multiplier: float
     clip_norm: float = 1.0
     batch_size: int = 128
-    pool_size: int = 512  # held-out examples that the canary's gradient is made orthogonal to
+    pool_size: int = 512  # held-out examples; the canary's gradient becomes orthogonal to theirs
     design_steps: int = 2500
     design_rate: float = 0.03
     audit_every: int = 100  # rounds
@@ -33,14 +33,14 @@ class CanifeSettings:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         for name, minimum in (("batch_size", 1), ("pool_size", 1), ("design_steps", 0), ("audit_every", 1)):
             whole_number(name, getattr(self, name), minimum=minimum)
-        whole_number("scores", self.scores, minimum=10)  # with fewer, no bound at 95 % is informative
+        whole_number("scores", self.scores, minimum=10)  # with fewer, a bound at 95 % is not informative
 
     @property
     def noise_std(self) -> float:
         return self.noise_multiplier * self.clip_norm
 
     def audited(self, rounds: int) -> range:
-        """The rounds that are audited: the first, and every `audit_every`-th after it."""
+        """The audited rounds: the first, and every `audit_every`-th after it."""
         return range(1, whole_number("rounds", rounds, minimum=1) + 1, self.audit_every)
 
 
@@ -48,8 +48,8 @@ class CanifeSettings:
 class CraftedCanaries:
     """One canary for each model: a sample and its soft label, with its gradient.
 
-    `update` is its clipped gradient, models × dim, and `norm` the gradient's norm before the clip. `losses` are those of
-    the crafting, steps × models.
+    `update` is its clipped gradient, models × dim, and `norm` is the gradient's norm before clipping. `losses` are the
+    losses during crafting, steps × models.
     """
 
     sample: Tensor
@@ -69,11 +69,13 @@ def craft_canaries(
     label: Tensor,
     settings: CanifeSettings,
 ) -> CraftedCanaries:
-    """The canaries of models `vectors`, by `design_steps` steps of Adam from `sample` and `label`, models × ….
+    """Craft a canary for each model in `vectors` with `design_steps` steps of Adam.
+
+    `sample` and `label` are the starting points, models × ….
 
     The loss is Σ ⟨uᵢ, u⟩² + max(C − ‖u‖, 0)², with uᵢ the pool's clipped gradients and u the canary's (CANIFE's
-    Section 3.2), in units of the clip norm. Samples may take any value, as a rogue client's may; the label stays a
-    distribution over the classes, by its logits.
+    Section 3.2), in units of the clip norm. Samples may take any value, since a rogue client can send any. The label is
+    optimised through its logits, so it stays a distribution over the classes.
     """
     sample = sample.detach().clone().requires_grad_()
     logits = (label + 1e-2).log().detach().requires_grad_()
@@ -94,7 +96,7 @@ def craft_canaries(
 
 
 def interference(gradients: Gradients, canary: Gradients) -> Tensor:
-    """The mean absolute cosine of each model's canary with the other samples' gradients."""
+    """For each model, the mean absolute cosine of its canary with the other samples' gradients."""
     cosines = gradients.products(canary) / (gradients.norms() * canary.norms())
     return cosines.nan_to_num(0.0).abs().mean(dim=1)
 
@@ -102,5 +104,5 @@ def interference(gradients: Gradients, canary: Gradients) -> Tensor:
 def _loss(pool: Gradients, shares: Tensor, canary: Gradients, clip_norm: float) -> Tensor:
     norm = canary.norms()
     products = pool.products(canary) * shares * (clip_norm / norm).clamp(max=1.0)
-    short = (clip_norm - norm).clamp(min=0.0).squeeze(1)
-    return (products / clip_norm**2).square().sum(dim=1) + (short / clip_norm).square()
+    shortfall = (clip_norm - norm).clamp(min=0.0).squeeze(1)
+    return (products / clip_norm**2).square().sum(dim=1) + (shortfall / clip_norm).square()

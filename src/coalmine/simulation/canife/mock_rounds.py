@@ -10,7 +10,7 @@ from coalmine.simulation.engines.plain.engine import Examples
 
 
 def noisy_sums(batch: Gradients, settings: CanifeSettings, generator: torch.Generator) -> Tensor:
-    """models × dim: the clipped gradients of a batch, added up, with the round's noise."""
+    """The sum of a batch's clipped gradients plus the round's noise: models × dim."""
     total = batch.weighted_sum(clip_factors(batch.norms(), settings.clip_norm))
     noise = torch.randn(total.shape, generator=generator, device=total.device)
     return total + settings.noise_std * noise
@@ -24,11 +24,11 @@ def mock_scores(
     settings: CanifeSettings,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Attack scores of mock rounds with the canary and of others without: two tables, models × scores.
+    """Attack scores of mock rounds with and without the canary: two tables, models × scores.
 
-    A score is ⟨u, ρ⟩/C², u the canary's clipped gradient and ρ the round's noisy sum. Of a canary at the clip norm that
-    nothing interferes with, it is N(1, z²) or N(0, z²), z the noise multiplier: the Gaussian mechanism. Batches are
-    sampled for every round, with replacement, from `examples` with soft labels.
+    A score is ⟨u, ρ⟩/C², where u is the canary's clipped gradient and ρ is the round's noisy sum. For a canary at the clip
+    norm without interference, scores are N(1, z²) or N(0, z²), as in the Gaussian mechanism with noise multiplier z. Every
+    round samples its batch with replacement from `examples`, which have soft labels.
     """
     tables = []
     for present in (True, False):
@@ -44,7 +44,7 @@ def mock_scores(
 
 
 def sample_batch(examples: Examples, shape: tuple[int, int], generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Examples sampled with replacement, `shape` being models × samples: inputs and soft labels."""
+    """Inputs and soft labels of examples sampled with replacement; `shape` is models × samples."""
     index = torch.randint(len(examples), shape, generator=generator, device=generator.device)
     return examples.inputs[index], examples.labels[index]
 

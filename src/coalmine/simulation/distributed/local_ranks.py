@@ -1,4 +1,4 @@
-"""Ranks on this machine that rank 0 starts itself, with one copy of the examples in shared memory."""
+"""Ranks that rank 0 starts on its own machine, with one copy of the examples in shared memory."""
 
 import ctypes
 import mmap
@@ -26,20 +26,22 @@ from coalmine.simulation.engines.plain.engine import Examples
 from coalmine.simulation.models import Model, model_by_name
 from coalmine.simulation.population import Indices
 
-Description = tuple[int, tuple[int, ...], torch.dtype]  # of shared memory: its handle, and the tensor in it
+Description = tuple[
+    int, tuple[int, ...], torch.dtype
+]  # of shared memory: its handle, and the shape and dtype of the tensor in it
 
-# glibc keeps freed memory for the next step, in large pages. By default it returns it to the system, which costs a thousand
-# page faults in every step of the CNN. Other allocators ignore this.
+# Makes glibc keep freed memory for the next step, in large pages. By default glibc returns it to the system, which costs a
+# thousand page faults in every step of the CNN. Other allocators ignore this setting.
 KEEP_MEMORY = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=1073741824:glibc.malloc.hugetlb=1"
-KEPT = {-3: 33_554_432, -1: 1_073_741_824}  # the same for this process, as mallopt() names the first two
-PATIENCE = 10.0  # seconds that a rank has to end after the last round
+KEPT = {-3: 33_554_432, -1: 1_073_741_824}  # the first two settings for this process, by their mallopt() numbers
+END_TIMEOUT = 10.0  # seconds that a rank has to end after the last round
 
 
 class LocalRanks:
     """Ranks 1 to size − 1 as processes of this machine; this process is rank 0. They start with the first round.
 
-    They are started as separate commands, since multiprocessing would run the caller's script again in each. They end with
-    this process, however it ends.
+    They are started as separate commands, since multiprocessing would run the caller's script again in each. They end when
+    this process ends, even if it is killed.
     """
 
     def __init__(self, model: Model, shared: "SharedExamples", sums: ClientSums, *, size: int) -> None:
@@ -52,12 +54,14 @@ class LocalRanks:
     def description(self) -> str:
         return f"in {self.size} ranks"
 
-    def compute(self, model_vector: Tensor, clients: Indices, number: int, clip_norm: float) -> tuple[Tensor, Tensor]:
+    def compute(
+        self, model_vector: Tensor, clients: Indices, round_number: int, clip_norm: float
+    ) -> tuple[Tensor, Tensor]:
         """The sum of all clipped updates, and the norms before clipping."""
         try:
             if self._ranks is None:
                 self._ranks = RankSums(self._start(), self.sums)
-            return self._ranks.compute(model_vector, clients, number, clip_norm)
+            return self._ranks.compute(model_vector, clients, round_number, clip_norm)
         except BaseException:
             self._kill()
             raise
@@ -68,9 +72,9 @@ class LocalRanks:
             with suppress(LostRankError):
                 self._ranks.group.end()
         for connection, process in self._started.items():
-            connection.close()  # which also ends the process
+            connection.close()  # also ends the process
             try:
-                process.wait(PATIENCE)
+                process.wait(END_TIMEOUT)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -101,11 +105,11 @@ class LocalRanks:
             self._started[ours] = process
             theirs.close()
             parts = (rank, self.size, store.port, config.to_dict(), self.model.name)
-            with suppress(OSError):  # it has ended: the next recv says so
+            with suppress(OSError):  # it has ended: the next recv fails
                 ours.send((*parts, self._shared.descriptions, self.sums.population))
         for connection in self._started:
             try:
-                connection.recv()  # it is ready
+                connection.recv()  # "ready"
             except (EOFError, OSError):
                 raise LostRankError(self._describe_loss() or "a rank could not be started") from None
         group = RankGroup(store, 0, self.size, device=device, local=True)
@@ -113,7 +117,7 @@ class LocalRanks:
         return group
 
     def _describe_loss(self) -> str | None:
-        """Which rank has ended, and how."""
+        """A description of the rank that has ended, or None if all are running."""
         end = time.monotonic() + 2.0
         while time.monotonic() < end:
             for rank, process in enumerate(self._started.values(), 1):
@@ -126,8 +130,8 @@ class LocalRanks:
 
 
 def work(handle: int) -> None:
-    """The main function of the other ranks: train a share of every round, until rank 0 ends."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # rank 0 decides what an interruption means
+    """The main function of the other ranks: train a share of every round until rank 0 ends."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # rank 0 handles interruptions
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     torch.set_num_threads(1)
@@ -140,7 +144,7 @@ def work(handle: int) -> None:
     device = config.engine.device
     if torch.device(device).type == "cuda":
         torch.cuda.set_device(rank)
-    examples = Examples(*map(_mapped, descriptions)).to(device)
+    examples = Examples(*map(_map_tensor, descriptions)).to(device)
     engine = engine_of(config, model, examples)
     sums = ClientSums(config, population, engine)
     threading.Thread(target=_end_with_rank_0, args=(connection,), daemon=True).start()
@@ -150,7 +154,7 @@ def work(handle: int) -> None:
         store = TCPStore(LOOPBACK, port, is_master=False)
         group = RankGroup(store, rank, size, device=device, local=True)
         RankSums(group, sums).follow(torch.zeros(model.dim, device=device))
-    except (LostRankError, RuntimeError):  # rank 0 has failed or ended, and says why
+    except (LostRankError, RuntimeError):  # rank 0 has failed or ended, and reports why
         os._exit(1)
     os._exit(0)
 
@@ -162,10 +166,10 @@ def _end_with_rank_0(connection: Connection) -> None:
 
 
 class SharedExamples:
-    """Examples in shared memory. The tensors of `examples` are moved there, so that there is one copy."""
+    """Examples in shared memory. The tensors of `examples` are moved there, so that only one copy exists."""
 
     def __init__(self, examples: Examples) -> None:
-        self._parts = [_move(examples.inputs), _move(examples.labels)]
+        self._parts = [_move_to_shared(examples.inputs), _move_to_shared(examples.labels)]
 
     @property
     def handles(self) -> list[int]:
@@ -187,28 +191,28 @@ class Shared:
         for length in shape:
             size *= length
         os.ftruncate(self.handle, max(size, mmap.PAGESIZE))
-        self.tensor = _mapped(self.description)
+        self.tensor = _map_tensor(self.description)
 
     def __del__(self) -> None:
         if self.file is None:
             os.close(self.handle)
 
 
-def _move(tensor: Tensor) -> Shared:
+def _move_to_shared(tensor: Tensor) -> Shared:
     shared = Shared(tensor.shape, tensor.dtype)
     shared.tensor.copy_(tensor)
-    tensor.data = shared.tensor  # frees the copy that was there, whoever else refers to it
+    tensor.data = shared.tensor  # frees the original, even if it has other references
     return shared
 
 
-def _mapped(description: Description) -> Tensor:
+def _map_tensor(description: Description) -> Tensor:
     handle, shape, dtype = description
     count = torch.Size(shape).numel()
     return torch.frombuffer(mmap.mmap(handle, 0), dtype=dtype)[:count].view(shape)
 
 
 def _keep_memory() -> None:
-    """Let glibc keep freed memory in this process too, which trains as the other ranks do."""
+    """Let glibc keep freed memory in this process too, since rank 0 also trains."""
     with suppress(OSError, AttributeError):
         libc: Any = ctypes.CDLL(None)
         for name, value in KEPT.items():

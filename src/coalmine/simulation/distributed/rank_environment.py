@@ -1,4 +1,4 @@
-"""Ranks that somebody else started: torchrun, srun, or a script that sets the same variables."""
+"""Ranks started by torchrun, srun, or a script that sets the same environment variables."""
 
 import errno
 import os
@@ -16,30 +16,30 @@ from torch.distributed import TCPStore, distributed_c10d  # type: ignore[attr-de
 from coalmine.argument_checks import shown
 from coalmine.simulation.distributed.rank_group import LostRankError, RankGroup, can_connect
 
-ARRIVAL = 300.0  # seconds between the first rank and the last; COALMINE_RANK_TIMEOUT overrides it
+ARRIVAL = 300.0  # seconds that the first rank waits for the last; COALMINE_RANK_TIMEOUT overrides it
 MOST_RANKS = 1_024
-FIRST_PORT, PORTS = 20_000, 20_000  # of Slurm jobs without MASTER_PORT
+FIRST_PORT, PORTS = 20_000, 20_000  # for Slurm jobs without MASTER_PORT
 
 
 @dataclass(frozen=True)
 class RankPlace:
-    """This process among the ranks of one training: its number, their number, and where they meet."""
+    """The rank of this process, the number of ranks, and the address where they meet."""
 
     rank: int
     size: int
     local_rank: int
     address: str
     port: int
-    agent: bool = False  # whether torchrun's own process holds the store
+    agent: bool = False  # whether torchrun's agent process has the store
     attempt: str = "0"
 
 
 def place_from(environment: Mapping[str, str]) -> RankPlace | None:
-    """The place that torchrun's or Slurm's variables give this process; None without such variables.
+    """The place of this process according to torchrun's or Slurm's variables; None without such variables.
 
     torchrun sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. srun sets SLURM_PROCID, SLURM_STEP_NUM_TASKS,
-    SLURM_LOCALID and SLURM_STEP_NODELIST; a batch script itself, outside of srun, has no SLURM_STEP_NUM_TASKS. A step of one
-    task is a run of its own.
+    SLURM_LOCALID and SLURM_STEP_NODELIST. A batch script outside srun has no SLURM_STEP_NUM_TASKS. A step with one task is a
+    run with one process.
     """
     if "RANK" in environment or "WORLD_SIZE" in environment:
         return _from_torchrun(environment)
@@ -52,18 +52,18 @@ def _from_torchrun(environment: Mapping[str, str]) -> RankPlace:
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if not environment.get(name)]
     if missing:
-        there = ", ".join(name for name in names if name not in missing)
+        present = ", ".join(name for name in names if name not in missing)
         raise ValueError(
-            f"{' and '.join(missing)} must be set beside {there}, as torchrun does; or unset those, and --workers N "
-            "starts the ranks"
+            f"{' and '.join(missing)} must be set together with {present}, as torchrun does; or unset those and "
+            "use --workers N to start the ranks"
         )
-    return _checked(
+    return _check_place(
         RankPlace(
-            rank=_whole(environment, "RANK"),
-            size=_whole(environment, "WORLD_SIZE"),
-            local_rank=_whole(environment, "LOCAL_RANK", "0"),
+            rank=_integer(environment, "RANK"),
+            size=_integer(environment, "WORLD_SIZE"),
+            local_rank=_integer(environment, "LOCAL_RANK", "0"),
             address=environment["MASTER_ADDR"],
-            port=_whole(environment, "MASTER_PORT"),
+            port=_integer(environment, "MASTER_PORT"),
             agent=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             attempt=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
         ),
@@ -75,19 +75,21 @@ def _from_torchrun(environment: Mapping[str, str]) -> RankPlace:
 
 def _from_slurm(environment: Mapping[str, str]) -> RankPlace:
     if "SLURM_PROCID" not in environment:
-        raise ValueError("SLURM_PROCID must be set beside SLURM_STEP_NUM_TASKS, as srun does; start the ranks by srun")
-    job = _whole(environment, "SLURM_JOB_ID", "0")
+        raise ValueError(
+            "SLURM_PROCID must be set together with SLURM_STEP_NUM_TASKS, as srun does; start the ranks with srun"
+        )
+    job = _integer(environment, "SLURM_JOB_ID", "0")
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
     address = environment.get("MASTER_ADDR") or first_node(nodes)
     if not address:
         raise ValueError("MASTER_ADDR must name the machine of rank 0, since SLURM_STEP_NODELIST is not set")
-    return _checked(
+    return _check_place(
         RankPlace(
-            rank=_whole(environment, "SLURM_PROCID"),
-            size=_whole(environment, "SLURM_STEP_NUM_TASKS"),
-            local_rank=_whole(environment, "SLURM_LOCALID", "0"),
+            rank=_integer(environment, "SLURM_PROCID"),
+            size=_integer(environment, "SLURM_STEP_NUM_TASKS"),
+            local_rank=_integer(environment, "SLURM_LOCALID", "0"),
             address=address,
-            port=_whole(environment, "MASTER_PORT", str(FIRST_PORT + job % PORTS)),
+            port=_integer(environment, "MASTER_PORT", str(FIRST_PORT + job % PORTS)),
         ),
         "SLURM_PROCID",
         "SLURM_STEP_NUM_TASKS",
@@ -97,11 +99,11 @@ def _from_slurm(environment: Mapping[str, str]) -> RankPlace:
 
 def first_node(nodes: str) -> str:
     """The first machine of a Slurm node list: gpu[03-06,9],cpu1 begins with gpu03."""
-    found = re.match(r"([^,\[]+)(?:\[(\d+))?", nodes)
-    return "" if found is None else found[1] + (found[2] or "")
+    match = re.match(r"([^,\[]+)(?:\[(\d+))?", nodes)
+    return "" if match is None else match[1] + (match[2] or "")
 
 
-def _checked(place: RankPlace, rank: str, size: str, port: str) -> RankPlace:
+def _check_place(place: RankPlace, rank: str, size: str, port: str) -> RankPlace:
     if not 1 <= place.size <= MOST_RANKS:
         raise ValueError(f"{size} must be between 1 and {MOST_RANKS:,}, got {place.size}")
     if not 0 <= place.rank < place.size:
@@ -111,7 +113,7 @@ def _checked(place: RankPlace, rank: str, size: str, port: str) -> RankPlace:
     return place
 
 
-def _whole(environment: Mapping[str, str], name: str, default: str | None = None) -> int:
+def _integer(environment: Mapping[str, str], name: str, default: str | None = None) -> int:
     text = environment.get(name) or default or ""
     if not re.fullmatch(r"-?\d{1,12}", text):
         raise ValueError(f"{name} must be a whole number, got {shown(text)}")
@@ -119,7 +121,7 @@ def _whole(environment: Mapping[str, str], name: str, default: str | None = None
 
 
 def arrival_limit(environment: Mapping[str, str]) -> float:
-    """Seconds that the first rank waits for the last."""
+    """The number of seconds that the first rank waits for the last."""
     text = environment.get("COALMINE_RANK_TIMEOUT")
     try:
         seconds = ARRIVAL if text is None else float(text)
@@ -131,7 +133,7 @@ def arrival_limit(environment: Mapping[str, str]) -> float:
 
 
 def join_group(place: RankPlace, *, device: str) -> RankGroup:
-    """Meet the other ranks; whoever is missing after the time limit is named."""
+    """Connect to the other ranks. After the time limit, raise an error that names the missing ones."""
     limit = arrival_limit(os.environ)
     end = time.monotonic() + limit
     store = distributed_c10d.PrefixStore(f"coalmine/{place.attempt}", _store(place, end, limit))
@@ -142,62 +144,62 @@ def join_group(place: RankPlace, *, device: str) -> RankGroup:
             if time.monotonic() > end:
                 missing = [str(rank) for rank, key in enumerate(arrivals) if not store.check([key])]
                 raise LostRankError(
-                    f"rank {', '.join(missing)} of {place.size} did not come within {limit:g} s (COALMINE_RANK_TIMEOUT); "
+                    f"rank {', '.join(missing)} of {place.size} did not arrive within {limit:g} s (COALMINE_RANK_TIMEOUT); "
                     "start all ranks at about the same time"
                 )
             time.sleep(0.05)
     except RuntimeError as error:
-        raise LostRankError(f"{place.address}:{place.port} no longer answers: rank 0 has ended") from error
+        raise LostRankError(f"{place.address}:{place.port} no longer responds: rank 0 has ended") from error
     return RankGroup(store, place.rank, place.size, device=device, local=place.address in ("127.0.0.1", "localhost"))
 
 
 def _store(place: RankPlace, end: float, limit: float) -> Any:
-    here = place.rank == 0 and not place.agent
-    if here:
+    is_host = place.rank == 0 and not place.agent
+    if is_host:
         _check_port(place)
     else:
         while not can_connect(place.address, place.port):
             if time.monotonic() > end:
                 raise LostRankError(
-                    f"MASTER_ADDR and MASTER_PORT must be where rank 0 is, but {place.address}:{place.port} cannot be "
-                    f"reached for {limit:g} s (COALMINE_RANK_TIMEOUT)"
+                    f"MASTER_ADDR and MASTER_PORT must be the address of rank 0, but {place.address}:{place.port} could "
+                    f"not be reached for {limit:g} s (COALMINE_RANK_TIMEOUT)"
                 )
             time.sleep(0.1)
     try:
         return TCPStore(
             place.address,
             place.port,
-            is_master=here,
+            is_master=is_host,
             wait_for_workers=False,
             timeout=timedelta(seconds=max(1.0, end - time.monotonic())),
         )
     except RuntimeError as error:
         raise LostRankError(
-            f"{place.address}:{place.port} is not where the ranks of a training meet ({type(error).__name__}); check "
+            f"{place.address}:{place.port} is not the store of a training ({type(error).__name__}); check "
             "MASTER_ADDR and MASTER_PORT"
         ) from error
 
 
 def _check_port(place: RankPlace) -> None:
-    """ValueError if rank 0 cannot listen where the others look for it: torch would write a stack trace to stderr."""
+    """Raise ValueError if rank 0 cannot listen on the port; torch would print a stack trace instead."""
     try:
-        with _listening(place.port):
-            reached = can_connect(place.address, place.port)
+        with _listen(place.port):
+            reachable = can_connect(place.address, place.port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ValueError(f"MASTER_PORT must be a free port, but {place.port} is taken; choose another") from None
         raise ValueError(
             f"MASTER_PORT must be a port that this process may open, got {place.port} ({error.strerror}); choose another"
         ) from None
-    if not reached:
+    if not reachable:
         raise ValueError(
             f"MASTER_ADDR must be an address of the machine of rank 0, got {shown(place.address)}, which cannot be reached "
             "from there"
         )
 
 
-def _listening(port: int) -> socket.socket:
-    """A socket that listens on all addresses, of IPv4 alone where the machine has no IPv6."""
+def _listen(port: int) -> socket.socket:
+    """A socket that listens on all addresses; IPv4 only, if the machine has no IPv6."""
     try:
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     except (OSError, ValueError) as error:
@@ -207,7 +209,7 @@ def _listening(port: int) -> socket.socket:
 
 
 def use_own_gpu(place: RankPlace) -> None:
-    """Select this rank's GPU where several are visible."""
+    """Select this rank's GPU if several are visible."""
     if torch.cuda.is_available() and torch.cuda.device_count() > 1:
         if place.local_rank >= torch.cuda.device_count():
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What crosses between ranks: a round and its model from rank 0 to the others, and a sum back."""
+"""Communication between ranks: rank 0 sends rounds and models, and all ranks add their sums."""
 
 import socket
 import time
@@ -15,9 +15,9 @@ from torch.distributed import distributed_c10d
 
 from coalmine.simulation.population import Indices
 
-WAIT = 1_800.0  # seconds between the first rank that is ready for a sum and the last; a killed rank is noticed at once
-ROLL_CALL = 2.0  # seconds that the ranks which are still there have to say so
-LONGEST_PAUSE = 0.001  # seconds between two looks at whether the others are ready
+WAIT = 1_800.0  # seconds that the first rank waits for the last before a sum; a killed rank is noticed immediately
+ROLL_CALL = 2.0  # seconds that the remaining ranks have to report after a failure
+LONGEST_PAUSE = 0.001  # seconds between two checks whether the others are ready
 LOOPBACK = "127.0.0.1"
 
 
@@ -25,11 +25,11 @@ Result = TypeVar("Result")
 
 
 class RankError(RuntimeError):
-    """An unexpected error of another rank."""
+    """Another rank raised an unexpected error."""
 
 
 class RankInputError(ValueError):
-    """Another rank has input that it cannot use, for example files that are missing on its machine."""
+    """Another rank cannot use its input, for example because files are missing on its machine."""
 
 
 class LostRankError(ConnectionError):
@@ -38,7 +38,7 @@ class LostRankError(ConnectionError):
 
 @dataclass(frozen=True)
 class Round:
-    """What rank 0 tells the others before a round, beside the model."""
+    """The message from rank 0 to the others before a round, sent with the model."""
 
     number: int
     clip_norm: float
@@ -48,8 +48,8 @@ class Round:
 class RankGroup:
     """Ranks 0 to size − 1 of one training. Small messages go through gloo; vectors on a GPU go through nccl.
 
-    A rank that ends closes its connections, which the others notice at once. Before each sum the ranks agree through gloo
-    that all are there, so that none waits on a GPU for one that is gone.
+    A rank that ends closes its connections, which the others notice immediately. Before each sum the ranks confirm through
+    gloo that all are present, so that none waits on a GPU for a rank that has ended.
     """
 
     def __init__(self, store: Any, rank: int, size: int, *, device: str = "cpu", local: bool = False) -> None:
@@ -63,14 +63,14 @@ class RankGroup:
             if torch.device(device).type == "cuda":
                 self._vectors = _nccl(distributed_c10d.PrefixStore("vectors", store), rank, size, limit)
         except RuntimeError as error:
-            raise self._lost() from error
+            raise self._lost_rank_error() from error
 
     @property
     def backend(self) -> str:
         return "gloo" if self._vectors is self._control else "nccl"
 
     def send_round(self, planned: Round, model_vector: Tensor) -> None:
-        """On rank 0: what the others need to train their share of a round."""
+        """On rank 0: send the round and its model to the others."""
         head = torch.tensor([planned.number, len(planned.clients), planned.clip_norm], dtype=torch.float64)
         self._broadcast(self._control, head)
         if len(planned.clients):
@@ -78,7 +78,7 @@ class RankGroup:
         self._broadcast(self._vectors, model_vector)
 
     def receive_round(self, model_vector: Tensor) -> Round | None:
-        """On the other ranks: the next round, its model written to `model_vector`; None where the training ends."""
+        """On the other ranks: receive the next round and write its model to `model_vector`; None if the training ends."""
         head = torch.zeros(3, dtype=torch.float64)
         self._broadcast(self._control, head)
         number, count, clip_norm = head.tolist()
@@ -92,33 +92,33 @@ class RankGroup:
         return Round(int(number), clip_norm, clients.numpy())
 
     def end(self) -> None:
-        """On rank 0: let the others end."""
+        """On rank 0: tell the others that the training has ended."""
         self._broadcast(self._control, torch.zeros(3, dtype=torch.float64))
         self._shut_down()
 
     def _shut_down(self) -> None:
-        """nccl writes a warning to stderr if it is not told that the training has ended."""
+        """Shut down nccl, which otherwise prints a warning."""
         if self._vectors is not self._control:
             with suppress(RuntimeError, AttributeError):
                 self._vectors.shutdown()
 
     def add(self, compute: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """The sum over all ranks of the two tensors that each computes."""
-        tensors = self.succeed(compute)
+        """Add the two tensors that each rank computes over all ranks."""
+        tensors = self.run_on_all(compute)
         for tensor in tensors:
             if tensor.numel():
                 self._sum(self._vectors, tensor)
         return tensors
 
-    def succeed(self, act: Callable[[], Result]) -> Result:
-        """What `act` returns, once it has succeeded on every rank; an error of one rank is raised on all."""
+    def run_on_all(self, action: Callable[[], Result]) -> Result:
+        """Call `action` and return its result once every rank has succeeded; an error on one rank is raised on all."""
         failure: Exception | None = None
         try:
-            found = act()
+            result = action()
         except (RuntimeError, ValueError, IndexError, OSError, MemoryError) as error:
             failure = error
             text = " ".join(f"{type(error).__name__}: {error}".split())
-            self._ask_store(lambda: self.store.set(f"failure/{self.rank}", text[:1_000]))
+            self._use_store(lambda: self.store.set(f"failure/{self.rank}", text[:1_000]))
         failed = torch.zeros(self.size, dtype=torch.int64)
         if failure is not None:
             failed[self.rank] = 2 if isinstance(failure, ValueError | OSError | MemoryError) else 1
@@ -127,19 +127,19 @@ class RankGroup:
             raise failure
         if failed.any():
             first = int(failed.nonzero()[0])
-            text = self._ask_store(lambda: self.store.get(f"failure/{first}").decode())
+            text = self._use_store(lambda: self.store.get(f"failure/{first}").decode())
             raise (RankError if failed[first] == 1 else RankInputError)(f"rank {first} failed: {text}")
-        return found
+        return result
 
     def publish(self, text: str) -> None:
-        """On rank 0: a text that the others `read`."""
-        self._ask_store(lambda: self.store.set("text", text))
+        """On rank 0: send a text, which the others `read`."""
+        self._use_store(lambda: self.store.set("text", text))
         self._sum(self._control, torch.zeros(1))
 
     def read(self) -> str:
-        """On the other ranks: the text that rank 0 publishes."""
+        """On the other ranks: receive the text that rank 0 publishes."""
         self._sum(self._control, torch.zeros(1))
-        return str(self._ask_store(lambda: self.store.get("text").decode()))
+        return str(self._use_store(lambda: self.store.get("text").decode()))
 
     def _broadcast(self, group: Any, tensor: Tensor) -> None:
         options = distributed.BroadcastOptions()
@@ -150,7 +150,7 @@ class RankGroup:
         self._finish(lambda: group.allreduce([tensor]))
 
     def _finish(self, begin: Callable[[], Any]) -> None:
-        """Wait for a collective so that signals are still served."""
+        """Wait for a collective operation by polling, so that signals are still handled."""
         try:
             work, pause = begin(), 0.0001
             while not work.is_completed():
@@ -158,39 +158,41 @@ class RankGroup:
                 pause = min(2 * pause, LONGEST_PAUSE)
             work.wait()
         except RuntimeError as error:
-            raise self._lost() from error
+            raise self._lost_rank_error() from error
 
-    def _ask_store(self, ask: Callable[[], Any]) -> Any:
+    def _use_store(self, operation: Callable[[], Any]) -> Any:
         try:
-            return ask()
+            return operation()
         except RuntimeError as error:
-            raise self._lost() from error
+            raise self._lost_rank_error() from error
 
-    def _lost(self) -> LostRankError:
-        known = self.describe_loss()
-        if known is None:
-            missing = self._missing()
-            who = f"rank {', '.join(map(str, missing))}" if missing else "another rank"
-            known = f"{who} of {self.size} no longer takes part: it was killed, has failed, or cannot be reached"
-        return LostRankError(known)
+    def _lost_rank_error(self) -> LostRankError:
+        description = self.describe_loss()
+        if description is None:
+            missing = self._missing_ranks()
+            subject = f"rank {', '.join(map(str, missing))}" if missing else "another rank"
+            description = (
+                f"{subject} of {self.size} no longer takes part: it was killed, has failed, or cannot be reached"
+            )
+        return LostRankError(description)
 
-    def _missing(self) -> list[int]:
-        """The ranks that do not answer after a failure; none if the store is gone."""
+    def _missing_ranks(self) -> list[int]:
+        """The ranks that do not report after a failure; empty if this cannot be determined."""
         if not store_answers(self.store):
             return [0] if self.rank else []
         try:
             self.store.set(f"present/{self.rank}", "yes")
-            end, there = time.monotonic() + ROLL_CALL, set[int]()
-            while len(there) < self.size and time.monotonic() < end:
-                there = {rank for rank in range(self.size) if self.store.check([f"present/{rank}"])}
+            end, present = time.monotonic() + ROLL_CALL, set[int]()
+            while len(present) < self.size and time.monotonic() < end:
+                present = {rank for rank in range(self.size) if self.store.check([f"present/{rank}"])}
                 time.sleep(0.05)
         except RuntimeError:
             return []
-        return sorted(set(range(self.size)) - there)
+        return sorted(set(range(self.size)) - present)
 
 
 def store_answers(store: Any) -> bool:
-    """Whether the process of a store accepts connections: torch writes a stack trace to stderr if it does not."""
+    """Whether the process of a store accepts connections. Asking first avoids a stack trace from torch."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return can_connect(store.host, store.port)

@@ -1,4 +1,4 @@
-"""A round of several ranks, from rank 0's side and from the others'."""
+"""A round in several ranks: rank 0 leads it, and the others follow."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -14,23 +14,25 @@ from coalmine.simulation.population import Indices
 
 @dataclass(frozen=True)
 class RankSums:
-    """The clients' part of a round over all ranks of a group: what `ClientSums` computes in one process."""
+    """Computes the clients' part of a round on all ranks of a group; `ClientSums` does this in one process."""
 
     group: RankGroup
     sums: ClientSums
 
-    def compute(self, model_vector: Tensor, clients: Indices, number: int, clip_norm: float) -> tuple[Tensor, Tensor]:
+    def compute(
+        self, model_vector: Tensor, clients: Indices, round_number: int, clip_norm: float
+    ) -> tuple[Tensor, Tensor]:
         """On rank 0: the sum of all clipped updates, and the norms before clipping."""
-        planned = Round(number, clip_norm, clients)
+        planned = Round(round_number, clip_norm, clients)
         self.group.send_round(planned, model_vector)
-        return self._share(planned, model_vector)
+        return self._compute_share(planned, model_vector)
 
     def follow(self, model_vector: Tensor) -> None:
-        """On the other ranks: train a share of every round, until rank 0 ends."""
+        """On the other ranks: train a share of every round until rank 0 ends the training."""
         while (planned := self.group.receive_round(model_vector)) is not None:
-            self._share(planned, model_vector)
+            self._compute_share(planned, model_vector)
 
-    def _share(self, planned: Round, model_vector: Tensor) -> tuple[Tensor, Tensor]:
+    def _compute_share(self, planned: Round, model_vector: Tensor) -> tuple[Tensor, Tensor]:
         def compute() -> tuple[Tensor, Tensor]:
             with one_thread() if self.group.size > 1 else nullcontext():
                 return self.sums.compute(
@@ -47,7 +49,7 @@ class RankSums:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Train in one thread: each rank has one core, and the number of threads is part of how sums round."""
+    """Use one thread: each rank has one core, and the number of threads affects the rounding of sums."""
     before = torch.get_num_threads()
     if before != 1:
         torch.set_num_threads(1)

@@ -1,6 +1,6 @@
-"""Engines train the clients of a round, together or one by one, whichever is faster for the model and the device.
+"""Engines train the clients of a round, either together or one by one.
 
-`plain` is the readable reference; `fast` holds hand-written versions for the paper's models.
+`plain` is the readable reference; `fast` has hand-written versions for the paper's models.
 """
 
 from coalmine.simulation.engines.fast.cnn_clients import CnnTogether
@@ -28,10 +28,10 @@ def client_engine(
     memory_limit: float = 1.0,
     precision: str = "fp32",
 ) -> Engine:
-    """The engine of this name; "auto" is the one measured to be faster (benchmarks/engine.py).
+    """The engine of this name; "auto" selects the faster one according to benchmarks/engine.py.
 
-    Dense layers train together anywhere and everything trains together on a GPU; convolutions on a CPU are faster one
-    by one. `memory_limit` is in GiB.
+    On a GPU all models train together. On a CPU only dense models do; the others are faster one by one. `memory_limit` is
+    in GiB.
     """
     if name not in ENGINES:
         raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {name!r}")
@@ -51,5 +51,5 @@ def client_engine(
 
 
 def example_engine(model: Model, examples: Examples, *, memory_limit: float = 1.0) -> Engine:
-    """The engine of DP-SGD."""
+    """The engine for DP-SGD."""
     return PerExample(model, examples, memory_limit=memory_limit)

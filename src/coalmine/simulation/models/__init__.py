@@ -1,4 +1,4 @@
-"""The models, each with exactly the parameters of its original."""
+"""The models. Each has exactly the parameters of its original."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The architectures: dense layers, the paper's CNN, and its LSTMs with one bias per layer, as in Keras."""
+"""The architectures: dense layers, the paper's CNN, and LSTMs with one bias per layer, as in Keras."""
 
 from itertools import pairwise
 
@@ -62,7 +62,7 @@ def cnn_dropout(classes: int = 10) -> Model:
 
 
 def word_lstm(vocabulary: int = 10_000) -> Model:
-    """The paper's model for next words (`stackoverflow_word`): 4,050,748 parameters with 10,000 words.
+    """The paper's next-word model (`stackoverflow_word`): 4,050,748 parameters with 10,000 words.
 
     Symbols are the words, padding, one out-of-vocabulary bucket, and the beginning and the end of a sentence.
     """
@@ -70,7 +70,7 @@ def word_lstm(vocabulary: int = 10_000) -> Model:
 
 
 def character_lstm() -> Model:
-    """The model for next characters of Shakespeare, two LSTM layers: 820,522 parameters."""
+    """The next-character model for Shakespeare, with two LSTM layers: 820,522 parameters."""
     structure = Recurrent(90, 8, (256, 256), (90,))
     return recurrent("character-lstm", structure, length=80, kernel_start=_he_normal)
 
@@ -88,7 +88,7 @@ def recurrent(name: str, structure: Recurrent, *, length: int, kernel_start: "St
             (f"lstm{number}.recurrent", (4 * outputs, outputs)),
             (f"lstm{number}.bias", (4 * outputs,)),
         ]
-        starts |= {f"lstm{number}.recurrent": _orthogonal, f"lstm{number}.bias": _forget_nothing}
+        starts |= {f"lstm{number}.recurrent": _orthogonal, f"lstm{number}.bias": _open_forget_gate}
         if kernel_start is not None:
             starts[f"lstm{number}.kernel"] = kernel_start
     for number, (inputs, outputs) in enumerate(pairwise((widths[-1], *structure.dense)), start=1):
@@ -127,16 +127,18 @@ def _lstm(inputs: Tensor, kernel: Tensor, recurrent: Tensor, bias: Tensor) -> Te
     gates = functional.linear(inputs, kernel, bias)
     states = []
     hidden = cell = inputs.new_zeros(inputs.shape[0], recurrent.shape[1])
-    for place in range(inputs.shape[1]):
-        opened, kept, fresh, shown = (gates[:, place] + functional.linear(hidden, recurrent)).chunk(4, dim=1)
-        cell = kept.sigmoid() * cell + opened.sigmoid() * fresh.tanh()
-        hidden = shown.sigmoid() * cell.tanh()
+    for position in range(inputs.shape[1]):
+        input_gate, forget_gate, candidate, output_gate = (
+            gates[:, position] + functional.linear(hidden, recurrent)
+        ).chunk(4, dim=1)
+        cell = forget_gate.sigmoid() * cell + input_gate.sigmoid() * candidate.tanh()
+        hidden = output_gate.sigmoid() * cell.tanh()
         states.append(hidden)
     return torch.stack(states, dim=1)
 
 
 def _lstm_alone(inputs: Tensor, kernel: Tensor, recurrent: Tensor, bias: Tensor) -> Tensor:
-    """The same by PyTorch's LSTM with a zero second bias; not on a GPU, where it needs contiguous weights."""
+    """The same with PyTorch's LSTM and a zero second bias; not on a GPU, where it needs contiguous weights."""
     if inputs.is_cuda:
         return _lstm(inputs, kernel, recurrent, bias)
     start = inputs.new_zeros(1, inputs.shape[0], recurrent.shape[1])
@@ -146,14 +148,14 @@ def _lstm_alone(inputs: Tensor, kernel: Tensor, recurrent: Tensor, bias: Tensor)
 
 
 def _orthogonal(weight: Tensor, generator: torch.Generator) -> None:
-    """Orthonormal columns, Keras' initialiser of recurrent weights."""
+    """Orthonormal columns: Keras' initialiser of recurrent weights."""
     normals = torch.randn(weight.shape, generator=generator)
     directions, triangle = torch.linalg.qr(normals)
     weight.copy_(directions * triangle.diagonal().sign())
 
 
-def _forget_nothing(bias: Tensor, generator: torch.Generator) -> None:
-    """Zeros, and ones for the forget gate."""
+def _open_forget_gate(bias: Tensor, generator: torch.Generator) -> None:
+    """Zeros, but ones for the forget gate: Keras' initialiser of LSTM biases."""
     quarter = len(bias) // 4
     bias.zero_()[quarter : 2 * quarter] = 1.0
 

@@ -1,4 +1,4 @@
-"""A model as a function of one flat parameter vector, so that a canary can stand in for an update."""
+"""Models as functions of one flat parameter vector, so that a canary can replace an update."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -46,8 +46,8 @@ class Convolutional:
 class Model:
     """Logits as a function of named parameters, inputs and dropout masks.
 
-    Masks are arguments, one for each of `dropouts`, already divided by the keep rate; without masks the model evaluates.
-    So training clients together and one by one drops the same activations.
+    There is one mask for each of `dropouts`, already divided by the keep rate; evaluation uses no masks. Since masks are
+    arguments, training clients together and one by one drops the same activations.
 
     A text model takes rows of symbols and gives logits for the symbol after each; labels equal to `ignored_label` are not
     counted. `logits_alone` computes the same logits faster, but torch.func cannot vectorise it. The `structure` lets an
@@ -57,17 +57,17 @@ class Model:
     name: str
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     logits: Logits
-    activations: int  # values kept by one example's forward and backward pass, for the memory limit
+    activations: int  # values that a forward and backward pass keeps per example, for the memory limit
     dropouts: tuple[Dropout, ...] = ()
-    layers: tuple[int, ...] = ()  # the widths, for models of dense layers with ReLU between them only
+    layers: tuple[int, ...] = ()  # the widths; only for models of dense layers with ReLU between them
     structure: Recurrent | Convolutional | None = None
     ignored_label: int | None = None
     logits_alone: Logits | None = None
-    starts: Mapping[str, Start] = field(default_factory=dict)  # initialisers of parameters that are not Glorot's
+    starts: Mapping[str, Start] = field(default_factory=dict)  # initialisers other than Glorot's, by parameter
 
     @property
     def sizes(self) -> tuple[tuple[str, int], ...]:
-        """Name and number of parameters of each tensor, in the order of the flat vector."""
+        """The name and size of each parameter tensor, in the order of the flat vector."""
         return tuple((name, math.prod(shape)) for name, shape in self.shapes)
 
     @property
@@ -94,16 +94,16 @@ class Model:
         return vector
 
     def masks(self, seeds: Tensor, step: Tensor | int, count: int) -> list[Tensor]:
-        """Masks of a step for `count` examples of each client, a function of the client's seed and the step's number.
+        """The masks of a step for `count` examples of each client, as a function of the client's seed and the step.
 
-        So they do not depend on which clients train together, and one call makes those of all.
+        So they do not depend on which clients train together, and one call makes the masks of all clients.
         """
         return [dropout_mask(dropout, seeds, step, count, salt) for salt, dropout in enumerate(self.dropouts)]
 
     def loss(self, logits: Tensor, labels: Tensor, shares: Tensor | None = None) -> Tensor:
-        """The mean cross entropy of a batch: over its examples or, in text, over the symbols that count.
+        """The mean cross entropy of a batch: over its examples or, for text, over the symbols that are not ignored.
 
-        `shares` are the examples' weights in the mean, 0 for padding (default: equal).
+        `shares` are the examples' weights in the mean, 0 for padding. By default they are equal.
         """
         labels = labels.long()
         if self.ignored_label is None:
@@ -119,27 +119,27 @@ class Model:
 
 
 def dropout_mask(dropout: Dropout, seeds: Tensor, step: Tensor | int, count: int, salt: int) -> Tensor:
-    """clients × count × shape: 0 at the `rate` that is dropped, 1 / (1 − rate) elsewhere.
+    """A mask, clients × count × shape: 0 with probability `rate`, else 1 / (1 − rate).
 
     A 32-bit hash of position, client and step decides, so that masks need no sequential generator.
     """
     length = count * math.prod(dropout.shape)
-    first, second = (_mixed(seeds >> 32 * half, step, 2 * salt + half).unsqueeze(1) for half in (0, 1))
+    first, second = (_mix(seeds >> 32 * half, step, 2 * salt + half).unsqueeze(1) for half in (0, 1))
     hashed = torch.arange(length, dtype=torch.int32, device=seeds.device) ^ first
-    hashed = _scrambled(_scrambled(hashed, 16, -2048144789) ^ second, 13, -1028477387)
+    hashed = _scramble(_scramble(hashed, 16, -2048144789) ^ second, 13, -1028477387)
     hashed ^= (hashed >> 16) & 0xFFFF
     dropped = round(dropout.rate * 2**32) - 2**31
     return (hashed >= dropped).to(torch.float32).mul_(1 / (1 - dropout.rate)).view(len(seeds), count, *dropout.shape)
 
 
-def _mixed(seeds: Tensor, step: Tensor | int, salt: int) -> Tensor:
-    """32 bits of each seed, mixed with the number of the step and of the mask."""
+def _mix(seeds: Tensor, step: Tensor | int, salt: int) -> Tensor:
+    """32 bits of each seed, mixed with the step and the mask's number."""
     low = (seeds & 0x7FFFFFFF).to(torch.int32)
-    mixed = _scrambled(low + (step * 16 + salt), 16, -2048144789)
-    return _scrambled(mixed.to(torch.int32), 13, -1028477387)
+    mixed = _scramble(low + (step * 16 + salt), 16, -2048144789)
+    return _scramble(mixed.to(torch.int32), 13, -1028477387)
 
 
-def _scrambled(words: Tensor, shift: int, factor: int) -> Tensor:
+def _scramble(words: Tensor, shift: int, factor: int) -> Tensor:
     """One round of a 32-bit hash (the constants of MurmurHash3's finaliser): fold, then multiply."""
     return (words ^ ((words >> shift) & (2 ** (32 - shift) - 1))) * factor
 
@@ -153,16 +153,18 @@ def accuracy(
     unscored: Sequence[int] = (),
     batch: int | None = None,
 ) -> float:
-    """The share of examples, or of symbols in text, predicted correctly; `unscored` labels are left out."""
+    """The share of correct predictions of examples or, for text, of symbols; `unscored` labels are ignored."""
     parameters = model.split(vector)
     logits_of = model.logits_alone or model.logits
     batch = batch or max(10, min(1000, 2**28 // (4 * model.activations)))
     excluded = torch.tensor(list(unscored), device=labels.device, dtype=labels.dtype)
-    right = torch.zeros((), dtype=torch.int64, device=labels.device)
-    scored = torch.zeros_like(right)
+    correct = torch.zeros((), dtype=torch.int64, device=labels.device)
+    scored = torch.zeros_like(correct)
     with torch.no_grad():
-        for some, truth in zip(torch.split(inputs, batch), torch.split(labels, batch), strict=True):
-            counts = ~torch.isin(truth, excluded) if len(excluded) else torch.ones_like(truth, dtype=torch.bool)
-            right += ((logits_of(parameters, some, ()).argmax(dim=-1) == truth) & counts).sum()
-            scored += counts.sum()
-    return int(right) / max(int(scored), 1)
+        for chunk, expected in zip(torch.split(inputs, batch), torch.split(labels, batch), strict=True):
+            is_scored = (
+                ~torch.isin(expected, excluded) if len(excluded) else torch.ones_like(expected, dtype=torch.bool)
+            )
+            correct += ((logits_of(parameters, chunk, ()).argmax(dim=-1) == expected) & is_scored).sum()
+            scored += is_scored.sum()
+    return int(correct) / max(int(scored), 1)

@@ -1,4 +1,4 @@
-"""The tasks: a data set, its split over clients, and the model."""
+"""The tasks. A task is a data set, its split over clients, and a model."""
 
 import os
 from pathlib import Path
@@ -27,19 +27,22 @@ TASKS = ("digits", *_READERS)
 def load_task(name: str, *, clients: int | None = None, data_dir: Path | None = None) -> Task:
     """The task of this name, with its own clients or with `clients` virtual ones.
 
-    A virtual client samples its examples from the pool by its index, so nothing is stored. There must be at least as many
-    as the task has clients. `data_dir` defaults to the folder that COALMINE_DATA_DIR names, or to the one into
-    which `coalmine data get` puts what it fetches.
+    The index of a virtual client determines its sample of the examples. `clients` must be at least the number of the task's
+    own clients. `data_dir` defaults to the folder in COALMINE_DATA_DIR, or else to the folder of `coalmine data get`.
     """
     if name not in TASKS:
         raise ValueError(f"task must be one of {', '.join(TASKS)}, got {name!r}")
     task = digits() if name == "digits" else _from_files(name, data_dir)
-    own = len(task.population)
-    if clients is None or clients == own:
+    own_clients = len(task.population)
+    if clients is None or clients == own_clients:
         return task
-    if clients < own:
-        raise ValueError(f"task {name} has {own} clients, so task.clients must be at least {own}, got {clients}")
-    return task.with_population(VirtualClients(clients, len(task.train), max(1, len(task.train) // own), seed=0))
+    if clients < own_clients:
+        raise ValueError(
+            f"task {name} has {own_clients} clients, so task.clients must be at least {own_clients}, got {clients}"
+        )
+    return task.with_population(
+        VirtualClients(clients, len(task.train), max(1, len(task.train) // own_clients), seed=0)
+    )
 
 
 def _from_files(name: str, data_dir: Path | None) -> Task:
@@ -47,9 +50,9 @@ def _from_files(name: str, data_dir: Path | None) -> Task:
     if not folder.is_dir():
         if data_dir is None and not os.environ.get("COALMINE_DATA_DIR"):
             raise ValueError(
-                f"task {name} reads files: fetch them by `coalmine data get {name}`, or say where they are by --data-dir or "
-                "COALMINE_DATA_DIR (docs/how-to/data.md)"
+                f"task {name} reads files: fetch them with `coalmine data get {name}`, or give their folder with --data-dir "
+                "or COALMINE_DATA_DIR (docs/how-to/data.md)"
             )
-        raise FileNotFoundError(f"the data folder {folder} is not there")
-    read, where = _READERS[name]
-    return read(folder / where)
+        raise FileNotFoundError(f"the data folder {folder} does not exist")
+    read, subfolder = _READERS[name]
+    return read(folder / subfolder)

@@ -18,9 +18,9 @@ import torch
 from coalmine.data.folders import cache_folder
 from coalmine.simulation.population import Indices
 
-VERSION = 1  # of the cache; raising it rebuilds everything
-HASHED = 64 << 20  # files up to this size are hashed completely, larger ones at their ends
-LARGE = 10**9
+VERSION = 1  # of the cache format; a new version rebuilds everything
+HASHED = 64 << 20  # bytes; larger files are hashed only at their ends
+LARGE = 10**9  # bytes; reading more is logged as a warning
 
 log = logging.getLogger(__name__)
 Arrays = Mapping[str, "np.ndarray[Any, np.dtype[Any]]"]
@@ -74,28 +74,28 @@ class Writer:
 
 
 def cached_arrays(recipe: str, sources: Sequence[Path], build: Callable[[Writer], None]) -> Arrays:
-    """The arrays that `build` makes from the sources, built now or read from the cache, as read-only memory maps.
+    """The arrays that `build` makes from the sources, as read-only memory maps; built once, then read from the cache.
 
-    They are rebuilt when a source's size, date or content, VERSION, or the recipe's name has changed. A process that is
-    killed leaves nothing that a later call would take for complete.
+    They are rebuilt when VERSION, the recipe's name, or a source's size, date or content has changed. A killed process
+    leaves no entry that a later call would accept as complete.
     """
     folder = cache_folder()
     entry = folder / f"{recipe}-{_key(recipe, sources)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder / f"{entry.name}.lock"):
-            found = _opened(entry)
-            return found if found is not None else _made(entry, sources, build)
+        with _lock(folder / f"{entry.name}.lock"):
+            arrays = _open_entry(entry)
+            return arrays if arrays is not None else _build_entry(entry, sources, build)
     except OSError as error:
-        if error.errno is None or not _below(error.filename, folder):
+        if error.errno is None or not _is_in_folder(error.filename, folder):
             raise
         raise OSError(
-            f"the cache {folder} cannot be written ({error.strerror}); name another folder by COALMINE_CACHE_DIR"
+            f"the cache {folder} cannot be written ({error.strerror}); choose another folder with COALMINE_CACHE_DIR"
         ) from None
 
 
 def write_clients(writer: Writer, clients: Iterable[Arrays], *, source: Path) -> None:
-    """Append every client's arrays, and as `starts` where each client begins; clients without examples are left out."""
+    """Append every client's arrays, and the array `starts` of first rows; clients without examples are left out."""
     starts = [0]
     for arrays in clients:
         count = len(next(iter(arrays.values())))
@@ -109,20 +109,20 @@ def write_clients(writer: Writer, clients: Iterable[Arrays], *, source: Path) ->
 
 
 def starts_of(arrays: Arrays) -> Indices:
-    """Where each client's examples start, in memory."""
+    """The first row of each client, copied into memory."""
     return np.array(arrays["starts"], dtype=np.int64)
 
 
-def _made(entry: Path, sources: Sequence[Path], build: Callable[[Writer], None]) -> Arrays:
+def _build_entry(entry: Path, sources: Sequence[Path], build: Callable[[Writer], None]) -> Arrays:
     size = sum(source.stat().st_size for source in sources)
     log.log(
         logging.WARNING if size > LARGE else logging.INFO,
-        "reading %.2f GB once into %s; later runs start at once",
+        "reading %.2f GB once into %s; later runs start immediately",
         size / 1e9,
         entry,
     )
     draft = entry.with_name(f".{entry.name}.new")
-    shutil.rmtree(draft, ignore_errors=True)  # left by a killed process: we hold the lock
+    shutil.rmtree(draft, ignore_errors=True)  # left by a killed process, since we hold the lock
     draft.mkdir()
     writer = Writer(draft)
     try:
@@ -134,24 +134,24 @@ def _made(entry: Path, sources: Sequence[Path], build: Callable[[Writer], None])
         writer.close()
         shutil.rmtree(draft, ignore_errors=True)
         raise
-    found = _opened(entry)
-    assert found is not None  # it was just written
-    return found
+    arrays = _open_entry(entry)
+    assert arrays is not None  # it was just written
+    return arrays
 
 
-def _opened(entry: Path) -> Arrays | None:
-    """The arrays of an entry, or None where it is missing or incomplete."""
+def _open_entry(entry: Path) -> Arrays | None:
+    """The arrays of an entry, or None if it is missing or incomplete."""
     if not entry.is_dir():
         return None
     try:
         index = json.loads((entry / "index.json").read_text(encoding="utf-8"))
-        return {name: _mapped(entry / f"{name}.bin", **kind) for name, kind in index.items()}
+        return {name: _map_array(entry / f"{name}.bin", **kind) for name, kind in index.items()}
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        log.warning("%s is damaged (%s) and is rebuilt", entry, error)
+        log.warning("%s is damaged (%s) and will be rebuilt", entry, error)
         return None
 
 
-def _mapped(path: Path, *, dtype: str, shape: list[int], sha256: str) -> "np.ndarray[Any, np.dtype[Any]]":
+def _map_array(path: Path, *, dtype: str, shape: list[int], sha256: str) -> "np.ndarray[Any, np.dtype[Any]]":
     kind = np.dtype(dtype)
     size = kind.itemsize * int(np.prod(shape, dtype=np.int64))
     if path.stat().st_size != size:
@@ -159,50 +159,50 @@ def _mapped(path: Path, *, dtype: str, shape: list[int], sha256: str) -> "np.nda
     if not size:
         return np.zeros(shape, dtype=kind)
     if size <= HASHED and hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
-        raise ValueError(f"{path.name} has another checksum than it had")
+        raise ValueError(f"{path.name} does not match its checksum")
     return np.memmap(path, dtype=kind, mode="r", shape=tuple(shape))
 
 
 def _key(recipe: str, sources: Sequence[Path]) -> str:
     if not re.fullmatch(r"[\w-]+", recipe):
-        raise ValueError(f"a recipe must be a name, got {recipe!r}")
-    prints = [[str(source.absolute()), *fingerprint(source)] for source in sources]
-    return hashlib.sha256(json.dumps([VERSION, recipe, prints]).encode()).hexdigest()[:20]
+        raise ValueError(f"a recipe must be a name of letters, digits, - and _, got {recipe!r}")
+    fingerprints = [[str(source.absolute()), *fingerprint(source)] for source in sources]
+    return hashlib.sha256(json.dumps([VERSION, recipe, fingerprints]).encode()).hexdigest()[:20]
 
 
 def fingerprint(path: Path) -> tuple[int, int, str]:
-    """Size, date in nanoseconds, and sha256 of a file; of a large file, of its first and last MiB."""
-    about = path.stat()
+    """Size, date in nanoseconds, and sha256 of a file; for a large file, of its first and last MiB."""
+    status = path.stat()
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        if about.st_size <= HASHED:
+        if status.st_size <= HASHED:
             digest.update(file.read())
         else:
             digest.update(file.read(1 << 20))
             file.seek(-(1 << 20), os.SEEK_END)
             digest.update(file.read())
-    return about.st_size, about.st_mtime_ns, digest.hexdigest()
+    return status.st_size, status.st_mtime_ns, digest.hexdigest()
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock: a second process waits, then finds what the first has built."""
+def _lock(path: Path) -> Iterator[None]:
+    """Hold a lock, so that a second process waits and then reuses the arrays of the first."""
     try:
         import fcntl
     except ImportError:  # not available on Windows
         yield
         return
-    with path.open("ab") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with path.open("ab") as lock_file:
+        fcntl.flock(lock_file, fcntl.LOCK_EX)
         yield
 
 
-def _below(filename: Any, folder: Path) -> bool:
+def _is_in_folder(filename: Any, folder: Path) -> bool:
     return not isinstance(filename, str) or Path(filename).is_relative_to(folder) or folder.is_relative_to(filename)
 
 
 def tensor(array: "np.ndarray[Any, np.dtype[Any]]") -> torch.Tensor:
-    """A tensor over the same memory as the array, which may be read-only, since examples are never written."""
+    """A tensor that shares the memory of the array. The array may be read-only, since examples are never written."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
         return torch.from_numpy(array)

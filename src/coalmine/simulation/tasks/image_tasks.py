@@ -1,4 +1,4 @@
-"""Tasks of images: scikit-learn's digits (the default), MNIST by writer, Fashion-MNIST and federated EMNIST."""
+"""Image tasks: scikit-learn's digits (the default), MNIST by writer, Fashion-MNIST and federated EMNIST."""
 
 import gzip
 import hashlib
@@ -16,13 +16,13 @@ from coalmine.simulation.population import Consecutive, partition_by_owner, rand
 from coalmine.simulation.randomness import numpy_stream
 from coalmine.simulation.tasks.cache import Arrays, cached_arrays, starts_of, tensor, write_clients
 from coalmine.simulation.tasks.task import Task, missing_files
-from coalmine.simulation.tasks.tff_files import Split, chosen_for_tests, find_splits
+from coalmine.simulation.tasks.tff_files import Split, find_splits, select_test_examples
 
 DIGITS_CLIENTS, DIGITS_TESTED = 200, 297
 FASHION_CLIENTS = 600
 WRITER = 2  # the column of the writer in QMNIST's labels
 
-# sha256 of the unpacked contents, since the same file is packed differently in different places.
+# sha256 of the unpacked contents, since mirrors compress the same file differently.
 MNIST = {
     "train-images-idx3-ubyte.gz": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "t10k-images-idx3-ubyte.gz": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
@@ -60,7 +60,7 @@ def digits() -> Task:
 def mnist_by_writer(folder: Path) -> Task:
     """60,000 digits by 539 writers, each a client; 10,000 test digits by other writers; the paper's CNN.
 
-    The digits are dark on white, as in federated EMNIST, which this task stands in for.
+    The digits are dark on white, as in federated EMNIST, which this task can replace.
     """
     images, tests, classes, extended = (read_idx(folder / name, sha256=checksum) for name, checksum in MNIST.items())
     train = Examples(1 - _pixels(images).unsqueeze(1), _classes(extended[:, 0]))
@@ -71,7 +71,7 @@ def mnist_by_writer(folder: Path) -> Task:
 
 
 def fashion_mnist(folder: Path) -> Task:
-    """60,000 pictures of clothes dealt to 600 clients at random, 10,000 test pictures; two dense layers."""
+    """60,000 pictures of clothes, randomly assigned to 600 clients; 10,000 test pictures; two dense layers."""
     images, classes, tests, truth = (read_idx(folder / name, sha256=checksum) for name, checksum in FASHION.items())
     train = Examples(_pixels(images).flatten(start_dim=1), _classes(classes))
     test = Examples(_pixels(tests).flatten(start_dim=1), _classes(truth))
@@ -83,14 +83,14 @@ def fashion_mnist(folder: Path) -> Task:
 def emnist(folder: Path) -> Task:
     """Characters of 62 classes, each writer a client (Section 5.2); the paper's CNN of 1,206,590 parameters.
 
-    Pixels are as in the files: 1 is white, 0 is ink. Every writer is in training and in test. Accuracy is measured on the
-    first 10,000 test characters, writers in an order that is always the same.
+    Pixels are as in the files: 1 is white, 0 is ink. Every writer is in the training and in the test set. Accuracy is
+    measured on the first 10,000 test characters, with writers in a fixed order.
     """
     return _emnist("emnist", folder, EMNIST, classes=62)
 
 
 def emnist_digits(folder: Path) -> Task:
-    """The digits alone: 10 classes, the CNN of 1,199,882 parameters."""
+    """The digits of EMNIST: 10 classes, and the CNN of 1,199,882 parameters."""
     return _emnist("emnist-digits", folder, EMNIST_DIGITS, classes=10)
 
 
@@ -98,29 +98,29 @@ def _emnist(name: str, folder: Path, names: tuple[str, str], *, classes: int) ->
     splits = find_splits(folder, names)
     if splits is None:
         raise missing_files(folder, names, name)
-    learnt, tested = (
+    train, test = (
         _characters(f"{name}-{part}", split, classes) for part, split in zip(("train", "test"), splits, strict=True)
     )
-    rows = chosen_for_tests(starts_of(tested))
+    rows = select_test_examples(starts_of(test))
     return Task(
         name,
         cnn_dropout(classes),
-        Examples(tensor(learnt["pixels"]).unsqueeze(1), tensor(learnt["classes"])),
-        Examples(tensor(tested["pixels"][rows]).unsqueeze(1), tensor(tested["classes"][rows])),
-        Consecutive(starts_of(learnt)),
+        Examples(tensor(train["pixels"]).unsqueeze(1), tensor(train["classes"])),
+        Examples(tensor(test["pixels"][rows]).unsqueeze(1), tensor(test["classes"][rows])),
+        Consecutive(starts_of(train)),
         title=DATASETS[name].title,
     )
 
 
 def _characters(recipe: str, split: Split, classes: int) -> Arrays:
     writers = (
-        _checked(found["pixels"], found["label"], classes, f"{split.path.name}: writer {who}")
-        for who, found in split.read("pixels", "label")
+        _check_characters(features["pixels"], features["label"], classes, f"{split.path.name}: writer {writer}")
+        for writer, features in split.read("pixels", "label")
     )
     return cached_arrays(recipe, (split.path,), lambda cache: write_clients(cache, writers, source=split.path))
 
 
-def _checked(pixels: Any, labels: Any, classes: int, where: str) -> Arrays:
+def _check_characters(pixels: Any, labels: Any, classes: int, where: str) -> Arrays:
     pictures = np.asarray(pixels, dtype=np.float32)
     if len(pictures) and pictures[0].size != SIDE * SIDE:
         raise ValueError(f"{where} must have pictures of 28 by 28, got {pictures[0].size} numbers")
@@ -133,19 +133,19 @@ def _checked(pixels: Any, labels: Any, classes: int, where: str) -> Arrays:
 
 
 def read_idx(path: Path, *, sha256: str) -> Any:
-    """The array in an idx file packed by gzip; ValueError unless its unpacked bytes have this checksum."""
+    """The array in a gzipped idx file. Raises ValueError unless the unpacked bytes have this checksum."""
     try:
         content = gzip.decompress(path.read_bytes())
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"{path} is not there: `coalmine data get {path.parent.name}`, or name its folder's parent by --data-dir"
+            f"{path} does not exist: run `coalmine data get {path.parent.name}`, or give its folder's parent with --data-dir"
         ) from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is not a complete gzip file ({error}); fetch it again") from None
     array = parse_idx(content, name=str(path))
-    found = hashlib.sha256(content).hexdigest()
-    if found != sha256:
-        raise ValueError(f"{path} does not hold the published data: sha256 {found[:16]}…, expected {sha256[:16]}…")
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != sha256:
+        raise ValueError(f"{path} does not hold the published data: sha256 {digest[:16]}…, expected {sha256[:16]}…")
     return array
 
 
@@ -156,10 +156,10 @@ def parse_idx(content: bytes, *, name: str) -> Any:
     dtype, dimensions = _IDX_TYPES[content[2]], content[3]
     start = 4 + 4 * dimensions
     shape = np.frombuffer(content[4:start], dtype=">u4").tolist()
-    wanted = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-    if len(shape) != dimensions or len(content) - start != wanted:
+    size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+    if len(shape) != dimensions or len(content) - start != size:
         raise ValueError(
-            f"{name} is incomplete: its header announces {wanted} bytes of shape {shape}, {len(content) - start} follow"
+            f"{name} is incomplete: its header announces {size} bytes of shape {shape}, but {len(content) - start} follow"
         )
     return np.frombuffer(content, dtype=dtype, offset=start).reshape(shape)
 

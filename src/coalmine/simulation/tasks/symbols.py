@@ -1,7 +1,8 @@
 """Text as rows of symbols, by the rules of TensorFlow Federated's baselines.
 
-Symbol 0 is padding, 1 to V are the words or characters of the vocabulary, then come one symbol for everything else, one
-for the beginning and one for the end. A row of length + 1 symbols is `length` inputs and, one further, their labels.
+Symbol 0 is padding, and 1 to V are the words or characters of the vocabulary. Then come one symbol for everything else,
+one for the beginning and one for the end. A row of length + 1 symbols gives `length` inputs and, one position later, their
+labels.
 """
 
 from collections import Counter
@@ -19,7 +20,7 @@ from coalmine.argument_checks import shown
 Symbols = npt.NDArray[np.int16]
 
 PADDING = 0
-SENTENCE = 20  # words of a sentence that are used
+SENTENCE = 20  # words of a sentence that are used; the rest is cut off
 SNIPPET = 80  # characters per row of a speech
 VOCABULARY = 10_000
 CHARACTERS = "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\naeimquyAEIMQUY]!%)-159\r"
@@ -27,7 +28,7 @@ CHARACTERS = "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\na
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The words with their own symbol; the first word is symbol 1."""
+    """The words that have their own symbol; the first word is symbol 1."""
 
     words: tuple[bytes, ...]
 
@@ -37,8 +38,8 @@ class Vocabulary:
         if len(self.words) + 4 > np.iinfo(np.int16).max:
             raise ValueError(f"a vocabulary must have at most 32,763 words, got {len(self.words):,}")
         if len(self.numbers) < len(self.words):
-            twice = Counter(self.words).most_common(1)[0][0]
-            raise ValueError(f"a vocabulary must list each word once, got {shown(twice)} twice")
+            repeated = Counter(self.words).most_common(1)[0][0]
+            raise ValueError(f"a vocabulary must list each word once, got {shown(repeated)} twice")
 
     @cached_property
     def numbers(self) -> dict[bytes, int]:
@@ -60,24 +61,24 @@ class Vocabulary:
 
     @property
     def unscored(self) -> tuple[int, ...]:
-        """Labels that accuracy leaves out: padding, unknown words, the end of a sentence."""
+        """Labels that accuracy ignores: padding, unknown words, the end of a sentence."""
         return (PADDING, self.unknown, self.end)
 
 
 def sentence_rows(sentences: Sequence[bytes], vocabulary: Vocabulary, *, length: int = SENTENCE) -> Symbols:
-    """One row for each sentence: beginning, its first `length` words, and its end if it has fewer.
+    """One row for each sentence: the beginning, its first `length` words, and the end if it has fewer words.
 
     Words are separated by single spaces.
     """
     number_of, unknown, end = vocabulary.numbers.get, vocabulary.unknown, vocabulary.end
     flat: list[int] = []
     sizes = np.empty(len(sentences), dtype=np.int64)
-    for place, sentence in enumerate(sentences):
+    for index, sentence in enumerate(sentences):
         before = len(flat)
         flat.extend(map(number_of, sentence.split(b" ", length)[:length], repeat(unknown)))
         if len(flat) - before < length:
             flat.append(end)
-        sizes[place] = len(flat) - before
+        sizes[index] = len(flat) - before
     rows = np.zeros((len(sentences), length + 1), dtype=np.int16)
     rows[:, 0] = vocabulary.beginning
     rows[:, 1:][np.arange(length) < sizes[:, None]] = flat
@@ -91,7 +92,7 @@ for _character, _number in CHARACTER_VOCABULARY.numbers.items():
 
 
 def snippet_rows(snippet: bytes, *, length: int = SNIPPET) -> Symbols:
-    """Rows of length + 1 characters: the beginning, a snippet's bytes and its end, cut, the last one padded."""
+    """A snippet in rows of length + 1 symbols: the beginning, its bytes and the end; the last row is padded."""
     vocabulary = CHARACTER_VOCABULARY
     rows = -(-(len(snippet) + 2) // (length + 1))
     symbols = np.zeros(rows * (length + 1), dtype=np.int16)
@@ -102,10 +103,7 @@ def snippet_rows(snippet: bytes, *, length: int = SNIPPET) -> Symbols:
 
 
 def most_used_words(users: Iterable[Iterable[bytes]], *, size: int = VOCABULARY) -> Vocabulary:
-    """The `size` words used by most users, ties in alphabetical order.
-
-    A user is given by their sentences.
-    """
+    """The `size` words that most users use, ties in alphabetical order. Each user is an iterable of sentences."""
     counts: Counter[bytes] = Counter()
     for sentences in users:
         counts.update({word for sentence in sentences for word in sentence.split(b" ")})
@@ -113,7 +111,7 @@ def most_used_words(users: Iterable[Iterable[bytes]], *, size: int = VOCABULARY)
 
 
 def read_word_counts(path: Path, *, size: int = VOCABULARY) -> Vocabulary:
-    """The first `size` words of a file of lines "word count", the words of most users first."""
+    """The vocabulary of the first `size` words in a file with lines "word count"."""
     words = []
     with path.open("rb") as file:
         for number, line in enumerate(islice(file, size), start=1):

@@ -1,4 +1,4 @@
-"""A task: a data set split over clients, and its model."""
+"""A task: a data set that is split over clients, and its model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from coalmine.simulation.population import Population
 class Task:
     """Training and test examples, the clients who own them, and the model.
 
-    Text examples are rows of 16-bit symbols. Accuracy leaves out `unscored_labels`; `title` is what results call the data.
+    Text examples are rows of 16-bit symbols. Accuracy ignores `unscored_labels`. `title` is the name of the data in results.
     """
 
     name: str
@@ -32,9 +32,9 @@ class Task:
 
 
 def missing_files(folder: Path, names: Sequence[str], dataset: str) -> FileNotFoundError:
-    """The error that says which files of a task are missing, and how to get them."""
+    """An error that names the missing files of a task and says how to get them."""
     missing = ", ".join(name for name in names if not (folder / name).is_file())
     return FileNotFoundError(
-        f"{folder} does not hold {missing}: `coalmine data get {dataset}`, or name the folder above by --data-dir "
+        f"{folder} does not contain {missing}: run `coalmine data get {dataset}`, or give its parent folder with --data-dir "
         "(docs/how-to/data.md)"
     )

@@ -1,4 +1,4 @@
-"""Tasks of text: Stack Overflow and Stack Exchange by word, Shakespeare by character."""
+"""Text tasks: Stack Overflow and Stack Exchange by word, Shakespeare by character."""
 
 import gzip
 import hashlib
@@ -29,16 +29,16 @@ from coalmine.simulation.tasks.tff_files import (
     TEST_EXAMPLES,
     Hdf5Clients,
     Split,
-    chosen_for_tests,
     find_splits,
-    order_of_tests,
+    order_of_test_clients,
+    select_test_examples,
 )
 
 STACKOVERFLOW = ("stackoverflow_train.h5", "stackoverflow_test.h5")
 WORD_COUNT = "stackoverflow.word_count"
 STACKEXCHANGE = "stackexchange_by_user.jsonl.gz"
 STACKEXCHANGE_SHA256 = "1305f121a97cc5fa03613beefa785834778e1bf3459932002439bc9b891326c2"
-FEWEST_SENTENCES = 5  # of a training client of Stack Exchange
+FEWEST_SENTENCES = 5  # per training client of Stack Exchange
 SHAKESPEARE = ("shakespeare_train.h5", "shakespeare_test.h5")
 BY_ROLE = "shakespeare_by_role.jsonl.gz"
 BY_ROLE_SHA256 = "e46894f099f80823b5cd38db9a4602fcf34e5c81da72134a16a9cd961f3b8b4b"
@@ -48,8 +48,8 @@ def stackoverflow(folder: Path) -> Task:
     """Sentences of 342,477 users before 2018, each user a client (Section 5.1); the paper's LSTM for the next word.
 
     The vocabulary is the first 10,000 words of stackoverflow.word_count. Accuracy is measured on the first 10,000
-    sentences after 2018, users in an order that is always the same. The sentences stay on disk, 42 bytes each, and only
-    those of the clients of a round are read.
+    sentences after 2018, with users in a fixed order. The sentences stay on disk, 42 bytes each; a round reads only those
+    of its clients.
     """
     splits = find_splits(folder, STACKOVERFLOW)
     if splits is None:
@@ -58,21 +58,21 @@ def stackoverflow(folder: Path) -> Task:
     if not counts.is_file():
         raise missing_files(folder, (WORD_COUNT,), "stackoverflow")
     vocabulary = read_word_counts(counts)
-    learnt = _all_sentences(splits[0], counts, vocabulary)
-    tested = _test_sentences(splits[1], counts, vocabulary)
+    train = _all_sentences(splits[0], counts, vocabulary)
+    test = _test_sentences(splits[1], counts, vocabulary)
     return Task(
         "stackoverflow",
         word_lstm(len(vocabulary.words)),
-        next_symbols(learnt["rows"]),
-        next_symbols(tested["rows"]),
-        Consecutive(starts_of(learnt)),
+        next_symbols(train["rows"]),
+        next_symbols(test["rows"]),
+        Consecutive(starts_of(train)),
         unscored_labels=vocabulary.unscored,
         title=DATASETS["stackoverflow"].title,
     )
 
 
 def _all_sentences(split: Split, counts: Path, vocabulary: Vocabulary) -> Arrays:
-    users = ({"rows": sentence_rows(found["tokens"], vocabulary)} for _, found in split.read("tokens"))
+    users = ({"rows": sentence_rows(features["tokens"], vocabulary)} for _, features in split.read("tokens"))
     return cached_arrays(
         "stackoverflow-train", (split.path, counts), lambda writer: write_clients(writer, users, source=split.path)
     )
@@ -83,7 +83,7 @@ def _test_sentences(split: Split, counts: Path, vocabulary: Vocabulary) -> Array
         left = TEST_EXAMPLES
         with closing(Hdf5Clients(split.path)) as file:
             clients = file.clients()
-            for number in order_of_tests(len(clients)).tolist():
+            for number in order_of_test_clients(len(clients)).tolist():
                 rows = sentence_rows(file.read(clients[number], ("tokens",))["tokens"], vocabulary)[:left]
                 writer.append("rows", rows)
                 left -= len(rows)
@@ -98,8 +98,8 @@ def _test_sentences(split: Split, counts: Path, vocabulary: Vocabulary) -> Array
 def stackexchange(folder: Path) -> Task:
     """Sentences of 5,022 users, each a client, and the paper's LSTM for next words.
 
-    Clients are the users with five sentences or more; the vocabulary is the 10,000 words that most of them use. Accuracy
-    is measured on the 8,704 sentences of the 3,654 users who wrote fewer than five. Nobody is in both groups.
+    Clients are the users with at least five sentences; the vocabulary is the 10,000 words that most of them use. Accuracy
+    is measured on the 8,704 sentences of the 3,654 users with fewer than five. No user is in both groups.
     """
     path = folder / STACKEXCHANGE
     if not path.is_file():
@@ -123,8 +123,8 @@ def _build_stackexchange(path: Path, writer: Writer) -> None:
     others = [sentence for user, sentences in users.items() if user not in clients for sentence in sentences]
     if not clients or not others:
         raise ValueError(
-            f"{path} must have users with {FEWEST_SENTENCES} sentences or more, who train, and users with fewer, who are "
-            "tested on"
+            f"{path} must have users with at least {FEWEST_SENTENCES} sentences, for training, and users with fewer, for "
+            "testing"
         )
     vocabulary = most_used_words(clients.values())
     writer.append("words", np.frombuffer(b"\n".join(vocabulary.words), dtype=np.uint8))
@@ -136,41 +136,41 @@ def _build_stackexchange(path: Path, writer: Writer) -> None:
 def _users(path: Path) -> dict[str, list[bytes]]:
     """Each user's sentences, users in the order of their ids."""
     users: dict[str, list[bytes]] = {}
-    for where, found in read_jsonl(path):
-        posts = found.get("posts")
+    for where, record in read_jsonl(path):
+        posts = record.get("posts")
         if not isinstance(posts, list) or not all(isinstance(post, dict) for post in posts):
             raise ValueError(f"{where} must have a list of posts")
-        if found["client_id"] in users:
-            raise ValueError(f"{where} has user {found['client_id']}, who was there before")
-        users[found["client_id"]] = [text for post in posts for text in texts(post.get("sentences"), where)]
+        if record["client_id"] in users:
+            raise ValueError(f"{where} has user {record['client_id']}, who is on an earlier line")
+        users[record["client_id"]] = [text for post in posts for text in texts(post.get("sentences"), where)]
     return dict(sorted(users.items()))
 
 
 def shakespeare(folder: Path) -> Task:
     """Speeches in rows of 80 characters, each role a client, and the two LSTM layers of 820,522 parameters.
 
-    TensorFlow Federated's files are used where they are there, the plays by role otherwise. Of those, roles with one
-    speech are left out, and the last fifth of every other role's speeches, rounded up, is for testing. Accuracy is
-    measured on the first 10,000 test rows, roles in an order that is always the same.
+    TensorFlow Federated's files are used if they exist, otherwise the plays by role. By role, roles with one speech are
+    left out, and the last fifth of each role's speeches, rounded up, is for testing. Accuracy is measured on the first
+    10,000 test rows, with roles in a fixed order.
     """
     splits = find_splits(folder, SHAKESPEARE)
     if splits is not None:
-        learnt = _speeches("shakespeare-train", splits[0].path, _of_split(splits[0]))
-        tested = _speeches("shakespeare-test", splits[1].path, _of_split(splits[1]))
+        train = _speeches("shakespeare-train", splits[0].path, _snippets(splits[0]))
+        test = _speeches("shakespeare-test", splits[1].path, _snippets(splits[1]))
         title = DATASETS["shakespeare"].title
     else:
         path = folder / BY_ROLE
         if not path.is_file():
             raise missing_files(folder, (*SHAKESPEARE, BY_ROLE), "shakespeare")
-        learnt = _speeches("shakespeare-by-role-train", path, (role[0] for role in _roles(path)))
-        tested = _speeches("shakespeare-by-role-test", path, (role[1] for role in _roles(path)))
+        train = _speeches("shakespeare-by-role-train", path, (role[0] for role in _roles(path)))
+        test = _speeches("shakespeare-by-role-test", path, (role[1] for role in _roles(path)))
         title = title_of(path, DATASETS["shakespeare-by-role"].title, sha256=BY_ROLE_SHA256)
     return Task(
         "shakespeare",
         character_lstm(),
-        next_symbols(learnt["rows"]),
-        next_symbols(tested["rows"][chosen_for_tests(starts_of(tested))]),
-        Consecutive(starts_of(learnt)),
+        next_symbols(train["rows"]),
+        next_symbols(test["rows"][select_test_examples(starts_of(test))]),
+        Consecutive(starts_of(train)),
         unscored_labels=(PADDING,),
         title=title,
     )
@@ -181,17 +181,17 @@ def _speeches(recipe: str, path: Path, roles: Iterator[list[bytes]]) -> Arrays:
     return cached_arrays(recipe, (path,), lambda writer: write_clients(writer, clients, source=path))
 
 
-def _of_split(split: Split) -> Iterator[list[bytes]]:
-    return (found["snippets"] for _, found in split.read("snippets"))
+def _snippets(split: Split) -> Iterator[list[bytes]]:
+    return (features["snippets"] for _, features in split.read("snippets"))
 
 
 def _roles(path: Path) -> Iterator[tuple[list[bytes], list[bytes]]]:
     """Each role's speeches for training and for testing."""
-    for where, found in read_jsonl(path):
-        speeches = texts(found.get("snippets"), where)
-        tested = -(-len(speeches) // 5)
+    for where, record in read_jsonl(path):
+        speeches = texts(record.get("snippets"), where)
+        test_count = -(-len(speeches) // 5)
         if len(speeches) > 1:
-            yield speeches[:-tested], speeches[-tested:]
+            yield speeches[:-test_count], speeches[-test_count:]
 
 
 def next_symbols(rows: Any) -> Examples:
@@ -205,19 +205,19 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         with gzip.open(path, "rb") as lines:
             for number, line in enumerate(lines, start=1):
-                yield f"{path}, line {number}", _object(line, f"{path}, line {number}")
+                yield f"{path}, line {number}", _parse_record(line, f"{path}, line {number}")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is not a complete gzip file ({error})") from None
 
 
-def _object(line: bytes, where: str) -> dict[str, Any]:
+def _parse_record(line: bytes, where: str) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is not JSON ({error})") from None
-    if not isinstance(found, dict) or not isinstance(found.get("client_id"), str):
+    if not isinstance(record, dict) or not isinstance(record.get("client_id"), str):
         raise ValueError(f"{where} must be an object with a client_id")
-    return found
+    return record
 
 
 def texts(values: Any, where: str) -> list[bytes]:
@@ -228,6 +228,6 @@ def texts(values: Any, where: str) -> list[bytes]:
 
 
 def title_of(path: Path, title: str, *, sha256: str) -> str:
-    """The title, if the file has this checksum; another file gets its own name and checksum as title."""
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    return title if found == sha256 else f"{path.name} with sha256 {found[:12]}…"
+    """The title if the file has this checksum; otherwise the file's name and checksum."""
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return title if digest == sha256 else f"{path.name} with sha256 {digest[:12]}…"

@@ -1,4 +1,4 @@
-"""TensorFlow Federated's HDF5 files, read one client at a time: arrays with one entry per example."""
+"""Reader for TensorFlow Federated's HDF5 files, one client at a time; features have one entry per example."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -29,27 +29,27 @@ class Split:
 
 
 def find_splits(folder: Path, names: tuple[str, str]) -> tuple[Split, Split] | None:
-    """The training and the test split; None where the folder does not have both files."""
+    """The training and the test split, or None if the folder does not have both files."""
     train, test = (folder / name for name in names)
     return (Split(train), Split(test)) if train.is_file() and test.is_file() else None
 
 
-def order_of_tests(clients: int) -> Indices:
-    """The order in which test clients are taken until there are enough examples, the same in every run."""
+def order_of_test_clients(clients: int) -> Indices:
+    """The fixed order in which test clients are used until there are enough examples."""
     return numpy_stream(0, "test clients").permutation(clients).astype(np.int64)
 
 
-def chosen_for_tests(starts: Indices) -> Indices:
-    """Indices of the first 10,000 examples of the test clients in that order."""
-    order = order_of_tests(len(starts) - 1)
+def select_test_examples(starts: Indices) -> Indices:
+    """Indices of the first 10,000 test examples, with clients in the order of order_of_test_clients."""
+    order = order_of_test_clients(len(starts) - 1)
     sizes = np.diff(starts)[order]
     enough = int(np.searchsorted(np.cumsum(sizes), TEST_EXAMPLES)) + 1
-    chosen = [np.arange(starts[client], starts[client + 1]) for client in order[:enough].tolist()]
-    return np.concatenate([np.arange(0), *chosen])[:TEST_EXAMPLES]
+    indices = [np.arange(starts[client], starts[client + 1]) for client in order[:enough].tolist()]
+    return np.concatenate([np.arange(0), *indices])[:TEST_EXAMPLES]
 
 
 class Hdf5Clients:
-    """examples/CLIENT/FEATURE, the first axis being the example."""
+    """The clients of a file. Arrays are at examples/CLIENT/FEATURE; their first axis is the example."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -63,10 +63,10 @@ class Hdf5Clients:
             raise ValueError(f"{path} is not a complete HDF5 file ({error})") from None
         if not isinstance(self._file.get("examples"), h5py.Group):
             self._file.close()
-            raise ValueError(f"{path} has no group `examples`, so it is not a file of TensorFlow Federated")
+            raise ValueError(f"{path} has no group `examples`, so it is not a TensorFlow Federated file")
 
     def clients(self) -> list[str]:
-        """Their ids, sorted."""
+        """The sorted client ids."""
         return sorted(self._file["examples"])
 
     def read(self, client: str, features: Sequence[str]) -> dict[str, Values]:
@@ -74,27 +74,27 @@ class Hdf5Clients:
         group = self._file["examples"][client]
         missing = [feature for feature in features if feature not in group]
         if missing:
-            raise ValueError(f"{self.path}: client {client} has no {missing[0]}, but {', '.join(group)}")
+            raise ValueError(f"{self.path}: client {client} has no {missing[0]}; it has {', '.join(group)}")
         try:
-            found = {feature: _plain(group[feature][()]) for feature in features}
+            values = {feature: _to_plain(group[feature][()]) for feature in features}
         except OSError as error:
             raise ValueError(f"{self.path} is damaged at client {client} ({error})") from None
-        return _same_length(found, f"{self.path}: client {client}")
+        return _check_lengths(values, f"{self.path}: client {client}")
 
     def close(self) -> None:
         self._file.close()
 
 
-def _plain(values: Any) -> Values:
-    """An array of numbers as it is, an array of texts as a list of bytes."""
+def _to_plain(values: Any) -> Values:
+    """An array of numbers unchanged, or an array of texts as a list of bytes."""
     array = np.asarray(values)
     if array.dtype.kind not in "OSU":
         return array
     return [text.encode() if isinstance(text, str) else bytes(text) for text in array.ravel().tolist()]
 
 
-def _same_length(found: dict[str, Values], where: str) -> dict[str, Values]:
-    if len({len(values) for values in found.values()}) > 1:
-        lengths = ", ".join(f"{len(values)} {feature}" for feature, values in found.items())
-        raise ValueError(f"{where} must have as many of each, got {lengths}")
-    return found
+def _check_lengths(features: dict[str, Values], where: str) -> dict[str, Values]:
+    if len({len(entries) for entries in features.values()}) > 1:
+        lengths = ", ".join(f"{len(entries)} {feature}" for feature, entries in features.items())
+        raise ValueError(f"{where} must have the same number of each feature, got {lengths}")
+    return features

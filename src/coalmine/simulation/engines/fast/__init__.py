@@ -1,1 +1,1 @@
-"""Engines written by hand for the paper's models, without autograd; each gives the updates of the plain ones."""
+"""Hand-written engines for the paper's models, without autograd; they give the same updates as the plain engines."""

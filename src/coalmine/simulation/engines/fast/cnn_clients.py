@@ -1,7 +1,7 @@
-"""The paper's CNN, all clients together, without autograd: convolutions as batched products of patches.
+"""The paper's CNN for all clients together, without autograd: convolutions are batched products of patches.
 
-Every client has its own kernels, which a library computes slowly, as a grouped convolution. Channels are last here, so that
-a row of a patch is contiguous in memory.
+Every client has its own kernels. A library would use a grouped convolution, which is slow. Channels are last, so that a row
+of a patch is contiguous in memory.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +22,7 @@ from coalmine.simulation.population import Indices
 
 
 class CnnTogether:
-    """All clients of a chunk at once, for models with a `Convolutional` structure."""
+    """Trains all clients of a chunk at once, for models with a `Convolutional` structure."""
 
     def __init__(
         self, model: Model, examples: Examples, client: ClientSettings, *, memory_limit: float, precision: str = "fp32"
@@ -52,7 +52,7 @@ class CnnTogether:
         device, count, size = model_vector.device, len(chunk), chunk.examples.shape[2]
         examples, shares = torch.from_numpy(chunk.examples).to(device), torch.from_numpy(chunk.shares).to(device)
         seeds = torch.from_numpy(chunk.dropout_seeds).to(device)
-        held = self._graphs.tensors(
+        buffers = self._graphs.tensors(
             {
                 "rows": ((count, self.model.dim), model_vector.dtype),
                 "index": ((count, size), examples.dtype),
@@ -63,28 +63,36 @@ class CnnTogether:
             | ({"velocity": ((count, self.model.dim), model_vector.dtype)} if self.client.momentum else {}),
             device,
         )
-        held["rows"].copy_(model_vector.expand(count, -1))
-        held["seeds"].copy_(seeds)
-        held["step"].zero_()
+        buffers["rows"].copy_(model_vector.expand(count, -1))
+        buffers["seeds"].copy_(seeds)
+        buffers["step"].zero_()
         if self.client.momentum:
-            held["velocity"].zero_()
+            buffers["velocity"].zero_()
         for step, active in enumerate((chunk.counts > 0).sum(axis=0)):
-            going = int(active)
-            held["index"][:going].copy_(examples[:going, step])
-            held["shares"][:going].copy_(shares[:going, step])
-            self._graphs.run(going, self._step_of(held, going))
-            held["step"].add_(1)
-        rows = held["rows"] - model_vector
+            remaining = int(active)
+            buffers["index"][:remaining].copy_(examples[:remaining, step])
+            buffers["shares"][:remaining].copy_(shares[:remaining, step])
+            self._graphs.run(remaining, self._step_of(buffers, remaining))
+            buffers["step"].add_(1)
+        rows = buffers["rows"] - model_vector
         return rows if (np.diff(order) == 1).all() else rows[torch.from_numpy(order).to(device)]
 
-    def _step_of(self, held: Mapping[str, Tensor], going: int) -> Callable[[], None]:
+    def _step_of(self, buffers: Mapping[str, Tensor], remaining: int) -> Callable[[], None]:
         def step() -> None:
-            views = self.model.split(held["rows"][:going])
-            moving = self.model.split(held["velocity"][:going]) if self.client.momentum else None
-            index = held["index"][:going]
+            views = self.model.split(buffers["rows"][:remaining])
+            velocities = self.model.split(buffers["velocity"][:remaining]) if self.client.momentum else None
+            index = buffers["index"][:remaining]
             inputs, labels = self.examples.inputs[index], self.examples.labels[index]
-            descent = Descent(views, moving, self.client)
-            self._step(views, descent, inputs, labels, held["shares"][:going], held["seeds"][:going], held["step"])
+            descent = Descent(views, velocities, self.client)
+            self._step(
+                views,
+                descent,
+                inputs,
+                labels,
+                buffers["shares"][:remaining],
+                buffers["seeds"][:remaining],
+                buffers["step"],
+            )
 
         return step
 
@@ -102,43 +110,45 @@ class CnnTogether:
         clients, size = labels.shape
         ops, side, (narrow, wide) = self._ops, self.structure.side, self.structure.channels
         first, second = self.model.dropouts
-        cut = cnn_ops.patches(inputs.view(clients * size, side, side, 1)).view(clients, -1, KERNEL**2)
-        maps = torch.baddbmm(_bias(weights, "conv1"), cut, weights["conv1.weight"].flatten(2).transpose(1, 2)).relu_()
+        columns = cnn_ops.patches(inputs.view(clients * size, side, side, 1)).view(clients, -1, KERNEL**2)
+        maps = torch.baddbmm(
+            _bias(weights, "conv1"), columns, weights["conv1.weight"].flatten(2).transpose(1, 2)
+        ).relu_()
         maps = maps.view(clients * size, side - 2, side - 2, narrow)
         kernel = weights["conv2.weight"].permute(0, 1, 3, 4, 2).reshape(clients, wide, KERNEL**2 * narrow)
-        raised = ops.convolve(maps, kernel, weights["conv2.bias"])
-        flat, which = ops.pool(raised, first, seeds, step)  # channels first, as the model's dense layer has them
+        conv2 = ops.convolve(maps, kernel, weights["conv2.bias"])
+        flat, argmax = ops.pool(conv2, first, seeds, step)  # channels first, as in the model's dense layer
         hidden = torch.baddbmm(_bias(weights, "dense1"), flat, weights["dense1.weight"].transpose(1, 2)).relu_()
-        mask = ops.dropped(second, seeds, step, size, 1)
-        alive = (hidden > 0) * mask
+        mask = ops.dense_mask(second, seeds, step, size, 1)
+        hidden_mask = (hidden > 0) * mask
         hidden = hidden * mask
-        slope = torch.baddbmm(_bias(weights, "dense2"), hidden, weights["dense2.weight"].transpose(1, 2)).softmax(dim=2)
-        slope.scatter_add_(2, labels.unsqueeze(2), slope.new_full((1, 1, 1), -1.0).expand(clients, size, 1))
-        slope.mul_(shares.unsqueeze(2))
+        grad = torch.baddbmm(_bias(weights, "dense2"), hidden, weights["dense2.weight"].transpose(1, 2)).softmax(dim=2)
+        grad.scatter_add_(2, labels.unsqueeze(2), grad.new_full((1, 1, 1), -1.0).expand(clients, size, 1))
+        grad.mul_(shares.unsqueeze(2))
 
-        below = torch.bmm(slope, weights["dense2.weight"]).mul_(alive)
-        _layer(descent, "dense2", slope, hidden)
-        slope = torch.bmm(below, weights["dense1.weight"])
-        _layer(descent, "dense1", below, flat)
-        steep = ops.unpool(slope, flat, which, first.rate, wide)
-        below = ops.through_relu(steep, kernel, maps)
-        gradient = ops.kernel_gradient(maps, steep, clients).view(clients, wide, KERNEL, KERNEL, narrow)
-        descent.gradient("conv2.weight", gradient.permute(0, 1, 4, 2, 3))
-        descent.gradient("conv2.bias", steep.view(clients, -1, wide).sum(dim=1))
-        _layer(descent, "conv1", below.view(clients, -1, narrow), cut)
+        input_grad = torch.bmm(grad, weights["dense2.weight"]).mul_(hidden_mask)
+        _apply_layer(descent, "dense2", grad, hidden)
+        grad = torch.bmm(input_grad, weights["dense1.weight"])
+        _apply_layer(descent, "dense1", input_grad, flat)
+        conv2_grad = ops.unpool(grad, flat, argmax, first.rate, wide)
+        input_grad = ops.input_gradient(conv2_grad, kernel, maps)
+        kernel_grad = ops.kernel_gradient(maps, conv2_grad, clients).view(clients, wide, KERNEL, KERNEL, narrow)
+        descent.apply_gradient("conv2.weight", kernel_grad.permute(0, 1, 4, 2, 3))
+        descent.apply_gradient("conv2.bias", conv2_grad.view(clients, -1, wide).sum(dim=1))
+        _apply_layer(descent, "conv1", input_grad.view(clients, -1, narrow), columns)
 
 
 def _bias(weights: Mapping[str, Tensor], layer: str) -> Tensor:
     return weights[f"{layer}.bias"].unsqueeze(1)
 
 
-def _layer(descent: Descent, name: str, slope: Tensor, inputs: Tensor) -> None:
-    descent.product(f"{name}.weight", slope, inputs)
-    descent.gradient(f"{name}.bias", slope.sum(dim=1))
+def _apply_layer(descent: Descent, name: str, grad: Tensor, inputs: Tensor) -> None:
+    descent.apply_product(f"{name}.weight", grad, inputs)
+    descent.apply_gradient(f"{name}.bias", grad.sum(dim=1))
 
 
 def _ops(device: torch.device, precision: str) -> Any:
-    """Triton kernels on a GPU with tf32, where Triton is installed; else plain torch."""
+    """Triton kernels on a GPU with tf32 if Triton is installed, else plain torch."""
     if device.type == "cuda" and precision == "tf32":
         try:
             from coalmine.simulation.engines.fast import cnn_kernels

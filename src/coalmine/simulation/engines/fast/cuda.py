@@ -42,9 +42,9 @@ def train_in_chunks(
 
 
 class Graphs:
-    """Steps replayed as CUDA graphs, and the tensors they work on: many small calls become one.
+    """Replays steps as CUDA graphs, so that many small calls become one, and owns their tensors.
 
-    On other devices a step is simply called.
+    On other devices it simply calls the step.
     """
 
     def __init__(self) -> None:
@@ -53,22 +53,24 @@ class Graphs:
         self._pool: Any = None  # graphs that run one after another share the memory of their steps
 
     def tensors(
-        self, wanted: Mapping[str, tuple[tuple[int, ...], torch.dtype]], device: torch.device
+        self, kinds: Mapping[str, tuple[tuple[int, ...], torch.dtype]], device: torch.device
     ) -> dict[str, Tensor]:
-        """Tensors of these shapes, in the same memory as long as none of them has to grow."""
-        if not all(self._fits(name, *kind) for name, kind in wanted.items()):
+        """Tensors of these shapes; their memory stays the same until one of them has to grow."""
+        if not all(self._fits(name, *kind) for name, kind in kinds.items()):
             self.clear()
             self._tensors = {
-                name: torch.zeros(shape, dtype=dtype, device=device) for name, (shape, dtype) in wanted.items()
+                name: torch.zeros(shape, dtype=dtype, device=device) for name, (shape, dtype) in kinds.items()
             }
-        return {name: self._tensors[name][: shape[0]] for name, (shape, _) in wanted.items()}
+        return {name: self._tensors[name][: shape[0]] for name, (shape, _) in kinds.items()}
 
     def _fits(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-        held = self._tensors.get(name)
-        return held is not None and held.dtype == dtype and held.shape[1:] == shape[1:] and len(held) >= shape[0]
+        tensor = self._tensors.get(name)
+        return (
+            tensor is not None and tensor.dtype == dtype and tensor.shape[1:] == shape[1:] and len(tensor) >= shape[0]
+        )
 
     def run(self, key: Hashable, step: Callable[[], None]) -> None:
-        """Run the step: replay its graph, or record one. A step reads and writes only tensors that stay in place."""
+        """Replay the graph of a step, or record it. The step must only read and write tensors that stay in place."""
         if next(iter(self._tensors.values())).device.type != "cuda":
             step()
             return
@@ -84,7 +86,7 @@ class Graphs:
         self._tensors.clear()
 
     def _record(self, key: Hashable, step: Callable[[], None]) -> None:
-        """Run this step outside a graph, which also warms up the libraries, then record it for the next time."""
+        """Run this step without a graph, which also warms up the libraries, then record it for the next time."""
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

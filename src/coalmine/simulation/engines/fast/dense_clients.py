@@ -1,7 +1,7 @@
-"""Models of dense layers, all clients together: one batched matrix product per layer and step.
+"""Models of dense layers for all clients together: one batched matrix product per layer and step.
 
-Written by hand, since a model of a few thousand parameters spends its time in calls, not in arithmetic. Forward and backward
-pass are fourteen calls, and the update is part of the product that gives the gradient.
+This is written by hand, since a model with a few thousand parameters spends its time in calls, not in arithmetic. Forward
+and backward pass are fourteen calls, and the product that gives a gradient also applies it.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from coalmine.simulation.population import Indices
 
 
 class DenseTogether:
-    """All clients of a chunk at once, for models with `layers`."""
+    """Trains all clients of a chunk at once, for models with `layers`."""
 
     def __init__(self, model: Model, examples: Examples, client: ClientSettings, *, memory_limit: float) -> None:
         self.model, self.examples, self.client = model, examples, client
@@ -75,22 +75,22 @@ class DenseTogether:
         for weight, bias in layers[:-1]:
             hidden.append(torch.baddbmm(bias, hidden[-1], weight).relu_())
         logits = torch.baddbmm(layers[-1][1], hidden[-1], layers[-1][0])
-        slope = logits.softmax(dim=2)
-        slope.scatter_add_(2, labels.unsqueeze(2), torch.full_like(shares, -1.0).unsqueeze(2))
-        slope *= shares.unsqueeze(2)
+        grad = logits.softmax(dim=2)
+        grad.scatter_add_(2, labels.unsqueeze(2), torch.full_like(shares, -1.0).unsqueeze(2))
+        grad *= shares.unsqueeze(2)
         for number in range(len(layers) - 1, -1, -1):
             weight, bias = layers[number]
-            below = torch.bmm(slope, weight.transpose(1, 2)) if number else None
+            input_grad = torch.bmm(grad, weight.transpose(1, 2)) if number else None
             transposed = hidden[number].transpose(1, 2)
             if velocities is None:
-                weight.baddbmm_(transposed, slope, alpha=-rate)
-                bias.sub_(slope.sum(dim=1, keepdim=True), alpha=rate)
+                weight.baddbmm_(transposed, grad, alpha=-rate)
+                bias.sub_(grad.sum(dim=1, keepdim=True), alpha=rate)
             else:
-                moving_weight, moving_bias = velocities[number]
-                weight.sub_(moving_weight.baddbmm_(transposed, slope, beta=momentum), alpha=rate)
-                bias.sub_(moving_bias.mul_(momentum).add_(slope.sum(dim=1, keepdim=True)), alpha=rate)
-            if below is not None:
-                slope = below.mul_(hidden[number] > 0)
+                weight_velocity, bias_velocity = velocities[number]
+                weight.sub_(weight_velocity.baddbmm_(transposed, grad, beta=momentum), alpha=rate)
+                bias.sub_(bias_velocity.mul_(momentum).add_(grad.sum(dim=1, keepdim=True)), alpha=rate)
+            if input_grad is not None:
+                grad = input_grad.mul_(hidden[number] > 0)
 
 
 def _pairs(tensors: list[Tensor]) -> list[tuple[Tensor, Tensor]]:

@@ -1,4 +1,4 @@
-"""A step of SGD without autograd: each gradient is applied as soon as it is known."""
+"""A step of SGD without autograd, which applies each gradient as soon as it is known."""
 
 from collections.abc import Mapping
 
@@ -9,10 +9,10 @@ from coalmine.simulation.engines.plain.engine import ClientSettings
 
 
 class Descent:
-    """One step of clients whose models are rows: w ← w − η v, with v ← μ v + gradient.
+    """One step for clients whose models are rows: w ← w − η v, with v ← μ v + gradient.
 
-    On the `first` step of updates that start from zero, the previous content of the tensors is not read. A caller that
-    needs a tensor's weights for the gradients below it must use them first.
+    On the `first` step of updates that start from zero, the old content of the tensors is not read. A caller that needs a
+    layer's weights for the gradients of earlier layers must use them before the step.
     """
 
     def __init__(
@@ -26,12 +26,12 @@ class Descent:
         self.weights, self.velocities, self.client = weights, velocities, client
         self.keep = 0.0 if first else 1.0
 
-    def product(self, name: str, left: Tensor, right: Tensor) -> None:
-        """Apply the gradient of a matrix, for each client leftᵀ @ right; columns beyond the matrix are ignored."""
+    def apply_product(self, name: str, left: Tensor, right: Tensor) -> None:
+        """Apply leftᵀ @ right, the gradient of a matrix, for each client; columns beyond the matrix are ignored."""
         weight, rate = self.weights[name], self.client.learning_rate
         weight = weight.flatten(start_dim=2)
         if right.shape[2] > weight.shape[2]:
-            self.gradient(name, torch.bmm(left.transpose(1, 2), right)[:, :, : weight.shape[2]])
+            self.apply_gradient(name, torch.bmm(left.transpose(1, 2), right)[:, :, : weight.shape[2]])
             return
         if self.velocities is None:
             weight.baddbmm_(left.transpose(1, 2), right, beta=self.keep, alpha=-rate)
@@ -40,7 +40,7 @@ class Descent:
         velocity.baddbmm_(left.transpose(1, 2), right, beta=self.keep * self.client.momentum)
         self._move(weight, velocity)
 
-    def gradient(self, name: str, gradient: Tensor) -> None:
+    def apply_gradient(self, name: str, gradient: Tensor) -> None:
         """Apply a gradient."""
         weight = self.weights[name]
         if self.velocities is not None:
@@ -48,8 +48,8 @@ class Descent:
             gradient = velocity.mul_(self.client.momentum).add_(gradient) if self.keep else velocity.copy_(gradient)
         self._move(weight, gradient)
 
-    def rows(self, name: str, clients: Tensor, index: Tensor, gradients: Tensor) -> None:
-        """Apply the gradient of a table: `gradients` at rows `index` of `clients`; rows may repeat."""
+    def apply_rows(self, name: str, clients: Tensor, index: Tensor, gradients: Tensor) -> None:
+        """Apply the gradient of an embedding: `gradients` at rows `index` of `clients`; rows may repeat."""
         table, rate = self.weights[name], self.client.learning_rate
         if self.velocities is None:
             if not self.keep:

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
-"""The cell of an LSTM, forward and backward, each as one Triton kernel instead of a dozen passes over memory."""
+"""Forward and backward pass of an LSTM cell, each as one Triton kernel instead of a dozen passes over memory."""
 
 import triton
 import triton.language as tl
@@ -15,88 +15,94 @@ def _sigmoid(x):
 
 @triton.jit
 def _tanh(x):
-    square = x * x  # near 0 a series, since there 2 · sigmoid − 1 cancels
+    square = x * x  # use a series near 0, where 2 · sigmoid − 1 cancels
     series = x * (1 - square * (1 / 3 - square * (2 / 15 - square * (17 / 315 - square * (62 / 2835)))))
     return tl.where(square < 0.0625, series, 2 * _sigmoid(2 * x) - 1)
 
 
 @triton.jit
 def _row(row, per_group, group_stride, stride):
-    """Where a row begins, in rows that come in groups."""
+    """The offset of a row, for rows that come in groups."""
     return (row // per_group).to(tl.int64) * group_stride + (row % per_group) * stride
 
 
-# These differ between positions; kernels are not recompiled for them.
-_VARYING = ["per_group", "ended", "gates_group", "cells_group", "hidden_group", "slopes_group"]
-_MOVING = ["gates", "before", "cells", "hidden", "slopes", "handed"]
+# These differ between positions, so kernels must not be specialised for them.
+_VARYING = ["per_group", "continuing", "gates_group", "cells_group", "hidden_group", "grads_group"]
+_POINTERS = ["gates", "previous", "cells", "hidden", "grads", "cell_grads"]
 
 
-@triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_MOVING)
-def _forward(gates, before, cells, hidden, per_group, gates_group, gates_row, cells_group, cells_row,
+@triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_POINTERS)
+def _forward(gates, previous, cells, hidden, per_group, gates_group, gates_row, cells_group, cells_row,
              hidden_group, hidden_row, width: tl.constexpr, first: tl.constexpr, block: tl.constexpr):  # fmt: skip
     row, j = tl.program_id(0), tl.program_id(1) * block + tl.arange(0, block)
-    there = j < width
+    valid = j < width
     gates += _row(row, per_group, gates_group, gates_row) + j
-    at = _row(row, per_group, cells_group, cells_row) + j
-    opened = _sigmoid(tl.load(gates, mask=there))
-    kept = _sigmoid(tl.load(gates + width, mask=there))
-    fresh = _tanh(tl.load(gates + 2 * width, mask=there))
-    shown = _sigmoid(tl.load(gates + 3 * width, mask=there))
-    cell = opened * fresh
+    offset = _row(row, per_group, cells_group, cells_row) + j
+    input_gate = _sigmoid(tl.load(gates, mask=valid))
+    forget_gate = _sigmoid(tl.load(gates + width, mask=valid))
+    candidate = _tanh(tl.load(gates + 2 * width, mask=valid))
+    output_gate = _sigmoid(tl.load(gates + 3 * width, mask=valid))
+    cell = input_gate * candidate
     if not first:
-        cell += kept * tl.load(before + at, mask=there)
-    tl.store(gates, opened, mask=there)
-    tl.store(gates + width, kept, mask=there)
-    tl.store(gates + 2 * width, fresh, mask=there)
-    tl.store(gates + 3 * width, shown, mask=there)
-    tl.store(cells + at, cell, mask=there)
-    tl.store(hidden + _row(row, per_group, hidden_group, hidden_row) + j, shown * _tanh(cell), mask=there)
+        cell += forget_gate * tl.load(previous + offset, mask=valid)
+    tl.store(gates, input_gate, mask=valid)
+    tl.store(gates + width, forget_gate, mask=valid)
+    tl.store(gates + 2 * width, candidate, mask=valid)
+    tl.store(gates + 3 * width, output_gate, mask=valid)
+    tl.store(cells + offset, cell, mask=valid)
+    tl.store(hidden + _row(row, per_group, hidden_group, hidden_row) + j, output_gate * _tanh(cell), mask=valid)
 
 
-@triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_MOVING)
-def _backward(gates, slopes, cells, before, handed, per_group, ended, gates_group, gates_row, slopes_group, slopes_row,
-              cells_group, cells_row, width: tl.constexpr, first: tl.constexpr, block: tl.constexpr):  # fmt: skip
+@triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_POINTERS)
+def _backward(gates, grads, cells, previous, cell_grads, per_group, continuing, gates_group, gates_row, grads_group,
+              grads_row, cells_group, cells_row, width: tl.constexpr, first: tl.constexpr, block: tl.constexpr):  # fmt: skip
     row, j = tl.program_id(0), tl.program_id(1) * block + tl.arange(0, block)
-    there = j < width
+    valid = j < width
     gates += _row(row, per_group, gates_group, gates_row) + j
-    at = _row(row, per_group, cells_group, cells_row) + j
-    opened, kept = tl.load(gates, mask=there), tl.load(gates + width, mask=there)
-    fresh, shown = tl.load(gates + 2 * width, mask=there), tl.load(gates + 3 * width, mask=there)
-    slope = tl.load(slopes + _row(row, per_group, slopes_group, slopes_row) + j, mask=there)
-    bent = _tanh(tl.load(cells + at, mask=there))
-    handed += row.to(tl.int64) * width + j
-    cell = slope * shown * (1 - bent * bent) + tl.load(handed, mask=there & (row < ended), other=0.0)
-    tl.store(handed, cell * kept, mask=there)
-    tl.store(gates, cell * fresh * opened * (1 - opened), mask=there)
-    last = tl.zeros((block,), tl.float32) if first else tl.load(before + at, mask=there)
-    tl.store(gates + width, cell * last * kept * (1 - kept), mask=there)
-    tl.store(gates + 2 * width, cell * opened * (1 - fresh * fresh), mask=there)
-    tl.store(gates + 3 * width, slope * bent * shown * (1 - shown), mask=there)
+    offset = _row(row, per_group, cells_group, cells_row) + j
+    input_gate, forget_gate = tl.load(gates, mask=valid), tl.load(gates + width, mask=valid)
+    candidate, output_gate = tl.load(gates + 2 * width, mask=valid), tl.load(gates + 3 * width, mask=valid)
+    grad = tl.load(grads + _row(row, per_group, grads_group, grads_row) + j, mask=valid)
+    tanh_cell = _tanh(tl.load(cells + offset, mask=valid))
+    cell_grads += row.to(tl.int64) * width + j
+    cell_grad = grad * output_gate * (1 - tanh_cell * tanh_cell) + tl.load(
+        cell_grads, mask=valid & (row < continuing), other=0.0
+    )
+    tl.store(cell_grads, cell_grad * forget_gate, mask=valid)
+    tl.store(gates, cell_grad * candidate * input_gate * (1 - input_gate), mask=valid)
+    previous_cell = tl.zeros((block,), tl.float32) if first else tl.load(previous + offset, mask=valid)
+    tl.store(gates + width, cell_grad * previous_cell * forget_gate * (1 - forget_gate), mask=valid)
+    tl.store(gates + 2 * width, cell_grad * input_gate * (1 - candidate * candidate), mask=valid)
+    tl.store(gates + 3 * width, grad * tanh_cell * output_gate * (1 - output_gate), mask=valid)
 
 
-def forward(gate: Tensor, before: Tensor | None, cell: Tensor, hidden: Tensor) -> None:
+def forward(gate: Tensor, previous: Tensor | None, cell: Tensor, hidden: Tensor) -> None:
     """Activate the gates of one position, in place, and fill its cells and hidden states."""
     width = cell.shape[-1]
     rows, per_group = _rows(gate)
     strides = (*_strides(gate), *_strides(cell), *_strides(hidden))
     grid = (rows, triton.cdiv(width, _BLOCK))
     _forward[grid](
-        gate, cell if before is None else before, cell, hidden, per_group, *strides, width, before is None, _BLOCK
+        gate, cell if previous is None else previous, cell, hidden, per_group, *strides, width, previous is None, _BLOCK
     )
 
 
-def backward(gate: Tensor, slope: Tensor, cell: Tensor, before: Tensor | None, handed: Tensor, going_on: int) -> None:
-    """Turn the activated gates of one position into their gradients.
+def backward(
+    gate: Tensor, grad: Tensor, cell: Tensor, previous: Tensor | None, cell_grads: Tensor, continuing: int
+) -> None:
+    """Replace the activated gates of one position by their gradients.
 
-    `handed` holds the cells' gradients from the next position, for the first `going_on` rows, and receives those for the
-    previous position.
+    `cell_grads` holds the cells' gradients from the next position for the first `continuing` rows. It receives those for
+    the previous position.
     """
     width = cell.shape[-1]
     rows, per_group = _rows(gate)
-    strides = (*_strides(gate), *_strides(slope), *_strides(cell))
+    strides = (*_strides(gate), *_strides(grad), *_strides(cell))
     grid = (rows, triton.cdiv(width, _BLOCK))
-    last = cell if before is None else before
-    _backward[grid](gate, slope, cell, last, handed, per_group, going_on, *strides, width, before is None, _BLOCK)
+    previous_cells = cell if previous is None else previous
+    _backward[grid](
+        gate, grad, cell, previous_cells, cell_grads, per_group, continuing, *strides, width, previous is None, _BLOCK
+    )
 
 
 def _rows(tensor: Tensor) -> tuple[int, int]:

@@ -1,1 +1,1 @@
-"""Engines by autograd and torch.func: the readable reference for every model."""
+"""Engines that use autograd and torch.func: the readable reference for every model."""

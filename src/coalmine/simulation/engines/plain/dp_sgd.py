@@ -1,4 +1,4 @@
-"""DP-SGD: every example is a client with one step of learning rate 1, so its update is minus its gradient."""
+"""DP-SGD: every example is a client that takes one step with learning rate 1, so its update is minus its gradient."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from coalmine.simulation.models import Masks, Model
 
 
 class PerExample:
-    """The gradients of a batch, one row for each example, by torch.func."""
+    """Computes the gradients of a batch with torch.func, one row for each example."""
 
     def __init__(self, model: Model, examples: Examples, *, memory_limit: float) -> None:
         self.model, self.examples = model, examples

@@ -1,4 +1,4 @@
-"""The interface of an engine, which turns a model and the clients' batches into the clients' updates."""
+"""The interface of an engine, which computes the clients' updates from a model and their batches."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from coalmine.simulation.population import Indices
 
 @dataclass(frozen=True)
 class Examples:
-    """The training or the test set, on the device of the training."""
+    """The training or the test set, on the device used for training."""
 
     inputs: Tensor
     labels: Tensor
@@ -45,7 +45,7 @@ class ClientSettings:
 
 
 class Engine(Protocol):
-    """Trains the clients of a round. Every engine gives the same updates, to float tolerance."""
+    """Trains the clients of a round. All engines give the same updates, up to rounding."""
 
     @property
     def description(self) -> str:
@@ -55,7 +55,7 @@ class Engine(Protocol):
     def updates(self, model_vector: Tensor, batches: Batches) -> Iterator[Tensor]:
         """The clients' unclipped updates, in the order of the batches, in chunks of rows that fit in memory.
 
-        A chunk is valid until the next one is requested.
+        A chunk is only valid until the next one is requested.
         """
         ...
 
@@ -65,10 +65,10 @@ class Engine(Protocol):
 
 
 def chunks(count: int, size: int) -> Iterator[Indices]:
-    """0 to count − 1 in chunks of at most `size`, as equal as possible."""
+    """The numbers 0 to count − 1 in chunks of at most `size`, as equal as possible."""
     yield from np.array_split(np.arange(count), -(-count // max(size, 1))) if count else ()
 
 
 def clients_that_fit(bytes_each: int, memory_limit: float) -> int:
-    """How many clients of this many bytes fit into `memory_limit` GiB; at least one."""
+    """The number of clients of `bytes_each` bytes that fit into `memory_limit` GiB; at least one."""
     return max(1, int(memory_limit * 2**30 / bytes_each))

@@ -1,4 +1,4 @@
-"""One client at a time, for any model: the reference, and the fastest way for large models on a CPU."""
+"""One client at a time, for any model: the reference, and the fastest engine for large models on a CPU."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -10,7 +10,7 @@ from coalmine.simulation.engines.plain.engine import ClientSettings, Examples
 from coalmine.simulation.models import Masks, Model
 from coalmine.simulation.population import Indices
 
-# One client's step of SGD in place: model, weights, velocities if there is momentum, settings, inputs, labels, masks.
+# A step of SGD for one client, in place: model, weights, velocities (with momentum), settings, inputs, labels, masks.
 Step = Callable[[Model, Mapping[str, Tensor], Mapping[str, Tensor] | None, ClientSettings, Tensor, Tensor, Masks], None]
 
 
@@ -23,28 +23,28 @@ def autograd_step(
     labels: Tensor,
     masks: Masks,
 ) -> None:
-    """The step of any model, by autograd."""
+    """A step for any model, with autograd."""
     leaves = [weight.requires_grad_() for weight in weights.values()]
     loss = model.loss((model.logits_alone or model.logits)(weights, inputs, masks), labels)
-    moves = torch.autograd.grad(loss, leaves)
+    directions = torch.autograd.grad(loss, leaves)
     with torch.no_grad():
         if velocities is not None:
-            moving = list(velocities.values())
-            torch._foreach_mul_(moving, client.momentum)
-            torch._foreach_add_(moving, moves)
-            moves = tuple(moving)
-        torch._foreach_add_(leaves, moves, alpha=-client.learning_rate)
+            velocity_list = list(velocities.values())
+            torch._foreach_mul_(velocity_list, client.momentum)
+            torch._foreach_add_(velocity_list, directions)
+            directions = tuple(velocity_list)
+        torch._foreach_add_(leaves, directions, alpha=-client.learning_rate)
 
 
 class OneByOne:
-    """One client after another, in this process."""
+    """Trains one client after another in this process."""
 
     def __init__(self, model: Model, examples: Examples, client: ClientSettings, *, step: Step = autograd_step) -> None:
         self.model, self.examples, self.client, self.step = model, examples, client, step
 
     @property
     def description(self) -> str:
-        return f"one by one, {described(self.step)}"
+        return f"one by one, {describe_step(self.step)}"
 
     def updates(self, model_vector: Tensor, batches: Batches) -> Iterator[Tensor]:
         for number in range(len(batches)):
@@ -57,8 +57,8 @@ class OneByOne:
         pass
 
 
-def described(step: Step) -> str:
-    """How a step is computed, in a few words."""
+def describe_step(step: Step) -> str:
+    """A short description of how a step is computed."""
     return "by autograd" if step is autograd_step else "written out for the CNN"
 
 
@@ -84,11 +84,11 @@ def train_client(
         masks = [mask[0] for mask in model.masks(seeds, number, int(count))]
         inputs, labels = channels_last(examples.inputs[index]), examples.labels[index]
         step(model, weights, velocities, client, inputs, labels, masks)
-    sent, written = model.split(model_vector), model.split(update)
+    initial, output = model.split(model_vector), model.split(update)
     for name, weight in weights.items():
-        torch.sub(weight.detach(), sent[name], out=written[name])
+        torch.sub(weight.detach(), initial[name], out=output[name])
 
 
 def channels_last(tensor: Tensor) -> Tensor:
-    """A copy; images and kernels with channels last, which is faster for convolutions on a CPU."""
+    """A copy. Images and kernels get channels last, which is faster for convolutions on a CPU."""
     return tensor.clone(memory_format=torch.channels_last if tensor.ndim == 4 else torch.preserve_format)

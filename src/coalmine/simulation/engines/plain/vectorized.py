@@ -1,4 +1,4 @@
-"""All clients together, for any model: one client's step, vectorised over the clients by torch.func."""
+"""All clients together, for any model: torch.func vectorises one client's step over the clients."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from coalmine.simulation.population import Indices
 
 
 class VectorizedTogether:
-    """All clients of a chunk at once; each client's model is a row of one matrix."""
+    """Trains all clients of a chunk at once; each client's model is a row of one matrix."""
 
     def __init__(self, model: Model, examples: Examples, client: ClientSettings, *, memory_limit: float) -> None:
         self.model, self.examples, self.client = model, examples, client
