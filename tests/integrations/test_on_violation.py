@@ -70,7 +70,7 @@ def test_flower_without_a_claim_checks_its_noise():
     seen = []
     assert flower_run(1.0, on_violation=seen.append).last_round == 4
     assert seen == []
-    with pytest.raises(ValueError, match="on_violation needs something to hold the rounds against"):
+    with pytest.raises(ValueError, match="on_violation needs a claim or a noise multiplier to test the rounds against"):
         flower_run(0.0, on_violation="warn")
 
 
