@@ -14,8 +14,8 @@ from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 IGNORED = -100  # label of a position that is not predicted, as in transformers
-END = 256  # of a text: the byte tokenizer has the 256 bytes and this
-LENGTH = 64  # tokens of a row
+END = 256  # token at the end of a text; the byte tokenizer has the 256 bytes and this token
+LENGTH = 64  # tokens per row
 
 
 class Rows(Dataset):
@@ -24,8 +24,8 @@ class Rows(Dataset):
     def __init__(self, tokens: list[list[int]], length: int, padding: int) -> None:
         self.input_ids = torch.full((len(tokens), length), padding)
         self.labels = torch.full((len(tokens), length), IGNORED)
-        for row, found in enumerate(tokens):
-            cut = torch.tensor(found[:length])
+        for row, row_tokens in enumerate(tokens):
+            cut = torch.tensor(row_tokens[:length])
             self.input_ids[row, : len(cut)] = self.labels[row, : len(cut)] = cut
 
     def __len__(self) -> int:
@@ -44,10 +44,10 @@ class NextTokenLoss(torch.nn.Module):
     reduction = "mean"
 
     def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """One number, or one for each row if `reduction` is "none", which ghost clipping asks for."""
-        given, wanted = logits[:, :-1].transpose(1, 2), labels[:, 1:]
-        each = torch.nn.functional.cross_entropy(given, wanted, ignore_index=IGNORED, reduction="none")
-        losses = each.sum(dim=1) / (wanted != IGNORED).sum(dim=1).clamp(min=1)
+        """The mean loss, or one loss per row if `reduction` is "none", as ghost clipping requires."""
+        predictions, targets = logits[:, :-1].transpose(1, 2), labels[:, 1:]
+        each = torch.nn.functional.cross_entropy(predictions, targets, ignore_index=IGNORED, reduction="none")
+        losses = each.sum(dim=1) / (targets != IGNORED).sum(dim=1).clamp(min=1)
         return losses if self.reduction == "none" else losses.mean()
 
 
@@ -67,12 +67,12 @@ def load_model(name: str) -> tuple[Any, Any]:
 
 
 def read_rows(count: int, *, text: Path | None, unit: str, tokenizer: Any = None) -> Rows:
-    """The first rows of a text, one for each line of the file, or for each sentence, post or user of Stack Exchange."""
-    found = list(islice(_lines(text) if text else _stack_exchange(unit), count))
+    """The first `count` rows: lines of the file, or sentences, posts or users of Stack Exchange."""
+    texts = list(islice(_lines(text) if text else _stack_exchange(unit), count))
     if tokenizer is None:
-        return Rows([[*text.encode(), END] for text in found], LENGTH, END)
+        return Rows([[*text.encode(), END] for text in texts], LENGTH, END)
     padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    return Rows([tokenizer(text)["input_ids"] for text in found], LENGTH, padding)
+    return Rows([tokenizer(text)["input_ids"] for text in texts], LENGTH, padding)
 
 
 def _lines(path: Path) -> Iterator[str]:

@@ -51,10 +51,12 @@ def main(options: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--model", default="llama", help="llama or gpt2 with random weights, or a folder with real ones"
+        "--model", default="llama", help="llama or gpt2 with random weights, or a folder with a pretrained model"
     )
-    parser.add_argument("--text", type=Path, help="file with one example in each line, in place of Stack Exchange")
-    parser.add_argument("--unit", choices=["sentence", "post", "user"], default="sentence", help="what one row holds")
+    parser.add_argument("--text", type=Path, help="file with one example per line, instead of Stack Exchange")
+    parser.add_argument(
+        "--unit", choices=["sentence", "post", "user"], default="sentence", help="content of one row, the privacy unit"
+    )
     parser.add_argument("--rows", type=int, default=4_000)
     parser.add_argument("--batch-size", type=int, default=80)
     parser.add_argument("--epochs", type=int, default=1)

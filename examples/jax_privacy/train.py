@@ -64,8 +64,8 @@ def main(steps: int, bands: int, noise_multiplier: float, out: Path) -> None:
             params, noise_state, optimizer_state, images[batch], labels[batch], padding
         )
     print(privatizer.audit.finish(noise_state=noise_state, params=params, task="digits"))
-    tested = (digits.data[1500:] / 16).astype(np.float32)
-    scores = jax.nn.relu(tested @ params["hidden"] + params["bias"]) @ params["out"]
+    test_images = (digits.data[1500:] / 16).astype(np.float32)
+    scores = jax.nn.relu(test_images @ params["hidden"] + params["bias"]) @ params["out"]
     print(f"accuracy {(scores.argmax(axis=1) == digits.target[1500:]).mean():.1%}")
     out.mkdir(parents=True, exist_ok=True)
     np.savez(out / "digits.npz", **params)
@@ -77,5 +77,5 @@ if __name__ == "__main__":
     parser.add_argument("--bands", type=int, default=1, help="1 is DP-SGD, more is BandMF")
     parser.add_argument("--noise-multiplier", type=float, default=1.0)
     parser.add_argument("--out", type=Path, default=Path("runs/jax_privacy"))
-    given = parser.parse_args()
-    main(given.steps, given.bands, given.noise_multiplier, given.out)
+    options = parser.parse_args()
+    main(options.steps, options.bands, options.noise_multiplier, options.out)

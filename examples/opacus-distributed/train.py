@@ -57,5 +57,5 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--sharded", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("runs/opacus-distributed"))
-    given = parser.parse_args()
-    main(given.epochs, given.sharded, given.out)
+    options = parser.parse_args()
+    main(options.epochs, options.sharded, options.out)

@@ -24,7 +24,7 @@ def digits() -> tuple[TensorDataset, TensorDataset]:
 
 
 def main(epochs: int, noise_multiplier: float, mode: str, out: Path) -> None:
-    """Train, print the accountant's epsilon, and save the model."""
+    """Train, print the audit's result and the accountant's epsilon, and save the model."""
     warnings.filterwarnings("ignore", "Secure RNG turned off")
     torch.manual_seed(1)
     train, test = digits()
@@ -62,5 +62,5 @@ if __name__ == "__main__":
     parser.add_argument("--noise-multiplier", type=float, default=1.0)
     parser.add_argument("--mode", choices=["hooks", "ghost"], default="hooks")
     parser.add_argument("--out", type=Path, default=Path("runs/opacus"))
-    given = parser.parse_args()
-    main(given.epochs, given.noise_multiplier, given.mode, given.out)
+    options = parser.parse_args()
+    main(options.epochs, options.noise_multiplier, options.mode, options.out)

@@ -58,8 +58,8 @@ def train(privatizer, strategy, *, grad_fn=None, largest=160, through_clip=False
 def gaussian(stddev=1.0, **options):
     """An audited Gaussian privatizer with noise `stddev`, while 1 is stated."""
     inner = noise_addition.gaussian_privatizer(stddev=stddev, prng_key=jax.random.key(7))
-    given = {"stddev": 1.0, "clip_norm": 1.0, "num_examples": EXAMPLES, "dp_event": EVENT, **SETTINGS}
-    return audited(inner, PARAMS, **given | options)
+    defaults = {"stddev": 1.0, "clip_norm": 1.0, "num_examples": EXAMPLES, "dp_event": EVENT, **SETTINGS}
+    return audited(inner, PARAMS, **defaults | options)
 
 
 def legs(result):

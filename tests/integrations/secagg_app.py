@@ -37,12 +37,12 @@ server = ServerApp()
 def main(grid, context):
     audit = Audit(DIM, canaries=CANARIES, seed=5, delta=1e-5)
     watch = Observer(audit, lambda number, arrays, config: (0.0, {}), clip_norm=1.0, participants=NODES)
-    told = watch.announce(INITIAL, seed=5, canary_partitions=range(REAL, NODES))
+    announcement = watch.announce(INITIAL, seed=5, canary_partitions=range(REAL, NODES))
     strategy = FedAvg(
         fraction_evaluate=0.0,
         min_fit_clients=NODES,
         min_available_clients=NODES,
-        on_fit_config_fn=lambda number: told,
+        on_fit_config_fn=lambda number: announcement,
         evaluate_fn=watch,
         initial_parameters=ndarrays_to_parameters(INITIAL),
     )

@@ -18,12 +18,14 @@ def training(size, noise=1.0):
     """Each round's noise, and the other clients' sum in one part per rank."""
     rng = np.random.default_rng(11)
     for number in range(1, ROUNDS + 1):
-        drawn = {name: torch.tensor(rng.normal(0, noise, shape), dtype=torch.float32) for name, shape in SHAPES.items()}
+        noise_tree = {
+            name: torch.tensor(rng.normal(0, noise, shape), dtype=torch.float32) for name, shape in SHAPES.items()
+        }
         others = [
             {name: torch.tensor(rng.normal(0, 0.02, shape), dtype=torch.float32) for name, shape in SHAPES.items()}
             for _ in range(size)
         ]
-        yield number, drawn, others
+        yield number, noise_tree, others
 
 
 def observe(audit, number, noise, others, everybody):
@@ -31,8 +33,9 @@ def observe(audit, number, noise, others, everybody):
     present = audit.canaries_in_round(number)
     canaries = audit.updates(present, 1.0)
     delta = {name: (noise[name] + canaries[name] + everybody[name]) / CLIENTS for name in noise}
-    told = {name: value / CLIENTS for name, value in others.items()}
-    audit.observe_round(number, delta, present=present, others=told, noise_std=CLAIMED / CLIENTS, clip_norm=1 / CLIENTS)
+    scaled_others = {name: value / CLIENTS for name, value in others.items()}
+    stated = {"noise_std": CLAIMED / CLIENTS, "clip_norm": 1 / CLIENTS}
+    audit.observe_round(number, delta, present=present, others=scaled_others, **stated)
 
 
 def shard(tensor, rank, size):
@@ -63,12 +66,12 @@ def audit_of(rank, size, mode, noise):
         audit = Audit.for_model(whole, reduce=reduce_over(), replicated=True, **options)
     else:
         audit = Audit.for_model(mine(whole), reduce=reduce_over(), **options)
-    for number, drawn, parts in training(size, noise):
+    for number, noise_tree, parts in training(size, noise):
         everybody = {name: sum(part[name] for part in parts) for name in SHAPES}
         if mode == "replicated":
-            observe(audit, number, drawn, parts[rank], everybody)
+            observe(audit, number, noise_tree, parts[rank], everybody)
         else:
-            observe(audit, number, mine(drawn), mine(everybody), mine(everybody))
+            observe(audit, number, mine(noise_tree), mine(everybody), mine(everybody))
     return audit
 
 

@@ -111,10 +111,10 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_every_mode_gives_the_same_cosines(way):
     """Without noise and with the same nodes as canaries, the modes must not differ."""
-    found = cosines(WAYS[way]())
-    assert found.shape == (3, CANARIES + 10 * CANARIES)
-    assert found == pytest.approx(cosines(by_replacing()), abs=1e-5)
-    assert found[:, :CANARIES] == pytest.approx(1 / np.sqrt(CANARIES), abs=0.01)  # real updates are short
+    scores = cosines(WAYS[way]())
+    assert scores.shape == (3, CANARIES + 10 * CANARIES)
+    assert scores == pytest.approx(cosines(by_replacing()), abs=1e-5)
+    assert scores[:, :CANARIES] == pytest.approx(1 / np.sqrt(CANARIES), abs=0.01)  # real updates are short
 
 
 def test_canaries_ten_times_too_long_do_not_change_a_working_clip():
@@ -213,7 +213,7 @@ def test_adaptive_clipping_scales_its_noise_by_the_wrong_norm(side, dim, setting
         assert 1 in gauge(result, name).flagged
     assert result.verdict.outcome == "VIOLATION"
     assert result.verdict.reason.startswith("the noise gauge")
-    assert {found.verdict.outcome for found in result.adversaries.values()} == {"PASS", "UNDERPOWERED"}
+    assert {rung.verdict.outcome for rung in result.adversaries.values()} == {"PASS", "UNDERPOWERED"}
 
 
 def test_canaries_follow_an_adaptive_clip_on_clients():
@@ -221,8 +221,8 @@ def test_canaries_follow_an_adaptive_clip_on_clients():
     wrapper = DifferentialPrivacyClientSideAdaptiveClipping(fedavg(), 0.0, REAL + CANARIES)
     strategy = audited(wrapper, audit=audit, mode="client", seed=SEED)
     small_run(strategy, LoopGrid(client_app([adaptiveclipping_mod, canary_mod]), nodes()))
-    found = cosines(audit)[:, :CANARIES]
-    assert found == pytest.approx(1 / np.sqrt(CANARIES), abs=0.03)
+    scores = cosines(audit)[:, :CANARIES]
+    assert scores == pytest.approx(1 / np.sqrt(CANARIES), abs=0.03)
     assert len({item.clip_norm for item in audit.log.rounds()}) == 3
 
 
@@ -281,7 +281,7 @@ def test_noise_sized_for_equal_weights_is_a_violation_where_weights_differ(caplo
     app = client_app(examples=lambda node: 200 if node <= 2 else 10)
     run(strategy, LoopGrid(app, nodes(20, 0)), rounds=2)
     assert strategy.audit.finish().verdict.outcome == "VIOLATION"
-    assert "clients weigh differently" in caplog.text
+    assert "clients have different weights" in caplog.text
     assert "heaviest canary" not in caplog.text
 
 
@@ -303,7 +303,7 @@ def test_canary_clients_keep_their_own_weight(canaries, outcome, caplog):
     assert result.claim.sensitivity == pytest.approx(20 * math.sqrt(2))
     assert strategy.audit.finish(claim=1000.0).verdict.outcome != "VIOLATION"
     mean = (2 * 200 + (count - 2) * 10) / count
-    assert f"clients weigh differently (by 'num-examples'), up to {200 / mean:.3g} times the mean" in caplog.text
+    assert f"clients have different weights (by 'num-examples'), up to {200 / mean:.3g} times the mean" in caplog.text
     assert "the heaviest canary weighs 0.05 of the heaviest client" in caplog.text
 
 
@@ -317,10 +317,10 @@ def test_unequal_weights_give_one_warning_without_a_wrapper(mode, caplog):
     mods = [local, canary_mod] if mode == "client" else [local]
     app = client_app(mods, examples=lambda node: next(weights) if node == 1 else 10)
     small_run(strategy, LoopGrid(app, nodes(canaries=CANARIES if mode == "client" else 0)))
-    (said,) = strategy._warned
-    assert said.startswith("clients weigh differently (by 'num-examples'), up to 1.0")
-    assert "an epsilon of one clip norm a client is for equal weights" in said
-    assert caplog.text.count("weigh differently") == 1
+    (warning,) = strategy._warned
+    assert warning.startswith("clients have different weights (by 'num-examples'), up to 1.0")
+    assert "an epsilon of one clip norm per client is for equal weights" in warning
+    assert caplog.text.count("have different weights") == 1
 
 
 @pytest.mark.parametrize("wrapper", [server_side, lambda count: fedavg()])
@@ -338,9 +338,9 @@ def test_replies_of_two_nodes_with_the_same_canary_are_dropped(caplog):
     small_run(strategy, LoopGrid(client_app([canary_mod]), doubled))
     assert [item.present.tolist() for item in audit.log.rounds()] == [[i for i in range(CANARIES) if i != 3]] * 3
     first, second = REAL + 4, len(doubled)
-    told = "was dropped: canary 3 came from node {} too in this round: each node needs its own canary-id"
-    assert f"the reply of node {first} in round 1 {told.format(second)}" in caplog.text
-    assert f"the reply of node {second} in round 1 {told.format(first)}" in caplog.text
+    reason = "was dropped: node {} also sent canary 3 in this round: each node needs its own canary-id"
+    assert f"the reply of node {first} in round 1 {reason.format(second)}" in caplog.text
+    assert f"the reply of node {second} in round 1 {reason.format(first)}" in caplog.text
     assert gauge(strategy.audit.finish(), "residual").status == "ok"  # noise matches the number of averaged replies
 
 
@@ -422,7 +422,7 @@ def test_a_restarted_server_resumes_after_its_last_round(tmp_path):
 
 
 class Sent(LoopGrid):
-    """Nodes with given updates, some far longer than the clip norm, some shorter; `laid` is the memory layout."""
+    """Nodes that send these updates, longer or shorter than the clip norm; `laid` is the memory layout."""
 
     def __init__(self, updates, laid):
         super().__init__(None, [{} for _ in updates])
@@ -462,10 +462,10 @@ def test_others_are_the_clipped_average_of_the_real_clients(laid, wrapper, monke
     rng = np.random.default_rng(4)
     lengths = np.array([0.1, 0.5, 1, 3, 10, 100]) if wrapper is server_side else np.full(6, 0.9)
     updates = rng.normal(size=(6, SMALL)) * lengths[:, None] / np.sqrt(SMALL)
-    audit, seen = small_audit(), []
+    audit, observed = small_audit(), []
     observe = audit.observe_round
     monkeypatch.setattr(
-        audit, "observe_round", lambda *a, **options: (seen.append(options["others"]), observe(*a, **options))
+        audit, "observe_round", lambda *a, **options: (observed.append(options["others"]), observe(*a, **options))
     )
     strategy = audited(wrapper(6), audit=audit, mode="replace", canary_nodes={6: 0})
     small_run(strategy, Sent(updates, laid), rounds=1)
@@ -473,17 +473,17 @@ def test_others_are_the_clipped_average_of_the_real_clients(laid, wrapper, monke
     norms = np.linalg.norm(updates, axis=1)
     assert (norms[:5] > 1).any() == (wrapper is server_side)
     truth = sum(w * u * min(1, 1 / norm) for w, u, norm in zip(weights[:5], updates[:5], norms[:5], strict=True))
-    (found,) = seen
-    assert found.dtype == np.float32
+    (others,) = observed
+    assert others.dtype == np.float32
     rounding = 2.0**-23 * np.abs(initial_arrays(SMALL)["first"].numpy()).max()  # of the model plus an update
-    assert np.abs(found - truth).max() < rounding
+    assert np.abs(others - truth).max() < rounding
     assert np.abs(truth).max() > 1000 * rounding
 
 
 def test_a_reply_of_another_size_is_rejected():
     layout = Layout.of(initial_arrays(SMALL))
     wrong = ArrayRecord({"first": Array(np.zeros((10, 5), np.float32)), "last": Array(np.zeros(10, np.float32))})
-    with pytest.raises(ValueError, match=r"'first' must hold 1990 numbers as the model's does, got 50"):
+    with pytest.raises(ValueError, match=r"'first' must hold 1990 numbers like the model's, got 50"):
         layout.update_into(np.empty(SMALL, np.float32), wrong, np.zeros(SMALL, np.float32))
 
 
@@ -569,7 +569,7 @@ def test_a_seed_in_a_node_file_is_never_sent(tmp_path):
     strategy = audited(server_side(REAL + CANARIES, noise=0.0), audit=audit, mode="client")
     small_run(strategy, LoopGrid(client_app([canary_mod]), configs))
     assert cosines(audit) == pytest.approx(cosines(by_clients()), abs=1e-5)
-    assert "coalmine-seed" not in strategy._sent.messages[0].content["config"]
+    assert "coalmine-seed" not in strategy._round_config.messages[0].content["config"]
 
 
 def test_a_canary_without_a_seed_is_an_error():
@@ -650,12 +650,12 @@ def test_buffers_are_named_and_integer_buffers_excluded(way, caplog, tmp_path):
     arrays["norm.num_batches_tracked"] = Array(np.array(7, dtype=np.int64))
     audit = new_audit(canaries=CANARIES, dim=SMALL + 7, directory=tmp_path)
     grid = LoopGrid(client_app([canary_mod]), nodes())
-    said = {
+    expected = {
         "integer arrays are left out of the audit, though Flower clips and noises them: norm.num_batches_tracked",
         "buffers are not parameters, but Flower clips and noises them, and the audit includes them: norm.running_mean",
     }
     if way == "observer":
-        said.add("known-others was left out: the observer sees models only, not the clients' updates")
+        expected.add("known-others was left out: the observer sees models only, not the clients' updates")
         watch = Observer(audit, clip_norm=1.0, participants=REAL + CANARIES)
         announced = config(**watch.announce(arrays, seed=SEED))
         small_run(server_side(REAL + CANARIES), grid, arrays=arrays, train_config=announced, evaluate_fn=watch)
@@ -664,8 +664,8 @@ def test_buffers_are_named_and_integer_buffers_excluded(way, caplog, tmp_path):
         strategy = audited(server_side(REAL + CANARIES), audit=audit, mode="client", seed=SEED)
         small_run(strategy, grid, arrays=arrays)
         strategy.audit.finish()
-    assert {record.message for record in caplog.records if record.levelno == logging.WARNING} == said
-    assert set(json.loads((tmp_path / "result.json").read_text())["warnings"]) == said
+    assert {record.message for record in caplog.records if record.levelno == logging.WARNING} == expected
+    assert set(json.loads((tmp_path / "result.json").read_text())["warnings"]) == expected
     assert audit.last_round == 3
 
 
@@ -696,7 +696,7 @@ def test_invalid_settings_are_rejected():
         audited(server_side(5), audit=audit, mode="replace", canary_nodes={1: 0, 3: 1, 22: [2, 0]})
     with pytest.raises(ValueError, match=r"a different canary for each node, got canary 4 for node 1 twice$"):
         audited(server_side(5), audit=audit, mode="client", canary_nodes={1: [4, 4]})
-    with pytest.raises(ValueError, match=r"canaries of 0..11, one at least for each node, got {1: 12}"):
+    with pytest.raises(ValueError, match=r"canaries in 0..11, at least one for each node, got {1: 12}"):
         audited(server_side(5), audit=audit, mode="replace", canary_nodes={1: 12})
     with pytest.raises(ValueError, match="start"):
         audited(server_side(5), audit=audit, mode="extra").audit.finish()
@@ -727,8 +727,8 @@ def test_invalid_numbers_are_rejected_before_training(name, value):
 
 def test_partitions_may_be_a_list():
     listed = list(range(REAL, REAL + CANARIES))
-    found = cosines(by_clients(configs=PARTITIONS, canary_partitions=listed))
-    assert found == pytest.approx(cosines(by_clients()), abs=1e-5)
+    scores = cosines(by_clients(configs=PARTITIONS, canary_partitions=listed))
+    assert scores == pytest.approx(cosines(by_clients()), abs=1e-5)
 
 
 @pytest.mark.parametrize("partitions", [[1, 3], [2, 1], [1, 1], [], range(1, 9, 2), 5, "12", [-1, 0], [1.5]])
@@ -760,9 +760,9 @@ def restarted(directory):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("checkpoint.npz", r"checkpoint.npz is no checkpoint \(.*\); remove it to train from round 1"),
-        ("audit/nodes.json", r"nodes.json must name different canaries of 0..11 by node, got .*; remove it"),
-        ("audit/initial.npy", r"initial.npy is no model \(.*\); restore it from a copy"),
+        ("checkpoint.npz", r"checkpoint.npz is not a checkpoint \(.*\); remove it to train from round 1"),
+        ("audit/nodes.json", r"nodes.json must name different canaries in 0..11 by node, got .*; remove it"),
+        ("audit/initial.npy", r"initial.npy is not a model \(.*\); restore it from a copy"),
     ],
 )
 def test_a_damaged_file_is_named(name, says, damage, tmp_path):
@@ -791,8 +791,8 @@ def test_an_initial_model_of_another_size_is_rejected_before_training(tmp_path):
 def test_canary_mod_leaves_other_clients_unchanged():
     """Without an announcement, or in an evaluation, the mod changes nothing."""
     app = client_app([canary_mod])
-    seen = small_run(server_side(REAL, noise=0.0), LoopGrid(app, nodes(REAL, 0)))
+    with_mod = small_run(server_side(REAL, noise=0.0), LoopGrid(app, nodes(REAL, 0)))
     plain = small_run(server_side(REAL, noise=0.0), LoopGrid(client_app(), nodes(REAL, 0)))
-    assert isinstance(seen.arrays, ArrayRecord)
+    assert isinstance(with_mod.arrays, ArrayRecord)
     for name in plain.arrays:
-        assert np.array_equal(seen.arrays[name].numpy(), plain.arrays[name].numpy())
+        assert np.array_equal(with_mod.arrays[name].numpy(), plain.arrays[name].numpy())

@@ -241,9 +241,9 @@ def test_the_reason_for_omitting_known_others_is_given(strategy, settings, reaso
 )
 def test_clipping_is_checked_if_long_canaries_are_clipped(wrapper, mode, settings, status, detail):
     strategy = audited(wrapper(REAL), audit=small_audit(), mode=mode, **settings)
-    found = item(strategy, "clipping")
-    assert found.status == status
-    assert detail in found.detail
+    clipping = item(strategy, "clipping")
+    assert clipping.status == status
+    assert detail in clipping.detail
 
 
 def test_every_round_records_the_scale_of_its_canaries():
@@ -294,26 +294,26 @@ def test_the_sampler_is_never_checked():
 
 
 def test_the_result_lists_every_item(monkeypatch):
-    audit, seen = small_audit(), []
+    audit, items = small_audit(), []
     result = audit.result
-    monkeypatch.setattr(audit, "result", lambda **given: (seen.extend(given["audited"]), result(**given))[1])
+    monkeypatch.setattr(audit, "result", lambda **options: (items.extend(options["audited"]), result(**options))[1])
     strategy = audited(server_side(REAL), audit=audit, mode="extra")
     small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)))
     strategy.audit.finish()
-    assert seen == strategy.audited_items()
-    assert {found.name for found in seen} == {"clipping", "weights", "others", "tensors", "sampler"}
+    assert items == strategy.audited_items()
+    assert {found.name for found in items} == {"clipping", "weights", "others", "tensors", "sampler"}
 
 
 def test_an_observer_lists_what_it_cannot_check(monkeypatch):
-    audit, seen = small_audit(), []
+    audit, items = small_audit(), []
     result = audit.result
-    monkeypatch.setattr(audit, "result", lambda **given: (seen.extend(given["audited"]), result(**given))[1])
+    monkeypatch.setattr(audit, "result", lambda **options: (items.extend(options["audited"]), result(**options))[1])
     watch = Observer(audit, clip_norm=1.0, participants=REAL + CANARIES, noise_multiplier=1.0)
     announced = config(**watch.announce(initial_arrays(SMALL), seed=SEED))
     grid = LoopGrid(client_app([canary_mod]), nodes())
     small_run(server_side(REAL + CANARIES), grid, train_config=announced, evaluate_fn=watch)
     watch.audit.finish()
-    assert {found.name: found.status for found in seen} == {
+    assert {found.name: found.status for found in items} == {
         "clipping": "checked",
         "weights": "cannot be checked",
         "others": "not checked",
@@ -366,4 +366,4 @@ def test_a_restarted_accountant_gives_a_warning(tmp_path):
         small_run(strategy, LoopGrid(client_app(), nodes(canaries=0)), rounds=rounds)
         warned = [text for text in strategy._warned if "accountant" in text]
         audit.directory.close()
-    assert warned == ["Flower's accountant starts afresh after round 1: its epsilon is for later rounds only"]
+    assert warned == ["Flower's accountant starts again after round 1: its epsilon is for later rounds only"]

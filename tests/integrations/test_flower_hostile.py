@@ -93,13 +93,13 @@ def test_bad_replies_are_dropped_and_named(group, side, caplog, tmp_path):
     """One kind per round. The other replies are aggregated as usual, so the verdict is that of an honest run."""
     strategy = attacked(in_turn(group.values()), tmp_path, side=side, rounds=len(group))
     kinds = dict(zip(range(1, len(group) + 1), group, strict=True))
-    found = {number: (node, why) for number, node, why in dropped(strategy)}
-    assert {kinds[number] for number in found} == set(group)
-    assert {node for node, _ in found.values()} == {CLIENT}
+    by_round = {number: (node, why) for number, node, why in dropped(strategy)}
+    assert {kinds[number] for number in by_round} == set(group)
+    assert {node for node, _ in by_round.values()} == {CLIENT}
     lines = [line for line in strategy.audit.directory.read_metrics() if "canaries" in line]
     assert [line["dropped"] for line in lines] == [1] * len(group)
     assert [line["canaries"] for line in lines] == [MANY] * len(group)
-    for number, (node, why) in found.items():
+    for number, (node, why) in by_round.items():
         assert f"reply of node {node} in round {number} was dropped: {why}" in caplog.text
         assert why.isprintable()
         assert len(why) < 200
@@ -230,9 +230,9 @@ def test_rounds_in_which_most_clients_do_not_clip_never_pass(caplog):
     [
         (twice, "its node has replied already in this round"),
         (late_and_fresh(), "it answers a message of another round"),
-        (as_another_node, "its node was not asked in this round"),
+        (as_another_node, "its node was not sampled in this round"),
     ],
-    ids=["twice", "late", "from a node that was not asked"],
+    ids=["twice", "late", "from a node that was not sampled"],
 )
 def test_unrequested_replies_are_dropped(attack, why):
     strategy = attacked(attack, rounds=3)
@@ -254,10 +254,10 @@ def test_a_late_reply_is_missing_in_its_own_round():
 def test_error_replies_name_the_node_on_one_line(caplog):
     """Flower's wrapper skips such rounds. The reason is truncated and its control characters are escaped."""
     strategy = attacked(in_turn([failing, lambda reply, message: [reply]]), rounds=2)
-    (told,) = strategy._warned
-    assert told.startswith(f"node {CLIENT} failed in round 1: \\x1b[31mno \\x1b[31mno")
-    assert told.isprintable()
-    assert len(told) < 500
+    (warning,) = strategy._warned
+    assert warning.startswith(f"node {CLIENT} failed in round 1: \\x1b[31mno \\x1b[31mno")
+    assert warning.isprintable()
+    assert len(warning) < 500
     result = strategy.audit.finish()
     assert (result.rounds, result.skipped) == (1, 1)
     assert result.verdict.outcome != "VIOLATION"
@@ -288,7 +288,7 @@ def test_with_an_accountant_replies_of_a_different_weight_are_dropped():
     wrapper = server_side(COUNT)
     wrapper.accountant = accounting.RdpAccountant(settings)
     strategy = attacked(with_weight(11), wrapper=wrapper)
-    assert [why for _, _, why in dropped(strategy)] == ["'num-examples' must be that of all others, 10, got 11"] * 2
+    assert [why for _, _, why in dropped(strategy)] == ["'num-examples' must be the same for all, 10, got 11"] * 2
     result = strategy.audit.finish()
     assert result.skipped == 0
     assert_named(result, CLIENT)
@@ -299,7 +299,7 @@ def test_a_claim_to_be_a_canary_is_checked_against_the_servers_choice():
     named = {REAL + 1 + index: index for index in range(MANY)}
     for node, claim, truth in [(CANARY, OWN + 1, f"canary {OWN}"), (CLIENT, OWN, "no canary")]:
         strategy = attacked(claiming(ConfigRecord({"canary": claim})), node=node, rounds=1, canary_nodes=named)
-        why = f"it claims to be canary {claim}, but the server named its node {truth}"
+        why = f"it claims to be canary {claim}, but the server assigned {truth} to its node"
         assert dropped(strategy) == [(1, node, why)]
 
 
@@ -357,14 +357,14 @@ def test_the_callers_config_is_never_changed_and_the_seed_never_logged(caplog):
     """Flower logs the train config at every start, so it must not contain an announced seed."""
     secret = 987_654_321_987_654_321_987
     caplog.set_level(logging.INFO, logger="flwr")
-    given, listed = config(rate=0.1, steps=[1, 2]), [1, 2]
+    train_config, listed = config(rate=0.1, steps=[1, 2]), [1, 2]
     for _ in range(2):
         strategy = audited(server_side(COUNT), audit=small_audit(seed=secret), seed=secret)
-        small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()), rounds=1, train_config=given)
-        assert dict(given) == {"rate": 0.1, "steps": listed}
+        small_run(strategy, LoopGrid(client_app([canary_mod]), nodes()), rounds=1, train_config=train_config)
+        assert dict(train_config) == {"rate": 0.1, "steps": listed}
     assert "ConfigRecord (train)" in caplog.text
     assert str(secret) not in caplog.text
-    sent = strategy._sent.messages[0].content["config"]
+    sent = strategy._round_config.messages[0].content["config"]
     assert sent["coalmine-seed"] == str(secret)
     sent["steps"].append(3)
-    assert given["steps"] == listed
+    assert train_config["steps"] == listed

@@ -39,8 +39,8 @@ def test_a_simulation_with_50_nodes_has_the_right_verdict(tmp_path, example):
     with Processes(tmp_path, example=example, simulation=True) as flower:
         done = flower.run(num_rounds=3, directory=str(home))
         done.wait(200)
-        told = flower.log("run")
-    assert (home / "result.json").exists(), told[-3000:]
+        log = flower.log("run")
+    assert (home / "result.json").exists(), log[-3000:]
     result = RunDirectory(home).read_result()
     assert result["verdict"] == ("PASS" if example == "flower" else "VIOLATION")
     assert result["rounds"] == 3
@@ -50,7 +50,7 @@ def test_a_simulation_with_50_nodes_has_the_right_verdict(tmp_path, example):
     assert result["adversaries"]["known-round"]["canaries"] == 40
     assert result["adversaries"]["known-round"]["presentations"] == 3
     assert_verifies(home)
-    assert f"claimed epsilon {result['claimed_epsilon']:.3g} (mechanism): {result['verdict']}" in told
+    assert f"claimed epsilon {result['claimed_epsilon']:.3g} (mechanism): {result['verdict']}" in log
 
 
 def test_a_deployment_survives_a_node_killed_in_mid_round(tmp_path):
@@ -76,9 +76,9 @@ def test_a_deployment_survives_a_node_killed_in_mid_round(tmp_path):
         os.killpg(second.pid, signal.SIGKILL)
         flower.supernode("again", "canary-id=1")
         resumed.wait(200)
-        told = flower.log("run")
+        log = flower.log("run")
     metrics = [line for line in RunDirectory(home).read_metrics() if "canaries" in line]
-    assert [line["round"] for line in metrics] == list(range(1, done + 3)), told[-3000:]
+    assert [line["round"] for line in metrics] == list(range(1, done + 3)), log[-3000:]
     assert [line["canaries"] for line in metrics[: done + 1]] == [2] * done + [1]
     assert metrics[done]["missing"] + metrics[done]["failed"] == 1
     # back under another node id, with its own canary; a SuperLink that still samples the dead node reports it
@@ -86,7 +86,7 @@ def test_a_deployment_survives_a_node_killed_in_mid_round(tmp_path):
     result = RunDirectory(home).read_result()
     assert result["missed"]["missing"] + result["missed"]["failed"] >= 1
     assert result["rounds"] + result["skipped_rounds"] == done + 2
-    assert "the audit missed something" in told
+    assert "the audit missed something" in log
     assert done + 1 in result["gauges"]["residual"]["flagged"]  # noise for three replies, average over two
     assert result["verdict"] == "VIOLATION"
     assert_verifies(home)
@@ -100,9 +100,9 @@ def test_secure_aggregation_does_not_hide_canaries_from_the_audit(tmp_path):
         [sys.executable, str(script)],
         cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=200,
     )  # fmt: skip
-    told = [line for line in done.stdout.splitlines() if line.startswith("cosines ")]
-    assert told, done.stderr[-3000:]
-    found = np.array(json.loads(told[0].removeprefix("cosines ")))
-    assert found.shape == (2, 12 + 120)
-    assert found[:, :12] == pytest.approx(1 / np.sqrt(12), abs=0.005)
-    assert np.abs(found[:, 12:]).max() < 0.01  # the sum contains nothing else, up to rounding
+    lines = [line for line in done.stdout.splitlines() if line.startswith("cosines ")]
+    assert lines, done.stderr[-3000:]
+    scores = np.array(json.loads(lines[0].removeprefix("cosines ")))
+    assert scores.shape == (2, 12 + 120)
+    assert scores[:, :12] == pytest.approx(1 / np.sqrt(12), abs=0.005)
+    assert np.abs(scores[:, 12:]).max() < 0.01  # the sum contains nothing else, up to rounding

@@ -171,7 +171,7 @@ def test_server_and_nodes_read_the_same_seed_file(content, tmp_path):
     small_run(strategy, LoopGrid(client_app([canary_mod]), nodes_with(path)))
     assert [item.present.size for item in strategy.audit.log.rounds()] == [CANARIES] * 3
     assert cosines(strategy.audit)[:, :CANARIES] == pytest.approx(1 / np.sqrt(CANARIES), abs=0.01)
-    announced = strategy._sent.messages[0].content["config"]
+    announced = strategy._round_config.messages[0].content["config"]
     assert "coalmine-canaries" in announced
     assert "coalmine-seed" not in announced
     assert not any(content.strip() in str(value).encode() for value in announced.values())
@@ -209,7 +209,7 @@ def test_a_deployment_warns_of_a_seed_announced_to_all_clients():
     strategy = client_audit(seed=SEED)
     small_run(strategy, HttpGrid(client_app([canary_mod]), nodes()), rounds=1)
     assert strategy._warned == [
-        "every client is told the seed, so a hostile one can imitate canaries: give seed_file= instead"
+        "every client receives the seed, so a hostile one can imitate canaries: give seed_file= instead"
     ]
 
 

@@ -106,7 +106,7 @@ def test_a_watched_strategy_keeps_its_attributes_and_refuses_what_it_cannot_foll
     privatizer, params = gaussian(), jax.tree.map(jnp.asarray, PARAMS)
     watched, state = privatizer.watched(POISSON), privatizer.init(params)
     assert (watched.sampling_prob, watched.iterations) == (POISSON.sampling_prob, POISSON.iterations)
-    with pytest.raises(ValueError, match=r"must be given the 600 examples that audited\(\) was, got 599"):
+    with pytest.raises(ValueError, match=r"must have the num_examples of audited\(\), 600, got 599"):
         next(watched.batch_iterator(599))
     batches = watched.batch_iterator(EXAMPLES, rng=1)
     next(batches)
@@ -175,10 +175,10 @@ def test_a_given_audit_can_be_used():
     assert [entry.participants for entry in own.log.rounds()] == [3, 2]
     none = {"canaries": None, "seed": None, "delta": None}
     for wrong in (Audit(3_100, **SETTINGS), Audit.for_model({"w": PARAMS["w"]}, **SETTINGS)):
-        with pytest.raises(ValueError, match=r"must be that of Audit\.for_model\(named_leaves\(params\), …\)"):
+        with pytest.raises(ValueError, match=r"must be made by Audit\.for_model\(named_leaves\(params\), …\)"):
             gaussian(audit=wrong, **none)
     banded = Audit.for_model(named_leaves(PARAMS), noise=BandedNoise(rounds=9, coefficients=(1.0, 0.5)), **SETTINGS)
-    with pytest.raises(ValueError, match="must be made with noise=None, as the privatizer's is"):
+    with pytest.raises(ValueError, match="must be made with noise=None, like the privatizer's"):
         gaussian(audit=banded, **none)
 
 
@@ -224,7 +224,7 @@ def test_steps_that_the_audit_missed_are_rejected():
     privatizer, params = gaussian(), jax.tree.map(jnp.asarray, PARAMS)
     state = privatizer.init(params)
     _, unseen = privatizer.update(params, state)
-    with pytest.raises(ValueError, match="comes from step 1, and the audit knows 0 steps: call next_step"):
+    with pytest.raises(ValueError, match="comes from step 1, and the audit has recorded 0 steps: call next_step"):
         privatizer.next_step(unseen, [1])
     _, once = privatizer.update(params, privatizer.next_step(state, [1]))
     _, twice = privatizer.update(params, once)

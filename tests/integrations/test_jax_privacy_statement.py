@@ -44,4 +44,4 @@ def test_a_statement_of_jax_privacy_says_what_the_config_says(tmp_path):
     assert sampling.text == f"Poisson sampling with probability {RATE} in {STEPS} rounds"
     assert sampling.basis == "observed"
     assert not statement.items["mechanism.generator"].stated
-    assert not statement.items["accounting.clipping"].stated  # canaries came in behind the clip
+    assert not statement.items["accounting.clipping"].stated  # canaries entered after the clip

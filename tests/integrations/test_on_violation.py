@@ -26,9 +26,9 @@ def opacus_run(steps=8, fault=None, **settings):
     model, optimizer, loss, loader, _ = make()
     if fault:
         fault(optimizer)
-    given = {"canaries": 300, "seed": SEED, "delta": 1e-5, "sampling_probability": 1.0, "through_clip": False}
-    given |= {"rng": np.random.default_rng(0)} | settings
-    optimizer = opacus.audited(optimizer, model, **given)
+    options = {"canaries": 300, "seed": SEED, "delta": 1e-5, "sampling_probability": 1.0, "through_clip": False}
+    options |= {"rng": np.random.default_rng(0)} | settings
+    optimizer = opacus.audited(optimizer, model, **options)
     while optimizer.audit.last_round < steps:
         run_epoch(model, optimizer, loss, loader, optimizer.audit, steps)
     return optimizer.audit
@@ -41,20 +41,20 @@ def test_opacus_with_half_the_noise_is_stopped():
 
 
 def test_opacus_calls_a_function_only_for_a_violation():
-    seen = []
-    opacus_run(on_violation=seen.append)
-    assert seen == []
-    audit = opacus_run(steps=4, fault=halve_noise, on_violation=seen.append)
-    assert [alarm.round for alarm in seen] == [1]
+    alarms = []
+    opacus_run(on_violation=alarms.append)
+    assert alarms == []
+    audit = opacus_run(steps=4, fault=halve_noise, on_violation=alarms.append)
+    assert [alarm.round for alarm in alarms] == [1]
     result = audit.finish()
     assert result.verdict.outcome == "VIOLATION"
     assert result.alarm is not None
 
 
 def flower_run(noise, *, rounds=4, **settings):
-    given = {"mode": "replace", "canary_nodes": {node: node - 1 for node in range(1, 26)}, "canaries": 25}
-    given |= {"seed": SEED, "delta": 1e-5} | settings
-    strategy = flower.audited(server_side(50, noise=noise), initial_arrays(SMALL), **given)
+    options = {"mode": "replace", "canary_nodes": {node: node - 1 for node in range(1, 26)}, "canaries": 25}
+    options |= {"seed": SEED, "delta": 1e-5} | settings
+    strategy = flower.audited(server_side(50, noise=noise), initial_arrays(SMALL), **options)
     small_run(strategy, LoopGrid(client_app(), nodes(50, 0)), rounds=rounds)
     return strategy.audit
 
@@ -67,10 +67,10 @@ def test_flower_is_stopped_in_the_round_that_refutes_the_claim():
 
 
 def test_flower_without_a_claim_checks_its_noise():
-    seen = []
-    assert flower_run(1.0, on_violation=seen.append).last_round == 4
-    assert seen == []
-    with pytest.raises(ValueError, match="on_violation needs something to hold the rounds against"):
+    alarms = []
+    assert flower_run(1.0, on_violation=alarms.append).last_round == 4
+    assert alarms == []
+    with pytest.raises(ValueError, match="on_violation needs a claim or a noise multiplier to test the rounds against"):
         flower_run(0.0, on_violation="warn")
 
 

@@ -216,7 +216,7 @@ def test_canaries_behind_the_clip_do_not_check_clipping(monkeypatch):
     optimizer.audit.finish()
     assert {item.scale for item in optimizer.audit.log.rounds()} == {1.0}
     assert received.items["clipping"].status == "not checked"
-    assert received.items["clipping"].detail == "canaries entered behind the clip; use through_clip=True"
+    assert received.items["clipping"].detail == "canaries entered after the clip; use through_clip=True"
 
 
 def test_the_result_lists_what_was_audited():
@@ -235,7 +235,7 @@ def test_the_result_lists_what_was_audited():
         ({"clipping": "per_layer", "clip_norm": [1.0] * 4}, "not one of each layer"),
         ({"clipping": "adaptive", "target_unclipped_quantile": 0.5, "clipbound_learning_rate": 0.2,
           "max_clipbound": 10.0, "min_clipbound": 0.01, "unclipped_num_std": 1.0}, "count them as clipped examples"),
-        ({"canaries": 2_000}, "about 2,000 canaries a step in 9,648 parameters are expensive"),
+        ({"canaries": 2_000}, "about 2,000 canaries per step in 9,648 parameters are expensive"),
     ],
 )  # fmt: skip
 def test_canaries_enter_behind_an_unsuitable_clip(settings, reason, monkeypatch):
@@ -395,7 +395,7 @@ def test_without_the_accountants_hook_the_steps_are_counted():
 def test_without_noise_the_result_explains_the_missing_verdict():
     optimizer, _ = start(noise_multiplier=0.0, sampling_probability=0.001, canaries=10, steps=2)
     printed = str(optimizer.audit.finish(accounted_epsilon=float("inf")))
-    assert "known-others leaves out 2 of 2 steps: they had no noise and no canary" in printed
+    assert "known-others omits 2 of 2 steps: they had no noise and no canary" in printed
     assert "no verdict: the noise multiplier is 0" in printed
     assert "accountant's epsilon inf (amplified by sampling): it claims no privacy" in printed
 

@@ -171,7 +171,7 @@ def test_an_error_on_one_rank_is_raised_on_every_rank(quick):
         "another seed on rank 1": "every rank must make the audit with the same arguments, but rank 1 differs",
         "a coin of each rank's own": "rng may differ from rank to rank, so omit it",
         "shorter data on rank 1": "on every rank, but the ranks' data sets have 300, 299 rows",
-        "a flat audit": "the audit must be one of the optimizer's 2 processes",
+        "a flat audit": "the audit must be made for the optimizer's 2 processes",
     }.items():
         assert text in zero[name]
         assert one[name] == zero[name]
@@ -186,7 +186,7 @@ def test_an_alarm_stops_every_rank_in_the_same_round(quick):
 
 LOST = (
     "LostRankError: rank 1 of 2 no longer takes part: it was killed, has failed, or was away for more than 50 s; restart "
-    "all ranks, and an audit with a directory continues where that ends"
+    "all ranks, and an audit with a directory resumes after its last round"
 )
 
 

@@ -32,9 +32,9 @@ def of_one_process(settings, size, mode, noise):
     """The same audit in this process."""
     if mode == "replicated":
         audit = Audit.for_model({name: torch.zeros(shape) for name, shape in SHAPES.items()}, **OPTIONS)
-        for number, drawn, parts in training(size, noise):
+        for number, noise_tree, parts in training(size, noise):
             everybody = {name: sum(part[name] for part in parts) for name in SHAPES}
-            observe(audit, number, drawn, everybody, everybody)
+            observe(audit, number, noise_tree, everybody, everybody)
         return audit
 
     def pieces(tree):
@@ -45,9 +45,9 @@ def of_one_process(settings, size, mode, noise):
     audit = Audit.for_model(
         {name: piece.clone() for name, piece in pieces(whole).items()}, blocks=settings.blocks, **OPTIONS
     )
-    for number, drawn, parts in training(size, noise):
+    for number, noise_tree, parts in training(size, noise):
         everybody = pieces({name: sum(part[name] for part in parts) for name in SHAPES})
-        observe(audit, number, pieces(drawn), everybody, everybody)
+        observe(audit, number, pieces(noise_tree), everybody, everybody)
     return audit
 
 

@@ -105,15 +105,15 @@ def test_a_missed_requirement_fails_the_command(code, monkeypatch, tmp_path, cap
     assert verdicts.main() == code
     rungs = {name: {"interval": [1.0, 20.0], "epsilon": 11.4} for name in ("known-round", "known-others")}
     rungs["all-iterates"] = {"mean": 1 / math.sqrt(10), "epsilon": 1.0}
-    told = {"pfl": (5, "PASS" if code == 0 else "VIOLATION"), "nvflare": (3, None)}
+    examples = {"pfl": (5, "PASS" if code == 0 else "VIOLATION"), "nvflare": (3, None)}
     monkeypatch.setattr(others, "OUT", tmp_path / "out")
     monkeypatch.setattr(
         others,
         "try_example",
         lambda name: {
-            "rounds": told[name][0],
-            "presentations": told[name][0],
-            "verdict": told[name][1],
+            "rounds": examples[name][0],
+            "presentations": examples[name][0],
+            "verdict": examples[name][1],
             "adversaries": rungs,
         },
     )

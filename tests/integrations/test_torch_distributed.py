@@ -19,7 +19,7 @@ from coalmine.integrations.torch_distributed import reduce_over  # noqa: E402
 
 LOST = re.compile(
     r"(another rank|rank [\d, ]+) of 3 no longer takes part: it was killed, has failed, or was away for more than "
-    r"\d+ s; restart all ranks, and an audit with a directory continues where that ends"
+    r"\d+ s; restart all ranks, and an audit with a directory resumes after its last round"
 )
 
 
@@ -51,7 +51,7 @@ def test_every_rank_gets_the_same_sum_and_the_same_errors(printed):
     for rank, one in enumerate(every):
         assert one["lengths"] == (
             f"every rank must be at the same point of the training: rank {rank} passed {3 if rank else 4} numbers, and "
-            "the 3 ranks 10 together; each must take the same steps in the same order"
+            "all 3 ranks 10 in total; each must take the same steps in the same order"
         )
         assert one["after"] == [3.0]
 

@@ -41,10 +41,10 @@ def test_the_trainer_gives_the_scores_of_the_plain_loop(mode, tmp_path):
     loop = plain_loop(case, steps=6, **SETTINGS)
     callback = audited(**SETTINGS)
     trainer_of(make(mode=mode), callback, tmp_path, steps=6).train()
-    (present, wanted), (same, found) = scores(loop), scores(callback.audit)
+    (present, expected), (same, actual) = scores(loop), scores(callback.audit)
     assert present == same
-    assert found.shape == wanted.shape == (6, 2, loop.settings.total)
-    assert np.abs(found - wanted).max() < 1e-5
+    assert actual.shape == expected.shape == (6, 2, loop.settings.total)
+    assert np.abs(actual - expected).max() < 1e-5
     result, expected = callback.finish(), loop.finish()
     assert result.verdict.outcome == expected.verdict.outcome
     assert {gauge.name for gauge in result.gauges} == {gauge.name for gauge in expected.gauges}
@@ -106,8 +106,8 @@ def test_the_loss_of_an_example_does_not_depend_on_the_lengths_of_others():
     labels = torch.randint(0, 11, (3, 7), generator=torch.Generator().manual_seed(1))
     labels[0, 3:] = labels[1, 5:] = -100
     each = [
-        torch.nn.functional.cross_entropy(row[:-1], wanted[1:], ignore_index=-100)
-        for row, wanted in zip(logits, labels, strict=True)
+        torch.nn.functional.cross_entropy(row[:-1], targets[1:], ignore_index=-100)
+        for row, targets in zip(logits, labels, strict=True)
     ]
     assert float(next_token_loss(logits, labels)) == pytest.approx(float(sum(each) / 3), rel=1e-6)
     assert float(next_token_loss(logits, torch.full((3, 7), -100))) == 0

@@ -146,7 +146,9 @@ def test_the_physical_batches_of_a_loop_left_early_are_dropped():
         training.epoch(smaller, steps=2)
     training.check()
     for again in (manager.__enter__(), training.loader):
-        with pytest.raises(ValueError, match="left BatchMemoryManager early, when workers had fetched more batches"):
+        with pytest.raises(
+            ValueError, match="left BatchMemoryManager early, when workers had already fetched more batches"
+        ):
             training.epoch(again)
 
 
@@ -452,7 +454,9 @@ def test_loaders_without_rows_or_an_order_are_rejected(monkeypatch):
             training.attach(**given)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(ValueError, match="picks rows for one of 2 processes, and nobody observes the others' rows"):
+    with pytest.raises(
+        ValueError, match="picks rows for one of 2 processes, and the rows of the others are not observed"
+    ):
         training.attach()
 
 
@@ -461,10 +465,10 @@ def test_batches_from_another_loader_are_an_error():
     with pytest.raises(ValueError, match="data_loader gave no batch for this step"):
         training.epoch(DataLoader(training.loader.dataset, batch_size=10))
     training = Training()
-    with pytest.raises(ValueError, match="another loader than data_loader gives the batches"):
+    with pytest.raises(ValueError, match="a loader other than data_loader gives the batches"):
         training.epoch(DataLoader(training.loader.dataset, batch_sampler=training.loader.batch_sampler))
     training = Training(audit=False)
     training.loader = DataLoader(training.loader.dataset, batch_sampler=BatchSampler([7, 500], 2, drop_last=False))
     training.attach()
-    with pytest.raises(ValueError, match=r"must pick rows among 0\.\.119, got \[7, 500\]"):
+    with pytest.raises(ValueError, match=r"must pick rows in 0\.\.119, got \[7, 500\]"):
         training.epoch()

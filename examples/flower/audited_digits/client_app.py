@@ -12,7 +12,7 @@ app = ClientApp(mods=[fixedclipping_mod, canary_mod])
 
 @app.train()
 def train_digits(message: Message, context: Context) -> Message:
-    """One round of a client."""
+    """Train for one round."""
     settings, node = context.run_config, context.node_config
     part = int(node.get("partition-id", node.get("data-part", 0)))
     data = partition(part, int(settings["clients"]))

@@ -13,23 +13,24 @@
 | `nvflare` | a recipe | the same recipe | sites |
 
 The keywords are the same everywhere: `canaries`, `unobserved`, `seed` or `seed_file`, `delta` and `directory` make the
-audit, or `audit` is one of your own. `scale` is how many times longer than the clip norm canaries are when they enter a
-clip: 10 where they go through one, else 1. `clip_norm` and `noise_multiplier` are read from the framework where it has them.
-`thing.audit.finish(claim=…, task=…)` returns the `AuditResult` and writes result.json where there is a directory. In
-NVFlare the server makes and finishes the audit, so there is no `audit` keyword.
+audit. Or pass your own as `audit`. `scale` is the length of a canary in clip norms before the clip: 10 if canaries go
+through a clip, otherwise 1. `clip_norm` and `noise_multiplier` are read from the framework if it has them.
+`thing.audit.finish(claim=…, task=…)` returns the `AuditResult`, and writes result.json if there is a directory. In NVFlare
+the server makes and finishes the audit, so there is no `audit` keyword.
 
-`torch_distributed` is not a framework of its own: its `reduce_over` sums an audit's numbers over the ranks of a training in
-several processes, for `opacus` under DDP and FSDP2 and for `Audit.for_model`.
+`transformers` audits a Hugging Face Trainer that uses Opacus: `audited(…)` returns a callback for it, with an `audit` and a
+`finish`. `torch_distributed` is not a framework: its `reduce_over` sums an audit's numbers over the ranks of a training run,
+for `opacus` under DDP and FSDP2 and for `Audit.for_model`.
 
 To add a framework, write a module with a function `audited`:
 
-1. Import the framework in a `try`, and name the extra to install in the ImportError. Give pyproject.toml that extra.
+1. Import the framework in a `try`, and name the extra to install in the ImportError. Add that extra to pyproject.toml.
 2. Check the thing's type and the settings before anything is written. `setup.set_up_audit` then makes the audit, or takes
    the user's own. Pass it the name and size of each tensor, so that each gets a noise gauge.
-3. In each round, put canaries where clients' updates enter: before the clip if you can, `Audit.update(i, clip_norm,
-   scale=10)` each, else their sum, `Audit.updates`, behind it.
-4. After the noise, call `Audit.observe_round` with what was released, who was present, the clipped sum of the others, the
-   noise's std, the clip norm and the scale. The last four are in the units of the release. Leave out what is not known.
+3. In each round, put canaries where clients' updates enter. If you can, send each through the clip: `Audit.update(i,
+   clip_norm, scale=10)`. Otherwise add their sum after the clip: `Audit.updates`.
+4. After the noise, call `Audit.observe_round` with the release, the present canaries, the clipped sum of the others, the
+   noise's std, the clip norm and the scale. All lengths are in the units of the release. Omit what you do not know.
 5. `journal.Journal` writes config and metrics. Its `finish` judges the claim (`journal.noise_claim` by default) and writes
    the result. Pass it an `AuditedItem` for each part of the pipeline that only the framework knows about: clipping,
    weights, tensors, sampler, others. Register your own function with `Audit.finish_with`, and set `thing.audit`.

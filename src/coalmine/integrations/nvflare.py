@@ -1,13 +1,13 @@
-"""Audit NVFlare: one filter for canary sites, and one for the server that observes every aggregate.
+"""Audit NVFlare: one filter on canary sites, and one on the server that observes every aggregate.
 
     recipe = NumpyFedAvgRecipe(...)
     recipe = audited(recipe, model, sites=..., canaries=..., seed_file=..., clip_norm=1.0, delta=1e-5, directory=...)
     recipe.execute(...)
     print(recipe.audit.finish())
 
-Sites must send differences (TransferType.DIFF). The job holds its filters as text, so they take the path of the seed file,
-not the seed. The audit runs in the server's process, which writes the result into the directory when the job ends.
-`recipe.audit` stands for the audit in that process: its `finish` derives the result again from the directory.
+Sites must send differences (TransferType.DIFF). NVFlare stores a job's filters as text, so they take the path of the seed
+file, not the seed. The audit runs in the server's process, which writes the result into the directory when the job ends.
+`recipe.audit` represents the audit in that process: its `finish` computes the result again from the directory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,9 @@ AUDITED = (
         "tensors", "not checked", "a noise gauge for each tensor needs the other sites' sum, which is not read"
     ),
     AuditedItem(
-        "sampler", "not checked", "the audit notes which canary sites replied; a claim with sampling=… has that tested"
+        "sampler",
+        "not checked",
+        "the audit records which canary sites replied; a claim with sampling=… tests the sampler",
     ),
     AuditedItem("others", "not checked", "the audit does not read the other sites' updates"),
 )
@@ -76,17 +78,18 @@ def audited(
     """The same recipe with canaries on some of its sites, and a server that audits every round of training.
 
     `model` is the model that training starts from: an array, or arrays by name. `canaries` names the canary sites, which
-    are among `sites`. Call this before you add filters for privacy and encryption: canaries come first. `scale` is how
-    many times longer than the clip norm canaries are when they are sent: 1, or more if your filters clip. Give either
-    `seed` or `seed_file`. A seed file must have the same path on the server and on canary sites. A seed is written into a
-    file in the directory, which is for simulations. `unobserved`, `delta` and `directory` are those of `Audit`. A directory
-    that holds a result is rejected. The server makes the audit, so it cannot be one of your own. `claim`, an epsilon, is
-    committed to before round 1. `on_violation` is "warn", or "raise" to end the job in the round that refutes the claim,
-    without a claim in the round that refutes the noise multiplier.
+    must be in `sites`. Call this before you add filters for privacy and encryption: canaries come first. `scale` is the
+    length of a canary in clip norms when it is sent: 1 by default; give more if your filters clip.
 
-    The server judges the noise multiplier, under the name of the `task`. `recipe.audit.finish` takes a `claim` of your own
-    and `task`. It reads the server's directory, so on another machine it raises a ValueError. A claim with `sampling` is
-    judged with the sites that the server chose.
+    Give either `seed` or `seed_file`. A seed file must have the same path on the server and on canary sites. A `seed` is
+    written to a file in the directory, so use it only in simulations. `unobserved`, `delta` and `directory` are those of
+    `Audit`. A directory that holds a result is rejected. The server makes the audit, so you cannot pass your own. `claim` is
+    an epsilon, which is committed to before round 1. `on_violation` is "warn", or "raise" to end the job in the round that
+    refutes the claim. Without a claim, it watches the noise multiplier.
+
+    The server judges the noise multiplier and stores the name of the `task`. `recipe.audit.finish` takes another `claim` and
+    `task`. It reads the server's directory, so on another machine it raises a ValueError. A claim with `sampling` is judged
+    with the sites that the server chose.
     """
     if not isinstance(recipe, Recipe):
         raise TypeError(f"recipe must be a recipe of NVFlare, got {shown(recipe)}")
@@ -94,11 +97,10 @@ def audited(
         raise TypeError(f"canaries must list the names of sites, got {shown(canaries)}")
     unknown = sorted(set(canaries) - set(sites))
     if unknown:
-        raise ValueError(f"canaries must be among sites, got {', '.join(unknown)}")
+        raise ValueError(f"canaries must be in sites, got {', '.join(unknown)}")
     dim = sum(np.asarray(values).size for values in (model.values() if isinstance(model, Mapping) else [model]))
-    Audit(
-        dim, canaries=len(canaries), unobserved=unobserved, seed=0, delta=delta
-    )  # rejects bad settings now, not later
+    # Rejects bad settings now, before the job starts.
+    Audit(dim, canaries=len(canaries), unobserved=unobserved, seed=0, delta=delta)
     home = Path(directory).absolute()
     refuse_result(home)
     path = home / "seed" if seed_file is None else Path(seed_file).absolute()
@@ -123,7 +125,7 @@ def audited(
 
 
 def _write_seed(path: Path, seed: Seed) -> None:
-    """Write a seed into a file that only its owner may read; a file that holds another seed is rejected."""
+    """Write a seed to a file that only its owner may read. A file with another seed is rejected."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         path.touch(mode=0o600)
@@ -133,7 +135,7 @@ def _write_seed(path: Path, seed: Seed) -> None:
 
 
 class CanaryFilter(DXOFilter):  # type: ignore[misc]
-    """On a canary site: replaces its difference by the canary, `scale` times as long as the clip norm."""
+    """On a canary site: replaces the site's difference by the canary, `scale` times as long as the clip norm."""
 
     def __init__(self, canary: int, dim: int, clip_norm: float, seed_file: str, scale: float = 1.0) -> None:
         super().__init__(supported_data_kinds=[DataKind.WEIGHT_DIFF], data_kinds_to_filter=[DataKind.WEIGHT_DIFF])
@@ -141,23 +143,23 @@ class CanaryFilter(DXOFilter):  # type: ignore[misc]
         self.clip_norm, self.scale = positive("clip_norm", clip_norm), positive("scale", scale)
 
     def process_dxo(self, dxo: Any, shareable: Any, fl_ctx: Any) -> Any:
-        """Replace the site's update by its canary, and say in the reply which canary it is."""
+        """Replace the site's update by its canary, and put the canary's number into the reply."""
         canaries = RotatedCanaries(self.canary + 1, self.dim, seed=read_seed(Path(self.seed_file)))
-        row = canaries.canary(self.canary) * (self.clip_norm * self.scale)
-        place = 0
+        update = canaries.canary(self.canary) * (self.clip_norm * self.scale)
+        start = 0
         for name, values in dxo.data.items():
             size = int(np.size(values))
-            part = row[place : place + size].reshape(np.shape(values))
+            part = update[start : start + size].reshape(np.shape(values))
             dxo.data[name] = np.asarray(part, dtype=np.asarray(values).dtype)
-            place += size
-        if place != self.dim:
-            raise ValueError(f"the audit is of {self.dim} numbers, but this site sends {place}")
+            start += size
+        if start != self.dim:
+            raise ValueError(f"the audit is for {self.dim} numbers, but this site sends {start}")
         dxo.set_meta_prop(CANARY, self.canary)
         return dxo
 
 
 class AuditFilter(DXOFilter):  # type: ignore[misc]
-    """On the server: notes which canaries replied, observes every aggregate, and writes the result."""
+    """On the server: records which canaries replied, observes every aggregate, and writes the result."""
 
     def __init__(
         self,
@@ -181,7 +183,7 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
             )
         if on_violation is not None and claim is None and not noise_multiplier:
             raise ValueError(
-                "on_violation needs something to hold the rounds against: give a claim, or noise_multiplier"
+                "on_violation needs a claim or a noise_multiplier to test the rounds against: give one of them"
             )
         self.claim, self.on_violation = claim, on_violation
         self.dim, self.canaries, self.unobserved, self.delta = dim, canaries, unobserved, delta
@@ -194,7 +196,7 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
         self._replies = 0
 
     def process_dxo(self, dxo: Any, shareable: Any, fl_ctx: Any) -> Any:
-        """Note whether a reply is a canary's, and pass it on unchanged."""
+        """Record whether a reply is a canary's, and pass it on unchanged."""
         self._replies += 1
         index = dxo.get_meta_prop(CANARY, None)
         if index is not None:
@@ -209,7 +211,7 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
         elif event_type == AppEventType.AFTER_AGGREGATION:
             try:
                 self._observe(fl_ctx.get_prop(AppConstants.AGGREGATION_RESULT))
-            except ViolationError as error:  # NVFlare logs an exception in an event handler and goes on
+            except ViolationError as error:  # NVFlare logs an exception of an event handler and continues
                 self.system_panic(str(error), fl_ctx)
         elif event_type == EventType.END_RUN and self._audit is not None and self._journal is not None:
             with self._audit:
@@ -218,7 +220,7 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
             self._audit = self._journal = None
 
     def finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
-        """The result of a job that has ended, from the rounds in its directory; it is written there."""
+        """The result of a finished job, from the rounds in its directory. It is also written there."""
         if not (Path(self.directory) / "audit" / "rounds.log").exists():
             raise ValueError(f"{self.directory} holds no rounds: run the job, and finish where its server ran")
         audit, journal = self._open()
@@ -245,16 +247,18 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
     def _observe(self, result: Any) -> None:
         assert self._audit is not None
         assert self._journal is not None
-        row = np.concatenate([np.asarray(values, dtype=np.float64).reshape(-1) for values in result.params.values()])
-        size = self.clip_norm / max(self._replies, 1)
-        noise = None if self.noise_multiplier is None else self.noise_multiplier * size
+        model_delta = np.concatenate(
+            [np.asarray(values, dtype=np.float64).reshape(-1) for values in result.params.values()]
+        )
+        clip_norm = self.clip_norm / max(self._replies, 1)  # in the aggregate, an average
+        noise = None if self.noise_multiplier is None else self.noise_multiplier * clip_norm
         number = self._audit.last_round + 1
         self._audit.observe_round(
             number,
-            row,
+            model_delta,
             present=self._present,
             noise_std=noise,
-            clip_norm=size,
+            clip_norm=clip_norm,
             scale=self.scale,
             participants=self._replies,
         )
@@ -269,8 +273,8 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]
             "clipping", "not checked", "canaries are sent at the clip norm, so a clip leaves them as they are"
         )
         if self.scale > 1:
-            sent = f"canaries are sent {self.scale:g} times longer than the clip norm, before the sites' own filters"
-            clipping = AuditedItem("clipping", "checked", sent)
+            reason = f"canaries are sent {self.scale:g} times longer than the clip norm, before the sites' own filters"
+            clipping = AuditedItem("clipping", "checked", reason)
         return journal.finish(
             claim,
             noise=noise,

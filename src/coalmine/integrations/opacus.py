@@ -1,11 +1,11 @@
-"""Audit Opacus: canaries take part in steps as examples do, and every noised gradient is observed.
+"""Audit Opacus: canaries take part in steps like examples, and the audit observes every noised gradient.
 
     model, optimizer, loader = PrivacyEngine().make_private(...)
     optimizer = audited(optimizer, model, data_loader=loader, canaries=1_000, seed=..., delta=1e-5)
     ...  # train as usual
     print(optimizer.audit.finish())
 
-Each canary rides with one row of the data set, and is in a step exactly when the loader's sampler picks that row. So the
+Each canary is paired with one row of the data set, and is in a step exactly when the loader's sampler picks that row. So the
 audit checks the sampler too, and judges the accountant's epsilon. A step moves the model against its gradient, so canaries
 are subtracted from the gradient, and the audit observes minus the noised gradient.
 """
@@ -58,12 +58,12 @@ from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, positive, wat
 from coalmine.integrations.watched_sampler import PickedRows, check_loader
 
 __all__ = ["audited", "named_layers", "trained_parameters", "unaudited"]
-# Numbers in the canaries of one step up to which they go through the clip by default: 64 MB in single precision, and 0.2 to
-# 0.5 seconds a step on one core (a transform takes 8 to 33 ns per number).
+# By default, canaries go through the clip if those of one step hold at most this many numbers: 64 MB in single precision,
+# and 0.2 to 0.5 seconds per step on one core (a transform takes 8 to 33 ns per number).
 MOST_THROUGH_CLIP = 1 << 24
-USUAL_CANARIES = 1_000  # by default, if the data set has so many rows
-EARLY_STEPS = 10  # after which weights that have not moved are told of
-ROW = "row of the data set"  # the privacy unit, unless a better name is given
+USUAL_CANARIES = 1_000  # default number, if the data set has as many rows
+EARLY_STEPS = 10  # after this many steps, weights that have not moved give a warning
+ROW = "row of the data set"  # default name of the privacy unit
 WRAPPERS = ("_module.", "_orig_mod.")  # GradSampleModule and torch.compile put these before a parameter's name
 Optimizer = TypeVar("Optimizer", bound=DPOptimizer)
 
@@ -83,33 +83,35 @@ def audited(
     """The same optimizer with canaries in its steps, and its audit as `optimizer.audit`.
 
     `model` is the model that the optimizer trains, a dict of its named parameters, or its `state_dict`. Each parameter gets
-    a noise gauge of its own. `settings` are `canaries`, `unobserved`, `delta`, `directory`, `claim`, `on_violation` and
-    `deferred` as in `Audit`, and either `seed` or `seed_file`. Without a claim `on_violation` watches the noise multiplier.
-    An `audit` of your own takes the place of all of them; `named_layers` returns its layers.
+    its own noise gauge. `settings` are `canaries`, `unobserved`, `delta`, `directory`, `claim`, `on_violation` and
+    `deferred` as in `Audit`, and either `seed` or `seed_file`. Without a claim, `on_violation` watches the noise multiplier.
+    An `audit` of your own replaces all of these settings; `named_layers` returns its layers.
 
-    `data_loader` is the loader that `make_private` returned and that the loop uses, itself or in a `BatchMemoryManager`.
-    Each canary rides with one row of its data set, and is in a step exactly when the loader's sampler picks that row.
-    `canaries` are then at most the rows, 1,000 by default. Without `data_loader` the sampler is not observed: each canary
-    is in a step with `sampling_probability`, that of an example. The audit's seed decides, or `rng` does.
+    `data_loader` is the loader that `make_private` returned. The loop must use it, directly or in a `BatchMemoryManager`.
+    Each canary is paired with one row of its data set, and is in a step exactly when the loader's sampler picks that row.
+    There can be at most as many canaries as rows; the default is 1,000. Without `data_loader` the sampler is not observed:
+    each canary is in a step with `sampling_probability`, that of an example, drawn from the audit's seed or from `rng`.
 
     With `through_clip`, canaries are rows of `grad_sample`, `scale` (10) times longer than the clip norm, so the audit
     checks the clip too. This needs per-example gradients and one clip norm (hooks mode, flat or adaptive clipping), and one
     transform for each canary in a step. Otherwise canaries join the clipped sum at the clip norm, which works in every
-    mode. By default, canaries go through a flat clip where a step's canaries hold at most `MOST_THROUGH_CLIP` numbers. An
-    adaptive clip would count them as clipped examples, so there you must ask for it. The accountant's step hook is still
+    mode. By default, canaries go through a flat clip if a step's canaries hold at most `MOST_THROUGH_CLIP` numbers. An
+    adaptive clip would count them as clipped examples, so it needs `through_clip=True`. The accountant's step hook is still
     called.
 
     In several processes (DDP, FSDP2) every rank calls `audited` with the same arguments, and `finish` at the end. Rank 0 has
     the directory and the result. `reduce` sums over the ranks, by default `torch_distributed.reduce_over()`.
 
-    `optimizer.audit.finish` takes `accounted_epsilon`, by default that of the accountant which `make_private` attached,
-    `claim`, `initial`, the model before training, needed for `final-update` after a restart, `task`, the name of what was
-    trained, and `unit`, what one row of the data set holds, such as "sentence", "document" or "user". With `data_loader`
-    the accountant's epsilon is the default claim, and the mechanism's has a verdict beside it. Without, the default claim
-    is the optimizer's noise multiplier in every step, and an `accounted_epsilon` has a verdict beside it.
+    `optimizer.audit.finish` takes these keywords, all optional:
 
-    After ten steps a RuntimeWarning tells of weights that have not moved at all, so that nobody waits for the end of a run
-    that trains nothing.
+    - `claim`: with `data_loader` the default is the accountant's epsilon, and the mechanism's gets a second verdict.
+      Without it, the default is the optimizer's noise multiplier in every step, and `accounted_epsilon` gets the second.
+    - `accounted_epsilon`: by default that of the accountant that `make_private` attached.
+    - `initial`: the model before training, which `final-update` needs after a restart.
+    - `task`: the name of the training task.
+    - `unit`: the content of one row of the data set, such as "sentence", "document" or "user".
+
+    If no weight has moved after ten steps, a RuntimeWarning says so early.
     """
     _check_optimizer(optimizer, through_clip)
     gradients = _gradients(optimizer, model, reduce)
@@ -120,16 +122,17 @@ def audited(
         if data_loader is not None:
             rate = _loader_rate(data_loader, rate, rng, every_rank=gradients.ranks.several)
             if settings.get("audit") is None and settings.get("canaries") is None:
-                settings["canaries"] = min(USUAL_CANARIES, _rows(data_loader), most)
+                settings["canaries"] = min(USUAL_CANARIES, _row_count(data_loader), most)
         elif rate is None:
             raise TypeError("audited() needs data_loader, or the sampling_probability of an example")
         elif rng is not None and gradients.ranks.several:
-            raise ValueError("rng may differ from rank to rank, so omit it: the audit's seed decides")
+            raise ValueError("rng may differ from rank to rank, so omit it: the audit's seed is used")
         own, count = settings.get("audit"), settings.get("canaries")
         expected = own.settings.canaries if isinstance(own, Audit) else count if isinstance(count, int) else 0
-        if data_loader is not None and expected > _rows(data_loader):
+        if data_loader is not None and expected > _row_count(data_loader):
             raise ValueError(
-                f"canaries must be at most the {_rows(data_loader)} rows of the data set, one row for each, got {expected}"
+                f"canaries must be at most the {_row_count(data_loader)} rows of the data set, one row for each, got "
+                f"{expected}"
             )
         return _checked_options(optimizer, expected, rate, through_clip, scale)
 
@@ -138,16 +141,20 @@ def audited(
     dim = sum(p.numel() for p in optimizer.params)
     if dim != audit.settings.dim:
         raise ValueError(f"the audit must have dim = {dim}, the number of the optimizer's parameters, got {audit!r}")
-    outside = () if model is None else _outside(optimizer, model)
-    draw = _Coin(audit, probability, rng) if data_loader is None else _Riders(audit, gradients, optimizer, data_loader)
+    outside = () if model is None else _parameters_outside(optimizer, model)
+    selection: _SeedSelection | _RowSelection
+    if data_loader is None:
+        selection = _SeedSelection(audit, probability, rng)
+    else:
+        selection = _RowSelection(audit, gradients, optimizer, data_loader)
     watch_noise(audit, settings.get("on_violation"), optimizer.noise_multiplier)
-    _OptimizerAudit(optimizer, audit, gradients, probability, length, draw, clipping=clipping, outside=outside)
+    _OptimizerAudit(optimizer, audit, gradients, probability, length, selection, clipping=clipping, outside=outside)
     optimizer.audit = audit
     return optimizer
 
 
 def unaudited(optimizer: Optimizer) -> Optimizer:
-    """The same optimizer without its audit; the accountant's hook stays. An optimizer without an audit is left as it is."""
+    """The same optimizer without its audit; the accountant's hook stays. Without an audit, nothing changes."""
     attached = getattr(optimizer.add_noise, "__self__", None)
     if isinstance(attached, _OptimizerAudit):
         attached.detach()
@@ -161,8 +168,8 @@ def named_layers(
     """Name and size of each parameter that the optimizer trains, in the optimizer's order: `layers` for an `Audit`."""
     tensors = _named_tensors(model)
     names = {id(tensor): name for name, tensor in tensors.items()}
-    places = {_place(tensor): name for name, tensor in tensors.items()}  # a state_dict holds other objects, same memory
-    found = []
+    places = {_place(tensor): name for name, tensor in tensors.items()}  # a state_dict has other objects, same memory
+    layers = []
     for p in optimizer.params:
         name = names.get(id(p), places.get(_place(p)))
         if name is None:
@@ -170,8 +177,8 @@ def named_layers(
                 f"the model must hold every parameter of the optimizer, but none of its tensors is the one of shape "
                 f"{tuple(p.shape)}: pass the model that make_private returned"
             )
-        found.append((name, p.numel()))
-    return found
+        layers.append((name, p.numel()))
+    return layers
 
 
 def trained_parameters(
@@ -179,17 +186,17 @@ def trained_parameters(
 ) -> "dict[str, torch.Tensor]":
     """The parameters that the optimizer trains, by their names: `parameters` for an `Audit.for_model`.
 
-    Under DDP and FSDP2 they are those that an audit of your own takes; a shard stands for what this rank holds.
+    Under DDP and FSDP2, an audit of your own needs these. Under FSDP2 each is this rank's shard.
     """
     names = plain_names(name for name, _ in named_layers(optimizer, model))
     return dict(zip(names, (local(p.detach()) for p in optimizer.params), strict=True))
 
 
-class _Coin:
-    """Canaries join a step by a coin of their own."""
+class _SeedSelection:
+    """Each canary is in a step with a fixed probability, drawn from the audit's seed or from `rng`."""
 
     participants: int | None = None
-    again: Sequence[Indices] = ()
+    repeats: Sequence[Indices] = ()
 
     def __init__(self, audit: Audit, probability: float, rng: np.random.Generator | None) -> None:
         self._audit, self._probability, self._rng = audit, probability, rng
@@ -197,20 +204,20 @@ class _Coin:
     def canaries(self, _examples: int) -> Indices:
         if self._rng is None:
             return self._audit.sampled_canaries(self._audit.last_round + 1, self._probability)
-        drawn = self._rng.random(self._audit.settings.canaries) < self._probability
-        return np.flatnonzero(drawn).astype(np.int32)
+        is_present = self._rng.random(self._audit.settings.canaries) < self._probability
+        return np.flatnonzero(is_present).astype(np.int32)
 
 
-class _Riders:
-    """Each canary rides with one row of the data set: it is in a step whenever that row is.
+class _RowSelection:
+    """Each canary is paired with one row of the data set: it is in a step whenever that row is.
 
-    Each rank of several picks its own rows of the same data set, and a canary is in the step if any of them picks its row.
-    `again` are the canaries whose rows are in the step twice, three times and so on. They count as often as their rows.
-    `participants` is the number of rows in the last step, as the accountant counts them: canaries ride, so they add none.
+    Of several ranks, each picks its own rows of the same data set, and a canary is in the step if any rank picks its row.
+    `repeats` lists the canaries whose rows are in the step at least twice, three times and so on: they join as often.
+    `participants` is the number of rows in the last step, as the accountant counts them: canaries do not count.
     """
 
     participants: int | None = None
-    again: Sequence[Indices] = ()
+    repeats: Sequence[Indices] = ()
 
     def __init__(self, audit: Audit, gradients: OneProcess, optimizer: DPOptimizer, loader: Any) -> None:
         self._audit, self._ranks = audit, gradients.ranks
@@ -224,34 +231,34 @@ class _Riders:
                 "data_loader must have the whole data set on every rank, but the ranks' data sets have "
                 f"{', '.join(f'{count:.0f}' for count in counts)} rows"
             )
-        self._riders = np.full(self.rows.count, -1, dtype=np.int32)
-        self._riders[audit.canary_rows(self.rows.count)] = np.arange(count)
+        self._canary_of_row = np.full(self.rows.count, -1, dtype=np.int32)
+        self._canary_of_row[audit.canary_rows(self.rows.count)] = np.arange(count)
         self.most_times, self.steps_with_repeats = 1, 0
 
     def canaries(self, examples: int) -> Indices:
         count, size = self._audit.settings.canaries, self._ranks.size
 
-        def picked() -> Floats:
-            """How often each canary's row was picked, the number of rows, and how often one of them was."""
-            rows = self.rows.of_step(examples)
-            riders = self._riders[rows]
-            times = np.bincount(riders[riders >= 0], minlength=count)
+        def count_picks() -> Floats:
+            """How often each canary's row was picked, the number of rows, and the picks of the most frequent row."""
+            rows = self.rows.rows_in_step(examples)
+            canaries = self._canary_of_row[rows]
+            times = np.bincount(canaries[canaries >= 0], minlength=count)
             most = np.unique(rows, return_counts=True)[1].max(initial=1)
             return np.concatenate([times, own_slot(self._ranks, rows.size), own_slot(self._ranks, most)])
 
-        total = self._ranks.sum_of(count + 2 * size, picked, number=self._audit.last_round + 1, told={})
+        total = self._ranks.sum_of(count + 2 * size, count_picks, number=self._audit.last_round + 1, told={})
         times, sizes, most = total[:count].astype(np.int64), total[count:-size], total[-size:]
         self.participants = int(sizes.sum())
-        repeats = int(max(most.max(), times.max(initial=1)))
-        self.most_times = max(self.most_times, repeats)
-        self.steps_with_repeats += repeats > 1
+        most_picks = int(max(most.max(), times.max(initial=1)))
+        self.most_times = max(self.most_times, most_picks)
+        self.steps_with_repeats += most_picks > 1
         present = np.flatnonzero(times).astype(np.int32)
-        self.again = [present[times[present] >= number] for number in range(2, int(times.max(initial=1)) + 1)]
+        self.repeats = [present[times[present] >= number] for number in range(2, int(times.max(initial=1)) + 1)]
         return present
 
 
 class _OptimizerAudit:
-    """The audit's part in the steps of an optimizer."""
+    """Puts canaries into an optimizer's steps, and observes the releases."""
 
     def __init__(
         self,
@@ -260,18 +267,18 @@ class _OptimizerAudit:
         gradients: OneProcess,
         sampling_probability: float,
         scale: float | None,
-        draw: _Coin | _Riders,
+        selection: _SeedSelection | _RowSelection,
         *,
         clipping: AuditedItem,
         outside: Iterable[str],
     ) -> None:
         self.audit = audit
-        self._optimizer, self._probability, self._scale, self._draw = optimizer, sampling_probability, scale, draw
-        self._gradients = gradients
-        self._examples = 0  # gradients in the step so far
+        self._optimizer, self._gradients, self._selection = optimizer, gradients, selection
+        self._probability, self._scale = sampling_probability, scale
+        self._examples = 0  # per-example gradients in the step so far
         self._clipping, self._outside = clipping, tuple(outside)
         if self._has_final():
-            audit.rewind_to(audit.last_round)  # the run ended between its final model and its result: it is resumed
+            audit.rewind_to(audit.last_round)  # resume a run that ended between its final model and its result
         self._initial = self._parameters() if audit.last_round == 0 else None
         self._noise_multipliers: set[float] = set()
         self._present: Indices = np.zeros(0, dtype=np.int32)
@@ -280,14 +287,14 @@ class _OptimizerAudit:
         self._steps, self._steps_without_others = 0, 0
         self._zero_gradient = set(range(len(optimizer.params)))  # parameters whose gradient was 0 in every step so far
         self._journal = Journal(audit, self._settings())
-        self._own: dict[str, Any] = {}  # the optimizer's own attributes under the names that the audit replaces
-        self._real_add_noise = self._put("add_noise", self._add_noise)
+        self._original: dict[str, Any] = {}  # the optimizer's own attributes that the audit replaces
+        self._real_add_noise = self._replace("add_noise", self._add_noise)
         completes = gradients.observed_after
-        self._real_completion = self._put(completes, self._complete) if completes is not None else None
-        self._real_clip = self._put("clip_and_accumulate", self._clip_and_accumulate) if scale is not None else None
-        if isinstance(draw, _Riders):
-            self._real_pre_step = self._put("pre_step", self._pre_step)
-            self._real_signal = self._put("signal_skip_step", self._signal_skip_step)
+        self._real_completion = self._replace(completes, self._complete) if completes is not None else None
+        self._real_clip = self._replace("clip_and_accumulate", self._clip_and_accumulate) if scale is not None else None
+        if isinstance(selection, _RowSelection):
+            self._real_pre_step = self._replace("pre_step", self._pre_step)
+            self._real_signal = self._replace("signal_skip_step", self._signal_skip_step)
         self._real_hook = optimizer.step_hook
         self._accountant = _attached_accountant(optimizer)
         optimizer.attach_step_hook(self._after_noise)
@@ -302,20 +309,20 @@ class _OptimizerAudit:
         task: str | None = None,
         unit: str | None = None,
     ) -> AuditResult:
-        """Observe the final model and return the result, on rank 0 of several; a second call judges the same model again."""
+        """Observe the final model and return the result (rank 0 only). A second call judges the same model again."""
         if not self._has_final():
             first = self._initial if initial is None else initial
             self.audit.observe_final(self._parameters(), initial=first)
-        self._find_zero_gradients()
+        self._gather_zero_gradients()
         if self._gradients.ranks.rank > 0:
-            return cast(AuditResult, None)  # as `Audit.finish` does on other ranks
+            return cast(AuditResult, None)  # like `Audit.finish`
         smallest = min(self._noise_multipliers, default=0.0)
         noise = smallest if len(self._noise_multipliers) == 1 else None
         warnings = self._warnings()
         for text in warnings:
             warn(text, stacklevel=3)
-        if accounted_epsilon is None and noise and isinstance(self._draw, _Riders):
-            accounted_epsilon = self._accountants_epsilon()
+        if accounted_epsilon is None and noise and isinstance(self._selection, _RowSelection):
+            accounted_epsilon = self._accountant_epsilon()
         return self._journal.finish(
             claim,
             noise=noise,
@@ -325,23 +332,23 @@ class _OptimizerAudit:
             pipeline=self._pipeline(),
             task=task,
             audited=self._audited_items(),
-            notes=[*self._notes(bool(claim or noise)), _privacy_unit(unit)],
+            notes=[*self._notes(bool(claim or noise)), _unit_note(unit)],
             warnings=warnings,
             noise_multiplier=smallest,
             privacy_unit=unit or ROW,
         )
 
     def _has_final(self) -> bool:
-        """Whether the final model was observed, which rank 0 knows."""
+        """Whether the final model was observed; only rank 0 knows."""
         return bool(self._gradients.ranks.gather(lambda: self.audit.rank == 0 and self.audit.log.final is not None)[0])
 
-    def _find_zero_gradients(self) -> None:
-        """Of the parameters whose gradient was always 0 on this rank, keep those where it was so on every rank."""
+    def _gather_zero_gradients(self) -> None:
+        """Keep only the parameters whose gradient was always 0 on every rank, not just on this one."""
         nonzero = np.ones(len(self._optimizer.params))
         nonzero[list(self._zero_gradient)] = 0
         self._zero_gradient = set(np.flatnonzero(self._gradients.ranks.sum(nonzero) == 0).tolist())
 
-    def _accountants_epsilon(self) -> float | None:
+    def _accountant_epsilon(self) -> float | None:
         if self._accountant is None or not self._accountant.history:
             return None
         return float(self._accountant.get_epsilon(self.audit.settings.delta))
@@ -350,7 +357,7 @@ class _OptimizerAudit:
         return None if self._accountant is None else sum(int(part[2]) for part in self._accountant.history)
 
     def _accounted_claim(self, epsilon: float | None) -> Claim | None:
-        """The claim that the accountant makes: its noise, rate and number of steps, if they were the same throughout."""
+        """The accountant's claim: its noise, rate and number of steps, if noise and rate never changed."""
         if epsilon is None or not 0 < epsilon < math.inf or not self.audit.last_round:
             return None
         history = self._accountant.history if self._accountant is not None else []
@@ -363,60 +370,61 @@ class _OptimizerAudit:
             epsilon,
             sampling=Poisson(min(rate, 1.0), rounds=steps),
             noise_multiplier=noise,
-            sampler_observed=isinstance(self._draw, _Riders),
+            sampler_observed=isinstance(self._selection, _RowSelection),
         )
 
     def detach(self) -> None:
-        """Give the optimizer its own methods and hook back."""
-        for name, own in self._own.items():
+        """Restore the optimizer's own methods and hook."""
+        for name, original in self._original.items():
             delattr(self._optimizer, name)
-            if own is not None:
-                setattr(self._optimizer, name, own)
-        if isinstance(self._draw, _Riders):
-            self._draw.rows.release()
+            if original is not None:
+                setattr(self._optimizer, name, original)
+        if isinstance(self._selection, _RowSelection):
+            self._selection.rows.release()
         self._optimizer.step_hook = self._real_hook
 
-    def _put(self, name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
+    def _replace(self, name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
+        """Replace a method of the optimizer, and return the original."""
         real: Callable[..., Any] = getattr(self._optimizer, name)
-        self._own[name] = vars(self._optimizer).get(name)
+        self._original[name] = vars(self._optimizer).get(name)
         setattr(self._optimizer, name, ours)
         return real
 
-    def _pre_step(self, *given: Any, **named: Any) -> Any:
+    def _pre_step(self, *args: Any, **kwargs: Any) -> Any:
         """Count the examples of a step. A step that Opacus skips keeps its sum for the next one."""
         before = self._examples if self._optimizer._is_last_step_skipped else 0
         self._examples = before + self._gradients.examples()
-        return self._real_pre_step(*given, **named)
+        return self._real_pre_step(*args, **kwargs)
 
     def _signal_skip_step(self, do_skip: bool = True) -> None:
-        """BatchMemoryManager says of a batch whether it ends a step."""
-        assert isinstance(self._draw, _Riders)
+        """Pass on BatchMemoryManager's signal whether a batch ends a step."""
+        assert isinstance(self._selection, _RowSelection)
         self._real_signal(do_skip)
-        self._draw.rows.note_signal(ends_step=not do_skip)
+        self._selection.rows.note_signal(ends_step=not do_skip)
 
     def _clip_and_accumulate(self) -> None:
         """Run the optimizer's own clip, with the canaries in the last physical batch of a step."""
         assert self._real_clip is not None
         assert self._scale is not None
         if not self._optimizer._check_skip_next_step(pop_next=False):
-            self._present = self._draw.canaries(self._examples)
+            self._present = self._selection.canaries(self._examples)
             self._others = negated(self._clipped_sum())
             if self._present.size and self._gradients.joins:
                 size = float(self._optimizer.max_grad_norm)
-                entering = np.concatenate([*self._draw.again, self._present])
+                entering = np.concatenate([*self._selection.repeats, self._present])
                 rows = [self._gradients.updates(self.audit, [i], size, scale=self._scale) for i in entering]
                 _append_rows(self._optimizer.params, [-torch.stack(parts) for parts in zip(*rows, strict=True)])
         self._real_clip()
 
     def _add_noise(self) -> None:
-        """Called once in a step, when the clipped sum of all its examples is complete."""
+        """Add canaries to the complete clipped sum, then the noise. Opacus calls this once per step."""
         if self._scale is None:
-            self._present = self._draw.canaries(self._examples)
+            self._present = self._selection.canaries(self._examples)
             sums = self._gradients.sums()
             self._others = negated(sums)
             if self._gradients.joins:
                 size = float(self._optimizer.max_grad_norm) * self._gradients.clip_in_sum
-                for canaries in [*self._draw.again, self._present]:
+                for canaries in [*self._selection.repeats, self._present]:
                     if canaries.size:
                         parts = self._gradients.updates(self.audit, canaries, size)
                         subtract(sums, [canary.view_as(part) for part, canary in zip(sums, parts, strict=True)])
@@ -432,7 +440,7 @@ class _OptimizerAudit:
             self._observe()
 
     def _complete(self) -> None:
-        """The gradients of all ranks are summed after the step hook: only then are they what the step releases."""
+        """Observe the release, which is complete once the gradients of all ranks are summed, after the step hook."""
         assert self._real_completion is not None
         with self._gradients.lost_ranks():
             self._real_completion()
@@ -444,39 +452,39 @@ class _OptimizerAudit:
         self._noise_multipliers.add(step.noise)
         self._steps += 1
         if self._steps == EARLY_STEPS + 1:
-            self._look_at_weights()
-        if self._zero_gradient:  # one wait for all of them
+            self._warn_if_weights_are_frozen()
+        if self._zero_gradient:  # one GPU synchronisation for all of them
             waiting = sorted(self._zero_gradient)
             nonzero = torch.stack([self._others[i].any() for i in waiting]).cpu()
             self._zero_gradient = {i for i, moved in zip(waiting, nonzero.tolist(), strict=True) if not moved}
         others = None
         if step.noise or self._present.size:
             in_release = step.divisor * self._gradients.clip_in_sum
-            others = self._gradients.whole(self._others, divisor=in_release)
+            others = self._gradients.combined(self._others, divisor=in_release)
         self._steps_without_others += others is None
         self.audit.observe_round(
             self.audit.last_round + 1,
-            self._gradients.whole(self._gradients.release(), divisor=-1.0),
+            self._gradients.combined(self._gradients.release(), divisor=-1.0),
             present=self._present,
             others=others,
             noise_std=step.noise * step.clip_norm,
             clip_norm=step.clip_norm,
             scale=1.0 if self._scale is None else self._scale,
-            participants=self._draw.participants,
+            participants=self._selection.participants,
         )
         self._others = []
         self._journal.add_round(
             self.audit.last_round,
             canaries=int(self._present.size),
-            examples=self._draw.participants,
+            examples=self._selection.participants,
             clip_norm=step.clip_norm * step.divisor,
         )
 
-    def _look_at_weights(self) -> None:
-        """Warn if no parameter has moved in the first steps; the gauges of training say more at the end."""
+    def _warn_if_weights_are_frozen(self) -> None:
+        """Warn if no parameter has moved in the first steps. The training gauges say more at the end."""
         if self._initial is None:
             return
-        now = self._gradients.whole(self._gradients.parameters())
+        now = self._gradients.combined(self._gradients.parameters())
         pairs = (
             zip(now.values(), self._initial.values(), strict=True) if isinstance(now, dict) else [(now, self._initial)]
         )
@@ -490,15 +498,15 @@ class _OptimizerAudit:
             )
 
     def _audited_items(self) -> list[AuditedItem]:
-        """What this audit checked of the pipeline, as far as only the integration knows it."""
-        if isinstance(self._draw, _Riders):
-            rode = "each canary was in exactly the steps for which the data loader picked its row"
-            sampler = AuditedItem("sampler", "checked", rode)
+        """The parts of the pipeline that only the integration knows about, checked or not."""
+        if isinstance(self._selection, _RowSelection):
+            reason = "each canary was in exactly the steps for which the data loader picked its row"
+            sampler = AuditedItem("sampler", "checked", reason)
         else:
-            drawn = (
+            reason = (
                 "the audit drew its canaries itself, at the given probability; pass data_loader to observe its sampler"
             )
-            sampler = AuditedItem("sampler", "not checked", drawn)
+            sampler = AuditedItem("sampler", "not checked", reason)
         items = [
             self._clipping,
             sampler,
@@ -510,14 +518,14 @@ class _OptimizerAudit:
             source = "recomputed from the per-example gradients" if self._scale else "read from the optimizer"
             items.append(AuditedItem("others", "checked", f"the sum of the other examples was {source} in every step"))
         if not self.audit.settings.layers:
-            how = "the audit has no layers: give Audit(…, layers=named_layers(optimizer, model))"
-            items.append(AuditedItem("tensors", "not checked", how))
+            remedy = "the audit has no layers: give Audit(…, layers=named_layers(optimizer, model))"
+            items.append(AuditedItem("tensors", "not checked", remedy))
         return items
 
     def _why_no_others(self) -> str:
         return (
-            f"known-others leaves out {self._steps_without_others} of {self._steps} steps: they had no noise and no "
-            "canary, so nothing is left of them without the other examples"
+            f"known-others omits {self._steps_without_others} of {self._steps} steps: they had no noise and no canary, so "
+            "nothing remains once the other examples are subtracted"
         )
 
     def _notes(self, judged: bool) -> list[str]:
@@ -531,26 +539,27 @@ class _OptimizerAudit:
     def _warnings(self) -> list[str]:
         warnings = []
         if self._zero_gradient and self._steps >= FEWEST_ROUNDS and any(self._noise_multipliers):
-            zero = _listed(name for i, name in enumerate(self._names()) if i in self._zero_gradient)
+            zero = _join_names(name for i, name in enumerate(self._names()) if i in self._zero_gradient)
             warnings.append(
                 f"these parameters received noise although their gradient was 0 in every step: {zero}; to keep them fixed, "
                 "set requires_grad=False before make_private"
             )
         counted = self._accounted_steps()
-        if isinstance(self._draw, _Riders) and counted not in (None, self.audit.last_round):
+        if isinstance(self._selection, _RowSelection) and counted not in (None, self.audit.last_round):
             warnings.append(
                 f"the accountant counted {count_of(counted, 'step')}, and the audit observed {self.audit.last_round}; "
                 "restore the accountant with the model after a restart, and audit from the first step"
             )
-        if isinstance(self._draw, _Riders) and self._draw.steps_with_repeats:
+        if isinstance(self._selection, _RowSelection) and self._selection.steps_with_repeats:
             warnings.append(
-                f"the data loader picked a row more than once in {count_of(self._draw.steps_with_repeats, 'step')}, up to "
-                f"{self._draw.most_times} times; one example then adds as many clip norms, which no accountant allows for"
+                f"the data loader picked a row more than once in {count_of(self._selection.steps_with_repeats, 'step')}, up "
+                f"to {self._selection.most_times} times; one example then adds as many clip norms, which no accountant "
+                "allows for"
             )
         if self._outside:
             warnings.append(
-                f"these parameters require gradients but are not in the optimizer: {_listed(self._outside)}; they are not "
-                "audited, and if another optimizer trains them, it does so without privacy"
+                f"these parameters require gradients but are not in the optimizer: {_join_names(self._outside)}; they are "
+                "not audited, and if another optimizer trains them, it does so without privacy"
             )
         return warnings
 
@@ -561,14 +570,14 @@ class _OptimizerAudit:
         return [f"parameter {i} of shape {tuple(p.shape)}" for i, p in enumerate(params)]
 
     def _clipped_sum(self) -> list[Any]:
-        """The clipped sum of this step's examples. Computed here, because the optimizer's own clip is being audited."""
+        """The clipped sum of this step's examples, computed here because the optimizer's own clip is under test."""
         pairs = zip(self._optimizer.grad_samples, self._optimizer.params, strict=True)
         samples = [g.reshape(len(g), p.numel()) for g, p in pairs]  # a step may have no examples
         norms = torch.stack([g.norm(2, dim=1) for g in samples]).norm(2, dim=0)
         factors = (float(self._optimizer.max_grad_norm) / norms).clamp(max=1.0)  # norm 0 gives inf, clamped to 1
-        here = [factors.to(g.dtype) @ g for g in samples]
-        before = [p.summed_grad for p in self._optimizer.params]
-        return here if before[0] is None else [a + b.reshape(-1) for a, b in zip(here, before, strict=True)]
+        current = [factors.to(g.dtype) @ g for g in samples]
+        earlier = [p.summed_grad for p in self._optimizer.params]
+        return current if earlier[0] is None else [a + b.reshape(-1) for a, b in zip(current, earlier, strict=True)]
 
     def _settings(self) -> dict[str, Any]:
         optimizer = self._optimizer
@@ -579,13 +588,13 @@ class _OptimizerAudit:
             "delta": self.audit.settings.delta,
         }
         canaries = {"count": self.audit.settings.canaries, "through_clip": self._scale is not None}
-        if isinstance(self._draw, _Riders):
-            canaries["rows"] = self._draw.rows.count
+        if isinstance(self._selection, _RowSelection):
+            canaries["rows"] = self._selection.rows.count
         size = self._gradients.ranks.size
         return {"trainer": "opacus", "privacy": privacy, "canaries": canaries} | ({"ranks": size} if size > 1 else {})
 
     def _pipeline(self) -> dict[str, Any]:
-        """What the optimizer tells of the pipeline beside its settings."""
+        """Facts about the pipeline that the optimizer knows, besides its settings."""
         kinds = sorted({str(p.dtype).removeprefix("torch.") for p in self._optimizer.params})
         secure = "a cryptographic generator (Opacus's secure mode)"
         plain = "a torch.Generator, which is not cryptographic (Opacus without secure mode)"
@@ -596,49 +605,49 @@ class _OptimizerAudit:
         }
 
     def _parameters(self) -> Any:
-        return self._gradients.whole([part.clone() for part in self._gradients.parameters()])
+        return self._gradients.combined([part.clone() for part in self._gradients.parameters()])
 
 
-def _privacy_unit(unit: str | None) -> str:
-    """Whom the claim is about."""
+def _unit_note(unit: str | None) -> str:
+    """The note on the privacy unit of the claim."""
     if unit is not None and (not isinstance(unit, str) or not unit.strip()):
         raise ValueError(f"unit must name what one row of the data set holds, such as 'document', got {shown(unit)}")
-    what = f"one {unit} (a row of the data set)" if unit else "one row of the data set"
+    row = f"one {unit} (a row of the data set)" if unit else "one row of the data set"
     return (
-        f"privacy unit: {what}, added or removed; somebody whose data are in several rows has a larger epsilon than the "
+        f"privacy unit: {row}, added or removed; a person whose data are in several rows has a larger epsilon than the "
         "claimed one"
     )
 
 
 class _Step(NamedTuple):
-    """The units of a step: what its sum is divided by, and clip norm and noise multiplier as they are in the release."""
+    """The divisor of a step's sum, its clip norm in the units of the release, and its noise multiplier."""
 
     divisor: float
     clip_norm: float
     noise: float
 
 
-def _gradients(optimizer: DPOptimizer, model: Any, given: Any) -> OneProcess:
-    """Where the optimizer's gradients are."""
-    reduce = reduce_for(optimizer, given)
+def _gradients(optimizer: DPOptimizer, model: Any, user_reduce: Any) -> OneProcess:
+    """Access to the optimizer's gradients: in one process, replicated or sharded."""
+    reduce = reduce_for(optimizer, user_reduce)
     if reduce is None:
         return OneProcess(optimizer)
 
-    def find() -> OneProcess:
+    def make() -> OneProcess:
         names = None if model is None else plain_names(name for name, _ in named_layers(optimizer, model))
         kind = Replicated if isinstance(optimizer, REPLICATED) else Sharded
         return kind(optimizer, names, reduce, model)
 
-    return on_every_rank(Ranks(reduce), find)
+    return on_every_rank(Ranks(reduce), make)
 
 
-def _rows(data_loader: "torch.utils.data.DataLoader[Any]") -> int:
-    """The number of rows of a loader's data set, which `check_loader` knows to have a length."""
+def _row_count(data_loader: "torch.utils.data.DataLoader[Any]") -> int:
+    """Number of rows of a loader's data set; `check_loader` has ensured that it has a length."""
     return len(cast(Sized, data_loader.dataset))
 
 
 def _loader_rate(loader: Any, sampling_probability: float | None, rng: Any, *, every_rank: bool) -> float:
-    """The share of steps that Opacus expects a row in; it expects the same of every loader."""
+    """The sampling rate that Opacus assumes for a loader, whatever its sampler."""
     if sampling_probability is not None or rng is not None:
         name = "rng" if sampling_probability is None else "sampling_probability"
         raise ValueError(f"data_loader decides which canaries are in a step, so omit {name}")
@@ -650,14 +659,14 @@ def _attached_accountant(optimizer: DPOptimizer) -> IAccountant | None:
     """The accountant whose hook `make_private` attached, if it is still the optimizer's only hook."""
     if not inspect.isfunction(optimizer.step_hook):
         return None
-    held = inspect.getclosurevars(optimizer.step_hook).nonlocals.values()
-    return next((value for value in held if isinstance(value, IAccountant)), None)
+    closure = inspect.getclosurevars(optimizer.step_hook).nonlocals.values()
+    return next((value for value in closure if isinstance(value, IAccountant)), None)
 
 
 def _checked_options(
     optimizer: DPOptimizer, canaries: int, sampling_probability: float, through_clip: bool | None, scale: float | None
 ) -> tuple[float, float | None, AuditedItem]:
-    """Sampling probability, scale of the canaries (None behind the clip), and what the audit says of the clip."""
+    """Sampling probability, scale of the canaries (None after the clip), and whether the clip is checked."""
     probability = one_number("sampling_probability", sampling_probability)
     if not 0 < probability <= 1:
         raise ValueError(f"sampling_probability must lie in (0, 1], got {probability}")
@@ -666,12 +675,12 @@ def _checked_options(
         raise ValueError(f"scale must be above 1, or the clip has nothing to clip, got {length}")
     obstacle = _obstacle(optimizer, canaries * probability)
     if through_clip or (through_clip is None and obstacle is None):
-        entered = f"canaries entered the optimizer's clip {length:g} times longer than the clip norm"
-        return probability, length, AuditedItem("clipping", "checked", entered)
+        reason = f"canaries entered the optimizer's clip {length:g} times longer than the clip norm"
+        return probability, length, AuditedItem("clipping", "checked", reason)
     if scale is not None:
-        raise ValueError("scale needs through_clip=True: behind the clip, a canary is as long as the clip norm")
+        raise ValueError("scale needs through_clip=True: after the clip, a canary is as long as the clip norm")
     why = f": {obstacle}" if obstacle else "; use through_clip=True"
-    return probability, None, AuditedItem("clipping", "not checked", f"canaries entered behind the clip{why}")
+    return probability, None, AuditedItem("clipping", "not checked", f"canaries entered after the clip{why}")
 
 
 def _check_optimizer(optimizer: DPOptimizer, through_clip: bool | None) -> None:
@@ -683,30 +692,30 @@ def _check_optimizer(optimizer: DPOptimizer, through_clip: bool | None) -> None:
             "its sum; use SimpleDistributedPerLayerOptimizer, which make_private chooses"
         )
     if isinstance(getattr(optimizer.add_noise, "__self__", None), _OptimizerAudit):
-        raise ValueError("this optimizer is audited already: unaudited(optimizer) takes the first audit out")
-    if through_clip and not _has_rows(optimizer):
+        raise ValueError("this optimizer is audited already: unaudited(optimizer) removes the first audit")
+    if through_clip and not _has_example_gradients(optimizer):
         raise ValueError(
             f"through_clip needs per-example gradients and one clip norm, and {type(optimizer).__name__} lacks them; "
-            "leave through_clip out, and canaries enter behind the clip"
+            "omit through_clip, and canaries enter after the clip"
         )
 
 
-def _has_rows(optimizer: DPOptimizer) -> bool:
+def _has_example_gradients(optimizer: DPOptimizer) -> bool:
     return not isinstance(optimizer, DPOptimizerFastGradientClipping | DPPerLayerOptimizer)
 
 
 def _obstacle(optimizer: DPOptimizer, canaries_per_step: float) -> str | None:
-    """Why canaries do not go through this optimizer's clip by default; None where they do."""
+    """Why canaries do not go through this optimizer's clip by default; None if they do."""
     if isinstance(optimizer, DPOptimizerFastGradientClipping):
         return "ghost mode has no per-example gradients; only hooks mode can send canaries through the clip"
-    if not _has_rows(optimizer):
+    if not _has_example_gradients(optimizer):
         return "only a clip of the whole gradient can be checked, not one of each layer"
     if isinstance(optimizer, AdaClipDPOptimizer):
         return "an adaptive clip would count them as clipped examples; through_clip=True accepts that"
     dim = sum(p.numel() for p in optimizer.params)
     if canaries_per_step * dim > MOST_THROUGH_CLIP:
         return (
-            f"about {math.ceil(canaries_per_step):,} canaries a step in {dim:,} parameters are expensive to send through "
+            f"about {math.ceil(canaries_per_step):,} canaries per step in {dim:,} parameters are expensive to send through "
             "it; use through_clip=True, or fewer canaries"
         )
     return None
@@ -731,20 +740,20 @@ def _plain_name(name: str) -> str:
 
 
 def _place(tensor: Any) -> tuple[Any, ...]:
-    here = local(tensor)
-    return here.device, here.data_ptr(), tuple(here.shape)
+    shard = local(tensor)
+    return shard.device, shard.data_ptr(), tuple(shard.shape)
 
 
-def _outside(optimizer: DPOptimizer, model: Any) -> list[str]:
+def _parameters_outside(optimizer: DPOptimizer, model: Any) -> list[str]:
     """Names of the parameters that require gradients and are not in the optimizer."""
     inside = {_place(p) for p in optimizer.params}
     return [name for name, p in _named_tensors(model).items() if p.requires_grad and _place(p) not in inside]
 
 
-def _listed(names: Iterable[str], most: int = 5) -> str:
-    found = list(names)
-    more = f" and {len(found) - most} more" if len(found) > most else ""
-    return ", ".join(found[:most]) + more
+def _join_names(names: Iterable[str], most: int = 5) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more
 
 
 def _update_noise_multiplier(optimizer: DPOptimizer) -> float:
@@ -756,7 +765,7 @@ def _update_noise_multiplier(optimizer: DPOptimizer) -> float:
 
 
 def _append_rows(params: list[Any], rows: list[Any]) -> None:
-    """Append rows, one array of them for each parameter, as further examples of the last batch."""
+    """Append rows, one array for each parameter, to the last batch as additional examples."""
     for p, part in zip(params, rows, strict=True):
         batches = p.grad_sample if isinstance(p.grad_sample, list) else [p.grad_sample]
         last = batches[-1]

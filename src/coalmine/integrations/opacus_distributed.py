@@ -1,4 +1,4 @@
-"""Where Opacus holds the gradients of a step: in one process, copied on every rank (DDP), or in shards (FSDP2).
+"""The gradients of an Opacus step: in one process, replicated on every rank (DDP), or in shards (FSDP2).
 
 Under DDP each rank clips and sums its own examples, rank 0 adds the noise, and `reduce_gradients` then sums over the ranks.
 So canaries join rank 0's sum, and the release is observed after `reduce_gradients`. Under FSDP2 the clipped sums arrive
@@ -30,10 +30,9 @@ Result = TypeVar("Result")
 class OneProcess:
     """The gradients of one process. The audit takes them as one vector."""
 
-    joins = True  # canaries join the sum of this process
-    observed_after: ClassVar[str | None] = (
-        None  # the optimizer's method that completes the release, after its step hook
-    )
+    joins = True  # whether canaries join the sum of this process
+    # The optimizer's method that completes the release after its step hook, if there is one.
+    observed_after: ClassVar[str | None] = None
 
     def __init__(self, optimizer: DPOptimizer, names: Sequence[str] | None = None) -> None:
         self._optimizer, self._names = optimizer, names
@@ -41,7 +40,7 @@ class OneProcess:
 
     @property
     def most_canaries(self) -> int:
-        """How many canaries the model has room for, beside the unobserved ones."""
+        """Number of canaries that the model has room for, in addition to the unobserved ones."""
         return sum(p.numel() for p in self._optimizer.params) // 2
 
     @property
@@ -51,20 +50,20 @@ class OneProcess:
 
     @property
     def divisor(self) -> float:
-        """By how much a clipped example is shorter in the release than the clip norm."""
+        """The clip norm over the length of a clipped example in the release."""
         if self._optimizer.loss_reduction != "mean":
             return 1.0
         return float(self._optimizer.expected_batch_size * self._optimizer.accumulated_iterations)
 
     def set_up_audit(self, layers: Any, **settings: Unpack[AuditSettings]) -> Audit:
-        """The user's own audit, or a new one. On a GPU it measures a step during the next one, unless each is watched."""
+        """The user's own audit, or a new one. On a GPU a new one is deferred by default, unless `on_violation` is set."""
         on_gpu = all(p.device.type == "cuda" for p in self._optimizer.params)
         if on_gpu and all(settings.get(name) is None for name in ("audit", "deferred", "on_violation")):
             settings["deferred"] = True
         return set_up_audit(layers, **settings)
 
     def sums(self) -> list[Any]:
-        """The clipped sum of the examples, without noise: one tensor for each parameter, not a copy."""
+        """The clipped sum of the examples, without noise: one tensor for each parameter, not copied."""
         return [p.summed_grad for p in self._optimizer.params]
 
     def release(self) -> list[Any]:
@@ -72,24 +71,24 @@ class OneProcess:
         return [p.grad for p in self._optimizer.params]
 
     def parameters(self) -> list[Any]:
-        """The parameters themselves, not a copy."""
+        """The parameters, not copied."""
         return [p.detach() for p in self._optimizer.params]
 
     def examples(self) -> int:
-        """How many examples the gradients of a batch come from, or of all batches that a step gathers."""
+        """Number of per-example gradients in the current batch, or in all batches that a step accumulates."""
         for p in self._optimizer.params:
-            for name in ("grad_sample", "_norm_sample"):  # the second one in ghost mode
+            for name in ("grad_sample", "_norm_sample"):  # ghost mode has the second
                 rows = getattr(p, name, None)
                 if rows is not None:
                     return sum(map(len, rows)) if isinstance(rows, list) else len(rows)
         return 0
 
     def lost_ranks(self) -> Any:
-        """Around a collective of the training."""
+        """A context for a collective of the training; in one process it does nothing."""
         return nullcontext()
 
-    def whole(self, parts: Sequence[Any], *, divisor: float | None = None) -> Any:
-        """What the audit takes: a vector of all parts, divided where a divisor is given."""
+    def combined(self, parts: Sequence[Any], *, divisor: float | None = None) -> Any:
+        """All parts in the form that the audit takes, here one vector; divided by `divisor` if there is one."""
         vector = torch.cat([part.reshape(-1) for part in parts])
         return vector if divisor is None else vector.div_(divisor)
 
@@ -114,15 +113,15 @@ class Replicated(OneProcess):
 
     @property
     def divisor(self) -> float:
-        """The mean over ranks comes after that over examples."""
+        """As for one process, but a mean over the examples is followed by a mean over the ranks."""
         return super().divisor * (self.ranks.size if self._optimizer.loss_reduction == "mean" else 1)
 
     def set_up_audit(self, layers: Any, **settings: Unpack[AuditSettings]) -> Audit:
-        """The user's own audit, or a new one of all ranks."""
+        """The user's own audit, or a new one for all ranks."""
         own = settings.get("audit")
         if own is None:
             keywords = on_every_rank(self.ranks, lambda: new_audit_settings(layers is not None, **settings))
-            tree = self.whole(self.parameters())
+            tree = self.combined(self.parameters())
             return Audit.for_model(tree, reduce=self._reduce, replicated=self._replicated, **keywords)
         return on_every_rank(self.ranks, lambda: self._checked_audit(layers, **settings))
 
@@ -130,14 +129,14 @@ class Replicated(OneProcess):
         audit = own_audit(**settings)
         if layers is None:
             raise TypeError(
-                "audited() needs the model too: in several processes, an audit knows its parameters by name"
+                "audited() needs the model too: in several processes, an audit identifies parameters by name"
             )
         made_for = (audit.settings.processes, [name for name, _ in audit.settings.layers], audit.settings.replicated)
         several = self.ranks.several
         if made_for != (self.ranks.size, list(self._tree_names()), self._replicated and several):
             how = ", replicated=True" if self._replicated else ""
             raise ValueError(
-                f"the audit must be one of the optimizer's {self.ranks.size} processes: make it on every rank by "
+                f"the audit must be made for the optimizer's {self.ranks.size} processes: make it on every rank by "
                 f"Audit.for_model(trained_parameters(optimizer, model), ..., reduce=reduce_over(){how})"
             )
         if self.ranks.rank == 0:
@@ -146,17 +145,17 @@ class Replicated(OneProcess):
 
     @contextmanager
     def lost_ranks(self) -> Iterator[None]:
-        """Around a collective of the training: if another rank is gone, the error says so."""
+        """A context for a collective of the training: if another rank is lost, the error says so."""
         try:
             yield
         except RuntimeError as error:
             missing = self._reduce.missing_ranks() if isinstance(self._reduce, GroupSum) else []
             if missing == []:
-                raise  # everybody is there: it is an error of the training
+                raise  # all ranks are alive: the error comes from the training
             assert isinstance(self._reduce, GroupSum)
             raise self._reduce.lost_rank(missing) from error
 
-    def whole(self, parts: Sequence[Any], *, divisor: float | None = None) -> Any:
+    def combined(self, parts: Sequence[Any], *, divisor: float | None = None) -> Any:
         """A dict of tensors by the names of the parameters."""
         if divisor is not None:
             parts = torch._foreach_div(list(parts), divisor)
@@ -165,8 +164,8 @@ class Replicated(OneProcess):
 
     def updates(self, audit: Audit, present: Any, clip_norm: float, *, scale: float = 1.0) -> list[Any]:
         """The sum of these canaries, one tensor for each parameter."""
-        found = audit.updates(present, clip_norm, scale=scale)
-        return [found[name] for name in self._tree_names()]
+        sums = audit.updates(present, clip_norm, scale=scale)
+        return [sums[name] for name in self._tree_names()]
 
     def _tree_names(self) -> Sequence[str]:
         return self._names or [str(i) for i in range(len(self._optimizer.params))]
@@ -187,13 +186,13 @@ class Sharded(Replicated):
 
     @property
     def most_canaries(self) -> int:
-        """Every rank has a block of its own, or several: room is scarce on the rank with the fewest parameters."""
-        held = self.ranks.gather(lambda: sum(local(p).numel() for p in self._optimizer.params))
-        return min(held) // BLOCK_EACH if self.ranks.several else super().most_canaries
+        """Every rank has at least one block of its own, so the rank with the fewest parameters sets the limit."""
+        sizes = self.ranks.gather(lambda: sum(local(p).numel() for p in self._optimizer.params))
+        return min(sizes) // BLOCK_EACH if self.ranks.several else super().most_canaries
 
     @property
     def clip_in_sum(self) -> float:
-        """FSDP2 takes the mean over the ranks when it reduces gradients."""
+        """Length of a clipped example in `sums`, in clip norms: FSDP2 takes the mean over ranks when it reduces."""
         return 1 / self.ranks.size if self._optimizer.loss_reduction == "mean" else 1.0
 
     def sums(self) -> list[Any]:
@@ -209,7 +208,7 @@ class Sharded(Replicated):
         return [local(p.detach()) for p in self._optimizer.params]
 
     def examples(self) -> int:
-        """FSDP2 keeps the examples' norms in the model, not in its parameters."""
+        """Number of per-example gradients: FSDP2 keeps their norms in the model, not in its parameters."""
         norms = getattr(self._model, "per_sample_gradient_norms", None)
         if norms is None:
             raise TypeError(
@@ -220,7 +219,7 @@ class Sharded(Replicated):
 
 
 def reduce_for(optimizer: DPOptimizer, reduce: Reduce | None) -> Reduce | None:
-    """The sum over an optimizer's processes: as given, or over all ranks. None where there is one process."""
+    """The user's `reduce`, or the sum over all ranks. None if the optimizer is for one process."""
     if isinstance(optimizer, (*REPLICATED, SHARDED)):
         return reduce_over() if reduce is None else reduce
     if reduce is not None:
@@ -230,8 +229,9 @@ def reduce_for(optimizer: DPOptimizer, reduce: Reduce | None) -> Reduce | None:
 
 def plain_names(names: Iterable[str]) -> list[str]:
     """Names of parameters without the prefix that DDP puts before all of them."""
-    found = list(names)
-    return [name.removeprefix("module.") for name in found] if all(n.startswith("module.") for n in found) else found
+    listed = list(names)
+    prefixed = all(name.startswith("module.") for name in listed)
+    return [name.removeprefix("module.") for name in listed] if prefixed else listed
 
 
 def local(tensor: Any) -> Any:
@@ -240,24 +240,24 @@ def local(tensor: Any) -> Any:
 
 
 def negated(tensors: Sequence[Any]) -> list[Any]:
-    """Minus each of the tensors: on a GPU a few launches for hundreds of them."""
+    """Minus each tensor, in a few kernel launches for hundreds of them on a GPU."""
     return list(torch._foreach_neg(list(tensors)))
 
 
 def subtract(tensors: Sequence[Any], others: Sequence[Any]) -> None:
-    """Subtract from each tensor, in place, the other one in its place."""
+    """Subtract the others from the tensors, in place and pairwise."""
     torch._foreach_sub_(list(tensors), list(others))
 
 
 def on_every_rank(ranks: Ranks, action: Callable[[], Result]) -> Result:
-    """What `action` returns on this rank. If it fails on one rank, every rank raises an error."""
-    found: list[Result] = []
-    ranks.gather(lambda: found.append(action()))
-    return found[0]
+    """Call `action` on every rank and return this rank's result. If it fails on one rank, every rank raises an error."""
+    results: list[Result] = []
+    ranks.gather(lambda: results.append(action()))
+    return results[0]
 
 
 def own_slot(ranks: Ranks, value: float) -> Floats:
-    """Zeros but for this rank's slot: their sum over the ranks has every rank's value."""
+    """Zeros except in this rank's slot. The sum over the ranks holds every rank's value."""
     slots = np.zeros(ranks.size)
     slots[ranks.rank] = value
     return slots

@@ -6,7 +6,7 @@
     ...
     print(privacy.audit.finish())
 
-A user is canary i if its id is "canary-i". It is an ordinary user of the dataset; its own update is thrown away.
+A user is canary i if its id is "canary-i". It is an ordinary user of the dataset, but its own update is discarded.
 """
 
 from typing import Any, Unpack
@@ -42,16 +42,16 @@ def audited(
     noise_multiplier: float | None = None,
     **settings: Unpack[AuditSettings],
 ) -> "AuditedMechanism":
-    """The postprocessor that stands in the privacy mechanism's place; its audit is `.audit`.
+    """A postprocessor that replaces the privacy mechanism; its audit is `.audit`.
 
-    `model` is the network that is trained. Each of its parameters gets a noise gauge of its own. `settings` are
-    `canaries`, `unobserved`, `delta`, `directory`, `claim` and `on_violation` as in `Audit`, and either `seed` or
-    `seed_file`. Without a claim `on_violation` watches the noise multiplier. An `audit` of your own
-    takes the place of all of them. `scale` (10) is how many times longer than the clip norm canaries are when they enter the
-    clip. `clip_norm` and `noise_multiplier`, relative to the sum of clipped updates, are read from a mechanism that clips
-    and adds Gaussian noise centrally. For another mechanism give them yourself.
+    `model` is the network that is trained. Each of its parameters gets its own noise gauge. `settings` are `canaries`,
+    `unobserved`, `delta`, `directory`, `claim` and `on_violation` as in `Audit`, and either `seed` or `seed_file`. Without a
+    claim, `on_violation` watches the noise multiplier. An `audit` of your own replaces all of these settings. `scale` (10)
+    is the length of a canary in clip norms before the clip. `clip_norm` and `noise_multiplier`, relative to the sum of
+    clipped updates, are read from a mechanism that clips and adds Gaussian noise centrally. For another mechanism, give
+    them yourself.
 
-    `privacy.audit.finish` takes `claim` (by default that of the noise multiplier) and `task`, the name of what was trained.
+    `privacy.audit.finish` takes `claim`, by default that of the noise multiplier, and `task`, the name of the training task.
     A claim with `sampling` is judged with the cohorts that pfl sampled.
     """
     if not isinstance(privacy, Postprocessor):
@@ -90,7 +90,7 @@ class AuditedMechanism(Postprocessor):  # type: ignore[misc]
         self.privacy, self.audit = privacy, audit
         self._clip_norm, self._noise, self._scale = clip_norm, noise_multiplier, scale
         self._present: list[int] = []
-        self._users = 0  # of this round
+        self._users = 0  # in this round
         self._others: Any = None
         settings = {"clip_norm": clip_norm, "noise_multiplier": noise_multiplier or 0.0, "delta": audit.settings.delta}
         canaries = {"count": audit.settings.canaries, "scale": scale}
@@ -98,43 +98,43 @@ class AuditedMechanism(Postprocessor):  # type: ignore[misc]
         audit.finish_with(self._finish)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "privacy":  # while the object is made
+        if name == "privacy":  # not set yet, for example while unpickling
             raise AttributeError(name)
         return getattr(self.privacy, name)
 
     def postprocess_one_user(self, *, stats: Any, user_context: Any) -> tuple[Any, Any]:
-        """Replace the update of a canary, and let the mechanism clip it as it clips the other users' updates."""
-        update = _row(stats)
+        """Replace a canary user's update by the canary, and let the mechanism clip it like any update."""
+        update = _flat_vector(stats)
         self._users += 1
         user = str(user_context.user_id)
         if user.startswith(PREFIX):
             index = int(user.removeprefix(PREFIX))
             canary = self.audit.update(index, self._clip_norm, scale=self._scale, like=update)
             self._present.append(index)
-            stats = stats.apply(lambda weights: _parts(canary, weights))
+            stats = stats.apply(lambda weights: _split_like(canary, weights))
         else:
             clipped = update * min(1.0, self._clip_norm / max(float(update.norm()), 1e-300))
             self._others = clipped if self._others is None else self._others + clipped
         return self.privacy.postprocess_one_user(stats=stats, user_context=user_context)
 
-    def postprocess_server(self, **given: Any) -> tuple[Any, Any]:
+    def postprocess_server(self, **kwargs: Any) -> tuple[Any, Any]:
         """Let the mechanism add its noise, observe the released sum, and pass it on unchanged."""
-        return self._observed(*self.privacy.postprocess_server(**given))
+        return self._observe(*self.privacy.postprocess_server(**kwargs))
 
-    def postprocess_server_live(self, **given: Any) -> tuple[Any, Any]:
-        """The same for live training, where clients may add the noise."""
-        return self._observed(*self.privacy.postprocess_server_live(**given))
+    def postprocess_server_live(self, **kwargs: Any) -> tuple[Any, Any]:
+        """Like `postprocess_server`, for live training, where clients may add the noise."""
+        return self._observe(*self.privacy.postprocess_server_live(**kwargs))
 
-    def postprocess_one_user_metrics(self, **given: Any) -> Metrics:
-        """The mechanism's own."""
-        return self.privacy.postprocess_one_user_metrics(**given)
+    def postprocess_one_user_metrics(self, **kwargs: Any) -> Metrics:
+        """The mechanism's own metrics."""
+        return self.privacy.postprocess_one_user_metrics(**kwargs)
 
-    def postprocess_server_metrics(self, **given: Any) -> Metrics:
-        """The mechanism's own."""
-        return self.privacy.postprocess_server_metrics(**given)
+    def postprocess_server_metrics(self, **kwargs: Any) -> Metrics:
+        """The mechanism's own metrics."""
+        return self.privacy.postprocess_server_metrics(**kwargs)
 
-    def _observed(self, stats: Any, metrics: Any) -> tuple[Any, Any]:
-        released = _row(stats)
+    def _observe(self, stats: Any, metrics: Any) -> tuple[Any, Any]:
+        released = _flat_vector(stats)
         others = torch.zeros_like(released) if self._others is None else self._others
         self.audit.observe_round(
             self.audit.last_round + 1,
@@ -165,26 +165,26 @@ class AuditedMechanism(Postprocessor):  # type: ignore[misc]
         )
 
     def _audited_items(self) -> list[AuditedItem]:
-        """What this audit checked of the pipeline, as far as only the integration knows it."""
-        entered = f"canaries entered the mechanism's clip {self._scale:g} times longer than the clip norm"
-        sampled = "canaries are sampled like every user of the dataset; a claim with sampling=… has that tested"
-        summed = "the other users' clipped updates were summed in every round"
+        """The parts of the pipeline that only the integration knows about, checked or not."""
+        clipping = f"canaries entered the mechanism's clip {self._scale:g} times longer than the clip norm"
+        sampler = "canaries are sampled like every user of the dataset; a claim with sampling=… tests the sampler"
+        others = "the other users' clipped updates were summed in every round"
         items = [
-            AuditedItem("clipping", "checked", entered),
-            AuditedItem("sampler", "not checked", sampled),
+            AuditedItem("clipping", "checked", clipping),
+            AuditedItem("sampler", "not checked", sampler),
             AuditedItem("weights", "not checked", "the weights of the users' updates were not read"),
-            AuditedItem("others", "checked", summed) if self._noise else AuditedItem("others", "not checked", NO_NOISE),
+            AuditedItem("others", "checked", others) if self._noise else AuditedItem("others", "not checked", NO_NOISE),
         ]
         if not self.audit.settings.layers:
             items.append(AuditedItem("tensors", "not checked", "the audit has no layers: give Audit(…, layers=…)"))
         return items
 
 
-def _row(stats: Any) -> Any:
+def _flat_vector(stats: Any) -> Any:
     _, weights = stats.get_weights()
     return torch.cat([torch.as_tensor(weight).reshape(-1) for weight in weights])
 
 
-def _parts(row: Any, weights: list[Any]) -> list[Any]:
+def _split_like(vector: Any, weights: list[Any]) -> list[Any]:
     sizes = [int(np.prod(weight.shape)) for weight in weights]
-    return [part.view(weight.shape) for part, weight in zip(row.split(sizes), weights, strict=True)]
+    return [part.view(weight.shape) for part, weight in zip(vector.split(sizes), weights, strict=True)]

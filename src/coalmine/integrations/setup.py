@@ -1,4 +1,4 @@
-"""What every integration does before the first round: check its settings, and make the audit or take the user's own."""
+"""Setup shared by all integrations: check the settings, then make an audit or take the user's own."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from coalmine.audit.claim import Claim
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.storage.seed_file import read_seed
 
-CLIP_SCALE = 10.0  # canaries are this many times longer than the clip norm when they enter a clip
+CLIP_SCALE = 10.0  # length of a canary in clip norms, before a clip
 
 
 def positive(name: str, value: float) -> float:
@@ -24,7 +24,7 @@ def nonnegative(name: str, value: float) -> float:
 
 
 class AuditSettings(TypedDict, total=False):
-    """Keywords of every `audited`: those of `Audit`, the seed or the file that holds it, or an audit of your own."""
+    """Keywords of every `audited`: those of `Audit`, a seed or a seed file, or an audit of your own."""
 
     canaries: int | None
     unobserved: int | None
@@ -39,9 +39,10 @@ class AuditSettings(TypedDict, total=False):
 
 
 def set_up_audit(layers: Sequence[tuple[str, int]] | None, **settings: Unpack[AuditSettings]) -> Audit:
-    """The user's own audit, or a new one with a noise gauge for each of the `layers`, names and sizes.
+    """The user's own audit, or a new one with a noise gauge for each layer.
 
-    A finished audit is rejected, before anything is written. `layers` may be None if the audit is the user's own.
+    `layers` are pairs of name and size. It may be None if the audit is the user's own. A finished audit is rejected before
+    anything is written.
     """
     if settings.get("audit") is None:
         keywords = new_audit_settings(layers is not None, **settings)
@@ -56,51 +57,53 @@ def set_up_audit(layers: Sequence[tuple[str, int]] | None, **settings: Unpack[Au
 
 
 def new_audit_settings(has_model: bool, **settings: Unpack[AuditSettings]) -> dict[str, Any]:
-    """Keywords of a new `Audit`, with its seed: rejected if something is missing, or if their directory has a result."""
-    given = _given(**settings)
-    if not {"canaries", "delta"} <= given.keys():
+    """Keywords of a new `Audit`, seed included. Rejects missing settings, and a directory that holds a result."""
+    keywords = _provided_settings(**settings)
+    if not {"canaries", "delta"} <= keywords.keys():
         raise TypeError("audited() needs canaries and delta, or an audit of your own: audit=")
     if not has_model:
         raise TypeError("audited() needs the model that is trained, or an audit of your own: audit=")
-    seed = read_secret(given.pop("seed", None), given.pop("seed_file", None))
-    if "directory" in given:
-        refuse_result(given["directory"])
-    if "claim" not in given:
-        given.pop("on_violation", None)  # `watch_noise` knows what to hold the rounds against
-    return given | {"seed": seed}
+    seed = read_secret(keywords.pop("seed", None), keywords.pop("seed_file", None))
+    if "directory" in keywords:
+        refuse_result(keywords["directory"])
+    if "claim" not in keywords:
+        keywords.pop("on_violation", None)  # `watch_noise` sets it later, with the noise multiplier as the claim
+    return keywords | {"seed": seed}
 
 
 def own_audit(**settings: Unpack[AuditSettings]) -> Audit:
-    """The user's own audit, which has its settings already."""
-    given = _given(**settings)
-    audit = given.pop("audit")
+    """The user's own audit. Rejects any other setting, because the audit has its own."""
+    others = _provided_settings(**settings)
+    audit = others.pop("audit")
     if not isinstance(audit, Audit):
         raise TypeError(f"audit must be a coalmine.Audit, got {shown(audit)}")
-    if given:
-        raise ValueError(f"audit= is an audit with settings of its own, so omit {', '.join(given)}")
+    if others:
+        raise ValueError(f"audit= is an audit with settings of its own, so omit {', '.join(others)}")
     return audit
 
 
-def _given(**settings: Unpack[AuditSettings]) -> dict[str, Any]:
-    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
-    unknown = given.keys() - AuditSettings.__annotations__.keys()
+def _provided_settings(**settings: Unpack[AuditSettings]) -> dict[str, Any]:
+    provided: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    unknown = provided.keys() - AuditSettings.__annotations__.keys()
     if unknown:
         raise TypeError(f"audited() got an unexpected keyword argument {min(unknown)!r}")
-    return given
+    return provided
 
 
 def watch_noise(audit: Audit, on_violation: OnViolation | None, noise_multiplier: float | None) -> None:
-    """Where rounds are watched and nothing else is claimed, hold them against the noise multiplier that was set."""
+    """If `on_violation` is set and there is no claim, watch the rounds against the noise multiplier."""
     if on_violation is None or audit.claim is not None:
         return
     if not noise_multiplier:
-        raise ValueError("on_violation needs something to hold the rounds against: give a claim, or a noise multiplier")
+        raise ValueError(
+            "on_violation needs a claim or a noise multiplier to test the rounds against: give one of them"
+        )
     epsilon = float(mechanism_epsilon(noise_multiplier, delta=audit.settings.delta))
     audit.watch(on_violation, Claim(epsilon, participations=1))
 
 
 def read_secret(seed: Seed | None, seed_file: Path | str | None) -> Seed:
-    """The seed as given or as it is in the file: exactly one of the two."""
+    """The seed itself, or the one in the file. Exactly one of the two must be given."""
     if seed is not None and seed_file is None:
         return seed
     if seed_file is None or seed is not None:
@@ -109,7 +112,7 @@ def read_secret(seed: Seed | None, seed_file: Path | str | None) -> Seed:
 
 
 def refuse_finished(audit: Audit) -> None:
-    """Reject an audit that is finished: its next round would be an error in the middle of training."""
+    """Reject a finished audit now: otherwise its next round would fail in the middle of training."""
     if audit.directory is not None:
         refuse_result(audit.directory.path)
     elif audit.log.final is not None:
@@ -117,6 +120,6 @@ def refuse_finished(audit: Audit) -> None:
 
 
 def refuse_result(directory: Path | str) -> None:
-    """Reject a directory that holds a result, which says nothing about further rounds."""
+    """Reject a directory that holds a result: the result would not cover further rounds."""
     if (Path(directory) / "result.json").exists():
         raise ValueError(f"{directory} holds a finished audit: name another directory, or remove it")

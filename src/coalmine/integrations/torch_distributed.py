@@ -3,8 +3,8 @@
     reduce = reduce_over()  # on every rank
     audit = Audit.for_model(dict(model.named_parameters()), ..., reduce=reduce)
 
-An audit sums a few thousand numbers a round over the ranks, and nothing of the model's size. The sum has a process group of
-its own: it cannot get between the collectives of the training, and a rank that is gone ends it soon.
+An audit sums a few thousand numbers per round over the ranks, and never anything of the model's size. The sum has its own
+process group, so it cannot interfere with the training's collectives, and it fails soon after a rank is lost.
 """
 
 import math
@@ -27,9 +27,9 @@ except ImportError as error:
 from coalmine.argument_checks import Floats, one_number, shown
 
 __all__ = ["GroupSum", "LostRankError", "reduce_over"]
-TIMEOUT = 50.0  # seconds that a sum may take, waiting for the slowest rank included
-ARRIVAL = 600.0  # seconds between the first rank that calls `reduce_over` and the last
-ROLL_CALL = 2.0  # seconds that the ranks which are still there have to say so
+TIMEOUT = 50.0  # seconds that a sum may take, including the wait for the slowest rank
+ARRIVAL = 600.0  # seconds that the first rank in `reduce_over` waits for the last one
+ROLL_CALL = 2.0  # seconds that live ranks have to answer
 _MADE: Counter[tuple[int, ...]] = Counter()  # sums made so far over these ranks
 
 
@@ -40,9 +40,9 @@ class LostRankError(ConnectionError):
 def reduce_over(group: Any = None, *, timeout: float = TIMEOUT, backend: str = "gloo") -> "GroupSum":
     """The sum over the ranks of a process group, by default of all ranks: `reduce` for `Audit.for_model`.
 
-    Every rank of the group calls this, equally often, and gets an object with its `rank`, the `size` of the group, and a
-    call that sums arrays. A sum that takes longer than `timeout` seconds is a LostRankError: give more where a rank may be
-    away for longer, for example to evaluate the model. The sum goes over CPU memory and gloo, beside whatever backend the
+    Every rank of the group must call this the same number of times. It returns a callable that sums arrays, with
+    attributes `rank` and `size`. A sum that takes longer than `timeout` seconds raises a LostRankError. Increase it if a
+    rank may be away for longer, for example to evaluate the model. The sum uses CPU memory and gloo, whatever backend the
     training uses. `backend="nccl"` sums on the GPU, but then torch itself ends a process whose peer is lost.
     """
     seconds = one_number("timeout", timeout)
@@ -73,14 +73,14 @@ class GroupSum:
             self._store.set(arrivals[self.rank], "yes")
             self._store.wait(arrivals, timedelta(seconds=ARRIVAL))
             limit = timedelta(seconds=timeout)
-            # Made by hand: `new_group` wants every rank of the job, whether it is in the group or not.
+            # Not `new_group`: every rank of the job would have to call it, in the group or not.
             if backend == "gloo":
                 self._group: list[Any] = [distributed.ProcessGroupGloo(self._store, self.rank, self.size, limit)]
             else:
                 options = distributed.ProcessGroupNCCL.Options()
                 options._timeout = limit
                 self._group = [distributed.ProcessGroupNCCL(self._store, self.rank, self.size, options)]
-            finalize(self, self._group.clear)  # ends the group's threads, at the latest when Python ends
+            finalize(self, self._group.clear)  # ends the group's threads, at the latest when Python exits
         except RuntimeError as error:
             raise self.lost_rank(self.missing_ranks()) from error
 
@@ -93,12 +93,12 @@ class GroupSum:
             raise ValueError(f"numbers must be a one-dimensional array of float64, got {_kind(numbers)}")
         self._calls += 1
         count = float(numbers.size)
-        # Different lengths would end the process inside gloo, without an exception.
+        # With different lengths, gloo would end the process without an exception.
         total, squares = self._sum(np.array([count, count * count]))
         if total != self.size * count or squares != self.size * count * count:
             raise ValueError(
                 f"every rank must be at the same point of the training: rank {self.rank} passed {numbers.size} numbers, "
-                f"and the {self.size} ranks {total:.0f} together; each must take the same steps in the same order"
+                f"and all {self.size} ranks {total:.0f} in total; each must take the same steps in the same order"
             )
         return self._sum(numbers)
 
@@ -111,22 +111,22 @@ class GroupSum:
             raise self.lost_rank(self.missing_ranks()) from error
 
     def missing_ranks(self) -> list[int] | None:
-        """The ranks that do not answer after a sum has failed on the others; None if nobody can tell."""
+        """The ranks that do not answer after a sum has failed on the others; None if unknown."""
         return _RollCall(self._store, self.rank, self.size, self._calls).missing()
 
     def lost_rank(self, missing: list[int] | None) -> LostRankError:
-        """The error for a rank that no longer takes part, with its number if it is known."""
+        """The error for a lost rank, with its number if known."""
         who = f"rank {', '.join(map(str, missing))}" if missing else "another rank"
         return LostRankError(
             f"{who} of {self.size} no longer takes part: it was killed, has failed, or was away for more than "
-            f"{self.timeout:g} s; restart all ranks, and an audit with a directory continues where that ends"
+            f"{self.timeout:g} s; restart all ranks, and an audit with a directory resumes after its last round"
         )
 
 
 class _RollCall:
-    """Who is still there, through the store with which the ranks found each other.
+    """Finds the live ranks, through the store that the ranks connected with.
 
-    The store may be in the lost process itself. So it is asked in a thread that nobody waits for.
+    The store may be in the lost process itself, so a daemon thread queries it.
     """
 
     def __init__(self, store: Any, rank: int, size: int, call: int) -> None:
@@ -136,13 +136,13 @@ class _RollCall:
         self._answered = False
 
     def missing(self) -> list[int] | None:
-        """The ranks that do not answer; None if nobody can tell."""
-        asking = Thread(target=self._ask, daemon=True)
-        asking.start()
-        asking.join(ROLL_CALL + 1)
+        """The ranks that do not answer; None if the store cannot be reached."""
+        query = Thread(target=self._query, daemon=True)
+        query.start()
+        query.join(ROLL_CALL + 1)
         return sorted(set(range(self._size)) - self._present) if self._answered else None
 
-    def _ask(self) -> None:
+    def _query(self) -> None:
         if not _reachable(self._store):
             return
         try:
@@ -157,7 +157,7 @@ class _RollCall:
 
 
 def _own_store(group: Any) -> Any:
-    """A part of the group's store for the next sum over that group."""
+    """A separate prefix of the group's store, one for each sum over that group."""
     store = distributed.distributed_c10d._get_process_group_store(group)
     ranks = tuple(distributed.get_process_group_ranks(group))
     _MADE[ranks] += 1
@@ -169,7 +169,7 @@ def _reachable(store: Any) -> bool:
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     if not hasattr(store, "port"):
-        return True  # a file
+        return True  # a file store
     try:
         socket.create_connection((store.host, store.port), timeout=1.0).close()
     except OSError:

@@ -9,7 +9,7 @@
     print(audit.finish())
 
 A Trainer makes its own data loader, which shuffles. The accountant's epsilon is for Poisson sampling, so `PrivateTraining`
-has the Trainer take the loader of `make_private` as it is.
+makes the Trainer use the loader of `make_private` unchanged.
 """
 
 from collections.abc import Callable
@@ -38,15 +38,15 @@ def audited(
     """A callback for a Trainer whose model, optimizer and data loader `make_private` returned.
 
     The settings are those of `coalmine.integrations.opacus.audited`: `canaries`, `unobserved`, `delta`, `directory`,
-    `claim`, `on_violation`, `deferred`, and either `seed` or `seed_file`, or an `audit` of your own. Canaries ride with
-    rows of the data set. With `on_violation="raise"` an alarm ends `train` with a ViolationError. Call `finish` after
-    `train`.
+    `claim`, `on_violation`, `deferred`, and either `seed` or `seed_file`, or an `audit` of your own. Each canary is
+    paired with one row of the data set. With `on_violation="raise"`, an alarm ends `train` with a ViolationError. Call
+    `finish` after `train`.
     """
     return AuditCallback(scale=scale, through_clip=through_clip, **settings)
 
 
 class AuditCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by mypy
-    """The audit's part in a Trainer: it begins with the training, and clears per-example gradients after each step."""
+    """Audits a Trainer: puts canaries into its steps, and clears per-example gradients after each step."""
 
     def __init__(
         self, *, scale: float | None = None, through_clip: bool | None = None, **settings: Unpack[AuditSettings]
@@ -62,13 +62,13 @@ class AuditCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         return self._optimizer.audit
 
     def finish(self, **facts: Any) -> AuditResult:
-        """The result for the model as it is now; `facts` are those that `optimizer.audit.finish` takes with Opacus."""
+        """The result for the current model. `facts` are the keywords of `optimizer.audit.finish` with Opacus."""
         return self.audit.finish(**facts)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Put canaries into the optimizer's steps. A resumed Trainer forgets the rounds after its checkpoint."""
+        """Put canaries into the optimizer's steps. If the Trainer resumes, drop the rounds after its checkpoint."""
         optimizer = _private_optimizer(kwargs.get("optimizer"))
         _check_trainer(args, kwargs.get("train_dataloader"))
         if self._optimizer is not None:
@@ -91,68 +91,68 @@ class AuditCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Clear the per-example gradients, which the Trainer's `model.zero_grad()` leaves."""
+        """Clear the per-example gradients, which the Trainer's `model.zero_grad()` does not clear."""
         self._optimizer.zero_grad()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Have every round on the disk before a checkpoint that relies on it."""
+        """Write every round to disk before a checkpoint that relies on it."""
         self.audit.flush(sync=True)
 
 
 class PrivateTraining:
-    """Put before `Trainer` in a class of your own: it trains on `private_loader`, the one that `make_private` returned.
+    """A mixin that goes before `Trainer`: it trains on `private_loader`, the loader that `make_private` returned.
 
     `criterion` takes logits and labels and returns a loss. With ghost clipping it is the one that `make_private` returned.
     By default it is the cross entropy of the next token, a mean over each example's own tokens and then over the examples.
-    The Trainer's own loss is a mean over all tokens of the batch: then the lengths of other examples change how much an
-    example adds, and no clip bounds that.
+    The Trainer's own loss is a mean over all tokens of the batch. There, the lengths of other examples change an example's
+    contribution, and no clip bounds that.
     """
 
     def __init__(
         self,
-        *given: Any,
+        *args: Any,
         private_loader: "torch.utils.data.DataLoader[Any]",
         criterion: Callable[..., Any] | None = None,
-        **named: Any,
+        **kwargs: Any,
     ) -> None:
         loss = next_token_loss if criterion is None else criterion
-        if named.get("compute_loss_func") is None:
-            named["compute_loss_func"] = lambda outputs, labels, **_: loss(outputs.logits, labels)
+        if kwargs.get("compute_loss_func") is None:
+            kwargs["compute_loss_func"] = lambda outputs, labels, **_: loss(outputs.logits, labels)
         elif criterion is not None:
             raise ValueError("give criterion or compute_loss_func, not both")
         self._private_loader = private_loader
-        super().__init__(*given, **named)
+        super().__init__(*args, **kwargs)
 
     def get_train_dataloader(self) -> "torch.utils.data.DataLoader[Any]":
-        """The private loader itself: accelerate would fetch its batches in advance, and the Trainer shuffle them."""
+        """The private loader itself: accelerate would prefetch its batches, and the Trainer would shuffle them."""
         return self._private_loader
 
 
 def next_token_loss(logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
     """The cross entropy of the next token: the mean over the tokens of each example, then over the examples."""
-    wanted = labels[:, 1:]
+    targets = labels[:, 1:]
     each = torch.nn.functional.cross_entropy(
-        logits[:, :-1].transpose(1, 2), wanted, ignore_index=IGNORED, reduction="none"
+        logits[:, :-1].transpose(1, 2), targets, ignore_index=IGNORED, reduction="none"
     )
-    return (each.sum(dim=1) / (wanted != IGNORED).sum(dim=1).clamp(min=1)).mean()
+    return (each.sum(dim=1) / (targets != IGNORED).sum(dim=1).clamp(min=1)).mean()
 
 
-def _private_optimizer(given: Any) -> DPOptimizer:
-    """The optimizer of `make_private` inside of accelerate's."""
-    optimizer = given if isinstance(given, DPOptimizer) else getattr(given, "optimizer", None)
+def _private_optimizer(wrapped: Any) -> DPOptimizer:
+    """The optimizer of `make_private`, which accelerate may have wrapped."""
+    optimizer = wrapped if isinstance(wrapped, DPOptimizer) else getattr(wrapped, "optimizer", None)
     if not isinstance(optimizer, DPOptimizer):
         raise TypeError(
             "the Trainer must have the optimizer that make_private returned, got "
-            f"{shown(given if optimizer is None else optimizer)}: pass Trainer(optimizers=(optimizer, None))"
+            f"{shown(wrapped if optimizer is None else optimizer)}: pass Trainer(optimizers=(optimizer, None))"
         )
     return optimizer
 
 
 def _check_trainer(args: TrainingArguments, loader: Any) -> None:
-    """Reject settings under which a step is not the one that Opacus accounts for."""
+    """Reject settings under which a step differs from the one that Opacus accounts for."""
     if type(loader).__module__.startswith("accelerate"):
         raise ValueError(
-            "the Trainer must train on the loader that make_private returned, but it has made one of its own: use a class "
+            "the Trainer must train on the loader that make_private returned, but it has made its own: use a class "
             "PrivateTrainer(PrivateTraining, Trainer), and pass it private_loader"
         )
     if args.gradient_accumulation_steps != 1:
@@ -167,6 +167,6 @@ def _check_trainer(args: TrainingArguments, loader: Any) -> None:
         )
     if args.world_size > 1 or args.n_gpu > 1:
         raise ValueError(
-            "the callback audits a Trainer in one process on one device; in several, train in a loop of your own with "
+            "the callback audits a Trainer in one process on one device; for several, write your own training loop with "
             "coalmine.integrations.opacus"
         )

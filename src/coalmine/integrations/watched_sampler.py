@@ -1,8 +1,8 @@
 """Which rows of the data set are in a step, as the data loader's own sampler picks them.
 
-A loader with workers picks batches well before the loop gets them. A loop may leave early, skip batches or gather several in
-one step. So picking, delivery and use are three events, and `PickedRows` matches them. It never guesses: if the batches that
-the loop was given do not add up to the examples in a step, that step is an error.
+A loader with workers picks batches well before the loop gets them. A loop may leave early, skip batches or accumulate
+several in one step. So picking, delivery and use are three separate events, and `PickedRows` matches them. It never guesses:
+if the delivered batches do not add up to the examples in a step, it raises an error.
 """
 
 from collections import deque
@@ -18,18 +18,18 @@ from torch.utils.data import DataLoader, IterableDataset
 from coalmine.argument_checks import count_of, shown
 
 Rows = npt.NDArray[np.int64]
-MOST_NAMED = 8  # batch sizes in an error
+MOST_NAMED = 8  # batch sizes that an error lists
 
 
 class _Batch(NamedTuple):
     rows: Rows
-    examples: int  # how many gradients it gives
+    examples: int  # number of per-example gradients it produces
 
 
 class _Pass:
-    """One pass over the loader: the batches that its sampler picked and the loop has not got yet.
+    """One pass over the loader: the batches that its sampler picked and the loop has not received yet.
 
-    It is `open` until it ends or nobody holds it any more.
+    It is `open` until it ends or its iterator is deleted.
     """
 
     def __init__(self) -> None:
@@ -38,11 +38,11 @@ class _Pass:
 
 
 class PickedRows:
-    """The rows that `loader` gave to each step of an optimizer.
+    """The rows that `loader` delivered for each step of an optimizer.
 
-    The loader and its batch sampler stay the same objects, with a subclass of their class; `release` undoes it.
-    BatchMemoryManager splits a batch into smaller ones for a loader of its own. It tells the optimizer which of them end a
-    step, so `note_signal` takes the same messages.
+    The loader and its batch sampler stay the same objects, but their class becomes a subclass; `release` undoes this.
+    BatchMemoryManager splits a batch into smaller ones for its own loader. It signals to the optimizer which of them end a
+    step, and `note_signal` takes the same signals.
     """
 
     def __init__(self, loader: Any, signals_waiting: Callable[[], int], *, every_rank: bool = False) -> None:
@@ -51,9 +51,9 @@ class PickedRows:
         self._loader, self._signals_waiting = loader, signals_waiting
         self._fills_empty = bool(getattr(loader.collate_fn, "rand_on_empty", False))
         self._delivered: list[tuple[_Pass, _Batch]] = []  # since the last step
-        self._whole: deque[_Batch] = deque()  # batches that BatchMemoryManager has split
-        self._opening: _Pass | None = None
-        self._foreign: _Pass | None = None  # a pass of another loader over the same sampler
+        self._split: deque[_Batch] = deque()  # batches that BatchMemoryManager has split
+        self._starting_pass: _Pass | None = None
+        self._other_pass: _Pass | None = None  # a pass of another loader over the same sampler
         _extend(loader.batch_sampler, self._pick)
         _extend(loader, self._deliver)
 
@@ -64,79 +64,81 @@ class PickedRows:
                 thing.__class__ = type(thing).__mro__[1]
 
     def note_signal(self, *, ends_step: bool) -> None:
-        """Take the message that the batch just picked by BatchMemoryManager ends a step, or does not."""
-        if self._foreign is None or not self._foreign.open:
-            return  # the loop's own message, about batches that this loader delivers
+        """Take the signal whether the batch that BatchMemoryManager just picked ends a step."""
+        if self._other_pass is None or not self._other_pass.open:
+            return  # a signal of the loop itself, about batches that this loader delivers
         ahead = self._loader.num_workers * (self._loader.prefetch_factor or 0)
         if self._signals_waiting() > ahead + 1:
             raise ValueError(
                 "BatchMemoryManager gave a batch without a step for the one before it; call optimizer.step() for every "
-                "batch, also for an empty one"
+                "batch, even an empty one"
             )
-        if ends_step and self._foreign.picked:
-            self._whole.append(self._foreign.picked.popleft())
+        if ends_step and self._other_pass.picked:
+            self._split.append(self._other_pass.picked.popleft())
 
-    def of_step(self, examples: int) -> Rows:
-        """The rows in the step that holds the gradients of so many examples; a row picked twice is there twice."""
+    def rows_in_step(self, examples: int) -> Rows:
+        """The rows in a step with this many per-example gradients; a row picked twice is listed twice."""
         delivered, self._delivered = self._delivered, []
-        if self._whole:
-            batch = self._whole.popleft()
-            rivals = [other for taken, other in delivered if taken.open]  # of a pass beside BatchMemoryManager's
-            if batch.examples != examples or rivals:
-                raise _out_of_step([batch, *rivals], examples)
+        if self._split:
+            batch = self._split.popleft()
+            concurrent = [
+                other for source, other in delivered if source.open
+            ]  # from a pass besides BatchMemoryManager's
+            if batch.examples != examples or concurrent:
+                raise _mismatch_error([batch, *concurrent], examples)
             return batch.rows
-        if self._foreign is not None and self._foreign.open and self._foreign.picked:
+        if self._other_pass is not None and self._other_pass.open and self._other_pass.picked:
             raise ValueError(
-                "another loader than data_loader gives the batches, so nobody knows which of them is in a step; loop over "
-                "data_loader itself or over BatchMemoryManager's"
+                "a loader other than data_loader gives the batches, so the audit cannot know which of them is in a step; "
+                "loop over data_loader itself or over BatchMemoryManager's"
             )
         if not delivered:
             raise ValueError(
                 "data_loader gave no batch for this step; it must be the loader that make_private returned and that the "
-                "loop uses, and every step needs a batch of its own"
+                "loop uses, and every step needs its own batch"
             )
-        return np.concatenate([batch.rows for batch in _used(delivered, examples)])
+        return np.concatenate([batch.rows for batch in _batches_in_step(delivered, examples)])
 
     def _deliver(self, start: Callable[[], Iterator[Any]]) -> "_Deliveries":
-        """A pass of the loader itself."""
-        if self._foreign is not None and not self._foreign.open:
+        """Start a pass of the loader itself."""
+        if self._other_pass is not None and not self._other_pass.open:
             self._check_left_early()
-        self._opening = _Pass()
+        self._starting_pass = _Pass()
         try:
-            return _Deliveries(start(), self._opening, self._delivered_one)
+            return _Deliveries(start(), self._starting_pass, self._note_delivery)
         finally:
-            self._opening = None
+            self._starting_pass = None
 
-    def _delivered_one(self, taken: _Pass) -> None:
-        if not taken.picked:
-            raise ValueError("the data loader gave a batch that its batch sampler did not pick; leave data_loader out")
-        self._delivered.append((taken, taken.picked.popleft()))
+    def _note_delivery(self, source: _Pass) -> None:
+        if not source.picked:
+            raise ValueError("the data loader gave a batch that its batch sampler did not pick; omit data_loader")
+        self._delivered.append((source, source.picked.popleft()))
 
     def _pick(self, start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """A pass of the batch sampler, for this loader or for another one."""
-        taken = self._opening
-        if taken is None:
+        """Start a pass of the batch sampler, for this loader or for another one."""
+        source = self._starting_pass
+        if source is None:
             self._check_left_early()
-            taken = self._foreign = _Pass()
-            self._whole.clear()
-        return self._picked(start(), taken)
+            source = self._other_pass = _Pass()
+            self._split.clear()
+        return self._note_picks(start(), source)
 
-    def _picked(self, batches: Iterator[Any], taken: _Pass) -> Iterator[Any]:
+    def _note_picks(self, batches: Iterator[Any], source: _Pass) -> Iterator[Any]:
         try:
             for batch in batches:
                 rows = self._checked_rows(batch)
-                taken.picked.append(_Batch(rows, max(rows.size, 1) if self._fills_empty else rows.size))
+                source.picked.append(_Batch(rows, max(rows.size, 1) if self._fills_empty else rows.size))
                 yield batch
         finally:
-            if taken is self._foreign:
-                taken.open = False
+            if source is self._other_pass:
+                source.open = False
 
     def _check_left_early(self) -> None:
-        """A loop may leave early; but Opacus does not forget the messages about batches that workers had fetched."""
-        if self._foreign is not None and self._signals_waiting():
+        """Reject a loop that left early while Opacus still holds signals about batches that workers had fetched."""
+        if self._other_pass is not None and self._signals_waiting():
             raise ValueError(
-                "the loop left BatchMemoryManager early, when workers had fetched more batches, so Opacus would mix the "
-                "batches of different steps; go through BatchMemoryManager to its end, or use a loader without workers"
+                "the loop left BatchMemoryManager early, when workers had already fetched more batches, so Opacus would mix "
+                "the batches of different steps; iterate to BatchMemoryManager's end, or use a loader without workers"
             )
 
     def _checked_rows(self, batch: Any) -> Rows:
@@ -144,15 +146,15 @@ class PickedRows:
         if not rows.size:
             return np.zeros(0, dtype=np.int64)
         if rows.ndim != 1 or rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= self.count:
-            raise ValueError(f"the batch sampler must pick rows among 0..{self.count - 1}, got {shown(batch)}")
+            raise ValueError(f"the batch sampler must pick rows in 0..{self.count - 1}, got {shown(batch)}")
         return rows.astype(np.int64)
 
 
 class _Deliveries:
-    """A loader's iterator that tells of every batch that it gives."""
+    """A loader's iterator that calls `note` for every batch."""
 
-    def __init__(self, batches: Iterator[Any], taken: _Pass, tell: Callable[[_Pass], None]) -> None:
-        self._batches, self._taken, self._tell = batches, taken, tell
+    def __init__(self, batches: Iterator[Any], source: _Pass, note: Callable[[_Pass], None]) -> None:
+        self._batches, self._source, self._note = batches, source, note
 
     def __iter__(self) -> "_Deliveries":
         return self
@@ -161,26 +163,24 @@ class _Deliveries:
         try:
             batch = next(self._batches)
         except BaseException:
-            self._taken.open = False
+            self._source.open = False
             raise
-        self._tell(self._taken)
+        self._note(self._source)
         return batch
 
     def __del__(self) -> None:
-        self._taken.open = False
+        self._source.open = False
 
     def __len__(self) -> int:
         return len(cast(Sized, self._batches))
 
 
 def check_loader(loader: Any, *, every_rank: bool = False) -> None:
-    """Reject a loader whose rows cannot be followed into the steps; `every_rank` says that each rank follows its own."""
+    """Reject a loader whose rows cannot be matched to steps. With `every_rank`, each rank watches its own loader."""
     if not isinstance(loader, DataLoader):
         raise TypeError(f"data_loader must be the torch DataLoader that make_private returned, got {shown(loader)}")
     if isinstance(loader.dataset, IterableDataset):
-        raise ValueError(
-            "data_loader must have a data set with rows, but an iterable one has none; leave data_loader out"
-        )
+        raise ValueError("data_loader must have a data set with rows, but an iterable one has none; omit data_loader")
     if loader.batch_sampler is None:
         raise ValueError(
             "data_loader must make batches itself, but its batch_size is None; give DataLoader(batch_size=)"
@@ -194,8 +194,8 @@ def check_loader(loader: Any, *, every_rank: bool = False) -> None:
         and torch.distributed.get_world_size() > 1
     ):
         raise ValueError(
-            f"data_loader picks rows for one of {torch.distributed.get_world_size()} processes, and nobody observes the "
-            "others' rows; train in one process, or leave data_loader out"
+            f"data_loader picks rows for one of {torch.distributed.get_world_size()} processes, and the rows of the others "
+            "are not observed; train in one process, or omit data_loader"
         )
     if not hasattr(loader.batch_sampler, "__dict__"):
         raise ValueError(f"data_loader must have a torch Sampler as batch_sampler, got {shown(loader.batch_sampler)}")
@@ -203,12 +203,12 @@ def check_loader(loader: Any, *, every_rank: bool = False) -> None:
         raise ValueError("this data loader is observed by another audit: unaudited(optimizer) takes that one out")
 
 
-def _extend(thing: Any, passing: Callable[[Callable[[], Iterator[Any]]], Any]) -> None:
-    """Put `passing` in the place of `__iter__`; it takes a function that starts the thing's own pass."""
+def _extend(thing: Any, new_iter: Callable[[Callable[[], Iterator[Any]]], Any]) -> None:
+    """Replace `__iter__` by `new_iter`, which takes a function that starts the original pass."""
     base = type(thing)
 
     def start_pass(self: Any) -> Any:
-        return passing(lambda: base.__iter__(self))
+        return new_iter(lambda: base.__iter__(self))
 
     body = {"__iter__": start_pass, "_picked_rows": True, "__module__": base.__module__, "__doc__": base.__doc__}
     thing.__class__ = new_class(base.__name__, (base,), exec_body=lambda members: members.update(body))
@@ -218,31 +218,31 @@ def _is_watched(thing: Any) -> bool:
     return "_picked_rows" in vars(type(thing))
 
 
-def _used(delivered: list[tuple[_Pass, _Batch]], examples: int) -> list[_Batch]:
-    """The batches whose gradients are in the step: all since the last step, or those that are certain.
+def _batches_in_step(delivered: list[tuple[_Pass, _Batch]], examples: int) -> list[_Batch]:
+    """The batches whose gradients are in the step: all since the last step, or the only ones that can be.
 
-    Batches of a pass that is over were looked at and not trained on. In the pass that goes on, the loop may have left out
-    the first ones. But if it may as well have fetched the last ones in advance, nothing is certain.
+    The loop did not train on batches of a pass that is over. In an open pass it may have skipped the first batches. But if
+    it may equally have fetched the last ones in advance, the match is ambiguous, which is an error.
     """
     every = [batch for _, batch in delivered]
     if _total(every) == examples:
         return every
-    going_on = [(taken, batch) for taken, batch in delivered if taken.open]
-    batches = [batch for _, batch in going_on]
+    still_open = [(source, batch) for source, batch in delivered if source.open]
+    batches = [batch for _, batch in still_open]
     last = [batches[i:] for i in range(len(batches)) if _total(batches[i:]) == examples]
     first = any(_total(batches[:i]) == examples for i in range(1, len(batches)))
-    passes = {id(taken) for taken, _ in going_on}
+    passes = {id(source) for source, _ in still_open}
     if not last or (_total(batches) != examples and (first or len(passes) > 1)):
-        raise _out_of_step(every, examples)
+        raise _mismatch_error(every, examples)
     return last[0]
 
 
-def _out_of_step(batches: list[_Batch], examples: int) -> ValueError:
+def _mismatch_error(batches: list[_Batch], examples: int) -> ValueError:
     sizes = ", ".join(str(batch.examples) for batch in batches[-MOST_NAMED:])
     before = "… " if len(batches) > MOST_NAMED else ""
     return ValueError(
         f"a step holds the gradients of {count_of(examples, 'example')}, but the data loader gave it batches of "
-        f"{before}{sizes}; take a step for every batch before you fetch the next one, or leave data_loader out"
+        f"{before}{sizes}; take a step for every batch before you fetch the next one, or omit data_loader"
     )
 
 

@@ -1,10 +1,10 @@
 """Audit Flower (message API): canaries on clients or on the server, every new global model observed.
 
-| canaries | clients | the server | audits also |
+| canaries | clients | the server | also audits |
 |---|---|---|---|
 | are clients | `mods=[..., canary_mod]` | `audited(..., mode="client")`, `Observer` | clip and noise of clients |
-| take the place of clients' replies | unchanged | `audited(..., mode="replace")` | |
-| come beside them | unchanged | `audited(..., mode="extra")` | |
+| replace clients' replies | unchanged | `audited(..., mode="replace")` | |
+| are additional replies | unchanged | `audited(..., mode="extra")` | |
 """
 
 try:

@@ -1,4 +1,4 @@
-"""A model's arrays as one row of numbers, in the order of its ArrayRecord, and that row on disk."""
+"""A model's arrays as one flat vector, in the order of its ArrayRecord, and that vector on disk."""
 
 import io
 import tokenize
@@ -18,42 +18,42 @@ from coalmine.storage.files import write_atomically
 
 Row = npt.NDArray[Any]
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
-NPY = b"\x93NUMPY\x01\x00"  # how data in numpy's format begins, version 1.0
-# what numpy and zipfile raise over a file that is cut short, changed or not theirs
+NPY = b"\x93NUMPY\x01\x00"  # the first bytes of numpy's format, version 1.0
+# Errors that numpy and zipfile raise for truncated, changed or unrelated files.
 DAMAGED = (ValueError, OSError, KeyError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, tokenize.TokenError)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which arrays the audit looks at, fixed by the first model: those of floating-point numbers.
+    """The arrays that the audit covers: those that hold floating-point numbers in the first model.
 
-    Whole-number buffers stay out, also when Flower's noise has made fractions of them.
+    Integer buffers stay out, even after Flower's noise has turned them into fractions.
     """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     left_out: tuple[str, ...]
-    single: bool  # whether float32 holds every array
+    single: bool  # whether float32 can hold every array
 
     @classmethod
     def of(cls, record: Mapping[str, Array], left_out: Iterable[str] | None = None) -> "Layout":
-        """The layout of a model; `left_out` comes from whoever saw the first one."""
-        known = {name: _dtype_and_size(array) for name, array in record.items()}
+        """The layout of a model. For a later model, pass the `left_out` of the first."""
+        described = {name: _dtype_and_size(array) for name, array in record.items()}
         if left_out is None:
-            left_out = [name for name, (dtype, _) in known.items() if not dtype.startswith(("float", "bfloat"))]
-        out = tuple(left_out)
-        names = tuple(name for name in record if name not in out)
-        single = all(known[name][0] != "float64" for name in names)
-        return cls(names, tuple(known[name][1] for name in names), out, single)
+            left_out = [name for name, (dtype, _) in described.items() if not dtype.startswith(("float", "bfloat"))]
+        excluded = tuple(left_out)
+        names = tuple(name for name in record if name not in excluded)
+        single = all(described[name][0] != "float64" for name in names)
+        return cls(names, tuple(described[name][1] for name in names), excluded, single)
 
     @property
     def dim(self) -> int:
-        """How many numbers the audit looks at."""
+        """Number of audited parameters."""
         return sum(self.sizes)
 
     @property
     def layers(self) -> list[tuple[str, int]]:
-        """Name and size of every array that the audit looks at: each gets a noise gauge of its own."""
+        """Name and size of every audited array: each gets its own noise gauge."""
         return [(name, size) for name, size in zip(self.names, self.sizes, strict=True) if size]
 
     @property
@@ -77,42 +77,42 @@ class Layout:
 
     @property
     def dtype(self) -> type[np.floating[Any]]:
-        """Of the row: single precision where that holds every array."""
+        """The row's dtype: single precision if it can hold every array."""
         return np.float32 if self.single else np.float64
 
     def row(self, record: Mapping[str, Array]) -> Row:
-        """The model as one row."""
+        """The model as one flat vector."""
         parts = [array_values(record[name]).reshape(-1) for name in self.names]
         return np.concatenate(parts, dtype=self.dtype)
 
     def update_into(self, out: Row, record: Mapping[str, Array], current: Row) -> None:
-        """`out` becomes what a client's model adds to the current one; read where it lies, nothing is copied."""
-        place = 0
+        """Write the difference of a client's model and the current one into `out`, without copying the arrays."""
+        start = 0
         for name, size in zip(self.names, self.sizes, strict=True):
-            values, part = array_values(record[name]).reshape(-1), slice(place, place + size)
+            values, part = array_values(record[name]).reshape(-1), slice(start, start + size)
             if values.size != size:
-                raise ValueError(f"a reply's {name!r} must hold {size} numbers as the model's does, got {values.size}")
+                raise ValueError(f"a reply's {name!r} must hold {size} numbers like the model's, got {values.size}")
             np.subtract(values, current[part], out=out[part], casting="same_kind")
-            place += size
+            start += size
 
-    def moved(self, record: Mapping[str, Array], step: Row) -> ArrayRecord:
-        """The model with `step` added to its row; what is left out stays as it is."""
-        result, place = {}, 0
+    def add_update(self, record: Mapping[str, Array], update: Row) -> ArrayRecord:
+        """The model plus `update`. Arrays that are left out stay unchanged."""
+        result, start = {}, 0
         for name, array in record.items():
             if name in self.left_out:
                 result[name] = array
                 continue
             values = array_values(array)
-            part = step[place : place + values.size].reshape(values.shape)
+            part = update[start : start + values.size].reshape(values.shape)
             result[name] = Array(np.asarray(values + part, dtype=values.dtype))
-            place += values.size
+            start += values.size
         return ArrayRecord(result)
 
 
 def as_record(model: Any) -> ArrayRecord:
     """A model as an ArrayRecord: from an ArrayRecord, a torch Module, a state_dict, or a list of numpy arrays.
 
-    torch is never imported here: whoever has a Module has imported it already.
+    This does not import torch: a caller with a Module has already imported it.
     """
     if isinstance(model, ArrayRecord):
         return model
@@ -137,7 +137,7 @@ def _as_array(name: object, values: Any) -> Array:
 
 
 def _dtype_and_size(array: Array) -> tuple[str, int]:
-    """From what the array says of itself; those of the legacy API say nothing, and are read."""
+    """From the array's metadata, or from its numbers: arrays of the legacy API have no metadata."""
     if array.dtype:
         return array.dtype, int(np.prod(array.shape))
     values = array.numpy()
@@ -145,19 +145,21 @@ def _dtype_and_size(array: Array) -> tuple[str, int]:
 
 
 def array_values(array: Array) -> npt.NDArray[Any]:
-    """The array's numbers where they lie, not to be written to; copied only if they must be made into floats of ours."""
+    """The array's numbers, read-only. They are copied only if they are not native floats in numpy's format."""
     if array.data.startswith(NPY):
         length = len(NPY) + 2 + int.from_bytes(array.data[len(NPY) : len(NPY) + 2], "little")
         shape, order, dtype = _header(array.data[:length])
-        if dtype.kind == "f" and dtype.isnative and min(shape, default=0) >= 0:  # numpy's own reader refuses others
+        if (
+            dtype.kind == "f" and dtype.isnative and min(shape, default=0) >= 0
+        ):  # numpy's own reader rejects other shapes
             count = int(np.prod(shape, dtype=np.int64))
             return np.frombuffer(array.data, dtype, count, offset=length).reshape(shape, order=order)
     return array.numpy()
 
 
-@lru_cache(maxsize=1024)  # replies of a round have the same headers, and reading one costs more than a small array
+@lru_cache(maxsize=1024)  # a round's replies share headers, and parsing one costs more than a small array
 def _header(data: bytes) -> tuple[tuple[int, ...], Literal["C", "F"], np.dtype[Any]]:
-    """What a header in numpy's format says: shape, order and dtype."""
+    """Shape, order and dtype in a header of numpy's format."""
     file = io.BytesIO(data)
     np.lib.format.read_magic(file)
     shape, column_first, dtype = np.lib.format.read_array_header_1_0(file)
@@ -173,33 +175,35 @@ class FrozenArrays:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Their names; none before the first reply."""
+        """Names of the arrays so far; none before the first reply."""
         return tuple(self._unchanged) if self._replies else ()
 
     def compare(self, sent: Mapping[str, Array], reply: Mapping[str, Array]) -> None:
-        """Drop the arrays that this reply changed. Arrays that changed once are not read again."""
+        """Drop the arrays that this reply changed. A dropped array is not read again."""
         self._replies += 1
-        self._unchanged = [name for name in self._unchanged if name in reply and _same(sent[name], reply[name])]
+        self._unchanged = [name for name in self._unchanged if name in reply and _same_numbers(sent[name], reply[name])]
 
 
-def _same(first: Array, second: Array) -> bool:
-    """Whether two arrays hold the same numbers; equal bytes settle it without reading them."""
+def _same_numbers(first: Array, second: Array) -> bool:
+    """Whether two arrays hold the same numbers. Equal bytes need no parsing."""
     return first.data == second.data or np.array_equal(array_values(first), array_values(second))
 
 
 def save_row(path: Path, row: Any) -> None:
-    """One .npy row, as `coalmine verify --model` reads it."""
+    """Save a row as an .npy file, the format that `coalmine verify --model` reads."""
     content = io.BytesIO()
     np.save(content, row, allow_pickle=False)
     write_atomically(path, content.getvalue())
 
 
 def load_row(path: Path, like: Row) -> Row:
-    """The inverse, refused unless the row is as long as `like`, whose kind it takes."""
+    """Load a saved row with the dtype of `like`. A row of another length is rejected."""
     try:
         row = np.asarray(np.load(path, allow_pickle=False), dtype=like.dtype)
     except DAMAGED as error:
-        raise ValueError(f"{path} is no model ({error}); restore it from a copy, or name another directory") from None
+        raise ValueError(
+            f"{path} is not a model ({error}); restore it from a copy, or name another directory"
+        ) from None
     if row.shape != like.shape:
         raise ValueError(
             f"{path} must be a model of {like.size} numbers, got shape {row.shape}; restore it, or name another directory"

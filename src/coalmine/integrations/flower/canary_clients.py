@@ -1,4 +1,4 @@
-"""Clients that are canaries: how a client learns that it is one, which one it is in a round, and the mod that sends it."""
+"""Canary clients: how a client learns which canary it is in a round, and the mod that sends the canary."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flwr.clientapp.typing import ClientAppCallable
 
 PREFIX = "coalmine-"
-REPLY = "coalmine"  # the record in which a canary tells the server which one it is
+REPLY = "coalmine"  # the record in a reply that holds the canary's number
 ASSIGNED = "audit/nodes.json"
 STRONG = "must be hard to guess, got a number below 2^64 or fewer than 8 bytes"
 PART = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
@@ -31,10 +31,10 @@ Nodes = float | Mapping[int, int | Iterable[int]]
 
 
 def canary_mod(message: Message, context: Context, call_next: "ClientAppCallable") -> Message:
-    """Send a canary in the place of a designated client's update, and tell the server which one; others train as ever.
+    """On a canary client, replace the update by the canary and report its number. Other clients train as usual.
 
-    Put it last in `mods`, so that clipping, local noise and secure aggregation treat a canary as any client's update. A
-    designated client trains too, so its reply has every record and metric that the strategy expects.
+    Put it last in `mods`, so that clipping, local noise and secure aggregation treat a canary like any client's update. A
+    canary client trains too, so its reply has every record and metric that the strategy expects.
     """
     config = next((c for c in message.content.config_records.values() if PREFIX + "dim" in c), None)
     if config is None or not message.metadata.message_type.startswith("train"):
@@ -46,10 +46,10 @@ def canary_mod(message: Message, context: Context, call_next: "ClientAppCallable
     (received,) = message.content.array_records.values()
     layout = Layout.of(received, announcement.left_out)
     if layout.dim != announcement.dim:
-        raise ValueError(f"the audit is of {announcement.dim} numbers, but this model has {layout.dim}")
+        raise ValueError(f"the audit is for {announcement.dim} numbers, but this model has {layout.dim}")
     seed = announcement.seed_for(context.node_config)
     update = announcement.update(index, seed, np.empty(0, layout.dtype))
-    sent = layout.moved(received, update)  # before the client trains, which may be in place
+    sent = layout.add_update(received, update)  # now, because the client may train in place
     reply = call_next(message, context)
     if reply.has_error():
         return reply
@@ -61,12 +61,12 @@ def canary_mod(message: Message, context: Context, call_next: "ClientAppCallable
 
 @dataclass(frozen=True, kw_only=True)
 class Announcement:
-    """How to be a canary: send an update of `scale` times the clip norm, in the arrays that are not `left_out`.
+    """Instructions for canary clients: send an update of `scale` times the clip norm, in all arrays but `left_out`.
 
-    `seed` generates the canaries. It is a secret, so omit it where canary nodes read it from a file (`coalmine-seed-file` in
-    their node config). `partitions`, first and past the last, are the partition ids that are canaries, in order. `record`
-    holds the audit's settings and its commitment. It is public, and a node uses it to check that its seed is the audit's.
-    `round_number` decides which of its canaries a node is, where it has several.
+    `seed` generates the canaries. It is a secret, so omit it if canary nodes read it from a file (`coalmine-seed-file` in
+    their node config). `partitions`, first and one past the last, are the partition ids that are canaries, in order.
+    `record` holds the audit's settings and its commitment. It is public, and a node uses it to check that its seed is the
+    audit's. If a node has several canaries, `round_number` decides which one it sends.
     """
 
     canaries: int
@@ -92,7 +92,7 @@ class Announcement:
         partitions: range | None,
         round_number: int | None = None,
     ) -> "Announcement":
-        """How to be one of the audit's canaries."""
+        """The instructions for the canaries of an audit."""
         settings = audit.settings
         return cls(
             canaries=settings.canaries,
@@ -108,7 +108,7 @@ class Announcement:
         )
 
     def to_config(self) -> dict[str, Any]:
-        """Entries for a ConfigRecord: no lists, which the legacy API refuses."""
+        """Entries for a ConfigRecord, without lists, which the legacy API rejects."""
         entries: dict[str, Any] = {
             "canaries": self.canaries,
             "dim": self.dim,
@@ -130,21 +130,21 @@ class Announcement:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "Announcement":
-        """The inverse."""
+        """The announcement in a config, the inverse of `to_config`."""
 
-        def told(name: str) -> Any:
+        def entry(name: str) -> Any:
             return config.get(PREFIX + name)
 
-        seed, partitions = told("seed"), json.loads(told("partitions") or "null")
-        number = told("round")
-        record = json.loads(told("record") or "null")
+        seed, partitions = entry("seed"), json.loads(entry("partitions") or "null")
+        number = entry("round")
+        record = json.loads(entry("record") or "null")
         return cls(
-            canaries=int(told("canaries")),
-            dim=int(told("dim")),
-            kind=str(told("kind")),
-            clip_norm=float(told("clip-norm")),
-            scale=float(told("scale")),
-            left_out=tuple(json.loads(told("left-out"))),
+            canaries=int(entry("canaries")),
+            dim=int(entry("dim")),
+            kind=str(entry("kind")),
+            clip_norm=float(entry("clip-norm")),
+            scale=float(entry("scale")),
+            left_out=tuple(json.loads(entry("left-out"))),
             seed=int(seed) if isinstance(seed, str) else seed,
             partitions=None if partitions is None else (int(partitions[0]), int(partitions[1])),
             record=record and (Settings.from_dict(record["settings"]), Commitment(**record["commitment"])),
@@ -152,20 +152,20 @@ class Announcement:
         )
 
     def index_of(self, config: Mapping[str, Any], node: Mapping[str, Any]) -> int | None:
-        """Which canary a node is in this round, None for a real client.
+        """The canary that a node sends in this round, None for a real client.
 
         The server's choice comes first, then `canary-id` in the node config, then the partition id.
         """
-        named = config.get(PREFIX + "canary", node.get("canary-id"))
-        if named is not None:
-            canaries = parse_canaries(named, count=self.canaries)
+        assigned = config.get(PREFIX + "canary", node.get("canary-id"))
+        if assigned is not None:
+            canaries = parse_canaries(assigned, count=self.canaries)
             if len(canaries) == 1:
                 return canaries[0]
             number = self.round_number or config.get("server-round")
             if number is None:
                 raise ValueError(
                     "a node with several canaries must know the round: send 'server-round' in the train config, or give "
-                    "the node one canary-id"
+                    "the node a single canary-id"
                 )
             return canary_in_round(canaries, int(number))
         partition = node.get("partition-id")
@@ -175,7 +175,7 @@ class Announcement:
         return index if 0 <= index < min(self.canaries, self.partitions[1] - self.partitions[0]) else None
 
     def seed_for(self, node: Mapping[str, Any]) -> int | bytes:
-        """The seed in the node's own file, else the announced one; refused where it is not the audit's seed."""
+        """The seed in the node's own file, or the announced one. A file without the audit's seed is rejected."""
         path = node.get(PREFIX + "seed-file")
         if path is None:
             if self.seed is None:
@@ -193,7 +193,7 @@ class Announcement:
         settings, commitment = self.record
         if commitment.opens_to(Path(str(path)).read_bytes(), settings):
             raise ValueError(
-                f"seed file {path} must be read in the same way everywhere, but the server's audit took its raw bytes: use "
+                f"seed file {path} must be read in the same way everywhere, but the server's audit used its raw bytes: use "
                 "audited(seed_file=...) or coalmine.read_seed there"
             )
         raise ValueError(
@@ -201,56 +201,56 @@ class Announcement:
         )
 
     def update(self, index: int, seed: int | bytes | SupportsIndex, like: Any) -> Any:
-        """Canary `index` as an update of a client."""
+        """Canary `index` as a client's update."""
         kind = RotatedCanaries if self.kind == "rotated" else SphereCanaries
         return kind(self.canaries, self.dim, seed=seed).canary(index, like=like) * (self.clip_norm * self.scale)
 
 
 def refuse_guessable(seed: SupportsIndex | bytes, name: str, remedy: str) -> None:
-    """Reject a seed that can be guessed; the error does not show it."""
+    """Reject a seed that can be guessed. The error does not show the seed."""
     if is_guessable(seed):
         raise ValueError(f"{name} {STRONG}: {remedy}")
 
 
 def checked_seed(audit: Audit, seed: int | bytes | None) -> int | bytes | None:
-    """The seed to announce, refused unless it is the audit's: the audit cannot detect canaries of another seed."""
+    """The seed to announce. Another seed than the audit's is rejected: the audit could not detect its canaries."""
     if seed is not None and not audit.commitment.opens_to(seed, audit.settings):
         raise ValueError("seed must be the one that the audit was made with, got another: give both the same")
     return seed
 
 
 def checked_partitions(ids: Iterable[int] | None) -> range | None:
-    """The partition ids of canaries, refused unless they are consecutive: clients are sent only the two ends."""
+    """The partition ids of canaries. They must be consecutive, because clients receive only the two ends."""
     if ids is None:
         return None
     if not isinstance(ids, Iterable):
         raise ValueError(f"canary_partitions must be a range or a list of partition ids, got {shown(ids)}")
     listed = [whole_number("a partition id in canary_partitions", each, minimum=0) for each in ids]
     if not listed or listed != list(range(listed[0], listed[-1] + 1)):
-        raise ValueError(f"canary_partitions must be consecutive, and one at least, got {shown(ids)}")
+        raise ValueError(f"canary_partitions must be consecutive, at least one, got {shown(ids)}")
     return range(listed[0], listed[-1] + 1)
 
 
 class Designation:
-    """Canaries by node id: as named, or a fraction of the nodes by a hash of their ids, keyed by the audit's commitment.
+    """Canaries by node id: the given mapping, or a fraction of the nodes, chosen by a keyed hash of their ids.
 
-    A named node may have several canaries; it takes their roles in turn, one in each round. A designated node keeps its
-    canaries, also over a restart of the server where the audit has a directory. A node that returns under another id is
-    another node and may get the next canary, until all are assigned.
+    The hash's key is the audit's commitment. A node in the mapping may have several canaries; it sends them in turn, one in
+    each round. A canary node keeps its canaries, even after a restart of the server if the audit has a directory. A node
+    that returns under another id counts as another node and may get the next canary, until all are assigned.
     """
 
     def __init__(self, audit: Audit, nodes: Nodes | None) -> None:
         self._key = audit.commitment.sha256.encode()[:64]
         self._canaries = audit.settings.canaries
         self._path: Path | None = None
-        self._given: dict[int, tuple[int, ...]] = {}
+        self._assigned: dict[int, tuple[int, ...]] = {}
         self._fraction = 0.0
         if isinstance(nodes, Mapping):
-            self._given = {int(node): _listed(canaries) for node, canaries in nodes.items()}
-            _refuse_shared_canaries(self._given)
-            if not self._fits(self._given):
+            self._assigned = {int(node): _canary_tuple(canaries) for node, canaries in nodes.items()}
+            _refuse_shared_canaries(self._assigned)
+            if not self._fits(self._assigned):
                 raise ValueError(
-                    f"canary_nodes must name canaries of 0..{self._canaries - 1}, one at least for each node, "
+                    f"canary_nodes must name canaries in 0..{self._canaries - 1}, at least one for each node, "
                     f"got {shown(nodes)}"
                 )
         elif nodes is not None:
@@ -259,66 +259,66 @@ class Designation:
                 raise ValueError(f"canary_nodes must be a fraction in (0, 1] or name nodes, got {self._fraction}")
             self._path = None if audit.directory is None else audit.directory.path / ASSIGNED
             if self._path is not None and self._path.exists():
-                self._given = self._read(self._path)
+                self._assigned = self._read(self._path)
 
     @property
     def names_nodes(self) -> bool:
-        """Whether the server names the canary nodes; else nodes know by themselves that they are canaries."""
-        return bool(self._given) or self._fraction > 0
+        """Whether the server names the canary nodes. Otherwise nodes know on their own that they are canaries."""
+        return bool(self._assigned) or self._fraction > 0
 
     @property
     def one_each(self) -> bool:
-        """Whether every canary has a node, and no node has two: then a canary takes part when its node is sampled."""
-        return len(self._given) == self._canaries
+        """Whether every canary has its own node: then a canary takes part exactly when its node is sampled."""
+        return len(self._assigned) == self._canaries
 
     def assign(self, nodes: Iterable[int]) -> None:
-        """Assign canaries before anybody is sampled, so that who becomes a canary does not depend on the sampling."""
+        """Assign canaries before nodes are sampled, so that the assignment does not depend on the sampling."""
         if self._fraction:
-            for node in sorted(set(nodes) - self._given.keys()):
+            for node in sorted(set(nodes) - self._assigned.keys()):
                 self.index_of(node, 1)
 
     def index_of(self, node: int, round_number: int) -> int | None:
-        """The canary whose role a node takes in a round, None for a real client."""
-        if node not in self._given:
-            if len(self._given) >= self._canaries or self._share(node) >= self._fraction:
+        """The canary that a node sends in a round, None for a real client."""
+        if node not in self._assigned:
+            if len(self._assigned) >= self._canaries or self._hash(node) >= self._fraction:
                 return None
-            self._given[node] = (len(self._given),)
+            self._assigned[node] = (len(self._assigned),)
             if self._path is not None:
-                assigned = {node: index for node, (index,) in self._given.items()}
+                assigned = {node: index for node, (index,) in self._assigned.items()}
                 write_atomically(self._path, (json.dumps(assigned) + "\n").encode())
-        return canary_in_round(self._given[node], round_number)
+        return canary_in_round(self._assigned[node], round_number)
 
     def _read(self, path: Path) -> dict[int, tuple[int, ...]]:
         """The canaries that were assigned before a restart."""
         text = path.read_text(errors="replace")
-        given: dict[int, tuple[int, ...]] | None
+        assigned: dict[int, tuple[int, ...]] | None
         try:
-            given = {int(node): (int(index),) for node, index in json.loads(text).items()}
+            assigned = {int(node): (int(index),) for node, index in json.loads(text).items()}
         except (ValueError, TypeError, AttributeError):
-            given = None
-        if given is None or not self._fits(given):
+            assigned = None
+        if assigned is None or not self._fits(assigned):
             raise ValueError(
-                f"{path} must name different canaries of 0..{self._canaries - 1} by node, got {shown(text)}; "
-                "remove it to assign canaries to nodes anew"
+                f"{path} must name different canaries in 0..{self._canaries - 1} by node, got {shown(text)}; "
+                "remove it to assign canaries to nodes again"
             )
-        return given
+        return assigned
 
-    def _fits(self, given: Mapping[int, tuple[int, ...]]) -> bool:
+    def _fits(self, assigned: Mapping[int, tuple[int, ...]]) -> bool:
         """Whether every node has at least one canary, all are canaries of this audit, and none is assigned twice."""
-        indices = [index for canaries in given.values() for index in canaries]
+        indices = [index for canaries in assigned.values() for index in canaries]
         different = len(set(indices)) == len(indices)
-        return different and all(given.values()) and all(0 <= index < self._canaries for index in indices)
+        return different and all(assigned.values()) and all(0 <= index < self._canaries for index in indices)
 
-    def _share(self, node: int) -> float:
-        """A number in [0, 1) that is the node's own."""
+    def _hash(self, node: int) -> float:
+        """The node's hash, as a number in [0, 1)."""
         digest = hashlib.blake2b(str(node).encode(), key=self._key, digest_size=8).digest()
         return int.from_bytes(digest) / 2**64
 
 
-def _refuse_shared_canaries(given: Mapping[int, tuple[int, ...]]) -> None:
-    """Reject two nodes that have one canary; the error names the canary and both."""
+def _refuse_shared_canaries(assigned: Mapping[int, tuple[int, ...]]) -> None:
+    """Reject a canary that two nodes share. The error names the canary and both nodes."""
     owners: dict[int, int] = {}
-    for node, canaries in given.items():
+    for node, canaries in assigned.items():
         for index in canaries:
             if index in owners:
                 nodes = f"nodes {owners[index]} and {node}" if owners[index] != node else f"node {node} twice"
@@ -328,14 +328,14 @@ def _refuse_shared_canaries(given: Mapping[int, tuple[int, ...]]) -> None:
             owners[index] = node
 
 
-def _listed(canaries: int | Iterable[int]) -> tuple[int, ...]:
+def _canary_tuple(canaries: int | Iterable[int]) -> tuple[int, ...]:
     """One canary or several, as a tuple."""
-    listed = canaries if isinstance(canaries, Iterable) else [canaries]
-    return tuple(whole_number("a canary in canary_nodes", index, minimum=0) for index in listed)
+    indices = canaries if isinstance(canaries, Iterable) else [canaries]
+    return tuple(whole_number("a canary in canary_nodes", index, minimum=0) for index in indices)
 
 
 def canary_in_round(canaries: Sequence[int], round_number: int) -> int:
-    """The canary whose role a node takes in a round, counted from 1: the first in round 1, then the next, and so on.
+    """The canary that a node with several sends in a round, counted from 1: the first one in round 1, and so on.
 
     >>> [canary_in_round([4, 5, 6], number) for number in (1, 2, 3, 4)]
     [4, 5, 6, 4]
@@ -344,14 +344,14 @@ def canary_in_round(canaries: Sequence[int], round_number: int) -> int:
 
 
 def parse_canaries(value: object, *, count: int) -> tuple[int, ...]:
-    """The canaries that `canary-id` names in a node config: 3, "3", "0-49" or "0,7,20-29"; `count` is how many exist.
+    """The canaries that `canary-id` names in a node config: 3, "3", "0-49" or "0,7,20-29"; `count` is the total.
 
     >>> parse_canaries("0-2,7", count=10)
     (0, 1, 2, 7)
     """
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(f"canary-id must be a number or text such as '0-49' or '0,3,7', got {shown(value)}")
-    found: list[int] = []
+    canaries: list[int] = []
     for part in str(value).split(","):
         match = PART.fullmatch(part)
         if match is None:
@@ -359,7 +359,7 @@ def parse_canaries(value: object, *, count: int) -> tuple[int, ...]:
         first, last = int(match[1]), int(match[2] or match[1])
         if not first <= last < count:
             raise ValueError(f"canary-id must lie in 0..{count - 1}, got {part.strip()}")
-        found.extend(range(first, last + 1))
-    if len(set(found)) < len(found):
+        canaries.extend(range(first, last + 1))
+    if len(set(canaries)) < len(canaries):
         raise ValueError(f"canary-id must name each canary once, got {shown(value)}")
-    return tuple(found)
+    return tuple(canaries)

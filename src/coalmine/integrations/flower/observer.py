@@ -1,4 +1,4 @@
-"""The audit of a sequence of global models, and an `evaluate_fn` that makes one where the strategy cannot be wrapped."""
+"""Audits a sequence of global models, also through an `evaluate_fn` if the strategy cannot be wrapped."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -18,12 +18,12 @@ from coalmine.integrations.flower.scope import UNKNOWN_TO_OBSERVER, observer_ite
 from coalmine.integrations.journal import Journal
 from coalmine.integrations.setup import CLIP_SCALE, nonnegative, positive, refuse_finished
 
-logger = logging.getLogger("flwr.coalmine")  # shown where Flower shows its own
+logger = logging.getLogger("flwr.coalmine")  # goes to the same handlers as Flower's own log
 INITIAL, FINAL = "audit/initial.npy", "model.npy"
 
 
 class Recorder:
-    """Follows the global model from round to round. Rounds are counted on from where the audit's directory ends."""
+    """Records the global model from round to round. Round numbers continue those in the audit's directory."""
 
     def __init__(self, audit: Audit, initial: Mapping[str, Array], config: Mapping[str, Any]) -> None:
         refuse_finished(audit)
@@ -31,21 +31,21 @@ class Recorder:
         self.layout = Layout.of(initial)
         if self.layout.dim != audit.settings.dim:
             raise ValueError(
-                f"the audit must have dim = {self.layout.dim}, as many as the model has fractional numbers, got {audit!r}"
+                f"the audit must have dim = {self.layout.dim}, the model's number of floating-point values, got {audit!r}"
             )
         self._journal = Journal(audit, config)
-        self.first_failure: str | None = None  # why the first reply that failed did so
-        self._before = audit.last_round
+        self.first_failure: str | None = None  # reason of the first failed reply
+        self._earlier_rounds = audit.last_round
         self.current = self.layout.row(initial)
         self._initial = self._first_model()
         self._tally: dict[str, int] = {}
         self._accuracy: float | None = None
-        if audit.directory is not None and self._before:
+        if audit.directory is not None and self._earlier_rounds:
             self._count(audit.directory.read_metrics())
 
     def number(self, server_round: int) -> int:
-        """The audit's number of a round that Flower counts from 1 after every start."""
-        return self._before + server_round
+        """The audit's number of a round. Flower counts from 1 after every start."""
+        return self._earlier_rounds + server_round
 
     def observe(
         self,
@@ -62,8 +62,8 @@ class Recorder:
     ) -> None:
         """Record a round's new model. Without one, or if it holds NaN or infinity, the round counts as skipped.
 
-        `canary_norm` is the length of a clipped canary in the new model, `scale` how many times too long canaries were when
-        they entered the clip. `participants` is how many replies the new model averages; `counts` go into the metrics.
+        `canary_norm` is the length of a clipped canary in the new model. `scale` is the length of a canary in clip norms
+        before the clip. `participants` is the number of averaged replies. `counts` go into the metrics.
         """
         number = self.number(server_round)
         new = self.current if model is None else self.layout.row(model)
@@ -73,7 +73,7 @@ class Recorder:
             logger.warning("the model of round %d holds NaN or infinity, so this round is not audited", number)
             delta = np.zeros_like(new)
         skipped = not delta.any()
-        if skipped or (others is not None and np.array_equal(delta, others)):  # neither noise nor a canary is left
+        if skipped or (others is not None and np.array_equal(delta, others)):  # there is neither noise nor a canary
             others = None
         self.audit.observe_round(
             number,
@@ -91,43 +91,43 @@ class Recorder:
         self._count([line])
 
     def add_accuracy(self, server_round: int, value: float) -> None:
-        """Note the accuracy that the user's own evaluation measured after a round."""
+        """Record the accuracy that the user's own evaluation measured after a round."""
         self._accuracy = value
         self._journal.add_round(self.number(server_round), accuracy=value)
 
     def finish(self, claim: Claim | float | None, *, noise_multiplier: float | None, **more: Any) -> AuditResult:
-        """Observe the final model, and return and write the result; `more` are further arguments of `Journal.finish`."""
-        self._check_that_training_moved()
-        self.audit.rewind_to(self.audit.last_round)  # forget the final model of an earlier call
+        """Observe the final model, then return and write the result. `more` are arguments of `Journal.finish`."""
+        self._check_model_changed()
+        self.audit.rewind_to(self.audit.last_round)  # drop the final model of an earlier call
         self.audit.observe_final(self.current, initial=self._initial)
         if self.audit.directory is not None:
             save_row(self.audit.directory.path / FINAL, self.current)
         if any(self._tally.values()):
             counts = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in self._tally.items())
             logger.warning("the audit missed something: %s", counts)
-        known: dict[str, Any] = {"missed": dict(self._tally)}
+        entries: dict[str, Any] = {"missed": dict(self._tally)}
         if noise_multiplier is not None:
-            known["noise_multiplier"] = noise_multiplier
+            entries["noise_multiplier"] = noise_multiplier
         if self._accuracy is not None:
-            known["accuracy"] = self._accuracy
-        return self._journal.finish(claim, noise=noise_multiplier, **known, **more)
+            entries["accuracy"] = self._accuracy
+        return self._journal.finish(claim, noise=noise_multiplier, **entries, **more)
 
-    def _check_that_training_moved(self) -> None:
-        """Refuse to finish where no round changed the model; the reason of the first failed reply says why."""
+    def _check_model_changed(self) -> None:
+        """Raise an error if no round changed the model, with the reason of the first failed reply."""
         if not np.array_equal(self.current, self._initial):
             return
         rounds = len(self.audit.log.numbers)
         if rounds == 0:
             raise ValueError("an audit needs at least one round, got none: start() with num_rounds of 1 or more")
-        why = self.first_failure or "look for errors in the clients' logs"
-        raise ValueError(f"every round was skipped ({rounds} of {rounds}), so there is nothing to audit: {why}")
+        reason = self.first_failure or "look for errors in the clients' logs"
+        raise ValueError(f"every round was skipped ({rounds} of {rounds}), so there is nothing to audit: {reason}")
 
     def _first_model(self) -> Row:
-        """The model before round 1, from the directory where the server was restarted."""
+        """The model before round 1; after a restart, from the directory."""
         if self.audit.directory is None:
             return self.current
         path = self.audit.directory.path / INITIAL
-        if self._before and path.exists():
+        if self._earlier_rounds and path.exists():
             return load_row(path, self.current)
         save_row(path, self.current)
         return self.current
@@ -141,13 +141,14 @@ class Recorder:
 class Observer:
     """An `evaluate_fn` for `Strategy.start`, or for a legacy strategy, that observes the model and then calls the user's.
 
-    It sees models and nothing else. It warns of buffers, but cannot warn of unequal weights or of strategies that drop
-    canaries. `present` returns the canaries of a round, counted from 1. The default is the audit's schedule if it has
-    `rounds`, else all canaries in every round; that holds if every node has one canary, trains in every round and never
-    fails. Where nodes are sampled or may fail, use `audited`, which reads the canaries from the replies. With
-    `clip_norm`, `participants` (the number of updates that a round averages) and `noise_multiplier` the noise is gauged
-    too: its std is then noise_multiplier·clip_norm/participants. After training, call `audit.finish`. It takes `claim`, by
-    default that of the noise multiplier, and `task`, the name of what was trained.
+    It sees only models. It warns of buffers, but cannot warn of unequal weights or of strategies that drop canaries.
+    `present` returns the canaries of a round, counted from 1. The default is the audit's schedule if it has `rounds`,
+    otherwise all canaries in every round. That is right if every node has one canary, trains in every round and never fails.
+    If nodes are sampled or may fail, use `audited`, which reads the canaries from the replies.
+
+    With `clip_norm`, `participants` (the number of updates that a round averages) and `noise_multiplier`, the noise is
+    gauged too: its std is then noise_multiplier·clip_norm/participants. After training, call `audit.finish`. It takes
+    `claim`, by default that of the noise multiplier, and `task`, the name of the training task.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class Observer:
         scale: float | None = None,
         canary_partitions: Iterable[int] | None = None,
     ) -> dict[str, Any]:
-        """Entries for the train config, from which `canary_mod` knows what to send.
+        """Entries for the train config, which tell `canary_mod` what to send.
 
         `initial` is the model that training starts from: an ArrayRecord, a list of arrays, a torch Module or a state_dict.
         A node with several canaries needs 'server-round' in the train config too.
@@ -210,15 +211,15 @@ class Observer:
             for text in self._recorder.layout.warnings:
                 logger.warning("%s", text)
         if server_round > 0:
-            size = None
+            clip_norm = None
             if self._clip_norm is not None and self._participants is not None:
-                size = self._clip_norm / self._participants  # the units of the model delta, an average
+                clip_norm = self._clip_norm / self._participants  # in the units of the model delta, an average
             self._recorder.observe(
                 server_round,
                 model,
                 np.fromiter(self._present(self._recorder.number(server_round)), dtype=np.int32),
-                noise_std=None if self._noise is None or size is None else self._noise * size,
-                canary_norm=size,
+                noise_std=None if self._noise is None or clip_norm is None else self._noise * clip_norm,
+                canary_norm=clip_norm,
                 scale=self._scale,
                 clip_norm=self._clip_norm,
             )
@@ -226,7 +227,7 @@ class Observer:
 
     def _finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
         if self._recorder is None:
-            raise ValueError("nothing was observed; was this observer given to start() as evaluate_fn?")
+            raise ValueError("no model was observed: pass this observer to start() as evaluate_fn")
         warnings = [*self._recorder.layout.warnings, f"known-others was left out: {UNKNOWN_TO_OBSERVER}"]
         logger.warning("%s", warnings[-1])
         items = observer_items(self._scale)

@@ -1,4 +1,4 @@
-"""What an audit in Flower covers: the items that only the integration knows about, each with its reason."""
+"""The coverage of a Flower audit: the items that only the integration knows about, each with its reason."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,21 +15,21 @@ from coalmine.audit.coverage import AuditedItem
 SERVER_CLIP = (DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyServerSideAdaptiveClipping)
 CLIENT_CLIP = (DifferentialPrivacyClientSideFixedClipping, DifferentialPrivacyClientSideAdaptiveClipping)
 SAMPLER = AuditedItem(
-    "sampler", "not checked", "the audit reads who took part in each round; a claim with sampling=… has that tested"
+    "sampler", "not checked", "the audit records who took part in each round; a claim with sampling=… tests the sampler"
 )
 UNKNOWN_TO_OBSERVER = "the observer sees models only, not the clients' updates"
 
 
 class WeightRatio:
-    """How much more the heaviest client of a round weighed than its canaries, as the largest ratio over all rounds."""
+    """The weight of a round's heaviest client over its canaries' weights: the largest ratios over all rounds."""
 
     def __init__(self) -> None:
-        self.rounds = 0  # with canaries
-        self.to_lightest = 1.0  # canary
-        self.to_heaviest = 1.0  # canary
+        self.rounds = 0  # rounds with canaries
+        self.to_lightest = 1.0  # ratio to the lightest canary
+        self.to_heaviest = 1.0  # ratio to the heaviest canary
 
     def add(self, weights: Sequence[float], canaries: Sequence[float]) -> None:
-        """Take in a round: the weights of all replies, and those of its canaries."""
+        """Add a round: the weights of all replies, and those of its canaries."""
         if canaries and min(canaries) > 0:
             self.rounds += 1
             self.to_lightest = max(self.to_lightest, max(weights) / min(canaries))
@@ -43,7 +43,7 @@ def clipping_item(mode: str, private: Any, scale: float) -> AuditedItem:
         return AuditedItem("clipping", "cannot be checked", reason)
     if scale <= 1:
         reason = (
-            "canaries were no longer than the clip norm, so a missing clip would not show: give scale=10 before a clip"
+            "canaries were no longer than the clip norm, so a missing clip would not show: if you clip, give scale=10"
         )
         return AuditedItem("clipping", "not checked", reason)
     if isinstance(private, SERVER_CLIP):
@@ -64,14 +64,14 @@ def weights_item(weights: WeightRatio) -> AuditedItem:
 
 
 def others_item(left_out: str | None) -> AuditedItem:
-    """Whether the real clients' updates are known, else the reason."""
+    """Whether the real clients' updates are known, and if not, why."""
     if left_out is not None:
         return AuditedItem("others", "not checked", left_out)
     return AuditedItem("others", "checked", "the server added up the real clients' updates, clipped by the audit")
 
 
 def tensors_item(layers: int, others_left_out: str | None) -> AuditedItem | None:
-    """Why there is no gauge for each array; None where there is one, which speaks for itself."""
+    """Why there is no gauge for each array; None if there is one, which has its own item."""
     if layers == 0:
         reason = (
             "the audit was made without layers: audited() gives each array a noise gauge, or give Audit(layers=...)"

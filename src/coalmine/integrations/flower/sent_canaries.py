@@ -1,7 +1,7 @@
-"""Whether clients sent what they should: canaries their canary and nothing else, real clients no canary.
+"""Checks that canary clients sent their canary and nothing else, and that real clients sent no canary.
 
-The server knows every canary, so it compares. One sum over all canaries is enough where all is well; only if it is off does
-each canary take a transform of its own.
+The server knows every canary, so it can compare. If all is well, one sum over all canaries is enough. Only if that sum is
+off, each canary is compared separately, which takes one transform each.
 """
 
 import math
@@ -14,13 +14,16 @@ from flwr.app import Message
 from coalmine.audit.audit import Audit
 from coalmine.integrations.flower.arrays import Layout, Row, array_values
 
-SHORTEST, LONGEST = 0.5, 1.02  # of the clip norm, and of the length that was announced
-ALIKE = 0.02  # by which canaries of one round may differ in length
-NOTICED = 0.3  # of one canary's length: a sum that is off by more is looked at canary by canary
-ROUNDING = 8.0  # steps of the replies' precision, relative to the model: what rounding leaves of a short update
-STDS, SCREENED_STDS = 6.0, 4.0  # of chance
-FEWEST = 3  # canaries of which most can decide
-TELLING = 0.05  # cosine of a real update with the canaries' sum above which it holds canaries
+SHORTEST, LONGEST = (
+    0.5,
+    1.02,
+)  # length of a canary: at least this many clip norms, at most this much of the announced length
+SAME_LENGTH = 0.02  # relative difference in length allowed between canaries of one round
+SUM_ERROR = 0.3  # of one canary's length: if the sum is off by more, each canary is compared separately
+ROUNDING = 8.0  # rounding error of an update, in steps of the replies' precision, relative to the model
+STDS, SCREENED_STDS = 6.0, 4.0  # thresholds, in standard deviations of chance
+FEWEST = 3  # canaries that are needed for a majority
+HOLDS_CANARIES = 0.05  # a real update holds canaries if its cosine with their sum is above this
 
 
 class CanaryCheck:
@@ -30,11 +33,13 @@ class CanaryCheck:
         self._audit, self._layout, self._current = audit, layout, current
         self._sum: tuple[list[int], Row] | None = None
 
-    def wrong(self, canaries: Mapping[int, Message], *, clip_norm: float, scale: float, noisy: bool) -> dict[int, str]:
-        """The canaries whose reply is something else than the canary, with the reason.
+    def wrong_canaries(
+        self, canaries: Mapping[int, Message], *, clip_norm: float, scale: float, noisy: bool
+    ) -> dict[int, str]:
+        """The canaries whose reply is not the canary, with the reason.
 
-        A canary may arrive clipped, or as long as it was sent, and if `noisy` with noise that clients add. It must be like
-        most of the others: one that is not clipped among clipped ones is wrong, since a missing clip would show in most.
+        A canary may arrive clipped or unclipped, and with the clients' noise if `noisy`. It must be like the majority: an
+        unclipped canary among clipped ones is wrong, because a missing clip would show in most of them.
         """
         if not canaries:
             return {}
@@ -43,22 +48,24 @@ class CanaryCheck:
         for index in indices:
             self._update_into(update, canaries[index])
             summed += update
-        rounding = rounding_of(canaries[indices[0]], current)
+        rounding = rounding_error(canaries[indices[0]], current)
         along, rest = _parts(summed, self._sum_of(indices))
         most = LONGEST * scale * clip_norm + rounding
-        if SHORTEST * clip_norm <= along <= most and rest <= NOTICED * along + rounding * math.sqrt(len(indices)):
+        if SHORTEST * clip_norm <= along <= most and rest <= SUM_ERROR * along + rounding * math.sqrt(len(indices)):
             return {}
-        found = {}
+        lengths = {}
         for index in indices:
             self._update_into(update, canaries[index])
-            found[index] = _parts(update, self._audit.update(index, 1.0, like=current))
-        return _unlike_most(found, len(current), clip_norm, most, rounding, few=len(found) < FEWEST and not noisy)
+            lengths[index] = _parts(update, self._audit.update(index, 1.0, like=current))
+        few = len(lengths) < FEWEST and not noisy
+        return _unlike_majority(lengths, len(current), clip_norm, most, rounding, few=few)
 
-    def holding(self, others: Row, real: Sequence[Message], present: list[int]) -> list[Message]:
+    def replies_with_canaries(self, others: Row, real: Sequence[Message], present: list[int]) -> list[Message]:
         """The real replies that hold the present canaries, which only a client who knows the seed can send.
 
-        They raise the canaries' scores, and so frame an honest pipeline. Where most replies do, it is not one client's
-        doing. `others` is the sum of all real replies: where it shows nothing, none of them is looked at.
+        Such replies raise the canaries' scores, so that an honest pipeline seems to leak. If most replies do this, the cause
+        is not a single client, and none is returned. `others` is the sum of all real replies: if it holds no canaries, the
+        replies are not read.
         """
         length = _length(others)
         if not present or not length:
@@ -68,17 +75,17 @@ class CanaryCheck:
         chance = 1 / math.sqrt(len(unit))
         if float(np.vdot(others, unit)) <= SCREENED_STDS * chance * length:
             return []
-        update, found = np.empty_like(self._current), []
+        update, holding = np.empty_like(self._current), []
         for reply in real:
             self._update_into(update, reply)
-            if float(np.vdot(update, unit)) > max(TELLING, STDS * chance) * _length(update):
-                found.append(reply)
-        return found if 2 * len(found) <= len(real) or len(real) == 1 else []
+            if float(np.vdot(update, unit)) > max(HOLDS_CANARIES, STDS * chance) * _length(update):
+                holding.append(reply)
+        return holding if 2 * len(holding) <= len(real) or len(real) == 1 else []
 
     def _sum_of(self, indices: list[int]) -> Row:
-        """The sum of canaries, which the audit takes again itself in the rounds whose noise it measures by layers.
+        """The sum of canaries. An audit caches its last sum; one with layers needs it again to measure a round's noise.
 
-        Without layers it measures less in some rounds; that it must not find the sum at hand leaves this as it is.
+        An audit without layers must not find this sum in its cache: it would then measure the noise's law in more rounds.
         """
         if self._sum is None or self._sum[0] != indices:
             by_layers = bool(self._audit.settings.layers)
@@ -93,21 +100,21 @@ class CanaryCheck:
         self._layout.update_into(out, record, self._current)
 
 
-def _unlike_most(
-    found: Mapping[int, tuple[float, float]], dim: int, clip_norm: float, most: float, rounding: float, *, few: bool
+def _unlike_majority(
+    lengths: Mapping[int, tuple[float, float]], dim: int, clip_norm: float, most: float, rounding: float, *, few: bool
 ) -> dict[int, str]:
-    """Each canary's length along itself and the length of the rest, compared with their medians."""
-    usual_rest = 0.0 if few else float(np.median([rest for _, rest in found.values()]))
+    """The canaries whose lengths differ from the medians: the length along the canary, or that of the rest."""
+    usual_rest = 0.0 if few else float(np.median([rest for _, rest in lengths.values()]))
     slack = STDS * usual_rest / math.sqrt(dim) + rounding
     wrong = {}
-    for index, (along, rest) in found.items():
+    for index, (along, rest) in lengths.items():
         if not SHORTEST * clip_norm - slack <= along <= most + slack:
             wrong[index] = f"it must send canary {index}, got {along / clip_norm:.3g} clip norms of it"
-        elif rest > (0.5 * along if few else 1.5 * usual_rest + ALIKE * abs(along)) + rounding:
+        elif rest > (0.5 * along if few else 1.5 * usual_rest + SAME_LENGTH * abs(along)) + rounding:
             wrong[index] = f"it must send canary {index} alone, got {rest / clip_norm:.3g} clip norms of something else"
-    usual = float(np.median([along for index, (along, _) in found.items() if index not in wrong] or [0.0]))
-    for index, (along, _) in found.items():
-        if index not in wrong and abs(along - usual) > ALIKE * abs(usual) + slack:
+    usual = float(np.median([along for index, (along, _) in lengths.items() if index not in wrong] or [0.0]))
+    for index, (along, _) in lengths.items():
+        if index not in wrong and abs(along - usual) > SAME_LENGTH * abs(usual) + slack:
             wrong[index] = (
                 f"it sends canary {index} {along / clip_norm:.3g} clip norms long, where most canaries are "
                 f"{usual / clip_norm:.3g} long"
@@ -115,8 +122,8 @@ def _unlike_most(
     return wrong
 
 
-def rounding_of(reply: Message, current: Row) -> float:
-    """How long the error of an update is that comes from rounding the model, in the precision of a reply's arrays."""
+def rounding_error(reply: Message, current: Row) -> float:
+    """The length of an update's rounding error, from the model's length and the precision of a reply's arrays."""
     (record,) = reply.content.array_records.values()
     dtypes = {array_values(array).dtype for array in record.values()}
     step = max((float(np.finfo(dtype).eps) for dtype in dtypes if dtype.kind == "f"), default=0.0)
@@ -124,7 +131,7 @@ def rounding_of(reply: Message, current: Row) -> float:
 
 
 def _parts(vector: Row, unit: Any) -> tuple[float, float]:
-    """How much of `unit` a vector holds, and the length of the rest."""
+    """The coefficient of a vector along `unit`, and the length of the rest."""
     square = float(np.vdot(unit, unit))
     along = float(np.vdot(vector, unit)) / square
     return along, _length(vector - np.asarray(along * unit, dtype=vector.dtype))

@@ -1,4 +1,4 @@
-"""The global model after a round and a few numbers of the strategy on disk, for a restarted server; and the one before."""
+"""Checkpoints of a server: the global model after a round and a few numbers of the strategy; the last two are kept."""
 
 import io
 import logging
@@ -17,11 +17,11 @@ from coalmine.storage.files import write_atomically
 NAME = "checkpoint.npz"
 PREVIOUS = "checkpoint.previous.npz"
 
-logger = logging.getLogger("flwr.coalmine")  # shown where Flower shows its own
+logger = logging.getLogger("flwr.coalmine")  # goes to the same handlers as Flower's own log
 
 
 class Checkpoint(NamedTuple):
-    """Where a server resumes."""
+    """The state from which a server resumes."""
 
     round_number: int
     model: ArrayRecord
@@ -29,10 +29,10 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(directory: Path, round_number: int, model: Mapping[str, Array], state: Mapping[str, float]) -> None:
-    """Save the model after a round, whole or not at all; the checkpoint that was there becomes the previous one."""
+    """Save the model after a round atomically. The existing checkpoint becomes the previous one."""
     numbers = {"round": np.int64(round_number)} | {f"state/{name}": np.float64(value) for name, value in state.items()}
     content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:  # as np.savez would, but Flower has the arrays in its format already
+    with zipfile.ZipFile(content, "w") as archive:  # like np.savez, but Flower's arrays are already in numpy's format
         for name, array in model.items():
             archive.writestr(f"model/{name}.npy", array.data)
         for name, value in numbers.items():
@@ -41,19 +41,22 @@ def save_checkpoint(directory: Path, round_number: int, model: Mapping[str, Arra
 
 
 def load_checkpoint(directory: Path, *, recorded_rounds: int | None = None) -> Checkpoint | None:
-    """The newest checkpoint that is whole and no further than the recorded rounds, or None if there is none.
+    """The newest complete checkpoint that is not ahead of the recorded rounds, or None.
 
-    ValueError if none is usable and one is damaged.
+    Raises a ValueError if none is usable and one is damaged.
     """
     return load_newest(directory / NAME, directory / PREVIOUS, _read, logger, recorded_rounds=recorded_rounds)
 
 
 def _read(path: Path) -> Checkpoint:
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:  # numpy leaves a damaged one open
-            found: dict[str, Any] = dict(saved)
-        model = {name.removeprefix("model/"): Array(found[name]) for name in found if name.startswith("model/")}
-        state = {name.removeprefix("state/"): float(found[name]) for name in found if name.startswith("state/")}
-        return Checkpoint(int(found["round"]), ArrayRecord(model), state)
+        with (
+            path.open("rb") as file,
+            np.load(file, allow_pickle=False) as saved,
+        ):  # numpy would leave a damaged file open
+            arrays: dict[str, Any] = dict(saved)
+        model = {name.removeprefix("model/"): Array(arrays[name]) for name in arrays if name.startswith("model/")}
+        state = {name.removeprefix("state/"): float(arrays[name]) for name in arrays if name.startswith("state/")}
+        return Checkpoint(int(arrays["round"]), ArrayRecord(model), state)
     except DAMAGED as error:
-        raise ValueError(f"{path} is no checkpoint ({error}); remove it to train from round 1") from None
+        raise ValueError(f"{path} is not a checkpoint ({error}); remove it to train from round 1") from None

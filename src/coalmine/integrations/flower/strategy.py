@@ -1,6 +1,6 @@
-"""The server's side: a strategy around the user's own that adds canaries, or reads them from replies, and observes.
+"""The server's side: a strategy that wraps the user's own, adds canaries or reads them from replies, and observes.
 
-`audited` makes one.
+`audited` returns one.
 """
 
 import re
@@ -38,8 +38,8 @@ from coalmine.integrations.flower.replies import (
     CanaryClaims,
     DroppedReply,
     RoundReplies,
+    copy_config,
     describe_dropped,
-    own_config,
     printable,
     reply_weight,
     sort_replies,
@@ -54,7 +54,7 @@ from coalmine.integrations.flower.scope import (
     tensors_item,
     weights_item,
 )
-from coalmine.integrations.flower.sent_canaries import CanaryCheck, rounding_of
+from coalmine.integrations.flower.sent_canaries import CanaryCheck, rounding_error
 from coalmine.integrations.flower.server_checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from coalmine.integrations.setup import (
     CLIP_SCALE,
@@ -70,15 +70,15 @@ from coalmine.storage.seed_file import read_seed
 Mode = Literal["client", "replace", "extra"]
 DEPLOYED = ("HttpGrid", "GrpcGrid")  # by name: simulations have an InMemoryGrid, and flwr.superlink is not public
 DROPPING = (Krum, MultiKrum, Bulyan, FedTrimmedAvg, FedMedian, QFedAvg)
-LONGEST_REASON = 400  # characters of a failed reply's reason
+LONGEST_REASON = 400  # characters kept of a failed reply's reason
 NO_CANARY = (
-    "no reply says that it is a canary, so none takes part: clients need canary_mod, last in their mods, and canary-id, "
+    "no reply reports a canary, so none takes part: clients need canary_mod, last in their mods, and canary-id, "
     "canary_partitions or canary_nodes must name some of them"
 )
 
-HOLDING = "it holds canaries though it claims to be none, so its node knows the seed"
+HOLDING = "it holds canaries but does not report one, so its node knows the seed"
 UNCLIPPED = (
-    "most real clients sent updates longer than the clip norm, which clients must clip to, so such rounds cannot confirm a "
+    "most real clients sent updates longer than the clip norm, although clients must clip, so such rounds cannot confirm a "
     "claim"
 )
 
@@ -100,16 +100,18 @@ def audited(
     scale: float | None = None,
     **settings: Any,
 ) -> "AuditedStrategy":
-    """The strategy in an `AuditedStrategy`, whose `audit` is made for the model that training starts from.
+    """The strategy wrapped in an `AuditedStrategy`, with an `audit` for the model that training starts from.
 
-    `model` is that model: an ArrayRecord, a torch Module or a state_dict. Each of its floating-point arrays gets a noise
-    gauge of its own. `canaries` is how many there are, or, in mode "client", the partition ids that are canaries in a
-    simulation. Give either `seed` or `seed_file`. In mode "client" a `seed` is announced to all clients. The seed in a
-    `seed_file` is announced to nobody: each canary node reads its own copy, `coalmine-seed-file` in its node config. A
-    deployment refuses a seed that can be guessed, and so does a seed file: a number below 2^64, or fewer than 8 bytes.
-    `unobserved`, `delta`, `directory`, `claim` and `on_violation` are those of `Audit`; without a claim `on_violation`
-    watches the noise multiplier. An `audit` of your own takes the place of all of them, and
-    of the model; its seed may be given too, to be announced. `mode`, `scale` and `settings` are those of AuditedStrategy.
+    `model` is that model: an ArrayRecord, a torch Module or a state_dict. Each of its floating-point arrays gets its own
+    noise gauge. `canaries` is their number or, in mode "client", the partition ids that are canaries in a simulation.
+
+    Give either `seed` or `seed_file`. In mode "client" a `seed` is announced to all clients. The seed in a `seed_file` is
+    never announced: each canary node reads its own copy, `coalmine-seed-file` in its node config. In a deployment or in a
+    seed file, a seed that can be guessed is rejected: a number below 2^64, or fewer than 8 bytes.
+
+    `unobserved`, `delta`, `directory`, `claim` and `on_violation` are those of `Audit`. Without a claim, `on_violation`
+    watches the noise multiplier. An `audit` of your own replaces all of these settings and the model. You may give its
+    `seed` too, to announce it. `mode`, `scale` and `settings` are those of AuditedStrategy.
     """
     if not isinstance(strategy, Strategy):
         raise TypeError(f"strategy must be a strategy of flwr.serverapp, got {shown(strategy)}")
@@ -117,51 +119,59 @@ def audited(
         settings["canary_partitions"] = canaries
         canaries = len(canaries)
     layers = None if model is None else Layout.of(as_record(model)).layers
-    making: AuditSettings = {"canaries": canaries, "unobserved": unobserved, "delta": delta, "directory": directory}
-    making |= {"seed": seed if audit is None else None, "seed_file": seed_file, "audit": audit}
-    making |= {"claim": claim, "on_violation": on_violation}
+    audit_settings: AuditSettings = {
+        "canaries": canaries,
+        "unobserved": unobserved,
+        "delta": delta,
+        "directory": directory,
+    }
+    audit_settings |= {"seed": seed if audit is None else None, "seed_file": seed_file, "audit": audit}
+    audit_settings |= {"claim": claim, "on_violation": on_violation}
     announced = seed if mode == "client" or audit is not None else None
     if seed_file is not None and seed is None and audit is None:
         refuse_guessable(read_seed(seed_file), f"seed file {seed_file}", f"make one with: coalmine seed {seed_file}")
-    made = AuditedStrategy(strategy, set_up_audit(layers, **making), mode, seed=announced, scale=scale, **settings)
+    made = AuditedStrategy(
+        strategy, set_up_audit(layers, **audit_settings), mode, seed=announced, scale=scale, **settings
+    )
     watch_noise(made.audit, on_violation, made.noise_multiplier)
     return made
 
 
 @dataclass(frozen=True)
-class _Sent:
-    """What a round's training was configured with."""
+class _RoundConfig:
+    """The configuration of a round's training."""
 
-    round_number: int  # as the audit counts
+    round_number: int  # the audit's number
     clip_norm: float
     messages: tuple[Message, ...]
-    available: int  # nodes there were to sample from
+    available: int  # number of nodes to sample from
 
 
 class AuditedStrategy(Strategy):
-    """A strategy with canaries in it. Wrap it around the outermost one, differential privacy included.
+    """A strategy with canaries in it. Wrap it around the outermost strategy, differential privacy included.
 
-    mode "client": clients run `canary_mod`; a canary is a node with `canary-id` in its node config, a partition id in
-    `canary_partitions`, or one that the server names by `canary_nodes`. `seed`, the audit's own, is announced to clients
-    unless canary nodes read it from a file. "replace": the replies of `canary_nodes` become canaries on the server. "extra":
-    canaries are further replies, in the rounds of the audit's schedule if it has `rounds`, else with the probability that a
-    node is sampled, drawn from the audit's seed or from `rng`. Extra replies do not change the ratio of the noise to one
-    client's contribution: while they are aggregated, the wrapper's `num_sampled_clients` grows by the same factor as the
-    replies.
+    - Mode "client": clients run `canary_mod`. A canary is a node with `canary-id` in its node config, a partition id in
+      `canary_partitions`, or a node that the server names by `canary_nodes`. `seed`, the audit's own, is announced to
+      clients unless canary nodes read it from a file.
+    - Mode "replace": the replies of `canary_nodes` become canaries on the server.
+    - Mode "extra": canaries are additional replies. They join in the rounds of the audit's schedule if it has `rounds`.
+      Otherwise they join with the probability that a node is sampled, drawn from the audit's seed or from `rng`. The ratio
+      of the noise to one client's contribution stays the same: during aggregation, the wrapper's `num_sampled_clients` grows
+      by the same factor as the replies.
 
     `canary_nodes` is a fraction of the nodes, or {node id: canary}. A node may have several canaries, as in {node id: [0, 1,
-    2]}: it takes their roles in turn, one in each round.
+    2]}: it sends them in turn, one in each round.
 
     Clip norm and noise are read from Flower's own wrappers. Without one, give `clip_norm` and, relative to the sum of
-    updates, `noise_multiplier`. `scale` is how many times too long canaries are before a clip that they go through: 10, or
-    1 where there is none. With `known_others` the server adds up the real updates for the rung of that name, which reads
-    every reply once more. If the audit has a directory, a restarted ServerApp resumes after the last complete round. A
-    directory that holds a finished run is rejected.
+    updates, `noise_multiplier`. `scale` is the length of a canary in clip norms before a clip: 10, or 1 if there is no clip.
+    With `known_others` the server sums the real updates for the rung of that name, which reads every reply once more. If the
+    audit has a directory, a restarted ServerApp resumes after the last complete round. A directory that holds a finished run
+    is rejected.
 
-    `strategy.audit.finish` observes the final model and takes `claim` and `task`, the name of what was trained. The default
-    claim is that of the noise multiplier, for a client that takes part as often as the canaries did. Where clients weigh
-    differently, the claim is for the heaviest client. A claim with `sampling` is judged with Flower's own sampling, unless
-    canaries are extra replies or share a node.
+    `strategy.audit.finish` observes the final model. It takes `claim` and `task`, the name of the training task. The default
+    claim is that of the noise multiplier, for a client that takes part as often as the canaries did. If clients have
+    different weights, the claim is for the heaviest client. A claim with `sampling` is judged with Flower's own sampling,
+    unless canaries are extra replies or share a node.
     """
 
     def __init__(
@@ -195,30 +205,30 @@ class AuditedStrategy(Strategy):
         self._innermost = _innermost(strategy)
         if self._private is None and clip_norm is None:
             raise ValueError(
-                "no DifferentialPrivacy… wrapper was found: say how long a canary's update is by clip_norm"
+                "no DifferentialPrivacy… wrapper was found: give clip_norm, the length of a canary's update"
             )
-        self._given_clip_norm = None if clip_norm is None else positive("clip_norm", clip_norm)
-        self._given_noise = None if noise_multiplier is None else nonnegative("noise_multiplier", noise_multiplier)
-        self._scale = _scale(scale, mode, self._private)
+        self._user_clip_norm = None if clip_norm is None else positive("clip_norm", clip_norm)
+        self._user_noise = None if noise_multiplier is None else nonnegative("noise_multiplier", noise_multiplier)
+        self._scale = _canary_scale(scale, mode, self._private)
         self._designation = Designation(audit, canary_nodes)
         self._partitions, self._seed = checked_partitions(canary_partitions), checked_seed(audit, seed)
-        self._others_left_out = self._why_others_are_unknown(known_others)
+        self._others_left_out = self._reason_without_others(known_others)
         self._rng = rng
         self._recorder: Recorder | None = None
-        self._sent: _Sent | None = None
+        self._round_config: _RoundConfig | None = None
         self._evaluated: tuple[Message, ...] = ()  # the messages of this round's evaluation
         self._claims = CanaryClaims(audit.settings.canaries, self._designation)
         self.dropped: list[DroppedReply] = []  # bad replies so far
-        self._canary_reported = False  # whether a reply ever said that it is a canary
+        self._canary_reported = False  # whether any reply has reported a canary
         self._warned: list[str] = []
         self._failures: set[str] = set()  # reasons of failed replies
-        self._weights_differ = False  # whether that was warned of
+        self._weights_differ = False  # whether a warning has said so
         self._ratio = WeightRatio()
         self._frozen: FrozenArrays | None = None
         self._check_strategy()
         audit.finish_with(self._finish)
 
-    # What Flower calls
+    # Flower's interface
 
     def start(
         self,
@@ -230,80 +240,81 @@ class AuditedStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Train as the strategy does. In the directory of an interrupted run, only the missing rounds are trained.
+        """Train like the wrapped strategy. In the directory of an interrupted run, train only the missing rounds.
 
         `initial_arrays` may also be a torch Module or a state_dict.
         """
         refuse_finished(self.audit)
         self._check_secrecy(grid)
-        done, arrays = self._resumed(as_record(initial_arrays))
+        done, arrays = self._resume(as_record(initial_arrays))
         self._recorder = self._new_recorder(arrays)
-        left = max(num_rounds - done, 0)
-        evaluate = None if evaluate_fn is None else self._evaluating(evaluate_fn)
-        result = super().start(grid, arrays, left, timeout, train_config, evaluate_config, evaluate)
-        if not left:
+        remaining = max(num_rounds - done, 0)
+        evaluate = None if evaluate_fn is None else self._with_accuracy(evaluate_fn)
+        result = super().start(grid, arrays, remaining, timeout, train_config, evaluate_config, evaluate)
+        if not remaining:
             result.arrays = arrays
         return result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The strategy's own messages; in mode "client" they carry the announcement for canary clients."""
+        """The wrapped strategy's messages; in mode "client" they carry the announcement for canary clients."""
         if self._recorder is None:
             self._recorder = self._new_recorder(arrays)
         clip_norm, number = self._clip_norm(), self._recorder.number(server_round)
-        own = own_config(config)  # Flower logs the caller's at every start, and the announcement may hold the seed
+        extended = copy_config(config)  # Flower logs the caller's config, and the announcement may hold the seed
         if self.mode == "client":
-            own.update(self._announcement(clip_norm, number).to_config())
+            extended.update(self._announcement(clip_norm, number).to_config())
         self._designation.assign(grid.get_node_ids())
-        configured = self.strategy.configure_train(server_round, arrays, own, grid)
-        messages = [self._designated(message, number) for message in configured]
-        self._sent = _Sent(number, clip_norm, tuple(messages), len(list(grid.get_node_ids())))
+        configured = self.strategy.configure_train(server_round, arrays, extended, grid)
+        messages = [self._address_canary(message, number) for message in configured]
+        self._round_config = _RoundConfig(number, clip_norm, tuple(messages), len(list(grid.get_node_ids())))
         return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The strategy's own aggregation with canaries among the replies; the audit observes the new model."""
-        recorder, sent = self._recorder, self._sent
-        if recorder is None or sent is None:
-            raise ValueError("aggregate_train came before configure_train")
-        found = self._sorted(replies, sent)
-        self._warn_of_failures(recorder, sent, found.failed)
-        canaries, others = self._examined(recorder, sent, found)
-        valid = found.good
-        ghosts = list(canaries.values()) if self.mode == "extra" else []
-        counted = [*valid, *ghosts]
-        mine = {id(reply) for reply in canaries.values()}
-        weights = self._weights(counted)
-        own = [weight for reply, weight in zip(counted, weights, strict=True) if id(reply) in mine]
-        self._warn_of_weights(weights, own)
-        self._ratio.add(weights, own)
-        real = [reply for reply in valid if id(reply) not in mine]
-        self._note_frozen(recorder, sent, real)
-        self._name_dropped(found.dropped)
-        growth = self._growth(valid, ghosts)
-        kept = Fraction(len(valid), len(valid) + found.lost) if valid else Fraction(1)
-        arrays, metrics = self._aggregated(server_round, [*valid, *found.failed, *ghosts], growth * kept)
+        """The wrapped strategy's aggregation, with canaries in the replies. The audit observes the new model."""
+        recorder, config = self._recorder, self._round_config
+        if recorder is None or config is None:
+            raise ValueError("aggregate_train was called before configure_train")
+        sorted_replies = self._sort_train_replies(replies, config)
+        self._warn_of_failures(recorder, config, sorted_replies.failed)
+        canaries, others = self._examine(recorder, config, sorted_replies)
+        valid, failed, dropped = sorted_replies.good, sorted_replies.failed, sorted_replies.dropped
+        extra = list(canaries.values()) if self.mode == "extra" else []
+        averaged = [*valid, *extra]
+        canary_ids = {id(reply) for reply in canaries.values()}
+        weights = self._weights(averaged)
+        canary_weights = [weight for reply, weight in zip(averaged, weights, strict=True) if id(reply) in canary_ids]
+        self._warn_of_weights(weights, canary_weights)
+        self._ratio.add(weights, canary_weights)
+        real = [reply for reply in valid if id(reply) not in canary_ids]
+        self._update_frozen(recorder, config, real)
+        self._log_dropped(dropped)
+        growth = self._growth(valid, extra)
+        kept = Fraction(len(valid), len(valid) + sorted_replies.lost) if valid else Fraction(1)
+        arrays, metrics = self._aggregate(server_round, [*valid, *failed, *extra], growth * kept)
         released = arrays is not None
-        noise, size = self.noise_multiplier, float(len(valid) * growth)
+        noise, divisor = self.noise_multiplier, float(len(valid) * growth)
+        canary_share = float(np.mean(canary_weights)) / sum(weights) if canary_weights else 1 / max(len(averaged), 1)
         recorder.observe(
             server_round,
             arrays,
             np.array(sorted(canaries) if released else [], dtype=np.int32),
             others=others if released else None,
-            noise_std=noise * sent.clip_norm / size if noise and counted else None,
-            canary_norm=sent.clip_norm * (float(np.mean(own)) / sum(weights) if own else 1 / max(len(counted), 1)),
+            noise_std=noise * config.clip_norm / divisor if noise and averaged else None,
+            canary_norm=config.clip_norm * canary_share,
             scale=self._scale,
-            participants=len(counted) if released else None,
+            participants=len(averaged) if released else None,
             clients=len(real),
-            **_weight_counts(weights, own),
-            failed=len(found.failed),
-            missing=found.silent,
-            dropped=len(found.dropped),
-            dropped_replies=[[each.node, each.why] for each in found.dropped] or None,
+            **_weight_metrics(weights, canary_weights),
+            failed=len(failed),
+            missing=sorted_replies.silent,
+            dropped=len(dropped),
+            dropped_replies=[[each.node, each.why] for each in dropped] or None,
             lost_canaries=0 if released else len(canaries),
-            clip_norm=sent.clip_norm,
+            clip_norm=config.clip_norm,
         )
         self._save(server_round, arrays)
         return arrays, metrics
@@ -311,20 +322,20 @@ class AuditedStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The strategy's own."""
-        configured = self.strategy.configure_evaluate(server_round, arrays, own_config(config), grid)
+        """The wrapped strategy's messages."""
+        configured = self.strategy.configure_evaluate(server_round, arrays, copy_config(config), grid)
         self._evaluated = tuple(configured)
         return list(self._evaluated)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The strategy's own, without bad replies."""
+        """The wrapped strategy's aggregation, without bad replies."""
         number = server_round if self._recorder is None else self._recorder.number(server_round)
-        found = self._sort(replies, self._evaluated, number, None)
-        self._name_dropped(found.dropped)
-        return self.strategy.aggregate_evaluate(server_round, [*found.good, *found.failed])
+        sorted_replies = self._sort(replies, self._evaluated, number, None)
+        self._log_dropped(sorted_replies.dropped)
+        return self.strategy.aggregate_evaluate(server_round, [*sorted_replies.good, *sorted_replies.failed])
 
     def summary(self) -> None:
-        """The strategy's own, and a line on the audit."""
+        """The wrapped strategy's summary, and a line about the audit."""
         logger.info("audited: %d canaries, mode %s", self.audit.settings.canaries, self.mode)
         self.strategy.summary()
 
@@ -332,21 +343,21 @@ class AuditedStrategy(Strategy):
 
     @property
     def noise_multiplier(self) -> float | None:
-        """The noise that the strategy claims to add to the sum of updates, over the clip norm; None without a claim."""
-        if self._given_noise is not None or self._private is None:
-            return self._given_noise
+        """The stated noise in the sum of updates, over the clip norm; None if none is stated."""
+        if self._user_noise is not None or self._private is None:
+            return self._user_noise
         return float(self._private.noise_multiplier)
 
     def _finish(self, *, claim: Claim | float | None = None, task: str | None = None) -> AuditResult:
         if self._recorder is None:
-            raise ValueError("there is nothing to finish: start() comes first")
+            raise ValueError("there is nothing to finish: call start() first")
         explained = self._canary_reported or self._failures
         if self.mode == "client" and not explained and not any(r.present.size for r in self.audit.log.rounds()):
             self._warn(NO_CANARY)
         if self._frozen is not None and self._frozen.names and self._private is not None and self.noise_multiplier:
             self._warn(
                 f"no real client changed {', '.join(self._frozen.names)}, but Flower adds noise to every array: if they are "
-                "frozen parameters or buffers, keep them out of the model that is sent"
+                "frozen parameters or buffers, do not send them with the model"
             )
         if self._others_left_out is not None:
             self._warn(f"known-others was left out: {self._others_left_out}")
@@ -368,7 +379,7 @@ class AuditedStrategy(Strategy):
         )
 
     def _pipeline(self) -> dict[str, Any]:
-        """What the strategy tells of the pipeline; nothing where it is none of Flower's private ones."""
+        """Facts about the pipeline, if Flower's own wrapper adds the noise."""
         if self._private is None:
             return {}
         adaptive = "Adaptive" in type(self._private).__name__
@@ -382,7 +393,7 @@ class AuditedStrategy(Strategy):
         return (self._designation if self._designation.names_nodes else self._claims).one_each
 
     def audited_items(self) -> list[AuditedItem]:
-        """What this audit checks of the pipeline so far and what it does not, each with its reason."""
+        """The parts of the pipeline that this audit has checked so far or not, each with its reason."""
         tensors = tensors_item(len(self.audit.settings.layers), self._others_left_out)
         return [
             clipping_item(self.mode, self._private, self._scale),
@@ -394,10 +405,10 @@ class AuditedStrategy(Strategy):
 
     # Rounds
 
-    def _sorted(self, replies: Iterable[Message], sent: _Sent) -> RoundReplies:
-        """The round's replies, sorted into good, failed and bad ones by what each of them holds."""
-        (model,) = sent.messages[0].content.array_records.values() if sent.messages else (None,)
-        return self._sort(replies, sent.messages, sent.round_number, model)
+    def _sort_train_replies(self, replies: Iterable[Message], config: _RoundConfig) -> RoundReplies:
+        """The round's replies, sorted into good, failed and bad ones by their content."""
+        (model,) = config.messages[0].content.array_records.values() if config.messages else (None,)
+        return self._sort(replies, config.messages, config.round_number, model)
 
     def _sort(
         self, replies: Iterable[Message], messages: tuple[Message, ...], number: int, model: ArrayRecord | None
@@ -412,134 +423,144 @@ class AuditedStrategy(Strategy):
             equal_weights=model is not None and getattr(self._private, "accountant", None) is not None,
         )
 
-    def _examined(self, recorder: Recorder, sent: _Sent, found: RoundReplies) -> tuple[dict[int, Message], Row | None]:
-        """The replies that are canaries, by canary, and the real clients' part of the average.
+    def _examine(
+        self, recorder: Recorder, config: _RoundConfig, replies: RoundReplies
+    ) -> tuple[dict[int, Message], Row | None]:
+        """The canaries' replies, by canary, and the real clients' part of the average.
 
-        Replies that turn out to be bad are dropped, and the rest is examined again.
+        Bad replies are dropped, and the rest is examined again.
         """
         check = CanaryCheck(self.audit, recorder.layout, recorder.current)
-        canaries = self._reported(check, sent, found) if self.mode == "client" else {}
-        chosen = self._chosen(sent) if self.mode == "extra" else None
+        canaries = self._reported_canaries(check, config, replies) if self.mode == "client" else {}
+        chosen = self._choose_extra(config) if self.mode == "extra" else None
         while True:
             if self.mode == "replace":
-                canaries = self._replaced(recorder, sent, found.good)
+                canaries = self._replace_replies(recorder, config, replies.good)
             elif chosen is not None:
-                canaries = self._ghosts(recorder, sent, found.good, chosen)
-            mine = {id(reply) for reply in canaries.values()}
-            ghosts = list(canaries.values()) if self.mode == "extra" else []
-            real = [reply for reply in found.good if id(reply) not in mine]
-            others, lengths = self._others(recorder, sent, real, sum(self._weights([*found.good, *ghosts])))
+                canaries = self._extra_replies(recorder, config, replies.good, chosen)
+            canary_ids = {id(reply) for reply in canaries.values()}
+            extra = list(canaries.values()) if self.mode == "extra" else []
+            real = [reply for reply in replies.good if id(reply) not in canary_ids]
+            others, lengths = self._others(recorder, config, real, sum(self._weights([*replies.good, *extra])))
             if others is None:
                 return canaries, None
-            bad = self._too_long(recorder, sent, real, lengths)
-            if 2 * len(bad) > len(real):  # no single client's doing: the canaries show whether clients clip
+            bad = self._too_long(recorder, config, real, lengths)
+            if 2 * len(bad) > len(real):  # not a single bad client: the canaries show whether clients clip
                 self._warn(UNCLIPPED)
                 return canaries, None
             if not bad and self.mode == "client":
-                bad = [(reply, HOLDING) for reply in check.holding(others, real, sorted(canaries))]
+                bad = [(reply, HOLDING) for reply in check.replies_with_canaries(others, real, sorted(canaries))]
             if not bad:
                 return canaries, others
             for reply, why in bad:
-                found.drop(reply, why)
+                replies.drop(reply, why)
 
     def _too_long(
-        self, recorder: Recorder, sent: _Sent, real: list[Message], lengths: list[float]
+        self, recorder: Recorder, config: _RoundConfig, real: list[Message], lengths: list[float]
     ) -> list[tuple[Message, str]]:
-        """The real replies that are longer than the clip norm where clients must clip."""
+        """The real replies that are longer than the clip norm, if clients must clip."""
         if not isinstance(self._private, CLIENT_CLIP) or not real:
             return []
-        most = 1.01 * sent.clip_norm + rounding_of(real[0], recorder.current)
+        most = 1.01 * config.clip_norm + rounding_error(real[0], recorder.current)
         return [
-            (reply, f"its update is {length / sent.clip_norm:.3g} clip norms long, but clients must clip")
+            (reply, f"its update is {length / config.clip_norm:.3g} clip norms long, but clients must clip")
             for reply, length in zip(real, lengths, strict=True)
             if length > most
         ]
 
-    def _replaced(self, recorder: Recorder, sent: _Sent, valid: list[Message]) -> dict[int, Message]:
-        """The replies of canary nodes, which become canaries on the server."""
-        found = {}
+    def _replace_replies(self, recorder: Recorder, config: _RoundConfig, valid: list[Message]) -> dict[int, Message]:
+        """Turn the replies of canary nodes into canaries; return them by canary."""
+        canaries = {}
         for reply in valid:
-            index = self._designation.index_of(reply.metadata.src_node_id, sent.round_number)
+            index = self._designation.index_of(reply.metadata.src_node_id, config.round_number)
             if index is not None:
-                self._fill(recorder, sent, reply.content, index, self._largest_weight(valid))
-                found[index] = reply
-        return found
+                self._insert_canary(recorder, config, reply.content, index, self._largest_weight(valid))
+                canaries[index] = reply
+        return canaries
 
-    def _reported(self, check: CanaryCheck, sent: _Sent, found: RoundReplies) -> dict[int, Message]:
-        """The replies that say that they are canaries, and are."""
-        self._canary_reported |= any(REPLY in reply.content for reply in found.good)
-        canaries = self._claims.read(found)
-        wrong = check.wrong(canaries, clip_norm=sent.clip_norm, scale=self._scale, noisy=self._private is None)
+    def _reported_canaries(self, check: CanaryCheck, config: _RoundConfig, replies: RoundReplies) -> dict[int, Message]:
+        """The replies that report a canary and hold it, by canary."""
+        self._canary_reported |= any(REPLY in reply.content for reply in replies.good)
+        canaries = self._claims.read(replies)
+        wrong = check.wrong_canaries(
+            canaries, clip_norm=config.clip_norm, scale=self._scale, noisy=self._private is None
+        )
         for index, why in wrong.items():
-            found.drop(canaries.pop(index), why)
-        self._claims.settle(canaries)
-        if not canaries and not found.dropped and self._has_canaries(sent, found.good):
+            replies.drop(canaries.pop(index), why)
+        self._claims.remember_owners(canaries)
+        if not canaries and not replies.dropped and self._expects_canaries(config, replies.good):
             self._warn(NO_CANARY)
         return canaries
 
-    def _has_canaries(self, sent: _Sent, valid: list[Message]) -> bool:
-        """Whether there must be canaries among the replies: nodes that the server named, or simply every node."""
-        nodes, number = [reply.metadata.src_node_id for reply in valid], sent.round_number
-        named = any(self._designation.index_of(node, number) is not None for node in nodes)
-        return named or 0 < sent.available <= len(valid)
+    def _expects_canaries(self, config: _RoundConfig, valid: list[Message]) -> bool:
+        """Whether the replies must contain canaries: the server named some of the nodes, or all nodes replied."""
+        nodes, number = [reply.metadata.src_node_id for reply in valid], config.round_number
+        some_are_named = any(self._designation.index_of(node, number) is not None for node in nodes)
+        return some_are_named or 0 < config.available <= len(valid)
 
-    def _chosen(self, sent: _Sent) -> Indices:
-        """The canaries that come beside the clients in this round."""
+    def _choose_extra(self, config: _RoundConfig) -> Indices:
+        """The canaries that join this round as extra replies."""
         settings = self.audit.settings
         if settings.rounds is not None:
             return self.audit.canaries_in_round(self.audit.last_round + 1)
-        rate = min(1.0, len(sent.messages) / max(sent.available, 1))
+        rate = min(1.0, len(config.messages) / max(config.available, 1))
         if self._rng is None:
             return self.audit.sampled_canaries(self.audit.last_round + 1, rate)
         return np.flatnonzero(self._rng.random(settings.canaries) < rate).astype(np.int32)
 
-    def _ghosts(self, recorder: Recorder, sent: _Sent, valid: list[Message], chosen: Indices) -> dict[int, Message]:
-        """Further replies that are canaries."""
+    def _extra_replies(
+        self, recorder: Recorder, config: _RoundConfig, valid: list[Message], chosen: Indices
+    ) -> dict[int, Message]:
+        """Extra replies with the chosen canaries, by canary."""
         if not valid:
             return {}
         weight = self._largest_weight(valid)
-        instructions = {message.metadata.dst_node_id: message for message in sent.messages}
-        ghosts = {}
-        for place, index in enumerate(chosen):
-            template = valid[place % len(valid)]  # in turn, so that metrics keep their averages
+        instructions = {message.metadata.dst_node_id: message for message in config.messages}
+        extra = {}
+        for position, index in enumerate(chosen):
+            template = valid[position % len(valid)]  # in turn, so that the averages of metrics stay the same
             content = RecordDict(
                 {
                     name: MetricRecord(dict(record)) if isinstance(record, MetricRecord) else record
                     for name, record in template.content.items()
                 }
             )
-            self._fill(recorder, sent, content, int(index), weight)
-            ghosts[int(index)] = Message(content, reply_to=instructions[template.metadata.src_node_id])
-        return ghosts
+            self._insert_canary(recorder, config, content, int(index), weight)
+            extra[int(index)] = Message(content, reply_to=instructions[template.metadata.src_node_id])
+        return extra
 
-    def _fill(self, recorder: Recorder, sent: _Sent, content: RecordDict, index: int, weight: float | None) -> None:
-        """Make a canary of a reply. It counts as much as any client may: that is whom a weighted mean gives away most."""
+    def _insert_canary(
+        self, recorder: Recorder, config: _RoundConfig, content: RecordDict, index: int, weight: float | None
+    ) -> None:
+        """Turn a reply into a canary. It gets the largest weight, because a weighted mean exposes that client most."""
         (name,) = content.array_records
-        update = self.audit.update(index, sent.clip_norm, scale=self._scale, like=recorder.current)
-        content[name] = recorder.layout.moved(next(iter(sent.messages[0].content.array_records.values())), update)
+        update = self.audit.update(index, config.clip_norm, scale=self._scale, like=recorder.current)
+        content[name] = recorder.layout.add_update(
+            next(iter(config.messages[0].content.array_records.values())), update
+        )
         if weight is not None:
             (metrics,) = content.metric_records.values()
             whole = isinstance(metrics[self._weight_key], int)
             metrics[self._weight_key] = int(weight) if whole else weight
 
-    def _growth(self, valid: list[Message], ghosts: list[Message]) -> Fraction | float:
-        """By which factor extra replies shrink one client's share of the average; 1 without any.
+    def _growth(self, valid: list[Message], extra: list[Message]) -> Fraction | float:
+        """The factor by which extra replies shrink one client's share of the average; 1 without any.
 
-        Unequal weights count where the strategy averages by weight.
+        Unequal weights count if the strategy averages by weight.
         """
-        if not ghosts:
+        if not extra:
             return Fraction(1)
         if self._largest_weight(valid) is None or isinstance(self._innermost, DROPPING):
-            return Fraction(len(valid) + len(ghosts), len(valid))
+            return Fraction(len(valid) + len(extra), len(valid))
         total = sum(self._weights(valid))
-        return (total + sum(self._weights(ghosts))) / total
+        return (total + sum(self._weights(extra))) / total
 
-    def _aggregated(
+    def _aggregate(
         self, server_round: int, replies: list[Message], growth: Fraction | float
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The strategy's aggregation. The noise follows the clients' share, as far as extra and dropped replies change that.
+        """The wrapped strategy's aggregation. Extra and dropped replies change a client's share, and the noise with it.
 
-        So the ratio of the two is what it is without the audit, also where the user's `num_sampled_clients` is wrong.
+        So their ratio is the same as without the audit, even if the user's `num_sampled_clients` is wrong.
         """
         if not replies:
             return None, None
@@ -554,13 +575,11 @@ class AuditedStrategy(Strategy):
             self._private.num_sampled_clients = configured
 
     def _others(
-        self, recorder: Recorder, sent: _Sent, real: list[Message], total: float
+        self, recorder: Recorder, config: _RoundConfig, real: list[Message], total: float
     ) -> tuple[Row | None, list[float]]:
-        """The real clients' part of the average, clipped by us, and the length of each update before that.
+        """The real clients' part of the average, clipped by the audit, and the length of each update before the clip.
 
-        What they sent is on trial, and so is the clip.
-
-        Each reply is read once, where it lies: update, length and share of the sum take no copy of it.
+        The pipeline's own clip is under test, so it cannot be used here. Each reply is read once and never copied.
         """
         if self._others_left_out is not None:
             return None, []
@@ -569,24 +588,24 @@ class AuditedStrategy(Strategy):
         for reply, weight in zip(real, self._weights(real), strict=True):
             (record,) = reply.content.array_records.values()
             layout.update_into(update, record, current)
-            square = float(np.vdot(update, update)) + self._left_out_square(sent, record, layout.left_out)
-            update *= weight / total * min(1.0, sent.clip_norm / max(square**0.5, 1e-300))
+            square = float(np.vdot(update, update)) + self._left_out_square(config, record, layout.left_out)
+            update *= weight / total * min(1.0, config.clip_norm / max(square**0.5, 1e-300))
             summed += update
             lengths.append(square**0.5)
         return summed, lengths
 
-    def _left_out_square(self, sent: _Sent, record: ArrayRecord, names: tuple[str, ...]) -> float:
-        """Flower's clip norm counts buffers too."""
-        (before,) = sent.messages[0].content.array_records.values()
+    def _left_out_square(self, config: _RoundConfig, record: ArrayRecord, names: tuple[str, ...]) -> float:
+        """Squared length of the arrays that are left out: Flower's clip counts them too."""
+        (before,) = config.messages[0].content.array_records.values()
         gaps = [np.asarray(record[name].numpy() - before[name].numpy(), dtype=np.float64) for name in names]
         return sum(float(np.vdot(gap, gap)) for gap in gaps)
 
-    def _note_frozen(self, recorder: Recorder, sent: _Sent, real: list[Message]) -> None:
-        """Compare the real replies with the model that was sent."""
+    def _update_frozen(self, recorder: Recorder, config: _RoundConfig, real: list[Message]) -> None:
+        """Find the arrays that no real client changes."""
         if self._frozen is None:
             self._frozen = FrozenArrays(recorder.layout.names)
         for reply in real:
-            (before,) = sent.messages[0].content.array_records.values()
+            (before,) = config.messages[0].content.array_records.values()
             (record,) = reply.content.array_records.values()
             self._frozen.compare(before, record)
 
@@ -603,33 +622,33 @@ class AuditedStrategy(Strategy):
         weights = self._weights(valid)
         return max(weights) if len(set(weights)) > 1 else None
 
-    def _warn_of_weights(self, weights: list[float], own: list[float]) -> None:
-        """Once, in the first round in which weights differ; `own` are those of the canaries."""
+    def _warn_of_weights(self, weights: list[float], canary_weights: list[float]) -> None:
+        """Warn once, in the first round in which weights differ."""
         if self._weights_differ or not weights or max(weights) == min(weights):
             return
         self._weights_differ = True
-        sized = "the noise is sized" if self._private is not None else "an epsilon of one clip norm a client is"
+        basis = "the noise is sized" if self._private is not None else "an epsilon of one clip norm per client is"
         text = (
-            f"clients weigh differently (by {self._weight_key!r}), up to {max(weights) / np.mean(weights):.3g} times "
-            f"the mean, but {sized} for equal weights: send the same number from all"
+            f"clients have different weights (by {self._weight_key!r}), up to {max(weights) / np.mean(weights):.3g} times "
+            f"the mean, but {basis} for equal weights: send the same number from all"
         )
-        if own and max(own) < max(weights):
+        if canary_weights and max(canary_weights) < max(weights):
             text += (
-                f"; the heaviest canary weighs {max(own) / max(weights):.3g} of the heaviest client, so the audit reads "
-                "less than that client gives away, and judges a claim by as much"
+                f"; the heaviest canary weighs {max(canary_weights) / max(weights):.3g} of the heaviest client, so the "
+                "audit measures less than that client leaks, and the verdict accounts for this factor"
             )
         self._warn(text)
 
-    # Setting up
+    # Setup
 
     def _clip_norm(self) -> float:
-        if self._given_clip_norm is not None:
-            return self._given_clip_norm
+        if self._user_clip_norm is not None:
+            return self._user_clip_norm
         assert self._private is not None
-        return float(self._private.clipping_norm)  # read before aggregation, which changes an adaptive one
+        return float(self._private.clipping_norm)  # read before aggregation, which changes an adaptive clip norm
 
-    def _designated(self, message: Message, round_number: int) -> Message:
-        """The message as it is, or a new one for a canary that the server names: all messages share one content."""
+    def _address_canary(self, message: Message, round_number: int) -> Message:
+        """The message unchanged, or a new one for a node that the server names, because messages share their content."""
         if self.mode != "client":
             return message
         index = self._designation.index_of(message.metadata.dst_node_id, round_number)
@@ -681,8 +700,8 @@ class AuditedStrategy(Strategy):
                     self._ratio.add([line.get("heaviest_client", 1.0)], [lightest, heaviest])
         return recorder
 
-    def _resumed(self, initial: ArrayRecord) -> tuple[int, ArrayRecord]:
-        """How many rounds are done, and the model after them; the audit goes back to there."""
+    def _resume(self, initial: ArrayRecord) -> tuple[int, ArrayRecord]:
+        """The number of finished rounds and the model after them. The audit rewinds to that round."""
         saved = None
         if self.audit.directory is not None:
             saved = load_checkpoint(self.audit.directory.path, recorded_rounds=self.audit.last_round)
@@ -694,12 +713,10 @@ class AuditedStrategy(Strategy):
                 self._private.clipping_norm = state["clipping_norm"]
             if type(self._innermost).aggregate_train is not FedAvg.aggregate_train:
                 self._warn(
-                    f"the state of {type(self._innermost).__name__} is not saved: it starts afresh after round {done}"
+                    f"the state of {type(self._innermost).__name__} is not saved: it starts again after round {done}"
                 )
             if getattr(self._private, "accountant", None) is not None:
-                self._warn(
-                    f"Flower's accountant starts afresh after round {done}: its epsilon is for later rounds only"
-                )
+                self._warn(f"Flower's accountant starts again after round {done}: its epsilon is for later rounds only")
         return done, arrays
 
     def _save(self, server_round: int, arrays: ArrayRecord | None) -> None:
@@ -707,17 +724,19 @@ class AuditedStrategy(Strategy):
             return
         model = arrays
         if model is None:
-            assert self._sent is not None
-            if not self._sent.messages:
+            assert self._round_config is not None
+            if not self._round_config.messages:
                 return
-            (model,) = self._sent.messages[0].content.array_records.values()
+            (model,) = self._round_config.messages[0].content.array_records.values()
         state = {} if self._private is None else {"clipping_norm": float(self._private.clipping_norm)}
-        self.audit.flush(sync=True)  # a checkpoint is never ahead of the audit, not even after a power cut
+        self.audit.flush(sync=True)  # a checkpoint must never be ahead of the audit, even after a power cut
         save_checkpoint(self.audit.directory.path, self._recorder.number(server_round), model, state)
 
-    def _evaluating(
+    def _with_accuracy(
         self, evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None]
     ) -> Callable[[int, ArrayRecord], MetricRecord | None]:
+        """The user's function, which also records the accuracy that it returns."""
+
         def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
             metrics = evaluate_fn(server_round, arrays)
             accuracy = None if metrics is None else metrics.get("accuracy")
@@ -727,8 +746,8 @@ class AuditedStrategy(Strategy):
 
         return evaluate
 
-    def _why_others_are_unknown(self, known_others: bool) -> str | None:
-        """Why the real clients' part of a round cannot be subtracted from it; None where it can."""
+    def _reason_without_others(self, known_others: bool) -> str | None:
+        """Why the real clients' part of a round cannot be subtracted from it; None if it can."""
         if not known_others:
             return "known_others=False was given"
         if self._private is None:
@@ -741,38 +760,39 @@ class AuditedStrategy(Strategy):
         return None
 
     def _check_secrecy(self, grid: Grid) -> None:
-        """In a deployment, refuse a guessable seed, and warn of one that every client is told."""
+        """In a deployment, reject a guessable seed, and warn if the seed is announced to every client."""
         if not any(kind.__name__ in DEPLOYED for kind in type(grid).__mro__):
             return
         if self.audit.demonstration:
             raise ValueError(f"the seed of a deployment {STRONG}: give seed_file=, made with: coalmine seed FILE")
         if self._seed is not None:
-            self._warn("every client is told the seed, so a hostile one can imitate canaries: give seed_file= instead")
+            self._warn("every client receives the seed, so a hostile one can imitate canaries: give seed_file= instead")
 
     def _check_strategy(self) -> None:
         if isinstance(self._innermost, DROPPING):
             self._warn(
-                f"{type(self._innermost).__name__} may drop or reweigh canaries as outliers: the audit reads less than leaks"
+                f"{type(self._innermost).__name__} may drop or reweight canaries as outliers: the audit measures less than "
+                "leaks"
             )
         if self.mode != "client" and isinstance(self._private, CLIENT_CLIP):
             self._warn(
-                f"mode {self.mode!r} bypasses the clients' clip, so it is not audited: canary_mod on clients would"
+                f"mode {self.mode!r} bypasses the clients' clip, so the clip is not audited: use canary_mod on clients"
             )
 
-    def _name_dropped(self, dropped: list[DroppedReply]) -> None:
-        """Log each bad reply, and keep it for the result."""
+    def _log_dropped(self, dropped: list[DroppedReply]) -> None:
+        """Log each dropped reply, and keep it for the result."""
         for each in dropped:
             logger.warning("the reply of node %s in round %d was dropped: %s", each.node, each.round_number, each.why)
         self.dropped += dropped
 
-    def _warn_of_failures(self, recorder: Recorder, sent: _Sent, failed: list[Message]) -> None:
-        """Once for each reason."""
+    def _warn_of_failures(self, recorder: Recorder, config: _RoundConfig, failed: list[Message]) -> None:
+        """Warn once for each reason."""
         for reply in failed:
             reason = _reason(str(reply.error.reason))
             recorder.first_failure = recorder.first_failure or reason
             if reason not in self._failures:
                 self._failures.add(reason)
-                self._warn(f"node {reply.metadata.src_node_id} failed in round {sent.round_number}: {reason}")
+                self._warn(f"node {reply.metadata.src_node_id} failed in round {config.round_number}: {reason}")
 
     def _warn(self, text: str) -> None:
         if text not in self._warned:
@@ -780,23 +800,24 @@ class AuditedStrategy(Strategy):
             logger.warning("%s", text)
 
 
-def _scale(given: float | None, mode: Mode, private: Any) -> float:
-    """How many times too long canaries are: 10 where a clip awaits them, else 1."""
-    if given is not None:
-        return positive("scale", given)
+def _canary_scale(scale: float | None, mode: Mode, private: Any) -> float:
+    """Length of a canary in clip norms: by default 10 if it goes through a clip, otherwise 1."""
+    if scale is not None:
+        return positive("scale", scale)
     clipped = isinstance(private, SERVER_CLIP) or (mode == "client" and isinstance(private, CLIENT_CLIP))
     return CLIP_SCALE if clipped else 1.0
 
 
-def _weight_counts(weights: list[float], own: list[float]) -> dict[str, float]:
-    """The weights of a round for its line of metrics, where they differ."""
-    if not own or min(weights) == max(weights):
+def _weight_metrics(weights: list[float], canary_weights: list[float]) -> dict[str, float]:
+    """The weights of a round for its line of metrics, if they differ."""
+    if not canary_weights or min(weights) == max(weights):
         return {}
-    return {"heaviest_client": max(weights), "lightest_canary": min(own), "heaviest_canary": max(own)}
+    lightest, heaviest = min(canary_weights), max(canary_weights)
+    return {"heaviest_client": max(weights), "lightest_canary": lightest, "heaviest_canary": heaviest}
 
 
 def _reason(text: str) -> str:
-    """A failed reply's reason on one line, without Flower's brackets around it: <class 'ValueError'>:<'text'>."""
+    """A failed reply's reason on one line, without Flower's wrapping: <class 'ValueError'>:<'text'>."""
     line = " ".join(text.split())
     match = re.fullmatch(r"<class '[^']*'>:<'(.*)'>", line)
     return printable(line if match is None else match[1].strip(), LONGEST_REASON)
