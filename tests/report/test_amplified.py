@@ -96,7 +96,7 @@ def test_unknown_round_has_its_place_in_the_ladder(runs, pages):
     result = runs["honest"].result
     assert [row.rung for row in shown_rows(result)] == list(RUNGS)
     page = pages["honest"]
-    assert "but not when the target took part: the adversary of the ε that accountants print" in page
+    assert "but not in which rounds the target took part: the attacker whose ε accountants compute" in page
     assert "and known-others may lie beyond it" in page
 
 
@@ -166,7 +166,7 @@ def test_every_code_of_an_undecided_leg_has_an_explanation_and_advice(runs, code
 def test_a_refuted_leg_has_advice(runs):
     steps = next_steps(runs["often"])
     assert steps[0].startswith("Do not release this model under the claimed ε.")
-    assert steps[1].startswith("Account for the sampling scheme that was seen, or mend the sampler")
+    assert steps[1].startswith("Account for the observed sampling scheme and claim its ε, or fix the sampler")
     assert "It looks like Poisson sampling with probability 0.3" in steps[1]
     verdict = Verdict(outcome=VIOLATION, code="accounting", leg="accounting")
     assert next_steps(changed(runs["honest"], verdict=verdict))[1] == LEG_ADVICE["accounting"]

@@ -56,7 +56,7 @@ def test_watching_takes_no_lock_and_survives_a_torn_end(run):
 
 def test_a_run_before_its_first_round_can_be_watched(tmp_path):
     assert "round 0" in shown(Watcher(tmp_path).look())
-    with pytest.raises(ValueError, match="not a directory"):
+    with pytest.raises(ValueError, match="not a run directory"):
         Watcher(tmp_path / "nowhere").look()
 
 

@@ -13,7 +13,7 @@ from coalmine.report import read_run
 from coalmine.report.advice import next_steps
 from coalmine.report.markdown import as_dict, markdown
 from coalmine.report.page import run_page
-from coalmine.report.sentences import meaning, percent, scope_sentence, shown, suspicion, verdict_sentence
+from coalmine.report.sentences import format_number, meaning, percent, posterior, scope_sentence, verdict_sentence
 from coalmine.report.table_rows import strongest_row
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -34,15 +34,15 @@ from runs import HOSTILE, make_run
 def test_posterior_follows_bayes_rule(prior, epsilon, said):
     """For example, 0.1·e⁵/(0.9 + 0.1·e⁵) = 0.9428."""
     odds = prior / (1 - prior) * math.exp(min(epsilon, 700))  # only an infinite epsilon makes an attacker certain
-    assert suspicion(prior, epsilon) == pytest.approx(odds / (1 + odds))
-    assert percent(suspicion(prior, epsilon)) == said
+    assert posterior(prior, epsilon) == pytest.approx(odds / (1 + odds))
+    assert percent(posterior(prior, epsilon)) == said
 
 
 def test_epsilon_is_explained_in_a_sentence():
-    assert "10 % that somebody took part can end up with 94 %" in meaning(5.0, 1e-6)
+    assert "10 % probability that somebody took part can end up with 94 %" in meaning(5.0, 1e-6)
     assert "certain" in meaning(math.inf, 1e-6)
     assert "No ε" in meaning(math.nan, 1e-6)
-    assert shown(math.nan) == shown(None) == "–"
+    assert format_number(math.nan) == format_number(None) == "–"
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_below_the_floor_nothing_was_detected(tmp_path):
     run = read_run(make_run(tmp_path / "quiet", noise_multiplier=100.0, claim=False, canaries=50))
     strongest = strongest_row(run.result)
     assert strongest.epsilon <= strongest.floor
-    assert f"cannot see below ε = {shown(strongest.floor)}" in verdict_sentence(run)
+    assert f"cannot see below ε = {format_number(strongest.floor)}" in verdict_sentence(run)
     assert any("known-others detected nothing: 50 canaries" in step for step in next_steps(run))
 
 
@@ -126,7 +126,7 @@ def test_markdown_and_json_have_the_same_content(tmp_path):
     assert "&lt;b&gt;" in text
     rows = [line for line in text.splitlines() if line.startswith("| known-others")]
     assert len(rows) == 2
-    assert shown(strongest_row(runs[0].result).epsilon) in rows[0]
+    assert format_number(strongest_row(runs[0].result).epsilon) in rows[0]
     again = json.loads(json.dumps(as_dict(runs)))
     assert again["runs"][0]["result"]["verdict"] == "PASS"
     assert again["runs"][0]["sentence"] == verdict_sentence(runs[0])

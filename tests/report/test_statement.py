@@ -143,7 +143,7 @@ def test_missing_noise_contradicts_the_size_of_the_noise(tmp_path):
     (run / "result.json").write_text(json.dumps(result))
     item = read_statement(run).items["accounting.noise_level"]
     assert (item.basis, item.value) == ("observed", False)
-    assert "Contradicted: outside their limits are the gauges pooled residual" in item.text
+    assert "Contradicted: these gauges are outside their limits: pooled residual" in item.text
 
 
 def test_without_a_claim_nothing_is_guaranteed(runs):
@@ -151,7 +151,7 @@ def test_without_a_claim_nothing_is_guaranteed(runs):
     assert statement.summary == ["No ε is guaranteed.", "The audit has no verdict."]
     missing = {item.key for item in statement.not_stated}
     assert {f"guarantee.{name}" for name in ("variant", "epsilon", "delta", "mu", "releases")} <= missing
-    assert "Going by the measured ε, which is an estimate" in statement.guessed_right
+    assert "Going by the measured ε, which is an estimate" in statement.guess_sentence
     stated = complete(runs["no claim"], facts_from_dict({"guarantee": {"epsilon": 3.0, "delta": 1e-6}}))
     assert stated.items["guarantee.epsilon"].basis == "stated by the operator"
 
@@ -239,8 +239,8 @@ def test_the_template_is_printed_by_itself(command, tmp_path):
 
 
 BAD_FACTS = {
-    "[guarantee]\nepsilom = 3.0": "'epsilom' is no fact",
-    "[garantee]\nepsilon = 3.0": "'garantee' is no fact",
+    "[guarantee]\nepsilom = 3.0": "'epsilom' is not a fact",
+    "[garantee]\nepsilon = 3.0": "'garantee' is not a fact",
     "[guarantee]\nepsilon = 'three'": "guarantee.epsilon must be a number, got 'three'",
     "[guarantee]\nepsilon = nan": "must be a finite number, got nan",
     "[guarantee]\nepsilon = inf": "must be a finite number, got inf",
@@ -260,7 +260,7 @@ BAD_FACTS = {
     "[guarantee]\nepsilon = 1\nepsilon = 2": "must be TOML",
     "epsilon = " + "[" * 5_000: "must be TOML",
     "[guarantee]\nepsilon = " + "9" * 5_000: "must be TOML",
-    "[guarantee]\nepsilon = " + "9" * 400: "guarantee.epsilon must be a number of a usual size, got 9999",
+    "[guarantee]\nepsilon = " + "9" * 400: "guarantee.epsilon must be a number of ordinary size, got 9999",
     "[guarantee]\ntuning = '" + "x" * 5_000 + "'": "guarantee.tuning must be",
     "# " + "x" * 300_000: "at most 262,144 bytes",
 }

@@ -224,7 +224,7 @@ def test_a_foreign_directory_is_rejected_with_one_line(tmp_path, files, said):
 
 def test_one_bad_directory_among_several_is_named(run, tmp_path):
     page = write_report([run, tmp_path / "nowhere"], tmp_path / "both.html").read_text()
-    assert "nowhere is not a directory of a run" in page
+    assert "nowhere is not a run directory" in page
     with pytest.raises(ValueError, match="nowhere"):
         read_runs([tmp_path / "nowhere", tmp_path / "neither"])
 

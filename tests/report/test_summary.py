@@ -13,7 +13,7 @@ from coalmine.report import read_run
 from coalmine.report.advice import GAUGE_ADVICE, gauge_steps
 from coalmine.report.markdown import markdown
 from coalmine.report.page import run_page
-from coalmine.report.sentences import QUESTIONS, shown
+from coalmine.report.sentences import QUESTIONS, format_number
 from coalmine.report.summary import coverage_lines, folded_line, gauge_lines, key_figures
 from coalmine.report.table_rows import all_rows, folded_rows, rung_verdict, shown_rows, top_row
 from coalmine.report.trainer_entries import client_exposure, note_lines
@@ -50,7 +50,7 @@ def test_the_headline_is_the_number_behind_the_verdict(grouped):
     top = figures(result)["measured ε"]
     assert top.value == result.epsilon == top_row(result).epsilon
     low, high = result.interval
-    assert f"95 % interval {shown(low)} … {shown(high)}" in top.detail
+    assert f"95 % interval {format_number(low)} … {format_number(high)}" in top.detail
     assert "took part in 4 rounds" in top.detail
     assert figures(result)["claimed ε"].value == result.claim.epsilon
 
