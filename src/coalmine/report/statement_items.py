@@ -408,8 +408,8 @@ def _contradicted_by(result: AuditResult, name: str) -> str:
         "noise law": lambda gauge: not (gauge in (*LENGTH_GAUGES, *OTHER_GAUGES) or gauge.startswith(LAYER)),
         "tensors": lambda gauge: gauge.startswith(LAYER),
     }
-    test = is_relevant.get(name, lambda _: False)
-    outside = [gauge.name for gauge in result.gauges if gauge.status != "ok" and test(gauge.name)]
+    outside = [gauge.name for gauge in result.gauges if gauge.status != "ok"]
+    outside = list(filter(is_relevant[name], outside)) if name in is_relevant else []
     if outside:
         return f"these gauges are outside their limits: {', '.join(outside)}"
     verdict = result.legs.get("noise", result.verdict)
