@@ -21,7 +21,7 @@ from runs import HOSTILE, make_run
 
 
 @pytest.mark.parametrize(
-    ("prior", "epsilon", "said"),
+    ("prior", "epsilon", "expected"),
     [
         (0.1, 1, "23 %"),
         (0.1, 5, "94 %"),
@@ -31,11 +31,11 @@ from runs import HOSTILE, make_run
         (0.1, math.inf, "100 %"),
     ],
 )
-def test_posterior_follows_bayes_rule(prior, epsilon, said):
+def test_posterior_follows_bayes_rule(prior, epsilon, expected):
     """For example, 0.1·e⁵/(0.9 + 0.1·e⁵) = 0.9428."""
     odds = prior / (1 - prior) * math.exp(min(epsilon, 700))  # only an infinite epsilon makes an attacker certain
     assert posterior(prior, epsilon) == pytest.approx(odds / (1 + odds))
-    assert percent(posterior(prior, epsilon)) == said
+    assert percent(posterior(prior, epsilon)) == expected
 
 
 def test_epsilon_is_explained_in_a_sentence():
@@ -46,15 +46,16 @@ def test_epsilon_is_explained_in_a_sentence():
 
 
 @pytest.mark.parametrize(
-    ("config", "said"), [("[task]\nname = 'digits'\n", "coalmine resume"), ("trainer = 'opacus'\n", "its own trainer")]
+    ("config", "expected"),
+    [("[task]\nname = 'digits'\n", "coalmine resume"), ("trainer = 'opacus'\n", "its own trainer")],
 )
-def test_an_unfinished_run_names_the_command_that_resumes_it(tmp_path, config, said):
+def test_an_unfinished_run_names_the_command_that_resumes_it(tmp_path, config, expected):
     """`coalmine resume` only resumes runs of coalmine's own training."""
     path = make_run(tmp_path / "run")
     (path / "result.json").unlink()
     (path / "config.toml").write_text("schema_version = 1\n" + config)
     run = read_run(path)
-    assert said in next_steps(run)[0]
+    assert expected in next_steps(run)[0]
     assert "not finished" in verdict_sentence(run)
 
 
@@ -134,15 +135,15 @@ def test_markdown_and_json_have_the_same_content(tmp_path):
 
 def test_a_pass_names_what_was_and_was_not_checked(tmp_path):
     run = read_run(make_run(tmp_path / "run"))
-    said = scope_sentence(run.result)
-    assert said.startswith("This PASS covers: noise level, noise law, ")
-    covered, rest = said.split(" It does not cover: ")
+    sentence = scope_sentence(run.result)
+    assert sentence.startswith("This PASS covers: noise level, noise law, ")
+    covered, rest = sentence.split(" It does not cover: ")
     assert rest == "clipping, weights, tensors, sampler."
     assert {item.name for item in run.result.audited if item.status == "checked"} == set(
         covered.removeprefix("This PASS covers: ").removesuffix(".").split(", ")
     )
     for text in (run_page(run), markdown([run]), json.dumps(as_dict([run]))):
-        assert said in text
+        assert sentence in text
         assert "speaks of" not in text
     assert scope_sentence(dataclasses.replace(run.result, verdict=Verdict(outcome=VIOLATION))) == ""
 

@@ -58,5 +58,5 @@ def test_a_statement_of_a_run_says_what_the_config_says(tmp_path, kind):
     assert "whoever has that file can draw the noise again" in statement.items["mechanism.generator"].text
     adaptive, tree = kind == "adaptive", kind == "tree"
     assert ("clip's count" in statement.items["mechanism.also_released"].text) is adaptive
-    assert ("it then follows the updates" in statement.items["mechanism.clip_norm"].detail) is adaptive
+    assert ("it then adapts to the updates" in statement.items["mechanism.clip_norm"].detail) is adaptive
     assert ("tree aggregation" in statement.items["mechanism.noise_scheme"].text) is tree
