@@ -48,38 +48,38 @@ CONTAINERS = {
 
 @pytest.mark.parametrize("container", CONTAINERS)
 def test_unflattening_restores_the_container_types(container):
-    given = CONTAINERS[container](*arrays((3, 2), 5, ()))
-    tree = Tree(given)
-    again = tree.from_vector(tree.vector("model", given))
-    assert jax.tree.structure(again) == jax.tree.structure(given)
-    leaves, expected = jax.tree.leaves(again), jax.tree.leaves(given)
+    parameters = CONTAINERS[container](*arrays((3, 2), 5, ()))
+    tree = Tree(parameters)
+    again = tree.from_vector(tree.vector("model", parameters))
+    assert jax.tree.structure(again) == jax.tree.structure(parameters)
+    leaves, expected = jax.tree.leaves(again), jax.tree.leaves(parameters)
     if container == "mapping proxy":  # jax treats it as a leaf
-        leaves, expected = list(again.values()), list(given.values())
-    assert type(again) is type(given)
-    for leaf, wanted in zip(leaves, expected, strict=True):
-        assert leaf.dtype == wanted.dtype
-        assert np.array_equal(leaf, wanted)
+        leaves, expected = list(again.values()), list(parameters.values())
+    assert type(again) is type(parameters)
+    for leaf, original in zip(leaves, expected, strict=True):
+        assert leaf.dtype == original.dtype
+        assert np.array_equal(leaf, original)
 
 
 def test_a_mapping_that_cannot_be_rebuilt_becomes_a_dict():
     class Own(collections.abc.Mapping):
         def __init__(self, one, two):
-            self.held = {"one": one, "two": two}
+            self.arrays = {"one": one, "two": two}
 
         def __getitem__(self, key):
-            return self.held[key]
+            return self.arrays[key]
 
         def __iter__(self):
-            return iter(self.held)
+            return iter(self.arrays)
 
         def __len__(self):
-            return len(self.held)
+            return len(self.arrays)
 
-    given = Own(*arrays(3, 4))
-    tree = Tree(given)
-    again = tree.from_vector(tree.vector("model", given))
+    parameters = Own(*arrays(3, 4))
+    tree = Tree(parameters)
+    again = tree.from_vector(tree.vector("model", parameters))
     assert type(again) is dict
-    assert all(np.array_equal(again[key], given[key]) for key in given)
+    assert all(np.array_equal(again[key], parameters[key]) for key in parameters)
 
 
 LEAVES = {
@@ -123,12 +123,12 @@ def test_flattening_and_unflattening_keep_the_numbers(kind, other):
     expected = np.concatenate([values(leaf).ravel(), values(beside).ravel()])
     assert np.array_equal(values(vector), expected)
     again = tree.from_vector(vector)
-    for name, given in (("leaf", leaf), ("beside", beside)):
-        assert isinstance(again[name], jax.Array) == isinstance(given, jax.Array)
-        assert isinstance(again[name], torch.Tensor) == isinstance(given, torch.Tensor)
-        assert again[name].dtype == given.dtype
-        assert again[name].shape == given.shape
-        assert np.array_equal(values(again[name]), values(given))
+    for name, original in (("leaf", leaf), ("beside", beside)):
+        assert isinstance(again[name], jax.Array) == isinstance(original, jax.Array)
+        assert isinstance(again[name], torch.Tensor) == isinstance(original, torch.Tensor)
+        assert again[name].dtype == original.dtype
+        assert again[name].shape == original.shape
+        assert np.array_equal(values(again[name]), values(original))
 
 
 def test_a_single_leaf_is_not_copied_unless_it_must_be():
@@ -186,9 +186,9 @@ def deleted():
 
 
 def endless():
-    found = [np.zeros(3)]
-    found.append(found)
-    return found
+    parameters = [np.zeros(3)]
+    parameters.append(parameters)
+    return parameters
 
 
 REFUSED = {
@@ -221,9 +221,9 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_an_invalid_model_is_rejected_with_one_line(case):
     make, expected = REFUSED[case]
-    given = make()
+    parameters = make()
     with pytest.raises(ValueError) as refused:
-        Tree(given)
+        Tree(parameters)
     assert expected in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -258,12 +258,12 @@ UNTIED = {
 @pytest.mark.parametrize("case", [*TIED, *UNTIED])
 def test_tied_weights_are_rejected_and_adjacent_views_are_not(case, kind):
     whole = SQUARE.copy() if kind == "numpy" else torch.from_numpy(SQUARE.copy())
-    given = dict(zip("abc", (TIED | UNTIED)[case](whole), strict=False))
+    parameters = dict(zip("abc", (TIED | UNTIED)[case](whole), strict=False))
     if case in UNTIED:
-        assert Tree(given).dim == SQUARE.size
+        assert Tree(parameters).dim == SQUARE.size
         return
     with pytest.raises(ValueError, match="a and b do \\(tied weights\\)"):
-        Tree(given)
+        Tree(parameters)
 
 
 def test_one_jax_array_under_two_names_is_two_parameters():

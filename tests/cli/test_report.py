@@ -66,7 +66,7 @@ def test_open_opens_the_file_in_a_browser(coalmine, run, tmp_path, monkeypatch):
 def test_a_missing_directory_is_one_line_and_exit_code_2(coalmine, tmp_path, command):
     code, out, err = coalmine(command, tmp_path / "nowhere")
     assert (code, out) == (2, "")
-    assert "is not a directory of a run" in err
+    assert "is not a run directory" in err
     assert err.count("\n") == 1
 
 

@@ -346,7 +346,7 @@ def test_a_changed_rounds_file_is_rejected(stopped, capsys):
     assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
     rounds.write_text(text)
     ends_with(0, "resume", stopped, "--no-page")
-    assert "the client who comes most often takes part in 14 rounds of this run" in capsys.readouterr().out
+    assert "the most frequent client takes part in 14 rounds of this run" in capsys.readouterr().out
     for name in ("result.json", "model.npy", "audit/rounds.log"):
         assert (stopped / name).read_bytes() == (stopped.parent / "whole" / name).read_bytes()
 

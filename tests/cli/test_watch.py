@@ -166,10 +166,10 @@ def test_a_browser_shows_the_live_run(tmp_path):
         browser.open(page)
         assert browser.requests == [page.as_uri()]  # no server, nothing fetched
         first = last = alarm_text(browser)
-        assert "The run goes on" in first
+        assert "The run is in progress" in first
         assert browser.evaluate("document.querySelector('#alarm').getBoundingClientRect().top") < 200  # on top
         deadline = time.monotonic() + 90
-        while "goes on" in last and time.monotonic() < deadline:  # the page reloads itself
+        while "in progress" in last and time.monotonic() < deadline:  # the page reloads itself
             time.sleep(0.2)
             last = alarm_text(browser) or last
         assert "No alarm after round 40" in last

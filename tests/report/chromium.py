@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over its debugging pipe, with only what the tests need."""
+"""A minimal driver for a headless Chromium, over its debugging pipe."""
 
 import base64
 import fcntl
@@ -21,13 +21,13 @@ FLAGS = (
 
 def require_chromium() -> str:
     """The path of Chromium; without it the test is skipped, or fails if COALMINE_FORBID_SKIPS is set."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
         reason = "needs Chromium (Debian: apt-get install chromium)"
         if os.environ.get("COALMINE_FORBID_SKIPS") == "1":
             pytest.fail(reason)
         pytest.skip(reason)
-    return found
+    return program
 
 
 def _start(command: list[str]) -> tuple[subprocess.Popen, int, int]:
@@ -133,14 +133,14 @@ class Chromium:
     @property
     def complaints(self) -> list[str]:
         """Console errors and warnings, exceptions, and violations of the page's content security policy."""
-        found = []
+        complaints = []
         for event in self.events:
-            told = event["params"]
-            if event["method"] == "Runtime.consoleAPICalled" and told["type"] not in ("error", "warning"):
+            parameters = event["params"]
+            if event["method"] == "Runtime.consoleAPICalled" and parameters["type"] not in ("error", "warning"):
                 continue
             if event["method"] in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"):
-                found.append(str(told))
-        return found
+                complaints.append(str(parameters))
+        return complaints
 
     @property
     def requests(self) -> list[str]:

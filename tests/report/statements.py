@@ -1,4 +1,4 @@
-"""What a test of privacy statements needs: the items that must be there, and the numbers that may be."""
+"""Helpers for tests of privacy statements: the required items, and the numbers that may appear."""
 
 import json
 import math
@@ -23,13 +23,13 @@ ASSUMPTIONS = [
 
 
 def complete(directory, facts=NO_FACTS):
-    """The statement of a run, after a look at the promise that every item is filled in or says "not stated"."""
+    """The statement of a run, after checking that every item is filled in or says "not stated"."""
     statement = read_statement(directory, facts)
-    told = json.loads(statement_text(statement, "json"))
-    jsonschema.validate(told, SCHEMA)
+    record = json.loads(statement_text(statement, "json"))
+    jsonschema.validate(record, SCHEMA)
     assert list(statement.items) == EVERY_ITEM
     missing = [key for key, item in statement.items.items() if item.text == "not stated"]
-    assert told["not_stated"] == missing == [key for key, item in statement.items.items() if not item.stated]
+    assert record["not_stated"] == missing == [key for key, item in statement.items.items() if not item.stated]
     for key in ASSUMPTIONS:
         assert statement.items[key].basis in ("observed", "stated by the operator", "not stated"), key
     text = statement_text(statement, "md")
@@ -47,14 +47,14 @@ SUPERSCRIPTS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 
 
 def numbers_in(text):
-    """Every number that a text shows; fingerprints and versions aside."""
+    """Every number in a text, except in fingerprints and versions."""
     text = re.sub(r"\b[0-9a-f]{32,}\b", " ", text)
     text = re.sub(r"\b\d+\.\d+\.\d+\S*", " ", text)
     text = re.sub(
         r"(?:(\d[\d.]*) · )?10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)", lambda m: f"{m[1] or 1}e{m[2].translate(SUPERSCRIPTS)}", text
     )
-    found = re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?", text)
-    return [float(token.replace(",", "")) for token in found]
+    tokens = re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?", text)
+    return [float(token.replace(",", "")) for token in tokens]
 
 
 def leaves(value):
@@ -69,25 +69,25 @@ def leaves(value):
 
 
 def numbers_of(record):
-    """The numbers that a file of JSON holds, as numbers and within its texts."""
-    found = set()
+    """The numbers in a JSON value, as numbers and within its strings."""
+    numbers = set()
     for leaf in leaves(record):
         if isinstance(leaf, str):
-            found.update(numbers_in(leaf))
+            numbers.update(numbers_in(leaf))
         elif isinstance(leaf, int | float) and not isinstance(leaf, bool):
-            found.add(float(leaf))
-    return found
+            numbers.add(float(leaf))
+    return numbers
 
 
-def shown_as(value):
-    """The ways in which a number may be written: whole, or rounded to three digits."""
+def number_forms(value):
+    """The forms in which a number may be written: in full, or rounded to three digits."""
     yield value
     if math.isfinite(value):
         yield float(f"{value:.3g}")
         yield float(f"{value:.0f}") if abs(value) >= 1000 else value
 
 
-def as_percent(share):
+def percent_forms(share):
     """A share as it may be written in per cent."""
     yield from (round(100 * share), round(100 * share, 1))
     if share > 0.999:
@@ -97,7 +97,7 @@ def as_percent(share):
 
 
 def posterior(prior, epsilon):
-    """By the odds, in another form than coalmine's."""
+    """Bayes' rule with odds, written differently from coalmine's."""
     odds = prior / (1 - prior) * math.exp(min(epsilon, 700))
     return odds / (1 + odds)
 

@@ -69,8 +69,8 @@ def test_every_view_shows_the_three_legs_with_question_and_outcome(runs, paths, 
         assert leg.question in page
         assert f"| {leg.title} | {leg.outcome} | {leg.question} |" in text
     assert [leg["outcome"] for leg in as_dict([run])["runs"][0]["legs"]] == ["PASS", "PASS", "VIOLATION"]
-    shown = [str(part) for part in screen(Watcher(paths["often"]).look()).renderables]
-    assert any(line.startswith("Sampling: VIOLATION — the sampler does not do what is claimed") for line in shown)
+    lines = [str(part) for part in screen(Watcher(paths["often"]).look()).renderables]
+    assert any(line.startswith("Sampling: VIOLATION — the sampler does not do what is claimed") for line in lines)
 
 
 def test_other_claims_have_no_legs(runs, pages):
@@ -96,22 +96,22 @@ def test_unknown_round_has_its_place_in_the_ladder(runs, pages):
     result = runs["honest"].result
     assert [row.rung for row in shown_rows(result)] == list(RUNGS)
     page = pages["honest"]
-    assert "but not when the target took part: the adversary of the ε that accountants print" in page
+    assert "but not in which rounds the target took part: the attacker whose ε accountants compute" in page
     assert "and known-others may lie beyond it" in page
 
 
 def test_key_figures_state_scheme_accountant_adjacency_and_kind(runs):
-    found = {figure.label: figure for figure in key_figures(runs["honest"].result)}
-    assert list(found) == ["measured ε", "claimed ε", "analytical ε"]  # the claim is the accountant's epsilon
-    assert "an estimate: the accountant's ε at the measured noise" in found["measured ε"].detail
+    by_label = {figure.label: figure for figure in key_figures(runs["honest"].result)}
+    assert list(by_label) == ["measured ε", "claimed ε", "analytical ε"]  # the claim is the accountant's epsilon
+    assert "an estimate: the accountant's ε at the measured noise" in by_label["measured ε"].detail
     for words in (
         "Poisson sampling with probability 0.1 in 60 rounds",
         "noise multiplier 1",
         "accountant: dp-accounting PLD, an upper bound: ε = 5.57",
         "adjacency: add or remove one",
     ):
-        assert words in found["claimed ε"].detail
-    assert "not amplified: for an attacker who knows the rounds" in found["analytical ε"].detail
+        assert words in by_label["claimed ε"].detail
+    assert "not amplified: for an attacker who knows the rounds" in by_label["analytical ε"].detail
     judged = changed(runs["honest"], extra={"if_mechanism_were_claimed": {"verdict": "PASS", "reason": "so"}})
     assert any(figure.detail.endswith("by itself: PASS") for figure in key_figures(judged.result))
     accounting = dataclasses.replace(
@@ -126,14 +126,14 @@ def test_the_plot_shows_the_fit_of_the_result(runs):
     ax = Figure().add_subplot()
     assert plots.privacy_loss(ax, result) is ax
     fit = result["unknown-round"].headline.fit
-    drawn = {patch.get_label(): patch.get_data() for patch in ax.patches}
+    stairs = {patch.get_label(): patch.get_data() for patch in ax.patches}
     widths = np.diff(fit.edges)
     for label, shares in (
         ("canaries, measured", np.array(fit.observed) / 200),
         ("taking part, predicted", fit.present),
         ("absent, predicted", fit.absent),
     ):
-        values, edges, _ = drawn[label]
+        values, edges, _ = stairs[label]
         np.testing.assert_allclose(values * widths, shares)
         np.testing.assert_allclose(edges, fit.edges)
     assert sum(fit.present) == pytest.approx(1, abs=0.01)
@@ -166,7 +166,7 @@ def test_every_code_of_an_undecided_leg_has_an_explanation_and_advice(runs, code
 def test_a_refuted_leg_has_advice(runs):
     steps = next_steps(runs["often"])
     assert steps[0].startswith("Do not release this model under the claimed ε.")
-    assert steps[1].startswith("Account for the sampling scheme that was seen, or mend the sampler")
+    assert steps[1].startswith("Account for the observed sampling scheme and claim its ε, or fix the sampler")
     assert "It looks like Poisson sampling with probability 0.3" in steps[1]
     verdict = Verdict(outcome=VIOLATION, code="accounting", leg="accounting")
     assert next_steps(changed(runs["honest"], verdict=verdict))[1] == LEG_ADVICE["accounting"]
@@ -204,9 +204,9 @@ def test_the_verdict_command_prints_the_legs(paths, capsys):
     code, out = printed(capsys, "verdict", paths["often"])
     assert code == 1
     assert "(amplified)  VIOLATION  accounting PASS, noise PASS, sampling VIOLATION; unknown-round: the sampler" in out
-    [found] = json.loads(printed(capsys, "verdict", paths["honest"], "--json")[1])
-    assert found["legs"] == {"accounting": "PASS", "noise": "PASS", "sampling": "PASS"}
-    assert found["claim_sampling"] == "Poisson sampling with probability 0.1 in 60 rounds"
+    [row] = json.loads(printed(capsys, "verdict", paths["honest"], "--json")[1])
+    assert row["legs"] == {"accounting": "PASS", "noise": "PASS", "sampling": "PASS"}
+    assert row["claim_sampling"] == "Poisson sampling with probability 0.1 in 60 rounds"
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,8 @@ def test_the_verdict_command_prints_the_legs(paths, capsys):
 def test_a_damaged_amplified_claim_is_not_read_as_a_verdict(paths, tmp_path, capsys, damage):
     path = tmp_path / "run"
     path.mkdir()
-    told = json.loads((paths["honest"] / "result.json").read_text())
-    (path / "result.json").write_text(json.dumps(told | damage))
+    stored = json.loads((paths["honest"] / "result.json").read_text())
+    (path / "result.json").write_text(json.dumps(stored | damage))
     (path / "config.toml").write_bytes((paths["honest"] / "config.toml").read_bytes())
     assert printed(capsys, "verdict", path)[0] == 2
 
@@ -225,8 +225,8 @@ def test_compare_shows_which_leg_did_not_pass(paths, capsys):
     _, out = printed(capsys, "compare", *paths.values())
     assert "all PASS" in out
     assert "legs" in out
-    found = json.loads(printed(capsys, "compare", paths["blind"], paths["plain"], "--json")[1])
-    assert found[0]["legs"] == {"accounting": "PASS", "noise": "PASS", "sampling": "UNDERPOWERED"}
-    assert (found[0]["claim_accounting"], found[0]["claim_sampling"]["scheme"]) == ("amplified", "poisson")
-    assert (found[1]["legs"], found[1]["claim_sampling"]) == ({}, None)
+    rows = json.loads(printed(capsys, "compare", paths["blind"], paths["plain"], "--json")[1])
+    assert rows[0]["legs"] == {"accounting": "PASS", "noise": "PASS", "sampling": "UNDERPOWERED"}
+    assert (rows[0]["claim_accounting"], rows[0]["claim_sampling"]["scheme"]) == ("amplified", "poisson")
+    assert (rows[1]["legs"], rows[1]["claim_sampling"]) == ({}, None)
     assert "sampling leg" in printed(capsys, "compare", paths["blind"], "--csv")[1].splitlines()[0]

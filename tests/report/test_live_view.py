@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from runs import make_run
 
 
-def shown(frame):
+def render(frame):
     console = Console(file=io.StringIO(), width=120)
     console.print(screen(frame))
     return console.file.getvalue()
@@ -32,7 +32,7 @@ def test_a_live_run_shows_its_progress(run):
     frame = Watcher(run).look()
     assert (frame.rounds, frame.planned, frame.finished) == (12, 12, False)
     assert set(frame.estimates) == {"final", "final-update", "all-iterates", "known-round", "known-others"}
-    text = shown(frame)
+    text = render(frame)
     assert "round 12 of 12" in text
     assert "run [bold]" in text
     assert "71.8%" in text  # 1 - 0.9^12
@@ -40,7 +40,7 @@ def test_a_live_run_shows_its_progress(run):
 
 
 def test_a_finished_run_names_the_next_command(run):
-    assert "finished: coalmine report" in shown(Watcher(run).look())
+    assert "finished: coalmine report" in render(Watcher(run).look())
 
 
 def test_watching_takes_no_lock_and_survives_a_torn_end(run):
@@ -55,8 +55,8 @@ def test_watching_takes_no_lock_and_survives_a_torn_end(run):
 
 
 def test_a_run_before_its_first_round_can_be_watched(tmp_path):
-    assert "round 0" in shown(Watcher(tmp_path).look())
-    with pytest.raises(ValueError, match="not a directory"):
+    assert "round 0" in render(Watcher(tmp_path).look())
+    with pytest.raises(ValueError, match="not a run directory"):
         Watcher(tmp_path / "nowhere").look()
 
 
@@ -78,14 +78,14 @@ class Notes:
     """Stands in for a tracker's library and records its calls."""
 
     def __init__(self, *_):
-        self.said = []
+        self.calls = []
         self.__class__.last = self
 
     def add_scalar(self, name, value, step):
-        self.said.append((name, step))
+        self.calls.append((name, step))
 
     def log_metric(self, name, value, step):
-        self.said.append((name, step))
+        self.calls.append((name, step))
 
     def flush(self):
         pass
@@ -99,10 +99,10 @@ def test_each_scalar_is_logged_once_to_tensorboard_and_mlflow(run, monkeypatch):
     for tracker in (TensorBoard(run / "events"), MLflow()):
         for _ in range(2):
             tracker.send(Watcher(run).look().scalars)
-        said = Notes.last.said
-        assert ("coalmine/accuracy", 12) in said
-        assert ("coalmine/epsilon/known-others", 12) in said
-        assert len(said) == len(set(said))
+        calls = Notes.last.calls
+        assert ("coalmine/accuracy", 12) in calls
+        assert ("coalmine/epsilon/known-others", 12) in calls
+        assert len(calls) == len(set(calls))
 
 
 def test_a_missing_tracker_is_named(monkeypatch):

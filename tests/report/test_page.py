@@ -1,4 +1,4 @@
-"""The page in a real browser: it opens from disk, requests nothing else, and shows foreign text as text."""
+"""The page in a real browser: it opens from disk, requests nothing else, and shows untrusted text as text."""
 
 import sys
 import time
@@ -107,16 +107,16 @@ def test_hostile_text_is_shown_as_text(browser, pages):
 
 def test_terms_are_explained_by_mouse_and_keyboard(browser, pages):
     browser.open(pages["one"], width=400)
-    shown = "document.getElementById('tip').hidden ? null : document.getElementById('tip').textContent"
-    assert browser.evaluate(shown) is None
+    tip_text = "document.getElementById('tip').hidden ? null : document.getElementById('tip').textContent"
+    assert browser.evaluate(tip_text) is None
     browser.hover("a[data-term=word-measured-epsilon]")
-    assert browser.evaluate(shown) == GLOSSARY["measured ε"]
+    assert browser.evaluate(tip_text) == GLOSSARY["measured ε"]
     box = browser.evaluate("(({left, right}) => [left, right])(document.getElementById('tip').getBoundingClientRect())")
     assert 0 <= box[0] < box[1] <= 400
     browser.press("Escape")
-    assert browser.evaluate(shown) is None
+    assert browser.evaluate(tip_text) is None
     browser.evaluate("document.querySelector('a[data-term=word-valid-bound]').focus()")
-    assert browser.evaluate(shown) == GLOSSARY["valid bound"]
+    assert browser.evaluate(tip_text) == GLOSSARY["valid bound"]
     assert browser.evaluate("document.activeElement.getAttribute('aria-describedby')") == "tip"
 
 

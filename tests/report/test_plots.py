@@ -41,12 +41,12 @@ def normal_scores(mean, *, count=20_000, null=None):
 def test_true_positive_rates_match_shifted_normals(null, rate):
     """Pr(N(2, 1) > z) at the threshold with Pr(N(0, 1) > z) = rate: 0.3720 and 0.1378."""
     expected = {0.01: 0.37203, 0.001: 0.13783}[rate]
-    found = plots.true_positive_rate(normal_scores(2.0, null=null), rate)
+    measured = plots.true_positive_rate(normal_scores(2.0, null=null), rate)
     spread = math.sqrt(expected * (1 - expected) / 20_000)
     threshold = (
         0.0 if null is not None else 0.25 * math.sqrt(1 / (20_000 * rate))
     )  # sampling error of the unobserved scores
-    assert abs(found - expected) < 4 * (spread + threshold * 0.3)
+    assert abs(measured - expected) < 4 * (spread + threshold * 0.3)
 
 
 def test_the_roc_curve_of_guessing_is_the_diagonal():

@@ -75,14 +75,14 @@ def test_the_page_shows_every_row(run, expected):
     assert float(own[0][1]) == pytest.approx(strongest.epsilon, rel=0.01)
     assert {row[4] for row in own} == {"intermediate models"}
     assert [row[0] for row in rows] == [row.name for row in expected]
-    for shown, row in zip(rows, expected, strict=True):
-        assert shown[2:6] == [row.kind, row.controls, row.receives, row.threshold]
+    for cells, row in zip(rows, expected, strict=True):
+        assert cells[2:6] == [row.kind, row.controls, row.receives, row.threshold]
         if row.value is None:
-            assert shown[1] == "–"
-            assert shown[6] == f"not applicable: {row.needs}"
+            assert cells[1] == "–"
+            assert cells[6] == f"not applicable: {row.needs}"
         else:
-            assert float(shown[1].replace("∞", "inf")) == pytest.approx(row.value, rel=0.01, abs=0.005)
-            assert shown[6] == row.assumptions
+            assert float(cells[1].replace("∞", "inf")) == pytest.approx(row.value, rel=0.01, abs=0.005)
+            assert cells[6] == row.assumptions
 
 
 def test_markdown_and_json_show_every_row(run, expected):
@@ -151,9 +151,9 @@ def test_checkpoint_scores_agree_with_the_models_of_the_run(settings):
         assert rows[name].value == jagielski2020_row(scores[:40], scores[40:], delta=1e-6).value
         assert rows[name].assumptions.endswith("and a score the canary's product with it")
     assert rows[DELTA].value > 0.5
-    found = np.array(list(checkpoint_scores(audit.log, audit.settings, "final")))
-    np.testing.assert_allclose(np.diff(found, axis=0).max(axis=0), rises, atol=1e-5)
-    np.testing.assert_allclose(found[-1], whole, atol=1e-5)
+    scores = np.array(list(checkpoint_scores(audit.log, audit.settings, "final")))
+    np.testing.assert_allclose(np.diff(scores, axis=0).max(axis=0), rises, atol=1e-5)
+    np.testing.assert_allclose(scores[-1], whole, atol=1e-5)
 
 
 def test_only_the_canaries_of_the_rung_are_used():
@@ -165,16 +165,16 @@ def test_only_the_canaries_of_the_rung_are_used():
 
 
 def test_a_custom_attack_is_used_in_the_rounds_with_scores():
-    given = []
+    returned = []
 
     def attack(number, model_delta, canaries, previous):
-        given.append(np.random.default_rng(number).normal(size=240).astype(np.float32))
-        return given[-1]
+        returned.append(np.random.default_rng(number).normal(size=240).astype(np.float32))
+        return returned[-1]
 
     audit, _ = audited(scores={"mine": attack}, left_out=(5,))
     rows = rows_of(audit, "mine")
-    rises = np.diff(np.array(given, dtype=np.float64), axis=0).max(axis=0)
-    assert len(given) == 7
+    rises = np.diff(np.array(returned, dtype=np.float64), axis=0).max(axis=0)
+    assert len(returned) == 7
     assert rows[DELTA].value == jagielski2020_row(rises[:40], rises[40:], delta=1e-6).value
     assert "after which the attack gave scores" in rows[DELTA].assumptions
 

@@ -13,7 +13,7 @@ from coalmine.report import read_run
 from coalmine.report.advice import next_steps
 from coalmine.report.markdown import as_dict, markdown
 from coalmine.report.page import run_page
-from coalmine.report.sentences import meaning, percent, scope_sentence, shown, suspicion, verdict_sentence
+from coalmine.report.sentences import format_number, meaning, percent, posterior, scope_sentence, verdict_sentence
 from coalmine.report.table_rows import strongest_row
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -21,7 +21,7 @@ from runs import HOSTILE, make_run
 
 
 @pytest.mark.parametrize(
-    ("prior", "epsilon", "said"),
+    ("prior", "epsilon", "expected"),
     [
         (0.1, 1, "23 %"),
         (0.1, 5, "94 %"),
@@ -31,30 +31,31 @@ from runs import HOSTILE, make_run
         (0.1, math.inf, "100 %"),
     ],
 )
-def test_posterior_follows_bayes_rule(prior, epsilon, said):
+def test_posterior_follows_bayes_rule(prior, epsilon, expected):
     """For example, 0.1·e⁵/(0.9 + 0.1·e⁵) = 0.9428."""
     odds = prior / (1 - prior) * math.exp(min(epsilon, 700))  # only an infinite epsilon makes an attacker certain
-    assert suspicion(prior, epsilon) == pytest.approx(odds / (1 + odds))
-    assert percent(suspicion(prior, epsilon)) == said
+    assert posterior(prior, epsilon) == pytest.approx(odds / (1 + odds))
+    assert percent(posterior(prior, epsilon)) == expected
 
 
 def test_epsilon_is_explained_in_a_sentence():
-    assert "10 % that somebody took part can end up with 94 %" in meaning(5.0, 1e-6)
+    assert "10 % probability that somebody took part can end up with 94 %" in meaning(5.0, 1e-6)
     assert "certain" in meaning(math.inf, 1e-6)
     assert "No ε" in meaning(math.nan, 1e-6)
-    assert shown(math.nan) == shown(None) == "–"
+    assert format_number(math.nan) == format_number(None) == "–"
 
 
 @pytest.mark.parametrize(
-    ("config", "said"), [("[task]\nname = 'digits'\n", "coalmine resume"), ("trainer = 'opacus'\n", "its own trainer")]
+    ("config", "expected"),
+    [("[task]\nname = 'digits'\n", "coalmine resume"), ("trainer = 'opacus'\n", "its own trainer")],
 )
-def test_an_unfinished_run_names_the_command_that_resumes_it(tmp_path, config, said):
+def test_an_unfinished_run_names_the_command_that_resumes_it(tmp_path, config, expected):
     """`coalmine resume` only resumes runs of coalmine's own training."""
     path = make_run(tmp_path / "run")
     (path / "result.json").unlink()
     (path / "config.toml").write_text("schema_version = 1\n" + config)
     run = read_run(path)
-    assert said in next_steps(run)[0]
+    assert expected in next_steps(run)[0]
     assert "not finished" in verdict_sentence(run)
 
 
@@ -106,7 +107,7 @@ def test_below_the_floor_nothing_was_detected(tmp_path):
     run = read_run(make_run(tmp_path / "quiet", noise_multiplier=100.0, claim=False, canaries=50))
     strongest = strongest_row(run.result)
     assert strongest.epsilon <= strongest.floor
-    assert f"cannot see below ε = {shown(strongest.floor)}" in verdict_sentence(run)
+    assert f"cannot see below ε = {format_number(strongest.floor)}" in verdict_sentence(run)
     assert any("known-others detected nothing: 50 canaries" in step for step in next_steps(run))
 
 
@@ -126,7 +127,7 @@ def test_markdown_and_json_have_the_same_content(tmp_path):
     assert "&lt;b&gt;" in text
     rows = [line for line in text.splitlines() if line.startswith("| known-others")]
     assert len(rows) == 2
-    assert shown(strongest_row(runs[0].result).epsilon) in rows[0]
+    assert format_number(strongest_row(runs[0].result).epsilon) in rows[0]
     again = json.loads(json.dumps(as_dict(runs)))
     assert again["runs"][0]["result"]["verdict"] == "PASS"
     assert again["runs"][0]["sentence"] == verdict_sentence(runs[0])
@@ -134,15 +135,15 @@ def test_markdown_and_json_have_the_same_content(tmp_path):
 
 def test_a_pass_names_what_was_and_was_not_checked(tmp_path):
     run = read_run(make_run(tmp_path / "run"))
-    said = scope_sentence(run.result)
-    assert said.startswith("This PASS covers: noise level, noise law, ")
-    covered, rest = said.split(" It does not cover: ")
+    sentence = scope_sentence(run.result)
+    assert sentence.startswith("This PASS covers: noise level, noise law, ")
+    covered, rest = sentence.split(" It does not cover: ")
     assert rest == "clipping, weights, tensors, sampler."
     assert {item.name for item in run.result.audited if item.status == "checked"} == set(
         covered.removeprefix("This PASS covers: ").removesuffix(".").split(", ")
     )
     for text in (run_page(run), markdown([run]), json.dumps(as_dict([run]))):
-        assert said in text
+        assert sentence in text
         assert "speaks of" not in text
     assert scope_sentence(dataclasses.replace(run.result, verdict=Verdict(outcome=VIOLATION))) == ""
 

@@ -1,4 +1,4 @@
-"""A privacy statement states what the run and the operator know, all of it, and nothing else."""
+"""A privacy statement contains everything that the run and the operator state, and nothing else."""
 
 import json
 import os
@@ -25,13 +25,13 @@ from runs import HOSTILE, make_run, make_sampled_run
 from statements import (
     EVERY_ITEM,
     SCHEMA,
-    as_percent,
     complete,
     leaves,
+    number_forms,
     numbers_in,
     numbers_of,
+    percent_forms,
     posterior,
-    shown_as,
     values,
     visible_text,
 )
@@ -72,8 +72,8 @@ def command(capsys):
     def call(*arguments):
         with pytest.raises(SystemExit) as stop:
             cli.main([str(argument) for argument in arguments])
-        told = capsys.readouterr()
-        return stop.value.code, told.out, told.err
+        output = capsys.readouterr()
+        return stop.value.code, output.out, output.err
 
     return call
 
@@ -87,7 +87,7 @@ def facts_file(path, text):
     return path
 
 
-# What is stated
+# Items
 
 
 @pytest.mark.parametrize("name", ["loop", "sampled", "refuted", "no claim", "hostile"])
@@ -128,7 +128,7 @@ def test_an_amplified_claim_is_stated_with_its_scheme_and_legs(runs):
         assert verdict["reason"] in statement.items[f"evidence.{leg}_leg"].text
 
 
-def test_an_assumption_that_the_audit_contradicts_is_not_stated_as_if_it_held(runs):
+def test_a_contradicted_assumption_is_marked_as_contradicted(runs):
     statement = complete(runs["refuted"])
     assert statement.items["evidence.verdict"].value == "VIOLATION"
     assert "Contradicted: " in statement.items["accounting.sampling"].text
@@ -143,7 +143,7 @@ def test_missing_noise_contradicts_the_size_of_the_noise(tmp_path):
     (run / "result.json").write_text(json.dumps(result))
     item = read_statement(run).items["accounting.noise_level"]
     assert (item.basis, item.value) == ("observed", False)
-    assert "Contradicted: outside their limits are the gauges pooled residual" in item.text
+    assert "Contradicted: these gauges are outside their limits: pooled residual" in item.text
 
 
 def test_without_a_claim_nothing_is_guaranteed(runs):
@@ -151,7 +151,7 @@ def test_without_a_claim_nothing_is_guaranteed(runs):
     assert statement.summary == ["No ε is guaranteed.", "The audit has no verdict."]
     missing = {item.key for item in statement.not_stated}
     assert {f"guarantee.{name}" for name in ("variant", "epsilon", "delta", "mu", "releases")} <= missing
-    assert "Going by the measured ε, which is an estimate" in statement.guessed_right
+    assert "Going by the measured ε, which is an estimate" in statement.guess_sentence
     stated = complete(runs["no claim"], facts_from_dict({"guarantee": {"epsilon": 3.0, "delta": 1e-6}}))
     assert stated.items["guarantee.epsilon"].basis == "stated by the operator"
 
@@ -175,35 +175,35 @@ def test_a_client_who_takes_part_more_often_is_named_at_the_top(tmp_path):
 @pytest.mark.parametrize("kind", FORMATS)
 def test_no_number_appears_that_the_result_does_not_hold(runs, name, kind):
     result, facts = stored(runs[name]), facts_from_dict(FACTS)
-    held = numbers_of(result) | numbers_of(facts.to_dict())
-    allowed = FIXED | {form for value in held for form in shown_as(value)}
-    allowed |= {form for value in held if 0 <= value <= 1 for form in as_percent(value)}
+    sources = numbers_of(result) | numbers_of(facts.to_dict())
+    allowed = FIXED | {form for value in sources for form in number_forms(value)}
+    allowed |= {form for value in sources if 0 <= value <= 1 for form in percent_forms(value)}
     epsilons = [value for value in (result["claimed_epsilon"], result["headline"]["epsilon"]) if value]
-    grown = {posterior(prior, epsilon) for prior in (0.01, 0.1, 0.5) for epsilon in epsilons}
-    allowed |= {form for share in grown for form in as_percent(share)}
+    posteriors = {posterior(prior, epsilon) for prior in (0.01, 0.1, 0.5) for epsilon in epsilons}
+    allowed |= {form for share in posteriors for form in percent_forms(share)}
     text = statement_text(read_statement(runs[name], facts), kind)
     if kind == "json":
-        told = json.loads(text)
-        exact = numbers_of({part: told.pop(part) for part in ("guarantee", "accounting", "mechanism")})
+        record = json.loads(text)
+        exact = numbers_of({part: record.pop(part) for part in ("guarantee", "accounting", "mechanism")})
         assert {number for number in exact if number not in allowed} == set()
-        for row in told["meaning"].pop("epsilons"):
+        for row in record["meaning"].pop("epsilons"):
             for prior, share in row["suspicion_becomes"].items():
                 assert share == pytest.approx(posterior(float(prior), row["epsilon"]), rel=1e-9)
-        text = json.dumps(told, ensure_ascii=False)
+        text = json.dumps(record, ensure_ascii=False)
     if kind == "html":
         text = visible_text(text)
-    strangers = [number for number in numbers_in(text) if number not in allowed]
-    crowd = {number for number in strangers if kind == "html" and f"up to {number:.0f}" in text}
-    assert set(strangers) == crowd
+    unexpected = [number for number in numbers_in(text) if number not in allowed]
+    crowd = {number for number in unexpected if kind == "html" and f"up to {number:.0f}" in text}
+    assert set(unexpected) == crowd
     assert len(numbers_in(text)) > (5 if kind == "yaml" else 20)
 
 
-def test_the_test_of_numbers_sees_a_number_that_is_not_there():
+def test_numbers_in_reads_every_number_format():
     assert numbers_in("ε = 4.89 and δ = 8.2 · 10⁻⁷ in 1,500 rounds") == [4.89, 8.2e-7, 1500.0]
-    assert 4.88 not in set(shown_as(4.8926))
+    assert 4.88 not in set(number_forms(4.8926))
 
 
-def test_entries_of_a_pipeline_that_make_no_sense_are_left_out(tmp_path):
+def test_invalid_pipeline_entries_are_ignored(tmp_path):
     odd = {
         "unit": "martian",
         "clip_norm": "<b>",
@@ -224,23 +224,23 @@ def test_entries_of_a_pipeline_that_make_no_sense_are_left_out(tmp_path):
 def test_the_template_names_every_fact_and_is_a_facts_file(tmp_path):
     filled = re.sub(r"^# (?=\w+ = )", "", template(), flags=re.MULTILINE)
     facts = read_facts(facts_file(tmp_path / "facts.toml", filled))
-    told = facts.to_dict()
+    record = facts.to_dict()
     parts = {part.name: part.type for part in msgspec.structs.fields(Facts)}
     for name, kind in parts.items():
-        assert set(told[name]) == {part.name for part in msgspec.structs.fields(kind)}
+        assert set(record[name]) == {part.name for part in msgspec.structs.fields(kind)}
     assert read_facts(facts_file(tmp_path / "empty.toml", template())) == NO_FACTS
-    assert facts_from_dict(told) == facts
+    assert facts_from_dict(record) == facts
 
 
-def test_the_template_is_printed_by_itself(command, tmp_path):
+def test_the_template_option_prints_only_the_template(command, tmp_path):
     assert command("statement", "--template") == (0, template(), "")
     assert command("statement", tmp_path, "--template")[0] == 2
     assert command("statement")[0] == 2
 
 
 BAD_FACTS = {
-    "[guarantee]\nepsilom = 3.0": "'epsilom' is no fact",
-    "[garantee]\nepsilon = 3.0": "'garantee' is no fact",
+    "[guarantee]\nepsilom = 3.0": "'epsilom' is not a fact",
+    "[garantee]\nepsilon = 3.0": "'garantee' is not a fact",
     "[guarantee]\nepsilon = 'three'": "guarantee.epsilon must be a number, got 'three'",
     "[guarantee]\nepsilon = nan": "must be a finite number, got nan",
     "[guarantee]\nepsilon = inf": "must be a finite number, got inf",
@@ -260,14 +260,14 @@ BAD_FACTS = {
     "[guarantee]\nepsilon = 1\nepsilon = 2": "must be TOML",
     "epsilon = " + "[" * 5_000: "must be TOML",
     "[guarantee]\nepsilon = " + "9" * 5_000: "must be TOML",
-    "[guarantee]\nepsilon = " + "9" * 400: "guarantee.epsilon must be a number of a usual size, got 9999",
+    "[guarantee]\nepsilon = " + "9" * 400: "guarantee.epsilon must be a number of ordinary size, got 9999",
     "[guarantee]\ntuning = '" + "x" * 5_000 + "'": "guarantee.tuning must be",
     "# " + "x" * 300_000: "at most 262,144 bytes",
 }
 
 
 @pytest.mark.parametrize("text", BAD_FACTS, ids=lambda text: text[:40])
-def test_facts_that_make_no_sense_are_refused_in_one_line(runs, command, tmp_path, text):
+def test_invalid_facts_are_rejected_with_one_line(runs, command, tmp_path, text):
     file = facts_file(tmp_path / "facts.toml", text)
     code, out, err = command("statement", runs["loop"], "--facts", file, "--out", tmp_path / "out.md")
     assert (code, out) == (2, "")
@@ -276,13 +276,13 @@ def test_facts_that_make_no_sense_are_refused_in_one_line(runs, command, tmp_pat
     assert not (tmp_path / "out.md").exists()
 
 
-def test_facts_that_are_no_file_of_text_are_refused(runs, command, tmp_path):
+def test_unreadable_facts_files_are_rejected(runs, command, tmp_path):
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
     os.mkfifo(tmp_path / "pipe.toml")
     assert stat.S_ISFIFO((tmp_path / "pipe.toml").stat().st_mode)
-    for name, says in [("bytes.toml", "UTF-8"), ("pipe.toml", "ordinary file"), ("none.toml", "No such file")]:
+    for name, message in [("bytes.toml", "UTF-8"), ("pipe.toml", "ordinary file"), ("none.toml", "No such file")]:
         code, _, err = command("statement", runs["loop"], "--facts", tmp_path / name)
-        assert (code, err.count("\n"), says in err) == (2, 1, True)
+        assert (code, err.count("\n"), message in err) == (2, 1, True)
 
 
 CONTRADICTIONS = [
@@ -300,9 +300,9 @@ CONTRADICTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "facts", "says"), CONTRADICTIONS)
-def test_a_fact_that_contradicts_the_run_is_an_error(runs, name, facts, says):
-    with pytest.raises(ValueError, match=re.escape(says)):
+@pytest.mark.parametrize(("name", "facts", "message"), CONTRADICTIONS)
+def test_a_fact_that_contradicts_the_run_is_an_error(runs, name, facts, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         read_statement(runs[name], facts_from_dict(facts))
 
 
@@ -313,13 +313,13 @@ def test_a_contradiction_is_one_line_and_exit_code_2(runs, command, tmp_path):
     assert "correct the one that is wrong, or leave it out of the facts file" in err
 
 
-def test_a_rounded_number_is_no_contradiction_and_the_runs_number_is_stated(runs):
+def test_a_rounded_fact_is_accepted_and_the_runs_number_is_stated(runs):
     statement = read_statement(runs["loop"], facts_from_dict({"guarantee": {"epsilon": 4.89, "adjacency": "zero-out"}}))
     assert statement.items["guarantee.epsilon"].value == stored(runs["loop"])["claimed_epsilon"]
     assert statement.items["guarantee.adjacency"].value == "zero-out"
 
 
-def test_noise_that_gives_more_than_the_claim_is_a_contradiction(tmp_path):
+def test_noise_that_implies_more_than_the_claim_is_a_contradiction(tmp_path):
     run = make_run(tmp_path / "run", canaries=60)
     result = stored(run)
     del result["noise_multiplier"]
@@ -341,7 +341,7 @@ def test_a_run_that_is_not_finished_has_no_statement(command, runs, tmp_path):
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_text_of_others_is_shown_and_never_obeyed(runs, kind):
+def test_untrusted_text_is_escaped(runs, kind):
     marks = "</script><script>x()</script> | ` [a](javascript:x) \\ \" ' & : # - {{ 7 * 7 }}"
     facts = facts_from_dict({"guarantee": {"tuning": marks}, "deployment": DEPLOYMENT | {"name": marks}})
     text = statement_text(read_statement(runs["hostile"], facts), kind)
@@ -360,7 +360,7 @@ def test_text_of_others_is_shown_and_never_obeyed(runs, kind):
 
 
 def registry_rules(record):
-    """The registry's rules that a statement could break, in our own words."""
+    """Check the registry's rules that a record could break, independently of its schema."""
     assert set(record) == {"url_slug", "status", "tier", "deployment"}
     assert record["status"] == "Draft"
     assert record["tier"] in (1, 2, 3)
@@ -374,7 +374,7 @@ def registry_rules(record):
 
 
 @pytest.mark.parametrize("name", ["loop", "sampled", "refuted", "no claim", "hostile"])
-def test_the_registrys_record_keeps_its_rules(runs, name):
+def test_the_registry_record_follows_the_registrys_rules(runs, name):
     facts = facts_from_dict({"deployment": DEPLOYMENT})
     record = yaml.safe_load(statement_text(read_statement(runs[name], facts), "yaml"))
     registry_rules(record)
@@ -385,7 +385,7 @@ def test_the_registrys_record_keeps_its_rules(runs, name):
     assert "Not stated: " in record["deployment"]["administrative"]["notes"]
 
 
-def test_a_record_with_every_fact_is_of_the_third_tier(runs, tmp_path):
+def test_a_record_with_every_fact_reaches_the_third_tier(runs, tmp_path):
     filled = re.sub(r"^# (?=\w+ = )", "", template(), flags=re.MULTILINE)
     known = r"^(epsilon|delta|sampling|participations|noise_multiplier) = .*\n"  # by the run
     facts = read_facts(facts_file(tmp_path / "facts.toml", re.sub(known, "", filled, flags=re.MULTILINE)))
@@ -394,25 +394,25 @@ def test_a_record_with_every_fact_is_of_the_third_tier(runs, tmp_path):
     assert (record["tier"], record["deployment"]["deployment_model"]["model_name"]) == (3, "Central")
 
 
-def test_a_record_without_what_the_registry_requires_is_refused(runs, command):
+def test_a_record_without_required_facts_is_rejected(runs, command):
     code, out, err = command("statement", runs["loop"], "--format", "yaml")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "the registry needs deployment.name, deployment.curators" in err
 
 
 def test_a_model_card_is_read_by_hugging_face(runs):
-    import huggingface_hub as hub  # which takes a while to import
+    import huggingface_hub as hub  # slow to import
 
     result = stored(runs["sampled"])
     read = hub.ModelCard(statement_text(read_statement(runs["sampled"], facts_from_dict(FACTS)), "card"))
-    told = read.data.to_dict()
-    assert told["tags"] == ["differential-privacy"]
-    assert told["differential_privacy"]["epsilon"] == result["claimed_epsilon"]
-    assert told["differential_privacy"]["delta"] == 1e-5
-    assert told["differential_privacy"]["trust_model"] == "not stated"
-    assert told["privacy_audit"]["measured_epsilon"] == result["headline"]["epsilon"]
+    record = read.data.to_dict()
+    assert record["tags"] == ["differential-privacy"]
+    assert record["differential_privacy"]["epsilon"] == result["claimed_epsilon"]
+    assert record["differential_privacy"]["delta"] == 1e-5
+    assert record["differential_privacy"]["trust_model"] == "not stated"
+    assert record["privacy_audit"]["measured_epsilon"] == result["headline"]["epsilon"]
     assert "## Privacy statement: Keyboard model" in read.text
-    assert hub.ModelCard(str(read)).data.to_dict() == told
+    assert hub.ModelCard(str(read)).data.to_dict() == record
 
 
 def test_a_text_browser_reads_every_item_in_order(runs):
@@ -450,7 +450,7 @@ def check(run, path, facts=None):
 
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("name", ["loop", "refuted"])
-def test_a_statement_is_verified_and_one_of_another_run_is_not(runs, tmp_path, kind, name):
+def test_a_statement_verifies_only_against_its_own_run(runs, tmp_path, kind, name):
     facts, path = facts_from_dict(FACTS), tmp_path / "statement"
     path.write_text(statement_text(read_statement(runs[name], facts), kind))
     assert check(runs[name], path, facts) == {"statement": True, "facts": True}
@@ -465,8 +465,8 @@ def test_a_statement_is_verified_and_one_of_another_run_is_not(runs, tmp_path, k
 
 def test_reformatting_does_not_change_a_statement(runs, tmp_path):
     statement = read_statement(runs["loop"])
-    told = json.loads(statement_text(statement, "json"))
-    (tmp_path / "a").write_text(json.dumps(told, sort_keys=True))
+    record = json.loads(statement_text(statement, "json"))
+    (tmp_path / "a").write_text(json.dumps(record, sort_keys=True))
     (tmp_path / "b").write_bytes(statement_text(statement, "md").replace("\n", "\r\n").encode("utf-8-sig"))
     for name in "ab":
         assert check(runs["loop"], tmp_path / name) == {"statement": True, "facts": True}
@@ -497,33 +497,33 @@ FORGERIES = (
 
 
 @pytest.mark.parametrize("name", ["loop", "sampled"])
-def test_every_change_to_a_statement_in_json_is_found(runs, tmp_path, name):
+def test_every_change_to_a_statement_in_json_is_detected(runs, tmp_path, name):
     text = statement_text(read_statement(runs[name]), "json")
     changes = list(changed_leaves(json.loads(text)))
     assert len(changes) > 300
     for path, new in [*changes[:: 7 if name == "loop" else 5], *FORGERIES]:
-        told = json.loads(text)
-        holder = told
+        record = json.loads(text)
+        holder = record
         for place in path[:-1]:
             holder = holder[place]
         if new is None:
             del holder[path[-1]]
         else:
             holder[path[-1]] = new
-        (tmp_path / "forged").write_text(json.dumps(told))
+        (tmp_path / "forged").write_text(json.dumps(record))
         assert check(runs[name], tmp_path / "forged")["statement"] is False, path
 
 
 @pytest.mark.parametrize("kind", ["md", "html", "yaml", "card"])
-def test_every_changed_or_removed_line_of_a_text_is_found(runs, tmp_path, kind):
+def test_every_changed_or_removed_line_of_a_text_is_detected(runs, tmp_path, kind):
     facts = facts_from_dict(FACTS)
     lines = statement_text(read_statement(runs["sampled"], facts), kind).splitlines()
     places = [place for place, line in enumerate(lines) if line.strip()][2:]
     for place in places[:: max(1, len(places) // 25)]:
         for forged in (lines[:place] + lines[place + 1 :], [*lines[:place], lines[place] + "1", *lines[place + 1 :]]):
             (tmp_path / "forged").write_text("\n".join(forged))
-            found = check_statement(runs["sampled"], tmp_path / "forged", facts)
-            assert found[0].held is not True, lines[place]
+            checks = check_statement(runs["sampled"], tmp_path / "forged", facts)
+            assert checks[0].held is not True, lines[place]
 
 
 @pytest.mark.parametrize(
@@ -535,7 +535,7 @@ def test_every_changed_or_removed_line_of_a_text_is_found(runs, tmp_path, kind):
         ("| weights | not stated", "| weights | equal"),
     ],
 )
-def test_a_changed_number_verdict_or_gap_is_found_by_the_command(runs, command, tmp_path, old, new):
+def test_the_command_detects_a_changed_number_verdict_or_gap(runs, command, tmp_path, old, new):
     text = statement_text(read_statement(runs["sampled"]), "md")
     assert old in text
     (tmp_path / "true.md").write_text(text)
@@ -548,7 +548,7 @@ def test_a_changed_number_verdict_or_gap_is_found_by_the_command(runs, command, 
     assert re.search(r"^statement\s+DOES NOT HOLD", out, re.MULTILINE)
 
 
-def test_a_gap_that_is_removed_from_the_list_is_found(runs, tmp_path):
+def test_a_gap_removed_from_the_list_is_detected(runs, tmp_path):
     text = statement_text(read_statement(runs["sampled"]), "md")
     (tmp_path / "forged.md").write_text(text.replace("- weights (accounting)\n", ""))
     assert check(runs["sampled"], tmp_path / "forged.md")["statement"] is False
@@ -576,7 +576,7 @@ def test_a_statement_and_its_run_are_verified_together(runs, command, tmp_path):
 @pytest.mark.parametrize(
     "text", ["", "hello", "{", "[]", '{"schema_version": 1, "schema_version": 1}', '{"a": NaN}', "[" * 100_000]
 )
-def test_a_file_that_is_no_statement_is_refused(runs, command, tmp_path, text):
+def test_a_file_that_is_not_a_statement_is_rejected(runs, command, tmp_path, text):
     (tmp_path / "file").write_text(text)
     code, out, err = command("verify", runs["loop"], "--statement", tmp_path / "file")
     assert (code, out, err.count("\n")) == (2, "", 1)

@@ -1,4 +1,4 @@
-"""Run directories in every state: complete, half written, damaged, foreign, or of another version."""
+"""Run directories in every state: complete, half written, damaged, not a run, or of another version."""
 
 import dataclasses
 import json
@@ -63,8 +63,8 @@ def test_views_are_those_of_the_log(run, known, monkeypatch):
         np.testing.assert_array_equal(ours.unobserved, theirs.unobserved[:256])
 
 
-def test_of_many_rounds_only_those_that_are_shown_are_compared(run, monkeypatch):
-    """The gauges are those of the result; a round outside of its limits is always shown."""
+def test_only_the_rounds_in_the_picture_are_compared(run, monkeypatch):
+    """The gauges are those of the result. A round outside a gauge's limits is always in the picture."""
     whole = {gauge.name: gauge for gauge in read_run(run).gauges}
     monkeypatch.setattr(plots.spread, "__defaults__", (4,))
     read = read_run(run)
@@ -72,14 +72,14 @@ def test_of_many_rounds_only_those_that_are_shown_are_compared(run, monkeypatch)
         dataclasses.replace(gauge, flagged=(9,) if gauge.name == "repeat" else ()) for gauge in read.result.gauges
     )
     read = dataclasses.replace(read, result=dataclasses.replace(read.result, gauges=flagged))
-    shown = {gauge.name: gauge for gauge in read.gauges}
-    assert [gauge.name for gauge in shown.values()] == [gauge.name for gauge in flagged if gauge.name in shown]
-    values = shown["repeat"].values
+    gauges = {gauge.name: gauge for gauge in read.gauges}
+    assert [gauge.name for gauge in gauges.values()] == [gauge.name for gauge in flagged if gauge.name in gauges]
+    values = gauges["repeat"].values
     compared = [number for number, value in zip(range(2, 13), values, strict=True) if not np.isnan(value)]
     assert compared == [5, 8, 9, 12]
     np.testing.assert_allclose(values[[3, 6, 7, 10]], whole["repeat"].values[[3, 6, 7, 10]], rtol=1e-12)
-    assert shown["repeat"].smallest == whole["repeat"].smallest
-    np.testing.assert_array_equal(shown["residual"].values, whole["residual"].values)
+    assert gauges["repeat"].smallest == whole["repeat"].smallest
+    np.testing.assert_array_equal(gauges["residual"].values, whole["residual"].values)
     picture = next(picture for picture in run_pictures(read) if picture.name == "gauges")
     assert "repeat " in picture.alt
 
@@ -107,10 +107,10 @@ def test_rows_equal_those_of_the_stored_result(run):
     assert strongest_row(result).rung == "known-others"
     assert [row.rung for row in main_rows(result)] == list(stored["adversaries"])
     for row in main_rows(result):
-        found = stored["adversaries"][row.rung]
-        assert row.epsilon == found["epsilon"]
-        assert row.lower_bound == found["lower_bound"]
-        assert row.floor == found["floor"]["q95"]
+        entry = stored["adversaries"][row.rung]
+        assert row.epsilon == entry["epsilon"]
+        assert row.lower_bound == entry["lower_bound"]
+        assert row.floor == entry["floor"]["q95"]
     assert {each.name: each.kind for each in strongest_row(result).estimators} == {
         "estimate": "estimate", "lower bound": "valid bound", "paper's ε": "estimate", "paper's ε_lo": "heuristic",
     }  # fmt: skip
@@ -194,7 +194,7 @@ def test_a_flipped_bit_is_detected(run):
     assert any("damaged" in problem for problem in read.problems)
 
 
-def test_rounds_of_another_audit_are_not_drawn(run, tmp_path):
+def test_rounds_of_another_audit_are_not_used(run, tmp_path):
     other = make_run(tmp_path / "other", canaries=50)
     (run / "audit" / "rounds.log").write_bytes((other / "audit" / "rounds.log").read_bytes())
     read = read_run(run)
@@ -203,7 +203,7 @@ def test_rounds_of_another_audit_are_not_drawn(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         ({}, "holds no run"),
         ({"photo.jpg": b"\xff\xd8"}, "holds no run"),
@@ -213,18 +213,18 @@ def test_rounds_of_another_audit_are_not_drawn(run, tmp_path):
         ({"result.json": b"\xff\xfe\x00"}, "is not text"),
     ],
 )
-def test_a_foreign_directory_is_rejected_with_one_line(tmp_path, files, said):
+def test_a_directory_without_a_run_is_rejected_with_one_line(tmp_path, files, message):
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError) as refused:
         read_run(tmp_path)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_one_bad_directory_among_several_is_named(run, tmp_path):
     page = write_report([run, tmp_path / "nowhere"], tmp_path / "both.html").read_text()
-    assert "nowhere is not a directory of a run" in page
+    assert "nowhere is not a run directory" in page
     with pytest.raises(ValueError, match="nowhere"):
         read_runs([tmp_path / "nowhere", tmp_path / "neither"])
 

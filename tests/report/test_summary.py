@@ -13,7 +13,7 @@ from coalmine.report import read_run
 from coalmine.report.advice import GAUGE_ADVICE, gauge_steps
 from coalmine.report.markdown import markdown
 from coalmine.report.page import run_page
-from coalmine.report.sentences import QUESTIONS, shown
+from coalmine.report.sentences import QUESTIONS, format_number
 from coalmine.report.summary import coverage_lines, folded_line, gauge_lines, key_figures
 from coalmine.report.table_rows import all_rows, folded_rows, rung_verdict, shown_rows, top_row
 from coalmine.report.trainer_entries import client_exposure, note_lines
@@ -50,7 +50,7 @@ def test_the_headline_is_the_number_behind_the_verdict(grouped):
     top = figures(result)["measured ε"]
     assert top.value == result.epsilon == top_row(result).epsilon
     low, high = result.interval
-    assert f"95 % interval {shown(low)} … {shown(high)}" in top.detail
+    assert f"95 % interval {format_number(low)} … {format_number(high)}" in top.detail
     assert "took part in 4 rounds" in top.detail
     assert figures(result)["claimed ε"].value == result.claim.epsilon
 
@@ -69,9 +69,9 @@ def test_a_clients_epsilon_is_shown_next_to_the_measured_one(run):
 def test_the_accountants_epsilon_is_shown_with_its_verdict(run):
     judged = {"verdict": "UNDERPOWERED", "reason": "it cannot be confirmed"}
     result = changed(run.result, accounted_epsilon=2.5, if_accounted_were_claimed=judged)
-    found = figures(result)["accountant's ε"]
-    assert (found.value, found.verdict) == (2.5, "UNDERPOWERED")
-    assert "amplified by sampling; judged as a claim: UNDERPOWERED" in found.detail
+    figure = figures(result)["accountant's ε"]
+    assert (figure.value, figure.verdict) == (2.5, "UNDERPOWERED")
+    assert "amplified by sampling; judged as a claim: UNDERPOWERED" in figure.detail
     page = run_page(dataclasses.replace(run, result=result))
     assert "judged as a claim: UNDERPOWERED" in page
     assert "if_accounted" not in page
@@ -119,7 +119,7 @@ def test_a_pooled_headline_replaces_its_rungs_row(grouped):
 
 def test_a_deciding_rung_is_shown_even_without_its_own_row(grouped):
     """Too few canaries for each number of presentations, but enough in total."""
-    others = {name: found for name, found in grouped.result.to_dict()["adversaries"].items() if name != "known-others"}
+    others = {name: entry for name, entry in grouped.result.to_dict()["adversaries"].items() if name != "known-others"}
     pooled = {"rung": "known-others", "participations": 4, "epsilon": 7.25, "interval": None, "pooled": True}
     result = changed(grouped.result, headline=pooled, adversaries=others)
     assert shown_rows(result)[-1].rung == "known-others"

@@ -58,5 +58,5 @@ def test_statement_agrees_with_the_config(tmp_path, kind):
     assert "anyone who has that file can regenerate the noise" in statement.items["mechanism.generator"].text
     adaptive, tree = kind == "adaptive", kind == "tree"
     assert ("clip's count" in statement.items["mechanism.also_released"].text) is adaptive
-    assert ("it then follows the updates" in statement.items["mechanism.clip_norm"].detail) is adaptive
+    assert ("it then adapts to the updates" in statement.items["mechanism.clip_norm"].detail) is adaptive
     assert ("tree aggregation" in statement.items["mechanism.noise_scheme"].text) is tree

@@ -132,7 +132,7 @@ class _Follower:
         frame = self.watcher.look()
         for tracker in self.trackers:
             tracker.send(frame.scalars)
-        alarm = None if frame.watched is None else frame.watched.alarm
+        alarm = None if frame.alarm_state is None else frame.alarm_state.alarm
         if alarm is not None and not self._alarmed:
             self._alarmed = True
             if self.command:
@@ -149,7 +149,7 @@ class _Follower:
         if now == self._shown or (started < self._next_page and not self.done):
             return
         seconds = None if self.done else max(RELOADED, round(self._next_page - started))
-        write_live_page(self.watcher.path, path, frame.watched, seconds=seconds)
+        write_live_page(self.watcher.path, path, frame.alarm_state, seconds=seconds)
         if self._shown is None:
             print_line(f"the page is {path}")
         self._shown = now

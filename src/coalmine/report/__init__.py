@@ -1,9 +1,9 @@
-"""A run's result for people: as one HTML page, as Markdown, as plots, and live in the terminal.
+"""Reports for people: one HTML page, Markdown, plots, and a live view in the terminal.
 
-Everything here shows an `AuditResult` and the rounds that it was derived from, and computes no result of its own:
+A report shows an `AuditResult` and the rounds behind it. It computes no result of its own.
 
-- `write_report` writes a run, or several beside each other, into one file;
-- `read_run` reads a run directory into a `Run`, as far as it can be read;
+- `write_report` writes one run, or several side by side, to one file.
+- `read_run` reads as much of a run directory as it can into a `Run`.
 - `coalmine.report.plots` has the page's plots as functions that draw on a matplotlib Axes.
 """
 

@@ -1,11 +1,11 @@
-"""From directories of runs to one file: HTML, Markdown or JSON."""
+"""Write the report of one or several run directories to one file: HTML, Markdown or JSON."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from coalmine.report.live_view import Watched
+from coalmine.report.live_view import AlarmState
 from coalmine.report.markdown import as_dict, markdown
 from coalmine.report.page import LivePage, comparison_page, run_page, waiting_page
 from coalmine.report.stored_run import Run, read_run, read_runs
@@ -20,23 +20,23 @@ OWN_FILES = (
     "model.npy",
     "result.json",
 )
-NO_CLAIM = "No claim is known, so there is no alarm: give --claim."
+NO_CLAIM = "No claim is known, so there can be no alarm: pass --claim."
 Format = Literal["html", "md", "json"]
 
 
 def write_report(directories: Sequence[Path | str], out: Path | str | None = None, *, kind: Format = "html") -> Path:
-    """Write the report of a run, or of several beside each other, into one file, and return its path.
+    """Write the report of a run, or of several side by side, to one file, and return its path.
 
     `directories` are run directories; a directory of runs, such as a sweep's, stands for all of them. `out` is the file; by
-    default it is `report.html` (`.md`, `.json`) in the run's directory, or in the current one for several runs. `kind` is
+    default it is `report.html` (`.md`, `.json`) in the run directory, or in the current one for several runs. `kind` is
     "html", which needs matplotlib (`pip install 'coalmine[report]'`), "md" or "json".
 
     Raises ValueError if no run can be read, or if `out` is a file of the run itself.
     """
     paths = [Path(directory) for directory in directories]
     if not paths:
-        raise ValueError("a report needs at least one directory of a run")
-    home = paths[0] if len(paths) == 1 else Path()  # a sweep's directory too
+        raise ValueError("a report needs at least one run directory")
+    home = paths[0] if len(paths) == 1 else Path()  # the one directory may be a sweep's
     target = home / f"report.{kind}" if out is None else Path(out)
     if any(is_own_file(run, target) for path in paths for run in runs_in(path)):
         raise ValueError(f"{target} is a file of the run itself; name another file with --out")
@@ -48,15 +48,16 @@ def write_report(directories: Sequence[Path | str], out: Path | str | None = Non
     return target
 
 
-def write_live_page(directory: Path, out: Path, watched: Watched | None, *, seconds: int | None) -> None:
-    """Write the page of a run that goes on, with the alarm or its evidence on top; whole, so that a reader may reload it.
+def write_live_page(directory: Path, out: Path, state: AlarmState | None, *, seconds: int | None) -> None:
+    """Write the page of a run in progress, with the alarm or the evidence for one on top.
 
-    Before the first round there is only that sentence. The page is loaded again every `seconds`; None for the last one.
+    The file is replaced atomically, so a browser can reload it at any time. Before the first round the page has only the
+    sentence about the alarm. It reloads itself every `seconds`, or never if that is None.
     """
     if is_own_file(directory, out):
         raise ValueError(f"{out} is a file of the run itself; name another file with --html")
-    sentence = NO_CLAIM if watched is None else watched.sentence
-    live = LivePage(sentence, watched is not None and watched.alarm is not None, seconds)
+    sentence = NO_CLAIM if state is None else state.sentence
+    live = LivePage(sentence, state is not None and state.alarm is not None, seconds)
     try:
         text = run_page(read_run(directory), live)
     except ValueError as error:  # no round yet
@@ -68,15 +69,15 @@ def write_live_page(directory: Path, out: Path, watched: Watched | None, *, seco
 
 
 def is_own_file(run: Path, target: Path) -> bool:
-    """Whether the run keeps something else in that file."""
+    """Whether `target` is one of the run's own files, which a report must not overwrite."""
     home, file = run.resolve(), target.resolve()
     return (file.parent == home and file.name in OWN_FILES) or home / "audit" in file.parents
 
 
 def report_text(paths: Sequence[Path], *, kind: Format = "html") -> str:
-    """The report as text; a directory of runs, such as a sweep's, stands for all of them."""
+    """The report as text. A directory of runs, such as a sweep's, stands for all of them."""
     paths = [run for path in paths for run in runs_in(path)]
-    runs, refused = read(paths)
+    runs, refused = _read_all(paths)
     if kind == "md":
         return markdown(runs, refused)
     if kind == "json":
@@ -84,8 +85,8 @@ def report_text(paths: Sequence[Path], *, kind: Format = "html") -> str:
     return run_page(runs[0]) if len(paths) == 1 else comparison_page(runs, refused)
 
 
-def read(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """The runs, and a line for each directory that cannot be read; one run alone must be readable."""
+def _read_all(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """The runs, and a line for each directory that cannot be read. A single run must be readable."""
     if len(paths) == 1:
         return [read_run(paths[0])], []
     return read_runs(list(paths))

@@ -1,4 +1,4 @@
-"""Epsilon as training goes: the estimate from the first rounds of a log, at a few of them."""
+"""Epsilon during training: the estimate from the rounds so far, at a few evenly spaced rounds."""
 
 from collections.abc import Iterable, Sequence
 
@@ -15,10 +15,10 @@ POINTS = 8
 
 
 class EpsilonReader:
-    """Takes one round after another, after `ladder` did, and estimates ε at a few, evenly spaced.
+    """Reads the rounds in order, each after `ladder` has read it, and estimates ε at a few evenly spaced rounds.
 
-    Of canaries shown unequally often so far, the largest group speaks. The std is the null's or fitted as in the result.
-    The final model is known at the end alone, so it is not here.
+    If canaries have had different numbers of presentations so far, the largest group is used. The standard deviation is the
+    null's, or fitted, as in the result. The rungs of the final model are left out: that model exists only at the end.
     """
 
     def __init__(self, ladder: LadderReader, numbers: Sequence[int], result: AuditResult, points: int = POINTS) -> None:
@@ -26,37 +26,39 @@ class EpsilonReader:
         self._stops = {numbers[place] for place in places if place >= 0}
         self._ladder, self._delta = ladder, result.settings.delta
         self._fitted = {
-            name for name, found in result.adversaries.items() if found.headline.estimate.variance.used == "fitted"
+            name
+            for name, adversary in result.adversaries.items()
+            if adversary.headline.estimate.variance.used == "fitted"
         }
-        self._found: dict[str, list[tuple[int, EpsilonEstimate]]] = {}
+        self._lines: dict[str, list[tuple[int, EpsilonEstimate]]] = {}
 
     def add(self, look: Look) -> None:
-        """Take the next round."""
+        """Read the next round."""
         if look.item.number not in self._stops:
             return
         for rung, scores in largest_groups(self._ladder.scores(largest_groups=True)).items():
             variance: Variance = "fitted" if rung in self._fitted else "null"
             estimate = estimate_scores(scores, self._delta, variance)
             if estimate is not None and rung in RUNGS:
-                self._found.setdefault(rung, []).append((look.item.number, estimate))
+                self._lines.setdefault(rung, []).append((look.item.number, estimate))
 
     @property
     def estimates(self) -> dict[str, list[tuple[int, EpsilonEstimate]]]:
-        """Round and estimate for each rung that has more than one."""
-        return {rung: line for rung, line in self._found.items() if len(line) > 1}
+        """For each rung with more than one estimate, pairs of a round and an estimate."""
+        return {rung: line for rung, line in self._lines.items() if len(line) > 1}
 
 
-def largest_groups(found: Iterable[Scores]) -> dict[str, Scores]:
-    """For each rung the scores of most canaries."""
+def largest_groups(groups: Iterable[Scores]) -> dict[str, Scores]:
+    """For each rung, the group of scores with the most canaries."""
     largest: dict[str, Scores] = {}
-    for scores in found:
+    for scores in groups:
         if scores.rung not in largest or scores.observed.size > largest[scores.rung].observed.size:
             largest[scores.rung] = scores
     return largest
 
 
 def estimate_scores(scores: Scores, delta: float, variance: Variance = "auto") -> EpsilonEstimate | None:
-    """The estimate as the result has it, without a bound; None where there are too few scores to say anything."""
+    """The estimate as in the result, without a bound; None if there are too few scores."""
     try:
         if scores.null is None:
             return estimate_from_iterates(scores.observed, scores.unobserved, delta=delta)
@@ -68,5 +70,5 @@ def estimate_scores(scores: Scores, delta: float, variance: Variance = "auto") -
             confidence=None if scores.mixed else CONFIDENCE,
             null_dof=scores.null_dof,
         )
-    except ValueError:  # too few, or all equal
+    except ValueError:  # too few scores, or all are equal
         return None

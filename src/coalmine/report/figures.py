@@ -1,4 +1,4 @@
-"""The figures of the report's page: what each plots, its caption, and a text for those who cannot see it."""
+"""The figures of the report's page: each with its plot, its caption, and a text alternative."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from coalmine.audit.result_rows import POOR_FIT
 from coalmine.audit.unknown_round import RUNG as UNKNOWN_ROUND
 from coalmine.audit.unknown_round import LossFit
 from coalmine.report import plots
-from coalmine.report.sentences import interval_words, shown
+from coalmine.report.sentences import format_number, interval_words
 from coalmine.report.stored_run import Run
 from coalmine.report.svg import draw, one_axes, themed
 from coalmine.report.table_rows import all_rows, main_rows, row_of, shown_rows
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 MOST_GAUGES = 12
 AMPLIFIED = (
-    "triangle right of the claimed ε is proof, if its attacker does not know the rounds. The claim counts on sampling to "
+    "triangle right of the claimed ε is proof, if its attacker does not know the rounds. The claim relies on sampling to "
     "hide them, so known-round and known-others may lie beyond it."
 )
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An SVG for a page; `alt` says in words what it shows, `caption` how to read it."""
+    """An SVG for a page. `alt` describes it in words, and `caption` explains how to read it."""
 
     name: str
     title: str
@@ -42,8 +42,10 @@ class Picture:
     caption: str
 
 
-def make(name: str, title: str, paint: "Callable[[Figure], None]", *, height: float, alt: str, caption: str) -> Picture:
-    """A picture, drawn."""
+def make_picture(
+    name: str, title: str, paint: "Callable[[Figure], None]", *, height: float, alt: str, caption: str
+) -> Picture:
+    """Draw a picture."""
     return Picture(name, title, themed(draw(paint, height=height), name, alt), alt, caption)
 
 
@@ -53,34 +55,35 @@ def make(name: str, title: str, paint: "Callable[[Figure], None]", *, height: fl
 def run_pictures(run: Run) -> list[Picture]:
     """Every picture that the run's files allow."""
     result = run.result
-    found = [ladder_picture(result)] if shown_rows(result) else []
+    pictures = [ladder_picture(result)] if shown_rows(result) else []
     fit = plots.loss_fit(result)
-    found += [] if fit is None else [loss_picture(result, fit)]
+    pictures += [] if fit is None else [loss_picture(result, fit)]
     scores = [group for group in run.shown_scores if group.observed.size >= 2]
-    normal = [group for group in scores if group.rung != UNKNOWN_ROUND]  # its scores follow the accountant's law
+    normal = [group for group in scores if group.rung != UNKNOWN_ROUND]  # whose scores follow the accountant's law
     if normal:
-        found += [densities_picture(result, normal), roc_picture(result, scores), quantiles_picture(result, normal)]
-    found += [picture for picture in (_rounds(run), _training(run), _accuracy(run), _gauges(run)) if picture]
-    return found
+        pictures += [densities_picture(result, normal), roc_picture(result, scores), quantiles_picture(result, normal)]
+    by_round = (_rounds_picture(run), _training_picture(run), _accuracy_picture(run), _gauges_picture(run))
+    pictures += [picture for picture in by_round if picture]
+    return pictures
 
 
 def ladder_picture(result: AuditResult) -> Picture:
-    """Every attacker as one line."""
-    said = "; ".join(
-        f"{row.name}: ε {shown(row.epsilon)}{interval_words(row)}, at least {shown(row.lower_bound)}, "
-        f"floor {shown(row.floor)}"
+    """The ladder: one line for each attacker."""
+    description = "; ".join(
+        f"{row.name}: ε {format_number(row.epsilon)}{interval_words(row)}, at least {format_number(row.lower_bound)}, "
+        f"floor {format_number(row.floor)}"
         for row in shown_rows(result)
     )
     analytical = (
-        "" if result.analytical_epsilon is None else f" The analytical ε is {shown(result.analytical_epsilon)}."
+        "" if result.analytical_epsilon is None else f" The analytical ε is {format_number(result.analytical_epsilon)}."
     )
-    return make(
+    return make_picture(
         "ladder",
         "The ladder of attackers",
         one_axes(plots.ladder, result, legend=3),
         height=1.6 + 0.46 * len(shown_rows(result)),
-        alt=f"Each attacker's ε as one line. {said}.{analytical}",
-        caption="From the weakest attacker to the strongest. A dot left of the end of its grey bar detects nothing; a "
+        alt=f"Each attacker's ε as one line. {description}.{analytical}",
+        caption="From the weakest attacker to the strongest. A dot inside its grey bar means that nothing was detected; a "
         + (
             "triangle right of the claimed ε is proof."
             if result.claim is None or not result.claim.amplified
@@ -90,7 +93,7 @@ def ladder_picture(result: AuditResult) -> Picture:
 
 
 def loss_picture(result: AuditResult, fit: LossFit) -> Picture:
-    """The accountant's law, predicted and measured."""
+    """The accountant's law of the privacy loss, predicted and measured."""
     middles = (np.array(fit.edges)[1:] + np.array(fit.edges)[:-1]) / 2
     means = [
         float(middles @ (np.array(counts) / max(sum(counts), 1e-12)))
@@ -98,20 +101,21 @@ def loss_picture(result: AuditResult, fit: LossFit) -> Picture:
     ]
     follow = "follow the accountant's law" if fit.p_value >= POOR_FIT else "do not follow the accountant's law"
     test = f"Kolmogorov–Smirnov p {plots.p_value(fit.p_value)}"
-    return make(
+    return make_picture(
         "loss",
         "The accountant's law, predicted and measured",
         one_axes(plots.privacy_loss, result, legend=2),
         height=3.4,
         alt="Histogram of the canaries' privacy loss over the accountant's two laws. Mean of the canaries "
-        f"{shown(means[0])}; predicted {shown(means[1])} for those who take part and {shown(means[2])} when absent. {test}.",
+        f"{format_number(means[0])}; predicted {format_number(means[1])} when present and {format_number(means[2])} when "
+        f"absent. {test}.",
         caption=f"An accountant computes ε from these two curves. The canaries {follow} ({test}). If noise or sampling were "
-        "not as claimed, the blue would leave the orange line.",
+        "not as claimed, the blue histogram would differ from the orange line.",
     )
 
 
 def densities_picture(result: AuditResult, scores: Sequence[Scores]) -> Picture:
-    """Histograms, a panel for each rung; panels in the same units share their axis."""
+    """Histograms, one panel for each rung. Panels in the same units share their axis."""
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots(len(scores), squeeze=False)[:, 0]
@@ -121,41 +125,42 @@ def densities_picture(result: AuditResult, scores: Sequence[Scores]) -> Picture:
             ax.grid(visible=False)
             if place < len(scores) - 1 and (group.null is None) == (scores[place + 1].null is None):
                 ax.set_xlabel("")
-        alike = [ax for ax, group in zip(axes, scores, strict=True) if group.null is not None]
-        for ax in alike:
-            ax.set_xlim(min(other.get_xlim()[0] for other in alike), max(other.get_xlim()[1] for other in alike))
+        same_units = [ax for ax, group in zip(axes, scores, strict=True) if group.null is not None]
+        limits = [ax.get_xlim() for ax in same_units]
+        for ax in same_units:
+            ax.set_xlim(min(low for low, _ in limits), max(high for _, high in limits))
         entries = {name: mark for ax in axes for mark, name in zip(*ax.get_legend_handles_labels(), strict=True)}
         figure.legend(entries.values(), entries.keys(), loc="lower center", ncols=4)
 
-    said = "; ".join(
+    description = "; ".join(
         f"{plots.group_name(group)}: observed mean {group.observed.mean():.3g}, std {group.observed.std():.3g}, "
         f"against {group.unobserved.mean():.3g} and {group.unobserved.std():.3g} when absent"
         for group in scores
     )
-    return make(
+    return make_picture(
         "densities",
         "Present and absent canaries",
         paint,
         height=0.7 + 1.25 * len(scores),
-        alt=f"Histograms of the scores of observed canaries over the law of absent ones. {said}.",
-        caption="The further the blue lies from the grey line, the more is given away.",
+        alt=f"Histograms of the scores of observed canaries over the law of absent ones. {description}.",
+        caption="The further the blue histogram lies from the grey line, the more is given away.",
     )
 
 
 def roc_picture(result: AuditResult, scores: Sequence[Scores]) -> Picture:
     """All rungs' ROC curves."""
-    said = "; ".join(
+    description = "; ".join(
         f"{plots.group_name(group)}: {plots.true_positive_rate(group, 0.01):.1%} at 1 % and "
         f"{plots.true_positive_rate(group, 0.001):.1%} at 0.1 % false positives"
         for group in scores
     )
-    return make(
+    return make_picture(
         "roc",
-        "What an attacker recognises",
+        "Canaries that an attacker recognises",
         one_axes(plots.roc, scores, epsilon=result.analytical_epsilon, delta=result.settings.delta, legend=3),
         height=4.4,
-        alt=f"True positive rate against false positive rate on log axes. {said}.",
-        caption="Higher is worse for privacy, most of all on the left, where an attacker is nearly certain.",
+        alt=f"True positive rate against false positive rate on log axes. {description}.",
+        caption="Higher is worse for privacy, above all on the left, where an attacker is nearly certain.",
     )
 
 
@@ -177,61 +182,62 @@ def quantiles_picture(result: AuditResult, scores: Sequence[Scores]) -> Picture:
             if place % 2:
                 ax.set_ylabel("")
 
-    said = "; ".join(
+    description = "; ".join(
         f"{each.name}: statistic {test.statistic:.2f}, p {plots.p_value(test.p_value)}"
         for each in main_rows(result)
         if each.row is not None and (test := each.row.estimate.anderson_darling)
     )
-    return make(
+    return make_picture(
         "quantiles",
         "Are the scores normal?",
         paint,
         height=0.3 + 1.9 * rows,
-        alt=f"Quantiles of the scores over normal quantiles. Anderson–Darling: {said}.",
-        caption="Dots on the line: the scores are normal, and estimate and interval can be trusted. A largest cosine over "
-        "rounds is never normal.",
+        alt=f"Quantiles of the scores over normal quantiles. Anderson–Darling: {description}.",
+        caption="If the dots lie on the line, the scores are normal, and the estimate and the interval can be trusted. The "
+        "largest cosine over all rounds is never normal.",
     )
 
 
-def _rounds(run: Run) -> Picture | None:
-    seen = run.views
-    if not any(view.present.size for view in seen):
+def _rounds_picture(run: Run) -> Picture | None:
+    views = run.views
+    if not any(view.present.size for view in views):
         return None
-    canary = int(next(view.present[0] for view in seen if view.present.size))
-    what = "less everybody else's part" if run.views_are_residuals else "as it was released"
-    return make(
+    canary = int(next(view.present[0] for view in views if view.present.size))
+    kind = "minus everybody else's updates" if run.views_are_residuals else "as released"
+    return make_picture(
         "rounds",
         "Round by round",
-        one_axes(plots.rounds, seen, canary=canary, legend=2),
+        one_axes(plots.rounds, views, canary=canary, legend=2),
         height=3.4,
-        alt=f"The score of each present canary in each of {len(seen)} rounds, over the range of the unobserved ones.",
-        caption=f"Scores with each round's model delta, {what}. On average a canary stands out in the rounds in which it "
-        f"took part and in no other; canary {canary} is followed through all of them.",
+        alt=f"The score of each present canary in each of {len(views)} rounds, over the range of the unobserved ones.",
+        caption=f"Scores with each round's model delta, {kind}. On average a canary stands out only in the rounds in which "
+        f"it took part. The line follows canary {canary} through all rounds.",
     )
 
 
-def _training(run: Run) -> Picture | None:
-    found = run.estimates
-    if not found:
+def _training_picture(run: Run) -> Picture | None:
+    estimates = run.estimates
+    if not estimates:
         return None
-    said = "; ".join(
-        f"{rung} {shown(line[0][1].epsilon)} to {shown(line[-1][1].epsilon)}" for rung, line in found.items()
+    description = "; ".join(
+        f"{rung} {format_number(line[0][1].epsilon)} to {format_number(line[-1][1].epsilon)}"
+        for rung, line in estimates.items()
     )
-    return make(
+    return make_picture(
         "training",
         "ε during training",
-        one_axes(plots.training, found, analytical=run.result.analytical_epsilon, legend=2),
+        one_axes(plots.training, estimates, analytical=run.result.analytical_epsilon, legend=2),
         height=3.4,
-        alt=f"The estimate of ε from the rounds so far. {said}.",
-        caption="What each attacker would have read had training stopped there, with its 95 % interval.",
+        alt=f"The estimate of ε from the rounds so far. {description}.",
+        caption="The ε that each attacker would have measured if training had stopped there, with its 95 % interval.",
     )
 
 
-def _gauges(run: Run) -> Picture | None:
+def _gauges_picture(run: Run) -> Picture | None:
     if run.rounds is None:
         return None
-    drawn = [gauge for gauge in run.gauges if _has_rounds(gauge, len(run.rounds.kept))]
-    gauges = sorted(drawn, key=lambda gauge: (gauge.status == "ok", gauge.name.startswith("layer ")))[:MOST_GAUGES]
+    by_round = [gauge for gauge in run.gauges if _has_value_per_round(gauge, len(run.rounds.kept))]
+    gauges = sorted(by_round, key=lambda gauge: (gauge.status == "ok", gauge.name.startswith("layer ")))[:MOST_GAUGES]
     if not gauges:
         return None
     numbers, rows = [item.number for item in run.rounds.kept], (len(gauges) + 1) // 2
@@ -244,30 +250,31 @@ def _gauges(run: Run) -> Picture | None:
                 continue
             gauge = gauges[place]
             plots.gauge(ax, gauge.values, numbers, gauge.limits)
-            ax.set_title(_short(gauge.name))
+            ax.set_title(_shorten_name(gauge.name))
             if place >= len(gauges) - 2:
                 ax.tick_params(labelbottom=True)
             else:
                 ax.set_xlabel("")
 
-    said = "; ".join(
-        f"{_short(gauge.name)} {shown(gauge.smallest)} to {shown(gauge.largest)}, {gauge.status}" for gauge in gauges
+    description = "; ".join(
+        f"{_shorten_name(gauge.name)} {format_number(gauge.smallest)} to {format_number(gauge.largest)}, {gauge.status}"
+        for gauge in gauges
     )
-    return make(
+    return make_picture(
         "gauges",
-        "The noise itself",
+        "Gauges of the noise",
         paint,
         height=0.3 + 1.35 * rows,
-        alt=f"Gauges of the noise over the rounds. {said}.",
-        caption="Dashed: the limits that an honest run stays within. A length near 1 is the stated noise; a cosine "
-        "(repeat) is near 0. Gauges outside their limits come first.",
+        alt=f"Gauges of the noise over the rounds. {description}.",
+        caption="The dashed lines are the limits that an honest run stays within. A length near 1 means the stated noise; "
+        "a cosine (repeat) should be near 0. Gauges outside their limits come first.",
     )
 
 
-def _has_rounds(gauge: Gauge, rounds: int) -> bool:
-    """Whether a gauge has one value for each round, or for each round but the first, in the units of its limits."""
+def _has_value_per_round(gauge: Gauge, rounds: int) -> bool:
+    """Whether a gauge has one value for each round, or for each but the first, in the units of its limits."""
     values = gauge.values[~np.isnan(gauge.values)]
-    if values.size < 2 or gauge.values.size not in (rounds - 1, rounds):  # some have one for each pair of rounds
+    if values.size < 2 or gauge.values.size not in (rounds - 1, rounds):  # some have a value for each pair of rounds
         return False
     low, high = values.min(), values.max()
     if values.size < gauge.values.size:
@@ -276,17 +283,17 @@ def _has_rounds(gauge: Gauge, rounds: int) -> bool:
     return math.isclose(low, gauge.smallest) and math.isclose(high, gauge.largest)
 
 
-def _accuracy(run: Run) -> Picture | None:
+def _accuracy_picture(run: Run) -> Picture | None:
     points = run.accuracies
     if len(points) < 2:
         return None
-    return make(
+    return make_picture(
         "accuracy",
         "Accuracy",
         one_axes(plots.accuracy, points),
         height=2.6,
         alt=f"Accuracy over the rounds, from {points[0][1]:.1%} to {points[-1][1]:.1%}.",
-        caption="On examples that the model has not seen.",
+        caption="Measured on examples that the model has not seen.",
     )
 
 
@@ -294,43 +301,44 @@ def _accuracy(run: Run) -> Picture | None:
 
 
 def comparison_pictures(runs: Sequence[Run]) -> list[Picture]:
-    """Several runs in one picture each: against noise, against presentations, and their densities."""
-    found = []
+    """Pictures that compare runs: ε against noise, ε against presentations, and densities."""
+    pictures = []
     noisy = [(run.noise_multiplier, run.result) for run in runs if run.noise_multiplier is not None]
     if len({noise for noise, _ in noisy}) > 1:
-        found.append(_noise([(noise, result) for noise, result in noisy if noise is not None]))
+        pictures.append(_noise_picture([(noise, result) for noise, result in noisy if noise is not None]))
     bars = presentation_bars(runs)
     if len({bar.presentations for bar in bars}) > 1:
-        found.append(_presentations(bars))
+        pictures.append(_presentations_picture(bars))
     rung = shared_rung(runs)
     if rung is not None:
         groups = overlay(runs, rung)
         if len(groups) > 1:
-            found.append(_overlay(groups, rung))
-    return found
+            pictures.append(_overlay_picture(groups, rung))
+    return pictures
 
 
-def _noise(runs: Sequence[tuple[float, AuditResult]]) -> Picture:
-    said = "; ".join(
-        f"at {shown(noise)}: " + ", ".join(f"{row.rung} {shown(row.epsilon)}" for row in shown_rows(result))
+def _noise_picture(runs: Sequence[tuple[float, AuditResult]]) -> Picture:
+    description = "; ".join(
+        f"at {format_number(noise)}: "
+        + ", ".join(f"{row.rung} {format_number(row.epsilon)}" for row in shown_rows(result))
         for noise, result in sorted(runs, key=lambda pair: pair[0])
     )
-    return make(
+    return make_picture(
         "noise",
         "ε against noise",
         one_axes(plots.noise, runs, legend=3),
         height=4.2,
-        alt=f"ε of each attacker against the noise multiplier. {said}.",
-        caption="More noise, less given away. A vertical bar is the 95 % interval.",
+        alt=f"ε of each attacker against the noise multiplier. {description}.",
+        caption="More noise gives less away. A vertical bar is the 95 % interval.",
     )
 
 
 def presentation_bars(runs: Sequence[Run]) -> list[plots.Bar]:
-    """A bar for each number of presentations of the strongest rung that all runs have, grouped by noise."""
+    """A bar for each number of presentations, for the strongest rung that all runs have, grouped by noise."""
     rung = shared_rung(runs)
     bars: dict[tuple[str, int], plots.Bar] = {}
     for run in sorted(runs, key=lambda run: (run.noise_multiplier is not None, run.noise_multiplier or 0.0)):
-        group = "" if run.noise_multiplier is None else f"noise {shown(run.noise_multiplier)}"
+        group = "" if run.noise_multiplier is None else f"noise {format_number(run.noise_multiplier)}"
         rows = [row for row in all_rows(run.result) if row.rung == rung]
         grouped = [row for row in rows if row.presentations is not None]
         for row in grouped or rows:
@@ -341,64 +349,64 @@ def presentation_bars(runs: Sequence[Run]) -> list[plots.Bar]:
     return [bar for bar in bars.values() if bar.group in groups]
 
 
-def _presentations(bars: Sequence[plots.Bar]) -> Picture:
-    said = "; ".join(
-        f"{bar.group} shown {bar.presentations}×: {shown(bar.epsilon)}, at least {shown(bar.lower_bound)}"
+def _presentations_picture(bars: Sequence[plots.Bar]) -> Picture:
+    description = "; ".join(
+        f"{bar.group} shown {bar.presentations}×: {format_number(bar.epsilon)}, at least {format_number(bar.lower_bound)}"
         for bar in bars
     )
-    return make(
+    return make_picture(
         "presentations",
         "ε against presentations",
         one_axes(plots.presentations, bars, legend=4),
         height=3.6,
-        alt=f"Bars of ε by how often a canary was shown. {said}.",
+        alt=f"Bars of ε by the number of presentations. {description}.",
         caption="The more often somebody takes part, the more is given away. The red tick is the valid bound.",
     )
 
 
 def shared_rung(runs: Sequence[Run]) -> str | None:
-    """The strongest rung that every run has; not one whose scores have no common unit."""
+    """The strongest rung that every run has and whose scores have the same unit in all runs."""
     own_units = ("all-iterates", UNKNOWN_ROUND)
     shared = [rung for rung in RUNGS if rung not in own_units and all(rung in run.result.adversaries for run in runs)]
     return shared[-1] if shared else None
 
 
 def overlay(runs: Sequence[Run], rung: str) -> dict[str, Scores | Row]:
-    """The scores of one rung, run by run and group by group, under short names; without scores, the fitted laws."""
+    """The scores of one rung for each run and group, by short names; where there are none, the row with the fitted law."""
     groups: dict[str, Scores | Row] = {}
     for place, run in enumerate(runs, start=1):
-        own: list[Scores | Row] = [
+        candidates: list[Scores | Row] = [
             group
             for group in run.few_scores
             if group.rung == rung and group.observed.size >= 10 and np.ptp(group.observed) > 0
         ]
-        own = own or [*run.result[rung].rows]
-        if len(runs) > 2:  # one line for each run: those shown most often
-            own = sorted(own, key=lambda group: group.presentations or 0)[-1:]
-        for group in own:
+        candidates = candidates or [*run.result[rung].rows]
+        if len(runs) > 2:  # one line for each run: the group with the most presentations
+            candidates = sorted(candidates, key=lambda group: group.presentations or 0)[-1:]
+        for group in candidates:
             times = f" {group.presentations}×" if (group.presentations or 1) > 1 else ""
-            groups[f"{place} {_short(run.name)}{times}"] = group
+            groups[f"{place} {_shorten_name(run.name)}{times}"] = group
     return dict(list(groups.items())[:24])
 
 
-def _overlay(groups: dict[str, Scores | Row], rung: str) -> Picture:
+def _overlay_picture(groups: dict[str, Scores | Row], rung: str) -> Picture:
     means = {
         name: group.estimate.mean if isinstance(group, Row) else group.observed.mean() for name, group in groups.items()
     }
-    said = "; ".join(f"{name}: mean {mean:.3g}" for name, mean in means.items())
+    description = "; ".join(f"{name}: mean {mean:.3g}" for name, mean in means.items())
     fitted = any(isinstance(group, Row) for group in groups.values())
-    return make(
+    return make_picture(
         "overlay",
         f"Densities of {rung}",
         one_axes(plots.overlayed_densities, groups, legend=2),
         height=3 + 0.2 * (len(groups) // 2),
-        alt=f"Densities of the observed canaries' scores of each run, over the law of an absent one. {said}.",
+        alt=f"Densities of the observed canaries' scores of each run, over the law of an absent canary. {description}.",
         caption="The grey curve is an absent canary. The further to the right, the more is given away."
-        + " Where rounds are missing or too many, the fitted normal law stands for the scores." * fitted,
+        + " Where rounds are missing or too many, the fitted normal law replaces the scores." * fitted,
     )
 
 
-def _short(name: str) -> str:
-    """A name as a picture can hold it."""
+def _shorten_name(name: str) -> str:
+    """A name, shortened to fit into a picture."""
     plain = printable(name)
     return plain if len(plain) <= 24 else f"{plain[:12]}…{plain[-10:]}"

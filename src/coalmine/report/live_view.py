@@ -1,4 +1,4 @@
-"""A run that is still going, as one screen of text: what its files say, and never a lock on them."""
+"""A run in progress as one screen of text, read from its files without locking them."""
 
 import math
 import time
@@ -20,21 +20,21 @@ from coalmine.audit.ladder import RUNGS, ladder
 from coalmine.audit.result import AuditResult
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
 from coalmine.report.epsilon_by_round import estimate_scores, largest_groups
-from coalmine.report.sentences import ATTACKERS, shortened, shown
+from coalmine.report.sentences import ATTACKERS, format_number, shorten
 from coalmine.report.summary import coverage_lines, key_figures, legs_of
 from coalmine.storage.mapped_rounds import Rounds, map_rounds
 from coalmine.storage.record import Settings
 from coalmine.storage.round_schema import check_fit, check_values
 from coalmine.storage.run_directory import RunDirectory
 
-MOST = 4_000_000  # cosines read for one frame
-SHARE = 0.1  # of the time that estimating may take
+MOST_COSINES = 4_000_000  # read for one frame
+SHARE = 0.1  # of the time that the estimates may take
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """What is known at one moment."""
+    """The state of a run at one moment."""
 
     path: Path
     rounds: int
@@ -46,73 +46,75 @@ class Frame:
     finished: bool
     problem: str = ""
     result: AuditResult | None = None  # of a finished run
-    watched: "Watched | None" = None  # None where no claim is known
+    alarm_state: "AlarmState | None" = None  # None if no claim is known
 
     @property
     def scalars(self) -> Iterator[tuple[str, float, int]]:
-        """Name, value and round of everything a dashboard could plot."""
+        """Name, value and round of everything that a dashboard can plot."""
         yield from metric_scalars(self.metrics)
         for rung, estimate in self.estimates.items():
             yield f"coalmine/epsilon/{rung}", estimate.epsilon, self.rounds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watched:
-    """How the rounds so far stand to the claim, valid at any time: the alarm, or the evidence that there is for one."""
+class AlarmState:
+    """The evidence of the rounds so far against the claim, and the alarm if there is one. It is valid at any time."""
 
     claim: Claim
-    round: int  # the last that was seen
+    round: int  # the last one that was read
     evidence: float
-    needed: float
+    needed: float  # evidence that raises the alarm
     claimed_noise: float
     measured_noise: float | None
     alarm: Alarm | None
 
     @property
     def sentence(self) -> str:
-        """The alarm, or how far it is from one."""
+        """The alarm, or how much evidence is missing for one."""
         if self.alarm is not None:
             return str(self.alarm)[:1].upper() + str(self.alarm)[1:]
-        seen = (
-            "no canary was seen yet" if self.measured_noise is None else f"noise {shown(self.measured_noise)} was seen"
+        measured = (
+            "no canary was observed yet"
+            if self.measured_noise is None
+            else f"noise {format_number(self.measured_noise)} was measured"
         )
         return (
-            f"No alarm after round {self.round}: the evidence against the claimed ε = {shown(self.claim.epsilon)} is "
-            f"{shown(self.evidence)}, and {self.needed:.0f} raises the alarm; the claim needs noise "
-            f"{shown(self.claimed_noise)}, {seen}."
+            f"No alarm after round {self.round}: the evidence against the claimed ε = {format_number(self.claim.epsilon)} "
+            f"is {format_number(self.evidence)}, and {self.needed:.0f} raises the alarm. The claim needs noise "
+            f"{format_number(self.claimed_noise)}; {measured}."
         )
 
 
 @dataclass
 class Watcher:
-    """Looks at a run again and again; estimates only as often as that takes a tenth of the time.
+    """Reads a run repeatedly. It estimates ε only so often that the estimates take a tenth of the time.
 
-    Every round is held against the `claim`, or against that of the audit's record or of the run's config.
+    It checks every round against `claim`, or else against the claim in the audit's record or in the run's config.
     """
 
     path: Path
     claim: Claim | None = None
     _estimates: dict[str, EpsilonEstimate] = field(default_factory=dict)
     _flagged: tuple[str, ...] = ()
-    _seen: int = 0
-    _next: float = 0.0
+    _estimated_round: int = 0
+    _next_estimate: float = 0.0  # on the monotonic clock
     _alarms: AlarmReader | None = None
-    _last_norm: float = 0.0  # of the last round that the alarm has seen
+    _last_norm: float = 0.0  # of the last round that the alarm has read
 
     def look(self) -> Frame:
-        """One frame; ValueError where there is no run to be seen."""
+        """Read one frame. Raises ValueError if the path is not a directory."""
         home = RunDirectory(self.path)
         if not self.path.is_dir():
-            raise ValueError(f"{self.path} is not a directory of a run")
-        metrics, problem, settings, rounds, numbers, result = [], "", None, 0, 0, None
+            raise ValueError(f"{self.path} is not a run directory")
+        metrics, problem, settings, logged_rounds, metric_rounds, result = [], "", None, 0, 0, None
         finished = (self.path / "result.json").exists()
         try:
             metrics = home.read_metrics()
             if (self.path / "audit" / "record.json").exists():
                 settings, _ = home.read_record()
                 self.claim = self.claim or stored_claim(home)
-                rounds = self._look_at_log(settings)
-            numbers = max((line.get("round", 0) for line in metrics), default=0)
+                logged_rounds = self._read_log(settings)
+            metric_rounds = max((line.get("round", 0) for line in metrics), default=0)
             config = home.read_config() if (self.path / "config.toml").exists() else {}
             result = AuditResult.from_dict(home.read_result()) if finished else None
         except (ValueError, OSError, TypeError, AttributeError) as error:
@@ -120,7 +122,7 @@ class Watcher:
         planned = config.get("rounds") or (settings.rounds if settings else None)
         return Frame(
             path=self.path,
-            rounds=max(rounds, numbers),
+            rounds=max(logged_rounds, metric_rounds),
             planned=planned if isinstance(planned, int) else None,
             canaries=settings.canaries if settings else None,
             metrics=metrics,
@@ -129,27 +131,27 @@ class Watcher:
             finished=finished,
             problem=problem,
             result=result,
-            watched=self.watched,
+            alarm_state=self.alarm_state,
         )
 
     @property
-    def watched(self) -> Watched | None:
-        """How the rounds so far stand to the claim."""
-        known = self._alarms
-        if known is None or self.claim is None:
+    def alarm_state(self) -> AlarmState | None:
+        """The evidence of the rounds so far against the claim; None without a claim or before the first round."""
+        reader = self._alarms
+        if reader is None or self.claim is None:
             return None
-        return Watched(
+        return AlarmState(
             claim=self.claim,
-            round=known.last_round,
-            evidence=known.evidence,
-            needed=known.needed,
-            claimed_noise=known.claimed_noise,
-            measured_noise=known.measured_noise,
-            alarm=known.alarm,
+            round=reader.last_round,
+            evidence=reader.evidence,
+            needed=reader.needed,
+            claimed_noise=reader.claimed_noise,
+            measured_noise=reader.measured_noise,
+            alarm=reader.alarm,
         )
 
-    def _watch_for_alarm(self, rounds: Rounds, settings: Settings) -> None:
-        """Hold the rounds against the claim that came since the last look; all of them where a resumed run went back."""
+    def _check_claim(self, rounds: Rounds, settings: Settings) -> None:
+        """Check the rounds since the last frame against the claim; all rounds if a resumed run went back."""
         if self.claim is None:
             return
         last = 0 if self._alarms is None else self._alarms.last_round
@@ -163,51 +165,51 @@ class Watcher:
                 self._alarms.see(item)
                 self._last_norm = item.norm
 
-    def _look_at_log(self, settings: Settings) -> int:
+    def _read_log(self, settings: Settings) -> int:
         path = self.path / "audit" / "rounds.log"
         if not path.exists():
             return 0
         mapped = map_rounds(path, checked=False)
         last = max(mapped.numbers, default=0)
         started = time.monotonic()
-        self._watch_for_alarm(mapped, settings)
-        if last == self._seen or started < self._next:
+        self._check_claim(mapped, settings)
+        if last == self._estimated_round or started < self._next_estimate:
             return last
         for item in mapped.kept:
             check_fit(item, settings)
-        rounds, fewer = mapped.thinned(settings, most=MOST)
+        rounds, fewer = mapped.thinned(settings, most=MOST_COSINES)
         for item in rounds.kept:
             check_values(item)
         largest = largest_groups(ladder(rounds.as_log, fewer))
-        found = {rung: estimate_scores(scores, settings.delta) for rung, scores in largest.items()}
-        self._estimates = {rung: estimate for rung, estimate in found.items() if estimate is not None}
+        estimates = {rung: estimate_scores(scores, settings.delta) for rung, scores in largest.items()}
+        self._estimates = {rung: estimate for rung, estimate in estimates.items() if estimate is not None}
         gauges = read_gauges(rounds.as_log, fewer)
         self._flagged = tuple(f"{gauge.name} is {gauge.status}" for gauge in gauges if gauge.status != "ok")
-        self._seen = last
-        self._next = time.monotonic() + (time.monotonic() - started) / SHARE
+        self._estimated_round = last
+        self._next_estimate = time.monotonic() + (time.monotonic() - started) / SHARE
         return last
 
 
 def stored_claim(home: RunDirectory) -> Claim | None:
-    """The claim in the audit's record, or the number that the run's config claims for known rounds."""
-    stated = home.read_statement().claim
-    if stated is not None:
-        return Claim.from_dict(stated)
+    """The claim in the audit's record, or else the ε that the run's config claims for known rounds."""
+    recorded = home.read_statement().claim
+    if recorded is not None:
+        return Claim.from_dict(recorded)
     config = home.read_config() if (home.path / "config.toml").exists() else {}
-    claimed = config.get("claim")
-    if not isinstance(claimed, dict) or claimed.get("amplified") or not isinstance(claimed.get("epsilon"), int | float):
+    claim = config.get("claim")
+    if not isinstance(claim, dict) or claim.get("amplified") or not isinstance(claim.get("epsilon"), int | float):
         return None
-    return Claim(claimed["epsilon"])
+    return Claim(claim["epsilon"])
 
 
 def screen(frame: Frame) -> Group:
-    """A frame as rich shows it."""
+    """A frame as a rich renderable."""
     parts: list[Any] = [_text(f"{frame.path}", style="bold"), _progress(frame)]
     metrics = Table.grid(padding=(0, 2))
     for name in ("accuracy", "clip_norm", "clients", "canaries"):
         values = [line[name] for line in frame.metrics if _plottable(line.get(name))]
         if values:
-            last = f"{values[-1]:.1%}" if name == "accuracy" else shown(float(values[-1]))
+            last = f"{values[-1]:.1%}" if name == "accuracy" else format_number(float(values[-1]))
             metrics.add_row(name.replace("_", " "), last, sparkline(values) if len(set(values)) > 1 else "")
     if metrics.row_count:
         parts.append(metrics)
@@ -219,37 +221,42 @@ def screen(frame: Frame) -> Group:
             *(rung for rung in RUNGS if rung in frame.estimates),
             *(r for r in frame.estimates if r not in RUNGS),
         ]:
-            found = frame.estimates[rung]
+            estimate = frame.estimates[rung]
             interval = (
-                "none" if found.interval is None else f"{shown(found.interval.low)} … {shown(found.interval.high)}"
+                "none"
+                if estimate.interval is None
+                else f"{format_number(estimate.interval.low)} … {format_number(estimate.interval.high)}"
             )
-            table.add_row(_text(rung), ATTACKERS.get(rung, ""), shown(found.epsilon), interval, shown(found.floor.q95))
+            floor = format_number(estimate.floor.q95)
+            table.add_row(_text(rung), ATTACKERS.get(rung, ""), format_number(estimate.epsilon), interval, floor)
         parts.append(table)
-    if frame.watched is not None:
-        style = "bold red" if frame.watched.alarm else ""
-        parts.append(_text(shortened(frame.watched.sentence), style=style))
+    if frame.alarm_state is not None:
+        style = "bold red" if frame.alarm_state.alarm else ""
+        parts.append(_text(shorten(frame.alarm_state.sentence), style=style))
     if frame.flagged:
-        parts.append(_text("gauges, for one look: " + "; ".join(frame.flagged), style="bold red"))
+        parts.append(
+            _text("gauges (their limits hold for a single look): " + "; ".join(frame.flagged), style="bold red")
+        )
     if frame.problem:
         parts.append(_text(frame.problem, style="yellow"))
     if frame.result is not None:
-        parts += _result(frame.result)
+        parts += _result_lines(frame.result)
     if frame.finished:
         parts.append(_text(f"finished: coalmine report {frame.path}", style="green"))
     return Group(*parts)
 
 
 def _text(text: str, style: str = "") -> Text:
-    """Text from a file or a name: neither markup nor control characters in it are obeyed."""
+    """Text from a file or a name, without interpreting its markup or control characters."""
     return Text(one_line(text), style=style)
 
 
-def _result(result: AuditResult) -> list[Text]:
-    """The numbers on top of a finished run, its verdict, and what was audited."""
-    lines = [f"{figure.label} {shown(figure.value)} ({figure.detail})" for figure in key_figures(result)]
+def _result_lines(result: AuditResult) -> list[Text]:
+    """The key figures of a finished run, its verdict, and the audited items."""
+    lines = [f"{figure.label} {format_number(figure.value)} ({figure.detail})" for figure in key_figures(result)]
     if result.verdict is not None:
-        lines.append(f"{result.verdict.outcome}: {shortened(result.verdict.reason)}")
-    lines += [shortened(leg.line) for leg in legs_of(result)]
+        lines.append(f"{result.verdict.outcome}: {shorten(result.verdict.reason)}")
+    lines += [shorten(leg.line) for leg in legs_of(result)]
     return [_text(line) for line in [*lines, *coverage_lines(result)]]
 
 
@@ -270,7 +277,7 @@ def _time_left(frame: Frame) -> str:
 
 
 def sparkline(values: list[float], width: int = 40) -> str:
-    """Numbers as a row of small bars.
+    """The numbers as a line of small bars.
 
     >>> sparkline([0, 1, 2, 3])
     '▁▃▆█'
@@ -282,7 +289,7 @@ def sparkline(values: list[float], width: int = 40) -> str:
 
 
 def metric_scalars(metrics: list[dict[str, Any]]) -> Iterator[tuple[str, float, int]]:
-    """Name, value and round of every number among the metrics of a run."""
+    """Name, value and round of every number in the metrics of a run."""
     for line in metrics:
         number = line.get("round")
         if isinstance(number, int):

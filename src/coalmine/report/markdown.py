@@ -1,4 +1,4 @@
-"""The report as Markdown and as JSON: the same words and figures, without pictures."""
+"""The report as Markdown and as JSON: the same text and numbers, without pictures."""
 
 import re
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from coalmine.report.advice import next_steps
 from coalmine.report.sentences import (
     ATTACKERS,
     assumptions,
+    format_number,
     interval_text,
     meaning,
     scope_sentence,
-    shortened,
-    shown,
+    shorten,
     verdict_sentence,
 )
 from coalmine.report.stored_run import Run
@@ -26,16 +26,16 @@ from coalmine.version import __version__
 
 
 def markdown(runs: Sequence[Run], refused: Sequence[str] = ()) -> str:
-    """The runs as Markdown, one after another, a table of all of them first where there are several."""
-    parts = [f"> not read: {plain(line)}" for line in refused]
+    """The runs as Markdown, one after another. Several runs have a table of all of them first."""
+    parts = [f"> not read: {escape_markdown(line)}" for line in refused]
     if len(runs) > 1:
-        parts.append(_overview(runs))
+        parts.append(_overview_table(runs))
     parts += [_run_markdown(run, published=len(runs) == 1) for run in runs]
     return "\n\n".join(parts) + "\n"
 
 
 def as_dict(runs: Sequence[Run], refused: Sequence[str] = ()) -> dict[str, Any]:
-    """The runs for a program: each result as it is, with the report's words beside it."""
+    """The runs for a program: each stored result, with the report's sentences beside it."""
     return {
         "schema_version": 1,
         "coalmine": __version__,
@@ -63,55 +63,55 @@ def as_dict(runs: Sequence[Run], refused: Sequence[str] = ()) -> dict[str, Any]:
 def _run_markdown(run: Run, *, published: bool) -> str:
     result, top = run.result, top_row(run.result)
     reason = "" if result.verdict is None else result.verdict.reason
-    parts = [f"## {plain(run.name)}", f"**{plain(verdict_sentence(run))}**"]
-    parts += [plain(text) for text in (shortened(reason), scope_sentence(result)) if text]
-    figures = [[figure.label, shown(figure.value), figure.detail] for figure in key_figures(result)]
+    parts = [f"## {escape_markdown(run.name)}", f"**{escape_markdown(verdict_sentence(run))}**"]
+    parts += [escape_markdown(text) for text in (shorten(reason), scope_sentence(result)) if text]
+    figures = [[figure.label, format_number(figure.value), figure.detail] for figure in key_figures(result)]
     if figures:
-        parts.append(_table(["number", "ε", "whose it is"], figures))
+        parts.append(_table(["number", "ε", "details"], figures))
     legs = legs_of(result)
     if legs:
-        parts.append("The three legs of the claim, of which a PASS needs all:")
+        parts.append("The three legs of the claim (a PASS needs all three):")
         parts.append(
-            _table(["leg", "outcome", "asks", "why"], [[x.title, x.outcome, x.question, x.reason] for x in legs])
+            _table(["leg", "outcome", "question", "reason"], [[x.title, x.outcome, x.question, x.reason] for x in legs])
         )
-        parts.append(plain(f"The claim is {claim_words(result)}."))
+        parts.append(escape_markdown(f"The claim is {claim_words(result)}."))
     fit = result.adversaries["unknown-round"].headline.fit if "unknown-round" in result.adversaries else None
     if fit is not None:
         parts.append(
-            "The canaries' scores against the accountant's law of the privacy loss: Kolmogorov–Smirnov p = "
-            f"{shown(fit.p_value)}."
+            "Test of the canaries' scores against the accountant's law of the privacy loss: Kolmogorov–Smirnov p = "
+            f"{format_number(fit.p_value)}."
         )
     if result.audited:
         parts.append("What was audited:")
         cells = [[item.name, item.status, item.detail] for item in result.audited]
-        parts.append(_table(["item", "status", "why"], cells))
+        parts.append(_table(["item", "status", "reason"], cells))
     if top is not None:
         parts.append(meaning(top.epsilon, result.settings.delta))
-    parts += _attackers(result)
-    parts += _gauges(result)
+    parts += _attackers_section(result)
+    parts += _gauges_section(result)
     if published and run.published:
         row = published_row(result)
-        parts.append(f"Every published estimator on the scores of {plain(row.name) if row else ''}:")
-        parts.append(_published(run))
+        parts.append(f"Every published estimator on the scores of {escape_markdown(row.name) if row else ''}:")
+        parts.append(_published_table(run))
     steps = next_steps(run)
     if steps:
-        parts.append("What to do next:\n\n" + "\n".join(f"- {_keeping_code(step)}" for step in steps))
+        parts.append("What to do next:\n\n" + "\n".join(f"- {_escape_outside_code(step)}" for step in steps))
     notes = note_lines(result)
     if notes:
-        parts.append("Notes:\n\n" + "\n".join(f"- {_keeping_code(note)}" for note in notes))
+        parts.append("Notes:\n\n" + "\n".join(f"- {_escape_outside_code(note)}" for note in notes))
     if run.commitment is not None:
         parts.append(
-            f"Commitment, published before round 1: {plain(run.commitment.statement_sha256)} (salt "
-            f"{plain(run.commitment.salt)})"
+            f"Commitment, published before round 1: {escape_markdown(run.commitment.statement_sha256)} (salt "
+            f"{escape_markdown(run.commitment.salt)})"
         )
     if isinstance(digest := result.extra.get("log_digest"), str):
-        parts.append(f"Digest of the log when the run ended: {plain(digest)}")
-    parts += [f"> not read: {plain(problem)}" for problem in run.problems]
+        parts.append(f"Digest of the log when the run ended: {escape_markdown(digest)}")
+    parts += [f"> not read: {escape_markdown(problem)}" for problem in run.problems]
     return "\n\n".join(parts)
 
 
-def _attackers(result: AuditResult) -> list[str]:
-    """One row for each attacker, how many rows are left out, and the warnings of those that are shown."""
+def _attackers_section(result: AuditResult) -> list[str]:
+    """A table with one row for each attacker, the number of omitted rows, and the warnings of the rows in the table."""
     heads = [
         "adversary",
         "sees",
@@ -127,12 +127,12 @@ def _attackers(result: AuditResult) -> list[str]:
         [
             f"{row.name}, pooled" if row.pooled else row.name,
             ATTACKERS.get(row.rung, "an attack of your own"),
-            f"{shown(row.epsilon)} (std fitted)" if row.std_fitted else shown(row.epsilon),
+            f"{format_number(row.epsilon)} (std fitted)" if row.std_fitted else format_number(row.epsilon),
             interval_text(row.interval),
-            shown(row.lower_bound),
-            shown(row.floor),
-            shown(row.paper_epsilon),
-            shown(row.paper_lower_bound),
+            format_number(row.lower_bound),
+            format_number(row.floor),
+            format_number(row.paper_epsilon),
+            format_number(row.paper_lower_bound),
             rung_verdict(result, row.rung),
         ]
         for row in shown_rows(result)
@@ -143,39 +143,43 @@ def _attackers(result: AuditResult) -> list[str]:
         parts.append(f"{folded}: `coalmine report --format json` and result.json have them.")
     warnings = row_warnings(result)
     if warnings:
-        parts.append("\n".join(f"- {_keeping_code(line)}" for line in warnings))
+        parts.append("\n".join(f"- {_escape_outside_code(line)}" for line in warnings))
     return parts
 
 
-def _gauges(result: AuditResult) -> list[str]:
-    """Every gauge, but of the tensors within their limits the names alone."""
+def _gauges_section(result: AuditResult) -> list[str]:
+    """A table of all gauges; tensors within their limits are only listed by name."""
     if not result.gauges:
         return []
-    quiet = [gauge for gauge in result.gauges if gauge.name.startswith(LAYER) and gauge.status == "ok"]
+    tensors_ok = [gauge for gauge in result.gauges if gauge.name.startswith(LAYER) and gauge.status == "ok"]
     cells = [
         [
             gauge.name,
-            shown(gauge.smallest),
-            shown(gauge.largest),
-            " … ".join(map(shown, gauge.limits)),
+            format_number(gauge.smallest),
+            format_number(gauge.largest),
+            " … ".join(map(format_number, gauge.limits)),
             gauge.status,
         ]
         for gauge in result.gauges
-        if gauge not in quiet
+        if gauge not in tensors_ok
     ]
     parts = [_table(["gauge", "smallest", "largest", "limits", "status"], cells)] if cells else []
-    if quiet:
-        names = ", ".join(gauge.name.removeprefix(LAYER) for gauge in quiet)
-        parts.append(plain(f"{len(quiet)} of {len(tensor_names(result))} tensors are within their limits: {names}"))
+    if tensors_ok:
+        names = ", ".join(gauge.name.removeprefix(LAYER) for gauge in tensors_ok)
+        parts.append(
+            escape_markdown(
+                f"{len(tensors_ok)} of {len(tensor_names(result))} tensors are within their limits: {names}"
+            )
+        )
     return parts
 
 
-def _published(run: Run) -> str:
-    cells = [[row.name, shown(row.value), row.kind, row.threshold, assumptions(row)] for row in run.published]
+def _published_table(run: Run) -> str:
+    cells = [[row.name, format_number(row.value), row.kind, row.threshold, assumptions(row)] for row in run.published]
     return _table(["method", "ε", "kind", "threshold", "assumes"], cells)
 
 
-def _overview(runs: Sequence[Run]) -> str:
+def _overview_table(runs: Sequence[Run]) -> str:
     heads = [
         "run",
         "verdict",
@@ -191,15 +195,15 @@ def _overview(runs: Sequence[Run]) -> str:
     for run in runs:
         top, client, verdict = top_row(run.result), client_exposure(run.result), run.result.verdict
         accuracy = "–" if run.accuracy is None else f"{run.accuracy:.1%}"
-        figures = ["–"] * 3 if top is None else [top.name, shown(top.epsilon), shown(top.lower_bound)]
+        figures = ["–"] * 3 if top is None else [top.name, format_number(top.epsilon), format_number(top.lower_bound)]
         rows.append(
             [
                 run.name,
                 "–" if verdict is None else str(verdict.outcome),
-                shown(run.noise_multiplier),
+                format_number(run.noise_multiplier),
                 accuracy,
-                shown(run.result.analytical_epsilon),
-                "–" if client is None else f"{shown(client.epsilon)} ({client.rounds}×)",
+                format_number(run.result.analytical_epsilon),
+                "–" if client is None else f"{format_number(client.epsilon)} ({client.rounds}×)",
                 *figures,
             ]
         )
@@ -207,25 +211,25 @@ def _overview(runs: Sequence[Run]) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *([plain(cell) for cell in row] for row in rows)]
+    lines = [heads, ["---"] * len(heads), *([escape_markdown(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def plain(text: str) -> str:
-    r"""Text that Markdown shows as it is, on one line.
+def escape_markdown(text: str) -> str:
+    r"""Text escaped for Markdown, on one line.
 
-    >>> print(plain("a|b <script> `x`"))
+    >>> print(escape_markdown("a|b <script> `x`"))
     a\|b &lt;script&gt; \`x\`
     """
     escaped = re.sub(r"([\\`*_|\[\]#])", r"\\\1", one_line(text))
     return escaped.replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _keeping_code(text: str) -> str:
+def _escape_outside_code(text: str) -> str:
     parts = text.split("`")
-    return "".join(f"`{part}`" if place % 2 else plain_inside(part) for place, part in enumerate(parts))
+    return "".join(f"`{part}`" if place % 2 else _escape_keeping_spaces(part) for place, part in enumerate(parts))
 
 
-def plain_inside(text: str) -> str:
-    """The same with the spaces at both ends kept."""
-    return f"{' ' * text.startswith(' ')}{plain(text)}{' ' * (text.endswith(' ') and bool(text.strip()))}"
+def _escape_keeping_spaces(text: str) -> str:
+    """Text escaped for Markdown, with its leading and trailing spaces."""
+    return f"{' ' * text.startswith(' ')}{escape_markdown(text)}{' ' * (text.endswith(' ') and bool(text.strip()))}"

@@ -38,7 +38,7 @@
   }
   addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
   addEventListener("scroll", () => {
-    if (owner && owner === document.activeElement) place(); // a term that got the focus is scrolled into view
+    if (owner && owner === document.activeElement) place(); // focusing a term scrolls it into view
     else hide();
   }, { capture: true, passive: true });
 
@@ -50,7 +50,7 @@
 
   function compare(a, b, sign) {
     if (typeof a === "number" && typeof b === "number") return a === b ? 0 : sign * (a - b);
-    if (typeof a === "number") return -1; // what has no number stays below, up or down
+    if (typeof a === "number") return -1; // cells without a number stay last in both directions
     if (typeof b === "number") return 1;
     return sign * a.localeCompare(b);
   }
@@ -68,7 +68,7 @@
   }
 
   for (const part of document.querySelectorAll(".scroll")) {
-    if (part.scrollWidth <= part.clientWidth) part.removeAttribute("tabindex"); // nothing to scroll, nothing to stop at
+    if (part.scrollWidth <= part.clientWidth) part.removeAttribute("tabindex"); // no tab stop where nothing scrolls
   }
 
   addEventListener("beforeprint", () => { for (const part of document.querySelectorAll("details")) part.open = true; });

@@ -1,6 +1,6 @@
-"""The report as one HTML file: no network, light and dark, for a phone, a printer and a screen reader alike.
+"""The report as one HTML file that needs no network and suits a phone, a printer and a screen reader.
 
-The templates hold the page's structure, and escape every value. This module holds what they show.
+The templates hold the page's structure and escape every value. This module collects the values that they show.
 """
 
 import base64
@@ -31,21 +31,22 @@ from coalmine.report.sentences import (
     GLOSSARY,
     QUESTIONS,
     assumptions,
+    format_number,
     interval_text,
     meaning,
     percent,
+    posterior,
     scope_sentence,
-    shortened,
-    shown,
-    suspicion,
+    shorten,
     verdict_sentence,
 )
 from coalmine.report.statement import privacy_statement
 from coalmine.report.statement_page import statement_context
 from coalmine.report.stored_run import Run
-from coalmine.report.summary import NAMED, claim_words, folded_line, key_figures, legs_of, tensor_names
+from coalmine.report.summary import MOST_NAMED, claim_words, folded_line, key_figures, legs_of, tensor_names
 from coalmine.report.table_rows import (
     all_rows,
+    exclude_rows,
     folded_rows,
     main_rows,
     published_row,
@@ -53,13 +54,12 @@ from coalmine.report.table_rows import (
     rung_verdict,
     shown_rows,
     top_row,
-    without,
 )
 from coalmine.report.trainer_entries import accounted_epsilon, client_exposure, note_lines
 from coalmine.version import __version__
 
 PACKAGES = ("numpy", "scipy", "matplotlib")
-SHOWN_ELSEWHERE = {  # of what a trainer wrote
+SHOWN_ELSEWHERE = {  # entries of the trainer that have their own place on the page
     "if_analytical_were_claimed", "trainer_notes", "warnings", "accounted_epsilon", "if_accounted_were_claimed",
     "if_mechanism_were_claimed",
 }  # fmt: skip
@@ -82,9 +82,9 @@ OWN_THRESHOLDS = {
 
 @dataclass(frozen=True)
 class LivePage:
-    """What the page of a run that goes on shows beside the report: how the rounds stand to the claim.
+    """The extra content of the page of a run in progress: a sentence on the alarm.
 
-    The page is loaded again every `seconds`, never where they are None.
+    The page reloads itself every `seconds`, or never if that is None.
     """
 
     sentence: str
@@ -93,10 +93,10 @@ class LivePage:
 
 
 def run_page(run: Run, live: "LivePage | None" = None) -> str:
-    """The page of one run; a `live` one has the alarm on top, and reloads itself."""
+    """The page of one run. With `live`, the alarm is on top and the page reloads itself."""
     result, reason = run.result, _reason(run.result)
     tensors, meanings = tensor_names(result), _meanings(result)
-    quiet = [gauge for gauge in result.gauges if gauge.name.startswith(LAYER) and gauge.status == "ok"]
+    tensors_ok = [gauge for gauge in result.gauges if gauge.name.startswith(LAYER) and gauge.status == "ok"]
     main = main_rows(result)
     return _render(
         "run.html",
@@ -104,12 +104,12 @@ def run_page(run: Run, live: "LivePage | None" = None) -> str:
         live=live,
         view=_view(run),
         unread=run.problems,
-        below_verdict=[text for text in (shortened(reason), scope_sentence(result)) if text],
+        below_verdict=[text for text in (shorten(reason), scope_sentence(result)) if text],
         key_figures=key_figures(result),
         legs=legs_of(result),
         claim_words=claim_words(result),
         audited=result.audited,
-        many_tensors=tensors if len(tensors) > NAMED else [],  # beyond what the sentence beside them can name
+        many_tensors=tensors if len(tensors) > MOST_NAMED else [],  # too many for the sentence beside them
         meaning=meaning(next(iter(meanings.values())), result.settings.delta) if meanings else "",
         meanings=meanings,
         notes=note_lines(result),
@@ -119,34 +119,36 @@ def run_page(run: Run, live: "LivePage | None" = None) -> str:
             plots.group_name(scores): [plots.true_positive_rate(scores, rate) for rate in (0.01, 0.001)]
             for scores in run.shown_scores
         },
-        gauges=sorted((gauge for gauge in result.gauges if gauge not in quiet), key=lambda each: each.status == "ok"),
-        quiet_tensors=quiet,
+        gauges=sorted(
+            (gauge for gauge in result.gauges if gauge not in tensors_ok), key=lambda each: each.status == "ok"
+        ),
+        tensors_ok=tensors_ok,
         estimator_rows=main,
-        more_estimator_rows=without(all_rows(result), main),
+        more_estimator_rows=exclude_rows(all_rows(result), main),
         published_row=published_row(result),
         published=_published(run),
         settings=_settings(run),
         commitment=run.commitment,
         demonstration=run.demonstration,
         log_digest=str(result.extra.get("log_digest", "not written yet")),
-        **_statement(run),
+        **_statement_section(run),
     )
 
 
-def _statement(run: Run) -> dict[str, Any]:
-    """What the section on the privacy statement shows; nothing of a run that is not finished."""
+def _statement_section(run: Run) -> dict[str, Any]:
+    """The context of the section on the privacy statement; only a finished run has a statement."""
     if not run.finished:
         return {"statement": None}
     return statement_context(privacy_statement(run.result, commitment=run.commitment, demonstration=run.demonstration))
 
 
 def waiting_page(name: str, reason: str, live: LivePage) -> str:
-    """The page of a run of which there is nothing to show yet."""
+    """The page of a run that has no rounds yet."""
     return _render("waiting.html", title=name, reason=reason, live=live)
 
 
 def comparison_page(runs: Sequence[Run], refused: Sequence[str] = ()) -> str:
-    """The page of several runs beside each other."""
+    """The page that compares several runs."""
     return _render(
         "comparison.html",
         title=f"{len(runs)} runs",
@@ -179,20 +181,21 @@ def _environment() -> Environment:
         "glossary": GLOSSARY, "attacker_sees": ATTACKERS, "questions": QUESTIONS, "version": __version__,
     }  # fmt: skip
     environment.filters |= {
-        "figure": _figure, "interval": interval_text, "middle": _middle, "percent": percent, "printable": printable,
-        "shown": shown, "slug": slug, "sort_key": _sort_key, "suspicion": suspicion, "visible": _visible,
+        "format_number": format_number, "format_value": _format_value, "interval": interval_text, "percent": percent,
+        "posterior": posterior, "printable": printable, "shorten_middle": _shorten_middle, "slug": slug,
+        "sort_key": _sort_key, "visible": _visible,
     }  # fmt: skip
     return environment
 
 
 def _view(run: Run) -> dict[str, Any]:
-    """What both pages show of a run."""
+    """The values that both pages show of a run."""
     result, where = run.result, shlex.quote(str(run.path))
     top, client, rows = top_row(result), client_exposure(result), shown_rows(result)
     presentations = result.extra.get("presentations")
     if presentations is None:
         presentations = ", ".join(map(str, result.settings.presentations))
-    again = [f"coalmine run --config {where}/config.toml --out AGAIN"] if "task" in run.config else []
+    rerun = [f"coalmine run --config {where}/config.toml --out AGAIN"] if "task" in run.config else []
     return {
         "name": run.name,
         "sentence": verdict_sentence(run),
@@ -214,7 +217,7 @@ def _view(run: Run) -> dict[str, Any]:
         "verdicts": {row.rung: rung_verdict(result, row.rung) for row in rows},
         "legs": [leg.line for leg in legs_of(result)],
         "steps": next_steps(run),
-        "commands": [*again, f"coalmine verify {where} --seed-file SEED", f"coalmine report {where}"],
+        "commands": [*rerun, f"coalmine verify {where} --seed-file SEED", f"coalmine report {where}"],
     }
 
 
@@ -223,9 +226,9 @@ def _reason(result: AuditResult) -> str:
 
 
 def _meanings(result: AuditResult) -> dict[str, float]:
-    """Every ε of the result, by its word in the glossary."""
+    """Every ε of the result, by its name in the glossary."""
     top, client, accounted = top_row(result), client_exposure(result), accounted_epsilon(result)
-    named = {
+    epsilons = {
         "measured ε": top.epsilon if top else None,
         "valid bound": top.lower_bound if top else None,
         "claimed ε": result.claim.epsilon if result.claim else None,
@@ -233,27 +236,27 @@ def _meanings(result: AuditResult) -> dict[str, float]:
         "client's ε": client.epsilon if client else None,
         "accountant's ε": accounted.epsilon if accounted else None,
     }
-    return {name: value for name, value in named.items() if value is not None and not math.isnan(value)}
+    return {name: value for name, value in epsilons.items() if value is not None and not math.isnan(value)}
 
 
 def _published(run: Run) -> list[tuple[str, float | None, str, list[str]]]:
-    """Every published estimator on the scores behind the number on top, coalmine's own first."""
-    behind = published_row(run.result)
-    if behind is None or not run.published:
+    """Every estimator on the scores behind the measured ε, coalmine's own first."""
+    row_used = published_row(run.result)
+    if row_used is None or not run.published:
         return []
-    receives = "final model" if behind.rung.startswith("final") else "intermediate models"
-    found: list[tuple[str, float | None, str, list[str]]] = []
-    for each in behind.estimators:
+    receives = "final model" if row_used.rung.startswith("final") else "intermediate models"
+    own: list[tuple[str, float | None, str, list[str]]] = []
+    for each in row_used.estimators:
         texts = ["client model update", receives, OWN_THRESHOLDS.get(each.name, "none"), each.note]
-        found.append((each.name, each.value, each.kind, texts))
-    return found + [
+        own.append((each.name, each.value, each.kind, texts))
+    return own + [
         (row.name, row.value, row.kind, [row.controls, row.receives, row.threshold, assumptions(row)])
         for row in run.published
     ]
 
 
 def _settings(run: Run) -> dict[str, dict[str, str]]:
-    """Everything that the run was made with, list by list."""
+    """The settings of the run and of its trainer, by the title of each list."""
     settings = run.result.settings
     audit = {
         "dimensions": settings.dim, "canaries": settings.canaries, "unobserved canaries": settings.unobserved,
@@ -262,26 +265,28 @@ def _settings(run: Run) -> dict[str, dict[str, str]]:
         "momentum": settings.momentum, "layers": len(settings.layers), "blocks": len(settings.block_sizes),
         "processes": settings.processes,
     }  # fmt: skip
-    told = run.result.to_dict()
-    claims = {name: told[name] for name in CLAIM if name in told}
+    stored = run.result.to_dict()
+    claims = {name: stored[name] for name in CLAIM if name in stored}
     extra = {name: value for name, value in run.result.extra.items() if name not in SHOWN_ELSEWHERE}
-    config = dict(flattened(run.config))
+    config = dict(_flatten(run.config))
     for name, value in config.items():
         if name.endswith("seed_file") and value:
-            config[name] = PurePath(str(value)).name  # a report need not tell where the secret lies
+            config[name] = PurePath(str(value)).name  # the report must not reveal where the secret is stored
     versions = {"coalmine": __version__, "Python": platform.python_version()}
     versions |= {name: importlib.metadata.version(name) for name in PACKAGES if _installed(name)}
-    lists = {"The audit": audit, "The result": dict(flattened(claims | extra))}
+    lists = {"The audit": audit, "The result": dict(_flatten(claims | extra))}
     lists |= {"The trainer's config": config} if run.config else {}
     lists["Versions that made this report"] = versions
     return {
-        title: {name: shown(value) if isinstance(value, float) else str(value) for name, value in values.items()}
+        title: {
+            name: format_number(value) if isinstance(value, float) else str(value) for name, value in values.items()
+        }
         for title, values in lists.items()
     }
 
 
 def slug(name: str) -> str:
-    """The anchor of a word.
+    """The HTML anchor of a term of the glossary.
 
     >>> slug("paper's ε_lo")
     'word-papers-epsilon-lo'
@@ -290,34 +295,34 @@ def slug(name: str) -> str:
     return "word-" + re.sub(r"[^a-z]+", "-", spelled.lower()).strip("-")
 
 
-def flattened(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings as one row of dotted names."""
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings as pairs of a dotted name and a value."""
     for name, value in values.items():
         if isinstance(value, Mapping):
-            yield from flattened(value, f"{before}{name}.")
+            yield from _flatten(value, f"{prefix}{name}.")
         else:
-            yield f"{before}{name}", value
+            yield f"{prefix}{name}", value
 
 
 def _visible(text: Any) -> str:
-    """Text with a sign for each letter that no font can show: a control character or half of a pair."""
+    """Text in which � replaces every character that no font can show: control characters and lone surrogates."""
     return "".join(
         "�" if letter not in "\n\t" and unicodedata.category(letter) in ("Cc", "Cs") else letter for letter in str(text)
     )
 
 
-def _figure(value: float | None) -> str:
-    return f"{value:,}" if isinstance(value, int) else shown(value)
+def _format_value(value: float | None) -> str:
+    return f"{value:,}" if isinstance(value, int) else format_number(value)
 
 
 def _sort_key(value: float | None) -> float | str | None:
-    """The number that a column is sorted by, as JavaScript reads it; None where there is none."""
+    """The number that a column is sorted by, in a form that JavaScript parses; None if there is none."""
     if value is None or math.isnan(value):
         return None
     return "Infinity" if value == math.inf else value
 
 
-def _middle(name: str) -> str:
+def _shorten_middle(name: str) -> str:
     return name if len(name) <= 80 else f"{name[:50]}…{name[-25:]}"
 
 

@@ -1,6 +1,6 @@
-"""The report's plots as functions, for notebooks too: each draws on the matplotlib Axes it is given and returns it.
+"""The report's plots as functions, also for notebooks. Each draws on the given matplotlib Axes and returns it.
 
-They take an `AuditResult`, its rows, or what a `Run` holds (`read_run`):
+They take an `AuditResult`, its rows, or attributes of a `Run` (`read_run`):
 
     import matplotlib.pyplot as plt
     from coalmine.report import plots, read_run
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
     from coalmine.estimators.planning import Plan
 
-# The report's page gives each of these a second value for a dark background.
+# The report's page replaces each colour on a dark background.
 OBSERVED, FITTED, NULL = "#1d63b8", "#b45309", "#5f6b7a"
 BOUND, ANALYTICAL, CLAIM, FLOOR, ALARM = "#147a3d", "#7a3fc4", "#b3246b", "#8b95a3", "#c62828"
 SERIES = (OBSERVED, FITTED, BOUND, ANALYTICAL, CLAIM, "#0e7c86", "#8a6d00", NULL)
 STROKES = ("-", "--", ":")
 GROUP_STROKES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (3, 1.5, 1, 1.5)), (0, (1, 1.5)))
-MOST_POINTS = 400  # of one line or cloud
+MOST_POINTS = 400  # of one line or scatter plot
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar of `presentations`: its group, a number of presentations, and the ε and the valid bound for it."""
+    """One bar of `presentations`: its group, its number of presentations, the ε and the valid bound."""
 
     group: str
     presentations: int
@@ -55,30 +55,30 @@ class Bar:
 def ladder(ax: "Axes", result: AuditResult) -> "Axes":
     """One line for each adversary: estimate, interval, valid bound and floor, with the analytical and the claimed ε.
 
-    If groups of canaries took part in different numbers of rounds, the row of the headline is drawn.
+    If groups of canaries took part in different numbers of rounds, the line shows the headline's group.
     """
     rows, analytical = shown_rows(result), result.analytical_epsilon
     claimed = None if result.claim is None else result.claim.epsilon
-    drawn = [value for row in rows for value in (row.epsilon, row.lower_bound, row.floor, *(row.interval or ()))]
-    drawn += [value for value in (analytical, claimed) if value is not None]
-    right = epsilon_axis(ax, drawn, axis="x")
+    values = [value for row in rows for value in (row.epsilon, row.lower_bound, row.floor, *(row.interval or ()))]
+    values += [value for value in (analytical, claimed) if value is not None]
+    right = epsilon_axis(ax, values, axis="x")
     for place, row in enumerate(rows):
         first = place == 0
         if not math.isnan(row.floor):
-            label = _once("floor", first)
+            label = _label_once("floor", first)
             ax.barh(place, min(row.floor, right), height=0.8, color=FLOOR, alpha=0.25, lw=0, label=label)
         if row.interval is not None:
             low, high = (min(end, right) for end in row.interval)
             ax.plot([low, high], [place, place], color=OBSERVED, lw=5, alpha=0.35, solid_capstyle="butt",
-                    label=_once("95 % interval", not any(other.interval for other in rows[:place])))  # fmt: skip
+                    label=_label_once("95 % interval", not any(other.interval for other in rows[:place])))  # fmt: skip
         if not math.isnan(row.lower_bound):
-            label = _once("valid bound", first)
+            label = _label_once("valid bound", first)
             ax.plot(min(row.lower_bound, right), place, marker=9, ms=9, color=BOUND, ls="", label=label)
-        ax.plot(min(row.epsilon, right), place, "o", ms=6, color=OBSERVED, label=_once("estimate", first))
+        ax.plot(min(row.epsilon, right), place, "o", ms=6, color=OBSERVED, label=_label_once("estimate", first))
         if not math.isnan(row.epsilon):
             side = "left" if row.epsilon < right / 20 else "center"
             at = (min(row.epsilon, right), place)
-            ax.annotate(_figure(row.epsilon), at, (0, 6), textcoords="offset points", ha=side)
+            ax.annotate(_format_epsilon(row.epsilon), at, (0, 6), textcoords="offset points", ha=side)
     if analytical is not None and math.isfinite(analytical):
         ax.axvline(analytical, color=ANALYTICAL, lw=1.5, label="analytical ε")
     if claimed is not None:
@@ -90,13 +90,16 @@ def ladder(ax: "Axes", result: AuditResult) -> "Axes":
 
 
 def epsilon_axis(ax: "Axes", values: Sequence[float], *, axis: str) -> float:
-    """Set up an axis of epsilons: linear, or logarithmic above 1 if they span a wide range. Returns where ∞ is drawn."""
+    """Set up an axis of epsilons and return its end, where ∞ is drawn.
+
+    If the values span a wide range, the axis is logarithmic above 1.
+    """
     finite = [value for value in values if math.isfinite(value)]
     top = max([*finite, 1.0])
-    spread = top > 30 and min([value for value in finite if value > 0.01], default=top) < top / 15
-    end = top * (2.5 if spread else 1.12)
+    wide = top > 30 and min([value for value in finite if value > 0.01], default=top) < top / 15
+    end = top * (2.5 if wide else 1.12)
     setter = ax.set_xscale if axis == "x" else ax.set_yscale
-    if spread:
+    if wide:
         setter("symlog", linthresh=1.0)
         ticks = [0.0, 1.0]
         while ticks[-1] < end:
@@ -109,9 +112,9 @@ def epsilon_axis(ax: "Axes", values: Sequence[float], *, axis: str) -> float:
 
 
 def densities(ax: "Axes", scores: Scores, row: Row | None = None) -> "Axes":
-    """Histogram of observed scores over the null, with the normal law that was fitted to them.
+    """Histogram of observed scores over the null, with the normal law fitted to them.
 
-    `row` is the row of the result that rests on these scores; without it the law is fitted here.
+    `row` is the row of the result for these scores. Without it, the law is fitted here.
     """
     low, high = _span([scores.observed, scores.unobserved])
     edges, grid = np.linspace(low, high, 51), np.linspace(low, high, 201)
@@ -134,9 +137,9 @@ def densities(ax: "Axes", scores: Scores, row: Row | None = None) -> "Axes":
 
 
 def overlayed_densities(ax: "Axes", groups: Mapping[str, Scores | Row]) -> "Axes":
-    """Densities of the observed scores of several runs or groups, by their labels, over one null (Figure 1 of the paper).
+    """Densities of the observed scores of several runs or groups, by label, over one null (Figure 1 of the paper).
 
-    A row of a result stands for its fitted normal law.
+    For a row of a result, its fitted normal law is drawn.
     """
     ends = [
         _span([group.observed])
@@ -160,14 +163,14 @@ def overlayed_densities(ax: "Axes", groups: Mapping[str, Scores | Row]) -> "Axes
 
 
 def privacy_loss(ax: "Axes", result: AuditResult) -> "Axes":
-    """The privacy loss that the accountant predicts, present and absent, over that of the canaries (rung unknown-round).
+    """Histogram of the canaries' privacy loss with the accountant's two predicted laws (rung unknown-round).
 
-    If noise and sampling are as claimed, the histogram follows the law of those who take part. Raises ValueError if the
-    result has no such rung.
+    If noise and sampling are as claimed, the histogram follows the law for participants. Raises ValueError if the result
+    does not have this rung.
     """
     fit = loss_fit(result)
     if fit is None:
-        raise ValueError("this result has no rung unknown-round: give the audit its sampling scheme (sampling=…)")
+        raise ValueError("this result has no rung unknown-round: pass the sampling scheme to the audit (sampling=…)")
     edges, observed = np.array(fit.edges), np.array(fit.observed, dtype=np.float64)
     widths = np.diff(edges)
     ax.stairs(observed / max(observed.sum(), 1.0) / widths, edges, fill=True, color=OBSERVED, alpha=0.3, lw=0,
@@ -187,15 +190,15 @@ def privacy_loss(ax: "Axes", result: AuditResult) -> "Axes":
 
 
 def loss_fit(result: AuditResult) -> LossFit | None:
-    """How well the canaries follow the accountant's law; None in a result without the rung unknown-round."""
-    found = result.adversaries.get(UNKNOWN_ROUND)
-    return None if found is None else found.headline.fit
+    """The fit of the canaries to the accountant's law; None if the result has no rung unknown-round."""
+    adversary = result.adversaries.get(UNKNOWN_ROUND)
+    return None if adversary is None else adversary.headline.fit
 
 
 def quantiles(ax: "Axes", observed: Floats, row: Row | None = None) -> "Axes":
     """Q–Q plot of scores against a normal law: a straight line if they are normal.
 
-    With `row`, the row of the result that rests on these scores, it names the Anderson–Darling statistic.
+    With `row`, the row of the result for these scores, the plot also shows the Anderson–Darling statistic.
     """
     ordered = np.sort(observed)
     places = spread(ordered.size)
@@ -216,7 +219,7 @@ def quantiles(ax: "Axes", observed: Floats, row: Row | None = None) -> "Axes":
 def roc(ax: "Axes", rungs: Sequence[Scores], *, epsilon: float | None = None, delta: float = 0.0) -> "Axes":
     """ROC curves on log axes: true positive rate against false positive rate, one curve for each group of scores.
 
-    With `epsilon` it also draws the largest true positive rate that (ε, δ) differential privacy allows.
+    With `epsilon`, the plot also shows the largest true positive rate that (ε, δ) differential privacy allows.
     """
     least = 1e-4
     groups: dict[str, int] = {}
@@ -237,7 +240,7 @@ def roc(ax: "Axes", rungs: Sequence[Scores], *, epsilon: float | None = None, de
     ax.set_xlim(least, 1)
     ax.set_ylim(1e-3, 1.15)
     for axis, marks in ((ax.xaxis, (1e-4, 1e-3, 1e-2, 0.1, 1)), (ax.yaxis, (1e-3, 1e-2, 0.1, 1))):
-        axis.set_ticks(list(marks), [_share(mark) for mark in marks])
+        axis.set_ticks(list(marks), [_format_rate(mark) for mark in marks])
         axis.set_minor_locator(_no_ticks())
     ax.set_xlabel("false positive rate")
     ax.set_ylabel("true positive rate")
@@ -245,7 +248,7 @@ def roc(ax: "Axes", rungs: Sequence[Scores], *, epsilon: float | None = None, de
 
 
 def rates(scores: Scores) -> tuple[Floats, Floats]:
-    """Log false positive rate and true positive rate at each observed score as threshold, thinned for drawing."""
+    """Log false positive rate and true positive rate with each observed score as threshold, thinned for a plot."""
     ordered = np.sort(scores.observed)[::-1]
     places = spread(ordered.size)
     log_fpr = _log_fpr(scores, ordered[places])
@@ -253,7 +256,7 @@ def rates(scores: Scores) -> tuple[Floats, Floats]:
 
 
 def true_positive_rate(scores: Scores, false_positive_rate: float) -> float:
-    """The share of observed canaries that a test with this false positive rate recognises."""
+    """The share of observed canaries that a test with this false positive rate detects."""
     return float(np.mean(_log_fpr(scores, scores.observed) <= math.log(false_positive_rate)))
 
 
@@ -268,9 +271,10 @@ def _log_fpr(scores: Scores, thresholds: Floats) -> Floats:
 
 
 def rounds(ax: "Axes", seen: Sequence[View], *, canary: int | None = None) -> "Axes":
-    """Scores round by round: a dot for each canary that took part, over the range of nine in ten unobserved canaries.
+    """Scores by round: a dot for each canary that took part, over the central 90 % of the unobserved canaries.
 
-    `canary` is the index of a canary to follow through all rounds; rings mark the rounds in which it took part.
+    `seen` are the views of the rounds. `canary` is the index of a canary to follow through all rounds; rings mark the
+    rounds in which it took part.
     """
     sampled = [seen[place] for place in spread(len(seen))]
     numbers = [view.number for view in sampled]
@@ -282,19 +286,19 @@ def rounds(ax: "Axes", seen: Sequence[View], *, canary: int | None = None) -> "A
     ax.plot(x[kept], y[kept], ".", ms=3, color=OBSERVED, alpha=0.6, label="a canary's presentation")
     if canary is not None:
         ax.plot(numbers, [view.observed[canary] for view in sampled], color=FITTED, lw=0.8, label=f"canary {canary}")
-        own = [view for view in seen if canary in view.present]
-        ax.plot([view.number for view in own], [view.observed[canary] for view in own], "o", ms=7, mfc="none",
+        rings = [view for view in seen if canary in view.present]
+        ax.plot([view.number for view in rings], [view.observed[canary] for view in rings], "o", ms=7, mfc="none",
                 color=FITTED)  # fmt: skip
-    _whole_rounds(ax)
+    _round_axis(ax)
     ax.set_ylabel("score, in null stds")
     return ax
 
 
 def training(ax: "Axes", found: Mapping[str, Sequence[tuple[int, Any]]], *, analytical: float | None = None) -> "Axes":
-    """Epsilon during training: for each rung, pairs of a round and an EpsilonEstimate (`Run.estimates`)."""
-    drawn = [estimate.epsilon for points in found.values() for _, estimate in points]
-    drawn += [line[-1][1].interval.high for line in found.values() if line[-1][1].interval]  # earlier ones are wider
-    right = epsilon_axis(ax, [*drawn, *([analytical] if analytical is not None else [])], axis="y")
+    """Epsilon during training. `found` has, for each rung, pairs of a round and an EpsilonEstimate (`Run.estimates`)."""
+    values = [estimate.epsilon for points in found.values() for _, estimate in points]
+    values += [line[-1][1].interval.high for line in found.values() if line[-1][1].interval]  # earlier ones are wider
+    right = epsilon_axis(ax, [*values, *([analytical] if analytical is not None else [])], axis="y")
     for rung, points in found.items():
         colour, stroke = series(RUNGS.index(rung) if rung in RUNGS else len(RUNGS))
         numbers = [number for number, _ in points]
@@ -305,13 +309,13 @@ def training(ax: "Axes", found: Mapping[str, Sequence[tuple[int, Any]]], *, anal
             ax.fill_between(numbers, low, high, color=colour, alpha=0.12, lw=0)
     if analytical is not None and math.isfinite(analytical):
         ax.axhline(analytical, color=ANALYTICAL, lw=1.2, ls="--", label="analytical ε")
-    _whole_rounds(ax)
+    _round_axis(ax)
     ax.set_ylabel("ε so far")
     return ax
 
 
 def gauge(ax: "Axes", values: Floats, numbers: Sequence[int], limits: tuple[float, float]) -> "Axes":
-    """One gauge over the rounds, with the limits that an honest run stays within; NaN for a round without a value."""
+    """One gauge over the rounds, with the limits that an honest run stays within. A NaN is a round without a value."""
     known = ~np.isnan(values)
     x, y = np.array(list(numbers)[-len(values) :])[known], values[known]
     low, high = limits
@@ -321,7 +325,7 @@ def gauge(ax: "Axes", values: Floats, numbers: Sequence[int], limits: tuple[floa
     for limit in (low, high):
         if math.isfinite(limit) and limit != 0:
             ax.axhline(limit, color=NULL, lw=1, ls="--")
-    _whole_rounds(ax, most=4)
+    _round_axis(ax, most=4)
     return ax
 
 
@@ -331,13 +335,13 @@ def accuracy(ax: "Axes", points: Sequence[tuple[int, float]]) -> "Axes":
     ax.plot(*zip(*kept, strict=True), color=OBSERVED, lw=1.5, marker="o" if len(kept) < 60 else "", ms=3.5)
     ax.set_ylim(0, 1)
     ax.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
-    _whole_rounds(ax)
+    _round_axis(ax)
     ax.set_ylabel("accuracy")
     return ax
 
 
 def noise(ax: "Axes", runs: Sequence[tuple[float, AuditResult]]) -> "Axes":
-    """Epsilon against the noise multiplier, one line for each rung; `runs` are pairs of a noise multiplier and a result."""
+    """Epsilon against the noise multiplier, one line for each rung. `runs` are pairs of a noise multiplier and a result."""
     ordered = sorted(runs, key=lambda pair: pair[0])
     rows = [(z, row) for z, result in ordered for row in shown_rows(result)]
     lines = [(z, result.analytical_epsilon) for z, result in ordered if result.analytical_epsilon is not None]
@@ -348,7 +352,7 @@ def noise(ax: "Axes", runs: Sequence[tuple[float, AuditResult]]) -> "Axes":
         colour, stroke = series(RUNGS.index(rung) if rung in RUNGS else len(RUNGS))
         x = [z for z, _ in points]
         if len(set(x)) < len(x):
-            stroke = ""  # runs that differ in more than their noise: no line joins them
+            stroke = ""  # the runs differ in more than their noise, so no line joins them
         ax.plot(x, [min(row.epsilon, right) for _, row in points], color=colour, ls=stroke, marker="o", ms=4, lw=1.4,
                 label=rung)  # fmt: skip
         for z, row in points:
@@ -363,18 +367,18 @@ def noise(ax: "Axes", runs: Sequence[tuple[float, AuditResult]]) -> "Axes":
 
 
 def presentations(ax: "Axes", bars: Sequence[Bar]) -> "Axes":
-    """Epsilon against the number of presentations, with the valid bound as a tick: the paper's bar figure."""
+    """Epsilon against the number of presentations, with the valid bound as a tick (the paper's bar figure)."""
     groups = list(dict.fromkeys(bar.group for bar in bars))
-    times = sorted({bar.presentations for bar in bars})
+    counts = sorted({bar.presentations for bar in bars})
     right = epsilon_axis(ax, [bar.epsilon for bar in bars], axis="y")
-    width = 0.8 / len(times)
-    for offset, count in enumerate(times):
+    width = 0.8 / len(counts)
+    for offset, count in enumerate(counts):
         colour, _ = series(offset)
-        own = [bar for bar in bars if bar.presentations == count]
-        x = [groups.index(bar.group) + (offset - (len(times) - 1) / 2) * width for bar in own]
-        heights = [min(bar.epsilon, right) for bar in own]
+        equal = [bar for bar in bars if bar.presentations == count]
+        x = [groups.index(bar.group) + (offset - (len(counts) - 1) / 2) * width for bar in equal]
+        heights = [min(bar.epsilon, right) for bar in equal]
         ax.bar(x, heights, width * 0.9, color=colour, alpha=0.6, label=f"shown {count}×")
-        for centre, bar in zip(x, own, strict=True):
+        for centre, bar in zip(x, equal, strict=True):
             ends = [centre - width * 0.4, centre + width * 0.4]
             ax.plot(ends, [min(bar.lower_bound, right)] * 2, color=ALARM, lw=2, solid_capstyle="butt")
     ax.set_xticks(range(len(groups)), groups)
@@ -383,7 +387,7 @@ def presentations(ax: "Axes", bars: Sequence[Bar]) -> "Axes":
 
 
 def plan(ax: "Axes", plans: "Sequence[Plan]") -> "Axes":
-    """Power against the number of canaries: smallest detectable ε, floor, and the ceiling of the lower bound."""
+    """Power against the number of canaries: the smallest detectable ε, the floor, and the ceiling of the lower bound."""
     ordered = sorted(plans, key=lambda each: each.canaries)
     counts = [each.canaries for each in ordered]
     lines = (
@@ -406,22 +410,22 @@ def plan(ax: "Axes", plans: "Sequence[Plan]") -> "Axes":
 
 
 def series(place: int) -> tuple[str, str]:
-    """Colour and stroke of the line at a place: 24 of them differ."""
+    """Colour and stroke of the line with this index. They repeat after 24 lines."""
     return SERIES[place % len(SERIES)], STROKES[place // len(SERIES) % len(STROKES)]
 
 
 def group_name(scores: Scores) -> str:
-    """A rung's name, with its presentations where they make a difference."""
+    """A rung's name, followed by the number of presentations if the scores are grouped by it."""
     return scores.rung if scores.presentations is None else f"{scores.rung} {scores.presentations}×"
 
 
 def law_density(law: Any, grid: Floats) -> Floats:
-    """The density of a null in closed form."""
+    """The density of a null that is known in closed form."""
     return normal_density(grid, law.mean, law.std) if isinstance(law, Gaussian) else np.asarray(law.pdf(grid))
 
 
 def smooth_density(values: Floats, grid: Floats) -> Floats:
-    """A kernel estimate of a density, from at most 400 of the values, which must not all be equal."""
+    """A kernel density estimate from at most 400 of the values. They must not all be equal."""
     from scipy.stats import gaussian_kde  # imported on use: it takes half a second
 
     kept = np.sort(values)[np.linspace(0, values.size - 1, min(values.size, MOST_POINTS)).round().astype(int)]
@@ -430,17 +434,17 @@ def smooth_density(values: Floats, grid: Floats) -> Floats:
 
 
 def normal_density(grid: Floats, mean: float | Floats, std: float) -> Floats:
-    """The density of a normal law."""
+    """The density of a normal distribution."""
     return np.exp(-0.5 * ((grid - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi))
 
 
 def p_value(value: float) -> str:
-    """A p-value as plots show it, with its sign."""
+    """A p-value for plots, with its relation: "= 0.03" or "< 0.001"."""
     return "< 0.001" if value < 0.001 else f"= {value:.2g}"
 
 
 def spread(count: int, most: int = MOST_POINTS) -> Any:
-    """At most `most` places of a row, first and last among them; both ends of a row of scores stay whole."""
+    """At most `most` indices out of `count`: all near both ends, and evenly spaced ones between them."""
     if count <= most:
         return np.arange(count)
     ends = most // 8
@@ -450,26 +454,26 @@ def spread(count: int, most: int = MOST_POINTS) -> Any:
 
 def _span(arrays: Sequence[Floats]) -> tuple[float, float]:
     low, high = min(float(array.min()) for array in arrays), max(float(array.max()) for array in arrays)
-    room = 0.03 * (high - low)
-    return low - room, high + room
+    margin = 0.03 * (high - low)
+    return low - margin, high + margin
 
 
-def _whole_rounds(ax: "Axes", most: int = 6) -> None:
+def _round_axis(ax: "Axes", most: int = 6) -> None:
     from matplotlib.ticker import MaxNLocator
 
     ax.xaxis.set_major_locator(MaxNLocator(most, integer=True))
     ax.set_xlabel("round")
 
 
-def _once(label: str, first: bool) -> str:
+def _label_once(label: str, first: bool) -> str:
     return label if first else "_nolegend_"
 
 
-def _figure(value: float) -> str:
+def _format_epsilon(value: float) -> str:
     return "∞" if math.isinf(value) else f"{value:.3g}"
 
 
-def _share(value: float) -> str:
+def _format_rate(value: float) -> str:
     return f"{value:.4g}" if value >= 1e-3 else "0.0001"
 
 

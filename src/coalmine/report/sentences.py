@@ -1,4 +1,4 @@
-"""A result in plain words: what epsilon means, what the verdict says and covers, and what each term means."""
+"""A result in plain words: sentences on epsilon and the verdict, a glossary, and the formats of numbers."""
 
 import math
 
@@ -11,92 +11,92 @@ ATTACKERS = {
     "final": "sees the final model",
     "final-update": "sees the final model and knows the initial one",
     "all-iterates": "sees every model delta",
-    "unknown-round": "sees every release and knows everybody else, but not when the target took part: the adversary of the "
-    "ε that accountants print",
+    "unknown-round": "sees every release and knows everybody else's updates, but not in which rounds the target took part: "
+    "the attacker whose ε accountants compute",
     "known-round": "sees every model delta and knows in which rounds the target took part",
-    "known-others": "also knows everybody else's updates: the attacker that differential privacy is about",
+    "known-others": "also knows everybody else's updates: the attacker that differential privacy protects against",
 }
 
 GLOSSARY = {
-    "ε": "Epsilon, the privacy loss: how far one person's data can move what an attacker believes. 0 is nothing; each "
-    "unit multiplies the odds by at most 2.7.",
-    "δ": "Delta, the small chance with which the promise of ε may fail.",
+    "ε": "Epsilon, the privacy loss: how far one person's data can move what an attacker believes. 0 means not at "
+    "all; each unit multiplies the odds by at most 2.7.",
+    "δ": "Delta, the small probability with which the guarantee of ε may fail.",
     "canary": "A random direction that takes part in training as if it were a client. Whether it can be recognised "
-    "afterwards shows what an attacker could learn of a real client.",
+    "afterwards shows what an attacker could learn about a real client.",
     "observed": "Canaries that took part in training.",
-    "unobserved": "Canaries that took no part: they show what an absent one scores.",
-    "presentations": "In how many rounds a canary took part. More rounds give more away.",
+    "unobserved": "Canaries that took no part. They show which scores an absent canary gets.",
+    "presentations": "The number of rounds in which a canary took part. More rounds give more away.",
     "adversary": "An attacker, named for what they get to see. The list goes from weak to strong.",
-    "score": "How strongly a canary is present in what the attacker sees: its cosine with it, in units of the spread that "
-    "an absent canary would have.",
-    "estimate": "The most likely ε, from a normal law fitted to the scores. It may lie above or below the true one: an "
-    "estimate is never a bound. That of unknown-round is the accountant's ε at the measured noise.",
+    "score": "How strongly a canary is present in what the attacker sees: the cosine between the two, in "
+    "standard deviations of an absent canary's cosine.",
+    "estimate": "The most likely ε, from a normal law fitted to the scores. It may lie above or below the true ε: an "
+    "estimate is never a bound. For unknown-round it is the accountant's ε at the measured noise.",
     "heuristic": "A number that does not have its stated coverage. Shown for comparison with the literature.",
     "valid bound": "The true ε of this attack is at least as large, with the stated confidence, under the assumptions "
     "stated beside it.",
-    "interval": "Where the true ε lies with 95 % confidence, if the scores are normal.",
+    "interval": "The range that contains the true ε with 95 % confidence, if the scores are normal.",
     "lower bound": "The true ε of this attack is at least as large, with 95 % confidence, whatever law the scores follow.",
     "floor": "95 % of estimates fall below this when nothing leaks. An estimate below it detects nothing.",
     "ceiling": "The largest lower bound that this audit could have reported.",
     "measured ε": "The estimate of the attacker on whom the verdict rests.",
-    "analytical ε": "What the mathematics of the noise promises: no attack on a correct implementation finds more.",
+    "analytical ε": "The ε that theory guarantees for the stated noise: no attack on a correct implementation finds more.",
     "client's ε": "The analytical ε of a real client. It differs from the canaries' where clients take part more often or "
     "less often than canaries do.",
-    "claimed ε": "The ε that somebody promises, which the audit is to test.",
-    "accountant's ε": "The ε that the trainer's own accountant computed. It counts on sampling to hide who takes part "
-    "when, so it is smaller than the ε of an attacker who knows the rounds.",
+    "claimed ε": "The promised ε, which the audit tests.",
+    "accountant's ε": "The ε that the trainer's own accountant computed. It relies on sampling to hide who takes part in "
+    "which round, so it is smaller than the ε of an attacker who knows the rounds.",
     "amplified": "Made smaller by sampling: nobody outside knows in which rounds a person took part. An amplified ε holds "
-    "for attackers who do not know it either.",
+    "only against attackers who do not know these rounds.",
     "accounting": "One leg of an amplified claim: does the accountant give the claimed ε for the claimed noise and "
     "sampling?",
-    "noise": "One leg of an amplified claim: did the rounds have the noise that the accountant counted on?",
+    "noise": "One leg of an amplified claim: did the rounds have the noise that the accountant assumed?",
     "sampling": "One leg of an amplified claim: did the pipeline pick people as the accountant assumed?",
     "adjacency": "Which two data sets the promise compares: with and without one person, with one person replaced by "
     "another, or with one person's update set to zero.",
-    "upper bound": "The accountant's ε is at least the true one. Here the accountant is tight.",
+    "upper bound": "The accountant's ε is at least the true ε. Here the accountant is tight.",
     "range": "No tight accountant is known: the true ε lies between two numbers, and nobody knows where.",
-    "privacy loss": "How much more likely the releases are if the person took part than if not, as a logarithm. An "
-    "accountant computes ε from its two laws, for somebody who takes part and for somebody absent.",
+    "privacy loss": "How much more likely the releases are if a person took part than if they did not, as a logarithm. An "
+    "accountant computes ε from its two laws: for a person who takes part and for an absent one.",
     "paper's ε": "The estimate as One-shot Empirical Privacy Estimation for Federated Learning defines it.",
     "paper's ε_lo": "The lower end as the paper defines it. The best threshold is chosen after the fact, so it exceeds "
     "the true ε more often than the stated 5 %.",
     "Anderson–Darling": "A test of whether scores are normal. A p-value below 1 % says they are not: then trust the "
     "bound, not the interval.",
-    "true positive rate": "Of the canaries that took part, how many the attacker recognises.",
-    "false positive rate": "Of the canaries that took no part, how many the attacker accuses.",
+    "true positive rate": "The share of the canaries that took part which the attacker recognises.",
+    "false positive rate": "The share of the canaries that took no part which the attacker mistakes for participants.",
     "gauge": "A direct measurement of the noise or of sampling, beside the canaries.",
-    "limits": "An honest run stays within them, except for one in 10,000.",
+    "limits": "The range in which a gauge stays in an honest run. At most one honest run in 10,000 leaves it.",
     "noise left": "At most this share of the stated noise protects a client; computed where a gauge shows that noise is "
     "missing.",
     "checked": "The audit looked at this, and the verdict rests on it. Not checked: it could have been, and the last column "
     "says how. Cannot be checked: this audit has no way to see it.",
     "commitment": "A fingerprint of the secret seed, published before round 1. It lets others check afterwards that the "
-    "canaries were not chosen to please.",
+    "canaries were not chosen to get a good result.",
     "PASS": "Nothing contradicts the claim, no gauge is outside its limits, and this audit would have caught twice the "
     "claimed ε. It covers only what was checked.",
     "VIOLATION": "The claim is refuted: the training gives away more than was promised.",
     "UNDERPOWERED": "Nothing refutes the claim, but nothing confirms it either: the audit is too weak, a gauge is outside "
     "its limits, or something that the audit needs was not given.",
-    "noise multiplier": "How much noise is added: its standard deviation over the largest size that one client's update "
-    "may have.",
+    "noise multiplier": "The amount of noise: its standard deviation divided by the largest norm that one client's "
+    "update may have.",
     "accuracy": "How often the trained model is right on examples that it has not seen.",
-    "residual": "What is left of a round's release without the real clients and the canaries: the noise.",
+    "residual": "A round's release minus the real clients and the canaries: the noise.",
 }
 
-RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
-QUESTIONS = {  # what each audited item asks
+QUESTIONS = {  # by audited item
     "noise level": "Is there as much noise as stated?",
     "noise law": "Is it fresh Gaussian noise, in every coordinate and every round?",
-    "clipping": "Is every update cut to the clip norm?",
+    "clipping": "Is every update clipped to the clip norm?",
     "weights": "Does any client count for more than a canary?",
     "tensors": "Does every tensor get its noise?",
     "sampler": "Are clients sampled as the accountant assumes?",
     "participations": "Did the canaries take part as often as the claim says a client does?",
-    "others": "Is the given sum of the real clients what the rounds summed?",
+    "others": "Does others match the sum of the real clients in each round?",
 }
 
-UNDECIDED = {  # by the code of an UNDERPOWERED verdict
+UNDECIDED = {  # by code of an UNDERPOWERED verdict
     "power": "this audit is too weak to confirm it",
     "weak": "this audit is too weak to confirm it",
     "gauge": "the noise does not look as stated, so the claim is not confirmed",
@@ -105,24 +105,23 @@ UNDECIDED = {  # by the code of an UNDERPOWERED verdict
     "noise_std": "without the stated noise of every round the claim cannot be confirmed",
     "participations": "the claim does not say how often a client takes part",
     "stated": "the stated noise varies, and some rounds may have too little",
-    "uneven": "the canaries did not all arrive alike, so the claim is not confirmed",
+    "uneven": "the canaries did not all count equally, so the claim is not confirmed",
     "short": "the canaries arrived shorter than declared, so the claim is not confirmed",
     "undetected": "the canaries were not detected, so the claim is not confirmed",
-    "constant": "there are too few canaries to judge it by",
+    "constant": "there are too few canaries to judge it",
     "no canaries": "no round with a canary was observed",
-    "range": "nobody knows its exact ε under this sampling scheme",
-    "sampler": "the sampler does not do what was claimed, and the ε of what it does is not known well enough",
+    "range": "the exact ε of this sampling scheme is not known",
+    "sampler": "the sampler does not follow the claimed scheme, and the ε of its own scheme is not known accurately",
     "sampler not observed": "nobody observed how the pipeline picks people",
-    "unobserved": "some of the rounds that it speaks of were not observed",
+    "unobserved": "some of the rounds that it covers were not observed",
     "divisor": "the sum is divided by the number of people who took part, which its accounting does not cover",
-    "picks": "the sampler picked too few canaries to judge it by",
+    "picks": "the sampler picked too few canaries to judge it",
     "sampled power": "there are too few canaries to confirm the noise",
 }
 
-
-LEGS = {  # what each leg of an amplified claim asks
+LEGS = {  # the question of each leg of an amplified claim
     "accounting": "Does the accountant give the claimed ε for the claimed noise and sampling?",
-    "noise": "Did the rounds have the noise that the accountant counted on?",
+    "noise": "Did the rounds have the noise that the accountant assumed?",
     "sampling": "Did the pipeline pick people as the accountant assumed?",
 }
 REFUTED = {  # by the leg that refutes an amplified claim
@@ -132,10 +131,10 @@ REFUTED = {  # by the leg that refutes an amplified claim
 }
 
 
-def shown(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """A number as the report shows it.
 
-    >>> shown(4.8926), shown(1e-6), shown(8.2e-7), shown(12345.6), shown(math.inf)
+    >>> format_number(4.8926), format_number(1e-6), format_number(8.2e-7), format_number(12345.6), format_number(math.inf)
     ('4.89', '10⁻⁶', '8.2 · 10⁻⁷', '12,346', '∞')
     """
     if value is None or math.isnan(value):
@@ -147,12 +146,12 @@ def shown(value: float | None) -> str:
     if 0 < abs(value) < 1e-3:
         digits, exponent = f"{value:.2e}".split("e")
         factor = f"{float(digits):g}"
-        return ("" if factor == "1" else f"{factor} · ") + "10" + str(int(exponent)).translate(RAISED)
+        return ("" if factor == "1" else f"{factor} · ") + "10" + str(int(exponent)).translate(SUPERSCRIPTS)
     return "0" if value == 0 else f"{value:.3g}"
 
 
 def percent(share: float) -> str:
-    """A probability in words that never says 0 % or 100 % of what is neither.
+    """A probability in per cent. It says 0 % and 100 % only if they are exact.
 
     >>> percent(0.943), percent(0.99996), percent(0.00001)
     ('94 %', 'more than 99.9 %', 'less than 0.1 %')
@@ -165,34 +164,34 @@ def percent(share: float) -> str:
     return f"{share * 100:.{digits}f} %"
 
 
-def suspicion(prior: float, epsilon: float) -> float:
-    """What a suspicion `prior` can grow to under epsilon: the odds times e^ε.
+def posterior(prior: float, epsilon: float) -> float:
+    """The largest posterior probability that an attacker with this prior can reach: epsilon multiplies the odds by e^ε.
 
-    >>> percent(suspicion(0.1, 5.0))
+    >>> percent(posterior(0.1, 5.0))
     '94 %'
     """
-    grown = prior / (prior + (1 - prior) * math.exp(-epsilon))
-    return grown if math.isinf(epsilon) else min(grown, math.nextafter(1, 0))  # only an infinite ε makes it certain
+    belief = prior / (prior + (1 - prior) * math.exp(-epsilon))
+    return belief if math.isinf(epsilon) else min(belief, math.nextafter(1, 0))  # only an infinite ε gives certainty
 
 
 def meaning(epsilon: float, delta: float) -> str:
-    """Epsilon in one plain sentence."""
+    """The meaning of epsilon in plain words."""
     if math.isnan(epsilon):
-        return "No ε could be read."
+        return "No ε could be measured."
     if math.isinf(epsilon):
         return "ε is infinite: an attacker can be certain who took part."
     return (
-        f"ε = {shown(epsilon)} means: an attacker who suspected with 10 % that somebody took part can end up with "
-        f"{percent(suspicion(0.1, epsilon))}, and one who thought it even odds with {percent(suspicion(0.5, epsilon))} "
-        f"(but for a chance of δ = {shown(delta)})."
+        f"ε = {format_number(epsilon)} means: an attacker who suspects with 10 % probability that somebody took part can "
+        f"end up with {percent(posterior(0.1, epsilon))}. One who starts at 50 % can end up with "
+        f"{percent(posterior(0.5, epsilon))}. This may fail with probability δ = {format_number(delta)}."
     )
 
 
 def verdict_sentence(run: Run) -> str:
-    """What the audit came to, in one sentence."""
+    """The outcome of the audit in one sentence."""
     result, top = run.result, top_row(run.result)
     if result.claim is not None and result.verdict is not None:
-        claim, outcome = shown(result.claim.epsilon), result.verdict.outcome
+        claim, outcome = format_number(result.claim.epsilon), result.verdict.outcome
         if outcome == "PASS" and result.legs:
             return (
                 f"PASS: accounting, noise and sampling all support the claimed ε = {claim}, and this audit would have "
@@ -206,39 +205,40 @@ def verdict_sentence(run: Run) -> str:
         why = UNDECIDED.get(result.verdict.code, "this audit cannot confirm it")
         return f"UNDERPOWERED: nothing refutes the claimed ε = {claim}, but {why}."
     if top is None:
-        return "Nothing was claimed, and no attacker could be tried: there is no result."
+        return "Nothing was claimed, and no attack could be evaluated: there is no result."
     start = "Nothing was claimed, so there is no verdict" if run.finished else _why_unfinished(run)
     if not top.detected:
-        return f"{start}: nothing was detected, and {top.canaries:,} canaries cannot see below ε = {shown(top.floor)}."
-    return f"{start}: {top.rung} measures ε = {shown(top.epsilon)}{whose(top)}."
+        floor = format_number(top.floor)
+        return f"{start}: nothing was detected, and {top.canaries:,} canaries cannot see below ε = {floor}."
+    return f"{start}: {top.rung} measures ε = {format_number(top.epsilon)}{participation_words(top)}."
 
 
-def whose(row: TableRow) -> str:
-    """Whose ε a row is, to be put after the number."""
+def participation_words(row: TableRow) -> str:
+    """For how many rounds the ε of a row holds, as words that follow the number; empty if it is not known."""
     if row.presentations is None:
         return ""
-    return f" for somebody who takes part in {rounds_of(row.presentations)}"
+    return f" for somebody who takes part in {format_rounds(row.presentations)}"
 
 
-def rounds_of(count: int) -> str:
-    """A number of rounds in words.
+def format_rounds(count: int) -> str:
+    """A number of rounds with its noun.
 
-    >>> rounds_of(1), rounds_of(1500)
+    >>> format_rounds(1), format_rounds(1500)
     ('1 round', '1,500 rounds')
     """
     return "1 round" if count == 1 else f"{count:,} rounds"
 
 
 def scope_sentence(result: AuditResult) -> str:
-    """What a PASS covers and what it does not; empty without a PASS, or a list of what was audited."""
+    """The items that a PASS covers, and those that it does not; empty without a PASS or without audited items."""
     passed = result.verdict is not None and result.verdict.outcome == "PASS"
     return result.scope if passed and result.audited else ""
 
 
-def shortened(text: str, most: int = 300) -> str:
-    """A text that fits a few lines: cut between two of its words, with dots for the rest.
+def shorten(text: str, most: int = 300) -> str:
+    """The text, cut between two words if it is longer than `most` characters; an ellipsis marks the cut.
 
-    >>> shortened("so do the gauges noise, residual and repeat", 30)
+    >>> shorten("so do the gauges noise, residual and repeat", 30)
     'so do the gauges noise, …'
     """
     if len(text) <= most:
@@ -247,18 +247,18 @@ def shortened(text: str, most: int = 300) -> str:
 
 
 def assumptions(row: LiteratureRow) -> str:
-    """What a published estimator assumes, or why it does not apply."""
+    """The assumptions of a published estimator, or why it does not apply."""
     return row.assumptions if row.needs is None else f"not applicable: {row.needs}"
 
 
 def interval_words(row: TableRow) -> str:
-    """The interval in brackets, or nothing."""
+    """The interval in brackets; empty without one."""
     return "" if row.interval is None else f" (95 % interval {interval_text(row.interval)})"
 
 
 def interval_text(interval: tuple[float, float] | None) -> str:
     """An interval as tables show it."""
-    return "none" if interval is None else f"{shown(interval[0])} … {shown(interval[1])}"
+    return "none" if interval is None else f"{format_number(interval[0])} … {format_number(interval[1])}"
 
 
 def _why_unfinished(run: Run) -> str:

@@ -1,9 +1,9 @@
-"""A privacy statement: the guarantee, its accounting, the mechanism, the evidence, and what is not stated.
+"""A privacy statement: the guarantee, its accounting, the mechanism, the evidence, and the items that are not stated.
 
     statement = read_statement(directory, read_facts("facts.toml"))
     print(statement_text(statement, "md"))
 
-Every item is filled in from the run, or from the operator's facts, or says "not stated".
+Every item comes from the run or from the operator's facts, or says "not stated".
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from typing import Any
 
 from coalmine.argument_checks import one_line
 from coalmine.audit.result import AuditResult
-from coalmine.report.sentences import meaning, percent, rounds_of, shown, suspicion
+from coalmine.report.sentences import format_number, format_rounds, meaning, percent, posterior
 from coalmine.report.statement_facts import NO_FACTS, Facts
 from coalmine.report.statement_items import (
     UNITS,
@@ -47,30 +47,30 @@ MISSING_PART = "What is not stated"
 
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
-    """An ε in words: what a suspicion of each of `PRIORS` can become."""
+    """An ε and the posteriors that an attacker with each of `PRIORS` can reach."""
 
     name: str
     epsilon: float
 
     @property
     def posteriors(self) -> tuple[float, ...]:
-        return tuple(suspicion(prior, self.epsilon) for prior in PRIORS)
+        return tuple(posterior(prior, self.epsilon) for prior in PRIORS)
 
     def to_dict(self) -> dict[str, Any]:
-        grown = {f"{prior:g}": value for prior, value in zip(PRIORS, self.posteriors, strict=True)}
-        return {"name": self.name, "epsilon": self.epsilon, "suspicion_becomes": grown}
+        by_prior = {f"{prior:g}": value for prior, value in zip(PRIORS, self.posteriors, strict=True)}
+        return {"name": self.name, "epsilon": self.epsilon, "suspicion_becomes": by_prior}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyStatement:
-    """A statement; `parts` has the items of each of `PARTS`."""
+    """A privacy statement. `parts` has the items of each of `PARTS`."""
 
     title: str
     parts: dict[str, tuple[Item, ...]]
     facts: Facts
     delta: float
     passed_scope: str
-    more_exposed: str  # what holds for a client who takes part more often than the claim says
+    more_exposed: str  # a sentence on clients who take part more often than the claim says, or empty
 
     @cached_property
     def items(self) -> dict[str, Item]:
@@ -84,29 +84,29 @@ class PrivacyStatement:
 
     @property
     def meanings(self) -> list[Meaning]:
-        """The ε of the guarantee and of the measurement, as far as there are any."""
-        named = {"guaranteed": "guarantee.epsilon", "measured (an estimate)": "evidence.measured_epsilon"}
-        values = {name: self.items[key].value for name, key in named.items()}
+        """The guaranteed and the measured ε, if there are any."""
+        keys = {"guaranteed": "guarantee.epsilon", "measured (an estimate)": "evidence.measured_epsilon"}
+        values = {name: self.items[key].value for name, key in keys.items()}
         return [Meaning(name=name, epsilon=value) for name, value in values.items() if isinstance(value, int | float)]
 
     @property
     def meaning(self) -> str:
-        """The first ε in plain words."""
+        """The meaning of the first ε in plain words."""
         return (
             meaning(self.meanings[0].epsilon, self.delta) if self.meanings else "No ε is stated, and none was measured."
         )
 
     @property
-    def guessed_right(self) -> str:
-        """What an attacker's guesses become: the sentence under the picture."""
+    def guess_sentence(self) -> str:
+        """The sentence under the picture: how often an attacker can guess right."""
         first, guaranteed = self.meanings[0], self.items["guarantee.epsilon"].stated
-        right = first.posteriors[-1]
-        share = "nearly all" if right > NEARLY_ALL else ("at most " if guaranteed else "") + percent(right)
+        accuracy = first.posteriors[-1]
+        share = "nearly all" if accuracy > NEARLY_ALL else ("at most " if guaranteed else "") + percent(accuracy)
         start = "An" if guaranteed else "Going by the measured ε, which is an estimate, an"
         return (
             "Toss a coin for each of 100 people to decide who takes part. Somebody who only guesses is right about 50 of "
-            f"them. {start} attacker who sees everything that is released can be right about {share} of them, at ε = "
-            f"{shown(first.epsilon)}."
+            f"them. {start} attacker who sees every release can be right about {share} of them, at ε = "
+            f"{format_number(first.epsilon)}."
         )
 
     @property
@@ -115,13 +115,15 @@ class PrivacyStatement:
         epsilon, delta, unit = (self.items[f"guarantee.{name}"] for name in ("epsilon", "delta", "unit"))
         protected = f" for {UNITS[unit.value].partition(',')[0].partition(';')[0]}" if unit.stated else ""
         times = self.items["accounting.participations"].value
-        often = f" who takes part in at most {rounds_of(times)}" if protected and times else ""
+        often = f" who takes part in at most {format_rounds(times)}" if protected and times else ""
         lines = ["No ε is guaranteed."]
         if epsilon.stated:
-            chance = f" and δ = {delta.text}" if delta.stated else ""
-            lines = [f"The training promises differential privacy with ε = {epsilon.text}{chance}{protected}{often}."]
+            with_delta = f" and δ = {delta.text}" if delta.stated else ""
+            lines = [
+                f"The training promises differential privacy with ε = {epsilon.text}{with_delta}{protected}{often}."
+            ]
             if not protected:
-                lines.append("Whose contribution is protected, the unit of privacy, is not stated.")
+                lines.append("The unit of privacy, the contribution that is protected as a whole, is not stated.")
             if self.more_exposed:
                 lines.append(self.more_exposed)
         verdict = self.items["evidence.verdict"]
@@ -130,10 +132,10 @@ class PrivacyStatement:
 
     @property
     def facts_digest(self) -> str:
-        """A fingerprint of the facts; empty without any."""
-        told = self.facts.to_dict()
-        text = json.dumps(told, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest() if told else ""
+        """The SHA-256 of the facts; empty without facts."""
+        facts = self.facts.to_dict()
+        text = json.dumps(facts, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest() if facts else ""
 
     @property
     def made_by(self) -> str:
@@ -141,7 +143,7 @@ class PrivacyStatement:
         return f"Made by coalmine {__version__} from the run's result.json{facts}."
 
     def to_dict(self) -> dict[str, Any]:
-        """As docs/reference/statement.schema.json has it."""
+        """The statement for JSON, as docs/reference/statement.schema.json describes it."""
         return {
             "schema_version": SCHEMA_VERSION,
             "coalmine_version": __version__,
@@ -164,7 +166,7 @@ def privacy_statement(
     commitment: Commitment | None = None,
     demonstration: bool = False,
 ) -> PrivacyStatement:
-    """The statement of a result. ValueError in one line where the facts contradict it."""
+    """The statement of a result. Raises ValueError with a one-line message if the facts contradict it."""
     sources = Sources(result=result, facts=facts, commitment=commitment, demonstration=demonstration)
     parts = {
         "guarantee": tuple(guarantee_items(sources)),
@@ -174,7 +176,7 @@ def privacy_statement(
     }
     passed = result.verdict is not None and result.verdict.outcome == "PASS" and bool(result.audited)
     return PrivacyStatement(
-        title=next(_names(result, facts)),
+        title=next(_titles(result, facts)),
         parts=parts,
         facts=facts,
         delta=result.settings.delta,
@@ -184,10 +186,10 @@ def privacy_statement(
 
 
 def read_statement(directory: Path | str, facts: Facts = NO_FACTS) -> PrivacyStatement:
-    """The statement of a finished run. ValueError where the run is not finished, or the facts contradict it."""
+    """The statement of a finished run. Raises ValueError if the run is not finished or the facts contradict it."""
     path = Path(directory)
     if not path.is_dir():
-        raise ValueError(f"{path} is not a directory of a run")
+        raise ValueError(f"{path} is not a run directory")
     home = RunDirectory(path)
     try:
         result = AuditResult.from_dict(home.read_result())
@@ -202,8 +204,8 @@ def read_statement(directory: Path | str, facts: Facts = NO_FACTS) -> PrivacySta
     return privacy_statement(result, facts=facts, commitment=commitment, demonstration=demonstration)
 
 
-def _names(result: AuditResult, facts: Facts) -> Iterator[str]:
-    """What the model may be called, the best name first."""
+def _titles(result: AuditResult, facts: Facts) -> Iterator[str]:
+    """Possible names of the model, the best one first."""
     for name in (facts.deployment.name, result.extra.get("title"), result.extra.get("task")):
         if isinstance(name, str) and name.strip():
             yield one_line(name)
@@ -211,5 +213,5 @@ def _names(result: AuditResult, facts: Facts) -> Iterator[str]:
 
 
 def finite(value: Any) -> bool:
-    """Whether a value is a number that YAML and JSON have words for."""
+    """Whether a value is a finite number, which YAML and JSON can represent."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

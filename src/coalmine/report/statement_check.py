@@ -1,4 +1,4 @@
-"""Check a privacy statement against the run that it speaks of: make it again, and compare."""
+"""Check a privacy statement against its run: generate it again and compare."""
 
 import json
 import math
@@ -15,16 +15,19 @@ from coalmine.report.statement_formats import Format, statement_text
 from coalmine.storage.files import json_ready, read_regular
 
 LARGEST_FILE = 1 << 24  # bytes
-NAMED = 5  # differences that a detail lists
+MOST_NAMED = 5  # differences in one message
 FINGERPRINT = re.compile(r"a facts file with the fingerprint ([0-9a-f]{64})")
 VERSION = re.compile(r"Made by coalmine ([0-9A-Za-z.+!-]+) ")
+SAME_FACTS = "the facts are those of the facts file"
+OTHER_FACTS = "the facts are not those of the facts file"
+NO_FACTS_USED = "the statement uses no facts file"
 
 
 def check_statement(directory: Path, file: Path, facts: Facts | None = None) -> list[Check]:
-    """Whether a statement is what the run and the facts give, and whether its facts are those of the facts file.
+    """Check that a statement follows from the run and the facts, and that its facts are those of the facts file.
 
-    `file` may hold any format. A statement in JSON holds its facts; of the other formats, only those of a statement made
-    without facts can be checked without the facts file.
+    `file` may have any format. A JSON statement contains its facts. A statement in another format needs the facts file,
+    unless it was made without facts.
     """
     try:
         text = read_regular(file, most=LARGEST_FILE).decode()
@@ -34,104 +37,106 @@ def check_statement(directory: Path, file: Path, facts: Facts | None = None) -> 
     if kind is None:
         raise ValueError(f"{file} must be a privacy statement as `coalmine statement` writes it")
     if kind == "json":
-        return _check_json(directory, file, _parsed(file, text), facts)
+        return _check_json(directory, _parse_json(file, text), facts)
     return _check_text(directory, text, kind, facts)
 
 
 def _format(text: str) -> Format | None:
-    """The format of a statement by how it begins."""
-    start = text.lstrip("\ufeff \r\n")
-    signs: dict[Format, str] = {
+    """The format of a statement, recognised by its first characters; None if there is none."""
+    stripped = text.lstrip("\ufeff \r\n")
+    starts: dict[Format, str] = {
         "json": "{", "html": "<!DOCTYPE html>", "card": "---", "md": "# Privacy statement", "yaml": "url_slug:",
     }  # fmt: skip
-    return next((kind for kind, sign in signs.items() if start.startswith(sign)), None)
+    return next((kind for kind, start in starts.items() if stripped.startswith(start)), None)
 
 
-def _parsed(file: Path, text: str) -> dict[str, Any]:
+def _parse_json(file: Path, text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text, parse_constant=_refused, object_pairs_hook=_once)
+        values = json.loads(text, parse_constant=_reject_constant, object_pairs_hook=_unique_names)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON ({error})") from None
-    if not isinstance(found, dict) or not {"guarantee", "evidence"} & found.keys():
+    if not isinstance(values, dict) or not {"guarantee", "evidence"} & values.keys():
         raise ValueError(f"{file} must be a privacy statement as `coalmine statement --format json` writes it")
-    return found
+    return values
 
 
-def _refused(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number of JSON")
+def _reject_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a JSON number")
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object, whose names must differ: readers do not agree on which of two to believe."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name stands twice in one object")
-    return found
+def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Its names must differ, because parsers disagree on which duplicate counts."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("an object has the same name twice")
+    return values
 
 
-def _check_json(directory: Path, file: Path, found: dict[str, Any], facts: Facts | None) -> list[Check]:
+def _check_json(directory: Path, values: dict[str, Any], facts: Facts | None) -> list[Check]:
     try:
-        own = facts_from_dict(found.get("facts", {}))
+        embedded = facts_from_dict(values.get("facts", {}))
     except ValueError as error:
-        return [Check("statement", False, f"its facts are not facts: {error}")]
-    checks = [_facts_check(own, facts)]
-    again = _made_again(directory, own if facts is None else facts)
-    if isinstance(again, Check):
-        return [again, *checks]
-    expected = json.loads(json.dumps(json_ready(again.to_dict())))
-    different = list(_differences(found, expected))
-    same_run = _log_digest(again) in json.dumps(found.get("evidence"))
-    return [_outcome(different, "json", str(found.get("coalmine_version")), again, same_run=same_run), *checks]
+        return [Check("statement", False, f"its facts are not valid: {error}")]
+    checks = [_check_facts(embedded, facts)]
+    rebuilt = _rebuild(directory, embedded if facts is None else facts)
+    if isinstance(rebuilt, Check):
+        return [rebuilt, *checks]
+    expected = json.loads(json.dumps(json_ready(rebuilt.to_dict())))
+    differences = list(_differences(values, expected))
+    same_run = _log_digest(rebuilt) in json.dumps(values.get("evidence"))
+    version = str(values.get("coalmine_version"))
+    return [_statement_check(differences, "json", version, rebuilt, same_run=same_run), *checks]
 
 
 def _check_text(directory: Path, text: str, kind: Format, facts: Facts | None) -> list[Check]:
     fingerprint = FINGERPRINT.search(text)
     if fingerprint is not None and facts is None:
-        missing = "it was made with a facts file: give it (--facts) to have the statement checked"
+        missing = "it was made with a facts file: pass that file (--facts) to check the statement"
         return [Check("statement", None, missing), Check("facts", None, missing)]
-    again = _made_again(directory, facts or NO_FACTS)
-    if isinstance(again, Check):
-        return [again]
-    stated = fingerprint.group(1) if fingerprint else ""
-    same = stated == again.facts_digest
-    told = "the facts are those of the facts file" if same else "the facts are not those of the facts file"
-    checks = [Check("facts", same, "the statement rests on no facts file" if same and not stated else told)]
+    rebuilt = _rebuild(directory, facts or NO_FACTS)
+    if isinstance(rebuilt, Check):
+        return [rebuilt]
+    digest = fingerprint.group(1) if fingerprint else ""
+    same = digest == rebuilt.facts_digest
+    detail = SAME_FACTS if same else OTHER_FACTS
+    checks = [Check("facts", same, NO_FACTS_USED if same and not digest else detail)]
     try:
-        expected = statement_text(again, kind)
+        expected = _lines(statement_text(rebuilt, kind))
     except ValueError as error:
         return [Check("statement", False, f"no such statement follows from the run and the facts: {error}"), *checks]
-    ours, theirs = _lines(expected), _lines(text)
-    different = [
+    actual = _lines(text)
+    differences = [
         f"line {number}: {shown(line)}"
-        for number, line in enumerate(theirs, 1)
-        if number > len(ours) or ours[number - 1] != line
+        for number, line in enumerate(actual, 1)
+        if number > len(expected) or expected[number - 1] != line
     ]
-    if len(theirs) < len(ours):
-        different.append(f"{len(ours) - len(theirs)} lines are missing")
-    version = VERSION.search(text)
-    same_run = kind == "yaml" or _log_digest(again) in text  # the registry's record has no place for it
-    return [_outcome(different, kind, version.group(1) if version else "", again, same_run=same_run), *checks]
+    if len(actual) < len(expected):
+        differences.append(f"{len(expected) - len(actual)} lines are missing")
+    match = VERSION.search(text)
+    version = match.group(1) if match else ""
+    same_run = kind == "yaml" or _log_digest(rebuilt) in text  # the registry's record has no field for the digest
+    return [_statement_check(differences, kind, version, rebuilt, same_run=same_run), *checks]
 
 
 def _lines(text: str) -> list[str]:
-    """The lines of a text without a mark at its start and spaces at the ends of lines, which tools add and remove."""
+    """The lines of a text without a byte order mark and trailing spaces, which tools add and remove."""
     return [line.rstrip() for line in text.removeprefix("\ufeff").rstrip().splitlines()]
 
 
-def _facts_check(own: Facts, given: Facts | None) -> Check:
-    if given is None:
-        if own == NO_FACTS:
-            return Check("facts", True, "the statement rests on no facts file")
-        return Check(
-            "facts", None, "what the operator states was read from the statement itself; give the file (--facts)"
-        )
-    if own == given:
-        return Check("facts", True, "the facts are those of the facts file")
-    different = ", ".join(_first(_differences(own.to_dict(), given.to_dict())))
-    return Check("facts", False, f"the facts are not those of the facts file: {different}")
+def _check_facts(embedded: Facts, facts: Facts | None) -> Check:
+    """Compare the facts in a statement with those of the facts file."""
+    if facts is None:
+        if embedded == NO_FACTS:
+            return Check("facts", True, NO_FACTS_USED)
+        return Check("facts", None, "the facts were read from the statement itself; pass the facts file (--facts)")
+    if embedded == facts:
+        return Check("facts", True, SAME_FACTS)
+    differences = ", ".join(_summarise(list(_differences(embedded.to_dict(), facts.to_dict()))))
+    return Check("facts", False, f"{OTHER_FACTS}: {differences}")
 
 
-def _made_again(directory: Path, facts: Facts) -> PrivacyStatement | Check:
+def _rebuild(directory: Path, facts: Facts) -> PrivacyStatement | Check:
+    """The statement of the run and the facts, or a failed check if there is none."""
     try:
         return read_statement(directory, facts)
     except ValueError as error:
@@ -139,51 +144,52 @@ def _made_again(directory: Path, facts: Facts) -> PrivacyStatement | Check:
 
 
 def _log_digest(statement: PrivacyStatement) -> str:
-    """The digest of the run's log, which no other run has; empty where there is none."""
+    """The digest of the run's log, which no other run has; empty if there is none."""
     return statement.items["evidence.log_digest"].value or ""
 
 
-def _outcome(different: list[str], kind: str, version: str, again: PrivacyStatement, *, same_run: bool) -> Check:
-    if not different:
+def _statement_check(
+    differences: list[str], kind: str, version: str, rebuilt: PrivacyStatement, *, same_run: bool
+) -> Check:
+    if not differences:
         return Check("statement", True, f"every item follows from the run and the facts ({kind})")
-    another = "" if same_run else "it does not name this run's log, so it speaks of another run, or was changed. "
-    detail = f"{another}It is not what the run and the facts give: {'; '.join(_first(iter(different)))}"
+    other_run = "" if same_run else "it does not name this run's log, so it is about another run, or was changed. "
+    detail = f"{other_run}It does not follow from the run and the facts: {'; '.join(_summarise(differences))}"
     detail = detail[:1].lower() + detail[1:]
-    ours = again.to_dict()["coalmine_version"]
-    if version != ours:
-        detail += f". It names coalmine {shown(version)}, and this is {ours}, which may word it otherwise"
+    installed = rebuilt.to_dict()["coalmine_version"]
+    if version != installed:
+        detail += f". It names coalmine {shown(version)}; this is {installed}, which may phrase it differently"
     return Check("statement", False, detail)
 
 
-def _first(different: Iterator[str]) -> list[str]:
-    """The first differences, and how many more there are."""
-    every = list(different)
-    more = [f"{len(every) - NAMED} more"] if len(every) > NAMED else []
-    return every[:NAMED] + more
+def _summarise(differences: list[str]) -> list[str]:
+    """The first differences, and the number of the others."""
+    more = [f"{len(differences) - MOST_NAMED} more"] if len(differences) > MOST_NAMED else []
+    return differences[:MOST_NAMED] + more
 
 
-def _same(one: Any, two: Any) -> bool:
-    """Whether two values are the same, numbers but for the last digits, in which processors differ."""
-    if isinstance(one, bool) or isinstance(two, bool):
-        return one is two
-    if isinstance(one, int | float) and isinstance(two, int | float):
-        return one == two or math.isclose(one, two, rel_tol=TOLERANCE)
-    return type(one) is type(two) and bool(one == two)
+def _is_equal(actual: Any, expected: Any) -> bool:
+    """Whether two values are equal. Numbers may differ in their last digits, which depend on the processor."""
+    if isinstance(actual, bool) or isinstance(expected, bool):
+        return actual is expected
+    if isinstance(actual, int | float) and isinstance(expected, int | float):
+        return actual == expected or math.isclose(actual, expected, rel_tol=TOLERANCE)
+    return type(actual) is type(expected) and bool(actual == expected)
 
 
-def _differences(one: Any, two: Any, place: str = "") -> Iterator[str]:
-    """Where two values of JSON differ."""
-    if isinstance(one, dict) and isinstance(two, dict):
-        for name in [*two, *(name for name in one if name not in two)]:
-            where = f"{place}.{name}" if place else str(name)
-            if name not in two:
-                yield f"{shown(where)} does not belong there"
-            elif name not in one:
-                yield f"{where} is missing"
+def _differences(actual: Any, expected: Any, path: str = "") -> Iterator[str]:
+    """A sentence for each place in which two JSON values differ."""
+    if isinstance(actual, dict) and isinstance(expected, dict):
+        for name in [*expected, *(name for name in actual if name not in expected)]:
+            inner = f"{path}.{name}" if path else str(name)
+            if name not in expected:
+                yield f"{shown(inner)} does not belong there"
+            elif name not in actual:
+                yield f"{inner} is missing"
             else:
-                yield from _differences(one[name], two[name], where)
-    elif isinstance(one, list) and isinstance(two, list) and len(one) == len(two):
-        for number, (ours, theirs) in enumerate(zip(one, two, strict=True)):
-            yield from _differences(ours, theirs, f"{place}[{number}]")
-    elif not _same(one, two):
-        yield f"{place} is {shown(one)} and must be {shown(two)}"
+                yield from _differences(actual[name], expected[name], inner)
+    elif isinstance(actual, list) and isinstance(expected, list) and len(actual) == len(expected):
+        for number, pair in enumerate(zip(actual, expected, strict=True)):
+            yield from _differences(*pair, f"{path}[{number}]")
+    elif not _is_equal(actual, expected):
+        yield f"{path} is {shown(actual)} and must be {shown(expected)}"

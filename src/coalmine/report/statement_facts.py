@@ -1,4 +1,4 @@
-"""What an operator states of a deployment: a TOML file, read into structs, refused where it makes no sense."""
+"""Facts that an operator states about a deployment: a TOML file, validated and read into structs."""
 
 import datetime
 import math
@@ -35,7 +35,7 @@ Sector = Literal["Technology", "Healthcare", "Education", "Government", "Energy"
 
 
 class Part(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One table of the file. Everything may be left out."""
+    """One table of the file. All entries are optional."""
 
 
 class GuaranteeFacts(Part, frozen=True):
@@ -55,7 +55,7 @@ class GuaranteeFacts(Part, frozen=True):
 
 
 class AccountingFacts(Part, frozen=True):
-    """The table [accounting]: the accountant, and what the operator states of its assumptions."""
+    """The table [accounting]: the accountant, and the operator's statements on its assumptions."""
 
     accountant: Text | None = None
     accountant_version: Text | None = None
@@ -83,7 +83,7 @@ class MechanismFacts(Part, frozen=True):
 
 
 class DeploymentFacts(Part, frozen=True):
-    """The table [deployment]: what the OpenDP registry asks about the product itself."""
+    """The table [deployment]: facts about the product for the OpenDP registry."""
 
     name: Text | None = None
     url_slug: Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9-]*$", max_length=100)] | None = None
@@ -107,7 +107,7 @@ class DeploymentFacts(Part, frozen=True):
 
 
 class Facts(Part, frozen=True):
-    """Everything that a facts file may hold."""
+    """All facts of a facts file."""
 
     guarantee: GuaranteeFacts = GuaranteeFacts()
     accounting: AccountingFacts = AccountingFacts()
@@ -116,27 +116,27 @@ class Facts(Part, frozen=True):
 
     def to_dict(self) -> dict[str, Any]:
         """The facts that are stated, by table, for JSON."""
-        told: dict[str, Any] = msgspec.to_builtins(self)
-        return {name: values for name, values in told.items() if values}
+        tables: dict[str, Any] = msgspec.to_builtins(self)
+        return {name: values for name, values in tables.items() if values}
 
 
 NO_FACTS = Facts()
 
 
 def template() -> str:
-    """A facts file with every fact commented out, each with a sentence that says what it means."""
+    """A facts file with every fact commented out, each with an example or its options."""
     return resources.files("coalmine.report").joinpath("templates", "facts.toml").read_text(encoding="utf-8")
 
 
 def read_facts(path: Path | str) -> Facts:
-    """The facts in a TOML file; ValueError in one line where they are not facts."""
+    """The facts in a TOML file. Raises ValueError with a one-line message if they are not valid."""
     try:
         text = read_regular(Path(path), most=LARGEST_FILE).decode()
     except UnicodeDecodeError:
         raise ValueError(f"{path} must be TOML in UTF-8, got other bytes") from None
     try:
         values = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also whole numbers of thousands of digits
+    except (ValueError, RecursionError) as error:  # ValueError also for integers of thousands of digits
         raise ValueError(f"{path} must be TOML: {error}") from None
     try:
         return facts_from_dict(values)
@@ -145,57 +145,57 @@ def read_facts(path: Path | str) -> Facts:
 
 
 def facts_from_dict(values: Any) -> Facts:
-    """The facts as a file or a statement holds them; ValueError for anything else."""
+    """The facts in a dict from a facts file or a statement. Raises ValueError if they are not valid."""
     try:
-        facts = msgspec.convert(_tidy(values, "the file"), Facts)
+        facts = msgspec.convert(_normalise(values, "the file"), Facts)
     except msgspec.ValidationError as error:
-        raise ValueError(_readable(str(error), values)) from None
+        raise ValueError(_error_message(str(error), values)) from None
     except (OverflowError, RecursionError):
         raise ValueError("a number is too large, or tables are nested too deeply") from None
     return facts
 
 
-def _tidy(value: Any, where: str) -> Any:
-    """The same with white space in texts as single spaces; ValueError for text that a reader could not see."""
+def _normalise(value: Any, name: str) -> Any:
+    """The value with single spaces as white space. Raises ValueError for hidden characters and infinite numbers."""
     if isinstance(value, Mapping):
-        return {name: _tidy(item, str(name)) for name, item in value.items()}
+        return {key: _normalise(item, str(key)) for key, item in value.items()}
     if isinstance(value, list):
-        return [_tidy(item, where) for item in value]
+        return [_normalise(item, name) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{shown(where)} must be a finite number, got {value}")
+        raise ValueError(f"{shown(name)} must be a finite number, got {value}")
     if isinstance(value, str):
         text = " ".join(value.split())
-        hidden = next((mark for mark in text if not mark.isprintable()), None)
+        hidden = next((character for character in text if not character.isprintable()), None)
         if hidden is not None:
-            raise ValueError(f"{shown(where)} must be text that can be read, got the hidden character {shown(hidden)}")
+            raise ValueError(f"{shown(name)} must be printable text, got the hidden character {shown(hidden)}")
         return text
     return value
 
 
-def _readable(message: str, values: Any) -> str:
-    """A message of msgspec with the name of the fact first, and the names that are allowed."""
-    reason, _, place = message.partition(" - at `")
-    name = place.rstrip("`").removeprefix("$").lstrip(".")
+def _error_message(message: str, values: Any) -> str:
+    """An error of msgspec as "NAME must be REQUIREMENT, got VALUE"."""
+    reason, _, path = message.partition(" - at `")
+    name = path.rstrip("`").removeprefix("$").lstrip(".")
     if "unknown field" in reason:
-        return f"{shown(reason.split('`')[1])} is no fact; `coalmine statement --template` lists those there are"
+        return f"{shown(reason.split('`')[1])} is not a fact; `coalmine statement --template` lists all facts"
     table, _, field = name.partition(".")
-    given = values.get(table, {}) if isinstance(values, Mapping) else values
-    if field and isinstance(given, Mapping):
-        given = given.get(field.partition("[")[0])
-    got = f"got {shown(given)}"
+    value = values.get(table, {}) if isinstance(values, Mapping) else values
+    if field and isinstance(value, Mapping):
+        value = value.get(field.partition("[")[0])
+    got = f"got {shown(value)}"
     if reason.startswith("Invalid enum value"):
         return f"{name} must be one of {', '.join(_options(name))}, {got}"
     if field.startswith("publication_date"):
         return f"{name} must be a date such as 2026-11-16, {got}"
     if not reason.startswith("Expected "):
-        return f"{name} must be a number of a usual size, {got}"
-    wanted = reason.removeprefix("Expected ").partition(", got")[0].replace("`", "").replace(" | null", "")
-    return f"{name or 'the file'} must be {_plain_words(wanted)}, {got}"
+        return f"{name} must be a number of ordinary size, {got}"
+    required = reason.removeprefix("Expected ").partition(", got")[0].replace("`", "").replace(" | null", "")
+    return f"{name or 'the file'} must be {_type_words(required)}, {got}"
 
 
-def _plain_words(wanted: str) -> str:
-    """A type of msgspec's in words."""
-    kind, _, limits = wanted.partition(" ")
+def _type_words(required: str) -> str:
+    """A type from a msgspec error in words, with its limits."""
+    kind, _, limits = required.partition(" ")
     words = {"object": "a table", "array": "a list", "str": "text", "float": "a number", "int": "a whole number"}
     limits = limits.replace(">=", "of at least").replace("<=", "of at most").replace(">", "above").replace("<", "below")
     limits = limits.replace("of length of", "of a length of").replace("matching regex", "like")
@@ -203,7 +203,7 @@ def _plain_words(wanted: str) -> str:
 
 
 def _options(name: str) -> Iterator[str]:
-    """The values that a fact may have."""
+    """The allowed values of a fact."""
     table, _, field = name.partition(".")
     kind = typing.get_type_hints(typing.get_type_hints(Facts)[table])[field]
     for option in typing.get_args(kind):

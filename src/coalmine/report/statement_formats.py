@@ -5,15 +5,15 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from coalmine.report.markdown import plain
-from coalmine.report.sentences import percent, shown
+from coalmine.report.markdown import escape_markdown
+from coalmine.report.sentences import format_number, percent
 from coalmine.report.statement import MISSING_PART, PARTS, PRIORS, PrivacyStatement, finite
 from coalmine.report.statement_items import NOT_STATED, Item
 from coalmine.storage.files import json_ready
 from coalmine.version import __version__
 
 Format = Literal["md", "html", "json", "yaml", "card"]
-VARIANTS = {  # as the registry names them
+VARIANTS = {  # their names in the registry
     "approximate DP": "Approximate DP",
     "pure DP": "Pure DP",
     "zero-concentrated DP": "Zero-concentrated DP",
@@ -21,7 +21,7 @@ VARIANTS = {  # as the registry names them
     "Gaussian DP": "Custom",
 }
 MODELS = {"central": "Central", "local": "Local", "distributed": "Federated"}
-REQUIRED = {  # facts that the registry does not do without
+REQUIRED = {  # facts that the registry requires, and its names for them
     "name": "name",
     "curators": "data_curators",
     "description": "description",
@@ -44,9 +44,9 @@ THIRD_TIER = {
 
 
 def statement_text(statement: PrivacyStatement, kind: Format) -> str:
-    """The statement in one of the formats. "yaml" needs the facts that the registry requires; ValueError without them."""
+    """The statement in one of the formats. "yaml" raises ValueError without the facts that the registry requires."""
     if kind == "html":
-        from coalmine.report.statement_page import statement_page  # jinja2 takes a while to import
+        from coalmine.report.statement_page import statement_page  # imported on use: jinja2 is slow to import
 
         return statement_page(statement)
     if kind == "json":
@@ -57,24 +57,27 @@ def statement_text(statement: PrivacyStatement, kind: Format) -> str:
 
 
 def markdown_statement(statement: PrivacyStatement, *, level: int = 1) -> str:
-    """The statement as Markdown, its title a heading of this level."""
+    """The statement as Markdown, with its title as a heading of this level."""
     head, below = "#" * level, "#" * (level + 1)
-    parts = [f"{head} Privacy statement: {plain(statement.title)}", *map(plain, statement.summary)]
+    parts = [f"{head} Privacy statement: {escape_markdown(statement.title)}", *map(escape_markdown, statement.summary)]
     parts.append(f"{below} What this means for a person")
-    parts.append(plain(statement.meaning))
+    parts.append(escape_markdown(statement.meaning))
     if statement.meanings:
         heads = ["ε", "", *(f"{percent(prior)} becomes" for prior in PRIORS)]
-        rows = [[shown(each.epsilon), each.name, *map(percent, each.posteriors)] for each in statement.meanings]
+        rows = [[format_number(each.epsilon), each.name, *map(percent, each.posteriors)] for each in statement.meanings]
         parts.append("How much a suspicion that somebody took part can grow:")
         parts.append(_table(heads, rows))
-        parts.append(plain(statement.guessed_right))
+        parts.append(escape_markdown(statement.guess_sentence))
     for place, (name, title) in enumerate(PARTS.items(), 1):
         rows = [[item.label, _cell(item), item.basis] for item in statement.parts[name]]
         parts += [f"{below} {place}. {title}", _table(["item", "statement", "how it is known"], rows)]
     parts.append(f"{below} {len(PARTS) + 1}. {MISSING_PART}")
-    missing = [f"- {plain(item.label)} ({PARTS[item.key.partition('.')[0]].lower()})" for item in statement.not_stated]
+    missing = [
+        f"- {escape_markdown(item.label)} ({PARTS[item.key.partition('.')[0]].lower()})"
+        for item in statement.not_stated
+    ]
     parts.append("\n".join(missing) or "Every item is stated.")
-    parts.append(plain(statement.made_by))
+    parts.append(escape_markdown(statement.made_by))
     return "\n\n".join(parts) + "\n"
 
 
@@ -83,25 +86,25 @@ def _cell(item: Item) -> str:
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *([plain(cell) for cell in row] for row in rows)]
+    lines = [heads, ["---"] * len(heads), *([escape_markdown(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def registry_record(statement: PrivacyStatement) -> dict[str, Any]:
-    """A record of the OpenDP deployments registry: optional fields that nobody states are left out, and named in its notes.
+    """A record for the OpenDP deployments registry. Optional fields that are not stated are omitted and listed in its notes.
 
-    The registry has no word for "not stated" in a field of fixed values, nor a field for μ.
+    The registry's fields of fixed values have no "not stated", and it has no field for μ.
     """
     facts = statement.facts.deployment
     missing = [f"deployment.{name}" for name in REQUIRED if getattr(facts, name) is None]
     if missing:
         raise ValueError(
-            f"the registry needs {', '.join(missing)}: state them in the facts file (`coalmine statement --template` has "
+            f"the registry needs {', '.join(missing)}: state them in the facts file (`coalmine statement --template` prints "
             "one to fill in)"
         )
     assert facts.name is not None
     assert facts.publication_date is not None
-    basic = {there: getattr(facts, name) for name, there in REQUIRED.items()}
+    basic = {field: getattr(facts, name) for name, field in REQUIRED.items()}
     basic |= {
         "publication_date": facts.publication_date.isoformat(),
         "data_product_type": "Machine learning model",
@@ -141,7 +144,7 @@ def registry_record(statement: PrivacyStatement) -> dict[str, Any]:
             "registry_authors": facts.authors or facts.curators,
         },
     }
-    deployment = {name: _kept(values) for name, values in deployment.items()}
+    deployment = {name: _drop_empty(values) for name, values in deployment.items()}
     return {
         "url_slug": facts.url_slug or _slug(facts.name),
         "status": "Draft",
@@ -151,7 +154,6 @@ def registry_record(statement: PrivacyStatement) -> dict[str, Any]:
 
 
 def _variant(statement: PrivacyStatement) -> dict[str, Any]:
-    """An (ε, δ) that is no pair of finite numbers is no variant of the registry's either."""
     return {
         "variant_name": VARIANTS.get(statement.items["guarantee.variant"].value or ""),
         "data_domain": statement.facts.deployment.data_domain,
@@ -189,17 +191,17 @@ def _stated(statement: PrivacyStatement, key: str) -> str | None:
 
 
 def _sentences(statement: PrivacyStatement, *names: str, part: str = "accounting") -> str:
-    """Items in a row, each behind its label; those that nobody states are left out."""
+    """The stated items in one line, each after its label."""
     items = [statement.items[f"{part}.{name}"] for name in names]
     return "; ".join(f"{item.label}: {item.text}" for item in items if item.stated)
 
 
-def _kept(values: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_empty(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value not in (None, "", {}, [])}
 
 
 def _tier(deployment: Mapping[str, Mapping[str, Any]]) -> int:
-    """How complete the record is, by the registry's own tiers."""
+    """The registry's tier of the record: how complete it is."""
 
     def has(tier: Mapping[str, tuple[str, ...]]) -> bool:
         return all(field in deployment[section] for section, fields in tier.items() for field in fields)
@@ -208,12 +210,12 @@ def _tier(deployment: Mapping[str, Mapping[str, Any]]) -> int:
 
 
 def _slug(name: str) -> str:
-    """A name as a part of an address."""
+    """A name as part of a URL."""
     return re.sub(r"[^a-z0-9]+", "-", name.casefold()).strip("-") or "model"
 
 
 def card(statement: PrivacyStatement) -> str:
-    """Metadata and a section for a Hugging Face model card: a card by itself, or to be merged into one."""
+    """Metadata and a section for a Hugging Face model card. It is a card of its own, or can be merged into one."""
     items = statement.items
 
     def value(key: str) -> Any:
@@ -243,7 +245,7 @@ def card(statement: PrivacyStatement) -> str:
 
 
 def yaml_text(values: Mapping[str, Any]) -> str:
-    """Mappings, lists, texts and numbers as YAML that versions 1.1 and 1.2 read alike: every text is quoted.
+    """Mappings, lists, strings and numbers as YAML that means the same in versions 1.1 and 1.2: every string is quoted.
 
     >>> print(yaml_text({"delta": 1e-6, "name": "no: 'yes'", "list": [1, None]}), end="")
     delta: 1.0e-06
@@ -255,23 +257,23 @@ def yaml_text(values: Mapping[str, Any]) -> str:
     return "".join(f"{line}\n" for line in _yaml_lines(values))
 
 
-def _yaml_lines(value: Any, before: str = "") -> Iterator[str]:
+def _yaml_lines(value: Any, indent: str = "") -> Iterator[str]:
     pairs = value.items() if isinstance(value, Mapping) else ((None, item) for item in value)
     for name, item in pairs:
-        start = f"{before}- " if name is None else f"{before}{name}: "
+        start = f"{indent}- " if name is None else f"{indent}{name}: "
         if isinstance(item, Mapping | list) and item:
             yield start.rstrip()
-            yield from _yaml_lines(item, before + "  ")
+            yield from _yaml_lines(item, indent + "  ")
         else:
             yield start + _scalar(item)
 
 
 def _scalar(value: Any) -> str:
     if isinstance(value, str):
-        return json.dumps(value.replace("<", "&lt;").replace(">", "&gt;"), ensure_ascii=False)  # shown as Markdown
+        return json.dumps(value.replace("<", "&lt;").replace(">", "&gt;"), ensure_ascii=False)  # rendered as Markdown
     if isinstance(value, float):
         if not finite(value):
             return json.dumps(json_ready(value))
         text = repr(value)
-        return text.replace("e", ".0e") if "e" in text and "." not in text else text  # 1e-06 is a text in YAML 1.1
+        return text.replace("e", ".0e") if "e" in text and "." not in text else text  # YAML 1.1 reads 1e-06 as a string
     return json.dumps(json_ready(value))

@@ -1,4 +1,4 @@
-"""A privacy statement as one HTML page: no network, no script, light and dark, for a phone, a printer and a text browser."""
+"""A privacy statement as one HTML page without scripts or network access, also for phones, printers and text browsers."""
 
 import functools
 import math
@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from coalmine.argument_checks import printable
-from coalmine.report.sentences import percent, shown
+from coalmine.report.sentences import format_number, percent
 from coalmine.report.statement import MISSING_PART, PARTS, PRIORS, PrivacyStatement
 
 PEOPLE, ACROSS, STEP = 100, 10, 12
@@ -23,7 +23,7 @@ def statement_page(statement: PrivacyStatement) -> str:
 
 
 def statement_context(statement: PrivacyStatement) -> dict[str, object]:
-    """What the templates show of a statement."""
+    """The values that the templates show of a statement."""
     picture = Markup("") if not statement.meanings else people_picture(statement.meanings[0].posteriors[-1])
     return {
         "statement": statement,
@@ -31,16 +31,16 @@ def statement_context(statement: PrivacyStatement) -> dict[str, object]:
         "missing_title": MISSING_PART,
         "priors": [percent(prior) for prior in PRIORS],
         "meaning_rows": [
-            (shown(each.epsilon), each.name, [percent(value) for value in each.posteriors])
+            (format_number(each.epsilon), each.name, [percent(value) for value in each.posteriors])
             for each in statement.meanings
         ],
         "people": picture,
     }
 
 
-def people_picture(right: float) -> Markup:
-    """Two crowds of 100 people: about whom a guess is right, and about whom an attacker can be, rounded up."""
-    after = min(math.ceil(PEOPLE * right - 1e-9), PEOPLE)
+def people_picture(accuracy: float) -> Markup:
+    """Two crowds of 100 people. Marked are those about whom a guess is right, and an attacker can be (rounded up)."""
+    after = min(math.ceil(PEOPLE * accuracy - 1e-9), PEOPLE)
     size, gap = ACROSS * STEP, 40
     text = f"Two crowds of {PEOPLE} people. {PEOPLE // 2} are marked in the first, at most {after} in the second."
     crowds = [

@@ -1,4 +1,4 @@
-"""A run directory, read for a report as far as it can be read."""
+"""Read a run directory for a report, as far as it can be read."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -27,9 +27,9 @@ from coalmine.storage.round_schema import check_fit
 from coalmine.storage.run_directory import RunDirectory
 
 logger = logging.getLogger("coalmine")
-MOST = 60_000_000  # cosines of one run that are read whole; beyond it unobserved canaries are thinned
-MOST_SIDE_BY_SIDE = 5_000_000  # the same for each of several runs
-MOST_PRODUCTS = 1_000_000_000  # of rounds with rounds for each canary, which several presentations take
+MOST_COSINES = 60_000_000  # of one run; beyond that, fewer unobserved canaries are read
+MOST_COSINES_COMPARED = 5_000_000  # the same for each run of a comparison
+MOST_PRODUCTS = 1_000_000_000  # of pairs of rounds, for each canary, where canaries have several presentations
 Part = TypeVar("Part")
 
 
@@ -43,14 +43,14 @@ class _Readings(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What is known of a run; `read_run` makes it.
+    """A run as read from its directory by `read_run`.
 
     Attributes:
         path: The run directory.
-        result: The stored result; of an unfinished run the result that follows from the rounds so far, without a claim.
+        result: The stored result. For an unfinished run, the result of the rounds so far, without a claim.
         finished: Whether a stored result could be read.
         commitment: The commitment to the seed and the settings that was published before round 1.
-        demonstration: Whether the seed can be guessed, so that the audit convinces nobody else.
+        demonstration: Whether the seed is short enough to guess, so that nobody else can trust the audit.
         rounds: The rounds of the log, or None if there is no log or it is damaged.
         config: The trainer's config, empty if there is none.
         metrics: The trainer's metrics, one mapping for each round.
@@ -90,62 +90,65 @@ class Run:
     def gauges(self) -> list[Gauge]:
         """The gauges of the result, with their values in each round from the log; empty without a log.
 
-        Of many rounds, those that a picture does not show have no value (NaN) in gauges that compare rounds with each other.
+        In a long run, gauges that compare rounds have no value (NaN) for rounds that the picture leaves out.
         """
         return self._readings.gauges
 
     @property
     def views(self) -> list[View]:
-        """The view of each round, for pictures, with few unobserved canaries; empty without a log."""
+        """The view of each round, for pictures, with a limited number of unobserved canaries; empty without a log."""
         return self._readings.views
 
     @property
     def views_are_residuals(self) -> bool:
-        """Whether these views are without everybody else's part."""
+        """Whether `views` are those of the residual, without everybody else's updates."""
         return self._readings.residual
 
     @cached_property
     def _readings(self) -> "_Readings":
-        """Everything that the report takes from the log, in one pass."""
+        """Everything that the report needs from the log, read in one pass."""
         if self.rounds is None or self._thinned is None:
             return _Readings([], {}, [], [], False)
         (rounds, settings), result = self._thinned, self.result
         thinned, numbers = rounds is not self.rounds, [item.number for item in rounds.kept]
-        shown = _shown_rounds(numbers, result.gauges)
-        ladder_reader, gauge_reader = LadderReader(rounds.as_log, settings), GaugeReader(settings, len(numbers), shown)
+        compared = _rounds_to_compare(numbers, result.gauges)
+        ladder_reader = LadderReader(rounds.as_log, settings)
+        gauge_reader = GaugeReader(settings, len(numbers), compared)
         epsilon_reader = EpsilonReader(ladder_reader, numbers, result)
         views_reader = ViewsReader(settings, len(numbers))
-        beside: list[Reader] = [epsilon_reader, views_reader]
+        more_readers: list[Reader] = [epsilon_reader, views_reader]
         if self.finished and not thinned:
-            beside.append(gauge_reader)
-        scores = derive_scores(rounds.as_log, settings, claim=result.claim, reader=ladder_reader, beside=beside)
+            more_readers.append(gauge_reader)
+        scores = derive_scores(rounds.as_log, settings, claim=result.claim, reader=ladder_reader, beside=more_readers)
         gauges = list(result.gauges)
-        if self.finished:  # otherwise the result was derived just now, and its gauges have their values
-            read = read_gauges(self.rounds.as_log, result.settings, shown) if thinned else gauge_reader.gauges()
+        if (
+            self.finished
+        ):  # an unfinished run's result was derived from the log, so its gauges already have their values
+            read = read_gauges(self.rounds.as_log, result.settings, compared) if thinned else gauge_reader.gauges()
             values = {gauge.name: gauge.values for gauge in read}
             gauges = [replace(gauge, values=values[gauge.name]) for gauge in gauges if gauge.name in values]
         return _Readings(scores, epsilon_reader.estimates, gauges, views_reader.views, views_reader.residual)
 
     @property
     def shown_scores(self) -> list[Scores]:
-        """One group of scores for each rung, that of the row which tables show; of a pooled headline the largest group."""
-        wanted = {row.rung: row.presentations for row in main_rows(self.result)}
-        found: dict[str, Scores] = {}
+        """One group of scores for each rung: that of the row in the tables, or the largest one for a pooled headline."""
+        presentations = {row.rung: row.presentations for row in main_rows(self.result)}
+        chosen: dict[str, Scores] = {}
         for group in self.scores:
-            if group.rung not in found or _better(group, found[group.rung], wanted.get(group.rung)):
-                found[group.rung] = group
-        return list(found.values())
+            if group.rung not in chosen or _is_better(group, chosen[group.rung], presentations.get(group.rung)):
+                chosen[group.rung] = group
+        return list(chosen.values())
 
     @cached_property
     def _thinned(self) -> tuple[Rounds, Settings] | None:
-        """As much of the log as is read whole."""
-        return None if self.rounds is None else self.rounds.thinned(self.result.settings, most=MOST)
+        """The rounds and settings, with fewer unobserved canaries if the log is too large to be read whole."""
+        return None if self.rounds is None else self.rounds.thinned(self.result.settings, most=MOST_COSINES)
 
     @cached_property
     def few_scores(self) -> list[Scores]:
-        """The same with fewer unobserved canaries where there are many: enough for one picture of many runs.
+        """The scores with at most a limited number of unobserved canaries, for a picture of many runs.
 
-        None where they would take too long: the pictures then have the fitted laws of the result.
+        Empty if they would take too long; the pictures then show the fitted laws of the result.
         """
         if self.rounds is None:
             return []
@@ -153,22 +156,22 @@ class Run:
         repeated = sum(item.present.size for item in self.rounds.kept) > canaries
         if repeated and len(self.rounds.kept) ** 2 * canaries > MOST_PRODUCTS:
             return []
-        least = None if repeated else FEWEST  # what rounds share is learnt from the unobserved; else they are not drawn
-        rounds, settings = self.rounds.thinned(self.result.settings, most=MOST_SIDE_BY_SIDE, least=least)
+        least = None if repeated else FEWEST  # repeated canaries need them: they show what rounds share
+        rounds, settings = self.rounds.thinned(self.result.settings, most=MOST_COSINES_COMPARED, least=least)
         return ladder(rounds.as_log, settings)
 
     @cached_property
     def published(self) -> tuple[LiteratureRow, ...]:
-        """What every published estimator says of the canaries behind the number on top; none where there is no log."""
+        """Every published estimator, applied to the canaries behind the measured ε; empty without a log."""
         row = published_row(self.result)
         if row is None or self._thinned is None:
             return ()
-        of_row = [each for each in self.scores if (each.rung, each.presentations) == (row.rung, row.presentations)]
-        if not of_row:
+        matching = [each for each in self.scores if (each.rung, each.presentations) == (row.rung, row.presentations)]
+        if not matching:
             return ()
         rounds, settings = self._thinned
         return published_rows(
-            of_row[0], delta=settings.delta, confidence=CONFIDENCE, log=rounds.as_log, settings=settings
+            matching[0], delta=settings.delta, confidence=CONFIDENCE, log=rounds.as_log, settings=settings
         )
 
     @property
@@ -176,29 +179,29 @@ class Run:
         """The noise multiplier that the trainer wrote into the result or the config."""
         privacy = self.config.get("privacy")
         configured = privacy.get("noise_multiplier") if isinstance(privacy, dict) else None
-        found = number(self.result.extra.get("noise_multiplier"))
-        return number(configured) if found is None else found
+        stored = number(self.result.extra.get("noise_multiplier"))
+        return number(configured) if stored is None else stored
 
     @property
     def accuracies(self) -> list[tuple[int, float]]:
-        """Round and accuracy of each evaluation that the trainer wrote down."""
+        """Round and accuracy of each evaluation in the trainer's metrics."""
         pairs = [(number(line.get("round")), number(line.get("accuracy"))) for line in self.metrics]
-        return [(int(place), value) for place, value in pairs if place is not None and value is not None]
+        return [(int(round_), value) for round_, value in pairs if round_ is not None and value is not None]
 
     @property
     def accuracy(self) -> float | None:
         """The accuracy of the final model, or else the last one in the metrics."""
-        told = number(self.result.extra.get("accuracy"))
-        return self.accuracies[-1][1] if told is None and self.accuracies else told
+        stored = number(self.result.extra.get("accuracy"))
+        return self.accuracies[-1][1] if stored is None and self.accuracies else stored
 
 
-def _shown_rounds(numbers: list[int], gauges: Iterable[Gauge]) -> set[int]:
-    """The rounds that a picture of a gauge shows: as many as fit, and those outside of its limits."""
+def _rounds_to_compare(numbers: list[int], gauges: Iterable[Gauge]) -> set[int]:
+    """The rounds that the picture of a gauge shows: as many as fit, and all in which a gauge is outside its limits."""
     return {numbers[place] for place in plots.spread(len(numbers))}.union(*(gauge.flagged for gauge in gauges))
 
 
-def _better(group: Scores, other: Scores, presentations: int | None) -> bool:
-    """Whether a group stands for its rung rather than another one."""
+def _is_better(group: Scores, other: Scores, presentations: int | None) -> bool:
+    """Whether `group` represents its rung better than `other`: by the number of presentations, then by size."""
     exact = (group.presentations == presentations, other.presentations == presentations)
     return group.observed.size > other.observed.size if exact[0] == exact[1] else exact[0]
 
@@ -213,7 +216,7 @@ def read_run(path: Path | str) -> Run:
 
 
 def read_runs(paths: list[Path]) -> tuple[list[Run], list[str]]:
-    """Several runs, and a line for each that cannot be read; the digests of their logs are not checked."""
+    """Several runs, and a line for each that cannot be read. The digests of their logs are not checked."""
     runs, refused = [], []
     for path in paths:
         try:
@@ -227,7 +230,7 @@ def read_runs(paths: list[Path]) -> tuple[list[Run], list[str]]:
 
 def _read(path: Path, *, checked: bool) -> Run:
     if not path.is_dir():
-        raise ValueError(f"{path} is not a directory of a run")
+        raise ValueError(f"{path} is not a run directory")
     home, problems = RunDirectory(path), []
 
     def attempt(read: Callable[[], Part], *needed: str) -> Part | None:
@@ -246,7 +249,7 @@ def _read(path: Path, *, checked: bool) -> Run:
     log_file = path / "audit" / "rounds.log"
     result = attempt(lambda: AuditResult.from_dict(home.read_result()), "result.json")
     settings = result.settings if result else record[0] if record else None
-    checked |= not (path / "result.json").exists()  # the result will rest on the log
+    checked |= not (path / "result.json").exists()  # then the result is derived from the log
     rounds = attempt(lambda: map_rounds(log_file, checked=checked), "audit/rounds.log") if settings else None
     if settings is not None and rounds is not None and not _fits(rounds, settings):
         problems.append(f"{log_file} does not fit the settings of this run; is it from another run?")
@@ -255,7 +258,7 @@ def _read(path: Path, *, checked: bool) -> Run:
     if result is None and settings is not None and rounds is not None and rounds.kept:
         result = attempt(lambda: derive_result(rounds.as_log, settings))
     if result is None:
-        raise ValueError(problems[0] if problems else _nothing_in(path))
+        raise ValueError(problems[0] if problems else _no_run_message(path))
     return Run(
         path=path,
         result=result,
@@ -269,10 +272,10 @@ def _read(path: Path, *, checked: bool) -> Run:
     )
 
 
-def _nothing_in(path: Path) -> str:
+def _no_run_message(path: Path) -> str:
     if (path / "audit" / "rounds.log").exists():
-        return f"{path} holds no round yet; `coalmine watch {path}` follows it"
-    return f"{path} holds no run: neither result.json nor audit/rounds.log is there"
+        return f"{path} has no rounds yet; `coalmine watch {path}` follows it"
+    return f"{path} holds no run: it has neither result.json nor audit/rounds.log"
 
 
 def _fits(rounds: Rounds, settings: Settings) -> bool:

@@ -1,4 +1,4 @@
-"""A result in a few lines: the numbers on top with whose they are, what was audited, and the gauges."""
+"""A result in a few lines: the key figures with their context, the audited items, and the gauges."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from coalmine.audit.gauge import LAYER, Gauge
 from coalmine.audit.result import AuditResult
 from coalmine.audit.verdict import Verdict
 from coalmine.report.advice import gauge_steps
-from coalmine.report.sentences import LEGS, interval_text, rounds_of, shortened, shown
+from coalmine.report.sentences import LEGS, format_number, format_rounds, interval_text, shorten
 from coalmine.report.table_rows import TableRow, folded_rows, row_warnings, top_row
 from coalmine.report.trainer_entries import (
     accounted_epsilon,
@@ -21,13 +21,13 @@ from coalmine.report.trainer_entries import (
     whole,
 )
 
-NAMED = 12  # tensors that are named in a line of text
+MOST_NAMED = 12  # tensors in a line of text
 NOT_SEEN = "not seen: "
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeyFigure:
-    """One of the numbers on top, and whose ε it is."""
+    """One of the numbers at the top of a report, and what it is for."""
 
     label: str
     value: float
@@ -36,26 +36,30 @@ class KeyFigure:
 
 
 def key_figures(result: AuditResult) -> list[KeyFigure]:
-    """The numbers on top: the measured ε that the verdict rests on, and beside it a client's own where that differs."""
-    found = []
+    """The numbers at the top: the measured ε that the verdict rests on, a client's ε if that differs, and the claim."""
+    figures = []
     top = top_row(result)
     if top is not None:
-        found.append(KeyFigure(label="measured ε", value=top.epsilon, detail=_measured(top) + _decided(result)))
+        figures.append(
+            KeyFigure(label="measured ε", value=top.epsilon, detail=_measured_detail(top) + _refuted_by(result))
+        )
     client = client_exposure(result)
     if client is not None:
-        takes_part = f"takes part in {'' if client.exact else 'about '}{rounds_of(client.rounds)} of this run"
-        who = f"the client who comes most often {takes_part}" if client.exact else f"a client {takes_part}"
-        found.append(KeyFigure(label="client's ε", value=client.epsilon, detail=f"analytical: {who}{_canary(result)}"))
+        takes_part = f"takes part in {'' if client.exact else 'about '}{format_rounds(client.rounds)} of this run"
+        who = f"the most frequent client {takes_part}" if client.exact else f"a client {takes_part}"
+        figures.append(
+            KeyFigure(label="client's ε", value=client.epsilon, detail=f"analytical: {who}{_canary_rounds(result)}")
+        )
     if result.claim is not None:
         verdict = "" if result.verdict is None else str(result.verdict.outcome)
-        detail = claim_words(result) or _claimed(result.claim, _claims_analytical(result))
-        found.append(KeyFigure(label="claimed ε", value=result.claim.epsilon, detail=detail, verdict=verdict))
+        detail = claim_words(result) or _claim_detail(result.claim, _claims_analytical(result))
+        figures.append(KeyFigure(label="claimed ε", value=result.claim.epsilon, detail=detail, verdict=verdict))
     if not _claims_analytical(result):
-        found += _analytical(result)
+        figures += _analytical_figures(result)
     accounted = accounted_epsilon(result)
     if accounted is not None and not _claims_accounted(result, accounted.epsilon):
         judged = f"; judged as a claim: {accounted.verdict}" if accounted.verdict else ""
-        found.append(
+        figures.append(
             KeyFigure(
                 label="accountant's ε",
                 value=accounted.epsilon,
@@ -63,33 +67,33 @@ def key_figures(result: AuditResult) -> list[KeyFigure]:
                 verdict=accounted.verdict,
             )
         )
-    return found
+    return figures
 
 
-def _measured(row: TableRow) -> str:
-    """Who measured it, for whom, and how far it can be trusted."""
+def _measured_detail(row: TableRow) -> str:
+    """The rung, the presentations, the interval and the caveats of a measured ε."""
     parts = [row.rung]
     if row.pooled and row.presentations is not None:
-        parts = [f"{row.rung}, for somebody who takes part in {rounds_of(row.presentations)}"]
+        parts = [f"{row.rung}, for somebody who takes part in {format_rounds(row.presentations)}"]
         parts.append("fitted to all canaries, which took part in different numbers of rounds")
     elif row.presentations is not None:
-        parts = [f"{row.rung}, from {row.canaries:,} canaries that took part in {rounds_of(row.presentations)}"]
+        parts = [f"{row.rung}, from {row.canaries:,} canaries that took part in {format_rounds(row.presentations)}"]
     if row.rung == "unknown-round":
         parts.append("an estimate: the accountant's ε at the measured noise")
     if row.interval is not None:
         parts.append(f"95 % interval {interval_text(row.interval)}")
     if row.lower_bound > 0:
-        parts.append(f"at least {shown(row.lower_bound)}")
+        parts.append(f"at least {format_number(row.lower_bound)}")
     if not row.detected:
-        parts.append(f"nothing was detected, as the noise floor is {shown(row.floor)}")
+        parts.append(f"nothing was detected, because the noise floor is {format_number(row.floor)}")
     if row.std_fitted:
-        parts.append("less precise, as the standard deviation was fitted to the scores")
+        parts.append("less precise, because the standard deviation was fitted to the scores")
     return "; ".join(parts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leg:
-    """One leg of a verdict on an amplified claim, as views show it."""
+    """One leg of a verdict on an amplified claim, with its question."""
 
     name: str
     outcome: str
@@ -107,7 +111,7 @@ class Leg:
 
 
 def legs_of(result: AuditResult) -> list[Leg]:
-    """The legs of a verdict on an amplified claim, in their order; none for any other claim."""
+    """The legs of a verdict on an amplified claim, in order; empty for other claims."""
     return [
         Leg(name=name, outcome=str(leg.outcome), question=LEGS.get(name, ""), reason=leg.reason)
         for name, leg in result.legs.items()
@@ -115,7 +119,7 @@ def legs_of(result: AuditResult) -> list[Leg]:
 
 
 def claim_words(result: AuditResult) -> str:
-    """What an amplified claim stands on: scheme, noise, accountant, adjacency, and what kind of figure its ε is."""
+    """The basis of an amplified claim: scheme, noise, accountant, adjacency, and the kind of its ε."""
     claim, accounted = result.claim, result.legs.get("accounting")
     if claim is None or claim.sampling is None:
         return ""
@@ -123,7 +127,7 @@ def claim_words(result: AuditResult) -> str:
     if accounted is None:
         return parts[0]
     if accounted.claimed_noise is not None:
-        parts.append(f"noise multiplier {shown(accounted.claimed_noise)}")
+        parts.append(f"noise multiplier {format_number(accounted.claimed_noise)}")
     if accounted.accountant:
         parts.append(f"accountant: {accounted.accountant}{_figure_kind(accounted)}")
     if accounted.adjacency:
@@ -132,58 +136,58 @@ def claim_words(result: AuditResult) -> str:
 
 
 def _figure_kind(accounted: Verdict) -> str:
-    """What kind of figure the accountant gives, and the figure itself."""
+    """The kind of ε that the accountant gives, and the ε itself."""
     if accounted.epsilon_kind is None or accounted.epsilon_range is None:
         return ""
     low, high = accounted.epsilon_range
     if accounted.epsilon_kind == "range":
-        return f", a range: ε between {shown(low)} and {shown(high)}"
+        return f", a range: ε between {format_number(low)} and {format_number(high)}"
     article = "an" if accounted.epsilon_kind[0] in "aeiou" else "a"
-    return f", {article} {accounted.epsilon_kind}: ε = {shown(high)}"
+    return f", {article} {accounted.epsilon_kind}: ε = {format_number(high)}"
 
 
-def _decided(result: AuditResult) -> str:
-    """Whether something else than this number refuted the claim."""
+def _refuted_by(result: AuditResult) -> str:
+    """A note if something other than the measured ε refuted the claim; else empty."""
     verdict = result.verdict
     if verdict is None or verdict.outcome != "VIOLATION":
         return ""
     if verdict.leg in ("accounting", "sampling"):
-        return f"; the {verdict.leg} refutes the claim, not this number"
+        return f"; the {verdict.leg} leg refutes the claim, not this number"
     return "; a gauge refutes the claim, not this number" if verdict.code == "gauge" else ""
 
 
-def _canary(result: AuditResult) -> str:
+def _canary_rounds(result: AuditResult) -> str:
     times = whole(result.extra.get("presentations"))
     return "" if times is None else f", a canary in {times:,}"
 
 
-def _claimed(claim: Claim, is_analytical: bool) -> str:
+def _claim_detail(claim: Claim, is_analytical: bool) -> str:
     times = claim.participations
     who = (
         "for a client whose rounds are known"
         if times is None
-        else f"for a client that takes part in {rounds_of(times)}"
+        else f"for a client that takes part in {format_rounds(times)}"
     )
     if claim.sensitivity is not None:
-        who = f"{who} and counts {shown(claim.sensitivity)} clip norms in all"
+        who = f"{who} and contributes {format_number(claim.sensitivity)} clip norms in total"
     return f"{who}; this is the analytical ε" if is_analytical else who
 
 
 def _claims_analytical(result: AuditResult) -> bool:
-    """Whether the analytical ε is what was claimed, for the same number of rounds as far as the trainer wrote it."""
+    """Whether the claim is the analytical ε."""
     if result.claim is None or result.analytical_epsilon is None or result.claim.amplified:
         return False
     return math.isclose(result.claim.epsilon, result.analytical_epsilon, rel_tol=1e-9)
 
 
 def _claims_accounted(result: AuditResult, epsilon: float) -> bool:
-    """Whether the trainer's accountant's ε is what was claimed."""
+    """Whether the claim is the ε of the trainer's accountant."""
     claim = result.claim
     return claim is not None and claim.amplified and math.isclose(claim.epsilon, epsilon, rel_tol=1e-6)
 
 
-def _mechanism(result: AuditResult) -> str:
-    """Beside an amplified claim: whose the analytical ε is, and the verdict on it where the trainer wrote one."""
+def _mechanism_note(result: AuditResult) -> str:
+    """Next to an amplified claim, the attacker of the analytical ε, and the verdict on that ε if the trainer wrote one."""
     if result.claim is None or not result.claim.amplified:
         return ""
     judged = result.extra.get("if_mechanism_were_claimed")
@@ -191,29 +195,29 @@ def _mechanism(result: AuditResult) -> str:
     return "; not amplified: for an attacker who knows the rounds" + (f"; by itself: {verdict}" if verdict else "")
 
 
-def _analytical(result: AuditResult) -> list[KeyFigure]:
-    """The analytical ε of the canaries, that of the headline's participations first where the trainer wrote both."""
+def _analytical_figures(result: AuditResult) -> list[KeyFigure]:
+    """The analytical ε of the canaries, for the headline's participations if the trainer wrote that one."""
     if result.analytical_epsilon is None:
         return []
     top, value = top_row(result), result.analytical_epsilon
     sensitivity, usual = number(result.extra.get("sensitivity")), whole(result.extra.get("presentations"))
-    detail = "what the stated noise promises" if usual is None else f"for {rounds_of(usual)}"
+    detail = "guaranteed by the stated noise" if usual is None else f"for {format_rounds(usual)}"
     times = None if top is None else top.presentations
     exact = None if times is None else analytical_for(result, times)
     if result.extra.get("noise") not in (None, "gaussian") and sensitivity is not None:
-        detail = f"for canaries, which count {shown(sensitivity)} clip norms under this noise"
+        detail = f"for canaries, which contribute {format_number(sensitivity)} clip norms under this noise"
     elif exact is not None and times is not None:
-        value, detail = exact, f"for {rounds_of(times)}"
-    return [KeyFigure(label="analytical ε", value=value, detail=detail + _mechanism(result))]
+        value, detail = exact, f"for {format_rounds(times)}"
+    return [KeyFigure(label="analytical ε", value=value, detail=detail + _mechanism_note(result))]
 
 
 def verdict_lines(result: AuditResult) -> list[str]:
-    """The verdict and its reason in one line; none without a claim."""
-    return [] if result.verdict is None else [f"{result.verdict.outcome}: {shortened(result.verdict.reason)}"]
+    """The verdict and its reason in one line; empty without a claim."""
+    return [] if result.verdict is None else [f"{result.verdict.outcome}: {shorten(result.verdict.reason)}"]
 
 
 def summary_lines(result: AuditResult, notes: Sequence[str] = ()) -> list[str]:
-    """Everything below the table: rows left out, warnings, the verdict, what was audited, gauges, notes."""
+    """Everything below the table: omitted rows, warnings, the verdict, the audited items, gauges, notes."""
     folded = folded_line(result)
     passed = result.verdict is not None and result.verdict.outcome == "PASS"
     return [
@@ -230,8 +234,8 @@ def summary_lines(result: AuditResult, notes: Sequence[str] = ()) -> list[str]:
 
 
 def coverage_lines(result: AuditResult) -> list[str]:
-    """What was audited, in few lines: the checked items in one, and each of the others with its reason."""
-    checked = [_checked(item, result) for item in result.audited if item.status == "checked"]
+    """The audited items: the checked ones in one line, and each of the others with its reason."""
+    checked = [_checked_words(item, result) for item in result.audited if item.status == "checked"]
     lines = [f"checked: {', '.join(checked)}"] if checked else []
     lines += [
         f"{item.status}: {item.name} ({item.detail})"
@@ -242,50 +246,52 @@ def coverage_lines(result: AuditResult) -> list[str]:
     return lines
 
 
-def _checked(item: AuditedItem, result: AuditResult) -> str:
+def _checked_words(item: AuditedItem, result: AuditResult) -> str:
     layers = tensor_names(result)
     if item.name == "tensors" and layers:
-        more = f" and {len(layers) - NAMED} more" if len(layers) > NAMED else ""
-        return f"tensors ({', '.join(layers[:NAMED])}{more})"
+        more = f" and {len(layers) - MOST_NAMED} more" if len(layers) > MOST_NAMED else ""
+        return f"tensors ({', '.join(layers[:MOST_NAMED])}{more})"
     _, _, missing = item.detail.partition(NOT_SEEN)
     return f"{item.name} ({NOT_SEEN}{missing})" if missing else item.name
 
 
 def tensor_names(result: AuditResult) -> list[str]:
-    """Every tensor that has a gauge of its own."""
+    """The names of the tensors that have their own gauge."""
     return [gauge.name.removeprefix(LAYER) for gauge in result.gauges if gauge.name.startswith(LAYER)]
 
 
 def gauge_lines(result: AuditResult) -> list[str]:
-    """How many gauges are within their limits, a line for each that is not, and what those mean."""
+    """The number of gauges within their limits, and a line and advice for the others."""
     if not result.gauges:
         return []
-    odd = [gauge for gauge in result.gauges if gauge.status != "ok"]
-    fine = len(result.gauges) - len(odd)
-    start = "all" if not odd else f"{fine} of"
+    outside = [gauge for gauge in result.gauges if gauge.status != "ok"]
+    within = len(result.gauges) - len(outside)
+    start = "all" if not outside else f"{within} of"
     return [
         f"gauges: {start} {len(result.gauges)} are within their limits",
-        *map(_reading, odd),
+        *map(_gauge_line, outside),
         *gauge_steps(result),
     ]
 
 
-def _reading(gauge: Gauge) -> str:
-    span = shown(gauge.smallest)
+def _gauge_line(gauge: Gauge) -> str:
+    span = format_number(gauge.smallest)
     if gauge.smallest != gauge.largest:
-        span += f" … {shown(gauge.largest)}"
-    where = f" in {rounds_of(len(gauge.flagged))}" if gauge.flagged else ""
-    left = "" if gauge.noise_left is None else f"; at most {shown(gauge.noise_left)} of the stated noise is left"
+        span += f" … {format_number(gauge.largest)}"
+    where = f" in {format_rounds(len(gauge.flagged))}" if gauge.flagged else ""
+    left = (
+        "" if gauge.noise_left is None else f"; at most {format_number(gauge.noise_left)} of the stated noise is left"
+    )
     return f"gauge {gauge.name} is {gauge.status}: {span}, limits {interval_text(gauge.limits)}{where}{left}"
 
 
 def folded_line(result: AuditResult) -> str:
-    """How many rows a table of one row for each attacker leaves out; empty where it leaves out none."""
+    """The number of rows that a table with one row for each attacker omits; empty if there are none."""
     count = len(folded_rows(result))
     if not count:
         return ""
     return (
         "1 more row, for another number of presentations"
         if count == 1
-        else (f"{count:,} more rows, one for each number of presentations")
+        else f"{count:,} more rows, one for each number of presentations"
     )

@@ -1,4 +1,4 @@
-"""Plots as inline SVG in the colours of the report's page, or as files."""
+"""Plots as inline SVG with the colours of the report's page, or as files."""
 
 import io
 import math
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH = 5.4  # inches: 389 units of the picture, about as many pixels on a phone
-LETTER, LINE, EDGE = 0.075, 0.19, 0.06  # inches: of a letter and of a line of 9 points, and of what is left free
+WIDTH = 5.4  # inches: 389 SVG units, about the width of a phone in pixels
+LETTER, LINE, EDGE = 0.075, 0.19, 0.06  # inches: width of a letter and height of a line at 9 points, and the margin
 INK, GRID = "#1b2430", "#d4dae2"
 VARIABLES = {
     INK: "ink", GRID: "grid", plots.OBSERVED: "observed", plots.FITTED: "fitted", plots.NULL: "null",
@@ -35,7 +35,7 @@ STYLE: Any = {
 
 
 def needs_matplotlib() -> None:
-    """ImportError in one line where matplotlib is missing."""
+    """Raise ImportError with the name of the extra if matplotlib is missing."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
@@ -43,7 +43,7 @@ def needs_matplotlib() -> None:
 
 
 def draw(paint: "Callable[[Figure], None]", *, height: float) -> str:
-    """A figure as SVG without a size or colours of its own."""
+    """A figure as SVG with a transparent background."""
     needs_matplotlib()
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -52,14 +52,14 @@ def draw(paint: "Callable[[Figure], None]", *, height: float) -> str:
         warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)  # the browser has the glyph
         figure = Figure(figsize=(WIDTH, height))
         paint(figure)
-        place(figure)
+        set_layout(figure)
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return file.getvalue()
 
 
-def place(figure: "Figure") -> None:
-    """Give the figure's axes the room that their labels and the legend below leave, measured once.
+def set_layout(figure: "Figure") -> None:
+    """Position the figure's axes so that their labels and the legend below fit.
 
     matplotlib's constrained layout measures every label several times, which takes as long as drawing.
     """
@@ -68,13 +68,13 @@ def place(figure: "Figure") -> None:
     for ax in figure.axes:
         spec: Any = ax.get_subplotspec()
         grid[spec.rowspan.start, spec.colspan.start] = ax
-    rows, columns = (1 + max(place[axis] for place in grid) for axis in (0, 1))
-    ticks = [max(_beside(ax) for place, ax in grid.items() if place[1] == column) for column in range(columns)]
+    rows, columns = (1 + max(cell[axis] for cell in grid) for axis in (0, 1))
+    ticks = [max(_left_room(ax) for cell, ax in grid.items() if cell[1] == column) for column in range(columns)]
     lefts = [
-        wide + LINE * any(ax.get_ylabel() for place, ax in grid.items() if place[1] == column)
-        for column, wide in enumerate(ticks)
+        room + LINE * any(ax.get_ylabel() for cell, ax in grid.items() if cell[1] == column)
+        for column, room in enumerate(ticks)
     ]
-    bottoms = [max(_below(ax) for place, ax in grid.items() if place[0] == row) for row in range(rows)]
+    bottoms = [max(_bottom_room(ax) for cell, ax in grid.items() if cell[0] == row) for row in range(rows)]
     legend = sum(LINE * math.ceil(len(each.get_texts()) / each._ncols) + EDGE for each in figure.legends)  # type: ignore[attr-defined]
     above = LINE + EDGE if any(ax.get_title(loc="left") for ax in figure.axes) else 2 * EDGE
     w = (width - 2 * EDGE - sum(lefts)) / columns - 2 * EDGE
@@ -87,19 +87,21 @@ def place(figure: "Figure") -> None:
         ax.yaxis.set_label_coords(-ticks[column] / w, 0.5)
 
 
-def _beside(ax: "Axes") -> float:
-    """Inches that the numbers and names beside an axis take."""
+def _left_room(ax: "Axes") -> float:
+    """Inches that the tick labels of the y axis take."""
     longest = max((len(label.get_text()) for label in ax.get_yticklabels()), default=0)
-    return EDGE + LETTER * (longest + bool(longest))  # in its place an axis may choose longer numbers
+    return EDGE + LETTER * (
+        longest + bool(longest)
+    )  # one spare letter: once positioned, an axis may choose longer numbers
 
 
-def _below(ax: "Axes") -> float:
-    """Inches that the numbers below an axis and its name take."""
+def _bottom_room(ax: "Axes") -> float:
+    """Inches that the tick labels and the label of the x axis take."""
     return (LINE + EDGE if ax.xaxis.get_tick_params()["labelbottom"] else EDGE) + (LINE if ax.get_xlabel() else 0.0)
 
 
 def themed(svg: str, name: str, alt: str) -> str:
-    """The SVG element alone: colours as the page's variables, ids of its own, as wide as there is room, said in words."""
+    """The bare SVG element for a page: CSS variables as colours, unique ids, no fixed size, and `alt` as its label."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>\s*", "", body, flags=re.DOTALL)
     body = re.sub(r"<!--.*?-->\s*", "", body, flags=re.DOTALL)
@@ -107,14 +109,14 @@ def themed(svg: str, name: str, alt: str) -> str:
     box = re.search(r'viewBox="[^"]*"', head)
     for colour, variable in VARIABLES.items():
         rest = rest.replace(colour, f"var(--{variable})")
-    rest = re.sub(r' id="(?![mp][0-9a-f]{10}")[^"]*"', "", rest)  # only markers and clips are referred to
+    rest = re.sub(r' id="(?![mp][0-9a-f]{10}")[^"]*"', "", rest)  # only markers and clip paths are referenced
     rest = re.sub(r'( id="|url\(#|href="#)', rf"\1{name}-", rest)
     rest = rest.replace("'DejaVu Sans'", "system-ui, sans-serif")
     return f'<svg {box[0] if box else ""} role="img" aria-label="{escape(alt)}">{rest.rstrip()}'
 
 
 def one_axes(plot: Callable[..., Any], *arguments: Any, legend: int = 0, **named: Any) -> "Callable[[Figure], None]":
-    """A figure of one plot, with a legend of so many columns below it."""
+    """A function that draws one plot on a figure, with a legend of `legend` columns below it."""
 
     def paint(figure: "Figure") -> None:
         plot(figure.add_subplot(), *arguments, **named)
@@ -125,7 +127,7 @@ def one_axes(plot: Callable[..., Any], *arguments: Any, legend: int = 0, **named
 
 
 def save_plot(path: Path, plot: Callable[..., Any], *arguments: Any, legend: int = 3, **named: Any) -> None:
-    """A file of one plot, PNG, SVG or PDF by its name; `arguments` are the plot's, after its Axes."""
+    """Save one plot to a PNG, SVG or PDF file. `arguments` are the plot's arguments after its Axes."""
     needs_matplotlib()
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -133,7 +135,7 @@ def save_plot(path: Path, plot: Callable[..., Any], *arguments: Any, legend: int
     with mpl.rc_context(STYLE | {"savefig.facecolor": "white", "savefig.dpi": 150}):
         figure = Figure(figsize=(WIDTH, 3.8))
         one_axes(plot, *arguments, legend=legend, **named)(figure)
-        place(figure)
+        set_layout(figure)
         if path.suffix.lower() not in (".png", ".svg", ".pdf"):
             raise ValueError(f"{path} must end in .png, .svg or .pdf")
         figure.savefig(path)

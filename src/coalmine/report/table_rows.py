@@ -1,4 +1,4 @@
-"""The rows of a result that tables and plots show: one for each adversary, and those that are folded away."""
+"""The rows of a result: those that tables and plots show, one for each adversary, and the folded ones."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Kind = Literal["estimate", "heuristic", "valid bound"]
 
 @dataclass(frozen=True, kw_only=True)
 class Estimator:
-    """One number that some method gives for the same scores, and what kind of number it is."""
+    """The result of one method on a row's scores, and what kind of number it is."""
 
     name: str
     value: float
@@ -22,14 +22,17 @@ class Estimator:
 
 @dataclass(frozen=True, kw_only=True)
 class TableRow:
-    """A row of an adversary under the adversary's name, or the pooled headline in its place.
+    """A row of an adversary with the adversary's name, or the pooled headline in its place.
 
-    `row` is None where the headline is pooled and no row has as many presentations: what only a row knows is NaN then.
+    `row` is None if the headline is pooled and no row has its number of presentations. Values that only a row has are then
+    NaN.
     """
 
     rung: str
     row: Row | None
-    headline: Headline | None = None  # set where it is pooled: fitted to all canaries, however often they took part
+    headline: Headline | None = (
+        None  # set if pooled, that is, fitted to all canaries whatever their number of presentations
+    )
     canaries: int
 
     @property
@@ -91,42 +94,47 @@ class TableRow:
 
     @property
     def std_fitted(self) -> bool:
-        """Whether the estimate rests on a standard deviation that was fitted to few scores, as a warning of the row says."""
+        """Whether a warning of the row says that the standard deviation was fitted to few scores."""
         return any(warning.startswith("the standard deviation was fitted") for warning in self.warnings)
 
     @property
     def estimators(self) -> tuple[Estimator, ...]:
-        """Every number of this row with its kind."""
+        """All numbers of this row with their kinds."""
         level = f"{CONFIDENCE:.0%}"
         used = None if self.row is None else self.row.estimate.variance.used
-        how = "a normal law with " + ("the null's std" if used == "null" else "its own fitted std")
+        how = "a normal law with " + ("the null's std" if used == "null" else "a fitted std")
         if used == "accountant":
             how = "the accountant's ε at the measured noise, for the declared sampling"
-        chosen = f"each threshold at {level}, the best one chosen afterwards: no bound at {level}"
-        found = (
+        chosen = f"each threshold at {level}, the best one chosen afterwards: not a bound at {level}"
+        estimators = (
             Estimator(name="estimate", value=self.epsilon, kind="estimate", note=how),
             Estimator(
-                name="lower bound", value=self.lower_bound, kind="valid bound", note=f"{level}, whatever the law"
+                name="lower bound",
+                value=self.lower_bound,
+                kind="valid bound",
+                note=f"{level}, for any law of the scores",
             ),
-            Estimator(name="paper's ε", value=self.paper_epsilon, kind="estimate", note="a normal law, its std fitted"),
+            Estimator(
+                name="paper's ε", value=self.paper_epsilon, kind="estimate", note="a normal law with a fitted std"
+            ),
             Estimator(name="paper's ε_lo", value=self.paper_lower_bound, kind="heuristic", note=chosen),
         )
-        return tuple(each for each in found if not (used == "accountant" and math.isnan(each.value)))
+        return tuple(each for each in estimators if not (used == "accountant" and math.isnan(each.value)))
 
 
 def all_rows(result: AuditResult) -> list[TableRow]:
-    """Every row of every adversary, weakest adversary first, most canaries first."""
+    """All rows of all adversaries, the weakest adversary first, and for each the row with the most canaries first."""
     return [_table_row(each, row) for each in result.adversaries.values() for row in each.rows]
 
 
 def main_rows(result: AuditResult) -> list[TableRow]:
-    """One row for each adversary: that of the headline's participations, or else the one with most canaries."""
+    """One row for each adversary: the one with the headline's participations, or else the one with the most canaries."""
     times = None if result.headline is None else result.headline.participations
     return [_table_row(each, each.row_for(times)) for each in result.adversaries.values()]
 
 
 def shown_rows(result: AuditResult) -> list[TableRow]:
-    """One row for each adversary as tables show it: a pooled headline stands in the place of its rung's row."""
+    """The rows of the tables, one for each adversary. A pooled headline replaces its rung's row."""
     top, rows = result.headline, main_rows(result)
     if top is None or not (top.pooled or top.rung not in result.adversaries):
         return rows
@@ -139,18 +147,18 @@ def shown_rows(result: AuditResult) -> list[TableRow]:
 
 
 def folded_rows(result: AuditResult) -> list[TableRow]:
-    """The other rows, one for each number of presentations, in the order of tables."""
-    rest, rungs = without(all_rows(result), shown_rows(result)), list(result.adversaries)
+    """The other rows, one for each number of presentations, in the order of the tables."""
+    rest, rungs = exclude_rows(all_rows(result), shown_rows(result)), list(result.adversaries)
     return sorted(rest, key=lambda row: (rungs.index(row.rung), row.presentations or 0))
 
 
-def without(rows: list[TableRow], others: list[TableRow]) -> list[TableRow]:
-    """The rows that are not among the others."""
+def exclude_rows(rows: list[TableRow], others: list[TableRow]) -> list[TableRow]:
+    """The rows that are not in `others`."""
     return [row for row in rows if row not in others]
 
 
 def top_row(result: AuditResult) -> TableRow | None:
-    """The row of the number on top: the headline's, or without one that of the strongest adversary."""
+    """The row of the measured ε at the top: the headline's, or without a headline that of the strongest adversary."""
     if result.headline is None:
         return strongest_row(result)
     return next((row for row in shown_rows(result) if row.rung == result.headline.rung), None)
@@ -163,7 +171,7 @@ def strongest_row(result: AuditResult) -> TableRow | None:
 
 
 def published_row(result: AuditResult) -> TableRow | None:
-    """The row on whose scores published estimators are tried: the headline's, or its rung's with most canaries."""
+    """The row whose scores published estimators use: the headline's, or that of its rung with the most canaries."""
     top = top_row(result)
     if top is None or not top.pooled:
         return top
@@ -171,13 +179,13 @@ def published_row(result: AuditResult) -> TableRow | None:
 
 
 def row_of(result: AuditResult, scores: Scores) -> Row | None:
-    """The row of the result that rests on these scores."""
+    """The row of the result that was computed from these scores."""
     rows = result.adversaries[scores.rung].rows if scores.rung in result.adversaries else ()
     return next((row for row in rows if row.presentations == scores.presentations), None)
 
 
 def rung_verdict(result: AuditResult, rung: str) -> str:
-    """The verdict on one rung, empty without a claim; of a rung without rows the run's, if that rung decided."""
+    """The verdict on one rung; empty without a claim. A rung without rows has the run's verdict if it decided."""
     adversary, verdict = result.adversaries.get(rung), None
     if adversary is not None:
         verdict = adversary.verdict
@@ -187,12 +195,12 @@ def rung_verdict(result: AuditResult, rung: str) -> str:
 
 
 def row_warnings(result: AuditResult) -> list[str]:
-    """The warnings of the rows that are shown, each behind the names of the rows that it is about."""
-    found: dict[str, list[str]] = {}
+    """The warnings of the rows in the tables, each after the names of its rows."""
+    names_by_warning: dict[str, list[str]] = {}
     for row in shown_rows(result):
         for warning in row.warnings:
-            found.setdefault(warning, []).append(row.name)
-    return [f"{', '.join(names)}: {warning}" for warning, names in found.items()]
+            names_by_warning.setdefault(warning, []).append(row.name)
+    return [f"{', '.join(names)}: {warning}" for warning, names in names_by_warning.items()]
 
 
 def _table_row(adversary: Adversary, row: Row) -> TableRow:

@@ -1,4 +1,4 @@
-"""A run's numbers for TensorBoard and MLflow, where those are installed."""
+"""Log a run's numbers to TensorBoard and MLflow, if they are installed."""
 
 import importlib
 from collections.abc import Iterable, Iterator
@@ -9,14 +9,14 @@ Scalar = tuple[str, float, int]  # name, value, round
 
 
 class Tracker(Protocol):
-    """Takes scalars while a run goes."""
+    """Receives scalars while a run is in progress."""
 
     def send(self, scalars: Iterable[Scalar]) -> None:
-        """Pass on those that were not sent yet."""
+        """Log the scalars that were not sent before."""
 
 
 class TensorBoard:
-    """Scalars as TensorBoard's event files in `directory`."""
+    """Logs scalars to TensorBoard event files in `directory`."""
 
     def __init__(self, directory: Path | str) -> None:
         try:
@@ -27,13 +27,13 @@ class TensorBoard:
         self._sent: set[tuple[str, int]] = set()
 
     def send(self, scalars: Iterable[Scalar]) -> None:
-        for name, value, number in _new(scalars, self._sent):
+        for name, value, number in _unsent(scalars, self._sent):
             self._writer.add_scalar(name, value, number)
         self._writer.flush()
 
 
 class MLflow:
-    """Scalars as metrics of the active MLflow run; one is started where there is none."""
+    """Logs scalars as metrics of the active MLflow run. MLflow starts a run if there is none."""
 
     def __init__(self) -> None:
         try:
@@ -43,11 +43,11 @@ class MLflow:
         self._sent: set[tuple[str, int]] = set()
 
     def send(self, scalars: Iterable[Scalar]) -> None:
-        for name, value, number in _new(scalars, self._sent):
+        for name, value, number in _unsent(scalars, self._sent):
             self._mlflow.log_metric(name, value, step=number)
 
 
-def _new(scalars: Iterable[Scalar], sent: set[tuple[str, int]]) -> Iterator[Scalar]:
+def _unsent(scalars: Iterable[Scalar], sent: set[tuple[str, int]]) -> Iterator[Scalar]:
     for name, value, number in scalars:
         if (name, number) not in sent:
             sent.add((name, number))

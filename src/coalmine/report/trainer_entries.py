@@ -1,4 +1,4 @@
-"""Entries that a trainer wrote into result.json beside the audit's own: read if they are there and make sense."""
+"""Entries that a trainer added to result.json. Entries of the wrong type are ignored."""
 
 import math
 from collections.abc import Mapping
@@ -7,12 +7,12 @@ from typing import Any
 
 from coalmine.audit.result import AuditResult
 
-TOO_FEW = "too few to say anything"  # notes on small groups of canaries end so
+TOO_FEW = "too few to say anything"  # the end of a note on a small group of canaries
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientExposure:
-    """How often a client takes part and its analytical epsilon; `exact` where this run's own rounds were counted."""
+    """The number of rounds of a client and its analytical epsilon; `exact` if the rounds of this run were counted."""
 
     rounds: int
     epsilon: float
@@ -21,14 +21,14 @@ class ClientExposure:
 
 @dataclass(frozen=True, kw_only=True)
 class Accounted:
-    """The epsilon of the trainer's accountant, and the verdict on it as a claim that sampling amplifies."""
+    """The epsilon of the trainer's accountant, and the verdict on it as an amplified claim."""
 
     epsilon: float
     verdict: str
 
 
 def client_exposure(result: AuditResult) -> ClientExposure | None:
-    """A client's own exposure, where the trainer wrote one that differs from that of the canaries."""
+    """A client's exposure, if the trainer wrote one and it differs from that of the canaries."""
     rounds, epsilon = whole(result.extra.get("client_rounds")), number(result.extra.get("client_epsilon"))
     if rounds is None or epsilon is None:
         return None
@@ -39,7 +39,7 @@ def client_exposure(result: AuditResult) -> ClientExposure | None:
 
 
 def accounted_epsilon(result: AuditResult) -> Accounted | None:
-    """The accountant's epsilon, where the trainer has an accountant."""
+    """The epsilon of the trainer's accountant; None if it has none."""
     epsilon, judged = number(result.extra.get("accounted_epsilon")), result.extra.get("if_accounted_were_claimed")
     if epsilon is None:
         return None
@@ -48,7 +48,7 @@ def accounted_epsilon(result: AuditResult) -> Accounted | None:
 
 
 def analytical_for(result: AuditResult, times: int) -> float | None:
-    """The analytical epsilon of somebody who takes part so often, as far as the trainer wrote it."""
+    """The analytical epsilon for `times` presentations; None if the trainer did not write it."""
     if result.extra.get("presentations") == times:
         return result.analytical_epsilon
     most = result.extra.get("most_presentations") == times
@@ -56,29 +56,29 @@ def analytical_for(result: AuditResult, times: int) -> float | None:
 
 
 def note_lines(result: AuditResult) -> list[str]:
-    """The trainer's warnings first, then the notes of the audit and of the trainer, small groups in one line."""
-    notes = [f"warning: {text}" for text in _sentences(result.extra.get("warnings"))]
+    """The trainer's warnings, then the notes of the audit and of the trainer. Small groups share one line."""
+    notes = [f"warning: {text}" for text in _as_strings(result.extra.get("warnings"))]
     notes += [note for note in result.notes if not note.endswith(TOO_FEW)]
-    notes += _sentences(result.extra.get("trainer_notes"))
+    notes += _as_strings(result.extra.get("trainer_notes"))
     small = sum(note.endswith(TOO_FEW) for note in result.notes)
     if small:
-        are = "group of canaries is" if small == 1 else "groups of canaries are"
-        notes.append(f"{small:,} {are} too small for a row of {'its' if small == 1 else 'their'} own")
+        groups = "group of canaries is" if small == 1 else "groups of canaries are"
+        notes.append(f"{small:,} {groups} too small for a row of {'its' if small == 1 else 'their'} own")
     return notes
 
 
 def number(value: Any) -> float | None:
-    """A number of a JSON file, in which "inf" is infinity; None where it is no number."""
+    """A number from JSON, where "inf" is infinity; None for anything else."""
     if value in ("inf", "-inf"):
         return float(value)
-    known = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
-    return float(value) if known else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    return float(value) if is_number else None
 
 
 def whole(value: Any) -> int | None:
-    """A whole number of a JSON file; None where it is something else."""
+    """A whole number from JSON; None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _sentences(value: Any) -> list[str]:
+def _as_strings(value: Any) -> list[str]:
     return [str(each) for each in value] if isinstance(value, list | tuple) else []
