@@ -16,7 +16,7 @@ from coalmine.argument_checks import Floats, one_number, positive_array, shown, 
 from coalmine.audit.alarm import Alarm, AlarmReader, ViolationError
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
-from coalmine.audit.derivation import derive_result
+from coalmine.audit.derivation import MOST_CLIENTS, derive_result
 from coalmine.audit.ladder import RUNGS
 from coalmine.audit.layout import Layout, check_same
 from coalmine.audit.noise_law import (
@@ -268,12 +268,12 @@ class Audit:
             home = (
                 directory if isinstance(directory, RunDirectory) or directory is None else RunDirectory(Path(directory))
             )
-            statement = Statement(claim=stated, demonstration=is_guessable(seed))
+            statement = Statement(claim=stated, demonstration=is_guessable(seed), watched=on_violation is not None)
             if home is None:
                 commitment, log = Commitment.to(seed, settings, statement), RoundLog()
             else:
                 try:
-                    commitment = home.commit(seed, settings, stated)
+                    commitment = home.commit(seed, settings, statement)
                     statement, log = home.read_statement(), home.open_log()
                 except BaseException:
                     if home is not directory:
@@ -1086,6 +1086,8 @@ def _noise_std(value: float) -> float | None:
 
 def _cohort_size(participants: int, canaries: int) -> int:
     number = whole_number("participants", participants, minimum=0)
+    if number > MOST_CLIENTS:
+        raise ValueError(f"participants must be at most {MOST_CLIENTS:,}, got {shown(number)}")
     if number < canaries:
         raise ValueError(f"participants must count the {canaries} canaries of the round too, got {number}")
     return number

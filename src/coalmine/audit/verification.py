@@ -5,9 +5,8 @@ made states the missing input.
 """
 
 import json
-import math
+import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,15 @@ import numpy as np
 
 from coalmine.argument_checks import Floats, shown
 from coalmine.audit.claim import Claim
-from coalmine.audit.cohort_sampling import configured_sampling
 from coalmine.audit.derivation import derive_result
 from coalmine.audit.result import MU, AuditResult
 from coalmine.audit.schedule import canary_schedule, schedule_key
 from coalmine.canaries import BlockedCanaries, RotatedCanaries, SphereCanaries
-from coalmine.estimators.amplification import amplified_epsilon
-from coalmine.storage.files import json_ready
+from coalmine.canaries.secret import secret_seed
+from coalmine.storage.files import json_ready, open_regular
 from coalmine.storage.mapped_rounds import Rounds
-from coalmine.storage.record import Settings, Statement
+from coalmine.storage.record import Settings, Statement, alike, is_guessable, model_sha256
+from coalmine.storage.result_file import PIPELINE_ITEMS, logged_entries
 from coalmine.storage.rounds_file import DIGEST, Final
 from coalmine.storage.run_directory import RunDirectory
 
@@ -34,11 +33,12 @@ DIFFERS = (
     "they were changed afterwards"
 )
 COSINE_TOLERANCE = 1e-5  # tolerance of a cosine in units of its null std: cosines are stored in single precision
-TOLERANCE = 1e-9  # relative tolerance of a result's numbers: processors and libraries differ in the last digits
 SUM_TOLERANCE = 1e-3  # relative tolerance of the final update along all canaries against the sum of the rounds
+LARGEST_SETTING = 1e100
 SHA256 = 32  # bytes
-COMPUTED = ("analytical", "accountant")  # claims that coalmine computes
-DERIVED = ("reason",)  # entries that are generated from others
+DERIVED = ("reason",)  # entries that are generated from others, in words that may change
+ADDED = ("log_digest", "schema_version")  # entries that a result has only in its file
+INITIAL = "initial.npy"  # in the run directory, if the audit committed to the initial model
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class _Evidence:
     statement: Statement
     log: Rounds
     stored: dict[str, Any]
-    config: dict[str, Any] | None
+    config: dict[str, Any] | None  # None unless it was committed to
     config_sha256: str | None
     seed: int | bytes
 
@@ -68,31 +68,37 @@ def verify_run(
     seed: int | bytes,
     *,
     model: Path | None = None,
+    initial: Path | None = None,
     commitment: str | None = None,
     log_digest: str | None = None,
 ) -> list[Check]:
     """Every check on a run directory.
 
-    `model` is the final model as one .npy row. `commitment` and `log_digest` were recorded elsewhere, before round 1
-    and after the last round. Without them, the owner of the directory could have made all of it up later.
+    `model` is the final model as one .npy row, and `initial` the initial one: by default initial.npy of the directory, if
+    the audit committed to it. `commitment` and `log_digest` were recorded elsewhere, before round 1 and after the last
+    round. Without them, the owner of the directory could have made all of it up later.
     """
+    seed = secret_seed(seed)  # a traceback may show this frame
     _check_digest("commitment", commitment, 2 * SHA256)
     _check_digest("log digest", log_digest, 2 * DIGEST)
     run = RunDirectory(path)
     settings, published = run.read_record()
     statement = run.read_statement()
-    config = run.read_config() if (path / "config.toml").exists() else None
+    committed = statement.config_sha256 is not None  # any other config could have been written afterwards
+    config = run.read_config() if committed and (path / "config.toml").exists() else None
     known = _Evidence(settings, statement, run.map_rounds(), run.read_result(), config, run.config_sha256(), seed)
     opens = published.opens_to(seed, settings, statement)
+    cosines, added = _model_checks(known, model, _initial_file(path, statement, initial))
     return [
         Check("commitment", opens, MATCHES if opens else DIFFERS),
-        _secrecy(statement),
+        _secrecy(known),
         _noted("commitment date", commitment, published.statement_sha256, "before round 1", "the commitment"),
         _noted("log date", log_digest, known.log.digest, "when the run ended", "the digest of the log"),
         _claim(known),
-        _rounds(known),
+        _rounds(known, all_released=added.held is True),
         _schedule(known),
-        *_model_checks(known, model),
+        cosines,
+        added,
         _trainer(known),
         _derived(known),
     ]
@@ -104,8 +110,8 @@ def _check_digest(name: str, noted: str | None, digits: int) -> None:
         raise ValueError(f"the {name} must be {digits} hexadecimal digits, got {shown(noted)}; copy it whole")
 
 
-def _secrecy(statement: Statement) -> Check:
-    if statement.demonstration:
+def _secrecy(known: _Evidence) -> Check:
+    if known.statement.demonstration or is_guessable(known.seed):
         return Check(
             "seed",
             None,
@@ -130,80 +136,49 @@ def _noted(name: str, noted: str | None, there: str, when: str, what: str) -> Ch
 
 
 def _claim(known: _Evidence) -> Check:
-    """Whether the judged claim is the one that was made before round 1, on its own or in a committed config."""
+    """Whether the judged claim is the one that was made before round 1."""
     try:
         judged = AuditResult.from_dict(known.stored).claim
     except ValueError as error:
         return Check("claim", False, f"result.json cannot be read: {error}")
-    configured = (known.config or {}).get("claim") if known.statement.config_sha256 else None
-    promised = known.statement.claim or (configured if isinstance(configured, dict) else None)
+    promised = known.statement.claim
     if promised is None:
         detail = "no claim was made before round 1, so nobody can tell whether it was fitted to the result"
         return Check("claim", None if judged else True, detail if judged else "nothing was claimed")
-    wanted = promised.get("epsilon") is not None or any(promised.get(name) is True for name in COMPUTED)
     if judged is None:
-        removed = "a claim was made before round 1, and the result judges none: it was removed"
-        return Check("claim", not wanted, removed if wanted else "nothing was claimed")
-    if not wanted:
-        return Check("claim", False, "nothing was claimed before round 1, and the result judges a claim")
-    different = _differs(promised, judged) if known.statement.claim else _differs_from_config(known, promised, judged)
+        return Check("claim", False, "a claim was made before round 1, and the result judges none: it was removed")
+    different = _differs(promised, judged)
     if different:
         return Check("claim", False, f"the claim was changed after round 1: it differs in {', '.join(different)}")
     return Check("claim", True, "the claim is the one made before round 1")
 
 
 def _differs(promised: dict[str, Any], judged: Claim) -> list[str]:
-    """The fields in which a claim differs from the one that was made on its own before round 1."""
+    """The fields in which a claim differs from the one that was made before round 1."""
     fields = judged.to_dict()
-    committed = {name: value for name, value in promised.items() if value is not None}
-    if judged.amplified:
-        committed.setdefault("sampling", None)
-    return [name for name, value in committed.items() if not _alike(fields.get(name), value)]
+    return [name for name in sorted(fields | promised) if not alike(fields.get(name), promised.get(name))]
 
 
-def _differs_from_config(known: _Evidence, promised: dict[str, Any], judged: Claim) -> list[str]:
-    """The fields in which a claim differs from the one that follows from a committed config."""
-    sampled = promised.get("accountant") is True or promised.get("amplified") is True
-    epsilon = promised.get("epsilon")
-    if promised.get("analytical") is True:
-        epsilon = known.stored.get("analytical_epsilon")
-    if not sampled:
-        different = ["sampling"] if judged.amplified else []
-        return different + ([] if _alike(judged.epsilon, epsilon) else ["epsilon"])
-    try:
-        wanted = _sampled_claim(known, epsilon)
-    except (ArithmeticError, LookupError, TypeError, ValueError):
-        return ["sampling"]  # no claim follows from this config, so one of them was changed
-    return _differs(wanted.to_dict(), judged)
-
-
-def _sampled_claim(known: _Evidence, epsilon: float | None) -> Claim:
-    """The amplified claim that follows from a config; without a number it is the accountant's epsilon."""
-    assert known.config is not None
-    pattern, noise = known.config["canaries"]["pattern"], known.config["privacy"]["noise_multiplier"]
-    sampling = configured_sampling(
-        known.config, population=known.stored["population"], canaries=known.settings.canaries
-    )
-    if sampling is None:
-        raise ValueError("no accountant amplifies this participation")
-    accounted = float(amplified_epsilon(noise, sampling, known.settings.delta)) if epsilon is None else epsilon
-    observed = pattern != "spread"
-    return Claim(accounted, sampling=sampling, noise_multiplier=noise or None, sampler_observed=observed)
-
-
-def _rounds(known: _Evidence) -> Check:
-    """Whether all planned rounds are in the log."""
+def _rounds(known: _Evidence, *, all_released: bool) -> Check:
+    """Whether all planned rounds are in the log; `all_released` means that no release is missing from the final model."""
     planned = known.settings.rounds or (known.config or {}).get("rounds")
-    numbers = list(known.log.numbers)
+    numbers = known.log.numbers
     if not isinstance(planned, int):
         return Check("rounds", None, f"the audit has {len(numbers)} rounds; their number was not fixed before round 1")
-    if numbers == list(range(1, planned + 1)):
-        return Check("rounds", True, f"all {planned} planned rounds are there")
-    stopped = known.stored.get("alarm") if numbers == list(range(1, len(numbers) + 1)) else None
+    consecutive = all(number == place for place, number in enumerate(numbers, start=1))
+    stopped = known.stored.get("alarm") if consecutive and len(numbers) < planned else None
     if isinstance(stopped, dict) and known.stored.get("verdict") == "VIOLATION":
         return Check("rounds", True, f"the alarm stopped the run after {len(numbers)} of {planned} planned rounds")
-    missing = planned - len(set(numbers) & set(range(1, planned + 1)))
-    return Check("rounds", False, f"{missing} of {planned} planned rounds are missing")
+    if not consecutive or len(numbers) != planned:
+        missing = planned - sum(1 <= number <= planned for number in set(numbers))
+        return Check("rounds", False, f"{missing} of {planned} planned rounds are missing")
+    skipped = len(numbers) - len(known.log.kept)
+    if not skipped:
+        return Check("rounds", True, f"all {planned} planned rounds are there")
+    detail = f"all {planned} planned rounds are there, {skipped} of them without a release"
+    if all_released:
+        return Check("rounds", True, f"{detail}, and none is missing from the final model")
+    return Check("rounds", None, f"{detail}; nothing shows that they released nothing")
 
 
 def _schedule(known: _Evidence) -> Check:
@@ -230,8 +205,15 @@ def _schedule(known: _Evidence) -> Check:
     return Check("schedule", None, f"{detail}: the pipeline chose them itself")
 
 
-def _model_checks(known: _Evidence, model: Path | None) -> Iterator[Check]:
-    final, settings = known.log.final, known.settings
+def _initial_file(path: Path, statement: Statement, given: Path | None) -> Path | None:
+    """The file of the initial model: the one that is given, or the directory's own, if the audit committed to it."""
+    own = path / INITIAL
+    return own if given is None and statement.initial_sha256 is not None and own.exists() else given
+
+
+def _model_checks(known: _Evidence, model: Path | None, initial: Path | None) -> tuple[Check, Check]:
+    """Whether the final model has the stored cosines, and whether the rounds add up to its update."""
+    settings = known.settings
     canaries: RotatedCanaries | SphereCanaries | BlockedCanaries
     try:
         if settings.blocks:
@@ -240,39 +222,41 @@ def _model_checks(known: _Evidence, model: Path | None) -> Iterator[Check]:
             kind = RotatedCanaries if settings.kind == "rotated" else SphereCanaries
             canaries = kind(settings.total, settings.dim, seed=known.seed)
     except ValueError as error:  # settings that were tampered with
-        yield Check("cosines", False, f"the recorded settings allow no canaries ({error}), so they were changed")
-        return
-    yield _recomputed(canaries, final, model, settings.dim)
-    yield _summed(known, final)
+        changed = f"the recorded settings allow no canaries ({error}), so they were changed"
+        return Check("cosines", False, changed), Check("sum", False, changed)
+    final = None if model is None else _read_model(model, settings.dim)
+    first = None if initial is None else _read_model(initial, settings.dim)
+    return _recomputed(canaries, known.log.final, final), _summed(known, canaries, final, first)
 
 
-def _recomputed(canaries: Any, final: Final | None, model: Path | None, dim: int) -> Check:
-    if final is None or model is None:
+def _read_model(file: Path, dim: int) -> Floats:
+    """A model from a file; ValueError unless it is one row of `dim` numbers."""
+    advice = f"{file} must hold a model as one .npy row of {dim} numbers"
+    try:
+        with os.fdopen(open_regular(file), "rb") as content:  # a pipe would wait for ever
+            vector = np.lib.format.read_array(content, allow_pickle=False)
+    except (ValueError, OSError, EOFError, MemoryError):
+        raise ValueError(f"{advice}, got another file") from None
+    if vector.shape != (dim,) or vector.dtype.kind not in "fiu":
+        raise ValueError(f"{advice}, got {vector.dtype} of shape {vector.shape}")
+    return np.asarray(vector, np.float64)
+
+
+def _recomputed(canaries: Any, final: Final | None, vector: Floats | None) -> Check:
+    if final is None or vector is None:
         missing = (
             "the audit observed no final model, so there are no cosines to recompute"
             if final is None
             else "give the final model (--model FILE.npy) to recompute its cosines with the canaries"
         )
         return Check("cosines", None, missing)
-    try:
-        vector = np.load(model, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise ValueError(f"{model} must hold the final model as one .npy row: {error}") from None
-    if not isinstance(vector, np.ndarray):
-        raise ValueError(f"{model} must hold the final model as one .npy row, got an archive of several arrays")
-    if vector.shape != (dim,) or vector.dtype.kind not in "fiu":
-        raise ValueError(f"{model} must hold one row of {dim} numbers, got {vector.dtype} of shape {vector.shape}")
-    cosines = np.asarray(canaries.cosines(vector))
-    if cosines.shape != final.cosines.shape:
-        detail = (
-            f"{final.cosines.size} cosines are stored but the settings say {cosines.size} canaries: one was changed"
-        )
-        return Check("cosines", False, detail)
-    off = float(np.abs(cosines - final.cosines).max()) * dim**0.5
+    off = _largest_difference(canaries, vector, final.cosines)
+    if isinstance(off, str):
+        return Check("cosines", False, off)
     compared = (
         f"the cosines of the given model differ from the stored ones by at most {off:.2g} null standard deviations"
     )
-    if off < COSINE_TOLERANCE * dim**0.5 + 1e-4:
+    if off < _rounding(len(vector)):
         return Check("cosines", True, f"{compared}, which is rounding")
     return Check(
         "cosines",
@@ -281,8 +265,21 @@ def _recomputed(canaries: Any, final: Final | None, model: Path | None, dim: int
     )
 
 
-def _summed(known: _Evidence, final: Final | None) -> Check:
+def _rounding(dim: int) -> float:
+    return COSINE_TOLERANCE * dim**0.5 + 1e-4
+
+
+def _largest_difference(canaries: Any, vector: Floats, stored: Any) -> float | str:
+    """By how many null standard deviations stored cosines differ from those of a vector at most; or why they cannot fit."""
+    cosines = np.asarray(canaries.cosines(vector))
+    if cosines.shape != stored.shape:
+        return f"{stored.size} cosines are stored but the settings say {cosines.size} canaries: one was changed"
+    return float(np.abs(cosines - stored).max()) * len(vector) ** 0.5
+
+
+def _summed(known: _Evidence, canaries: Any, model: Floats | None, initial: Floats | None) -> Check:
     """Whether the rounds add up to the final model's update along the canaries, as they do if the server is linear."""
+    final = known.log.final
     if final is None or final.update_cosines is None or final.update_norm is None:
         return Check("sum", None, "the audit does not know the initial model, so the rounds cannot be added up")
     server = (known.config or {}).get("server")
@@ -291,16 +288,19 @@ def _summed(known: _Evidence, final: Final | None) -> Check:
         return Check(
             "sum", None, f"the server's optimizer ({server['optimizer']}) is not linear, so rounds do not add up"
         )
+    momentum, rate = (_server_number(server, name) for name in ("momentum", "learning_rate"))
+    if momentum is not None and not 0 <= momentum <= 1:
+        return Check("sum", False, f"the config's server.momentum must lie in [0, 1], got {momentum:g}: it was changed")
     update = np.asarray(final.update_cosines, np.float64) * final.update_norm
-    total = _weighted_sum(known.log, momentum=float(server.get("momentum", 0.0)) if server else 0.0)
+    total = _weighted_sum(known.log, momentum=momentum or 0.0)
     if total is None or total.shape != update.shape:
         return Check("sum", False, "the rounds' cosines do not fit the final model's: one of them was changed")
-    rate = max(float(total @ update), 0.0) / max(float(total @ total), 1e-300)
-    if server is not None and isinstance(server.get("learning_rate"), int | float):
-        rate = float(server["learning_rate"])
+    if rate is None:
+        rate = max(float(total @ update), 0.0) / max(float(total @ total), 1e-300)
     off = float(np.linalg.norm(update - rate * total)) / max(float(np.linalg.norm(update)), 1e-300)
     if off < SUM_TOLERANCE:
-        return Check("sum", True, f"the rounds add up to the final update, to {off:.1g} of its length")
+        detail = f"the rounds add up to the final update, to {off:.1g} of its length"
+        return _tied_to_model(known, canaries, final, model, initial, detail)
     detail = f"the rounds do not add up to the final update: {off:.2g} of its length is missing or too much"
     if server is None:
         return Check(
@@ -309,6 +309,42 @@ def _summed(known: _Evidence, final: Final | None) -> Check:
             f"{detail}. A linear server (no Adam, no decay) must add up; the kind of this server is unknown",
         )
     return Check("sum", False, f"{detail}: rounds were replaced, dropped or changed, or the model was")
+
+
+def _server_number(server: dict[str, Any] | None, name: str) -> float | None:
+    """A number of the config's server; None if it has none that is usable."""
+    value = (server or {}).get(name)
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST_SETTING
+    return float(value) if usable and value is not None else None
+
+
+def _tied_to_model(
+    known: _Evidence, canaries: Any, final: Final, model: Floats | None, initial: Floats | None, detail: str
+) -> Check:
+    """Whether the update to which the rounds add up leads from the initial model to the final one."""
+    if model is None or initial is None:
+        missing = " and ".join(
+            text
+            for text, vector in (("final model (--model)", model), ("initial one (--initial-model)", initial))
+            if vector is None
+        )
+        return Check("sum", None, f"{detail}; give the {missing} to check that it is that of the model")
+    committed = known.statement.initial_sha256
+    if committed is not None and model_sha256(initial) != committed:
+        return Check("sum", False, "the initial model is not the one that was committed to before round 1")
+    moved = model - initial
+    length = float(np.linalg.norm(moved))
+    assert final.update_norm is not None
+    if not length or abs(length / final.update_norm - 1) > SUM_TOLERANCE:
+        return Check(
+            "sum", False, f"the models differ by a vector of length {length:.4g}, the log says {final.update_norm:.4g}"
+        )
+    off = _largest_difference(canaries, moved, final.update_cosines)
+    if isinstance(off, str) or off > _rounding(len(moved)):
+        return Check(
+            "sum", False, "the update to which the rounds add up is not the one from the initial to the final model"
+        )
+    return Check("sum", True, f"{detail}, which leads from the initial to the final model")
 
 
 def _weighted_sum(log: Rounds, momentum: float) -> Floats | None:
@@ -327,20 +363,28 @@ def _trainer(known: _Evidence) -> Check:
     """Whether the trainer's own entries are those at the end of the log, and its config the committed one."""
     if known.statement.config_sha256 is not None and known.config_sha256 != known.statement.config_sha256:
         return Check("trainer", False, "config.toml is not the one that was committed to before round 1")
-    noted = known.log.outcome
+    stored, noted = known.stored, known.log.outcome
+    early = [name for name, value in known.statement.facts.items() if not alike(stored.get(name), value)]
+    if early:
+        return Check(
+            "trainer", False, f"result.json differs in {', '.join(early)} from what was committed to before round 1"
+        )
     if noted is None:
         return Check("trainer", None, "the log does not end with the trainer's own entries, such as the accuracy")
-    changed = [name for name, value in noted.items() if not _alike(known.stored.get(name), value)]
+    entries = logged_entries(stored, [name for name in noted if name != PIPELINE_ITEMS])
+    changed = [name for name, value in noted.items() if not alike(entries.get(name), value)]
     if changed:
         return Check("trainer", False, f"result.json differs in {', '.join(changed)} from what the log ended with")
     privacy = (known.config or {}).get("privacy")
     if isinstance(privacy, dict) and "noise_multiplier" in privacy:
-        stored, configured = known.stored.get("noise_multiplier"), privacy["noise_multiplier"]
-        if stored is not None and not _alike(stored, configured):
+        noise, configured = stored.get("noise_multiplier"), privacy["noise_multiplier"]
+        if noise is not None and not alike(noise, configured):
             return Check(
-                "trainer", False, f"the noise multiplier is {stored} in the result and {configured} in the config"
+                "trainer",
+                False,
+                f"the noise multiplier is {shown(noise)} in the result, {shown(configured)} in the config",
             )
-    if not _alike(known.stored.get("log_digest"), known.log.digest):
+    if not alike(stored.get("log_digest"), known.log.digest):
         return Check("trainer", False, "result.json holds a log digest that differs from the log's")
     return Check("trainer", True, "accuracy and other entries of the trainer are those that the log ended with")
 
@@ -357,7 +401,7 @@ def _derived(known: _Evidence) -> Check:
             analytical_epsilon=result.analytical_epsilon,
             clients=result.clients,
             audited=[item for item in result.audited if item.source == "pipeline"],
-            watched=result.watched or _stops_at_alarms(known.config),
+            watched=result.watched or known.statement.watched,
         )
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         return Check(
@@ -369,7 +413,14 @@ def _derived(known: _Evidence) -> Check:
     again: dict[str, Any] = json.loads(json.dumps(json_ready(derived.to_dict())))
     if MU not in stored:
         again.pop(MU, None)  # results written before it existed
-    changed = [name for name, value in again.items() if name not in DERIVED and not _alike(stored.get(name), value)]
+    changed = [name for name in again if not alike(_without_words(stored.get(name)), _without_words(again[name]))]
+    changed = [name for name in changed if name not in DERIVED]
+    unknown = stored.keys() - again.keys() - (known.log.outcome or {}).keys() - set(ADDED)
+    if unknown:
+        listed = ", ".join(sorted(map(shown, unknown)))
+        return Check(
+            "result", False, f"result.json holds entries that neither follow from the log nor stand in it: {listed}"
+        )
     detail = "recomputing the result from the stored rounds gives result.json"
     if changed:
         detail = (
@@ -379,21 +430,8 @@ def _derived(known: _Evidence) -> Check:
     return Check("result", not changed, detail)
 
 
-def _stops_at_alarms(config: dict[str, Any] | None) -> bool:
-    """Whether the run stops at an alarm, according to its config: then its result must state whether there was one."""
-    claimed = (config or {}).get("claim")
-    return isinstance(claimed, dict) and claimed.get("stop_on_violation") is True
-
-
-def _alike(one: Any, two: Any) -> bool:
-    """Whether two values of JSON are the same, numbers up to the last digits."""
-    if isinstance(one, bool) or isinstance(two, bool):
-        return one is two
-    if isinstance(one, int | float) and isinstance(two, int | float):
-        return one == two or math.isclose(one, two, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-    if isinstance(one, dict) and isinstance(two, dict):
-        names = (one.keys() | two.keys()) - set(DERIVED)
-        return all(name in one and name in two and _alike(one[name], two[name]) for name in names)
-    if isinstance(one, list | tuple) and isinstance(two, list | tuple):
-        return len(one) == len(two) and all(_alike(a, b) for a, b in zip(one, two, strict=True))
-    return bool(one == two)
+def _without_words(value: Any) -> Any:
+    """A value of JSON without the entries that are generated from others, at any depth."""
+    if isinstance(value, dict):
+        return {name: _without_words(item) for name, item in value.items() if name not in DERIVED}
+    return [_without_words(item) for item in value] if isinstance(value, list) else value

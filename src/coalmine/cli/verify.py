@@ -27,6 +27,11 @@ UNVERIFIED = Check("run", None, "give --seed-file to verify the run itself: a st
     help="Final model as one .npy row; its cosines with the canaries are recomputed.",
 )
 @click.option(
+    "--initial-model",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Initial model as one .npy row, from a source that you trust. [default: the run's own, if it was committed to]",
+)
+@click.option(
     "--commitment",
     metavar="HEX",
     help="Commitment that was noted elsewhere before round 1 (statement_sha256 of audit/record.json).",
@@ -49,17 +54,18 @@ def verify(
     directory: Path,
     seed_file: Path | None,
     model: Path | None,
+    initial_model: Path | None,
     commitment: str | None,
     log_digest: str | None,
     statement_file: Path | None,
     facts_file: Path | None,
     as_json: bool,
 ) -> int:
-    """Verify an audit: what was committed to before round 1, its rounds, and the result that follows from them.
+    """Verify that a result follows from the seed, settings and claim committed to before round 1, and from its rounds.
 
-    A check holds, does not hold, or could not be made. Give the final model, and the two digests that somebody noted
-    elsewhere when the run began and ended, to have every check made. With --statement, a privacy statement is made again
-    from the run and compared: a changed number or word is found. The statement is worth no more than its run.
+    A check holds, does not hold, or could not be made. To run every check, give the final model, and the two digests that
+    somebody recorded elsewhere when the run began and ended. With --statement, the privacy statement is made again from
+    the run and compared, numbers and words. A statement is only as trustworthy as its run.
 
     Exit codes: 0 if every check holds, 1 if one does not, 3 if none fails but some could not be made.
     """
@@ -68,10 +74,18 @@ def verify(
     if facts_file is not None and statement_file is None:
         raise click.UsageError("--facts belongs to a statement: give --statement too")
     if seed_file is not None and not seed_file.is_file():
-        raise ValueError(f"{seed_file} does not exist: --seed-file must be the one that the audit was begun with")
+        problem = "is not an ordinary file" if seed_file.exists() else "does not exist"
+        raise ValueError(f"{seed_file} {problem}: --seed-file must be the one that the audit was begun with")
     checks = [UNVERIFIED]
     if seed_file is not None:
-        checks = verify_run(directory, read_seed(seed_file), model=model, commitment=commitment, log_digest=log_digest)
+        checks = verify_run(
+            directory,
+            read_seed(seed_file),
+            model=model,
+            initial=initial_model,
+            commitment=commitment,
+            log_digest=log_digest,
+        )
     if statement_file is not None:
         facts = None if facts_file is None else read_facts(facts_file)
         checks += check_statement(directory, statement_file, facts)

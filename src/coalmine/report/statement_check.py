@@ -1,18 +1,18 @@
 """Check a privacy statement against its run: generate it again and compare."""
 
 import json
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from coalmine.argument_checks import shown
-from coalmine.audit.verification import TOLERANCE, Check
+from coalmine.audit.verification import Check
 from coalmine.report.statement import PrivacyStatement, read_statement
 from coalmine.report.statement_facts import NO_FACTS, Facts, facts_from_dict
 from coalmine.report.statement_formats import Format, statement_text
-from coalmine.storage.files import json_ready, read_regular
+from coalmine.storage.files import json_ready, parse_json, read_regular
+from coalmine.storage.record import alike
 
 LARGEST_FILE = 1 << 24  # bytes
 MOST_NAMED = 5  # differences in one message
@@ -52,23 +52,11 @@ def _format(text: str) -> Format | None:
 
 def _parse_json(file: Path, text: str) -> dict[str, Any]:
     try:
-        values = json.loads(text, parse_constant=_reject_constant, object_pairs_hook=_unique_names)
-    except (ValueError, RecursionError) as error:
+        values = parse_json(text)
+    except ValueError as error:
         raise ValueError(f"{file} is not JSON ({error})") from None
     if not isinstance(values, dict) or not {"guarantee", "evidence"} & values.keys():
         raise ValueError(f"{file} must be a privacy statement as `coalmine statement --format json` writes it")
-    return values
-
-
-def _reject_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not a JSON number")
-
-
-def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. Its names must differ, because parsers disagree on which duplicate counts."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise ValueError("an object has the same name twice")
     return values
 
 
@@ -168,15 +156,6 @@ def _summarise(differences: list[str]) -> list[str]:
     return differences[:MOST_NAMED] + more
 
 
-def _is_equal(actual: Any, expected: Any) -> bool:
-    """Whether two values are equal. Numbers may differ in their last digits, which depend on the processor."""
-    if isinstance(actual, bool) or isinstance(expected, bool):
-        return actual is expected
-    if isinstance(actual, int | float) and isinstance(expected, int | float):
-        return actual == expected or math.isclose(actual, expected, rel_tol=TOLERANCE)
-    return type(actual) is type(expected) and bool(actual == expected)
-
-
 def _differences(actual: Any, expected: Any, path: str = "") -> Iterator[str]:
     """A sentence for each place in which two JSON values differ."""
     if isinstance(actual, dict) and isinstance(expected, dict):
@@ -191,5 +170,5 @@ def _differences(actual: Any, expected: Any, path: str = "") -> Iterator[str]:
     elif isinstance(actual, list) and isinstance(expected, list) and len(actual) == len(expected):
         for number, pair in enumerate(zip(actual, expected, strict=True)):
             yield from _differences(*pair, f"{path}[{number}]")
-    elif not _is_equal(actual, expected):
+    elif not alike(actual, expected):
         yield f"{path} is {shown(actual)} and must be {shown(expected)}"

@@ -87,7 +87,7 @@ FALSE_ALARMS = (
     "A true claim gets the verdict VIOLATION in at most 1 % of runs. A gauge leaves its limits in at most one honest run "
     "in 10,000."
 )
-ALARM_ERRORS = "The alarm during training adds at most 0.2 %."
+ALARM_ERRORS = "The alarm during training adds at most 0.25 %."
 LIMITS = (
     "The audit is about this run alone. It says nothing about other models trained on the same data.",
     "It measures what the canaries give away. It assumes that people were treated in the same way as canaries.",

@@ -23,6 +23,7 @@ from coalmine.simulation.participation import PARTICIPATIONS
 from coalmine.simulation.server_optimizer import ServerSettings
 from coalmine.simulation.tasks import TASKS
 from coalmine.storage.files import read_regular
+from coalmine.storage.record import MOST_ROUNDS
 from coalmine.storage.seed_file import DEMO_SEED, read_seed
 
 LEVELS = ("client", "example")
@@ -33,7 +34,6 @@ DIVISORS = ("actual", "expected")
 FEWEST_CANARIES = 10
 LARGEST_CLIP = 1e30  # leaves single precision room for sums and products
 MOST_THREADS = MOST_WORKERS = 1_024
-MOST_ROUNDS = 10**9
 MOST_CLIENTS = 100_000_000
 REPLACED_SHARE = 0.1  # default share of the clients that canaries replace
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,11 +15,10 @@ import numpy as np
 import torch
 
 from coalmine.audit.audit import Audit
-from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.vectors import NotFiniteError
+from coalmine.audit.verification import INITIAL
 from coalmine.canaries.array_types import cores
-from coalmine.estimators.amplification import amplified_epsilon
 from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.sampling import Shuffled
 from coalmine.simulation.client_sums import ClientSums, engine_of
@@ -29,12 +29,14 @@ from coalmine.simulation.distributed.rank_group import LostRankError, RankGroup
 from coalmine.simulation.distributed.rounds import RankSums
 from coalmine.simulation.dp_fedavg import RoundReport, Steps, Training, TrainingState, population_of
 from coalmine.simulation.engines.plain.one_by_one import OneByOne
-from coalmine.simulation.exposure import CanaryExposures, Exposure, canary_exposures, exposed_epsilon, most_exposed
 from coalmine.simulation.participation import rounds_digest
+from coalmine.simulation.planned_privacy import PlannedPrivacy
+from coalmine.simulation.randomness import torch_stream
 from coalmine.simulation.run_outcome import RunOutcome
 from coalmine.simulation.tasks import Task, load_task
 from coalmine.simulation.training_checkpoint import load_checkpoint, save_checkpoint
-from coalmine.storage.files import remove_drafts, write_atomically
+from coalmine.storage.files import json_ready, remove_drafts, write_atomically
+from coalmine.storage.record import Statement, model_sha256
 from coalmine.storage.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)
@@ -178,9 +180,11 @@ def _train_in_directory(
         log.info("commitment (record it elsewhere before round 1): %s", training.audit.commitment.statement_sha256)
         if digest is not None:  # after validation, so that the user can correct an invalid file
             write_atomically(home.path / ROUNDS_DIGEST, f"{digest}  {config.participation.rounds_file}\n".encode())
+        _save_initial(home.path / INITIAL, training)
         state = _restore_state(training, home, config)
         last_accuracy = _last_accuracy(home)
-        exposures = _exposures(training, state.round_number)
+        planned = _planned(training)
+        exposures = planned.exposures(state.round_number)
         started, first = time.monotonic(), state.round_number
         must_stop = _stop_check(training)
         for report in () if must_stop() else _train_rounds(training, state):
@@ -194,12 +198,12 @@ def _train_in_directory(
                 save_checkpoint(home.path, state, config)
             exposures.add(report.round_number, training.cohorts.of_round(report.round_number).canaries)
             left = spent / (report.round_number - first) * (config.rounds - report.round_number)
-            progress(Progress(report, config.rounds, last_accuracy, _epsilon(training, exposures.largest), left))
+            progress(Progress(report, config.rounds, last_accuracy, planned.epsilon(exposures.largest), left))
             if stops:
                 break
         with _explain_divergence(training):
             training.audit.observe_final(state.model_vector, initial=training.initial_vector())
-        _save_model(home.path / "model.npy", state)
+        _save_model(home.path / "model.npy", state.model_vector)
         accuracy = _accuracy_after(state.round_number, home)
         outcome = _outcome(training, training.evaluate(state) if accuracy is None else accuracy)
         home.write_result(outcome.result, **outcome.extra())
@@ -215,8 +219,7 @@ def _stop_check(training: Training) -> Callable[[], bool]:
     settings = training.config.claim
     if not settings.stop_on_violation:
         return lambda: False
-    usual = _exposures(training, training.config.rounds).usual
-    claim = _configured_claim(training, _epsilon(training, usual), usual)
+    claim = _planned(training).claim
     return lambda: claim is not None and training.audit.alarm(claim, wait=False) is not None
 
 
@@ -248,11 +251,17 @@ def _restore_state(training: Training, home: RunDirectory, config: RunConfig) ->
     return state
 
 
-def _save_model(path: Path, state: TrainingState) -> None:
-    """Save the final model as one vector, from which `coalmine verify --model` recomputes the cosines."""
+def _save_initial(path: Path, training: Training) -> None:
+    """Save the initial model, to which the audit committed, unless an earlier start did."""
+    if not path.exists():
+        _save_model(path, training.initial_vector())
+
+
+def _save_model(path: Path, vector: torch.Tensor) -> None:
+    """Save a model as one vector, from which `coalmine verify` recomputes cosines."""
     remove_drafts(path)
     content = io.BytesIO()
-    np.save(content, state.model_vector.cpu().numpy(), allow_pickle=False)
+    np.save(content, vector.cpu().numpy(), allow_pickle=False)
     write_atomically(path, content.getvalue())
 
 
@@ -350,7 +359,8 @@ def _plan(config: RunConfig, task: Task, home: RunDirectory | None) -> tuple[Run
     config = replace(config, canaries=config.canaries.with_count(population))
     canaries = config.canaries
     kind: Literal["rotated", "sphere"] = "rotated" if canaries.kind == "rotated" else "sphere"
-    audit = Audit(
+    new_audit = partial(
+        Audit,
         task.model.dim,
         canaries=canaries.count,
         unobserved=canaries.unobserved,
@@ -361,13 +371,37 @@ def _plan(config: RunConfig, task: Task, home: RunDirectory | None) -> tuple[Run
         presentations=canaries.presentations,
         layers=task.model.sizes,
         noise=config.noise_law(),
-        directory=home,
         deferred=not task.model.layers,  # small models finish before a thread would start
     )
+    audit = new_audit()
     cohorts = plan_cohorts(config, population, audit.canaries_in_round)
     config.privacy.clipping_of(cohorts.expected_size)  # validate now
     _check_epochs(config, population)
+    if home is not None:
+        home.commit(config.canary_seed(), audit.settings, _statement(PlannedPrivacy(config, cohorts, population), task))
+        audit = new_audit(directory=home)
     return config, audit, cohorts
+
+
+def _statement(planned: PlannedPrivacy, task: Task) -> Statement:
+    """The statement that the run commits to before round 1: all that follows from its config."""
+    initial = task.model.initial(torch_stream(planned.config.seed, "initial model"))
+    return Statement(
+        claim=None if planned.claim is None else json_ready(planned.claim.to_dict()),
+        watched=planned.config.claim.stop_on_violation,
+        initial_sha256=model_sha256(initial.cpu().numpy()),
+        facts=json_ready(
+            {
+                "analytical_epsilon": float(planned.analytical),
+                "noise_multiplier": planned.config.privacy.noise_multiplier,
+                "population": planned.population,
+            }
+        ),
+    )
+
+
+def _planned(training: Training) -> PlannedPrivacy:
+    return PlannedPrivacy(training.config, training.cohorts, len(training.population))
 
 
 def _check_epochs(config: RunConfig, population: int) -> None:
@@ -400,15 +434,13 @@ def _warn_of_many_canaries(config: RunConfig, cohorts: Cohorts) -> None:
 
 
 def _outcome(training: Training, accuracy: float) -> RunOutcome:
-    config = training.config
-    usual = _exposures(training, config.rounds).usual
-    presentations, analytical = usual.times, _epsilon(training, usual)
-    client = _client_exposure(training)
-    if_claimed, audited = None, _audited_items(training, usual, client)
+    config, planned = training.config, _planned(training)
+    usual, analytical = planned.usual, planned.analytical
+    if_claimed, audited = None, _audited_items(planned)
     if 0 < analytical < np.inf and config.claim.epsilon is None and not config.claim.computed:
-        if_claimed = training.audit.result(claim=_claim_of(training, analytical, usual)).verdict
+        if_claimed = training.audit.result(claim=planned.claim_of(analytical)).verdict
     result = training.audit.result(
-        claim=_configured_claim(training, analytical, usual),
+        claim=planned.claim,
         analytical_epsilon=float(analytical),
         audited=audited,
         watched=config.claim.stop_on_violation,
@@ -422,25 +454,26 @@ def _outcome(training: Training, accuracy: float) -> RunOutcome:
         accuracy=accuracy,
         engine=training.description,
         analytical=analytical,
-        presentations=presentations,
+        presentations=usual.times,
         update_noise_multiplier=update_noise,
         update_epsilon=float(mechanism_epsilon(update_noise / usual.sensitivity, delta=delta)),
         count_noise_multiplier=count_noise,
         count_epsilon=None
         if count_noise is None
-        else float(mechanism_epsilon(count_noise, delta=delta, participations=presentations)),
+        else float(mechanism_epsilon(count_noise, delta=delta, participations=usual.times)),
         sensitivity=usual.sensitivity,
-        population=len(training.population),
-        client_rounds=client.times,
-        client_epsilon=_epsilon(training, client),
-        exact_client=_counts_clients(training),
+        population=planned.population,
+        client_rounds=planned.client.times,
+        client_epsilon=planned.epsilon(planned.client),
+        exact_client=planned.counts_clients,
         if_claimed=if_claimed,
     )
 
 
-def _audited_items(training: Training, usual: Exposure, client: Exposure) -> list[AuditedItem]:
+def _audited_items(planned: PlannedPrivacy) -> list[AuditedItem]:
     """The audit coverage that follows from this pipeline; the audit derives the rest from its rounds."""
-    unit, pattern = training.config.task.level, training.config.canaries.pattern
+    config, usual, client = planned.config, planned.usual, planned.client
+    unit, pattern = config.task.level, config.canaries.pattern
     weights = (
         "every canary declares as many examples as the largest client, and so weighs as much"
         if unit == "client"
@@ -452,74 +485,13 @@ def _audited_items(training: Training, usual: Exposure, client: Exposure) -> lis
         else f"the canaries are sampled like the {unit}s; a claim of the accountant's epsilon tests their rounds"
     )
     items = [AuditedItem("weights", "checked", weights), AuditedItem("sampler", "not checked", sampler)]
-    if client.times > usual.times and not training.config.claim.counts_on_sampling:
-        who = f"the most exposed {unit} in" if _counts_clients(training) else f"each {unit} in about"
+    if client.times > usual.times and not config.claim.counts_on_sampling:
+        who = f"the most exposed {unit} in" if planned.counts_clients else f"each {unit} in about"
         detail = (
             f"a canary takes part in {usual.times} of the rounds, {who} {client.times}: a verdict is for {usual.times}"
         )
         items.append(AuditedItem("participations", "not checked", detail))
     return items
-
-
-def _exposures(training: Training, rounds: int) -> CanaryExposures:
-    """The canaries' exposures after `rounds` rounds."""
-    cohorts, count = training.cohorts, training.config.canaries.count
-    return canary_exposures(lambda number: cohorts.of_round(number).canaries, rounds, count, training.noise.law)
-
-
-def _counts_clients(training: Training) -> bool:
-    """Whether client exposures are counted exactly: under correlated noise, and for rounds from a file."""
-    return training.noise.law is not None or training.config.participation.kind == "file"
-
-
-def _client_exposure(training: Training) -> Exposure:
-    """A client's exposure: the average, or the largest in this run if clients are counted exactly."""
-    config, cohorts = training.config, training.cohorts
-    if _counts_clients(training):
-        present = (cohorts.of_round(number).clients for number in range(1, config.rounds + 1))
-        return most_exposed(present, training.noise.law)
-    replaced = config.canaries.count if config.canaries.pattern == "replace" else 0
-    share = (cohorts.expected_size - cohorts.expected_canaries) / (len(training.population) - replaced)
-    times = max(1, round(round(config.rounds * share, 9)))  # rounding twice treats an exact half as a half
-    return Exposure(times, times)
-
-
-def _epsilon(training: Training, exposure: Exposure) -> float:
-    return exposed_epsilon(exposure, training.clipping, delta=training.config.privacy.delta)
-
-
-def _claim_of(training: Training, epsilon: float, usual: Exposure) -> Claim:
-    """A claim for the most common exposure of the canaries."""
-    sensitivity = None if training.noise.law is None else usual.sensitivity
-    return Claim(epsilon, participations=usual.times, sensitivity=sensitivity)
-
-
-def _amplified_claim(training: Training, epsilon: float | None) -> Claim:
-    """The claim of the accountant's epsilon, or of a number that the user says is the accountant's."""
-    config = training.config
-    scheme, noise = sampling_of(config, len(training.population)), config.privacy.noise_multiplier
-    assert scheme is not None  # RunConfig checks it
-    accounted = float(amplified_epsilon(noise, scheme, config.privacy.delta)) if epsilon is None else epsilon
-    return Claim(accounted, sampling=scheme, noise_multiplier=noise or None, sampler_observed=_observes_sampler(config))
-
-
-def _observes_sampler(config: RunConfig) -> bool:
-    """Whether the canaries take part exactly when the sampler of the clients picks them."""
-    return config.canaries.pattern != "spread"
-
-
-def _configured_claim(training: Training, analytical: float, usual: Exposure) -> Claim | None:
-    settings = training.config.claim
-    if settings.counts_on_sampling:
-        return _amplified_claim(training, settings.epsilon)
-    if settings.epsilon is not None:
-        return _claim_of(training, settings.epsilon, usual)
-    if not settings.analytical:
-        return None
-    if analytical == 0:  # delta alone covers it
-        log.warning("the analytical epsilon is 0 at this delta, so there is no claim to judge")
-        return None
-    return _claim_of(training, analytical, usual)
 
 
 @contextmanager

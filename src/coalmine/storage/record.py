@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import math
 import operator
+import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, SupportsIndex, get_type_hints
 
 import msgspec
@@ -18,6 +20,7 @@ from coalmine.estimators.correlated import BandedNoise, CorrelatedNoise, TreeNoi
 from coalmine.estimators.sampling import Sampling, checked_sampling, sampling_from_dict, sampling_to_dict
 
 LARGEST = 10**12  # of dim and canaries: a vector of so many numbers fits in no memory
+MOST_ROUNDS = 10**7
 FEWEST = 10  # fewest canaries
 FEWEST_WITH_MOMENTUM = 200  # fewest unobserved canaries with momentum or correlated noise
 UNOBSERVED_EACH = 10  # unobserved canaries per observed one, if the dimension allows
@@ -30,8 +33,10 @@ LAW_STRETCH = 1 << 18  # most coordinates per block whose noise law is measured,
 BLOCK_EACH = 8  # fewest coordinates of a block per observed canary, if there are several blocks
 OPTIONAL = ("noise", "sampling", "blocks", "processes", "shards")  # settings that are omitted if empty
 SCHEMA_VERSION = 1
-COMMITMENT_VERSION = 3  # version 1 had the settings alone, 2 no sampling
+COMMITMENT_VERSION = 4  # version 1 had the settings alone, 2 no sampling, 3 no lengths, alarm, initial model or facts
+SALT = re.compile("[0-9a-f]{32}")
 GUESSABLE = 1 << 64
+TOLERANCE = 1e-9  # relative, of numbers that are computed again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,8 +239,10 @@ def checked_settings(
     groups = tuple(presentations) if isinstance(presentations, Sequence) else (presentations,)
     if sampling is not None:
         rounds = _rounds_of(checked_sampling(sampling), rounds, groups)
+    if rounds is not None and whole_number("rounds", rounds, minimum=1) > MOST_ROUNDS:
+        raise ValueError(f"rounds must be at most {MOST_ROUNDS:,}, got {shown(rounds)}")
     most = presentation_counts(canaries, groups).max()
-    if rounds is not None and most > whole_number("rounds", rounds, minimum=1):
+    if rounds is not None and most > rounds:
         raise ValueError(f"presentations must be at most rounds = {rounds}, got {most}")
     return Settings(
         dim=dim,
@@ -333,12 +340,16 @@ class Statement:
 
     `claim` holds the fields of the claim; None if nothing was claimed in advance. `config_sha256` is that of the trainer's
     config.toml, if it was written before. `demonstration` means that the seed can be guessed, so the audit proves nothing
-    to anyone else.
+    to anyone else. `watched` means that the alarm is checked during training. `initial_sha256` is that of the initial
+    model's numbers (`model_sha256`), and `facts` are entries of the result that the trainer knows in advance.
     """
 
     claim: dict[str, Any] | None = None
     config_sha256: str | None = None
     demonstration: bool = False
+    watched: bool = False
+    initial_sha256: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -370,7 +381,10 @@ class Commitment:
     @classmethod
     def from_dict(cls, values: Any) -> "Commitment":
         """The commitment from its form in a file; ValueError for anything else."""
-        return msgspec.convert(values, cls)
+        commitment = msgspec.convert(values, cls)
+        if not SALT.fullmatch(commitment.salt):
+            raise ValueError("the salt must be 32 hexadecimal digits")
+        return commitment
 
     def opens_to(self, seed: SupportsIndex | bytes, settings: Settings, statement: Statement | None = None) -> bool:
         """Whether seed and settings are those committed to, and the statement too if it is given."""
@@ -383,5 +397,32 @@ class Commitment:
 
 
 def _salted_digest(salt: str, content: dict[str, Any], seed: SupportsIndex | bytes) -> str:
+    """A digest of all three. Each is preceded by its length, so that no other three have the same bytes."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(b"\0".join([salt.encode(), text.encode(), seed_bytes(seed)])).hexdigest()
+    digest = hashlib.sha256()
+    for part in (salt.encode(), text.encode(), seed_bytes(seed)):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()
+
+
+def model_sha256(vector: Any) -> str:
+    """The SHA-256 of a model's numbers in single precision."""
+    return hashlib.sha256(np.ascontiguousarray(vector, dtype="<f4").tobytes()).hexdigest()
+
+
+def alike(one: Any, two: Any) -> bool:
+    """Whether two values of JSON are the same, numbers up to the last digits, in which processors and libraries differ."""
+    if isinstance(one, bool) or isinstance(two, bool):
+        return one is two
+    if isinstance(one, int | float) and isinstance(two, int | float):
+        if one == two:
+            return True
+        try:
+            return math.isclose(one, two, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+        except OverflowError:  # a whole number beyond the range of a float
+            return False
+    if isinstance(one, dict) and isinstance(two, dict):
+        return one.keys() == two.keys() and all(alike(one[name], two[name]) for name in one)
+    if isinstance(one, list | tuple) and isinstance(two, list | tuple):
+        return len(one) == len(two) and all(alike(a, b) for a, b in zip(one, two, strict=True))
+    return bool(one == two)

@@ -3,7 +3,7 @@
 from dataclasses import fields
 from functools import cache
 from types import UnionType
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -72,7 +72,8 @@ def _schema(kind: Any) -> _Schema:
         if getattr(plain, "__origin__", None) is np.ndarray:
             arrays[part.name] = np.dtype(get_args(get_args(plain)[1])[0])
         else:
-            scalars[part.name] = whole, frozenset(get_args(whole) or (whole,))
+            kinds = get_args(whole) if isinstance(whole, UnionType) else (whole,)
+            scalars[part.name] = whole, frozenset(get_origin(each) or each for each in kinds)
     return _Schema(scalars, arrays, frozenset(optional))
 
 

@@ -250,6 +250,8 @@ class RoundLog:
             raise ValueError(f"the log {self._path} is open for reading only")
         with self._writer:
             handle = self._open_handle()
+            check_types(item)  # a record that cannot be read again must not be written
+            check_values(item)
             data, digest = encode(kind, item, self._digests[-1] if self._digests else b"")
             try:
                 write_at(handle, data, self._end)
@@ -384,8 +386,14 @@ def _flat(item: Round | Final | Outcome) -> Iterator[tuple[str, Any]]:
 
 
 def decode(head: bytes, body: bytes) -> tuple[str, Round | Final | Outcome]:
-    """The inverse of `encode`, for bytes whose digest is correct."""
-    header = msgspec.convert(json.loads(head), dict[str, Any])
+    """The inverse of `encode`, for bytes whose digest is correct.
+
+    The digest covers header and arrays, not where one ends and the other begins. So the header must be one JSON object
+    and nothing more, and the arrays must fill the rest: then no other record has the same bytes.
+    """
+    if head[:1] != b"{" or head[-1:] != b"}":
+        raise ValueError("its header must be one object of JSON, without spaces around it")
+    header = msgspec.convert(json.loads(bytes(head)), dict[str, Any])
     kind, start = header.pop("kind"), 0
     values: dict[str, Any] = {}
     scores = {}
@@ -396,6 +404,8 @@ def decode(head: bytes, body: bytes) -> tuple[str, Round | Final | Outcome]:
             scores[name.removeprefix("scores/")] = array
         else:
             values[name] = array
+    if start != len(body):
+        raise ValueError(f"its arrays must fill its {len(body)} bytes, got {start}")
     if kind == "round":
         return kind, Round(**header, **values, scores=scores)
     if kind == "final":

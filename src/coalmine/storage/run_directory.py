@@ -17,6 +17,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, SupportsIndex
 
@@ -38,7 +39,7 @@ from coalmine.storage.files import (
 )
 from coalmine.storage.mapped_rounds import Rounds, map_rounds
 from coalmine.storage.one_writer import refuse_copy
-from coalmine.storage.record import SCHEMA_VERSION, Commitment, Settings, Statement, is_guessable
+from coalmine.storage.record import SCHEMA_VERSION, Commitment, Settings, Statement, alike, is_guessable
 from coalmine.storage.result_file import HasDict, write_result_file
 from coalmine.storage.rounds_file import RoundLog
 
@@ -156,10 +157,12 @@ class RunDirectory:
         text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in kept)
         write_atomically(self.path / "metrics.jsonl", text.encode())
 
-    def commit(
-        self, seed: SupportsIndex | bytes, settings: Settings, claim: Mapping[str, Any] | None = None
-    ) -> Commitment:
-        """Publish the commitment before round 1; an existing one must match seed, settings and claim."""
+    def commit(self, seed: SupportsIndex | bytes, settings: Settings, statement: Statement | None = None) -> Commitment:
+        """Publish the commitment before round 1; an existing one must match seed, settings and statement.
+
+        The directory itself adds to the statement whether the seed can be guessed, and the digest of config.toml.
+        """
+        given = statement or Statement()
         self.lock()
         path = self.path / "audit" / "record.json"
         if path.exists():
@@ -174,16 +177,14 @@ class RunDirectory:
                     )
                 changed = [name for name in old | new if old.get(name) != new.get(name)]
                 raise ValueError(f"{self.path} holds an audit with other settings (it differs in {', '.join(changed)})")
-            if claim is not None and statement.claim != claim:
+            if given.claim is not None and not alike(statement.claim, given.claim):
                 raise ValueError(f"{self.path} holds an audit that began with another claim; choose another directory")
+            if given.initial_sha256 is not None and statement.initial_sha256 != given.initial_sha256:
+                raise ValueError(f"{self.path} holds an audit that began with another model; choose another directory")
             if not commitment.opens_to(seed, settings, statement):
                 raise ValueError(f"{self.path} holds an audit with a different seed")
             return commitment
-        statement = Statement(
-            claim=None if claim is None else dict(claim),
-            config_sha256=self.config_sha256(),
-            demonstration=is_guessable(seed),
-        )
+        statement = replace(given, config_sha256=self.config_sha256(), demonstration=is_guessable(seed))
         commitment = Commitment.to(seed, settings, statement)
         record = {
             "schema_version": SCHEMA_VERSION,
