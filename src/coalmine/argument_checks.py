@@ -22,7 +22,7 @@ def finite_array(name: str, value: npt.ArrayLike) -> Floats:
         )
     try:
         given = np.asarray(value)
-        if given.dtype.kind not in "biufO":
+        if given.dtype.kind not in "biufO" or (given.dtype.kind == "O" and None in given.ravel().tolist()):
             raise TypeError
         with np.errstate(invalid="ignore"):  # damaged files can hold signalling NaNs; they are rejected below
             array = np.asarray(given, dtype=np.float64)
@@ -71,6 +71,8 @@ def unit_interval(name: str, value: float) -> float:
 
 def one_number(name: str, value: Any) -> float:
     """`value` as a finite float."""
+    if isinstance(value, bool):
+        raise WrongTypeError(f"{name} must be a number, got {value}")
     array = finite_array(name, value)
     if array.ndim:
         raise ValueError(f"{name} must be one number, got an array of shape {array.shape}")

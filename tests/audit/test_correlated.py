@@ -151,7 +151,8 @@ def test_independent_noise_leaves_the_commitment_unchanged():
         '{"canaries":10,"delta":1e-06,"dim":1000,"kind":"rotated","layers":[],"momentum":0.0,"presentations":[1],'
         '"rounds":null,"unobserved":300}'
     )
-    expected = hashlib.sha256(b"\0".join([b"salt", text.encode(), b"number:7"])).hexdigest()
+    parts = (b"salt", text.encode(), b"number:7")
+    expected = hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).hexdigest()
     assert Commitment.to(7, settings, salt="salt").sha256 == expected
 
 

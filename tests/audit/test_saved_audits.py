@@ -134,7 +134,7 @@ def test_load_rejects_an_invalid_header(audit, tmp_path, change):
 
 def test_many_planned_rounds_do_not_slow_down_the_result(audit, tmp_path):
     path = saved(tmp_path / "audit", audit)
-    edited_head(path, lambda head: head | {"settings": head["settings"] | {"rounds": 2**64}})
+    edited_head(path, lambda head: head | {"settings": head["settings"] | {"rounds": 10**6}})
     assert Audit.load(path, seed=SEED).result(claim=3.0).rounds == 3
 
 

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ import tomli_w
 
 from coalmine import Audit, Claim, FixedSize, Poisson, RunDirectory, amplified_epsilon, read_seed, write_seed
 from coalmine.audit.verification import verify_run
-from coalmine.storage.rounds_file import Final, Round, RoundLog
+from coalmine.storage.record import Commitment, Settings, Statement, model_sha256
+from coalmine.storage.rounds_file import Final, Round, RoundLog, decode, encode
 
 DIM, ROUNDS = 600, 6
 CONFIG = {
@@ -28,9 +30,15 @@ def train(path, seed, *, rng_seed=1, claim=5.0):
     """An honest run with a linear server that has momentum."""
     home = RunDirectory(path)
     home.write_config(CONFIG)
-    audit = Audit(DIM, canaries=30, seed=seed, delta=1e-6, rounds=ROUNDS, directory=home, claim=claim)
     rng = np.random.default_rng(rng_seed)
     initial = rng.normal(size=DIM)
+    kind = {"canaries": 30, "seed": seed, "delta": 1e-6, "rounds": ROUNDS}
+    statement = Statement(
+        claim=Claim(claim).to_dict(), initial_sha256=model_sha256(initial), facts={"noise_multiplier": 1.0}
+    )
+    home.commit(seed, Audit(DIM, **kind).settings, statement)
+    audit = Audit(DIM, **kind, directory=home, claim=claim)
+    np.save(path / "initial.npy", initial)
     model, velocity = initial.copy(), np.zeros(DIM)
     for number in range(1, ROUNDS + 1):
         present, others = audit.canaries_in_round(number), rng.normal(size=DIM)
@@ -106,7 +114,12 @@ def test_an_honest_run_is_verified(verified):
 
 def test_without_the_noted_digests_nothing_is_verified(verified):
     assert verified(noted=False) == (set(), {"commitment date", "log date"})
-    assert verified(model=None) == (set(), {"cosines"})
+    assert verified(model=None) == (set(), {"cosines", "sum"})
+
+
+def test_without_the_initial_model_the_rounds_are_not_tied_to_the_final_one(verified, run):
+    (run / "initial.npy").unlink()
+    assert verified() == (set(), {"sum"})
 
 
 def test_rounds_of_another_run_are_rejected(verified, run, honest, tmp_path):
@@ -254,31 +267,23 @@ def test_a_run_is_verified_on_another_processor(honest, core):
     assert json.loads(done.stdout)["result"]["held"]
 
 
-SAMPLED = CONFIG | {
-    "participation": {"kind": "fixed", "clients_per_round": 20},
-    "canaries": {"pattern": "clients"},
-    "claim": {"analytical": False, "accountant": True, "amplified": False},
-}
-
-
 def judged(run, **changes):
-    """Verify a run whose committed config claims the accountant's epsilon, with a changed claim."""
+    """Verify a run that committed to the accountant's epsilon, with a changed claim."""
     home = RunDirectory(run)
-    home.write_config(SAMPLED)
-    audit = Audit(DIM, canaries=30, seed=b"a long secret", delta=1e-6, directory=home)
+    scheme = FixedSize(23, 230, ROUNDS)  # 20 of 200 clients, and 30 canaries sampled like them
+    told = {"sampling": scheme, "noise_multiplier": 1.0, "sampler_observed": True}
+    told |= {"epsilon": float(amplified_epsilon(1.0, scheme, 1e-6))}
+    audit = Audit(DIM, canaries=30, seed=b"a long secret", delta=1e-6, directory=home, claim=Claim(**told))
     rng = np.random.default_rng(1)
     for number in range(1, ROUNDS + 1):
         delta = rng.normal(size=DIM)
         audit.observe_round(number, delta, present=np.arange(3), others=0 * delta, noise_std=1.0, clip_norm=1.0)
-    scheme = FixedSize(23, 230, ROUNDS)  # 20 of 200 clients, and 30 canaries sampled like them
-    told = {"sampling": scheme, "noise_multiplier": 1.0, "sampler_observed": True}
-    told |= {"epsilon": float(amplified_epsilon(1.0, scheme, 1e-6))} | changes
-    home.write_result(audit.result(claim=Claim(**told)), population=200, noise_multiplier=1.0)
+    home.write_result(audit.result(claim=Claim(**told | changes)), population=200, noise_multiplier=1.0)
     audit.close()
     return next(check for check in verify_run(run, b"a long secret") if check.name == "claim")
 
 
-def test_an_accountants_claim_follows_from_the_committed_config(tmp_path):
+def test_a_committed_accountants_claim_is_accepted(tmp_path):
     assert judged(tmp_path / "run").held is True
 
 
@@ -296,3 +301,150 @@ def test_a_claim_other_than_the_committed_accountants_is_rejected(tmp_path, chan
     found = judged(tmp_path / "run", **changes)
     assert found.held is False
     assert named in found.detail
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"claim_participations": 1},
+        {"claim_sensitivity": 0.01},
+        {"claim_participations": 1, "claim_sensitivity": 0.01},
+    ],
+)
+def test_a_claim_whose_assumptions_were_added_afterwards_is_rejected(verified, run, changes):
+    """With fewer participations or a smaller sensitivity, the same epsilon is a weaker claim."""
+    edit_json(run / "result.json", lambda values: values.update(changes))
+    assert "claim" in verified()[0]
+
+
+def test_a_pipelines_items_that_were_added_afterwards_are_rejected(verified, run):
+    def add(values):
+        values["audited"]["sampler"] = {"status": "checked", "detail": "tested", "source": "pipeline"}
+
+    edit_json(run / "result.json", add)
+    assert "trainer" in verified()[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("population", 10**6), ("client_epsilon", 0.1), ("task", "other"), ("alarm", None)]
+)
+def test_an_entry_that_the_log_does_not_have_is_rejected(verified, run, name, value):
+    edit_json(run / "result.json", lambda values: values.update({name: value}))
+    failed, _ = verified()
+    assert ("result" in failed) == (name != "alarm")  # an alarm that was looked for, and not raised, changes nothing
+
+
+def test_numbers_committed_to_before_round_1_cannot_change(verified, run):
+    """Also if the log ends with the changed number, as it does when the auditor is the forger."""
+    path = run / "audit" / "rounds.log"
+    log = RoundLog(path)
+    log.close_run(log.outcome | {"noise_multiplier": 2.0})
+    digest = log.digest
+    log.close()
+    edit_json(run / "result.json", lambda values: values.update(noise_multiplier=2.0, log_digest=digest))
+    assert "trainer" in verified(noted=False)[0]
+
+
+def test_an_alarm_that_was_removed_is_rejected(tmp_path):
+    """A run whose first rounds refute the claim, while the whole run would not."""
+    run, rng = tmp_path / "run", np.random.default_rng(1)
+    with Audit(
+        DIM, canaries=100, seed=b"a long secret", delta=1e-6, rounds=8, directory=run, claim=3.0, on_violation="warn"
+    ) as audit:
+        for number in range(1, 9):
+            present = audit.canaries_in_round(number)
+            delta = audit.updates(present, 1.0) + 0.2 * rng.normal(size=DIM)
+            with suppress(RuntimeWarning):
+                audit.observe_round(number, delta, present=present, others=0 * delta, noise_std=0.2, clip_norm=1.0)
+        audit.finish()
+    assert "alarm" in json.loads((run / "result.json").read_text())
+    before = {check.name: check.held for check in verify_run(run, b"a long secret")}
+    assert before["trainer"] is before["result"] is True
+    edit_json(run / "result.json", lambda values: values.pop("alarm"))
+    after = {check.name: check.held for check in verify_run(run, b"a long secret")}
+    assert after["trainer"] is after["result"] is False
+
+
+def test_rounds_of_another_run_that_add_up_to_their_own_update_are_rejected(verified, run, tmp_path, honest):
+    """The forger also replaces the stored update, but not the initial model, to which the audit committed."""
+    train(tmp_path / "other", read_seed(honest / "seed"), rng_seed=2)
+    other = RoundLog(tmp_path / "other" / "audit" / "rounds.log", read_only=True)
+    path = run / "audit" / "rounds.log"
+    own = RoundLog(path, read_only=True)
+    update = {name: getattr(other.final, name) for name in ("update_norm", "update_cosines", "layer_moves")}
+    final, outcome = Final(**vars(own.final) | update), own.outcome
+    path.unlink()
+    new = RoundLog(path)
+    for item in other.rounds():
+        new.append(item)
+    new.finish(final)
+    new.close_run(outcome)
+    new.close()
+    assert "sum" in verified(noted=False)[0]
+    fitting = np.load(run / "model.npy") - (
+        np.load(tmp_path / "other" / "model.npy") - np.load(tmp_path / "other" / "initial.npy")
+    )
+    np.save(run / "initial.npy", fitting)  # an initial model from which the other rounds lead to the same final model
+    assert "sum" in verified(noted=False)[0]
+
+
+def test_rounds_that_were_turned_into_skipped_ones_are_not_accepted(verified, run):
+    rewrite(run, lambda rounds: [*rounds[:2], Round(number=3, skipped=True), *rounds[3:]])
+    failed, open_ = verified(noted=False)
+    assert "rounds" in open_
+    assert "sum" in failed
+
+
+def test_a_config_that_was_not_committed_to_is_ignored(tmp_path):
+    seed, run, rng = b"a long secret", tmp_path / "run", np.random.default_rng(1)
+    with Audit(DIM, canaries=30, seed=seed, delta=1e-6, directory=run) as audit:
+        for number in range(1, 4):
+            audit.observe_round(number, rng.normal(size=DIM), present=[1, 2])
+        audit.finish()
+    (run / "config.toml").write_text(tomli_w.dumps({"schema_version": 1, "rounds": 3}))
+    assert next(check for check in verify_run(run, seed) if check.name == "rounds").held is None
+
+
+@pytest.mark.parametrize("seed", [271828, b"short"])
+def test_a_weak_seed_that_is_called_strong_is_a_demonstration_all_the_same(tmp_path, seed):
+    train(tmp_path / "run", seed)
+
+    def claim_strength(values):
+        settings, statement = Settings.from_dict(values["settings"]), values["statement"] | {"demonstration": False}
+        commitment = Commitment.to(seed, settings, Statement(**statement))
+        values.update(statement=statement, commitment=vars(commitment))
+
+    edit_json(tmp_path / "run" / "audit" / "record.json", claim_strength)
+    checks = {check.name: check.held for check in verify_run(tmp_path / "run", seed)}
+    assert checks["commitment"] is True
+    assert checks["seed"] is None
+
+
+def test_a_commitment_opens_to_one_seed_and_one_statement_only():
+    """Part of the salt or of the seed must not pass for part of the statement."""
+    settings = Audit(DIM, canaries=30, seed=1, delta=1e-6).settings
+    first, second = (Statement(claim=Claim(epsilon).to_dict()) for epsilon in (10.0, 40.0))
+    commitment = Commitment.to(b"first secret", settings, first)
+    assert commitment.opens_to(b"first secret", settings, first)
+    assert not commitment.opens_to(b"first secret", settings, second)
+    for moved in (b"\0", b"\0\0", b"x"):
+        assert not commitment.opens_to(moved + b"first secret", settings, first)
+        assert not commitment.opens_to(b"first secret" + moved, settings, first)
+    with pytest.raises(ValueError, match="salt must be 32 hexadecimal digits"):
+        Commitment.from_dict(vars(commitment) | {"salt": commitment.salt + "\0{}"})
+
+
+def test_no_other_record_has_the_bytes_of_a_record():
+    """The digest does not cover where the header ends, so only one way of reading the bytes may be valid."""
+    cosines = np.linspace(-0.1, 0.1, 24, dtype=np.float32)
+    item = Round(number=1, present=np.array([1], np.int32), norm=1.0, rest=0.9, cosines=cosines)
+    data, _ = encode("round", item, b"")
+    start = data.index(b"{")
+    stop = data.index(b"}") + 1
+    head, body = data[start:stop], data[stop:-16]
+    kind, read = decode(head, body)
+    assert kind == "round"
+    np.testing.assert_array_equal(read.cosines, cosines)
+    for wrong in ((head + b" ", body[1:]), (head, body + b"\0"), (head[:-1] + b" }", body + b"1234")):
+        with pytest.raises(ValueError, match=r"header|fill"):
+            decode(*wrong)

@@ -29,6 +29,7 @@ def run(tmp_path, seed_file):
         model += 0.5 * delta
     audit.observe_final(model, initial=initial)
     np.save(tmp_path / "model.npy", model)
+    np.save(tmp_path / "initial.npy", initial)
     audit.finish()
     audit.close()
     return tmp_path / "run"
@@ -59,9 +60,14 @@ def verified(capsys, run, tmp_path):
 
 
 def test_an_unchanged_record_is_verified(verified, seed_file, tmp_path, noted):
-    code, found = verified(seed_file, "--model", tmp_path / "model.npy", *noted)
+    models = ("--model", tmp_path / "model.npy", "--initial-model", tmp_path / "initial.npy")
+    code, found = verified(seed_file, *models, *noted)
     assert {outcome for outcome, _ in found.values()} == {"holds"}
     assert code == 0
+    code, found = verified(seed_file, *models[:2], *noted)
+    assert code == 3
+    assert found["sum"] == ("NOT CHECKED", found["sum"][1])
+    assert "give the initial one (--initial-model)" in found["sum"][1]
     assert "match the commitment published before round 1" in found["commitment"][1]
     assert found["cosines"][1].endswith("null standard deviations, which is rounding")
     assert found["result"][1] == "recomputing the result from the stored rounds gives result.json"

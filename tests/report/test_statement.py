@@ -50,7 +50,19 @@ FACTS = {
     "mechanism": {"clip_norm": 0.75, "library": "numpy"},
     "deployment": DEPLOYMENT,
 }
-FIXED = {1, 2, 3, 4, 5, 10, 50, 95, 100, 10_000, 0.25}  # numbers of parts, priors, the crowds, levels in fixed sentences
+FIXED = {
+    1,
+    2,
+    3,
+    4,
+    5,
+    10,
+    50,
+    95,
+    100,
+    10_000,
+    0.25,
+}  # numbers of parts, priors, the crowds, levels in fixed sentences
 REGISTRY = Path(os.environ.get("COALMINE_DATA_DIR", "missing")).parent / "registry" / "deployments-schema.yaml"
 
 

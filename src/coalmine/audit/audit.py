@@ -12,7 +12,7 @@ from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.argument_checks import Floats, one_number, positive_array, shown, whole_number
+from coalmine.argument_checks import Floats, WrongTypeError, one_number, positive_array, shown, whole_number
 from coalmine.audit.alarm import Alarm, AlarmReader, ViolationError
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
@@ -331,7 +331,7 @@ class Audit:
         self._parts = NoiseParts.of_all(settings)
         self._before: _Before | None = None
         self._last_sum: tuple[list[int], Any] | None = None
-        self._deferred = False
+        self._deferred = self._closed = False
         self._claim = None if statement.claim is None else Claim.from_dict(statement.claim)
         self._pending: _Pending | None = None
         self._worker: ThreadPoolExecutor | None = None
@@ -362,6 +362,7 @@ class Audit:
         finally:
             if self.directory is not None:
                 self.directory.close()
+            self._closed = True
 
     def __reduce__(self) -> NoReturn:
         refuse_copy(
@@ -527,6 +528,8 @@ class Audit:
             raise ValueError(f"rounds must come in order, got round {number} after round {self.last_round}")
         if self.settings.noise is not None and number > self.settings.noise.rounds:
             raise ValueError(f"the noise was planned for {self.settings.noise.rounds} rounds, got round {number}")
+        if self._closed:
+            raise ValueError("the audit is closed: make a new one to observe more rounds")
         if self._finished:
             raise ValueError(
                 f"the final model was observed before round {number}; call rewind_to with an earlier round first"
@@ -709,6 +712,8 @@ class Audit:
     def observe_final(self, model: Any, *, initial: Any = None) -> None:
         """Record the final model (Algorithm 2) and, for `final-update`, the initial one."""
         self.flush()
+        if self._closed:
+            raise ValueError("the audit is closed: make a new one to observe more rounds")
         if self._finished:
             raise ValueError("the final model was observed already; call rewind_to to observe another")
         if self._pieces is not None:
@@ -866,7 +871,7 @@ class Audit:
 
     def _observed_indices(self, present: Iterable[SupportsIndex]) -> list[int]:
         if not isinstance(present, Iterable):
-            raise ValueError(f"present must list canaries, got {shown(present)}")
+            raise WrongTypeError(f"present must list canaries, got {shown(present)}")
         listed = list(present.tolist() if hasattr(present, "tolist") else present)
         indices = [whole_number("a canary's index", index, minimum=0) for index in listed]
         beyond = [index for index in indices if index >= self.settings.canaries]
@@ -997,7 +1002,8 @@ def _check_on_violation(on_violation: object, claim: Claim | float | None) -> No
     if on_violation is None:
         return
     if on_violation not in ("warn", "raise") and not callable(on_violation):
-        raise ValueError(f"on_violation must be 'warn', 'raise' or a function, got {shown(on_violation)}")
+        kind = ValueError if isinstance(on_violation, str) else WrongTypeError
+        raise kind(f"on_violation must be 'warn', 'raise' or a function, got {shown(on_violation)}")
     if claim is None:
         raise ValueError("on_violation needs a claim to check the rounds against: pass claim= too")
 
@@ -1005,12 +1011,12 @@ def _check_on_violation(on_violation: object, claim: Claim | float | None) -> No
 def checked_attacks(scores: Mapping[str, Attack] | None) -> dict[str, Attack]:
     """A user's own attacks by name. None may have the name of a rung, which verdicts depend on."""
     if scores is not None and not isinstance(scores, Mapping):
-        raise ValueError(f"scores must map names to attacks, got {type(scores).__name__}")
+        raise WrongTypeError(f"scores must map names to attacks, got {type(scores).__name__}")
     for name, attack in (scores or {}).items():
         if name in RUNGS:
             raise ValueError(f"scores must not be named like a rung of the ladder, got {name!r}; give it another name")
         if not callable(attack):
-            raise ValueError(f"scores[{name!r}] must be callable, got {type(attack).__name__}")
+            raise WrongTypeError(f"scores[{name!r}] must be callable, got {type(attack).__name__}")
     return dict(scores or {})
 
 

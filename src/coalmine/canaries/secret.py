@@ -3,6 +3,8 @@
 import operator
 from typing import SupportsIndex
 
+from coalmine.argument_checks import WrongTypeError
+
 PLACEHOLDER = "<secret>"
 
 
@@ -32,7 +34,9 @@ def secret_seed(seed: SupportsIndex | bytes) -> SecretInt | SecretBytes:
     if isinstance(seed, bytes | bytearray):
         return SecretBytes(seed)
     try:
+        if isinstance(seed, bool):
+            raise TypeError
         return SecretInt(operator.index(seed))
     except TypeError:
         kind = type(seed).__name__
-        raise ValueError(f"seed must be an integer of up to 128 bits, or bytes, got {kind}") from None
+        raise WrongTypeError(f"seed must be an integer of up to 128 bits, or bytes, got {kind}") from None

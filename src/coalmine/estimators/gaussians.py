@@ -6,7 +6,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.argument_checks import Floats, delta_array, finite_array, nonnegative_array, positive_array, same_shape
+from coalmine.argument_checks import (
+    Floats,
+    WrongTypeError,
+    delta_array,
+    finite_array,
+    nonnegative_array,
+    positive_array,
+    same_shape,
+    shown,
+)
 from coalmine.estimators.hockey_stick import Pair, one_sided_delta, one_sided_epsilon
 
 BLOCK = 4096  # rows at a time: temporaries stay in the cache
@@ -48,6 +57,9 @@ def gaussian_delta(null: Gaussian, alternative: Gaussian, *, epsilon: npt.ArrayL
 
 
 def _blockwise(function: Any, null: Gaussian, alternative: Gaussian, **level: Floats) -> Any:
+    for name, value in (("null", null), ("alternative", alternative)):
+        if not isinstance(value, Gaussian):
+            raise WrongTypeError(f"{name} must be a Gaussian, got {shown(value)}")
     arrays = same_shape(
         null_mean=np.asarray(null.mean),
         null_std=np.asarray(null.std),

@@ -9,6 +9,8 @@ from scipy.special import ndtri
 from coalmine.argument_checks import Floats, delta_array, finite_array, nonnegative_array, same_shape
 from coalmine.estimators.gaussians import Gaussian, gaussian_delta, gaussian_epsilon
 
+LARGEST_EPSILON = 1e100  # its double is finite, and so are the squares on the way
+
 
 def mechanism_epsilon(
     noise_multiplier: npt.ArrayLike, *, delta: npt.ArrayLike, participations: npt.ArrayLike = 1
@@ -41,6 +43,8 @@ def mechanism_noise(epsilon: npt.ArrayLike, *, delta: npt.ArrayLike, participati
     """
     wanted = np.asarray(epsilon, dtype=np.float64)
     limited = nonnegative_array("epsilon", np.where(np.isposinf(wanted), 0.0, wanted))
+    if limited.size and limited.max() > LARGEST_EPSILON:
+        raise ValueError(f"epsilon must be at most {LARGEST_EPSILON:g}, or infinite, got {limited.max():g}")
     wanted, limited, times, delta = same_shape(
         epsilon=wanted, limited=limited, participations=_times(participations), delta=delta_array(delta)
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coalmine.report import plots
+from coalmine.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -138,4 +139,6 @@ def save_plot(path: Path, plot: Callable[..., Any], *arguments: Any, legend: int
         set_layout(figure)
         if path.suffix.lower() not in (".png", ".svg", ".pdf"):
             raise ValueError(f"{path} must end in .png, .svg or .pdf")
-        figure.savefig(path)
+        content = io.BytesIO()
+        figure.savefig(content, format=path.suffix.lower()[1:])
+        write_atomically(path, content.getvalue())

@@ -14,13 +14,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.argument_checks import delta_array, one_number, shown, whole_number
+from coalmine.argument_checks import WrongTypeError, delta_array, one_number, shown, whole_number
 from coalmine.canaries.philox import key_from_seed
 from coalmine.estimators.correlated import BandedNoise, CorrelatedNoise, TreeNoise, correlated_noise
 from coalmine.estimators.sampling import Sampling, checked_sampling, sampling_from_dict, sampling_to_dict
 
 LARGEST = 10**12  # of dim and canaries: a vector of so many numbers fits in no memory
-MOST_ROUNDS = 10**7
+MOST_ROUNDS = 10**6
 FEWEST = 10  # fewest canaries
 FEWEST_WITH_MOMENTUM = 200  # fewest unobserved canaries with momentum or correlated noise
 UNOBSERVED_EACH = 10  # unobserved canaries per observed one, if the dimension allows
@@ -221,7 +221,7 @@ def checked_settings(
     if not 0 <= beta < 1:
         raise ValueError(f"momentum must lie in [0, 1), got {beta}")
     if noise is not None and not isinstance(noise, TreeNoise | BandedNoise):
-        raise ValueError(f"noise must be a TreeNoise, a BandedNoise or None, got {shown(noise)}")
+        raise WrongTypeError(f"noise must be a TreeNoise, a BandedNoise or None, got {shown(noise)}")
     if (beta or noise) and wanted < FEWEST_WITH_MOMENTUM:
         undone = "momentum is undone" if beta else "correlated noise is whitened"
         raise ValueError(
@@ -231,7 +231,7 @@ def checked_settings(
     try:
         named = tuple((str(name), whole_number("layer size", size, minimum=1)) for name, size in layers or ())
     except TypeError:
-        raise ValueError(f"layers must be pairs of a name and a size, got {shown(layers)}") from None
+        raise WrongTypeError(f"layers must be pairs of a name and a size, got {shown(layers)}") from None
     if len({name for name, _ in named}) < len(named):
         raise ValueError("layers must have different names, got one twice: each has its own gauge")
     if named and sum(size for _, size in named) != dim:

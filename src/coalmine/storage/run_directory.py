@@ -69,9 +69,9 @@ class RunDirectory:
     """A run's directory, created when it is first written. Writing takes its lock, until `close` or the process's end."""
 
     def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
         self._lock: FileLock | None = None
         self._log: RoundLog | None = None
+        self.path = Path(path)
 
     # Writing
 
@@ -95,6 +95,10 @@ class RunDirectory:
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} must be a directory, got a file; choose another")
         self.path.mkdir(parents=True, exist_ok=True)
+        for folder in (self.path, self.path / "audit"):
+            for file in folder.iterdir() if folder.is_dir() else ():
+                if file.exists() and not file.is_file() and not file.is_dir():  # a pipe would wait for ever
+                    raise ValueError(f"{file} must be an ordinary file, got a pipe, a socket or a device; remove it")
         lock = lock_file(self.path / ".lock")
         if lock is None:
             return False

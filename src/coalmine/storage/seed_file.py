@@ -4,6 +4,7 @@ import os
 import secrets
 from pathlib import Path
 
+from coalmine.canaries.secret import SecretBytes, SecretInt
 from coalmine.storage.files import read_regular
 
 DEMO_SEED = 20240507  # not secret: it is public
@@ -19,20 +20,20 @@ def read_seed(path: str | Path) -> int | bytes:
     """
     path = Path(path)
     try:
-        content = read_regular(path, most=16 * LARGEST)
+        content = SecretBytes(read_regular(path, most=16 * LARGEST))  # a traceback may show this frame
     except FileNotFoundError:
         raise ValueError(f"seed file {path} is missing; make one with: coalmine seed {path}") from None
     except OSError as error:
         raise ValueError(f"seed file {path} cannot be read: {error.strerror}") from None
     if not content.strip():
         raise ValueError(f"seed file {path} is empty; make one with: coalmine seed {path}")
-    text = content.removesuffix(b"\n").removesuffix(b"\r")
+    text = SecretBytes(content.removesuffix(b"\n").removesuffix(b"\r"))
     if text.endswith((b"\n", b"\r")):  # added by an editor, perhaps: it is unclear whether they belong to the seed
         raise ValueError(f"seed file {path} must end in one line end at most, got several; remove the blank lines")
     if len(text) > LARGEST:
         raise ValueError(f"seed file {path} must hold at most {LARGEST} bytes, got {len(text)}")
     if text.isdigit():
-        number = int(text) if len(text) <= 39 else 1 << 128  # 2^128 has 39 digits
+        number = SecretInt(text if len(text) <= 39 else 1 << 128)  # 2^128 has 39 digits
         if number >= 1 << 128:
             raise ValueError(f"seed file {path} must hold a number below 2^128, or other text")
         return number
