@@ -320,3 +320,22 @@ def test_random_input_raises_only_documented_errors(number, model_delta, present
         audit.observe_round(number, model_delta, **call)
         return
     assert str(list(audit._log.records())) == before
+
+
+@pytest.mark.parametrize("precision", [None, np.float64, np.float32, np.float16])
+def test_a_call_of_updates_does_not_change_what_a_round_records(precision):
+    """The sum of the canaries is kept for the round, but not in a precision that its gauges would see."""
+
+    def log_digest(asks):
+        audit = Audit(2_000, canaries=40, seed=1, delta=1e-6, rounds=2, layers=[("a", 1_500), ("b", 500)])
+        for number in (1, 2):
+            rng, present = np.random.default_rng(number), audit.canaries_in_round(number)
+            total = sum(audit.rotated_canaries.canary(index) for index in present)
+            others = rng.normal(size=2_000)
+            if asks:
+                audit.updates(present, 1.0, like=np.zeros(1, precision))
+            release = total + others + 0.02 * rng.normal(size=2_000)
+            audit.observe_round(number, release, present=present, others=others, noise_std=0.02, clip_norm=1.0)
+        return audit.log_digest
+
+    assert log_digest(True) == log_digest(False)

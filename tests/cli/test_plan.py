@@ -128,7 +128,7 @@ def test_plan_answers_for_amplified_claims():
     assert found["claim"]["sampling"] == {"scheme": "poisson", "probability": 0.1, "rounds": 100}
     assert (found["accounted"]["kind"], found["leg"]) == ("upper bound", "noise")
     assert found["canaries"] == max(found["legs"].values())
-    assert answer == f"{found['canaries']} canaries decide the claimed epsilon of 7.05; the noise leg needs most"
+    assert answer == f"{found['canaries']} canaries decide the claimed epsilon of 7.05; the noise leg needs the most"
 
 
 @pytest.mark.parametrize(

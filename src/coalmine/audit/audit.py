@@ -38,6 +38,7 @@ from coalmine.audit.vectors import (
     checked_length,
     copied,
     difference,
+    is_precise,
     layer_norms,
     like_model,
     numpy_vector,
@@ -465,7 +466,8 @@ class Audit:
             return self._pieces.sum_of_canaries(indices, size)
         template = like if self._tree is None else self._tree.vector_like()
         total = self._canaries.combine(indices, like=template)
-        self._last_sum = (indices, host_vector("updates", total))  # the round will need it again
+        if is_precise(total):  # the round will need it again; half precision would show in the gauges
+            self._last_sum = (indices, host_vector("updates", total))
         return total * size if self._tree is None else self._tree.from_vector(total, size)
 
     def update(self, index: SupportsIndex, clip_norm: float, *, scale: float = 1.0, like: Any = None) -> Any:

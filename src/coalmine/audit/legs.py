@@ -316,10 +316,10 @@ def _combine(legs: dict[str, Verdict], bounds: dict[str, Verdict], rung: str | N
     violated = [name for name in LEGS if legs[name].outcome == VIOLATION]
     above = [name for name, verdict in bounds.items() if verdict.outcome == VIOLATION]
     if violated:
-        also = [f"the {name} leg" for name in violated[1:]] + above
-        return replace(
-            legs[violated[0]], evidence=(*legs[violated[0]].evidence, *also), rung=legs[violated[0]].rung or rung
-        )
+        first = legs[violated[0]]
+        deciding = first.rung or rung
+        also = [f"the {name} leg" for name in violated[1:]] + [name for name in above if name != deciding]
+        return replace(first, evidence=(*first.evidence, *also), rung=deciding)
     if above:
         return replace(bounds[above[-1]], evidence=tuple(above[:-1]))
     undecided = [name for name in LEGS if legs[name].outcome == UNDERPOWERED]

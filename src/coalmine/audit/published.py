@@ -76,7 +76,7 @@ def canife_needs(log: RoundLog, settings: Settings) -> str:
     With ten canaries in a round, that round's epsilon could be computed. But rounds are composed as Poisson samples, and a
     log does not contain the probability that a client is in one: a schedule, for example, has none.
     """
-    most = max((item.present.size for item in log.rounds()), default=0)
+    most = max((entry.present.size for entry in log.observed), default=0)
     needs = []
     if most < FEWEST:
         needs.append(

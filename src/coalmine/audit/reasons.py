@@ -167,12 +167,12 @@ def _untrained(v: "Verdict") -> str:
     if v.gauge == MOVED:
         return (
             "nothing refutes the claim, but no weight moved from the first round to the last: nothing was trained, so this "
-            "is no PASS for a trained model. Check that the optimizer holds this model's parameters, that they require "
+            "is not a PASS for a trained model. Check that the optimizer holds this model's parameters, that they require "
             "gradients, and that the learning rate is above 0"
         )
     return (
         "nothing refutes the claim, but no layer received a gradient in any round: noise alone moved the weights, so this "
-        "is no PASS for a trained model. Check that the loss depends on the parameters that the optimizer holds"
+        "is not a PASS for a trained model. Check that the loss depends on the parameters that the optimizer holds"
     )
 
 

@@ -92,7 +92,9 @@ def make_sampled_row(reading: UnknownRound, signal: NoiseSignal, settings: Setti
             f"the scores do not follow the accountant's law (Kolmogorov-Smirnov p = {reading.fit.p_value:.2g})"
         )
     if estimate.epsilon <= floor.q95:
-        warnings.append(f"nothing was detected: as many canaries read up to {floor.q95:.2g} when nothing leaks")
+        warnings.append(
+            f"nothing was detected: with this many canaries, estimates reach {floor.q95:.2g} when nothing leaks"
+        )
     return Row(
         presentations=None,
         canaries=reading.observed.size,
@@ -192,7 +194,7 @@ def _warnings(scores: Scores, estimate: EpsilonEstimate) -> tuple[str, ...]:
         )
     if estimate.epsilon <= estimate.floor.q95:
         warnings.append(
-            f"nothing was detected: as many canaries read up to {estimate.floor.q95:.2g} when nothing leaks"
+            f"nothing was detected: with this many canaries, estimates reach {estimate.floor.q95:.2g} when nothing leaks"
         )
     return tuple(warnings)
 

@@ -1,7 +1,7 @@
 """Gauges of the training itself: did the weights move, did gradients reach every layer, is an update more than noise?
 
-A run whose weights never move is private, and no training. So these gauges never prove a VIOLATION. One of them bars a PASS
-only if nothing was trained at all; otherwise they name the layers, and the verdict on privacy stands.
+A run whose weights never move is private, and no training. So these gauges never prove a VIOLATION. One of them prevents a
+PASS only if nothing was trained at all; otherwise they name the layers, and the verdict on privacy stands.
 """
 
 import math

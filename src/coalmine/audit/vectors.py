@@ -131,6 +131,11 @@ def copied(vector: Any) -> Any:
     return vector.detach().clone() if is_tensor(vector) else np.array(vector)
 
 
+def is_precise(vector: Any) -> bool:
+    """Whether a vector has at least single precision."""
+    return vector.dtype.itemsize >= 4
+
+
 def like_model(vector: Any, model_delta: Any) -> Any:
     """A vector as a tensor on the model delta's device, without gradient."""
     return as_tensor(vector, device=model_delta.device).detach()

@@ -128,11 +128,11 @@ def _noted(name: str, noted: str | None, there: str, when: str, what: str) -> Ch
         return Check(
             name,
             None,
-            f"give {what} as it was noted elsewhere {when} ({option}); without it everything here could have been written "
-            "later",
+            f"give {what} as it was recorded elsewhere {when} ({option}); without it everything here could have been "
+            "written later",
         )
     same = noted.strip().lower() == there
-    return Check(name, same, f"{what} is {'' if same else 'not '}the one that was noted elsewhere")
+    return Check(name, same, f"{what} is {'' if same else 'not '}the one that was recorded elsewhere")
 
 
 def _claim(known: _Evidence) -> Check:

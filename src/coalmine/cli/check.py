@@ -54,7 +54,7 @@ Function = Callable[..., Any]
     click.option(
         "--aggregate",
         type=click.Choice(get_args(Aggregate)),
-        help="Return value of the function; if given, even a few percent of missing noise are detected.",
+        help="Return value of the function; if given, even a few percent of missing noise is detected.",
     ),
     click.option(
         "--updates",

@@ -88,7 +88,7 @@ def plan(
     Measuring an epsilon: the 95 % interval lies within ±25 % of it.
 
     With --sampling the claim is amplified: the attacker does not know in which rounds a client takes part. The answer
-    is the number of canaries that decide the claim, and the leg of the verdict (noise or sampling) that needs most.
+    is the number of canaries that decide the claim, and the leg of the verdict (noise or sampling) that needs the most.
     """
     if sampling is not None:
         hidden = read_scheme(sampling, scheme)
@@ -135,7 +135,7 @@ def plan(
 def _plan_amplified(
     claim: float, sampling: Sampling, *, dim: int, delta: float, noise_multiplier: float | None, as_json: bool
 ) -> None:
-    """Print how many canaries decide an amplified claim, and which leg needs most."""
+    """Print how many canaries decide an amplified claim, and which leg needs the most."""
     dim, delta = whole_number("--dim", dim, minimum=FEWEST + 2), unit_interval("--delta", delta)
     for name, value in (("--claim", claim), ("--noise-multiplier", noise_multiplier)):
         if value is not None and one_number(name, value) <= 0:
@@ -184,7 +184,7 @@ def _amplified_line(claim: float, found: SampledPlan) -> str:
         return f"no number of canaries confirms {claim:g}: the accountant gives more. Claim what it gives, or add noise"
     if found.canaries is None:
         return f"no number of canaries decides the claimed epsilon of {claim:g} in this dimension: the {found.leg} leg"
-    asks = f"the {found.leg} leg needs most" if found.noise != found.sampling else "both legs need as many"
+    asks = f"the {found.leg} leg needs the most" if found.noise != found.sampling else "both legs need as many"
     return f"{found.canaries:,} canaries decide the claimed epsilon of {claim:g}; {asks}"
 
 

@@ -202,7 +202,7 @@ PAGE = click.option(
         "--amplified",
         is_flag=True,
         default=None,
-        help="The claimed number is an accountant's: it counts on sampling, which hides a client's rounds.",
+        help="The claimed number is an accountant's: it assumes amplification by sampling.",
     ),
     click.option(
         "--stop-on-violation",
@@ -225,7 +225,7 @@ PAGE = click.option(
     click.option(
         "--engine",
         type=click.Choice(ENGINES),
-        help="Train the clients of a round together in batches, or one by one; auto takes the faster.  [default: auto]",
+        help="Train the clients of a round together in batches, or one by one; auto picks the faster.  [default: auto]",
     ),
     click.option(
         "--workers",

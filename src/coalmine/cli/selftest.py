@@ -35,7 +35,7 @@ def selftest(verbosity: Verbosity, names: tuple[str, ...], seeds: int, as_json: 
     """Check that the audit detects known faults.
 
     Each fault is put into a real training loop. A fault is detected if a rung or a gauge contradicts the claim and the
-    verdict is not PASS. It is named if the report would list it among the likely faults.
+    verdict is not PASS. The fault is also named if the report lists it as likely.
 
     Exit codes: 1 if a detectable fault was missed or honest training was a VIOLATION, else 0.
     """

@@ -56,7 +56,7 @@ def sweep(verbosity: Verbosity, file: Path, out: Path | None, jobs: int, shard: 
     interrupted ones are resumed.
 
     With --shard, several processes train one grid, on one machine or on several with a shared file system. Each trains its
-    own part, then takes over runs that nobody trains. No run is trained twice, and a run whose process was killed is
+    own part, then takes over unclaimed runs. No run is trained twice, and a run whose process was killed is
     resumed by another. The table and the exit code are those of this shard's runs (docs/how-to/slurm.md).
 
     Exit codes: 2 if a run failed (the others are still trained), else that of the worst verdict: 1 VIOLATION,

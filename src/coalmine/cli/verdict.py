@@ -42,8 +42,8 @@ def verdict(directories: tuple[Path, ...], as_json: bool) -> int:
     or has no verdict, because it is not finished or nothing was claimed. 2 if a path holds no run or a damaged one; the
     other verdicts are still printed.
 
-    A claim amplified by sampling has three legs, accounting, noise and sampling. Their outcomes stand before the reason;
-    PASS needs all three.
+    A claim amplified by sampling has three legs, accounting, noise and sampling. Their outcomes are printed before the
+    reason; PASS needs all three.
 
     The verdict is read from result.json; `coalmine verify` checks that it follows from the recorded rounds.
     """

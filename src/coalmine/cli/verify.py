@@ -34,9 +34,9 @@ UNVERIFIED = Check("run", None, "give --seed-file to verify the run itself: a st
 @click.option(
     "--commitment",
     metavar="HEX",
-    help="Commitment that was noted elsewhere before round 1 (statement_sha256 of audit/record.json).",
+    help="Commitment that was recorded elsewhere before round 1 (statement_sha256 of audit/record.json).",
 )
-@click.option("--log-digest", metavar="HEX", help="Digest of the log that was noted elsewhere when the run ended.")
+@click.option("--log-digest", metavar="HEX", help="Digest of the log that was recorded elsewhere when the run ended.")
 @click.option(
     "--statement",
     "statement_file",

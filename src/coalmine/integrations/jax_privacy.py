@@ -372,8 +372,8 @@ def _new_selection(
 def _set_up_audit(model: dict[str, Any], law: BandedNoise | None, settings: AuditSettings) -> Audit:
     if settings.get("audit") is None:
         # A deferred round is measured during the next step and costs less, but an alarm must not wait.
-        deferred = settings.get("on_violation") is None
-        return Audit.for_model(model, noise=law, deferred=deferred, **new_audit_settings(True, **settings))
+        deferred = {"deferred": settings.get("on_violation") is None}
+        return Audit.for_model(model, noise=law, **deferred | new_audit_settings(True, **settings))
     audit = own_audit(**settings)
     refuse_finished(audit)
     structure = audit.updates([], 1.0)

@@ -18,9 +18,8 @@ from importlib import resources
 from pathlib import PurePath
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 
-from coalmine.argument_checks import printable
 from coalmine.audit.gauge import LAYER
 from coalmine.audit.result import AuditResult
 from coalmine.report import plots
@@ -55,6 +54,7 @@ from coalmine.report.table_rows import (
     shown_rows,
     top_row,
 )
+from coalmine.report.templating import new_environment
 from coalmine.report.trainer_entries import accounted_epsilon, client_exposure, note_lines
 from coalmine.version import __version__
 
@@ -173,16 +173,13 @@ def _render(template: str, **context: Any) -> str:
 
 @functools.cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("coalmine.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, keep_trailing_newline=True,
-    )  # fmt: skip
+    environment = new_environment()
     environment.globals |= {
         "glossary": GLOSSARY, "attacker_sees": ATTACKERS, "questions": QUESTIONS, "version": __version__,
     }  # fmt: skip
     environment.filters |= {
         "format_number": format_number, "format_value": _format_value, "interval": interval_text, "percent": percent,
-        "posterior": posterior, "printable": printable, "shorten_middle": _shorten_middle, "slug": slug,
+        "posterior": posterior, "shorten_middle": _shorten_middle, "slug": slug,
         "sort_key": _sort_key, "visible": _visible,
     }  # fmt: skip
     return environment

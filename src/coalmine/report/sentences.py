@@ -72,7 +72,7 @@ GLOSSARY = {
     "says how. Cannot be checked: this audit has no way to see it.",
     "commitment": "A fingerprint of the secret seed, published before round 1. It lets others check afterwards that the "
     "canaries were not chosen to get a good result.",
-    "PASS": "Nothing contradicts the claim, no gauge is outside its limits, and this audit would have caught twice the "
+    "PASS": "Nothing contradicts the claim, no gauge is outside its limits, and this audit would have detected twice the "
     "claimed ε. It covers only what was checked.",
     "VIOLATION": "The claim is refuted: the training gives away more than was promised.",
     "UNDERPOWERED": "Nothing refutes the claim, but nothing confirms it either: the audit is too weak, a gauge is outside "
@@ -198,7 +198,9 @@ def verdict_sentence(run: Run) -> str:
                 "caught twice as much."
             )
         if outcome == "PASS":
-            return f"PASS: nothing contradicts the claimed ε = {claim}, and this audit would have caught twice as much."
+            return (
+                f"PASS: nothing contradicts the claimed ε = {claim}, and this audit would have detected twice as much."
+            )
         if outcome == "VIOLATION":
             why = REFUTED.get(result.verdict.leg or "", "this training gives away more than the claimed ε = {claim}")
             return f"VIOLATION: {why.format(claim=claim)}."

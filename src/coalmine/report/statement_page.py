@@ -4,12 +4,11 @@ import functools
 import math
 from importlib import resources
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from coalmine.argument_checks import printable
 from coalmine.report.sentences import format_number, percent
 from coalmine.report.statement import MISSING_PART, PARTS, PRIORS, PrivacyStatement
+from coalmine.report.templating import new_environment
 
 PEOPLE, ACROSS, STEP = 100, 10, 12
 
@@ -66,11 +65,4 @@ def _crowd(marked: int, left: int, name: str) -> Markup:
     return Markup("").join([*dots, label])
 
 
-@functools.cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("coalmine.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, keep_trailing_newline=True,
-    )  # fmt: skip
-    environment.filters["printable"] = printable
-    return environment
+_environment = functools.cache(new_environment)

@@ -20,11 +20,6 @@ WORDS_DELTA, CHARACTERS_DELTA = WORDS_USERS**-1.1, CHARACTERS_USERS**-1.1
 CANARIES = 1_000  # per kind and per number of presentations
 EXAMPLES = 16  # most examples of a Stack Exchange client per round: one step, since users take part repeatedly
 
-SMALL = (
-    "scikit-learn's handwritten digits over 200 clients and a two-layer network of 9,610 parameters: a quick look at the "
-    "directions, not at the numbers"
-)
-
 
 def words(options: Options) -> RunConfig:
     """Next words with the LSTM of 4,050,748 parameters: 2,048 rounds of 167 clients, without noise.

@@ -79,7 +79,7 @@ def check_private(
     update, which moves the sum twice as far.
 
     Without `aggregate` the check compares the noise with the measured contribution of a canary, whatever the release is
-    divided by. "sum" or "mean" states that contribution, so that a few percent of missing noise are detected too.
+    divided by. "sum" or "mean" states that contribution, so that a few percent of missing noise is detected too.
 
     The function is called until twice the claimed epsilon would be detected with probability 90 %, at least three times and
     at most `most_calls` times. Most updates have `scale` times the clip norm. Others have exactly the clip norm, 1,000

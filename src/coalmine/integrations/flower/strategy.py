@@ -352,7 +352,7 @@ class AuditedStrategy(Strategy):
         if self._recorder is None:
             raise ValueError("there is nothing to finish: call start() first")
         explained = self._canary_reported or self._failures
-        if self.mode == "client" and not explained and not any(r.present.size for r in self.audit.log.rounds()):
+        if self.mode == "client" and not explained and not any(entry.present.size for entry in self.audit.log.observed):
             self._warn(NO_CANARY)
         if self._frozen is not None and self._frozen.names and self._private is not None and self.noise_multiplier:
             self._warn(
