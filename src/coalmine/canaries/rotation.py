@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from coalmine.canaries import philox
+from coalmine.canaries import philox, rotation_numpy
 from coalmine.canaries.array_types import Array, euclidean_norm, is_jax, is_tensor, is_traced, working_dtype
 from coalmine.canaries.base import Canaries, rescaled, usable
 
@@ -150,8 +150,6 @@ class RotatedCanaries(Canaries):
 
     def cosines_of_each(self, vectors: Sequence[Any]) -> list[Any]:
         """`cosines` of several vectors. On a CPU each core transforms its own: cores that share one transform are slower."""
-        from coalmine.canaries import rotation_numpy
-
         parallel = len(vectors) > 1 and rotation_numpy.threads() > 1 and self.dim < _PARALLEL_DIM
         elsewhere = any(is_jax(v) or (is_tensor(v) and v.device.type != "cpu") for v in vectors)
         if not parallel or elsewhere:
@@ -171,15 +169,11 @@ class RotatedCanaries(Canaries):
     def _sum(self, indices: list[int], like: "Array | torch.Tensor") -> "Array | torch.Tensor":
         if is_tensor(like) and like.device.type != "cpu":
             return self._on(like.device).combine(indices, working_dtype(like))
-        from coalmine.canaries import rotation_numpy
-
         dtype = np.float64 if like.dtype.itemsize > 4 else np.float32
         return rotation_numpy.combine(self._rotation, indices, dtype)
 
     def _cosines(self, vector: Any) -> tuple[Any, float]:
         if not is_tensor(vector):
-            from coalmine.canaries import rotation_numpy
-
             norm = euclidean_norm(vector)
             if not usable(norm):
                 return vector[:0], norm

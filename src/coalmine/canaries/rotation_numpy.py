@@ -11,13 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from threading import local
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from coalmine.canaries.array_types import Array, cores
-from coalmine.canaries.rotation import Rotation, Stage
+
+if TYPE_CHECKING:
+    from coalmine.canaries.rotation import Rotation, Stage
 
 _CHUNK = 2**16  # numbers that one core works on at a time: a few such buffers fit its cache
 _INNER_STEPS = 4  # steps per product within a chunk
@@ -49,7 +51,7 @@ def threads() -> int:
     return 1 if getattr(_here, "single_threaded", False) else cores()
 
 
-def products(rotation: Rotation, vector: Array, count: int) -> Array:
+def products(rotation: "Rotation", vector: Array, count: int) -> Array:
     """The products of `vector` with the first `count` columns.
 
     If those lie before the last 2^m, the last transform does not touch them. Of the one before it only the first outputs
@@ -75,7 +77,7 @@ def products(rotation: Rotation, vector: Array, count: int) -> Array:
     return total[:count]
 
 
-def combine(rotation: Rotation, indices: list[int], dtype: npt.DTypeLike) -> Array:
+def combine(rotation: "Rotation", indices: list[int], dtype: npt.DTypeLike) -> Array:
     """The sum of the columns at `indices`; the first transforms skip values that are zero or repeated."""
     vector = np.zeros(rotation.dim, dtype)
     front = _front(rotation, max(indices, default=0) + 1)
@@ -99,19 +101,19 @@ def combine(rotation: Rotation, indices: list[int], dtype: npt.DTypeLike) -> Arr
         return _stages_forward(rotation, stages, target, vector, each)
 
 
-def rotate_back(rotation: Rotation, vector: Array) -> Array:
+def rotate_back(rotation: "Rotation", vector: Array) -> Array:
     """The transposed rotation of `vector`, which is not changed: its products with all columns."""
     with _workers(rotation.dim, vector.dtype) as each:
         return _stages_back(rotation, rotation.stages, vector, each)
 
 
-def rotate(rotation: Rotation, vector: Array) -> Array:
+def rotate(rotation: "Rotation", vector: Array) -> Array:
     """The rotation of `vector`, which is overwritten: the sum of the columns, weighted by its entries."""
     with _workers(rotation.dim, vector.dtype) as each:
         return _stages_forward(rotation, rotation.stages, vector, np.empty_like(vector), each)
 
 
-def _stages_back(rotation: Rotation, stages: Sequence[Stage], vector: Array, each: Each) -> Array:
+def _stages_back(rotation: "Rotation", stages: Sequence["Stage"], vector: Array, each: Each) -> Array:
     """These stages of a transposed rotation, the first one first; `vector` is not changed. No stages return it."""
     size, scale = rotation.size, rotation.size**-0.5
     source, target = vector, np.empty_like(vector)
@@ -124,7 +126,7 @@ def _stages_back(rotation: Rotation, stages: Sequence[Stage], vector: Array, eac
     return source
 
 
-def _stages_forward(rotation: Rotation, stages: Sequence[Stage], source: Array, target: Array, each: Each) -> Array:
+def _stages_forward(rotation: "Rotation", stages: Sequence["Stage"], source: Array, target: Array, each: Each) -> Array:
     """These stages of a rotation, the last one first; both arrays are overwritten."""
     size, scale = rotation.size, rotation.size**-0.5
     for stage in reversed(stages):
@@ -136,7 +138,7 @@ def _stages_forward(rotation: Rotation, stages: Sequence[Stage], source: Array, 
     return source
 
 
-def _front(rotation: Rotation, count: int) -> int:
+def _front(rotation: "Rotation", count: int) -> int:
     """The length, 2^j and at least a chunk, of a prefix with the first `count` coordinates; 0 if they reach the last 2^m."""
     if count > rotation.dim - rotation.size:
         return 0
@@ -169,7 +171,7 @@ def _workers(dim: int, dtype: np.dtype[Any]) -> Iterator[Each]:
         yield each
 
 
-def _shuffle(rotation: Rotation, stage: Stage, source: Array, target: Array, each: Each) -> None:
+def _shuffle(rotation: "Rotation", stage: "Stage", source: Array, target: Array, each: Each) -> None:
     """Copy the blocks of `source` to `target` in the stage's order, with the left-over coordinates between two of them."""
     blocks = source[: len(stage.order) * rotation.block].reshape(-1, rotation.block)
 
@@ -181,7 +183,7 @@ def _shuffle(rotation: Rotation, stage: Stage, source: Array, target: Array, eac
     _left_over(rotation, stage, target)[:] = source[blocks.size :]
 
 
-def _unshuffle(rotation: Rotation, stage: Stage, source: Array, target: Array, each: Each) -> None:
+def _unshuffle(rotation: "Rotation", stage: "Stage", source: Array, target: Array, each: Each) -> None:
     """The inverse of `_shuffle`; overwrites `source`. It gathers too, because numpy scatters four times as slowly."""
     end = len(stage.order) * rotation.block
     left_over = _left_over(rotation, stage, source).copy()
@@ -198,7 +200,7 @@ def _unshuffle(rotation: Rotation, stage: Stage, source: Array, target: Array, e
     target[end:] = left_over
 
 
-def _parts(rotation: Rotation, stage: Stage, shuffled: Array) -> Iterator[tuple[Any, Array]]:
+def _parts(rotation: "Rotation", stage: "Stage", shuffled: Array) -> Iterator[tuple[Any, Array]]:
     """Slices of the order of blocks, each with its part of a shuffled vector."""
     before = stage.insert * rotation.block
     after = before + rotation.dim % rotation.block
@@ -212,7 +214,7 @@ def _parts(rotation: Rotation, stage: Stage, shuffled: Array) -> Iterator[tuple[
             yield order[start : start + step], places[start : start + step]
 
 
-def _left_over(rotation: Rotation, stage: Stage, shuffled: Array) -> Array:
+def _left_over(rotation: "Rotation", stage: "Stage", shuffled: Array) -> Array:
     start = stage.insert * rotation.block
     return shuffled[start : start + rotation.dim % rotation.block]
 

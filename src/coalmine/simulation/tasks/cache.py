@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,10 +18,12 @@ import torch
 
 from coalmine.data.folders import cache_folder
 from coalmine.simulation.population import Indices
+from coalmine.storage.files import lock_file
 
 VERSION = 1  # of the cache format; a new version rebuilds everything
 HASHED = 64 << 20  # bytes; larger files are hashed only at their ends
 LARGE = 10**9  # bytes; reading more is logged as a warning
+WAIT = 0.05  # seconds between two attempts to lock
 
 log = logging.getLogger(__name__)
 Arrays = Mapping[str, "np.ndarray[Any, np.dtype[Any]]"]
@@ -187,14 +190,12 @@ def fingerprint(path: Path) -> tuple[int, int, str]:
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """Hold a lock, so that a second process waits and then reuses the arrays of the first."""
+    while (held := lock_file(path)) is None:
+        time.sleep(WAIT)
     try:
-        import fcntl
-    except ImportError:  # not available on Windows
         yield
-        return
-    with path.open("ab") as lock_file:
-        fcntl.flock(lock_file, fcntl.LOCK_EX)
-        yield
+    finally:
+        held.release()
 
 
 def _is_in_folder(filename: Any, folder: Path) -> bool:
