@@ -5,8 +5,10 @@ So canaries join rank 0's sum, and the release is observed after `reduce_gradien
 reduced and in shards, each rank adds noise to its own shard, and the step hook already sees the release.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from typing import Any, ClassVar, TypeVar, Unpack
 
 import numpy as np
@@ -95,8 +97,13 @@ class OneProcess:
     def updates(self, audit: Audit, present: Any, clip_norm: float, *, scale: float = 1.0) -> list[Any]:
         """The sum of these canaries, one tensor for each parameter."""
         sizes = [p.numel() for p in self._optimizer.params]
-        like = torch.cat([p.detach().reshape(-1)[:0] for p in self._optimizer.params])
+        like = torch.empty(0, dtype=self._dtype, device=self._optimizer.params[0].device)
         return list(audit.updates(present, clip_norm, scale=scale, like=like).split(sizes))
+
+    @cached_property
+    def _dtype(self) -> torch.dtype:
+        """The precision of a vector of all parameters."""
+        return functools.reduce(torch.promote_types, {p.dtype for p in self._optimizer.params})
 
 
 class Replicated(OneProcess):
