@@ -15,8 +15,11 @@
 The keywords are the same everywhere: `canaries`, `unobserved`, `seed` or `seed_file`, `delta` and `directory` make the
 audit. Or pass your own as `audit`. `scale` is the length of a canary in clip norms before the clip: 10 if canaries go
 through a clip, otherwise 1. `clip_norm` and `noise_multiplier` are read from the framework if it has them.
-`thing.audit.finish(claim=…, task=…)` returns the `AuditResult`, and writes result.json if there is a directory. In NVFlare
-the server makes and finishes the audit, so there is no `audit` keyword.
+`thing.audit.finish(claim=…, task=…)` returns the `AuditResult`, and writes result.json if there is a directory.
+
+Two differences follow from the frameworks. In NVFlare `canaries` lists the names of sites, and the server makes and finishes
+the audit: it needs a directory, and there is no `audit` keyword. In `jax_privacy` canaries that go through the clip always
+have scale 10, and `finish` takes the state of the noise.
 
 `transformers` audits a Hugging Face Trainer that uses Opacus: `audited(…)` returns a callback for it, with an `audit` and a
 `finish`. `torch_distributed` is not a framework: its `reduce_over` sums an audit's numbers over the ranks of a training run,

@@ -520,7 +520,8 @@ def _limit_sentences(sources: Sources) -> Iterator[str]:
     if client_sentence(result):
         yield client_sentence(result)
     if result.skipped:
-        yield f"{format_rounds(result.skipped)} were skipped, and nothing is known about them."
+        verb, them = ("was", "it") if result.skipped == 1 else ("were", "them")
+        yield f"{format_rounds(result.skipped)} {verb} skipped, and nothing is known about {them}."
     for item in result.audited:
         if item.status != "checked":
             yield f"{item.status.capitalize()}: {item.name} ({item.detail})."
