@@ -43,6 +43,7 @@ from coalmine.audit.vectors import (
     like_model,
     numpy_vector,
     on_gpu,
+    single_precision,
     vector_norm,
 )
 from coalmine.audit.views import SMALLEST
@@ -55,7 +56,7 @@ from coalmine.estimators.correlated import CorrelatedNoise
 from coalmine.estimators.sampling import Sampling
 from coalmine.storage import audit_snapshot
 from coalmine.storage.one_writer import OneWriter, refuse_copy
-from coalmine.storage.record import Commitment, Settings, Statement, checked_settings, is_guessable
+from coalmine.storage.record import Commitment, Settings, Statement, checked_settings, is_guessable, model_sha256
 from coalmine.storage.rounds_file import Final, Round, RoundLog, Singles
 from coalmine.storage.run_directory import RunDirectory
 
@@ -732,20 +733,19 @@ class Audit:
         checked_length("model", model, self.settings.dim)
         norm = vector_norm("model", model)
         cosines = np.asarray(numpy_vector(self._canaries.cosines(model)), dtype=np.float32)
+        record = Final(norm=norm, cosines=cosines, sha256=model_sha256(single_precision(model)))
         if initial is None:
-            self._log.finish(Final(norm=norm, cosines=cosines))
+            self._log.finish(record)
             return
         checked_length("initial", initial, self.settings.dim)
         moved = difference(model, initial)
         update_norm = vector_norm("model - initial", moved)
         moves = layer_norms(moved, [size for _, size in self.settings.layers] or [self.settings.dim])
         if update_norm == 0:  # nothing moved, so there is no direction to compare with: the gauges of training say so
-            self._log.finish(Final(norm=norm, cosines=cosines, layer_moves=moves))
+            self._log.finish(replace(record, layer_moves=moves))
             return
         update = np.asarray(numpy_vector(self._canaries.cosines(moved)), dtype=np.float32)
-        self._log.finish(
-            Final(norm=norm, cosines=cosines, update_norm=update_norm, update_cosines=update, layer_moves=moves)
-        )
+        self._log.finish(replace(record, update_norm=update_norm, update_cosines=update, layer_moves=moves))
 
     @_one_thread
     def rewind_to(self, round_number: int) -> None:

@@ -169,3 +169,10 @@ def numpy_vector(vector: Any) -> Floats:
     if is_tensor(vector):
         vector = vector.detach().cpu().double().numpy()
     return np.asarray(vector, dtype=np.float64)
+
+
+def single_precision(vector: Any) -> "np.ndarray[Any, np.dtype[np.float32]]":
+    """A vector as numpy float32, from any device."""
+    if is_tensor(vector):
+        vector = vector.detach().float().cpu().numpy()
+    return np.asarray(vector, dtype=np.float32)

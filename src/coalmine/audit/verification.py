@@ -7,6 +7,7 @@ made states the missing input.
 import json
 import os
 import re
+import tokenize
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ from coalmine.audit.claim import Claim
 from coalmine.audit.derivation import derive_result
 from coalmine.audit.result import MU, AuditResult
 from coalmine.audit.schedule import canary_schedule, schedule_key
+from coalmine.audit.vectors import layer_norms
 from coalmine.canaries import BlockedCanaries, RotatedCanaries, SphereCanaries
 from coalmine.canaries.secret import secret_seed
 from coalmine.storage.files import json_ready, open_regular
 from coalmine.storage.mapped_rounds import Rounds
-from coalmine.storage.record import Settings, Statement, alike, is_guessable, model_sha256
+from coalmine.storage.record import TOLERANCE, Settings, Statement, alike, is_guessable, model_sha256
 from coalmine.storage.result_file import PIPELINE_ITEMS, logged_entries
 from coalmine.storage.rounds_file import DIGEST, Final
 from coalmine.storage.run_directory import RunDirectory
@@ -37,7 +39,13 @@ SUM_TOLERANCE = 1e-3  # relative tolerance of the final update along all canarie
 LARGEST_SETTING = 1e100
 SHA256 = 32  # bytes
 DERIVED = ("reason",)  # entries that are generated from others, in words that may change
+UNREADABLE = (  # errors of numpy's reader for files with a strange header
+    ArithmeticError, EOFError, LookupError, MemoryError, OSError, RecursionError, SyntaxError, TypeError, ValueError,
+    tokenize.TokenError,
+)  # fmt: skip
+UNCOMMITTED = ("analytical_epsilon", "population", "noise_multiplier")  # numbers that a trainer knows before round 1
 ADDED = ("log_digest", "schema_version")  # entries that a result has only in its file
+IF_CLAIMED = "if_analytical_were_claimed"
 INITIAL = "initial.npy"  # in the run directory, if the audit committed to the initial model
 
 
@@ -197,7 +205,8 @@ def _schedule(known: _Evidence) -> Check:
     ]
     if not wrong:
         return Check("schedule", True, "the canaries took part in the rounds that the seed gives them")
-    item = known.stored.get("audited", {}).get("participations", {})
+    items = known.stored.get("audited")
+    item = items.get("participations") if isinstance(items, dict) else None
     counted = isinstance(item, dict) and item.get("status") == "checked"
     detail = f"in {len(wrong)} rounds, first in round {wrong[0]}, other canaries took part than the seed says"
     if counted:
@@ -234,9 +243,13 @@ def _read_model(file: Path, dim: int) -> Floats:
     advice = f"{file} must hold a model as one .npy row of {dim} numbers"
     try:
         with os.fdopen(open_regular(file), "rb") as content:  # a pipe would wait for ever
+            if content.read(2) == b"PK":
+                raise ValueError(f"{advice}, got an archive of several arrays")
+            content.seek(0)
             vector = np.lib.format.read_array(content, allow_pickle=False)
-    except (ValueError, OSError, EOFError, MemoryError):
-        raise ValueError(f"{advice}, got another file") from None
+    except UNREADABLE as error:
+        reason = str(error) if str(error).startswith(advice) else f"{advice}, got another file"
+        raise ValueError(reason) from None
     if vector.shape != (dim,) or vector.dtype.kind not in "fiu":
         raise ValueError(f"{advice}, got {vector.dtype} of shape {vector.shape}")
     return np.asarray(vector, np.float64)
@@ -256,6 +269,12 @@ def _recomputed(canaries: Any, final: Final | None, vector: Floats | None) -> Ch
     compared = (
         f"the cosines of the given model differ from the stored ones by at most {off:.2g} null standard deviations"
     )
+    if off < _rounding(len(vector)) and final.sha256 not in (None, model_sha256(vector)):
+        return Check(
+            "cosines",
+            None,
+            f"{compared}, which is rounding, but its numbers are not those that the audit observed",
+        )
     if off < _rounding(len(vector)):
         return Check("cosines", True, f"{compared}, which is rounding")
     return Check(
@@ -340,6 +359,10 @@ def _tied_to_model(
             "sum", False, f"the models differ by a vector of length {length:.4g}, the log says {final.update_norm:.4g}"
         )
     off = _largest_difference(canaries, moved, final.update_cosines)
+    sizes = [size for _, size in known.settings.layers] or [len(moved)]
+    moves = None if final.layer_moves is None else final.layer_moves.tolist()
+    if moves is not None and not np.allclose(layer_norms(moved, sizes), moves, rtol=SUM_TOLERANCE, atol=0):
+        return Check("sum", False, "the lengths of the layers' updates in the log are not those of the models")
     if isinstance(off, str) or off > _rounding(len(moved)):
         return Check(
             "sum", False, "the update to which the rounds add up is not the one from the initial to the final model"
@@ -355,6 +378,8 @@ def _weighted_sum(log: Rounds, momentum: float) -> Floats | None:
         left = last - item.number + 1
         weight = float(left) if momentum == 1 else (1 - momentum**left) / (1 - momentum)
         along = weight * item.norm * np.asarray(item.cosines, np.float64)
+        if total is not None and along.shape != total.shape:
+            return None
         total = along if total is None else total + along
     return total
 
@@ -364,15 +389,22 @@ def _trainer(known: _Evidence) -> Check:
     if known.statement.config_sha256 is not None and known.config_sha256 != known.statement.config_sha256:
         return Check("trainer", False, "config.toml is not the one that was committed to before round 1")
     stored, noted = known.stored, known.log.outcome
-    early = [name for name, value in known.statement.facts.items() if not alike(stored.get(name), value)]
+    if known.statement.config_sha256 is None and known.config_sha256 is not None:
+        return Check(
+            "trainer", None, "config.toml was not committed to before round 1: anyone could have written it since"
+        )
+    facts, entries = dict(known.statement.facts), logged_entries(stored, stored)
+    items = facts.pop(PIPELINE_ITEMS, None)
+    early = [name for name, value in facts.items() if not alike(entries.get(name), value)]
+    if isinstance(items, dict):  # the audit itself may have decided some of them since
+        early += [name for name, item in entries[PIPELINE_ITEMS].items() if not alike(items.get(name), item)]
     if early:
         return Check(
             "trainer", False, f"result.json differs in {', '.join(early)} from what was committed to before round 1"
         )
     if noted is None:
         return Check("trainer", None, "the log does not end with the trainer's own entries, such as the accuracy")
-    entries = logged_entries(stored, [name for name in noted if name != PIPELINE_ITEMS])
-    changed = [name for name, value in noted.items() if not alike(entries.get(name), value)]
+    changed = [name for name, value in noted.items() if name not in entries or not alike(entries[name], value)]
     if changed:
         return Check("trainer", False, f"result.json differs in {', '.join(changed)} from what the log ended with")
     privacy = (known.config or {}).get("privacy")
@@ -386,6 +418,11 @@ def _trainer(known: _Evidence) -> Check:
             )
     if not alike(stored.get("log_digest"), known.log.digest):
         return Check("trainer", False, "result.json holds a log digest that differs from the log's")
+    late = [name for name in UNCOMMITTED if stored.get(name) is not None and name not in facts]
+    if late:
+        return Check(
+            "trainer", None, f"{', '.join(late)}: not committed to before round 1, so this is the auditor's word"
+        )
     return Check("trainer", True, "accuracy and other entries of the trainer are those that the log ended with")
 
 
@@ -401,8 +438,9 @@ def _derived(known: _Evidence) -> Check:
             analytical_epsilon=result.analytical_epsilon,
             clients=result.clients,
             audited=[item for item in result.audited if item.source == "pipeline"],
-            watched=result.watched or known.statement.watched,
+            watched=known.statement.watched or "alarm" in (stored if known.log.outcome is None else known.log.outcome),
         )
+        if_claimed = _if_analytical_were_claimed(known)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         return Check(
             "result",
@@ -413,9 +451,17 @@ def _derived(known: _Evidence) -> Check:
     again: dict[str, Any] = json.loads(json.dumps(json_ready(derived.to_dict())))
     if MU not in stored:
         again.pop(MU, None)  # results written before it existed
-    changed = [name for name in again if not alike(_without_words(stored.get(name)), _without_words(again[name]))]
+    changed = [
+        name
+        for name in again
+        if not alike(_without_words(stored.get(name)), _without_words(again[name]), abs_tol=TOLERANCE)
+    ]
     changed = [name for name in changed if name not in DERIVED]
-    unknown = stored.keys() - again.keys() - (known.log.outcome or {}).keys() - set(ADDED)
+    if result.settings != known.settings:
+        changed.append("settings")
+    if not if_claimed:
+        changed.append(IF_CLAIMED)
+    unknown = stored.keys() - again.keys() - ((known.log.outcome or {}).keys() - {PIPELINE_ITEMS}) - set(ADDED)
     if unknown:
         listed = ", ".join(sorted(map(shown, unknown)))
         return Check(
@@ -430,8 +476,26 @@ def _derived(known: _Evidence) -> Check:
     return Check("result", not changed, detail)
 
 
+def _if_analytical_were_claimed(known: _Evidence) -> bool:
+    """Whether the verdict that a claim of the analytical epsilon would get is the one that follows from the log."""
+    said, facts = known.stored.get(IF_CLAIMED), known.statement.facts
+    if said is None:
+        return True
+    claim = Claim(
+        facts["analytical_epsilon"],
+        participations=facts["presentations"],
+        sensitivity=None if known.settings.noise is None else facts["sensitivity"],
+    )
+    verdict = derive_result(known.log.as_log, known.settings, claim=claim).verdict
+    return isinstance(said, dict) and verdict is not None and said.get("verdict") == verdict.outcome
+
+
 def _without_words(value: Any) -> Any:
-    """A value of JSON without the entries that are generated from others, at any depth."""
+    """A value of JSON without the sentences that are generated from other entries, at any depth."""
     if isinstance(value, dict):
-        return {name: _without_words(item) for name, item in value.items() if name not in DERIVED}
+        return {
+            name: _without_words(item)
+            for name, item in value.items()
+            if name not in DERIVED or not (item is None or isinstance(item, str))
+        }
     return [_without_words(item) for item in value] if isinstance(value, list) else value

@@ -29,7 +29,7 @@ UNVERIFIED = Check("run", None, "give --seed-file to verify the run itself: a st
 @click.option(
     "--initial-model",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Initial model as one .npy row, from a source that you trust. [default: the run's own, if it was committed to]",
+    help="Initial model as one .npy row, from a source that you trust.  [default: the run's own, if it committed to one]",
 )
 @click.option(
     "--commitment",

@@ -1,12 +1,16 @@
-"""The privacy of a run as its config plans it: exposures, analytical epsilon and claim. All is known before round 1."""
+"""The privacy of a run as its config plans it: exposures, analytical epsilon, claim. All is known before round 1."""
 
 import logging
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from coalmine.audit.claim import Claim
-from coalmine.estimators.amplification import amplified_epsilon
+from coalmine.audit.coverage import AuditedItem
+from coalmine.audit.pipeline_record import CLOSED_FORM, accountant_version, of_library
+from coalmine.estimators.amplification import AmplifiedEpsilon, amplified_epsilon
 from coalmine.estimators.correlated import CorrelatedNoise
+from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.simulation.clipping import Clipping
 from coalmine.simulation.cohorts import Cohorts, sampling_of
 from coalmine.simulation.config import RunConfig
@@ -92,8 +96,117 @@ class PlannedPrivacy:
         config = self.config
         scheme, noise = sampling_of(config, self.population), config.privacy.noise_multiplier
         assert scheme is not None  # RunConfig checks it
-        accounted = float(amplified_epsilon(noise, scheme, config.privacy.delta)) if epsilon is None else epsilon
         observed = (
             config.canaries.pattern != "spread"
         )  # canaries take part exactly when the clients' sampler picks them
-        return Claim(accounted, sampling=scheme, noise_multiplier=noise or None, sampler_observed=observed)
+        return Claim(
+            float(self._accounted) if epsilon is None else epsilon,
+            sampling=scheme,
+            noise_multiplier=noise or None,
+            sampler_observed=observed,
+        )
+
+    @cached_property
+    def _accounted(self) -> AmplifiedEpsilon:
+        """The accountant's epsilon."""
+        scheme = sampling_of(self.config, self.population)
+        assert scheme is not None
+        return amplified_epsilon(self.config.privacy.noise_multiplier, scheme, self.config.privacy.delta)
+
+    @property
+    def count_noise_multiplier(self) -> float | None:
+        """The noise multiplier of an adaptive clip's count; None if the clip is fixed."""
+        return self.clipping.count_noise_multiplier if self.config.privacy.clipping == "adaptive" else None
+
+    @property
+    def count_epsilon(self) -> float | None:
+        """The epsilon of an adaptive clip's count; None if the clip is fixed."""
+        noise, delta = self.count_noise_multiplier, self.config.privacy.delta
+        return None if noise is None else float(mechanism_epsilon(noise, delta=delta, participations=self.usual.times))
+
+    @property
+    def update_epsilon(self) -> float:
+        """The epsilon of the updates alone, without an adaptive clip's count."""
+        noise = self.clipping.update_noise_multiplier / self.usual.sensitivity
+        return float(mechanism_epsilon(noise, delta=self.config.privacy.delta))
+
+    def entries(self, title: str) -> dict[str, Any]:
+        """The trainer's entries of result.json that are known before round 1; `title` is the name of the data."""
+        config = self.config
+        return {
+            "task": config.task.name,
+            "title": title,
+            "level": config.task.level,
+            "noise_multiplier": config.privacy.noise_multiplier,
+            "update_noise_multiplier": self.clipping.update_noise_multiplier,
+            "update_epsilon": self.update_epsilon,
+            "count_noise_multiplier": self.count_noise_multiplier,
+            "count_epsilon": self.count_epsilon,
+            "presentations": self.usual.times,
+            "noise": config.privacy.noise,
+            "sensitivity": self.usual.sensitivity,
+            "population": self.population,
+            "client_rounds": self.client.times,
+            "client_epsilon": self.epsilon(self.client),
+            "client_exposure": "most exposed" if self.counts_clients else "average",
+            "secret_seed": config.canaries.seed_file is not None,
+            "pipeline": self._pipeline(),
+        }
+
+    def _pipeline(self) -> dict[str, Any]:
+        """The record of this training pipeline, for the privacy statement."""
+        config, accountant = self.config, None
+        if config.claim.analytical:
+            accountant = CLOSED_FORM
+        elif config.claim.accountant:
+            accountant = self._accounted.accountant
+        released = [
+            "metrics.jsonl, without noise: the accuracy on examples held out from training, and in each round the number of "
+            f"{config.task.level}s and the share of clipped updates"
+        ]
+        if config.privacy.clipping == "adaptive":
+            released.append(
+                "the adaptive clip's count, with its own noise, which the ε covers"
+                if self.count_noise_multiplier
+                else "the adaptive clip's count, without noise, which no ε covers"
+            )
+        precision = "fp32 for weights, sums, clip and noise"
+        if config.engine.precision == "tf32":
+            precision += "; tf32 for matrix products in training"
+        return of_library(
+            "coalmine",
+            unit=config.task.level,
+            trust_model="central",
+            clip_norm=config.privacy.clip_norm,
+            clipping=config.privacy.clipping,
+            precision=precision,
+            generator="a torch.Generator, which is not cryptographic; its seed is in config.toml, so anyone who has that "
+            "file can regenerate the noise",
+            accountant=accountant,
+            accountant_version=None if accountant is None else accountant_version(accountant),
+            also_released="; ".join(released),
+            pretraining="none: the initial model is random",
+            evaluation="accuracy is measured on examples that took no part in training; the ε does not cover them",
+        ).to_dict()
+
+    def audited_items(self) -> list[AuditedItem]:
+        """The audit coverage that follows from this pipeline; the audit derives the rest from its rounds."""
+        config, usual, client = self.config, self.usual, self.client
+        unit, pattern = config.task.level, config.canaries.pattern
+        weights = (
+            "every canary declares as many examples as the largest client, and so weighs as much"
+            if unit == "client"
+            else "every canary weighs as much as an example"
+        )
+        sampler = (
+            f"the canaries' rounds are planned; how the {unit}s were sampled is not tested"
+            if pattern == "spread"
+            else f"the canaries are sampled like the {unit}s; a claim of the accountant's epsilon tests their rounds"
+        )
+        items = [AuditedItem("weights", "checked", weights), AuditedItem("sampler", "not checked", sampler)]
+        if client.times > usual.times and not config.claim.counts_on_sampling:
+            who = f"the most exposed {unit} in" if self.counts_clients else f"each {unit} in about"
+            rounds = f"{usual.times} of the rounds, {who} {client.times}"
+            detail = f"a canary takes part in {rounds}: a verdict is for {usual.times}"
+            items.append(AuditedItem("participations", "not checked", detail))
+        return items

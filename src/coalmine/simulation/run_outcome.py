@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-from coalmine.audit.pipeline_record import CLOSED_FORM, accountant_version, of_library
 from coalmine.audit.result import AuditResult
 from coalmine.audit.verdict import Verdict
 from coalmine.simulation.config import RunConfig
@@ -21,6 +20,7 @@ class RunOutcome:
 
     An adaptive clip's count is a second release. `update_epsilon` and `count_epsilon` are the two parts of `analytical`;
     `count_epsilon` is None without a count. `if_claimed` is the verdict that a claim of the analytical epsilon would get.
+    `entries` are the trainer's entries of result.json that were known before round 1.
     """
 
     config: RunConfig
@@ -40,69 +40,17 @@ class RunOutcome:
     client_epsilon: float
     exact_client: bool
     if_claimed: Verdict | None
+    entries: dict[str, Any]
 
     def extra(self) -> dict[str, Any]:
         """The fields that this trainer adds to the audit's in result.json."""
-        return {
-            "task": self.config.task.name,
-            "title": self.title,
-            "level": self.config.task.level,
+        return self.entries | {
             "accuracy": self.accuracy,
             "engine": self.engine,
-            "noise_multiplier": self.config.privacy.noise_multiplier,
-            "update_noise_multiplier": self.update_noise_multiplier,
-            "update_epsilon": self.update_epsilon,
-            "count_noise_multiplier": self.count_noise_multiplier,
-            "count_epsilon": self.count_epsilon,
-            "presentations": self.presentations,
-            "noise": self.config.privacy.noise,
-            "sensitivity": self.sensitivity,
-            "population": self.population,
-            "client_rounds": self.client_rounds,
-            "client_epsilon": self.client_epsilon,
-            "client_exposure": "most exposed" if self.exact_client else "average",
-            "secret_seed": self.config.canaries.seed_file is not None,
-            "pipeline": self._pipeline(),
             "if_analytical_were_claimed": None
             if self.if_claimed is None
             else {"verdict": self.if_claimed.outcome, "reason": self.if_claimed.reason},
         }
-
-    def _pipeline(self) -> dict[str, Any]:
-        """The record of this training pipeline, for the privacy statement."""
-        config, accountant = self.config, None
-        if config.claim.analytical:
-            accountant = CLOSED_FORM
-        elif config.claim.accountant and "accounting" in self.result.legs:
-            accountant = self.result.legs["accounting"].accountant
-        released = [
-            "metrics.jsonl, without noise: the accuracy on examples held out from training, and in each round the number of "
-            f"{config.task.level}s and the share of clipped updates"
-        ]
-        if config.privacy.clipping == "adaptive":
-            released.append(
-                "the adaptive clip's count, with its own noise, which the ε covers"
-                if self.count_noise_multiplier
-                else "the adaptive clip's count, without noise, which no ε covers"
-            )
-        precision = "fp32 for weights, sums, clip and noise"
-        if config.engine.precision == "tf32":
-            precision += "; tf32 for matrix products in training"
-        return of_library(
-            "coalmine",
-            unit=config.task.level,
-            trust_model="central",
-            clip_norm=config.privacy.clip_norm,
-            clipping=config.privacy.clipping,
-            precision=precision,
-            generator="a torch.Generator, which is not cryptographic; its seed is in config.toml, so anyone who has that "
-            "file can regenerate the noise",
-            accountant=accountant,
-            accountant_version=None if accountant is None else accountant_version(accountant),
-            also_released="; ".join(released),
-            pretraining="none: the initial model is random",
-            evaluation="accuracy is measured on examples that took no part in training; the ε does not cover them",
-        ).to_dict()
 
     def heading(self) -> str:
         """A one-line summary of the run."""

@@ -15,11 +15,9 @@ import numpy as np
 import torch
 
 from coalmine.audit.audit import Audit
-from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.vectors import NotFiniteError
 from coalmine.audit.verification import INITIAL
 from coalmine.canaries.array_types import cores
-from coalmine.estimators.mechanism import mechanism_epsilon
 from coalmine.estimators.sampling import Shuffled
 from coalmine.simulation.client_sums import ClientSums, engine_of
 from coalmine.simulation.cohorts import Cohorts, plan_cohorts, sampling_of
@@ -37,6 +35,7 @@ from coalmine.simulation.tasks import Task, load_task
 from coalmine.simulation.training_checkpoint import load_checkpoint, save_checkpoint
 from coalmine.storage.files import json_ready, remove_drafts, write_atomically
 from coalmine.storage.record import Statement, model_sha256
+from coalmine.storage.result_file import PIPELINE_ITEMS
 from coalmine.storage.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)
@@ -391,13 +390,15 @@ def _statement(planned: PlannedPrivacy, task: Task) -> Statement:
         watched=planned.config.claim.stop_on_violation,
         initial_sha256=model_sha256(initial.cpu().numpy()),
         facts=json_ready(
-            {
-                "analytical_epsilon": float(planned.analytical),
-                "noise_multiplier": planned.config.privacy.noise_multiplier,
-                "population": planned.population,
-            }
+            {"analytical_epsilon": float(planned.analytical), **planned.entries(_title(task, planned.config))}
+            | {PIPELINE_ITEMS: {item.name: item.to_dict() for item in planned.audited_items()}}
         ),
     )
+
+
+def _title(task: Task, config: RunConfig) -> str:
+    """The name of the data in results."""
+    return task.title or config.task.name
 
 
 def _planned(training: Training) -> PlannedPrivacy:
@@ -436,7 +437,7 @@ def _warn_of_many_canaries(config: RunConfig, cohorts: Cohorts) -> None:
 def _outcome(training: Training, accuracy: float) -> RunOutcome:
     config, planned = training.config, _planned(training)
     usual, analytical = planned.usual, planned.analytical
-    if_claimed, audited = None, _audited_items(planned)
+    if_claimed, audited = None, planned.audited_items()
     if 0 < analytical < np.inf and config.claim.epsilon is None and not config.claim.computed:
         if_claimed = training.audit.result(claim=planned.claim_of(analytical)).verdict
     result = training.audit.result(
@@ -445,53 +446,26 @@ def _outcome(training: Training, accuracy: float) -> RunOutcome:
         audited=audited,
         watched=config.claim.stop_on_violation,
     )
-    delta, update_noise = config.privacy.delta, training.clipping.update_noise_multiplier
-    count_noise = training.clipping.count_noise_multiplier if config.privacy.clipping == "adaptive" else None
     return RunOutcome(
         config=config,
-        title=training.task.title or config.task.name,
+        title=_title(training.task, config),
         result=result,
         accuracy=accuracy,
         engine=training.description,
         analytical=analytical,
         presentations=usual.times,
-        update_noise_multiplier=update_noise,
-        update_epsilon=float(mechanism_epsilon(update_noise / usual.sensitivity, delta=delta)),
-        count_noise_multiplier=count_noise,
-        count_epsilon=None
-        if count_noise is None
-        else float(mechanism_epsilon(count_noise, delta=delta, participations=usual.times)),
+        update_noise_multiplier=planned.clipping.update_noise_multiplier,
+        update_epsilon=planned.update_epsilon,
+        count_noise_multiplier=planned.count_noise_multiplier,
+        count_epsilon=planned.count_epsilon,
         sensitivity=usual.sensitivity,
         population=planned.population,
         client_rounds=planned.client.times,
         client_epsilon=planned.epsilon(planned.client),
         exact_client=planned.counts_clients,
         if_claimed=if_claimed,
+        entries=planned.entries(_title(training.task, config)),
     )
-
-
-def _audited_items(planned: PlannedPrivacy) -> list[AuditedItem]:
-    """The audit coverage that follows from this pipeline; the audit derives the rest from its rounds."""
-    config, usual, client = planned.config, planned.usual, planned.client
-    unit, pattern = config.task.level, config.canaries.pattern
-    weights = (
-        "every canary declares as many examples as the largest client, and so weighs as much"
-        if unit == "client"
-        else "every canary weighs as much as an example"
-    )
-    sampler = (
-        f"the canaries' rounds are planned; how the {unit}s were sampled is not tested"
-        if pattern == "spread"
-        else f"the canaries are sampled like the {unit}s; a claim of the accountant's epsilon tests their rounds"
-    )
-    items = [AuditedItem("weights", "checked", weights), AuditedItem("sampler", "not checked", sampler)]
-    if client.times > usual.times and not config.claim.counts_on_sampling:
-        who = f"the most exposed {unit} in" if planned.counts_clients else f"each {unit} in about"
-        detail = (
-            f"a canary takes part in {usual.times} of the rounds, {who} {client.times}: a verdict is for {usual.times}"
-        )
-        items.append(AuditedItem("participations", "not checked", detail))
-    return items
 
 
 @contextmanager

@@ -410,7 +410,7 @@ def model_sha256(vector: Any) -> str:
     return hashlib.sha256(np.ascontiguousarray(vector, dtype="<f4").tobytes()).hexdigest()
 
 
-def alike(one: Any, two: Any) -> bool:
+def alike(one: Any, two: Any, *, abs_tol: float = 0.0) -> bool:
     """Whether two values of JSON are the same, numbers up to the last digits, in which processors and libraries differ."""
     if isinstance(one, bool) or isinstance(two, bool):
         return one is two
@@ -418,11 +418,11 @@ def alike(one: Any, two: Any) -> bool:
         if one == two:
             return True
         try:
-            return math.isclose(one, two, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+            return math.isclose(one, two, rel_tol=TOLERANCE, abs_tol=abs_tol)
         except OverflowError:  # a whole number beyond the range of a float
             return False
     if isinstance(one, dict) and isinstance(two, dict):
-        return one.keys() == two.keys() and all(alike(one[name], two[name]) for name in one)
+        return one.keys() == two.keys() and all(alike(one[name], two[name], abs_tol=abs_tol) for name in one)
     if isinstance(one, list | tuple) and isinstance(two, list | tuple):
-        return len(one) == len(two) and all(alike(a, b) for a, b in zip(one, two, strict=True))
+        return len(one) == len(two) and all(alike(a, b, abs_tol=abs_tol) for a, b in zip(one, two, strict=True))
     return bool(one == two)

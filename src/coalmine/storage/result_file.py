@@ -42,4 +42,4 @@ def logged_entries(values: Mapping[str, Any], names: Iterable[str]) -> dict[str,
         for name, item in (items.items() if isinstance(items, dict) else ())
         if isinstance(item, dict) and item.get("source") == "pipeline"
     }
-    return {name: values.get(name) for name in names} | {PIPELINE_ITEMS: stated}
+    return {name: values[name] for name in names if name in values} | {PIPELINE_ITEMS: stated}

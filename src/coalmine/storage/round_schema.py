@@ -15,6 +15,7 @@ STATED = ("clip_norm", "scale", "noise_std")
 SMALLEST_REST = 1e-8  # fraction of a vector's norm orthogonal to the canaries: an audit writes no less
 LENGTHS = ("norm", "rest", "residual_norm", "residual_rest", "update_norm")
 LARGEST = 2.0**1000  # of any number
+LARGEST_COSINE = 10.0  # more than rounding can make of 1
 SHORTEST, LONGEST = 1e-140, 1e140  # wider than an audit accepts; squares neither underflow nor overflow
 SMALLEST_SQUARE, LARGEST_SQUARE = 1e-150, 1e150  # of a noise vector; its fourth powers can be summed
 LAW = {  # size of each array that is measured with the histogram of the noise; None for any size
@@ -102,6 +103,8 @@ def check_values(item: Any) -> None:
         value = values[name]
         if value is not None and not np.isfinite(value).all():
             raise ValueError(f"{name} must be finite")
+        if name in PER_CANARY and value is not None and value.size and np.abs(value).max() > LARGEST_COSINE:
+            raise ValueError(f"{name} must be cosines, got {np.abs(value).max():.3g}")
     if len({values.get(name) is None for name in RESIDUAL}) > 1:
         raise ValueError(f"{', '.join(RESIDUAL)} must be given together")
     released = not values.get("skipped", False)

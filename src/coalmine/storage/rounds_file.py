@@ -92,7 +92,8 @@ class Final:
     """The final model: cosines with it and, if the initial model is known, with their difference.
 
     `block_rests` are the norms orthogonal to the observed canaries, block by block, if there are several blocks.
-    `layer_moves` are the norms of the difference layer by layer, or of all of it if the layers are not known.
+    `layer_moves` are the norms of the difference layer by layer, or of all of it if the layers are not known. `sha256` is
+    that of the model's numbers (`model_sha256`), unless the model is in several blocks.
     """
 
     norm: float
@@ -102,6 +103,7 @@ class Final:
     update_cosines: Singles | None = None
     update_block_rests: npt.NDArray[np.float64] | None = None
     layer_moves: npt.NDArray[np.float64] | None = None
+    sha256: str | None = None
 
 
 @dataclass(frozen=True)

@@ -202,7 +202,7 @@ class RunDirectory:
     def config_sha256(self) -> str | None:
         """The SHA-256 of config.toml; None if there is none."""
         path = self.path / "config.toml"
-        return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
+        return hashlib.sha256(read_regular(path, most=LARGEST)).hexdigest() if path.exists() else None
 
     def open_log(self) -> RoundLog:
         """The log of rounds, to append to."""
