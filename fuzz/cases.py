@@ -18,7 +18,7 @@ from coalmine.cli.main import main
 
 SECONDS = 10.0  # processor time allowed for one case
 WAITING = 6.0  # allowed wall time, as a multiple: a busy machine is not a hang
-QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')  # quoted text may contain anything
+QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|^- nan$', re.IGNORECASE | re.MULTILINE)  # quoted text, or a note of the file
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 VIOLATION = re.compile(r"VIOLATION|Alarm in round|DOES NOT HOLD|\"held\": false|missed")
 LOG_LINE = re.compile(r"^(WARNING|INFO|ERROR|DEBUG| {9})")

@@ -193,12 +193,17 @@ def _adversaries(
             if row is not None:
                 rows.append(row)
             elif name != UNKNOWN:
-                group = f"{scores.observed.size} canaries were presented {scores.presentations} times"
-                notes.append(f"{name}: {group}, too few to say anything")
+                notes.append(f"{name}: {_group(scores)}, too few to say anything")
         rows.sort(key=lambda row: (-row.canaries, -(row.presentations or 0)))
         if rows:
             adversaries[name] = Adversary(name=name, rows=tuple(rows), verdict=by_rung.get(name))
     return adversaries, notes
+
+
+def _group(scores: Scores) -> str:
+    count, times = scores.observed.size, scores.presentations
+    canaries = "1 canary was" if count == 1 else f"{count} canaries were"
+    return f"{canaries} presented {'once' if times == 1 else f'{times} times'}"
 
 
 def _unknown_rounds(
