@@ -13,10 +13,11 @@ import pytest
 import tomli_w
 
 from coalmine import Audit, Claim, FixedSize, Poisson, RunDirectory, amplified_epsilon, read_seed, write_seed
+from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.verification import verify_run
 from coalmine.canaries import RotatedCanaries
 from coalmine.storage.record import Commitment, Settings, Statement, model_sha256
-from coalmine.storage.rounds_file import Final, Round, RoundLog, decode, encode
+from coalmine.storage.rounds_file import MAGIC, Final, Round, RoundLog, decode, encode
 
 DIM, ROUNDS = 600, 6
 CONFIG = {
@@ -158,15 +159,15 @@ def test_canaries_that_contradict_the_schedule_are_rejected(verified, run):
         ("noise_multiplier", 2.0, "trainer"),
         ("analytical_epsilon", 1.0, "trainer"),
         ("clients", 7, "trainer"),
-        ("verdict", "PASS", "result"),
+        ("verdict", "VIOLATION", "result"),
         ("rounds", 7, "result"),
     ],
 )
 def test_an_edited_result_is_rejected(verified, run, name, value, check):
     before = json.loads((run / "result.json").read_text())[name]
     edit_json(run / "result.json", lambda values: values.update({name: value}))
-    if value != before:
-        assert check in verified(noted=False)[0]
+    assert value != before
+    assert check in verified(noted=False)[0]
 
 
 def test_an_edited_estimate_is_rejected(verified, run):
@@ -459,7 +460,7 @@ def test_no_other_record_has_the_bytes_of_a_record():
             decode(*wrong)
 
 
-@pytest.mark.parametrize("delta", [1e-30, 1e-9, 1e-6 * (1 + 1e-8)])
+@pytest.mark.parametrize("delta", [1e-30, 1e-9, 1e-10 * (1 + 1e-8)])
 def test_a_changed_delta_is_rejected_however_small(tmp_path, delta):
     run, rng = tmp_path / "run", np.random.default_rng(1)
     with Audit(DIM, canaries=30, seed=b"a long secret", delta=1e-10, directory=run) as audit:
@@ -562,9 +563,81 @@ def test_a_pipe_in_the_place_of_a_file_does_not_wait(run, honest, name):
         verify_run(run, read_seed(honest / "seed"), model=honest / "run" / "model.npy")
 
 
-def test_a_log_with_huge_cosines_is_damaged(run):
-    def huge(rounds):
-        return [Round(**vars(rounds[0]) | {"cosines": rounds[0].cosines * np.float32(1e30)}), *rounds[1:]]
-
+def test_a_log_with_huge_cosines_is_damaged(tmp_path):
+    cosines = np.full(24, 1e30, np.float32)
+    item = Round(number=1, present=np.array([1], np.int32), norm=1.0, rest=0.9, cosines=cosines)
+    (tmp_path / "rounds.log").write_bytes(MAGIC + encode("round", item, b"")[0])
     with pytest.raises(ValueError, match="cosines must be cosines"):
-        rewrite(run, huge)
+        RoundLog(tmp_path / "rounds.log", read_only=True)
+
+
+def with_final(run, **changes):
+    """Rewrite the log with a changed final record."""
+    path = run / "audit" / "rounds.log"
+    old = RoundLog(path, read_only=True)
+    rounds, final, outcome = list(old.rounds()), old.final, old.outcome
+    path.unlink()
+    new = RoundLog(path)
+    for item in rounds:
+        new.append(item)
+    new.finish(Final(**vars(final) | changes))
+    new.close_run(outcome)
+    digest = new.digest
+    new.close()
+    edit_json(run / "result.json", lambda values: values.update(log_digest=digest))
+
+
+def test_a_log_without_the_final_models_digest_is_not_accepted(verified, run):
+    with_final(run, sha256=None)
+    assert "cosines" in verified(noted=False)[1]
+
+
+@pytest.mark.parametrize("change", [None, 3.0])
+def test_changed_lengths_of_the_layers_updates_are_rejected(verified, run, change):
+    moves = RoundLog(run / "audit" / "rounds.log", read_only=True).final.layer_moves
+    with_final(run, layer_moves=None if change is None else moves * change)
+    assert "sum" in verified(noted=False)[0]
+
+
+def test_a_log_of_other_settings_is_a_failed_check(verified, run):
+    with_final(run, layer_moves=np.ones(7))
+    assert verified(noted=False)[0] == {"log"}
+
+
+def test_a_committed_item_that_was_dropped_is_rejected(tmp_path):
+    run, seed, rng = RunDirectory(tmp_path / "run"), b"a long secret", np.random.default_rng(1)
+    item = AuditedItem("participations", "not checked", "clients take part more often")
+    kind = {"canaries": 30, "seed": seed, "delta": 1e-6, "rounds": 1}
+    facts = {"audited_by_pipeline": {item.name: item.to_dict()}}
+    run.commit(seed, Audit(DIM, **kind).settings, Statement(facts=facts))
+    with Audit(DIM, **kind, directory=run) as audit:
+        audit.observe_round(1, rng.normal(size=DIM), present=audit.canaries_in_round(1))
+        for audited, held in (([item], True), ([], False)):
+            run.write_result(audit.result(audited=audited))
+            check = next(check for check in verify_run(run.path, seed) if check.name == "trainer")
+            assert check.held is held
+
+
+def test_an_audit_of_another_version_is_named(run, honest):
+    edit_json(run / "audit" / "record.json", lambda values: values["commitment"].update(version=3))
+    with pytest.raises(ValueError, match=r"another version of coalmine started \(commitment version 3"):
+        verify_run(run, read_seed(honest / "seed"))
+    with pytest.raises(ValueError, match=r"another version .* finish it with that version"):
+        Audit(DIM, canaries=30, seed=read_seed(honest / "seed"), delta=1e-6, rounds=ROUNDS, directory=run)
+
+
+def test_an_outcome_that_could_not_be_read_again_is_not_written(tmp_path):
+    deep = []
+    for _ in range(80):
+        deep = [deep]
+    log = RoundLog(tmp_path / "rounds.log")
+    with pytest.raises(ValueError, match="nested more than 64 levels"):
+        log.close_run({"deep": deep})
+    log.close()
+    assert RoundLog(tmp_path / "rounds.log", read_only=True).outcome is None
+
+
+def test_a_final_model_beyond_single_precision_is_observed_without_a_warning():
+    audit = Audit(DIM, canaries=30, seed=1, delta=1e-6)
+    audit.observe_final(1e60 * np.random.default_rng(1).normal(size=DIM))
+    assert audit.log.final.sha256

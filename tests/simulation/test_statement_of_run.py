@@ -1,13 +1,17 @@
 """The privacy statement of `coalmine run` agrees with its config."""
 
+import json
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from coalmine.audit.verification import verify_run
 from coalmine.simulation import training_run
 from coalmine.simulation.config import RunConfig
+from coalmine.simulation.planned_privacy import PlannedPrivacy
+from coalmine.storage.seed_file import DEMO_SEED
 from coalmine.version import __version__
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
@@ -60,3 +64,20 @@ def test_statement_agrees_with_the_config(tmp_path, kind):
     assert ("clip's count" in statement.items["mechanism.also_released"].text) is adaptive
     assert ("it then adapts to the updates" in statement.items["mechanism.clip_norm"].detail) is adaptive
     assert ("tree aggregation" in statement.items["mechanism.noise_scheme"].text) is tree
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_is_verified_and_a_resumed_one_keeps_what_it_committed_to(tmp_path, kind, monkeypatch):
+    """Another version of coalmine, or another processor, may describe the pipeline in other words and last digits."""
+    training_run.start(config(**KINDS[kind]), tmp_path)
+    before = json.loads((tmp_path / "result.json").read_text())
+    (tmp_path / "result.json").unlink()
+    entries, items = PlannedPrivacy.entries, PlannedPrivacy.audited_items
+    monkeypatch.setattr(PlannedPrivacy, "entries", lambda self, title: entries(self, "another title"))
+    monkeypatch.setattr(PlannedPrivacy, "audited_items", lambda self: items(self)[:1])
+    training_run.resume(tmp_path)
+    after = json.loads((tmp_path / "result.json").read_text())
+    assert after == before
+    seed = DEMO_SEED + config().seed
+    checks = verify_run(tmp_path, seed, model=tmp_path / "model.npy")
+    assert {check.name for check in checks if check.held is not True} == {"seed", "commitment date", "log date"}

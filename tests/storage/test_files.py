@@ -32,5 +32,5 @@ def test_numbers_that_json_does_not_have_are_rejected(text):
 
 
 def test_a_key_that_stands_twice_is_rejected():
-    with pytest.raises(ValueError, match="the key 'epsilon' stands in it twice"):
+    with pytest.raises(ValueError, match="the key 'epsilon' occurs twice"):
         parse_json('{"rows": [{"epsilon": 1, "epsilon": 2}]}')

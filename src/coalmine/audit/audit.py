@@ -38,7 +38,7 @@ from coalmine.audit.vectors import (
     checked_length,
     copied,
     difference,
-    is_precise,
+    has_single_precision,
     layer_norms,
     like_model,
     numpy_vector,
@@ -444,6 +444,11 @@ class Audit:
         return rows_of_canaries(self.settings.canaries, whole_number("rows", rows, minimum=1), key=self._key)
 
     @property
+    def facts(self) -> Mapping[str, Any]:
+        """The entries of the result that the trainer committed to before round 1."""
+        return self._statement.facts
+
+    @property
     def rotated_canaries(self) -> RotatedCanaries:
         """The canaries themselves, for an integration that computes with them inside its framework's compiler."""
         canaries = None if self._pieces is not None else self._canaries
@@ -467,7 +472,7 @@ class Audit:
             return self._pieces.sum_of_canaries(indices, size)
         template = like if self._tree is None else self._tree.vector_like()
         total = self._canaries.combine(indices, like=template)
-        if is_precise(total):  # the round will need it again; half precision would show in the gauges
+        if has_single_precision(total):  # the round will need it again; half precision would show in the gauges
             self._last_sum = (indices, host_vector("updates", total))
         return total * size if self._tree is None else self._tree.from_vector(total, size)
 

@@ -131,7 +131,7 @@ def copied(vector: Any) -> Any:
     return vector.detach().clone() if is_tensor(vector) else np.array(vector)
 
 
-def is_precise(vector: Any) -> bool:
+def has_single_precision(vector: Any) -> bool:
     """Whether a vector has at least single precision."""
     return vector.dtype.itemsize >= 4
 
@@ -174,5 +174,6 @@ def numpy_vector(vector: Any) -> Floats:
 def single_precision(vector: Any) -> "np.ndarray[Any, np.dtype[np.float32]]":
     """A vector as numpy float32, from any device."""
     if is_tensor(vector):
-        vector = vector.detach().float().cpu().numpy()
-    return np.asarray(vector, dtype=np.float32)
+        vector = vector.detach().cpu().float().numpy()
+    with np.errstate(over="ignore"):  # larger numbers are infinite
+        return np.asarray(vector, dtype=np.float32)

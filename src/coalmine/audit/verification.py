@@ -24,8 +24,17 @@ from coalmine.canaries import BlockedCanaries, RotatedCanaries, SphereCanaries
 from coalmine.canaries.secret import secret_seed
 from coalmine.storage.files import json_ready, open_regular
 from coalmine.storage.mapped_rounds import Rounds
-from coalmine.storage.record import TOLERANCE, Settings, Statement, alike, is_guessable, model_sha256
+from coalmine.storage.record import (
+    COMMITMENT_VERSION,
+    TOLERANCE,
+    Settings,
+    Statement,
+    alike,
+    is_guessable,
+    model_sha256,
+)
 from coalmine.storage.result_file import PIPELINE_ITEMS, logged_entries
+from coalmine.storage.round_schema import check_fit
 from coalmine.storage.rounds_file import DIGEST, Final
 from coalmine.storage.run_directory import RunDirectory
 
@@ -95,7 +104,11 @@ def verify_run(
     committed = statement.config_sha256 is not None  # any other config could have been written afterwards
     config = run.read_config() if committed and (path / "config.toml").exists() else None
     known = _Evidence(settings, statement, run.map_rounds(), run.read_result(), config, run.config_sha256(), seed)
+    if published.version != COMMITMENT_VERSION:
+        raise ValueError(f"{path} holds {published.other_version}; verify it with that version")
     opens = published.opens_to(seed, settings, statement)
+    if misfit := _misfit(known):
+        return [Check("commitment", opens, MATCHES if opens else DIFFERS), Check("log", False, misfit)]
     cosines, added = _model_checks(known, model, _initial_file(path, statement, initial))
     return [
         Check("commitment", opens, MATCHES if opens else DIFFERS),
@@ -110,6 +123,16 @@ def verify_run(
         _trainer(known),
         _derived(known),
     ]
+
+
+def _misfit(known: _Evidence) -> str | None:
+    """The reason why the log cannot be one of these settings; None if it can."""
+    try:
+        for item in (*known.log.kept, *([] if known.log.final is None else [known.log.final])):
+            check_fit(item, known.settings)
+    except ValueError as error:
+        return f"the log does not fit the recorded settings: {error}"
+    return None
 
 
 def _check_digest(name: str, noted: str | None, digits: int) -> None:
@@ -235,7 +258,7 @@ def _model_checks(known: _Evidence, model: Path | None, initial: Path | None) ->
         return Check("cosines", False, changed), Check("sum", False, changed)
     final = None if model is None else _read_model(model, settings.dim)
     first = None if initial is None else _read_model(initial, settings.dim)
-    return _recomputed(canaries, known.log.final, final), _summed(known, canaries, final, first)
+    return _recomputed(known, canaries, final), _summed(known, canaries, final, first)
 
 
 def _read_model(file: Path, dim: int) -> Floats:
@@ -255,7 +278,8 @@ def _read_model(file: Path, dim: int) -> Floats:
     return np.asarray(vector, np.float64)
 
 
-def _recomputed(canaries: Any, final: Final | None, vector: Floats | None) -> Check:
+def _recomputed(known: _Evidence, canaries: Any, vector: Floats | None) -> Check:
+    final = known.log.final
     if final is None or vector is None:
         missing = (
             "the audit observed no final model, so there are no cosines to recompute"
@@ -269,14 +293,13 @@ def _recomputed(canaries: Any, final: Final | None, vector: Floats | None) -> Ch
     compared = (
         f"the cosines of the given model differ from the stored ones by at most {off:.2g} null standard deviations"
     )
-    if off < _rounding(len(vector)) and final.sha256 not in (None, model_sha256(vector)):
-        return Check(
-            "cosines",
-            None,
-            f"{compared}, which is rounding, but its numbers are not those that the audit observed",
-        )
     if off < _rounding(len(vector)):
-        return Check("cosines", True, f"{compared}, which is rounding")
+        detail = f"{compared}, which is rounding"
+        if final.sha256 is None and not known.settings.blocks:
+            return Check("cosines", None, f"{detail}, but the log lacks the digest of the final model")
+        if final.sha256 not in (None, model_sha256(vector)):
+            return Check("cosines", None, f"{detail}, but its numbers are not those that the audit observed")
+        return Check("cosines", True, detail)
     return Check(
         "cosines",
         False,
@@ -299,6 +322,8 @@ def _largest_difference(canaries: Any, vector: Floats, stored: Any) -> float | s
 def _summed(known: _Evidence, canaries: Any, model: Floats | None, initial: Floats | None) -> Check:
     """Whether the rounds add up to the final model's update along the canaries, as they do if the server is linear."""
     final = known.log.final
+    if final is not None and final.layer_moves is not None and not final.layer_moves.any():
+        return Check("sum", None, "the final model is the initial one, so there is nothing to add up")
     if final is None or final.update_cosines is None or final.update_norm is None:
         return Check("sum", None, "the audit does not know the initial model, so the rounds cannot be added up")
     server = (known.config or {}).get("server")
@@ -360,8 +385,10 @@ def _tied_to_model(
         )
     off = _largest_difference(canaries, moved, final.update_cosines)
     sizes = [size for _, size in known.settings.layers] or [len(moved)]
-    moves = None if final.layer_moves is None else final.layer_moves.tolist()
-    if moves is not None and not np.allclose(layer_norms(moved, sizes), moves, rtol=SUM_TOLERANCE, atol=0):
+    if final.layer_moves is None:
+        return Check("sum", False, "the log lacks the lengths of the layers' updates: it was changed")
+    in_order = not known.settings.shards  # otherwise a layer is in several places of the vector
+    if in_order and not np.allclose(layer_norms(moved, sizes), final.layer_moves, rtol=SUM_TOLERANCE, atol=0):
         return Check("sum", False, "the lengths of the layers' updates in the log are not those of the models")
     if isinstance(off, str) or off > _rounding(len(moved)):
         return Check(
@@ -396,8 +423,10 @@ def _trainer(known: _Evidence) -> Check:
     facts, entries = dict(known.statement.facts), logged_entries(stored, stored)
     items = facts.pop(PIPELINE_ITEMS, None)
     early = [name for name, value in facts.items() if not alike(entries.get(name), value)]
-    if isinstance(items, dict):  # the audit itself may have decided some of them since
-        early += [name for name, item in entries[PIPELINE_ITEMS].items() if not alike(items.get(name), item)]
+    if isinstance(items, dict):
+        now = entries[PIPELINE_ITEMS]
+        decided = _decided_by_audit(stored)  # the audit itself may have tested the sampler since
+        early += [name for name in {*items, *now} - decided if not alike(items.get(name), now.get(name))]
     if early:
         return Check(
             "trainer", False, f"result.json differs in {', '.join(early)} from what was committed to before round 1"
@@ -423,7 +452,19 @@ def _trainer(known: _Evidence) -> Check:
         return Check(
             "trainer", None, f"{', '.join(late)}: not committed to before round 1, so this is the auditor's word"
         )
-    return Check("trainer", True, "accuracy and other entries of the trainer are those that the log ended with")
+    return Check(
+        "trainer",
+        True,
+        "entries of the trainer are those that the log ended with, and those known before round 1 the committed ones",
+    )
+
+
+def _decided_by_audit(stored: dict[str, Any]) -> set[str]:
+    """The sampler, if the audit itself tested it: then the pipeline's own item is replaced."""
+    items = stored.get("audited")
+    sampler = items.get("sampler") if isinstance(items, dict) else None
+    tested = isinstance(sampler, dict) and sampler.get("source") == "audit" and sampler.get("status") == "checked"
+    return {"sampler"} if tested else set()
 
 
 def _derived(known: _Evidence) -> Check:
@@ -465,7 +506,7 @@ def _derived(known: _Evidence) -> Check:
     if unknown:
         listed = ", ".join(sorted(map(shown, unknown)))
         return Check(
-            "result", False, f"result.json holds entries that neither follow from the log nor stand in it: {listed}"
+            "result", False, f"result.json holds entries that neither follow from the log nor occur in it: {listed}"
         )
     detail = "recomputing the result from the stored rounds gives result.json"
     if changed:

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-_SPAN = 4096  # coordinates per program; a layer is cut into that many at a time
+_SPAN = 4096  # coordinates per program; a layer is cut into chunks of this size
 _BATCH = 1024  # sums that are added at a time
 
 

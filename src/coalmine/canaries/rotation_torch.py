@@ -81,7 +81,7 @@ class DeviceRotation:
         return 3 * 4 * self._rotation.dim <= _BESIDE * memory
 
     def layer_sums(self, layers: Sequence[int]) -> "LayerSums":
-        """What computes the squares and products of a round's vectors by layer, or of the whole vectors."""
+        """The kernels for squares and products of a round's vectors, by layer or of the whole vectors."""
         from coalmine.canaries.layer_sums_triton import LayerSums
 
         return LayerSums(layers or (self._rotation.dim,), self._device)

@@ -394,7 +394,7 @@ def _folded_stage(
 
 
 def _spread_stage(rotation: "Rotation", tables: _Tables, outer: torch.Tensor, folded: torch.Tensor) -> None:
-    """What the last stage of the rotation gives of the first `foldable` coordinates, in `outer`; `folded` is overwritten."""
+    """Apply the last stage of the rotation to the first `foldable` coordinates, into `outer`; overwrites `folded`."""
     _transform_folded(rotation, tables, folded)
     shared = (tables.order, tables.opening, rotation.dim, rotation.size, tables.insert, rotation.dim % rotation.block)
     grid = (-(-rotation.dim // _SPREAD),)

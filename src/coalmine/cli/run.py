@@ -358,7 +358,7 @@ def report(outcome: "RunOutcome", directory: Path, *, page: bool, as_json: bool,
             print_line(f"written to {written}")
             home = RunDirectory(directory)
             commitment, digest = home.read_record()[1].statement_sha256, home.read_result()["log_digest"]
-            print_line(f"note elsewhere, for `coalmine verify`: commitment {commitment}, log digest {digest}")
+            print_line(f"record elsewhere, for `coalmine verify`: commitment {commitment}, log digest {digest}")
     return 0 if result.verdict is None else VERDICT_CODES[result.verdict.outcome]
 
 

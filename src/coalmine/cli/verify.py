@@ -75,7 +75,7 @@ def verify(
         raise click.UsageError("--facts belongs to a statement: give --statement too")
     if seed_file is not None and not seed_file.is_file():
         problem = "is not an ordinary file" if seed_file.exists() else "does not exist"
-        raise ValueError(f"{seed_file} {problem}: --seed-file must be the one that the audit was begun with")
+        raise ValueError(f"{seed_file} {problem}: --seed-file must be the one that the audit started with")
     checks = [UNVERIFIED]
     if seed_file is not None:
         checks = verify_run(

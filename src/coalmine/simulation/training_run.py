@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from coalmine.audit.audit import Audit
+from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.vectors import NotFiniteError
 from coalmine.audit.verification import INITIAL
 from coalmine.canaries.array_types import cores
@@ -377,7 +378,9 @@ def _plan(config: RunConfig, task: Task, home: RunDirectory | None) -> tuple[Run
     config.privacy.clipping_of(cohorts.expected_size)  # validate now
     _check_epochs(config, population)
     if home is not None:
-        home.commit(config.canary_seed(), audit.settings, _statement(PlannedPrivacy(config, cohorts, population), task))
+        if not home.has_record:  # a resumed run keeps what it committed to, whatever this machine would compute
+            planned = PlannedPrivacy(config, cohorts, population)
+            home.commit(config.canary_seed(), audit.settings, _statement(planned, task))
         audit = new_audit(directory=home)
     return config, audit, cohorts
 
@@ -394,6 +397,20 @@ def _statement(planned: PlannedPrivacy, task: Task) -> Statement:
             | {PIPELINE_ITEMS: {item.name: item.to_dict() for item in planned.audited_items()}}
         ),
     )
+
+
+def _entries(training: Training, planned: PlannedPrivacy) -> dict[str, Any]:
+    """The trainer's entries that were known before round 1: those that the audit committed to, if it did."""
+    known = planned.entries(_title(training.task, training.config))
+    return {name: training.audit.facts.get(name, value) for name, value in known.items()}
+
+
+def _audited_items(training: Training, planned: PlannedPrivacy) -> list[AuditedItem]:
+    """The pipeline's own items: those that the audit committed to, if it did."""
+    committed = training.audit.facts.get(PIPELINE_ITEMS)
+    if committed is None:
+        return planned.audited_items()
+    return [AuditedItem(name, **item) for name, item in committed.items()]
 
 
 def _title(task: Task, config: RunConfig) -> str:
@@ -437,7 +454,7 @@ def _warn_of_many_canaries(config: RunConfig, cohorts: Cohorts) -> None:
 def _outcome(training: Training, accuracy: float) -> RunOutcome:
     config, planned = training.config, _planned(training)
     usual, analytical = planned.usual, planned.analytical
-    if_claimed, audited = None, planned.audited_items()
+    if_claimed, audited = None, _audited_items(training, planned)
     if 0 < analytical < np.inf and config.claim.epsilon is None and not config.claim.computed:
         if_claimed = training.audit.result(claim=planned.claim_of(analytical)).verdict
     result = training.audit.result(
@@ -464,7 +481,7 @@ def _outcome(training: Training, accuracy: float) -> RunOutcome:
         client_epsilon=planned.epsilon(planned.client),
         exact_client=planned.counts_clients,
         if_claimed=if_claimed,
-        entries=planned.entries(_title(training.task, config)),
+        entries=_entries(training, planned),
     )
 
 

@@ -245,7 +245,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) != len(pairs):
         repeated = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {shown(repeated)} stands in it twice")
+        raise ValueError(f"the key {shown(repeated)} occurs twice")
     return values
 
 

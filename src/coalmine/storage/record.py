@@ -386,6 +386,14 @@ class Commitment:
             raise ValueError("the salt must be 32 hexadecimal digits")
         return commitment
 
+    @property
+    def other_version(self) -> str:
+        """A description of an audit that another version of coalmine started."""
+        return (
+            f"an audit that another version of coalmine started (commitment version {self.version}, this one makes "
+            f"{COMMITMENT_VERSION})"
+        )
+
     def opens_to(self, seed: SupportsIndex | bytes, settings: Settings, statement: Statement | None = None) -> bool:
         """Whether seed and settings are those committed to, and the statement too if it is given."""
         opened = Commitment.to(seed, settings, statement, salt=self.salt)
@@ -407,7 +415,9 @@ def _salted_digest(salt: str, content: dict[str, Any], seed: SupportsIndex | byt
 
 def model_sha256(vector: Any) -> str:
     """The SHA-256 of a model's numbers in single precision."""
-    return hashlib.sha256(np.ascontiguousarray(vector, dtype="<f4").tobytes()).hexdigest()
+    with np.errstate(over="ignore"):  # beyond single precision numbers are infinite
+        singles = np.ascontiguousarray(vector, dtype="<f4")
+    return hashlib.sha256(memoryview(singles).cast("B")).hexdigest()
 
 
 def alike(one: Any, two: Any, *, abs_tol: float = 0.0) -> bool:

@@ -254,6 +254,8 @@ class RoundLog:
             handle = self._open_handle()
             check_types(item)  # a record that cannot be read again must not be written
             check_values(item)
+            if isinstance(item, Outcome):
+                check_depth(item.values)
             data, digest = encode(kind, item, self._digests[-1] if self._digests else b"")
             try:
                 write_at(handle, data, self._end)
@@ -395,7 +397,7 @@ def decode(head: bytes, body: bytes) -> tuple[str, Round | Final | Outcome]:
     """
     if head[:1] != b"{" or head[-1:] != b"}":
         raise ValueError("its header must be one object of JSON, without spaces around it")
-    header = msgspec.convert(json.loads(bytes(head)), dict[str, Any])
+    header = msgspec.convert(json.loads(head), dict[str, Any])
     kind, start = header.pop("kind"), 0
     values: dict[str, Any] = {}
     scores = {}

@@ -39,12 +39,24 @@ from coalmine.storage.files import (
 )
 from coalmine.storage.mapped_rounds import Rounds, map_rounds
 from coalmine.storage.one_writer import refuse_copy
-from coalmine.storage.record import SCHEMA_VERSION, Commitment, Settings, Statement, alike, is_guessable
+from coalmine.storage.record import (
+    COMMITMENT_VERSION,
+    SCHEMA_VERSION,
+    Commitment,
+    Settings,
+    Statement,
+    alike,
+    is_guessable,
+)
 from coalmine.storage.result_file import HasDict, write_result_file
 from coalmine.storage.rounds_file import RoundLog
 
 logger = logging.getLogger("coalmine")
 LARGEST = 1 << 30  # bytes of a file that is read whole
+FILES = (
+    "config.toml", "metrics.jsonl", "result.json", "audit/record.json", "audit/rounds.log", "initial.npy", "model.npy",
+    "checkpoint.safetensors", "checkpoint.previous.safetensors", "rounds.sha256", "report.html",
+)  # fmt: skip
 
 
 def runs_in(directory: Path) -> list[Path]:
@@ -95,10 +107,9 @@ class RunDirectory:
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} must be a directory, got a file; choose another")
         self.path.mkdir(parents=True, exist_ok=True)
-        for folder in (self.path, self.path / "audit"):
-            for file in folder.iterdir() if folder.is_dir() else ():
-                if file.exists() and not file.is_file() and not file.is_dir():  # a pipe would wait for ever
-                    raise ValueError(f"{file} must be an ordinary file, got a pipe, a socket or a device; remove it")
+        for file in (self.path / name for name in FILES):
+            if file.exists() and not file.is_file() and not file.is_dir():  # a pipe would wait for ever
+                raise ValueError(f"{file} must be an ordinary file, got a pipe, a socket or a device; remove it")
         lock = lock_file(self.path / ".lock")
         if lock is None:
             return False
@@ -171,6 +182,10 @@ class RunDirectory:
         path = self.path / "audit" / "record.json"
         if path.exists():
             stored, commitment = self.read_record()
+            if commitment.version != COMMITMENT_VERSION:
+                raise ValueError(
+                    f"{self.path} holds {commitment.other_version}; finish it with that version, or choose another directory"
+                )
             statement = self.read_statement()
             if stored != settings:
                 old, new = stored.to_dict(), settings.to_dict()
@@ -182,9 +197,13 @@ class RunDirectory:
                 changed = [name for name in old | new if old.get(name) != new.get(name)]
                 raise ValueError(f"{self.path} holds an audit with other settings (it differs in {', '.join(changed)})")
             if given.claim is not None and not alike(statement.claim, given.claim):
-                raise ValueError(f"{self.path} holds an audit that began with another claim; choose another directory")
+                raise ValueError(
+                    f"{self.path} holds an audit that started with another claim; choose another directory"
+                )
             if given.initial_sha256 is not None and statement.initial_sha256 != given.initial_sha256:
-                raise ValueError(f"{self.path} holds an audit that began with another model; choose another directory")
+                raise ValueError(
+                    f"{self.path} holds an audit that started with another model; choose another directory"
+                )
             if not commitment.opens_to(seed, settings, statement):
                 raise ValueError(f"{self.path} holds an audit with a different seed")
             return commitment
@@ -198,6 +217,11 @@ class RunDirectory:
         }
         write_atomically(path, (json.dumps(record, indent=2) + "\n").encode())
         return commitment
+
+    @property
+    def has_record(self) -> bool:
+        """Whether an audit has committed to its seed and settings in this directory."""
+        return (self.path / "audit" / "record.json").exists()
 
     def config_sha256(self) -> str | None:
         """The SHA-256 of config.toml; None if there is none."""
