@@ -417,7 +417,7 @@ def model_sha256(vector: Any) -> str:
     """The SHA-256 of a model's numbers in single precision."""
     with np.errstate(over="ignore"):  # beyond single precision numbers are infinite
         singles = np.ascontiguousarray(vector, dtype="<f4")
-    return hashlib.sha256(memoryview(singles).cast("B")).hexdigest()
+    return hashlib.sha256(singles.data).hexdigest()
 
 
 def alike(one: Any, two: Any, *, abs_tol: float = 0.0) -> bool:
