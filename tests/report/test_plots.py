@@ -127,3 +127,10 @@ def test_without_matplotlib_the_extra_is_named(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install 'coalmine\[report\]'"):
         needs_matplotlib()
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -3e60, 1e-200])
+def test_equal_scores_have_bins_of_some_width(value):
+    """A log that was edited can have the same score for every canary."""
+    low, high = plots._span([np.full(5, value), np.full(3, value)])
+    assert (np.diff(np.linspace(low, high, 201)) > 0).all()

@@ -25,7 +25,9 @@ def test_deep_nesting_is_an_error_of_its_own_and_never_a_recursion_error(depth):
         parse_json(nested(depth))
 
 
-@pytest.mark.parametrize("text", ['{"a": NaN}', "[Infinity]", "[-Infinity]", "[1e999]", '{"a": -1e400}'])
+@pytest.mark.parametrize(
+    "text", ['{"a": NaN}', "[Infinity]", "[-Infinity]", "[1e999]", '{"a": -1e400}', f"[1{'0' * 400}]"]
+)
 def test_numbers_that_json_does_not_have_are_rejected(text):
     with pytest.raises(ValueError, match="not finite"):
         parse_json(text)

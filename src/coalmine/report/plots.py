@@ -454,7 +454,8 @@ def spread(count: int, most: int = MOST_POINTS) -> Any:
 
 def _span(arrays: Sequence[Floats]) -> tuple[float, float]:
     low, high = min(float(array.min()) for array in arrays), max(float(array.max()) for array in arrays)
-    margin = 0.03 * (high - low)
+    # a hundred bins of scores that are nearly equal must still have a width
+    margin = max(0.03 * (high - low), 1e-9 * max(abs(low), abs(high)), 1e-12)
     return low - margin, high + margin
 
 

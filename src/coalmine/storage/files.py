@@ -28,6 +28,7 @@ except ImportError:  # everywhere else
 BINARY = getattr(os, "O_BINARY", 0)  # Windows translates line ends without it
 
 PIECE = 1 << 24  # bytes read at a time
+MOST_DIGITS = 300  # of a whole number; floats end at 1.8e308
 DEEPEST = 64  # levels of a JSON value that is read; a result has 8
 HELD = (errno.EWOULDBLOCK, errno.EACCES)  # what flock says of a lock that another process holds
 
@@ -212,7 +213,13 @@ def _write_once(handle: int, data: bytes, place: int) -> int:
 def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text; ValueError unless it is plain: finite numbers, no key twice, no deep nesting."""
     try:
-        value = json.loads(text, parse_constant=_reject_constant, parse_float=_finite, object_pairs_hook=_unique_keys)
+        value = json.loads(
+            text,
+            parse_constant=_reject_constant,
+            parse_float=_finite,
+            parse_int=_whole,
+            object_pairs_hook=_unique_keys,
+        )
     except RecursionError:
         raise ValueError(f"it is nested more than {DEEPEST} levels deep") from None
     check_depth(value)
@@ -238,6 +245,13 @@ def _finite(text: str) -> float:
     if math.isinf(number := float(text)):
         _reject_constant(text)
     return number
+
+
+def _whole(text: str) -> int:
+    """A whole number that fits into a float."""
+    if len(text) > MOST_DIGITS:
+        _reject_constant(text)
+    return int(text)
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
