@@ -194,7 +194,7 @@ def test_closed_streams_are_not_an_error():
         ("nonsense", "The commands are amplified-epsilon, audit-gaussian-mechanism, check, compare, data"),
         ("reproduce nonsense", "The commands are accuracy, amplification, beyond, canife"),
         ("data get stackexchange --data-dir nowhere", "docs/how-to/data.md there (nowhere/stackexchange)"),
-        ("verify . --seed-file missing", "must be the one that the audit was begun with"),
+        ("verify . --seed-file missing", "must be the one that the audit started with"),
         ("watch .", "holds no run, not even an unfinished one"),
         ("audit-gaussian-mechanism --dim 1000 --canaries 20 --signal-norm 1e300", "at most 1e+100"),
     ],
