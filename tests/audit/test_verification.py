@@ -641,3 +641,20 @@ def test_a_final_model_beyond_single_precision_is_observed_without_a_warning():
     audit = Audit(DIM, canaries=30, seed=1, delta=1e-6)
     audit.observe_final(1e60 * np.random.default_rng(1).normal(size=DIM))
     assert audit.log.final.sha256
+
+
+@pytest.mark.parametrize("name", ["model", "initial"])
+@pytest.mark.parametrize(
+    ("vector", "message"),
+    [
+        (None, "but the file does not exist"),
+        (np.zeros(7), r"got float64 of shape \(7,\)"),
+        (np.full(DIM, np.nan), "got NaN or infinity in 600 of them"),
+    ],
+)
+def test_a_wrong_model_file_is_named_with_its_fault(verified, tmp_path, name, vector, message):
+    file = tmp_path / "wrong.npy"
+    if vector is not None:
+        np.save(file, vector)
+    with pytest.raises(ValueError, match=rf"wrong\.npy must hold a model as one \.npy row of 600 numbers, {message}"):
+        verified(**{name: file})

@@ -270,11 +270,15 @@ def _read_model(file: Path, dim: int) -> Floats:
                 raise ValueError(f"{advice}, got an archive of several arrays")
             content.seek(0)
             vector = np.lib.format.read_array(content, allow_pickle=False)
+    except FileNotFoundError:
+        raise ValueError(f"{advice}, but the file does not exist") from None
     except UNREADABLE as error:
         reason = str(error) if str(error).startswith(advice) else f"{advice}, got another file"
         raise ValueError(reason) from None
     if vector.shape != (dim,) or vector.dtype.kind not in "fiu":
         raise ValueError(f"{advice}, got {vector.dtype} of shape {vector.shape}")
+    if not np.isfinite(vector).all():
+        raise ValueError(f"{advice}, got NaN or infinity in {(~np.isfinite(vector)).sum()} of them")
     return np.asarray(vector, np.float64)
 
 
