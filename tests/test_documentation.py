@@ -8,6 +8,7 @@ import posixpath
 import re
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -194,9 +195,13 @@ def browser():
 def wait(browser, script):
     """The value of the script as soon as there is one: pages change after a click and while the search runs."""
     for _ in range(200):
-        if value := browser.evaluate(script):
-            return value
-        browser.evaluate("new Promise((done) => setTimeout(done, 50))")
+        try:
+            if value := browser.evaluate(script):
+                return value
+        except AssertionError as error:
+            if "navigated" not in str(error):  # the page that was asked has just been left
+                raise
+        time.sleep(0.05)
     raise AssertionError(f"no value after 10 seconds: {script}")
 
 
@@ -219,7 +224,7 @@ def test_the_front_page_opens_from_disk_and_asks_nobody(browser, site, dark):
 def test_the_search_finds_a_term_and_leads_to_its_page(browser, site):
     browser.open(site / "index.html")
     browser.evaluate("document.querySelector('.sidebar-search').value = 'verification'")
-    browser.evaluate("document.querySelector('.sidebar-search-container').submit()")
+    browser.evaluate("setTimeout(() => document.querySelector('.sidebar-search-container').submit()) && 0")
     found = wait(browser, "[...document.querySelectorAll('#search-results li a')].map((link) => link.href)")
     pages = {path_of(address).relative_to(site).as_posix() for address in found}
     assert "how-to/verification.html" in pages
@@ -229,7 +234,7 @@ def test_the_search_finds_a_term_and_leads_to_its_page(browser, site):
 
 def test_the_links_of_the_tutorials_lead_to_pages(browser, site):
     browser.open(site / "index.html")
-    browser.evaluate("document.querySelector('article a[href=\"tutorial/index.html\"]').click()")
+    browser.evaluate("setTimeout(() => document.querySelector('article a[href=\"tutorial/index.html\"]').click()) && 0")
     heading = "location.pathname.endsWith('tutorial/index.html') && document.querySelector('h1')?.textContent"
     assert wait(browser, heading).startswith("Tutorials")
     links = browser.evaluate("[...document.querySelectorAll('article a[href]')].map((link) => link.href)")
