@@ -40,6 +40,21 @@ def test_a_deferred_audit_records_the_same_bytes():
     assert later.log.digest == at_once.log.digest
 
 
+def test_vectors_that_are_handed_over_are_not_copied(monkeypatch):
+    copies = []
+    monkeypatch.setattr("coalmine.audit.audit.copied", lambda vector: copies.append(vector) or vector.copy())
+    copying, trusting, at_once = audit(deferred=True), audit(deferred=True), audit()
+    for number in range(1, 7):
+        rng = np.random.default_rng(number)
+        present = at_once.canaries_in_round(number)
+        others, noise = rng.normal(size=(2, DIM))
+        for own, handover in ((copying, False), (trusting, True), (at_once, True)):
+            model_delta = (others + own.updates(present, 1.0) + noise) / 100
+            own.observe_round(number, model_delta, present=present, others=others / 100, handover=handover)
+    assert copying.log.digest == trusting.log.digest == at_once.log.digest
+    assert len(copies) == 2 * 6  # delta and others of each round, by the audit that was not handed them
+
+
 def test_a_round_is_recorded_by_the_next_round_or_by_flush():
     own = audit(deferred=True)
     observe(own, 1)
@@ -125,7 +140,7 @@ def test_a_round_measured_on_a_gpu_gives_the_same_result(layers, monkeypatch):
     monkeypatch.setattr(
         RotatedCanaries,
         "measure_later",
-        lambda self, vector, others, total, layers: MeasuredHere(self, vector, others, total, layers),
+        lambda self, vector, others, total, layers, copy: MeasuredHere(self, vector, others, total, layers),
     )
     there, here = audit(deferred=True, layers=layers), audit(layers=layers)
     for number in range(1, 7):

@@ -149,3 +149,21 @@ def test_only_the_wanted_rounds_are_compared_with_those_before(monkeypatch):
     assert squares == pytest.approx(
         sum(float((units[w] @ units[:w].T) @ (units[w] @ units[:w].T)) for w in wanted), rel=1e-5
     )
+
+
+def test_the_last_number_and_the_count_follow_skips_rewinds_and_reopening(tmp_path):
+    def one_round(number, *, skipped):
+        return Round(number=number, skipped=skipped, norm=1.0, rest=1.0, cosines=np.full(4, 0.1, np.float32))
+
+    path = tmp_path / "rounds"
+    with closing(RoundLog(path)) as log:
+        assert (log.last_number, log.observed_count) == (0, 0)
+        for number in (1, 2, 4, 7, 8):
+            log.append(one_round(number, skipped=number in (2, 7)))
+        assert (log.last_number, log.observed_count) == (8, 3)
+    with closing(RoundLog(path)) as log:
+        assert (log.last_number, log.observed_count, len(log.observed)) == (8, 3, 3)
+        log.rewind_to(6)
+        assert (log.last_number, log.observed_count, len(log.observed)) == (4, 2, 2)
+        log.rewind_to(0)
+        assert (log.last_number, log.observed_count) == (0, 0)

@@ -1,4 +1,4 @@
-"""Squares and products by layer, in one pass on a CUDA device, are those of each layer alone."""
+"""Sums over parts of a vector, in a few launches on a CUDA device, agree with those of each part alone."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
+from coalmine.audit.noise_law import NoiseParts, _device_sums, _numbers, _scaled, _sums
 from coalmine.canaries.layer_sums_triton import LayerSums
 
 
@@ -21,16 +22,44 @@ def test_sums_of_all_layers_agree_with_those_of_each(layers, with_total):
     sizes = torch.tensor([[float(part.abs().sum()) for part in row] for row in products], dtype=torch.float64)
     given = [each.cuda() for each in (vector, others, total)]
     sums = LayerSums(layers, torch.device("cuda"))
-    found = sums(given[0], given[1], given[2] if with_total else None)
+    left, found = sums(given[0], given[1], given[2] if with_total else None)
+    assert torch.equal(left, given[0] - given[1])
     assert found.shape == wanted.shape
     assert ((found.cpu() - wanted).abs() <= 1e-6 * sizes).all()  # float32 keeps 7 digits
-    again = sums(given[0], given[1], given[2] if with_total else None)
+    _, again = sums(given[0], given[1], given[2] if with_total else None)
     assert torch.equal(found, again)  # added in the same order every time
 
 
 def test_a_vector_that_is_not_aligned():
     vector = torch.randn(10_001, generator=torch.Generator().manual_seed(2)).cuda()[1:]
-    found = LayerSums((4_000, 6_000), vector.device)(vector, torch.zeros_like(vector), None)
+    _, found = LayerSums((4_000, 6_000), vector.device)(vector, torch.zeros_like(vector), None)
     wanted = torch.stack([part.double().square().sum() for part in vector.split((4_000, 6_000))])
     torch.testing.assert_close(found[0], wanted, rtol=1e-6, atol=0)
     torch.testing.assert_close(found[1], wanted, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    "layers", [(3_000,), (5_000, 300, 5_000, 40_000, 300, 7, 40_000), (700,) * 200, (10_000_000, 12)]
+)
+def test_sums_of_the_noise_agree_with_those_of_each_part_in_double_precision(layers):
+    dim = sum(layers)
+    parts = NoiseParts.of([(str(i), size) for i, size in enumerate(layers)], dim)
+    vector = torch.randn(dim + 1, generator=torch.Generator().manual_seed(3))[1:]
+    wanted, sizes = _numbers(_sums(vector.double(), parts)), _numbers(_sums(vector.double().abs(), parts))
+    found = _device_sums(vector.cuda(), parts)
+    assert found.shape == wanted.shape
+    assert (abs(found - wanted) <= 2e-6 * sizes).all()  # float32 keeps 7 digits
+    assert (found == _device_sums(vector.cuda(), parts)).all()
+
+
+def test_noise_in_double_precision_on_a_device_is_summed_by_torch():
+    parts = NoiseParts.of([("a", 2_000), ("b", 3_000)], 5_000)
+    vector = torch.randn(5_000, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    assert _device_sums(vector.cuda(), parts) == pytest.approx(_numbers(_sums(vector, parts)), rel=1e-12)
+
+
+def test_groups_are_standardised_on_a_device_as_on_the_host():
+    parts = NoiseParts.of([("a", 2_000), ("b", 3_000), ("c", 301)], 5_301)
+    vector = torch.randn(5_301, generator=torch.Generator().manual_seed(5))
+    stds = [1.5, 0.25, 3.0]
+    assert torch.equal(_scaled(vector.cuda(), parts.groups, stds).cpu(), _scaled(vector, parts.groups, stds))

@@ -35,6 +35,7 @@ from coalmine.cli.compare import compare  # noqa: E402
 from coalmine.estimators.sampling import Poisson  # noqa: E402
 from coalmine.integrations.journal import Journal  # noqa: E402
 from coalmine.integrations.opacus import audited, named_layers, unaudited  # noqa: E402
+from coalmine.integrations.opacus_distributed import OneProcess  # noqa: E402
 from coalmine.integrations.setup import refuse_result  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(*WARNINGS)
@@ -113,6 +114,26 @@ def test_modes_and_physical_batches_give_the_same_cosines(other):
     assert cosines(same) == pytest.approx(cosines(plain), abs=1e-5)
     assert residual_cosines(same) == pytest.approx(residual_cosines(plain), abs=1e-5)
     assert other_engine.accountant.history == engine.accountant.history == [(1.0, 0.5, 6)]
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_vectors_kept_between_steps_give_the_same_log(deferred, monkeypatch):
+    """On a GPU they are kept, so that a step makes no views of hundreds of parameters."""
+
+    def log_digest(*, keep):
+        monkeypatch.setattr(OneProcess, "reuses_memory", property(lambda _: keep, lambda _, value: None), raising=False)
+        model, optimizer, loss, loader, _ = make(examples=200, batch=100)
+        layers = named_layers(optimizer, model)
+        audit = Audit(
+            dimension(optimizer), canaries=50, seed=b"tests only", delta=1e-5, layers=layers, deferred=deferred
+        )
+        audited(optimizer, model, audit=audit, sampling_probability=0.5, through_clip=False)
+        run_epoch(model, optimizer, loss, loader, audit, 4)
+        run_epoch(model, optimizer, loss, loader, audit, 4)
+        assert len(audit.log.numbers) == 4
+        return audit.log.digest
+
+    assert log_digest(keep=True) == log_digest(keep=False)
 
 
 def test_canaries_are_sampled_like_examples():

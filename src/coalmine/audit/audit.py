@@ -413,7 +413,16 @@ class Audit:
         """Number of the last observed round, 0 before the first."""
         if self._remote_log is not None:
             return self._remote_log.last
-        return self._pending.number if self._pending else max(self._log.numbers, default=0)
+        return self._pending.number if self._pending else self._log.last_number
+
+    @property
+    def own_scores(self) -> tuple[str, ...]:
+        """Names of the user's own attacks."""
+        return tuple(self._attacks)
+
+    @cached_property
+    def _layer_sizes(self) -> tuple[int, ...]:
+        return tuple(size for _, size in self.settings.layers)
 
     @cached_property
     def _schedule(self) -> Callable[[int], Indices]:
@@ -492,6 +501,7 @@ class Audit:
         clip_norm: float | None = None,
         scale: float = 1.0,
         participants: int | None = None,
+        handover: bool = False,
     ) -> None:
         """Record the release of a round (Algorithm 3): the noised average, before the server's optimiser.
 
@@ -499,8 +509,9 @@ class Audit:
         `clip_norm` the most that one client adds, all three in the units of `model_delta`: divided by the same n. Without
         `clip_norm` the audit measures the contribution of a canary, which is less precise. `scale` is the norm of the
         canaries before clipping, in clip norms; above 1, the clipping is audited too. `participants` is the number of
-        clients that took part, canaries included: cohort sizes distinguish fixed-size from Poisson sampling. A delta of
-        zeros is recorded as a skipped round. After an error nothing is recorded.
+        clients that took part, canaries included: cohort sizes distinguish fixed-size from Poisson sampling. With
+        `handover` you promise not to change `model_delta` and `others` any more, so a `deferred` audit need not copy them. A
+        delta of zeros is recorded as a skipped round. After an error nothing is recorded.
         """
         stated = (round_number, present, noise_std, clip_norm, scale, participants)
         if self._pieces is not None:
@@ -515,8 +526,9 @@ class Audit:
         if others is not None:
             checked_length("others", others, self.settings.dim)
         self.flush()
-        order = len(self._log.observed) + 1  # skipped rounds do not count; from the log, so it survives a restart
-        if self._begin_later(model_delta, others, indices, facts, order):
+        order = self._log.observed_count + 1  # skipped rounds do not count; from the log, so it survives a restart
+        copy = self._tree is None and not handover  # a tree's vector is a copy already
+        if self._begin_later(model_delta, others, indices, facts, order, copy=copy):
             return
         item = self._round_now(model_delta, others, indices, self._taken_sum(indices), facts, order)
         self._record(self._with_scores(item, model_delta, self._canaries))
@@ -570,7 +582,7 @@ class Audit:
         except Exception as error:
             self._pieces.refuse(error)  # so that the other ranks do not wait
             raise
-        observed = len(self._log.observed) if self._remote_log is None else self._remote_log.observed
+        observed = self._log.observed_count if self._remote_log is None else self._remote_log.observed
         item = self._pieces.round(model_delta, others, indices, facts, observed + 1)
         item = self._with_scores(item, model_delta, self._pieces.canaries)
         if self._remote_log is None:
@@ -635,7 +647,7 @@ class Audit:
             warnings.warn(str(alarm), RuntimeWarning, stacklevel=3)
 
     def _begin_later(
-        self, model_delta: Any, others: Any, present: list[int], facts: dict[str, Any], order: int
+        self, model_delta: Any, others: Any, present: list[int], facts: dict[str, Any], order: int, *, copy: bool
     ) -> bool:
         """Start to measure a round, to be recorded when the next one comes; False if it must be measured at once."""
         settings = self.settings
@@ -645,7 +657,7 @@ class Audit:
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(1, "coalmine-audit", initializer=stay_in_one_thread)
             given = (model_delta, others)
-            if self._tree is None:  # the caller's own arrays, which may be overwritten
+            if copy:  # the caller's own arrays, which may be overwritten
                 given = copied(model_delta), None if others is None else copied(others)
             total = self._taken_sum(present)
             future = self._worker.submit(self._round_now, *given, present, total, facts, order)
@@ -654,12 +666,12 @@ class Audit:
         assert isinstance(self._canaries, RotatedCanaries)
         delta = like_model(model_delta, model_delta)
         rest = None if others is None else like_model(others, delta)
-        layers = tuple(size for _, size in settings.layers) if rest is not None and settings.layers else ()
+        layers = self._layer_sizes if rest is not None else ()
         total = None
         if rest is not None and present:
             taken = self._taken_sum(present)
             total = self._canaries.combine(present, like=delta) if taken is None else like_model(taken, delta)
-        measurement = self._canaries.measure_later(delta, rest, total, layers)
+        measurement = self._canaries.measure_later(delta, rest, total, layers, copy=copy)
         if measurement is None:
             self._last_sum = (present, total) if total is not None else None  # for the measurement that follows
             return False
@@ -745,7 +757,7 @@ class Audit:
         checked_length("initial", initial, self.settings.dim)
         moved = difference(model, initial)
         update_norm = vector_norm("model - initial", moved)
-        moves = layer_norms(moved, [size for _, size in self.settings.layers] or [self.settings.dim])
+        moves = layer_norms(moved, self._layer_sizes or [self.settings.dim])
         if update_norm == 0:  # nothing moved, so there is no direction to compare with: the gauges of training say so
             self._log.finish(replace(record, layer_moves=moves))
             return
@@ -952,8 +964,8 @@ class Audit:
             size, declared = canary_size(along, rest, facts, self.settings)
             vector = difference(vector, vectors.total * size)
         if self.settings.layers:
-            fields["layer_rests"] = layer_norms(vector, [size for _, size in self.settings.layers])
-            fields["layer_others"] = layer_norms(vectors.others, [size for _, size in self.settings.layers])
+            fields["layer_rests"] = layer_norms(vector, self._layer_sizes)
+            fields["layer_others"] = layer_norms(vectors.others, self._layer_sizes)
         if measures_law:
             fields |= self._law(vector, vectors, exact=declared)
         return fields
@@ -1063,8 +1075,8 @@ class _RemoteLog:
 def _state_of(log: RoundLog) -> dict[str, Any]:
     """The state of the log for other ranks."""
     return {
-        "last": max(log.numbers, default=0),
-        "observed": len(log.observed),
+        "last": log.last_number,
+        "observed": log.observed_count,
         "finished": log.final is not None,
     }
 

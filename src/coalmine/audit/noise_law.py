@@ -152,7 +152,7 @@ def law_sums(
     """The measurements of the noise in one of `blocks` blocks, by name; `law_record` makes the record from them."""
     vector: Any = noise if is_on_device(noise) else _host_vector(noise)
     with np.errstate(over="ignore", invalid="ignore"):
-        numbers = _jax_sums(vector, parts) if is_device_jax(vector) else _numbers(_sums(vector, parts))
+        numbers = _device_sums(vector, parts) if is_on_device(vector) else _numbers(_sums(vector, parts))
     first = 3 * len(parts.groups)
     measured = {"moments": numbers[:first], "lags": numbers[first : first + 2], "dots": numbers[first + 2 :]}
     if full and _is_sound(measured["moments"], numbers):
@@ -234,11 +234,16 @@ def _sums(vector: Any, parts: NoiseParts) -> list[Any]:
     return sums
 
 
-def _jax_sums(vector: Any, parts: NoiseParts) -> Floats:
-    """`_sums` of a vector that jax holds on a device."""
+def _device_sums(vector: Any, parts: NoiseParts) -> Floats:
+    """`_sums` of a vector on a GPU, where a sum for each layer would be thousands of launches."""
     groups = tuple((place.start, place.stop) for place in parts.groups)
     pairs = tuple(((one.start, one.stop), (two.start, two.stop)) for one, two in parts.pairs)
-    return numpy_vector(jax_measures().law_sums(vector, groups=groups, pairs=pairs))
+    if is_device_jax(vector):
+        return numpy_vector(jax_measures().law_sums(vector, groups=groups, pairs=pairs))
+    from coalmine.canaries.rotation_torch import noise_sums
+
+    sums = noise_sums(vector, groups, pairs)
+    return _numbers(_sums(vector, parts)) if sums is None else numpy_vector(sums)
 
 
 def _full(
@@ -484,6 +489,9 @@ def _scaled(vector: Any, groups: Sequence[slice], stds: Sequence[float]) -> Any:
         parts = [vector[place] / std for place, std in zip(groups, stds, strict=True)]
         return jax_measures().joined(parts, vector.dtype)
     scaled = vector.clone() if is_tensor(vector) else vector.copy()
+    if is_on_device(scaled):
+        sys.modules["torch"]._foreach_div_(list(scaled.split([_size(place) for place in groups])), list(stds))
+        return scaled
     for place, std in zip(groups, stds, strict=True):
         scaled[place] /= std
     return scaled

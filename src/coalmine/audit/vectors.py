@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -148,11 +149,11 @@ def as_tensor(vector: Any, **options: Any) -> Any:
     return sys.modules["torch"].as_tensor(vector, **options)
 
 
-def layer_norms(vector: Any, sizes: list[int]) -> Floats:
+def layer_norms(vector: Any, sizes: Sequence[int]) -> Floats:
     """The norms of consecutive pieces of a vector."""
     if is_tensor(vector):
         torch = sys.modules["torch"]
-        parts = vector.detach().split(sizes)
+        parts = vector.detach().split(list(sizes))
         # Waits once for all of them; on a GPU there are also few launches.
         several = on_gpu(vector)
         lengths = torch._foreach_norm(parts, 2, torch.float64) if several else [tensor_norm(part) for part in parts]

@@ -157,14 +157,17 @@ class RotatedCanaries(Canaries):
         with ThreadPoolExecutor(len(vectors), initializer=rotation_numpy.stay_in_one_thread) as pool:
             return list(pool.map(self.cosines, vectors))
 
-    def measure_later(self, vector: Any, others: Any, total: Any, layers: tuple[int, ...]) -> Any:
-        """Start to measure a round on its GPU, without waiting (rotation_torch.Measurement); None on other devices."""
+    def measure_later(self, vector: Any, others: Any, total: Any, layers: tuple[int, ...], *, copy: bool = True) -> Any:
+        """Start to measure a round on its GPU, without waiting (rotation_torch.Measurement); None on other devices.
+
+        Without `copy`, nobody may change `vector` and `others` until the measurement has been read. `total` is never copied.
+        """
         if not is_tensor(vector) or vector.device.type != "cuda":
             return None
         from coalmine.canaries.rotation_torch import MeasurePlan
 
         plan = MeasurePlan(self.count, others is not None, layers, total is not None)
-        return self._on(vector.device).measure_later(vector, others, total, plan)
+        return self._on(vector.device).measure_later(vector, others, total, plan, copy=copy)
 
     def _sum(self, indices: list[int], like: "Array | torch.Tensor") -> "Array | torch.Tensor":
         if is_tensor(like) and like.device.type != "cpu":

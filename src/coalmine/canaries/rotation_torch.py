@@ -61,11 +61,18 @@ class DeviceRotation:
         return rotate(self._rotation, chosen)
 
     def measure_later(
-        self, vector: torch.Tensor, others: torch.Tensor | None, total: torch.Tensor | None, plan: "MeasurePlan"
+        self,
+        vector: torch.Tensor,
+        others: torch.Tensor | None,
+        total: torch.Tensor | None,
+        plan: "MeasurePlan",
+        *,
+        copy: bool,
     ) -> "Measurement | None":
         """Start to measure a round in parallel with the device's next work; None if that is not possible.
 
-        One measurement at a time: its numbers must be read before the next one starts.
+        One measurement at a time: its numbers must be read before the next one starts. Without `copy`, `vector` and
+        `others` must not change until then; `total` never may.
         """
         if vector.dtype != torch.float32 or self._kernels is None or not self._room_beside():
             return None
@@ -73,7 +80,7 @@ class DeviceRotation:
             if plan not in self._measures:
                 recorded = self._rotation.dim < _GRAPH
                 self._measures[plan] = (_MeasureGraph if recorded else _MeasureStream)(self, vector, plan)
-            return self._measures[plan](vector, others, total)
+            return self._measures[plan](vector, others, total, copy=copy)
 
     def _room_beside(self) -> bool:
         """Whether copies of a round's three vectors are a small part of the device's memory."""
@@ -192,7 +199,10 @@ class _MeasureGraph:
         self._numbers = torch.empty(self._result.shape, dtype=torch.float64, pin_memory=True)
         self._done.record()
 
-    def __call__(self, vector: torch.Tensor, others: torch.Tensor | None, total: torch.Tensor | None) -> Measurement:
+    def __call__(
+        self, vector: torch.Tensor, others: torch.Tensor | None, total: torch.Tensor | None, *, copy: bool
+    ) -> Measurement:
+        del copy  # a graph reads its own tensors, so all three are copied in any case
         current = torch.cuda.current_stream()
         current.wait_event(self._done)  # until the last measurement has read the tensors that are overwritten now
         for held, given in ((self._vector, vector), (self._others, others), (self._total, total)):
@@ -216,8 +226,13 @@ class _MeasureStream:
         self._done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._numbers: torch.Tensor | None = None
 
-    def __call__(self, vector: torch.Tensor, others: torch.Tensor | None, total: torch.Tensor | None) -> Measurement:
-        held = [self._nothing if given is None else given.clone() for given in (vector, others, total)]
+    def __call__(
+        self, vector: torch.Tensor, others: torch.Tensor | None, total: torch.Tensor | None, *, copy: bool
+    ) -> Measurement:
+        held = [
+            self._nothing if given is None else given.clone() if copied else given.contiguous()
+            for given, copied in ((vector, copy), (others, copy), (total, False))
+        ]
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             result = self._measured(*held)
@@ -242,13 +257,25 @@ class _RoundNumbers:
         if self._sums is None:
             parts = list(reversed(rotation._cosines(vector, plan.count)))
         else:
-            sums = self._sums(vector, others, total if plan.total else None)
+            rest, sums = self._sums(vector, others, total if plan.total else None)
             norm, rest_norm = sums[:2].sum(1).sqrt()
             parts = [norm, rotation._products(vector, plan.count) / norm]
-            parts += [rest_norm, rotation._products(vector - others, plan.count) / rest_norm]
+            parts += [rest_norm, rotation._products(rest, plan.count) / rest_norm]
             if plan.layers:
                 parts.append(sums[1:])
         return torch.cat([part.reshape(-1) for part in parts])
+
+
+def noise_sums(
+    vector: torch.Tensor, groups: Sequence[tuple[int, int]], pairs: Sequence[tuple[tuple[int, int], tuple[int, int]]]
+) -> torch.Tensor | None:
+    """The sums of `layer_sums_triton.NoiseSums`; None for a vector that its kernels cannot read."""
+    if vector.dtype != torch.float32 or not vector.is_contiguous() or _triton(vector.device) is None:
+        return None
+    from coalmine.canaries import layer_sums_triton
+
+    with _on_device(vector.device):
+        return layer_sums_triton.noise_sums(tuple(groups), tuple(pairs), len(vector), vector.device)(vector)
 
 
 def _sent(numbers: Sequence[int], device: torch.device) -> torch.Tensor:

@@ -47,12 +47,10 @@ from coalmine.integrations.opacus_distributed import (
     Replicated,
     Sharded,
     local,
-    negated,
     on_every_rank,
     own_slot,
     plain_names,
     reduce_for,
-    subtract,
 )
 from coalmine.integrations.setup import CLIP_SCALE, AuditSettings, positive, watch_noise
 from coalmine.integrations.watched_sampler import PickedRows, check_loader
@@ -62,6 +60,7 @@ __all__ = ["audited", "named_layers", "trained_parameters", "unaudited"]
 # and 0.2 to 0.5 seconds per step on one core (a transform takes 8 to 33 ns per number).
 MOST_THROUGH_CLIP = 1 << 24
 USUAL_CANARIES = 1_000  # default number, if the data set has as many rows
+DRAWN_AHEAD = 64  # steps whose canaries are drawn at once, if they are not those of the loader's rows
 EARLY_STEPS = 10  # after this many steps, weights that have not moved give a warning
 ROW = "row of the data set"  # default name of the privacy unit
 WRAPPERS = ("_module.", "_orig_mod.")  # GradSampleModule and torch.compile put these before a parameter's name
@@ -200,10 +199,15 @@ class _SeedSelection:
 
     def __init__(self, audit: Audit, probability: float, rng: np.random.Generator | None) -> None:
         self._audit, self._probability, self._rng = audit, probability, rng
+        self._drawn: dict[int, Indices] = {}  # for the next steps: drawn at once, they take a tenth of the time
 
     def canaries(self, _examples: int) -> Indices:
         if self._rng is None:
-            return self._audit.sampled_canaries(self._audit.last_round + 1, self._probability)
+            number = self._audit.last_round + 1
+            if number not in self._drawn:
+                numbers = range(number, number + DRAWN_AHEAD)
+                self._drawn = {n: self._audit.sampled_canaries(n, self._probability) for n in numbers}
+            return self._drawn[number]
         is_present = self._rng.random(self._audit.settings.canaries) < self._probability
         return np.flatnonzero(is_present).astype(np.int32)
 
@@ -257,6 +261,49 @@ class _RowSelection:
         return present
 
 
+class _ZeroGradients:
+    """The parameters whose gradient was 0 in every step so far.
+
+    On a GPU a step's check is read in the next one, so that nothing waits for the device.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._indices = list(range(count))
+        # The norms of these gradients in the last step, and an event that tells when they are on the host.
+        self._norms: torch.Tensor | None = None
+        self._arrived: Any = None
+
+    @property
+    def remain(self) -> bool:
+        """Whether there are any, as far as is known without waiting."""
+        return bool(self._indices)
+
+    def indices(self) -> list[int]:
+        """Their places among the optimizer's parameters."""
+        if self._norms is not None:
+            if self._arrived is not None:
+                self._arrived.synchronize()
+            self.keep([i for i, norm in zip(self._indices, self._norms.tolist(), strict=True) if norm == 0])
+        return self._indices
+
+    def keep(self, indices: list[int]) -> None:
+        self._indices, self._norms = indices, None
+
+    def check(self, gradients: Sequence[Any]) -> None:
+        """Take the gradients of a step, one tensor for each parameter."""
+        chosen = [gradients[i] for i in self.indices()]
+        if not chosen:
+            return
+        norms = torch.stack(torch._foreach_norm(chosen, 1))  # an empty shard has norm 0, NaN is not 0
+        if norms.device.type == "cuda":
+            self._norms = torch.empty(norms.shape, dtype=norms.dtype, pin_memory=True)
+            self._norms.copy_(norms, non_blocking=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record()
+        else:
+            self._norms = norms
+
+
 class _OptimizerAudit:
     """Puts canaries into an optimizer's steps, and observes the releases."""
 
@@ -282,10 +329,10 @@ class _OptimizerAudit:
         self._initial = self._parameters() if audit.last_round == 0 else None
         self._noise_multipliers: set[float] = set()
         self._present: Indices = np.zeros(0, dtype=np.int32)
-        self._others: list[Any] = []  # minus the clipped sum of the examples, one tensor for each parameter
+        self._others: Any = None  # the clipped sum of the examples, in the form that the audit takes
         self._step: _Step | None = None
         self._steps, self._steps_without_others = 0, 0
-        self._zero_gradient = set(range(len(optimizer.params)))  # parameters whose gradient was 0 in every step so far
+        self._zero_gradients = _ZeroGradients(len(optimizer.params))
         self._journal = Journal(audit, self._settings())
         self._original: dict[str, Any] = {}  # the optimizer's own attributes that the audit replaces
         self._real_add_noise = self._replace("add_noise", self._add_noise)
@@ -345,8 +392,8 @@ class _OptimizerAudit:
     def _gather_zero_gradients(self) -> None:
         """Keep only the parameters whose gradient was always 0 on every rank, not just on this one."""
         nonzero = np.ones(len(self._optimizer.params))
-        nonzero[list(self._zero_gradient)] = 0
-        self._zero_gradient = set(np.flatnonzero(self._gradients.ranks.sum(nonzero) == 0).tolist())
+        nonzero[self._zero_gradients.indices()] = 0
+        self._zero_gradients.keep(np.flatnonzero(self._gradients.ranks.sum(nonzero) == 0).tolist())
 
     def _accountant_epsilon(self) -> float | None:
         if self._accountant is None or not self._accountant.history:
@@ -408,7 +455,7 @@ class _OptimizerAudit:
         assert self._scale is not None
         if not self._optimizer._check_skip_next_step(pop_next=False):
             self._present = self._selection.canaries(self._examples)
-            self._others = negated(self._clipped_sum())
+            self._others = self._gradients.combined(self._clipped_sum())
             if self._present.size and self._gradients.joins:
                 size = float(self._optimizer.max_grad_norm)
                 entering = np.concatenate([*self._selection.repeats, self._present])
@@ -421,13 +468,12 @@ class _OptimizerAudit:
         if self._scale is None:
             self._present = self._selection.canaries(self._examples)
             sums = self._gradients.sums()
-            self._others = negated(sums)
+            self._others = self._gradients.kept("others", sums)
             if self._gradients.joins:
                 size = float(self._optimizer.max_grad_norm) * self._gradients.clip_in_sum
                 for canaries in [*self._selection.repeats, self._present]:
                     if canaries.size:
-                        parts = self._gradients.updates(self.audit, canaries, size)
-                        subtract(sums, [canary.view_as(part) for part, canary in zip(sums, parts, strict=True)])
+                        self._gradients.subtract(sums, self.audit, canaries, size)
         self._real_add_noise()
 
     def _after_noise(self, optimizer: DPOptimizer) -> None:
@@ -453,26 +499,27 @@ class _OptimizerAudit:
         self._steps += 1
         if self._steps == EARLY_STEPS + 1:
             self._warn_if_weights_are_frozen()
-        if self._zero_gradient:  # one GPU synchronisation for all of them
-            waiting = sorted(self._zero_gradient)
-            nonzero = torch.stack([self._others[i].any() for i in waiting]).cpu()
-            self._zero_gradient = {i for i, moved in zip(waiting, nonzero.tolist(), strict=True) if not moved}
-        others = None
-        if step.noise or self._present.size:
-            in_release = step.divisor * self._gradients.clip_in_sum
-            others = self._gradients.combined(self._others, divisor=in_release)
+        others, self._others = self._others, None
+        if self._zero_gradients.remain:
+            self._zero_gradients.check(self._gradients.parts(others))
+        if step.noise or self._present.size:  # the audit observes minus the gradient
+            self._gradients.divide(others, -step.divisor * self._gradients.clip_in_sum)
+        else:
+            others = None
         self._steps_without_others += others is None
+        release = self._gradients.kept("release", self._gradients.release())
+        self._gradients.divide(release, -1.0)
         self.audit.observe_round(
             self.audit.last_round + 1,
-            self._gradients.combined(self._gradients.release(), divisor=-1.0),
+            release,
             present=self._present,
             others=others,
             noise_std=step.noise * step.clip_norm,
             clip_norm=step.clip_norm,
             scale=1.0 if self._scale is None else self._scale,
             participants=self._selection.participants,
+            handover=not self._gradients.reuses_memory,
         )
-        self._others = []
         self._journal.add_round(
             self.audit.last_round,
             canaries=int(self._present.size),
@@ -538,8 +585,9 @@ class _OptimizerAudit:
 
     def _warnings(self) -> list[str]:
         warnings = []
-        if self._zero_gradient and self._steps >= FEWEST_ROUNDS and any(self._noise_multipliers):
-            zero = _join_names(name for i, name in enumerate(self._names()) if i in self._zero_gradient)
+        if self._zero_gradients.remain and self._steps >= FEWEST_ROUNDS and any(self._noise_multipliers):
+            names, indices = self._names(), self._zero_gradients.indices()
+            zero = _join_names(names[i] for i in indices)
             warnings.append(
                 f"these parameters received noise although their gradient was 0 in every step: {zero}; to keep them fixed, "
                 "set requires_grad=False before make_private"
@@ -605,7 +653,7 @@ class _OptimizerAudit:
         }
 
     def _parameters(self) -> Any:
-        return self._gradients.combined([part.clone() for part in self._gradients.parameters()])
+        return self._gradients.combined(self._gradients.parameters())
 
 
 def _unit_note(unit: str | None) -> str:

@@ -24,6 +24,8 @@ from coalmine.integrations.setup import AuditSettings, new_audit_settings, own_a
 from coalmine.integrations.torch_distributed import GroupSum, reduce_over
 from coalmine.storage.record import BLOCK_EACH
 
+# Up to this many parameters, vectors of all of them are kept on a GPU between steps: 128 MB each in single precision.
+MOST_KEPT = 1 << 25
 REPLICATED = (DistributedDPOptimizer, DistributedDPOptimizerFastGradientClipping)
 SHARDED = FSDPOptimizerFastGradientClipping
 Result = TypeVar("Result")
@@ -39,6 +41,8 @@ class OneProcess:
     def __init__(self, optimizer: DPOptimizer, names: Sequence[str] | None = None) -> None:
         self._optimizer, self._names = optimizer, names
         self.ranks = Ranks(None)
+        self.reuses_memory = False  # whether `kept` overwrites what it returned before
+        self._kept: dict[str, _Flat] = {}
 
     @property
     def most_canaries(self) -> int:
@@ -62,7 +66,10 @@ class OneProcess:
         on_gpu = all(p.device.type == "cuda" for p in self._optimizer.params)
         if on_gpu and all(settings.get(name) is None for name in ("audit", "deferred", "on_violation")):
             settings["deferred"] = True
-        return set_up_audit(layers, **settings)
+        audit = set_up_audit(layers, **settings)
+        # An attack of the user's own may keep a round's vector.
+        self.reuses_memory = on_gpu and audit.settings.dim <= MOST_KEPT and not audit.own_scores
+        return audit
 
     def sums(self) -> list[Any]:
         """The clipped sum of the examples, without noise: one tensor for each parameter, not copied."""
@@ -89,21 +96,61 @@ class OneProcess:
         """A context for a collective of the training; in one process it does nothing."""
         return nullcontext()
 
-    def combined(self, parts: Sequence[Any], *, divisor: float | None = None) -> Any:
-        """All parts in the form that the audit takes, here one vector; divided by `divisor` if there is one."""
-        vector = torch.cat([part.reshape(-1) for part in parts])
-        return vector if divisor is None else vector.div_(divisor)
+    def combined(self, parts: Sequence[Any]) -> Any:
+        """A copy of all parts in the form that the audit takes, here one vector."""
+        return torch.cat([part.reshape(-1) for part in parts])
+
+    def kept(self, name: str, parts: Sequence[Any]) -> Any:
+        """As `combined`, for parts in the shapes of the parameters. If it `reuses_memory`, each name has one vector."""
+        if not self.reuses_memory or len(parts) != len(self._flat(name).views):
+            return self.combined(parts)
+        flat = self._flat(name)
+        torch._foreach_copy_(flat.views, list(parts))
+        return flat.vector
+
+    def subtract(self, sums: Sequence[Any], audit: Audit, present: Any, clip_norm: float) -> None:
+        """Subtract the sum of these canaries from `sums`, in place."""
+        if not self.reuses_memory:
+            pairs = zip(sums, self.updates(audit, present, clip_norm), strict=True)
+            torch._foreach_sub_(list(sums), [update.view_as(part) for part, update in pairs])
+            return
+        flat = self._flat("canaries")
+        flat.vector.copy_(audit.updates(present, clip_norm, like=flat.vector))
+        torch._foreach_sub_(list(sums), flat.views)
+
+    def divide(self, combined: Any, divisor: float) -> None:
+        """Divide what `combined` or `kept` returned, in place."""
+        combined.div_(divisor)
+
+    def parts(self, combined: Any) -> Sequence[Any]:
+        """The parts of what `combined` or `kept` returned, one flat tensor for each parameter, not copied."""
+        parts: Sequence[Any] = combined.split([p.numel() for p in self._optimizer.params])
+        return parts
 
     def updates(self, audit: Audit, present: Any, clip_norm: float, *, scale: float = 1.0) -> list[Any]:
-        """The sum of these canaries, one tensor for each parameter."""
-        sizes = [p.numel() for p in self._optimizer.params]
+        """The sum of these canaries, one flat tensor for each parameter."""
         like = torch.empty(0, dtype=self._dtype, device=self._optimizer.params[0].device)
-        return list(audit.updates(present, clip_norm, scale=scale, like=like).split(sizes))
+        return list(self.parts(audit.updates(present, clip_norm, scale=scale, like=like)))
+
+    def _flat(self, name: str) -> "_Flat":
+        if name not in self._kept:
+            self._kept[name] = _Flat(self._optimizer.params, self._dtype)
+        return self._kept[name]
 
     @cached_property
     def _dtype(self) -> torch.dtype:
         """The precision of a vector of all parameters."""
         return functools.reduce(torch.promote_types, {p.dtype for p in self._optimizer.params})
+
+
+class _Flat:
+    """A vector with room for all parameters, and its views in their shapes: made once, as views take longer than copies."""
+
+    def __init__(self, params: Sequence[Any], dtype: torch.dtype) -> None:
+        sizes = [p.numel() for p in params]
+        self.vector = torch.empty(sum(sizes), dtype=dtype, device=params[0].device)
+        parts = torch.split(self.vector, sizes)
+        self.views = [part.view(p.shape) for part, p in zip(parts, params, strict=True)]
 
 
 class Replicated(OneProcess):
@@ -128,7 +175,7 @@ class Replicated(OneProcess):
         own = settings.get("audit")
         if own is None:
             keywords = on_every_rank(self.ranks, lambda: new_audit_settings(layers is not None, **settings))
-            tree = self.combined(self.parameters())
+            tree = self._tree(self.parameters())
             return Audit.for_model(tree, reduce=self._reduce, replicated=self._replicated, **keywords)
         return on_every_rank(self.ranks, lambda: self._checked_audit(layers, **settings))
 
@@ -162,17 +209,24 @@ class Replicated(OneProcess):
             assert isinstance(self._reduce, GroupSum)
             raise self._reduce.lost_rank(missing) from error
 
-    def combined(self, parts: Sequence[Any], *, divisor: float | None = None) -> Any:
-        """A dict of tensors by the names of the parameters."""
-        if divisor is not None:
-            parts = torch._foreach_div(list(parts), divisor)
-        pairs = zip(self._optimizer.params, parts, strict=True)
-        return dict(zip(self._tree_names(), (part.reshape(local(p).shape) for p, part in pairs), strict=True))
+    def combined(self, parts: Sequence[Any]) -> Any:
+        """A dict of copies by the names of the parameters."""
+        return self._tree([part.clone() for part in parts])
+
+    def divide(self, combined: Any, divisor: float) -> None:
+        torch._foreach_div_(list(combined.values()), divisor)
+
+    def parts(self, combined: Any) -> Sequence[Any]:
+        return list(combined.values())
 
     def updates(self, audit: Audit, present: Any, clip_norm: float, *, scale: float = 1.0) -> list[Any]:
         """The sum of these canaries, one tensor for each parameter."""
         sums = audit.updates(present, clip_norm, scale=scale)
         return [sums[name] for name in self._tree_names()]
+
+    def _tree(self, parts: Sequence[Any]) -> dict[str, Any]:
+        pairs = zip(self._optimizer.params, parts, strict=True)
+        return dict(zip(self._tree_names(), (part.reshape(local(p).shape) for p, part in pairs), strict=True))
 
     def _tree_names(self) -> Sequence[str]:
         return self._names or [str(i) for i in range(len(self._optimizer.params))]
@@ -244,16 +298,6 @@ def plain_names(names: Iterable[str]) -> list[str]:
 def local(tensor: Any) -> Any:
     """This rank's shard of a tensor, or the tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def negated(tensors: Sequence[Any]) -> list[Any]:
-    """Minus each tensor, in a few kernel launches for hundreds of them on a GPU."""
-    return list(torch._foreach_neg(list(tensors)))
-
-
-def subtract(tensors: Sequence[Any], others: Sequence[Any]) -> None:
-    """Subtract the others from the tensors, in place and pairwise."""
-    torch._foreach_sub_(list(tensors), list(others))
 
 
 def on_every_rank(ranks: Ranks, action: Callable[[], Result]) -> Result:

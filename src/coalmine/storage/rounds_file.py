@@ -145,6 +145,7 @@ class RoundLog:
         self._final: Final | None = None
         self._outcome: Outcome | None = None
         self._entries: list[Entry] = []
+        self._skipped = 0  # rounds among the entries
         self._digests: list[bytes] = []
         self._end = len(MAGIC)
         self._handle = _temporary_file() if path is None else _named_file(path, read_only)
@@ -156,9 +157,19 @@ class RoundLog:
         return [entry.number for entry in self._entries]
 
     @property
+    def last_number(self) -> int:
+        """The number of the last round, 0 before the first; as cheap after many rounds as after one."""
+        return self._entries[-1].number if self._entries else 0
+
+    @property
     def observed(self) -> list[Entry]:
         """The rounds that were not skipped, without their arrays."""
         return [entry for entry in self._entries if not entry.skipped]
+
+    @property
+    def observed_count(self) -> int:
+        """How many rounds were not skipped."""
+        return len(self._entries) - self._skipped
 
     @property
     def final(self) -> Final | None:
@@ -195,7 +206,7 @@ class RoundLog:
 
     def append(self, item: Round) -> None:
         self._write("round", item)
-        self._entries.append(Entry.of(item, self._end))
+        self._enter(item, self._end)
 
     def finish(self, item: Final) -> None:
         self._write("final", item)
@@ -217,6 +228,7 @@ class RoundLog:
             self._end = end
             self._final = self._outcome = None
             del self._entries[keep:], self._digests[keep:]
+            self._skipped = sum(entry.skipped for entry in self._entries)
 
     def sync(self) -> None:
         """Return once every record is on disk, so that a power cut loses none of them."""
@@ -264,6 +276,10 @@ class RoundLog:
             self._end += len(data)
             self._digests.append(digest)
 
+    def _enter(self, item: Round, end: int) -> None:
+        self._entries.append(Entry.of(item, end))
+        self._skipped += item.skipped
+
     def _read_back(self) -> None:
         handle = self._open_handle()
         size = os.fstat(handle).st_size
@@ -276,7 +292,7 @@ class RoundLog:
             self._end = end
             self._digests.append(digest)
             if kind == "round":
-                self._entries.append(Entry.of(item, end))
+                self._enter(item, end)
             elif kind == "final":
                 self._final = item
             else:
