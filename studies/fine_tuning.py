@@ -134,7 +134,7 @@ def cost_table() -> str:
             f"{case['trained'] / 1e6:,.1f} M in {case['tensors']} tensors",
             f"{case['rows']} × {case['tokens']:,} tokens",
             f"{plain['mean_ms']:.0f} ms",
-            f"{audit['share']:.2%}",
+            f"{audit['share']:.2%} ± {audit['standard_error']:.2%}",
             f"{audit['median_share']:.2%}",
             f"{case['bar']:.0%}",
             f"{audit['peak_bytes'] / 2**30:.1f} GiB, {plain['peak_bytes'] / 2**30:.1f} without",
