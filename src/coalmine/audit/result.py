@@ -12,7 +12,7 @@ from coalmine.argument_checks import count_of, shown
 from coalmine.audit.alarm import Alarm
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
-from coalmine.audit.gauge import Gauge
+from coalmine.audit.gauge import LAYER, Gauge
 from coalmine.audit.unknown_round import LossFit
 from coalmine.audit.verdict import LEGS, NO_VERDICT, PASS, Verdict
 from coalmine.estimators.gaussian_fit import EpsilonEstimate
@@ -23,6 +23,7 @@ from coalmine.storage.record import SCHEMA_VERSION, Settings
 CONFIDENCE = 0.95
 CLAIM_FIELDS = ("sensitivity", "sampling", "noise_multiplier", "sampler_observed")  # in result.json if a claim has them
 MU = "claim_mu"
+LISTED_LAYERS = 12  # most layers within their limits that are printed one by one
 TOP_LEVEL_SETTINGS = ("dim", "delta", "canaries", "unobserved", "kind")  # settings at the top level of result.json
 
 
@@ -267,19 +268,29 @@ class AuditResult:
             texts += [f"{name} leg: {leg.outcome}: {leg.reason}" for name, leg in self.legs.items()]
             texts += [self.scope] if self.verdict.outcome == "PASS" else []
         texts += [f"{item.name}: {item.status} ({item.detail})" for item in self.audited]
-        for gauge in self.gauges:
-            span = format_number(gauge.smallest)
-            if gauge.smallest != gauge.largest:
-                span += f" … {format_number(gauge.largest)}"
-            where = f" in {count_of(len(gauge.flagged), 'round')}" if gauge.flagged else ""
-            mark = "" if gauge.status == "ok" else f"  <- {gauge.status}{where}"
-            texts.append(f"gauge {gauge.name}: {span}{mark}")
+        texts += self._gauge_lines()
         hidden = sum(len(adversary.rows) - 1 for adversary in self.adversaries.values())
         if hidden:
             texts.append(
-                f"{hidden} more rows, one for each number of presentations, are in result.json and `adversaries`"
+                f"{hidden} more rows, one for each number of presentations, are in result.json and `result.adversaries`"
             )
         return texts + list(self.notes)
+
+    def _gauge_lines(self) -> list[str]:
+        """A line for each gauge; many layers within their limits share one line."""
+        fine = {gauge.name: gauge for gauge in self.gauges if gauge.name.startswith(LAYER) and gauge.status == "ok"}
+        merged = fine if len(fine) > LISTED_LAYERS else {}
+        lines = []
+        for gauge in self.gauges:
+            if gauge.name in merged:
+                continue
+            where = f" in {count_of(len(gauge.flagged), 'round')}" if gauge.flagged else ""
+            mark = "" if gauge.status == "ok" else f"  <- {gauge.status}{where}"
+            lines.append(f"gauge {gauge.name}: {_span(gauge.smallest, gauge.largest)}{mark}")
+        if merged:
+            span = _span(min(each.smallest for each in merged.values()), max(each.largest for each in merged.values()))
+            lines.append(f"gauges of {len(merged)} layers, all within their limits: {span}")
+        return lines
 
     @property
     def scope(self) -> str:
@@ -510,6 +521,10 @@ def format_number(value: float) -> str:
 def format_interval(interval: tuple[float, float] | None) -> str:
     """An interval for a table."""
     return "none" if interval is None else f"{format_number(interval[0])} … {format_number(interval[1])}"
+
+
+def _span(smallest: float, largest: float) -> str:
+    return format_number(smallest) + ("" if smallest == largest else f" … {format_number(largest)}")
 
 
 def _format_presentations(presentations: int | None) -> str:

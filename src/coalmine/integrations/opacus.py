@@ -35,6 +35,7 @@ from coalmine.argument_checks import Floats, count_of, one_number, shown
 from coalmine.audit.audit import Audit
 from coalmine.audit.claim import Claim
 from coalmine.audit.coverage import AuditedItem
+from coalmine.audit.pipeline_record import LONGEST_UNIT, ROW
 from coalmine.audit.ranks import Ranks, Reduce
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
@@ -62,7 +63,6 @@ MOST_THROUGH_CLIP = 1 << 24
 USUAL_CANARIES = 1_000  # default number, if the data set has as many rows
 DRAWN_AHEAD = 64  # steps whose canaries are drawn at once, if they are not those of the loader's rows
 EARLY_STEPS = 10  # after this many steps, weights that have not moved give a warning
-ROW = "row of the data set"  # default name of the privacy unit
 WRAPPERS = ("_module.", "_orig_mod.")  # GradSampleModule and torch.compile put these before a parameter's name
 Optimizer = TypeVar("Optimizer", bound=DPOptimizer)
 
@@ -357,6 +357,7 @@ class _OptimizerAudit:
         unit: str | None = None,
     ) -> AuditResult:
         """Observe the final model and return the result (rank 0 only). A second call judges the same model again."""
+        unit = _checked_unit(unit)
         if not self._has_final():
             first = self._initial if initial is None else initial
             self.audit.observe_final(self._parameters(), initial=first)
@@ -658,13 +659,23 @@ class _OptimizerAudit:
 
 def _unit_note(unit: str | None) -> str:
     """The note on the privacy unit of the claim."""
-    if unit is not None and (not isinstance(unit, str) or not unit.strip()):
-        raise ValueError(f"unit must name what one row of the data set holds, such as 'document', got {shown(unit)}")
     row = f"one {unit} (a row of the data set)" if unit else "one row of the data set"
     return (
         f"privacy unit: {row}, added or removed; a person whose data are in several rows has a larger epsilon than the "
         "claimed one"
     )
+
+
+def _checked_unit(unit: str | None) -> str | None:
+    if unit is None:
+        return None
+    fits = isinstance(unit, str) and unit.strip() and unit.strip().isprintable() and len(unit.strip()) <= LONGEST_UNIT
+    if not fits:
+        raise ValueError(
+            f"unit must name what one row of the data set holds, such as 'document', in at most {LONGEST_UNIT} printable "
+            f"characters, got {shown(unit)}"
+        )
+    return unit.strip()
 
 
 class _Step(NamedTuple):

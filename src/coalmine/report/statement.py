@@ -20,7 +20,6 @@ from coalmine.audit.result import AuditResult
 from coalmine.report.sentences import format_number, format_rounds, meaning, percent, posterior
 from coalmine.report.statement_facts import NO_FACTS, Facts
 from coalmine.report.statement_items import (
-    UNITS,
     Item,
     Sources,
     accounting_items,
@@ -43,6 +42,8 @@ PARTS = {
     "evidence": "Evidence",
 }
 MISSING_PART = "What is not stated"
+PERSON = "person"
+PEOPLE = (PERSON, "client", "user")  # units that are taken for one person each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,15 +98,26 @@ class PrivacyStatement:
         )
 
     @property
+    def subject(self) -> str:
+        """The person or thing that the guarantee protects, as a noun."""
+        unit = self.items["guarantee.unit"]
+        return str(unit.value) if unit.stated and unit.value not in PEOPLE else PERSON
+
+    @property
+    def meaning_title(self) -> str:
+        return f"What this means for {'a' if self.subject == PERSON else 'one'} {self.subject}"
+
+    @property
     def guess_sentence(self) -> str:
         """The sentence under the picture: how often an attacker can guess right."""
         first, guaranteed = self.meanings[0], self.items["guarantee.epsilon"].stated
         accuracy = first.posteriors[-1]
         share = "nearly all" if accuracy > NEARLY_ALL else ("at most " if guaranteed else "") + percent(accuracy)
         start = "An" if guaranteed else "Going by the measured ε, which is an estimate, an"
+        which = "who takes part" if self.subject == PERSON else "which take part"
         return (
-            "Toss a coin for each of 100 people to decide who takes part. Somebody who only guesses is right about 50 of "
-            f"them. {start} attacker who sees every release can be right about {share} of them, at ε = "
+            f"Toss a coin for each of 100 {plural(self.subject)} to decide {which}. Somebody who only guesses is right "
+            f"about 50 of them. {start} attacker who sees every release can be right about {share} of them, at ε = "
             f"{format_number(first.epsilon)}."
         )
 
@@ -113,7 +125,7 @@ class PrivacyStatement:
     def summary(self) -> list[str]:
         """The statement in two or three sentences."""
         epsilon, delta, unit = (self.items[f"guarantee.{name}"] for name in ("epsilon", "delta", "unit"))
-        protected = f" for {UNITS[unit.value].partition(',')[0].partition(';')[0]}" if unit.stated else ""
+        protected = f" for one {unit.value}" if unit.stated else ""
         times = self.items["accounting.participations"].value
         often = f" who takes part in at most {format_rounds(times)}" if protected and times else ""
         lines = ["No ε is guaranteed."]
@@ -215,3 +227,12 @@ def _titles(result: AuditResult, facts: Facts) -> Iterator[str]:
 def finite(value: Any) -> bool:
     """Whether a value is a finite number, which YAML and JSON can represent."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def plural(noun: str) -> str:
+    """The plural of a regular noun, and of "person"."""
+    if noun == PERSON:
+        return "people"
+    if noun.endswith(("s", "x", "ch", "sh")):
+        return f"{noun}es"
+    return f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2:-1] not in "aeiou" else f"{noun}s"

@@ -12,7 +12,7 @@ from coalmine.argument_checks import one_line
 from coalmine.argument_checks import shown as quoted
 from coalmine.audit.coverage import AuditedItem
 from coalmine.audit.gauge import LAYER, Gauge
-from coalmine.audit.pipeline_record import CLOSED_FORM, PipelineRecord
+from coalmine.audit.pipeline_record import CLOSED_FORM, LONGEST_UNIT, ROW, PipelineRecord
 from coalmine.audit.result import AuditResult
 from coalmine.audit.verdict import ROUNDED
 from coalmine.estimators.correlated import TreeNoise
@@ -48,6 +48,7 @@ UNITS = {
     "document": "one document",
     "example": "one example; a person who contributed several is protected less",
 }
+ROW_UNIT = "one {unit}, which is one row of the data set; a person with several rows is protected less"
 ADJACENCIES = {
     "add/remove": "add/remove: with and without one {unit}",
     "replace": "replace: one {unit} exchanged for another",
@@ -151,9 +152,17 @@ class Sources:
         return stored if stored is not None or claim is None else claim.noise_multiplier
 
     @property
+    def row_unit(self) -> str | None:
+        """What one row of the data set holds, if the trainer was told."""
+        name = self.result.extra.get("privacy_unit")
+        if self.pipeline.unit != "example" or not isinstance(name, str) or not 0 < len(name.strip()) <= LONGEST_UNIT:
+            return None
+        return None if name == ROW else one_line(name.strip())
+
+    @property
     def unit(self) -> str:
-        """The unit of privacy as one word, for use in sentences."""
-        return self.facts.guarantee.unit or self.pipeline.unit or "participant"
+        """The unit of privacy as a noun, for use in sentences."""
+        return self.row_unit or self.facts.guarantee.unit or self.pipeline.unit or "participant"
 
 
 def guarantee_items(sources: Sources) -> Iterator[Item]:
@@ -168,7 +177,9 @@ def guarantee_items(sources: Sources) -> Iterator[Item]:
     yield _number_item("guarantee.delta", "δ", delta if claim else None, facts.delta)
     yield _mu_item(sources)
     yield _unit_item(sources)
-    yield _text_item("guarantee.unit_details", "what one unit is", None, facts.unit_details)
+    named = None if sources.row_unit is None else f"One row of the data set holds one {sources.row_unit}."
+    details = facts.unit_details
+    yield _text_item("guarantee.unit_details", "what one unit is", None if details else named, details)
     yield _adjacency_item(sources)
     yield _choice_item("trust_model", "who adds the noise", pipeline.trust_model, facts.trust_model, TRUST)
     yield _choice_item("releases", "releases covered", "all checkpoints" if claim else None, facts.releases, RELEASES)
@@ -296,7 +307,11 @@ def _mu_item(sources: Sources) -> Item:
 
 def _unit_item(sources: Sources) -> Item:
     key, label = "guarantee.unit", "unit of privacy"
-    from_run, fact = sources.pipeline.unit, sources.facts.guarantee.unit
+    from_run, fact, name = sources.pipeline.unit, sources.facts.guarantee.unit, sources.row_unit
+    if name is not None:
+        if fact not in (None, from_run) and fact != name.casefold():
+            raise _contradiction_error(key, fact, name)
+        return _make_item(key, label, ROW_UNIT.format(unit=name), name)
     if from_run == "example" and fact == "document":  # a document can be one example
         detail = "the run clips and counts single examples: each must be a whole document"
         return _make_item(key, label, UNITS[fact], fact, basis=OPERATOR, detail=detail)
