@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from coalmine import Audit
-from coalmine.audit.gauge import GRADIENT, MOVED, SIGNAL
+from coalmine.audit.gauge import GRADIENT, MOVED, SIGNAL, TRAINED
 from coalmine.audit.training_gauges import ALL_NOISE, FEWEST_ROUNDS
 from coalmine.audit.verification import verify_run
 from coalmine.storage.rounds_file import WithoutOthers
@@ -170,3 +170,18 @@ def test_a_log_without_others_tells_nothing_of_gradients(tmp_path):
     assert all(
         item.layer_others is None for _, item in WithoutOthers(train().log).records() if hasattr(item, "present")
     )
+
+
+def test_layers_with_a_gradient_that_never_move_are_no_training():
+    """As if one group of parameters had a learning rate of 0: noise alone moves the others."""
+
+    def only_last(rng, t):
+        return np.concatenate([np.zeros(1_700), rng.normal(size=300) * 0.02])
+
+    moved = np.concatenate([np.ones(1_700), np.zeros(300)])
+    result = train(only_last, moved).result(claim=20.0)
+    assert result.verdict.code == "training"
+    assert "the layers that received a gradient never moved" in result.verdict.reason
+    assert by_name(result)[TRAINED].largest == 0
+    assert "training: no layer that received a gradient has moved" in result.notes
+    assert TRAINED not in by_name(train(only_last).result(claim=20.0))

@@ -92,7 +92,7 @@ def plain_loop(case, *, steps, **settings):
     return optimizer.audit
 
 
-def trainer_of(case, callback, folder, *, steps, **changes):
+def trainer_of(case, callback, folder, *, steps, eval_dataset=None, **changes):
     """A Trainer that takes so many steps at a constant learning rate."""
     arguments = {"max_grad_norm": 0, "lr_scheduler_type": "constant", "save_strategy": "no", "report_to": "none"}
     arguments |= {"max_steps": steps, "use_cpu": True, "disable_tqdm": True, "logging_strategy": "no"}
@@ -101,6 +101,7 @@ def trainer_of(case, callback, folder, *, steps, **changes):
         TrainingArguments(output_dir=str(folder / "trainer"), **(arguments | changes)),
         private_loader=case.loader,
         criterion=case.loss,
+        eval_dataset=eval_dataset,
         optimizers=(case.optimizer, None),
         callbacks=[callback],
     )

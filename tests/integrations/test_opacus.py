@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -134,6 +135,111 @@ def test_vectors_kept_between_steps_give_the_same_log(deferred, monkeypatch):
         return audit.log.digest
 
     assert log_digest(keep=True) == log_digest(keep=False)
+
+
+def statuses(result):
+    return {item.name: item.status for item in result.audited}
+
+
+def test_ghost_clipping_at_a_larger_norm_than_the_noise_is_sized_for_is_a_violation():
+    """Opacus's own clip schedules change the optimizer's norm, and not the one that the model clips at."""
+
+    def shrink(optimizer):
+        optimizer.max_grad_norm = 0.4
+
+    assert train(mode="ghost")[1].verdict.outcome == "PASS"
+    assert train(mode="ghost", fault=shrink)[1].verdict.outcome == "VIOLATION"
+    assert train(mode="hooks", fault=shrink)[1].verdict.outcome == "PASS"  # there it is the optimizer that clips
+
+
+def test_a_sum_longer_than_its_clipped_examples_can_be_is_no_pass(monkeypatch):
+    """Canaries behind a forgotten clip do not see it; the length of the sum does."""
+    monkeypatch.setattr("coalmine.integrations.opacus.MOST_THROUGH_CLIP", 0)
+    settings = {"examples": 400, "batch": 100, "canaries": 200, "steps": 8, "observe": True}
+    assert train(**settings, through_clip=None)[1].verdict.outcome == "PASS"
+    result = train(**settings, through_clip=None, fault=forget_clip)[1]
+    assert (result.verdict.outcome, result.verdict.code) == ("UNDERPOWERED", "pipeline")
+    assert statuses(result)["clipping"] == "failed"
+    assert "times as long as if each had been clipped" in result.verdict.reason
+
+
+def test_a_clip_that_fails_in_an_earlier_physical_batch_is_detected():
+    """Canaries are in the last one, but the clipped sum is computed again for all of them."""
+
+    def longer_at_first(optimizer):
+        real = optimizer.clip_and_accumulate
+
+        def clip():
+            norm = optimizer.max_grad_norm
+            if optimizer._check_skip_next_step(pop_next=False):
+                optimizer.max_grad_norm = 50 * norm
+            real()
+            optimizer.max_grad_norm = norm
+
+        optimizer.clip_and_accumulate = clip
+
+    settings = {"examples": 400, "batch": 100, "canaries": 200, "steps": 8, "observe": True, "physical": 30}
+    assert train(**settings, through_clip=True)[1].verdict.outcome == "PASS"
+    assert train(**settings, through_clip=True, fault=longer_at_first)[1].verdict.outcome != "PASS"
+
+
+def test_batches_without_an_audited_step_are_no_pass():
+    """A loop that trains on some batches without the private optimizer, or that leaves small batches out."""
+
+    def result(*, skip):
+        model, optimizer, loss, loader, _ = make(examples=400, batch=40)
+        audited(optimizer, model, data_loader=loader, canaries=200, seed=b"tests only", delta=1e-5)
+        for epoch in range(3):
+            for number, (data, labels) in enumerate(loader):
+                if not (skip and number % 3 == 1) and not (epoch == 0 and number == 0):  # it may begin in mid-epoch
+                    optimizer.zero_grad()
+                    loss(model(data), labels).backward()
+                    optimizer.step()
+            for _ in loader:
+                pass  # a pass without steps, to evaluate
+        return optimizer.audit.finish()
+
+    assert result(skip=False).verdict.outcome == "PASS"
+    left_out = result(skip=True)
+    assert (left_out.verdict.outcome, left_out.verdict.code) == ("UNDERPOWERED", "pipeline")
+    assert statuses(left_out)["sampler"] == "failed"
+    assert "took no audited step for them" in left_out.verdict.reason
+
+
+def test_parameters_that_are_unfrozen_later_are_named():
+    model, optimizer, loss, loader, _ = make(examples=200, batch=50)
+    model.extra = nn.Parameter(torch.zeros(3), requires_grad=False)
+    audited(optimizer, model, data_loader=loader, canaries=50, seed=b"tests only", delta=1e-5)
+    run_epoch(model, optimizer, loss, loader, optimizer.audit, steps=3)
+    model.extra.requires_grad = True
+    with pytest.warns(UserWarning, match="require gradients but are not in the optimizer: extra"):
+        optimizer.audit.finish()
+
+
+def test_an_audit_without_a_step_says_so():
+    model, optimizer, _, loader, _ = make(examples=200, batch=50)
+    audited(optimizer, model, data_loader=loader, canaries=50, seed=b"tests only", delta=1e-5)
+    result = optimizer.audit.finish()
+    assert "no verdict: the audit observed no step of the optimizer" in result.notes
+    assert not any("noise multiplier is 0" in note for note in result.notes)
+    assert "checked" not in {status for name, status in statuses(result).items() if name != "participations"}
+
+
+def test_a_rejected_setting_leaves_the_loader_free():
+    model, optimizer, _, loader, _ = make(examples=200, batch=50)
+    settings = {"data_loader": loader, "canaries": 50, "seed": b"tests only", "delta": 1e-5}
+    with pytest.raises(ValueError, match="on_violation must be"):
+        audited(optimizer, model, on_violation="shout", **settings)
+    audited(optimizer, model, **settings)
+
+
+@pytest.mark.parametrize("epsilon", [0, -1.0, float("nan"), "x"])
+def test_an_accounted_epsilon_must_be_positive(epsilon):
+    model, optimizer, loss, loader, _ = make(examples=200, batch=50)
+    audited(optimizer, model, data_loader=loader, canaries=50, seed=b"tests only", delta=1e-5)
+    run_epoch(model, optimizer, loss, loader, optimizer.audit, steps=2)
+    with pytest.raises((TypeError, ValueError), match="accounted_epsilon must be"):
+        optimizer.audit.finish(accounted_epsilon=epsilon)
 
 
 def test_canaries_are_sampled_like_examples():
@@ -390,7 +496,11 @@ def test_steps_missing_from_the_accountant_give_a_warning(tmp_path):
     for steps in (2, 4):
         model, optimizer, loss, loader, engine = make(examples=200, batch=50)
         audited(optimizer, model, data_loader=loader, **settings)
-        run_epoch(model, optimizer, loss, loader, optimizer.audit, steps=steps)
+        early = pytest.warns(
+            RuntimeWarning, match="resumes an audit of 2 steps, but the accountant has counted 0 steps"
+        )
+        with early if steps == 4 else nullcontext():
+            run_epoch(model, optimizer, loss, loader, optimizer.audit, steps=steps)
         if steps == 2:
             optimizer.audit.close()
     assert engine.accountant.history == [(1.0, 0.25, 2)]

@@ -2,6 +2,7 @@
 
 import sys
 import tomllib
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,7 +16,32 @@ require("opacus")
 from opacus_training import WARNINGS, start  # noqa: E402
 from statements import complete, values  # noqa: E402
 
+from coalmine.report.statement import read_statement  # noqa: E402
+from coalmine.report.statement_facts import read_facts  # noqa: E402
+
 pytestmark = pytest.mark.filterwarnings(*WARNINGS)
+
+
+def test_a_statement_names_the_unit_that_a_row_holds(tmp_path):
+    sizes = {"examples": 200, "batch": 40, "canaries": 40, "steps": 4}
+    optimizer, _ = start(**sizes, observe=True, directory=tmp_path)
+    for bad in ("", "two\nlines", 5, "x" * 61):
+        with pytest.raises(ValueError, match="unit must name what one row of the data set holds"):
+            optimizer.audit.finish(unit=bad)
+    optimizer.audit.finish(unit="diary entry")
+    optimizer.audit.directory.close()
+    statement = read_statement(tmp_path)
+    assert statement.items["guarantee.unit"].value == "diary entry"
+    assert statement.items["guarantee.unit_details"].text == "One row of the data set holds one diary entry."
+    assert statement.items["guarantee.adjacency"].text == "add/remove: with and without one diary entry"
+    assert "for one diary entry" in statement.summary[0]
+    assert statement.meaning_title == "What this means for one diary entry"
+    assert "each of 100 diary entries to decide which take part" in statement.guess_sentence
+    for unit, fits in (("example", True), ("document", False), ("client", False)):
+        facts = tmp_path / "facts.toml"
+        facts.write_text(f'[guarantee]\nunit = "{unit}"\n')
+        with nullcontext() if fits else pytest.raises(ValueError, match="'diary entry' in the run"):
+            assert read_statement(tmp_path, read_facts(facts)).items["guarantee.unit"].value == "diary entry"
 
 
 def test_a_statement_of_opacus_says_what_the_config_says(tmp_path):

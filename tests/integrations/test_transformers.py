@@ -67,6 +67,69 @@ def test_a_trainer_that_starts_again_forgets_the_rounds_after_its_checkpoint(tmp
         callback.audit.close()
 
 
+def test_a_refused_second_training_leaves_the_first_audit(tmp_path):
+    callback = audited(**SETTINGS)
+    trainer = trainer_of(make(), callback, tmp_path, steps=2)
+    trainer.train()
+    with pytest.raises(ValueError, match="has audited a training already"):
+        trainer.train()
+    assert callback.finish().rounds == 2
+    twice = audited(**SETTINGS)
+    trainer = trainer_of(make(), twice, tmp_path, steps=2)
+    trainer.callback_handler.callbacks.append(twice)
+    with pytest.raises(ValueError, match="twice: add it once"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_a_trainer_resumes_in_the_middle_of_an_epoch_with_the_audits_directory(mode, tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 3}
+    callback = audited(**SETTINGS, directory=tmp_path / "run")
+    trainer_of(make(rows=100, mode=mode), callback, tmp_path, steps=5, **saving).train()
+    callback.audit.close()
+    checkpoint = str(tmp_path / "trainer" / "checkpoint-3")
+    with pytest.raises(ValueError, match="resumes after step 3, but the audit has observed 0 steps"):
+        trainer_of(make(rows=100, mode=mode), audited(**SETTINGS), tmp_path, steps=6).train(checkpoint)
+    callback = audited(**SETTINGS, directory=tmp_path / "run")
+    with pytest.warns(RuntimeWarning, match="resumes an audit of 3 steps, but the accountant has counted 0"):
+        trainer_of(make(rows=100, mode=mode), callback, tmp_path, steps=6).train(checkpoint)
+    assert callback.audit.last_round == 6
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_a_trainer_evaluates_between_epochs(mode, tmp_path):
+    case, callback = make(mode=mode), audited(**SETTINGS)
+    evaluating = {"eval_dataset": case.rows, "eval_strategy": "steps", "eval_steps": 4}
+    trainer = trainer_of(case, callback, tmp_path, steps=8, **evaluating)
+    trainer.train()
+    losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert len(losses) == 2
+    assert all(0 < loss < 10 for loss in losses)
+    assert callback.finish().rounds == 8
+
+
+def test_ghost_clipping_without_its_loss_is_refused(tmp_path):
+    case = make(mode="ghost")
+    case.loss = None
+    with pytest.raises(ValueError, match="ghost clipping takes place in the loss: pass criterion="):
+        trainer_of(case, audited(**SETTINGS), tmp_path, steps=2)
+    case.loader = None
+    with pytest.raises(TypeError, match="private_loader must be the loader that make_private returned, got None"):
+        trainer_of(case, audited(**SETTINGS), tmp_path, steps=2)
+    with pytest.raises(TypeError, match=r"audited\(\) takes scale, through_clip, canaries.*got data_loader"):
+        audited(**SETTINGS, data_loader=case.loader)
+
+
+def test_a_loop_that_does_not_clip_has_no_pass():
+    """Ghost clipping with the loss that the user had before make_private."""
+    case = make(rows=200, batch=50, mode="ghost")
+    case.loss = next_token_loss
+    with pytest.warns(RuntimeWarning, match="so gradients were not clipped: ghost clipping needs the loss"):
+        result = plain_loop(case, steps=6, **SETTINGS).finish()
+    assert {item.name: item.status for item in result.audited}["clipping"] == "failed"
+    assert result.verdict.outcome != "PASS"
+
+
 def test_an_alarm_ends_the_training(tmp_path):
     case = make(rows=200, batch=50)
     halve_noise(case.optimizer, 0.05)

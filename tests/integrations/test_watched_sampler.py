@@ -346,7 +346,9 @@ def test_a_row_sampled_twice_counts_twice():
         assert np.abs(errors).max() < 5  # the noise of 24 steps, with a standard deviation of 1
         assert abs(errors.mean()) < 4 / np.sqrt(len(errors))
     with pytest.warns(UserWarning, match=r"picked a row more than once in 24 steps, up to \d+ times"):
-        training.audit.finish()
+        result = training.audit.finish()
+    assert {item.name: item.status for item in result.audited}["sampler"] == "failed"
+    assert result.verdict.outcome != "PASS"
 
 
 def test_distributed_samplers_work_in_one_process(tmp_path):

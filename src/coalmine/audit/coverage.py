@@ -1,11 +1,11 @@
-"""The coverage of an audit, item by item: checked, not checked, or impossible to check.
+"""The coverage of an audit, item by item: checked, failed, not checked, or impossible to check.
 
 A verdict covers only the checked items, so every result carries this list and every view shows it.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from coalmine.argument_checks import count_of, shown
 from coalmine.audit.gauge import Gauge
@@ -14,7 +14,7 @@ from coalmine.audit.verdict import Verdict
 from coalmine.audit.views import Look
 from coalmine.storage.record import Settings
 
-Status = Literal["checked", "not checked", "cannot be checked"]
+Status = Literal["checked", "failed", "not checked", "cannot be checked"]
 Source = Literal["audit", "pipeline"]
 ITEMS = (
     "noise level",
@@ -36,7 +36,8 @@ NAMED = 12  # most tensors that a sentence names
 class AuditedItem:
     """One item of the list: its name from `ITEMS`, its status, and the reason in one sentence.
 
-    `source` is where the statement comes from: the audit itself, or its pipeline.
+    A pipeline states "failed" if it saw itself that the item is not as claimed: then there is no PASS. `source` is where the
+    statement comes from: the audit itself, or its pipeline.
     """
 
     name: str
@@ -47,8 +48,8 @@ class AuditedItem:
     def __post_init__(self) -> None:
         if self.name not in ITEMS:
             raise ValueError(f"an audited item must be one of {', '.join(ITEMS)}, got {self.name!r}")
-        if self.status not in ("checked", "not checked", "cannot be checked"):
-            raise ValueError(f"status must be 'checked', 'not checked' or 'cannot be checked', got {self.status!r}")
+        if self.status not in get_args(Status):
+            raise ValueError(f"status must be one of {', '.join(get_args(Status))}, got {self.status!r}")
         if self.source not in ("audit", "pipeline"):
             raise ValueError(f"source must be 'audit' or 'pipeline', got {self.source!r}")
 
@@ -111,7 +112,8 @@ def audited_items(
         _others(facts, names),
     ]
     items = {item.name: replace(item, source="audit") for item in own}
-    items |= {item.name: item for item in given if item.name != "sampler" or items["sampler"].status != "checked"}
+    tested = items["sampler"].status == "checked"
+    items |= {item.name: item for item in given if item.name != "sampler" or not tested or item.status == "failed"}
     return tuple(items[name] for name in ITEMS)
 
 

@@ -20,7 +20,7 @@ from coalmine.audit.stated_noise import StatedReader
 from coalmine.audit.training_gauges import TrainingReader
 from coalmine.audit.unknown_round import RUNG as UNKNOWN
 from coalmine.audit.unknown_round import UnknownRound, UnknownRoundReader, stated_multiplier
-from coalmine.audit.verdict import VIOLATION, Evidence, Verdict, judge
+from coalmine.audit.verdict import PASS, UNDERPOWERED, VIOLATION, Evidence, Verdict, judge
 from coalmine.audit.views import Reader, read_log
 from coalmine.storage.record import FEWEST, Settings, presentation_counts
 from coalmine.storage.rounds_file import RoundLog
@@ -82,6 +82,7 @@ def derive_result(
     if alarm is not None:
         verdict = verdict if verdict is not None and verdict.outcome == VIOLATION else alarm.verdict
         notes.append(str(alarm))
+    verdict = _without_pass(verdict, audited)
     notes += training.notes(log.final)
     notes += _one_look(log, settings, verdict, alarm)
     adversaries, more = _adversaries(rungs, by_rung, unknown, settings)
@@ -124,6 +125,14 @@ def derive_result(
         watched=watched,
         alarm=alarm,
     )
+
+
+def _without_pass(verdict: Verdict | None, audited: Iterable[AuditedItem]) -> Verdict | None:
+    """The verdict; UNDERPOWERED instead of PASS if the pipeline states that an item failed."""
+    failed = next((item for item in audited if item.status == "failed"), None)
+    if failed is None or verdict is None or verdict.outcome != PASS:
+        return verdict
+    return Verdict(outcome=UNDERPOWERED, code="pipeline", item=failed.name, detail=failed.detail)
 
 
 def _one_look(log: RoundLog, settings: Settings, verdict: Verdict | None, alarm: Alarm | None) -> list[str]:

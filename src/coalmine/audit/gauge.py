@@ -13,7 +13,8 @@ from coalmine.argument_checks import Floats
 LEVEL = 1e-4  # probability that one gauge fails in a correct run
 LAYER = "layer "  # prefix of the names of gauges of single tensors
 MOVED, GRADIENT, SIGNAL = "layers moved", "layers with a gradient", "signal by layer"  # gauges of the training itself
-TRAINING = (MOVED, GRADIENT, SIGNAL)
+TRAINED = "layers trained"  # only in a run that has none
+TRAINING = (MOVED, GRADIENT, SIGNAL, TRAINED)
 MEANINGS = {
     "noise": "length off the canaries over that of the stated noise",
     "dilution": "length of the sum of all rounds over that of noise alone",
@@ -40,6 +41,7 @@ MEANINGS = {
     "rounding": "share of the residual's variance that comes from rounding the release",
     MOVED: "share of the layers whose weights differ from those before training",
     GRADIENT: "share of the layers that received a gradient in any round",
+    TRAINED: "share of the layers that received a gradient and moved",
     SIGNAL: "standard deviations by which a layer's updates differ from noise alone",
     "shifted repeat": "share of a round's largest noise values that stand in another round at one common distance",
 }

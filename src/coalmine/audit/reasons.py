@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
-from coalmine.audit.gauge import MOVED, meaning_of
+from coalmine.audit.gauge import MOVED, TRAINED, meaning_of
 from coalmine.estimators.sampler_tests import MEANING
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def _undecided(v: "Verdict") -> str:
     return {
         "gauge": _alarm,
         "training": _untrained,
+        "pipeline": _failed,
         "others": _others,
         "noise_std": _noise_std,
         "power": _too_weak,
@@ -170,10 +171,19 @@ def _untrained(v: "Verdict") -> str:
             "is not a PASS for a trained model. Check that the optimizer holds this model's parameters, that they require "
             "gradients, and that the learning rate is above 0"
         )
+    if v.gauge == TRAINED:
+        return (
+            "nothing refutes the claim, but the layers that received a gradient never moved, and noise alone moved the "
+            "others, so this is not a PASS for a trained model. Check the learning rate of each group of parameters"
+        )
     return (
         "nothing refutes the claim, but no layer received a gradient in any round: noise alone moved the weights, so this "
         "is not a PASS for a trained model. Check that the loss depends on the parameters that the optimizer holds"
     )
+
+
+def _failed(v: "Verdict") -> str:
+    return f"nothing refutes the claim, but the pipeline is not what was claimed ({v.item}): {v.detail}"
 
 
 def _others(v: "Verdict") -> str:

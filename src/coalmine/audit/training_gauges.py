@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coalmine.argument_checks import Floats, count_of
-from coalmine.audit.gauge import GRADIENT, MOVED, SIGNAL, Gauge
+from coalmine.audit.gauge import GRADIENT, MOVED, SIGNAL, TRAINED, Gauge
 from coalmine.audit.views import Look
 from coalmine.storage.record import Settings
 from coalmine.storage.rounds_file import Final
@@ -59,6 +59,10 @@ class TrainingReader:
         # Without a model, rounds of canaries alone are a test of the mechanism, and no training.
         if self._with_gradient >= FEWEST_ROUNDS or (moves is not None and self._rounds >= FEWEST_ROUNDS):
             yield _share(GRADIENT, self._squares > 0)
+            if moves is not None and len(moves) == len(self._squares) and moves.any() and self._squares.any():
+                trained = (moves > 0) & (self._squares > 0)
+                if not trained.any():
+                    yield _share(TRAINED, trained)
         signals = self._layer_signals()
         if signals is not None:
             low = float(signals.min())
@@ -81,6 +85,8 @@ class TrainingReader:
                 assert final is not None
                 assert final.layer_moves is not None
                 notes.append(f"training: {self._which(final.layer_moves == 0)} never moved{self._still(final)}")
+            elif gauge.name == TRAINED:
+                notes.append("training: no layer that received a gradient has moved")
             elif gauge.name == GRADIENT:
                 which = self._which(self._squares == 0)
                 notes.append(f"training: {which} received noise, but no gradient in {count_of(self._rounds, 'round')}")

@@ -109,6 +109,8 @@ class Verdict:
     detectable_rate: float | None = None  # rate that would have been detected with probability `power`
     detectable_epsilon: float | None = None  # epsilon that would have been detected with probability `power`
     odds: float | None = None  # likelihood ratio of the scores: less noise than claimed against the claimed noise
+    item: str | None = None  # audited item that the pipeline itself saw to be not as claimed
+    detail: str | None = None  # what the pipeline saw
     evidence: tuple[str, ...] = ()  # other rungs and gauges with the same outcome
 
     @property

@@ -21,6 +21,7 @@ import numpy as np
 try:
     import torch
     from opacus.accountants import IAccountant
+    from opacus.grad_sample import GradSampleHooksFastGradientClipping
     from opacus.optimizers import (
         AdaClipDPOptimizer,
         DPOptimizer,
@@ -62,6 +63,7 @@ __all__ = ["audited", "named_layers", "trained_parameters", "unaudited"]
 MOST_THROUGH_CLIP = 1 << 24
 USUAL_CANARIES = 1_000  # default number, if the data set has as many rows
 DRAWN_AHEAD = 64  # steps whose canaries are drawn at once, if they are not those of the loader's rows
+ROUNDING = 0.01  # relative error of a sum of clipped gradients, as half precision may have
 EARLY_STEPS = 10  # after this many steps, weights that have not moved give a warning
 WRAPPERS = ("_module.", "_orig_mod.")  # GradSampleModule and torch.compile put these before a parameter's name
 Optimizer = TypeVar("Optimizer", bound=DPOptimizer)
@@ -140,14 +142,13 @@ def audited(
     dim = sum(p.numel() for p in optimizer.params)
     if dim != audit.settings.dim:
         raise ValueError(f"the audit must have dim = {dim}, the number of the optimizer's parameters, got {audit!r}")
-    outside = () if model is None else _parameters_outside(optimizer, model)
+    watch_noise(audit, settings.get("on_violation"), optimizer.noise_multiplier)
     selection: _SeedSelection | _RowSelection
     if data_loader is None:
         selection = _SeedSelection(audit, probability, rng)
     else:
         selection = _RowSelection(audit, gradients, optimizer, data_loader)
-    watch_noise(audit, settings.get("on_violation"), optimizer.noise_multiplier)
-    _OptimizerAudit(optimizer, audit, gradients, probability, length, selection, clipping=clipping, outside=outside)
+    _OptimizerAudit(optimizer, audit, gradients, probability, length, selection, clipping=clipping, model=model)
     optimizer.audit = audit
     return optimizer
 
@@ -304,6 +305,36 @@ class _ZeroGradients:
             self._norms = norms
 
 
+class _GhostCoefficients:
+    """Notices whether the model of ghost clipping is asked for its clipping coefficients."""
+
+    def __init__(self, model: Any) -> None:
+        self._model, self._real, self._asked = model, model.get_clipping_coef, False
+        model.get_clipping_coef = self._coefficients
+
+    @classmethod
+    def of(cls, optimizer: DPOptimizer, model: Any) -> "_GhostCoefficients | None":
+        ghost = isinstance(optimizer, DPOptimizerFastGradientClipping)
+        return cls(model) if ghost and isinstance(model, GradSampleHooksFastGradientClipping) else None
+
+    @property
+    def clip_norm(self) -> float:
+        """The norm that the model clips at."""
+        return float(self._model.max_grad_norm)
+
+    def taken(self) -> bool:
+        """Whether it was asked since the last call."""
+        asked, self._asked = self._asked, False
+        return asked
+
+    def release(self) -> None:
+        del self._model.get_clipping_coef
+
+    def _coefficients(self) -> Any:
+        self._asked = True
+        return self._real()
+
+
 class _OptimizerAudit:
     """Puts canaries into an optimizer's steps, and observes the releases."""
 
@@ -317,19 +348,21 @@ class _OptimizerAudit:
         selection: _SeedSelection | _RowSelection,
         *,
         clipping: AuditedItem,
-        outside: Iterable[str],
+        model: Any,
     ) -> None:
         self.audit = audit
         self._optimizer, self._gradients, self._selection = optimizer, gradients, selection
         self._probability, self._scale = sampling_probability, scale
         self._examples = 0  # per-example gradients in the step so far
-        self._clipping, self._outside = clipping, tuple(outside)
+        self._clipping, self._model = clipping, model
+        self._outside: tuple[str, ...] = self._parameters_outside()
         if self._has_final():
             audit.rewind_to(audit.last_round)  # resume a run that ended between its final model and its result
         self._initial = self._parameters() if audit.last_round == 0 else None
         self._noise_multipliers: set[float] = set()
         self._present: Indices = np.zeros(0, dtype=np.int32)
         self._others: Any = None  # the clipped sum of the examples, in the form that the audit takes
+        self._clipped: list[Any] | None = None  # of the physical batches so far, one tensor for each parameter
         self._step: _Step | None = None
         self._steps, self._steps_without_others = 0, 0
         self._zero_gradients = _ZeroGradients(len(optimizer.params))
@@ -342,6 +375,7 @@ class _OptimizerAudit:
         if isinstance(selection, _RowSelection):
             self._real_pre_step = self._replace("pre_step", self._pre_step)
             self._real_signal = self._replace("signal_skip_step", self._signal_skip_step)
+        self._coefficients, self._unclipped_steps = _GhostCoefficients.of(optimizer, model), 0
         self._real_hook = optimizer.step_hook
         self._accountant = _attached_accountant(optimizer)
         optimizer.attach_step_hook(self._after_noise)
@@ -358,6 +392,8 @@ class _OptimizerAudit:
     ) -> AuditResult:
         """Observe the final model and return the result (rank 0 only). A second call judges the same model again."""
         unit = _checked_unit(unit)
+        if accounted_epsilon is not None:
+            accounted_epsilon = _checked_epsilon(accounted_epsilon)
         if not self._has_final():
             first = self._initial if initial is None else initial
             self.audit.observe_final(self._parameters(), initial=first)
@@ -366,6 +402,7 @@ class _OptimizerAudit:
             return cast(AuditResult, None)  # like `Audit.finish`
         smallest = min(self._noise_multipliers, default=0.0)
         noise = smallest if len(self._noise_multipliers) == 1 else None
+        self._outside = tuple(dict.fromkeys([*self._outside, *self._parameters_outside()]))
         warnings = self._warnings()
         for text in warnings:
             warn(text, stacklevel=3)
@@ -429,6 +466,8 @@ class _OptimizerAudit:
                 setattr(self._optimizer, name, original)
         if isinstance(self._selection, _RowSelection):
             self._selection.rows.release()
+        if self._coefficients is not None:
+            self._coefficients.release()
         self._optimizer.step_hook = self._real_hook
 
     def _replace(self, name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
@@ -454,9 +493,10 @@ class _OptimizerAudit:
         """Run the optimizer's own clip, with the canaries in the last physical batch of a step."""
         assert self._real_clip is not None
         assert self._scale is not None
+        self._clipped = self._clipped_sum()
         if not self._optimizer._check_skip_next_step(pop_next=False):
             self._present = self._selection.canaries(self._examples)
-            self._others = self._gradients.combined(self._clipped_sum())
+            self._others, self._clipped = self._gradients.combined(self._clipped), None
             if self._present.size and self._gradients.joins:
                 size = float(self._optimizer.max_grad_norm)
                 entering = np.concatenate([*self._selection.repeats, self._present])
@@ -471,7 +511,7 @@ class _OptimizerAudit:
             sums = self._gradients.sums()
             self._others = self._gradients.kept("others", sums)
             if self._gradients.joins:
-                size = float(self._optimizer.max_grad_norm) * self._gradients.clip_in_sum
+                size = self._clip_norm() * self._gradients.clip_in_sum
                 for canaries in [*self._selection.repeats, self._present]:
                     if canaries.size:
                         self._gradients.subtract(sums, self.audit, canaries, size)
@@ -482,7 +522,8 @@ class _OptimizerAudit:
             self._real_hook(optimizer)
         divisor = self._gradients.divisor
         noise = _update_noise_multiplier(optimizer)
-        self._step = _Step(divisor, float(optimizer.max_grad_norm) / divisor, noise)
+        noise_std = noise * float(optimizer.max_grad_norm) / divisor
+        self._step = _Step(divisor, self._clip_norm() / divisor, noise, noise_std)
         if self._real_completion is None:
             self._observe()
 
@@ -498,8 +539,14 @@ class _OptimizerAudit:
         step, self._step = self._step, None
         self._noise_multipliers.add(step.noise)
         self._steps += 1
+        if self._steps == 1:
+            self._warn_if_accountant_is_behind()
         if self._steps == EARLY_STEPS + 1:
             self._warn_if_weights_are_frozen()
+        if self._coefficients is not None and not self._coefficients.taken():
+            self._unclipped_steps += 1
+            if self._unclipped_steps == 1:
+                warn(self._why_not_clipped(), RuntimeWarning, stacklevel=2)
         others, self._others = self._others, None
         if self._zero_gradients.remain:
             self._zero_gradients.check(self._gradients.parts(others))
@@ -515,7 +562,7 @@ class _OptimizerAudit:
             release,
             present=self._present,
             others=others,
-            noise_std=step.noise * step.clip_norm,
+            noise_std=step.noise_std,
             clip_norm=step.clip_norm,
             scale=1.0 if self._scale is None else self._scale,
             participants=self._selection.participants,
@@ -547,16 +594,22 @@ class _OptimizerAudit:
 
     def _audited_items(self) -> list[AuditedItem]:
         """The parts of the pipeline that only the integration knows about, checked or not."""
+        if not self._steps:
+            reason = "no step was observed"
+            names = ("clipping", "sampler", "others", "tensors")
+            return [AuditedItem(name, "not checked", reason) for name in names]
         if isinstance(self._selection, _RowSelection):
             reason = "each canary was in exactly the steps for which the data loader picked its row"
-            sampler = AuditedItem("sampler", "checked", reason)
+            fault = self._sampler_fault()
+            sampler = AuditedItem("sampler", "failed", fault) if fault else AuditedItem("sampler", "checked", reason)
         else:
             reason = (
                 "the audit drew its canaries itself, at the given probability; pass data_loader to observe its sampler"
             )
             sampler = AuditedItem("sampler", "not checked", reason)
+        fault = self._clipping_fault()
         items = [
-            self._clipping,
+            AuditedItem("clipping", "failed", fault) if fault else self._clipping,
             sampler,
             AuditedItem("weights", "cannot be checked", "Opacus has no weights: every example counts once in the sum"),
         ]
@@ -570,6 +623,71 @@ class _OptimizerAudit:
             items.append(AuditedItem("tensors", "not checked", remedy))
         return items
 
+    def _sampler_fault(self) -> str | None:
+        """What the loader or the loop did that no Poisson sampler does; None if they did nothing of the kind."""
+        assert isinstance(self._selection, _RowSelection)
+        steps, dropped = self._selection.steps_with_repeats, self._selection.rows.dropped
+        if steps:
+            return (
+                f"a row was in a step more than once, up to {self._selection.most_times} times, in "
+                f"{count_of(steps, 'step')}: it then adds as many clip norms, and no accountant allows for that"
+            )
+        if dropped:
+            batches = "1 batch" if dropped == 1 else f"{dropped:,} batches"
+            return (
+                f"the loop fetched {batches} between the audited steps and took no audited step for them: if it trained on "
+                "them, it did so without privacy, and if it chose among batches, no accountant allows for that"
+            )
+        return None
+
+    def _clipping_fault(self) -> str | None:
+        """Proof that examples were not clipped; None if there is none."""
+        if self._unclipped_steps:
+            return self._why_not_clipped()
+        longest = self._longest_sum()
+        if longest > 1 + ROUNDING:
+            return (
+                f"the sum of a step's examples was up to {longest:.3g} times as long as if each had been clipped to the "
+                "clip norm"
+            )
+        return None
+
+    def _why_not_clipped(self) -> str:
+        return (
+            f"in {count_of(self._unclipped_steps, 'step')} nobody asked the model for clipping coefficients, so gradients "
+            "were not clipped: ghost clipping needs the loss that make_private returned"
+        )
+
+    def _longest_sum(self) -> float:
+        """The longest sum of examples, over its largest possible length: the clip norm for each row."""
+        if self.audit.settings.replicated or not self.audit.settings.layers:
+            return 0.0  # then the norms by layer are upper limits, or unknown
+        longest = 0.0
+        for item in self.audit.log.rounds():
+            if item.participants is not None and item.layer_others is not None:
+                most = max(item.participants, 1) * item.clip_norm  # an empty batch may have a row of zeros
+                longest = max(longest, float(np.linalg.norm(item.layer_others)) / most)
+        return longest
+
+    def _clip_norm(self) -> float:
+        """The most that an example adds to the sum. With ghost clipping the model clips, perhaps at another norm."""
+        norm = float(self._optimizer.max_grad_norm)
+        return norm if self._coefficients is None else max(norm, self._coefficients.clip_norm)
+
+    def _parameters_outside(self) -> tuple[str, ...]:
+        return () if self._model is None else tuple(_parameters_outside(self._optimizer, self._model))
+
+    def _warn_if_accountant_is_behind(self) -> None:
+        """Warn in the first step after a restart if the accountant does not know the steps before it."""
+        counted, before = self._accounted_steps(), self.audit.last_round
+        if counted is not None and before and counted - 1 != before and isinstance(self._selection, _RowSelection):
+            warn(
+                f"this run resumes an audit of {count_of(before, 'step')}, but the accountant has counted "
+                f"{count_of(counted - 1, 'step')}: restore the accountant with the model, or choose another directory",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
     def _why_no_others(self) -> str:
         return (
             f"known-others omits {self._steps_without_others} of {self._steps} steps: they had no noise and no canary, so "
@@ -577,6 +695,8 @@ class _OptimizerAudit:
         )
 
     def _notes(self, judged: bool) -> list[str]:
+        if not self._steps:
+            return ["no verdict: the audit observed no step of the optimizer"]
         notes = [self._why_no_others()] if self._steps_without_others else []
         if not judged and len(self._noise_multipliers) > 1:
             notes.append("no verdict: the noise multiplier changed during training; pass a claim of your own to finish")
@@ -619,13 +739,15 @@ class _OptimizerAudit:
         return [f"parameter {i} of shape {tuple(p.shape)}" for i, p in enumerate(params)]
 
     def _clipped_sum(self) -> list[Any]:
-        """The clipped sum of this step's examples, computed here because the optimizer's own clip is under test."""
+        """The clipped sum of this step's examples so far, computed here because the optimizer's own clip is under test."""
         pairs = zip(self._optimizer.grad_samples, self._optimizer.params, strict=True)
         samples = [g.reshape(len(g), p.numel()) for g, p in pairs]  # a step may have no examples
         norms = torch.stack([g.norm(2, dim=1) for g in samples]).norm(2, dim=0)
         factors = (float(self._optimizer.max_grad_norm) / norms).clamp(max=1.0)  # norm 0 gives inf, clamped to 1
         current = [factors.to(g.dtype) @ g for g in samples]
         earlier = [p.summed_grad for p in self._optimizer.params]
+        if self._clipped is not None:
+            earlier = self._clipped  # not the optimizer's own sum of earlier physical batches
         return current if earlier[0] is None else [a + b.reshape(-1) for a, b in zip(current, earlier, strict=True)]
 
     def _settings(self) -> dict[str, Any]:
@@ -666,6 +788,15 @@ def _unit_note(unit: str | None) -> str:
     )
 
 
+def _checked_epsilon(epsilon: Any) -> float:
+    number = (
+        math.inf if isinstance(epsilon, float) and epsilon == math.inf else one_number("accounted_epsilon", epsilon)
+    )
+    if not number > 0:
+        raise ValueError(f"accounted_epsilon must be above 0, got {number:g}")
+    return number
+
+
 def _checked_unit(unit: str | None) -> str | None:
     if unit is None:
         return None
@@ -679,11 +810,12 @@ def _checked_unit(unit: str | None) -> str | None:
 
 
 class _Step(NamedTuple):
-    """The divisor of a step's sum, its clip norm in the units of the release, and its noise multiplier."""
+    """The divisor of a step's sum, its noise multiplier, and in the units of the release its clip norm and noise."""
 
     divisor: float
     clip_norm: float
     noise: float
+    noise_std: float
 
 
 def _gradients(optimizer: DPOptimizer, model: Any, user_reduce: Any) -> OneProcess:
@@ -745,6 +877,8 @@ def _checked_options(
 def _check_optimizer(optimizer: DPOptimizer, through_clip: bool | None) -> None:
     if not isinstance(optimizer, DPOptimizer):
         raise TypeError(f"optimizer must be the one that make_private returned, got {shown(optimizer)}")
+    if not optimizer.params:
+        raise ValueError("the optimizer must hold at least one parameter that requires gradients, got none")
     if isinstance(optimizer, DistributedPerLayerOptimizer):
         raise ValueError(
             "DistributedPerLayerOptimizer adds noise layer by layer while gradients are computed, so canaries cannot join "

@@ -17,7 +17,8 @@ from typing import Any, Unpack
 
 try:
     import torch
-    from opacus.optimizers import DPOptimizer
+    from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
     raise ImportError("auditing a Hugging Face Trainer needs: pip install 'coalmine[transformers]'") from error
@@ -51,15 +52,21 @@ class AuditCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     def __init__(
         self, *, scale: float | None = None, through_clip: bool | None = None, **settings: Unpack[AuditSettings]
     ) -> None:
+        unknown = [name for name in settings if name not in AuditSettings.__annotations__]
+        if unknown:
+            known = ", ".join(AuditSettings.__annotations__)
+            raise TypeError(f"audited() takes scale, through_clip, {known}, got {unknown[0]}")
         self._scale, self._through_clip, self._settings = scale, through_clip, settings
         self._optimizer: Any = None
+        self._audit: Audit | None = None
+        self._state: TrainerState | None = None  # of the training that it audits
 
     @property
     def audit(self) -> Audit:
         """The audit; ValueError before the training has begun."""
-        if self._optimizer is None:
+        if self._audit is None:
             raise ValueError("the audit begins with the training: call trainer.train() first, with this callback in it")
-        return self._optimizer.audit
+        return self._audit
 
     def finish(self, **facts: Any) -> AuditResult:
         """The result for the current model. `facts` are the keywords of `optimizer.audit.finish` with Opacus."""
@@ -71,8 +78,9 @@ class AuditCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         """Put canaries into the optimizer's steps. If the Trainer resumes, drop the rounds after its checkpoint."""
         optimizer = _private_optimizer(kwargs.get("optimizer"))
         _check_trainer(args, kwargs.get("train_dataloader"))
-        if self._optimizer is not None:
-            opacus.unaudited(self._optimizer)
+        if self._state is state:
+            raise ValueError("this callback is in the Trainer's callbacks twice: add it once")
+        if self._audit is not None:
             raise ValueError(
                 "this callback has audited a training already: make a new one, with a directory of its own"
             )
@@ -84,6 +92,13 @@ class AuditCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
             through_clip=self._through_clip,
             **self._settings,
         )
+        self._audit, self._state = self._optimizer.audit, state
+        if self.audit.last_round < state.global_step:
+            opacus.unaudited(self._optimizer)
+            raise ValueError(
+                f"the Trainer resumes after step {state.global_step}, but the audit has observed {self.audit.last_round} "
+                "steps: give audited() the directory of the run that it resumes"
+            )
         if self.audit.last_round > state.global_step:
             self.audit.rewind_to(state.global_step)
         optimizer.zero_grad()
@@ -106,6 +121,10 @@ class PrivateTraining:
     By default it is the cross entropy of the next token, a mean over each example's own tokens and then over the examples.
     The Trainer's own loss is a mean over all tokens of the batch. There, the lengths of other examples change an example's
     contribution, and no clip bounds that.
+
+    Opacus wraps the model, which hides its arguments from the Trainer. So `remove_unused_columns` is off, and the labels are
+    in the column "labels" unless `label_names` says otherwise. A Trainer that resumes skips no batches of the private
+    loader (`ignore_data_skip`): they are drawn anew.
     """
 
     def __init__(
@@ -115,13 +134,28 @@ class PrivateTraining:
         criterion: Callable[..., Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        loss = next_token_loss if criterion is None else criterion
-        if kwargs.get("compute_loss_func") is None:
-            kwargs["compute_loss_func"] = lambda outputs, labels, **_: loss(outputs.logits, labels)
+        if not isinstance(private_loader, torch.utils.data.DataLoader):
+            raise TypeError(
+                f"private_loader must be the loader that make_private returned, got {shown(private_loader)}"
+            )
+        if criterion is not None and not callable(criterion):
+            raise TypeError(f"criterion must take logits and labels and return a loss, got {shown(criterion)}")
+        loss, own_loss = next_token_loss if criterion is None else criterion, kwargs.get("compute_loss_func")
+        if own_loss is None:
+            kwargs["compute_loss_func"] = lambda outputs, labels, **_: _loss_value(loss(outputs.logits, labels))
         elif criterion is not None:
             raise ValueError("give criterion or compute_loss_func, not both")
         self._private_loader = private_loader
         super().__init__(*args, **kwargs)
+        trainer: Any = self
+        ghost = isinstance(trainer.optimizer, DPOptimizerFastGradientClipping)
+        if ghost and own_loss is None and not isinstance(criterion, DPLossFastGradientClipping):
+            raise ValueError(
+                "ghost clipping takes place in the loss: pass criterion=, the one that make_private returned, or nothing "
+                "is clipped"
+            )
+        trainer.args.remove_unused_columns, trainer.args.ignore_data_skip = False, True
+        trainer.label_names = trainer.label_names or ["labels"]
 
     def get_train_dataloader(self) -> "torch.utils.data.DataLoader[Any]":
         """The private loader itself: accelerate would prefetch its batches, and the Trainer would shuffle them."""
@@ -135,6 +169,11 @@ def next_token_loss(logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Te
         logits[:, :-1].transpose(1, 2), targets, ignore_index=IGNORED, reduction="none"
     )
     return (each.sum(dim=1) / (targets != IGNORED).sum(dim=1).clamp(min=1)).mean()
+
+
+def _loss_value(loss: Any) -> Any:
+    """A loss as it is; in an evaluation, where nothing is clipped, a loss of ghost clipping as a tensor."""
+    return loss if torch.is_grad_enabled() or isinstance(loss, torch.Tensor) else loss.detach()
 
 
 def _private_optimizer(wrapped: Any) -> DPOptimizer:

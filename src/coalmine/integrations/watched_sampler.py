@@ -29,12 +29,13 @@ class _Batch(NamedTuple):
 class _Pass:
     """One pass over the loader: the batches that its sampler picked and the loop has not received yet.
 
-    It is `open` until it ends or its iterator is deleted.
+    It is `open` until it ends or its iterator is deleted. It is `used` once a step has taken one of its batches.
     """
 
     def __init__(self) -> None:
         self.picked: deque[_Batch] = deque()
         self.open = True
+        self.used = False
 
 
 class PickedRows:
@@ -48,6 +49,7 @@ class PickedRows:
     def __init__(self, loader: Any, signals_waiting: Callable[[], int], *, every_rank: bool = False) -> None:
         check_loader(loader, every_rank=every_rank)
         self.count = len(loader.dataset)
+        self.dropped = 0  # batches with rows that the loop fetched between steps, and took no step for
         self._loader, self._signals_waiting = loader, signals_waiting
         self._fills_empty = bool(getattr(loader.collate_fn, "rand_on_empty", False))
         self._delivered: list[tuple[_Pass, _Batch]] = []  # since the last step
@@ -97,7 +99,18 @@ class PickedRows:
                 "data_loader gave no batch for this step; it must be the loader that make_private returned and that the "
                 "loop uses, and every step needs its own batch"
             )
-        return np.concatenate([batch.rows for batch in _batches_in_step(delivered, examples)])
+        used = _batches_in_step(delivered, examples)
+        self._count_dropped(delivered, used)
+        return np.concatenate([batch.rows for batch in used])
+
+    def _count_dropped(self, delivered: list[tuple[_Pass, _Batch]], used: list[_Batch]) -> None:
+        """Count what the loop left out. It may begin in the middle of a pass, and make passes without any step."""
+        in_step = {id(batch) for batch in used}
+        for source, batch in delivered:
+            if id(batch) in in_step:
+                source.used = True
+            elif source.used and batch.rows.size:
+                self.dropped += 1
 
     def _deliver(self, start: Callable[[], Iterator[Any]]) -> "_Deliveries":
         """Start a pass of the loader itself."""

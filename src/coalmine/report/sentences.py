@@ -101,6 +101,7 @@ UNDECIDED = {  # by code of an UNDERPOWERED verdict
     "weak": "this audit is too weak to confirm it",
     "gauge": "the noise does not look as stated, so the claim is not confirmed",
     "training": "nothing was trained, so the claim is not confirmed for a trained model",
+    "pipeline": "the pipeline did something that the claim does not allow for, so the claim is not confirmed",
     "others": "without the right sum of the real clients (`others`) the claim cannot be confirmed",
     "noise_std": "without the stated noise of every round the claim cannot be confirmed",
     "participations": "the claim does not say how often a client takes part",

@@ -423,6 +423,9 @@ def _contradicted_by(result: AuditResult, name: str) -> str:
         "noise law": lambda gauge: not (gauge in (*LENGTH_GAUGES, *OTHER_GAUGES) or gauge.startswith(LAYER)),
         "tensors": lambda gauge: gauge.startswith(LAYER),
     }
+    item = _audited_item(result, name)
+    if item is not None and item.status == "failed":
+        return item.detail
     outside = [gauge.name for gauge in result.gauges if gauge.status != "ok"]
     outside = list(filter(is_relevant[name], outside)) if name in is_relevant else []
     if outside:
