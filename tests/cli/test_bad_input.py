@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -245,3 +246,13 @@ def test_not_enough_memory_is_bad_input(monkeypatch, capsys):
     monkeypatch.setattr(app, "main", exhausted)
     code, _, err = answer(capsys, "plan")
     assert (code, len(err.splitlines())) == (2, 1)
+
+
+def test_a_run_of_an_integration_is_not_resumed_by_coalmine(tmp_path, capsys):
+    with closing(RunDirectory(tmp_path / "run")) as directory:
+        directory.write_config({"trainer": "opacus", "privacy": {"clip_norm": 1.0}})
+    code, out, err = answer(capsys, "resume", str(tmp_path / "run"))
+    assert (code, out) == (2, "")
+    assert "by the integration of 'opacus': run your training script again, with this directory" in " ".join(
+        err.split()
+    )

@@ -738,3 +738,21 @@ def check_analytical_epsilon(directory, result):
     assert (shown["presentations"], shown["analytical_epsilon"]) == (
         headline["presentations"], result["analytical_epsilon"]
     )  # fmt: skip
+
+
+def test_a_gradient_that_is_not_finite_names_its_step():
+    model, optimizer, loss, loader, _ = make(examples=200, batch=50)
+    audited(optimizer, model, data_loader=loader, canaries=50, seed=b"tests only", delta=1e-5)
+    run_epoch(model, optimizer, loss, loader, optimizer.audit, steps=2)
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    with pytest.raises(ValueError, match="the gradient of step 3, or of the one before it, is NaN or infinite"):
+        run_epoch(model, optimizer, loss, loader, optimizer.audit, steps=3)
+
+
+def test_arguments_of_the_wrong_type_are_rejected():
+    model, optimizer, _, loader, _ = make(examples=200, batch=50)
+    with pytest.raises(TypeError, match="optimizer must be the one that make_private returned, got 5"):
+        unaudited(5)
+    with pytest.raises(TypeError, match="through_clip must be True, False or None, got 'x'"):
+        audited(optimizer, model, data_loader=loader, through_clip="x", seed=b"tests only", delta=1e-5)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from coalmine.argument_checks import shown
 from coalmine.cli.interruption import resumable
 from coalmine.cli.options import JSON, Command, Verbosity, argument
 from coalmine.cli.run import PAGE, follow_rank_0, join_ranks, live_progress, report, training_extra
@@ -28,7 +29,13 @@ def resume(verbosity: Verbosity, directory: Path, page: bool, as_json: bool) -> 
     if not (directory / "config.toml").is_file():
         problem = "holds no run: config.toml is missing" if directory.is_dir() else "is not a run directory"
         raise ValueError(f"{directory} {problem}; name the --out of a `coalmine run`")
-    config = RunConfig.from_dict(RunDirectory(directory).read_config())
+    stored = RunDirectory(directory).read_config()
+    if trainer := stored.get("trainer"):
+        raise ValueError(
+            f"{directory} was not made by `coalmine run` but by the integration of {shown(trainer)}: run your training "
+            "script again, with this directory"
+        )
+    config = RunConfig.from_dict(stored)
     ranks = join_ranks(config)
     if ranks is not None and ranks.rank:
         return follow_rank_0(ranks)

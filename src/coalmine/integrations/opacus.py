@@ -41,6 +41,7 @@ from coalmine.audit.ranks import Ranks, Reduce
 from coalmine.audit.result import AuditResult
 from coalmine.audit.schedule import Indices
 from coalmine.audit.training_gauges import FEWEST_ROUNDS
+from coalmine.audit.vectors import NotFiniteError
 from coalmine.estimators.sampling import Poisson
 from coalmine.integrations.journal import Journal
 from coalmine.integrations.opacus_distributed import (
@@ -155,6 +156,8 @@ def audited(
 
 def unaudited(optimizer: Optimizer) -> Optimizer:
     """The same optimizer without its audit; the accountant's hook stays. Without an audit, nothing changes."""
+    if not isinstance(optimizer, DPOptimizer):
+        raise TypeError(f"optimizer must be the one that make_private returned, got {shown(optimizer)}")
     attached = getattr(optimizer.add_noise, "__self__", None)
     if isinstance(attached, _OptimizerAudit):
         attached.detach()
@@ -557,17 +560,24 @@ class _OptimizerAudit:
         self._steps_without_others += others is None
         release = self._gradients.kept("release", self._gradients.release())
         self._gradients.divide(release, -1.0)
-        self.audit.observe_round(
-            self.audit.last_round + 1,
-            release,
-            present=self._present,
-            others=others,
-            noise_std=step.noise_std,
-            clip_norm=step.clip_norm,
-            scale=1.0 if self._scale is None else self._scale,
-            participants=self._selection.participants,
-            handover=not self._gradients.reuses_memory,
-        )
+        number = self.audit.last_round + 1
+        try:
+            self.audit.observe_round(
+                number,
+                release,
+                present=self._present,
+                others=others,
+                noise_std=step.noise_std,
+                clip_norm=step.clip_norm,
+                scale=1.0 if self._scale is None else self._scale,
+                participants=self._selection.participants,
+                handover=not self._gradients.reuses_memory,
+            )
+        except NotFiniteError as error:
+            raise NotFiniteError(
+                f"the gradient of step {number}, or of the one before it, is NaN or infinite, so nothing can be released: "
+                f"check the loss and the learning rate ({error})"
+            ) from None
         self._journal.add_round(
             self.audit.last_round,
             canaries=int(self._present.size),
@@ -886,6 +896,8 @@ def _check_optimizer(optimizer: DPOptimizer, through_clip: bool | None) -> None:
         )
     if isinstance(getattr(optimizer.add_noise, "__self__", None), _OptimizerAudit):
         raise ValueError("this optimizer is audited already: unaudited(optimizer) removes the first audit")
+    if not isinstance(through_clip, bool | None):
+        raise TypeError(f"through_clip must be True, False or None, got {shown(through_clip)}")
     if through_clip and not _has_example_gradients(optimizer):
         raise ValueError(
             f"through_clip needs per-example gradients and one clip norm, and {type(optimizer).__name__} lacks them; "
